@@ -1,0 +1,91 @@
+"""Every error that a person can meet, and the exit code that tells a script which kind it was.
+
+```
+BenchError 1                      something else went wrong
+├── ConfigError 2                 what was asked for cannot be done: file, key and valid choices are named
+├── BudgetExceeded 3              the worst case does not fit under a cap; nothing was asked for
+├── NoCapacity 4                  every allowed zone is out of machines
+├── RunFailed 5                   the run ended without the measurements it was asked for
+│   ├── KernelIncorrect 7         measured, but an implementation was wrong on some case and was not timed there
+│   ├── RunPreempted 8            the machine was taken back; what was measured is kept
+│   └── RunStopped 9              somebody stopped it, or its deadline did
+├── ProviderError 6               the cloud said no, or did not answer
+│   ├── QuotaExceeded 6
+│   ├── PermissionDenied 6
+│   ├── CredentialsMissing 6
+│   └── Unavailable 6
+├── NotFound 10                   no such run, bucket or object
+└── LocalError 11                 this machine: a folder that cannot be written, a file in the way
+```
+130 is Ctrl-C outside a followed run. A followed run detaches on Ctrl-C and exits 0: the run goes on.
+"""
+
+from __future__ import annotations
+
+
+class BenchError(Exception):
+    """Base of every expected error. `hint` says what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(BenchError):
+    exit_code = 2
+
+
+class BudgetExceeded(BenchError):
+    exit_code = 3
+
+
+class NoCapacity(BenchError):
+    exit_code = 4
+
+
+class RunFailed(BenchError):
+    exit_code = 5
+
+
+class KernelIncorrect(RunFailed):
+    exit_code = 7
+
+
+class RunPreempted(RunFailed):
+    exit_code = 8
+
+
+class RunStopped(RunFailed):
+    exit_code = 9
+
+
+class ProviderError(BenchError):
+    """Raised by adapters only, from the foreign exception that it translates."""
+
+    exit_code = 6
+
+
+class QuotaExceeded(ProviderError):
+    pass
+
+
+class PermissionDenied(ProviderError):
+    pass
+
+
+class CredentialsMissing(ProviderError):
+    pass
+
+
+class Unavailable(ProviderError):
+    """The service did not answer, or answered that it cannot now. Trying again later may work."""
+
+
+class NotFound(BenchError):
+    exit_code = 10
+
+
+class LocalError(BenchError):
+    exit_code = 11

@@ -1,0 +1,323 @@
+"""The vocabulary of a run: one frozen class per fact, in the past tense.
+
+A run is the set of its events. Clients and machines append; nobody edits.
+`docs/contracts.md`, section 5, is the contract with the machine's side.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.core.naming import EventName
+
+
+class Fact(BaseModel):
+    """What happened. Unknown keys are ignored, so that an older client can read a newer run."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    kind: ClassVar[str]
+
+
+# --- from clients ---------------------------------------------------------------------------------------------------
+
+
+class RunPlanned(Fact):
+    kind = "run_planned"
+    gpu: str
+    config: str
+    user: str
+    mode: str
+    """`gce` or `embedded`."""
+    ceiling_usd: Decimal
+    ttl_s: int
+    attempts: int
+    cases: int
+    measurements_per_implementation: int
+    implementations: tuple[str, ...] = ()
+    image: str = ""
+    offers: int = 0
+
+
+class BudgetHeld(Fact):
+    kind = "budget_held"
+    hold_usd: Decimal
+
+
+class PayloadStored(Fact):
+    kind = "payload_stored"
+    sha256: str
+    size_bytes: int
+    uploaded: bool
+
+
+class InstanceRequested(Fact):
+    """Appended before the request is sent: a client killed at any line leaves a trace by which the VM is found."""
+
+    kind = "instance_requested"
+    attempt: int
+    vm: str
+    zone: str
+    machine_type: str
+    provisioning: str
+    usd_per_hour: Decimal
+    max_run_s: int
+    request_id: str
+
+
+class ZoneExhausted(Fact):
+    kind = "zone_exhausted"
+    attempt: int
+    zone: str
+    scope: str = "zone"
+    """What cannot be had any more: `zone`, `region` or `all`."""
+    code: str
+    message: str = ""
+    zones_available: tuple[str, ...] = ()
+
+
+class InstanceRejected(Fact):
+    """The cloud refused for a reason that no other zone would mend."""
+
+    kind = "instance_rejected"
+    attempt: int
+    zone: str
+    code: str
+    message: str = ""
+    hint: str = ""
+
+
+class InstanceCreated(Fact):
+    kind = "instance_created"
+    attempt: int
+    vm: str
+    zone: str
+    instance_id: str
+    started_at: datetime
+    deadline_at: datetime
+
+
+class StopRequested(Fact):
+    kind = "stop_requested"
+    by: str
+    reason: str
+
+
+class InstanceGone(Fact):
+    kind = "instance_gone"
+    attempt: int
+    vm: str
+    ended_at: datetime
+    how: str
+    """`deleted`, `preempted`, `deadline` or `lost`."""
+    started_at: datetime | None = None
+
+
+class Settled(Fact):
+    kind = "settled"
+    cost_usd: Decimal
+    released_usd: Decimal
+
+
+class RunClosed(Fact):
+    """The last word on a run, by whichever client saw its end."""
+
+    kind = "run_closed"
+    outcome: str
+    detail: str = ""
+
+
+# --- from machines --------------------------------------------------------------------------------------------------
+
+
+class VmBooted(Fact):
+    kind = "vm_booted"
+    vm: str
+    zone: str = ""
+    instance_id: str = ""
+    attempt: int
+
+
+class PhaseStarted(Fact):
+    kind = "phase_started"
+    phase: str
+    limit_s: float = 0
+
+
+class PhaseFinished(Fact):
+    kind = "phase_finished"
+    phase: str
+    exit_code: int
+    seconds: float
+
+
+class Healed(Fact):
+    kind = "healed"
+    what: str
+    detail: str = ""
+
+
+class GatePassed(Fact):
+    kind = "gate_passed"
+    name: str
+    detail: str = ""
+
+
+class EnvironmentRecorded(Fact):
+    kind = "environment_recorded"
+    device: str
+    device_kind: str
+    torch: str = ""
+
+
+class KernelBuilt(Fact):
+    kind = "kernel_built"
+    seconds: float
+    compiler: str = ""
+    cached: bool = False
+
+
+class CaseChecked(Fact):
+    kind = "case_checked"
+    implementation: str
+    case_id: str
+    passed: bool
+    max_abs_error: float | None = None
+    limit: float | None = None
+    reason: str = ""
+
+
+class CorrectnessFinished(Fact):
+    kind = "correctness_finished"
+    checked: int
+    failed: int
+
+
+class MeasurementPlanned(Fact):
+    kind = "measurement_planned"
+    cases: int
+    total: int
+    measurements_per_implementation: int
+
+
+class CaseStarted(Fact):
+    kind = "case_started"
+    case_id: str
+    index: int
+    of: int
+
+
+class CaseMeasured(Fact):
+    kind = "case_measured"
+    case_id: str
+    index: int
+    of: int
+    rows: int
+    seconds: float
+    median_us: dict[str, float] = Field(default_factory=dict)
+    skipped: dict[str, str] = Field(default_factory=dict)
+
+
+class Preempted(Fact):
+    kind = "preempted"
+    detail: str = ""
+
+
+class Diagnosed(Fact):
+    kind = "diagnosed"
+    cause: str
+    detail: str = ""
+    remedy: str = ""
+    phase: str = ""
+
+
+class Finished(Fact):
+    kind = "finished"
+    outcome: str
+    exit_code: int = 0
+    phase: str = ""
+    detail: str = ""
+
+
+class VmExiting(Fact):
+    kind = "vm_exiting"
+    outcome: str
+    exit_code: int = 0
+
+
+class Unrecognised(Fact):
+    """A kind that this version does not know, or one whose data it cannot read: kept, and ignored by the fold."""
+
+    kind = "unrecognised"
+    name: str
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+FACTS: dict[str, type[Fact]] = {
+    fact.kind: fact
+    for fact in (
+        RunPlanned, BudgetHeld, PayloadStored, InstanceRequested, ZoneExhausted, InstanceRejected, InstanceCreated,
+        StopRequested, InstanceGone, Settled, RunClosed, VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed,
+        EnvironmentRecorded, KernelBuilt, CaseChecked, CorrectnessFinished, MeasurementPlanned, CaseStarted,
+        CaseMeasured, Preempted, Diagnosed, Finished, VmExiting,
+    )
+}  # fmt: skip
+
+
+class Event(BaseModel):
+    """A fact, and who saw it when. `(time, writer, seq)` orders events; `(writer, seq)` identifies one."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    run_id: str
+    time: datetime
+    writer: str
+    seq: int
+    fact: Fact
+
+    @property
+    def order(self) -> tuple[datetime, str, int]:
+        return (self.time, self.writer, self.seq)
+
+    @property
+    def object_name(self) -> str:
+        kind = self.fact.name if isinstance(self.fact, Unrecognised) else self.fact.kind
+        return EventName(self.time, self.writer, self.seq, kind).object(self.run_id)
+
+
+def encode(event: Event) -> bytes:
+    fact = event.fact
+    document = {
+        "schema": 1,
+        "run_id": event.run_id,
+        "kind": fact.name if isinstance(fact, Unrecognised) else fact.kind,
+        "time": event.time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "writer": event.writer,
+        "seq": event.seq,
+        "data": fact.data if isinstance(fact, Unrecognised) else fact.model_dump(mode="json"),
+    }
+    return json.dumps(document, sort_keys=True).encode()
+
+
+def decode(data: bytes) -> Event | None:
+    """The event in `data`, or None when it is not one at all. A known kind with unreadable data is `Unrecognised`."""
+    try:
+        document = json.loads(data)
+        kind, body = str(document["kind"]), dict(document.get("data") or {})
+        fact: Fact
+        try:
+            fact = FACTS[kind].model_validate(body)
+        except (KeyError, ValidationError):
+            fact = Unrecognised(name=kind, data=body)
+        return Event(
+            run_id=document["run_id"],
+            time=document["time"],
+            writer=document["writer"],
+            seq=document["seq"],
+            fact=fact,
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

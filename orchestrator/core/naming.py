@@ -1,0 +1,98 @@
+"""Names that cross a boundary: run ids, instance names, labels, object names (docs/contracts.md, section 1)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+TOOL_LABEL: Final = "bench-tool"
+TOOL: Final = "spotbench"
+RUN_LABEL: Final = "bench-run"
+ATTEMPT_LABEL: Final = "bench-attempt"
+USER_LABEL: Final = "bench-user"
+
+LEDGER: Final = "ledger/ledger.json"
+INDEX_PREFIX: Final = "index/"
+
+RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9]+-[0-9a-f]{4}")
+_EVENT_NAME = re.compile(
+    r"(?P<stamp>\d{8}T\d{6}\.\d{6}Z)-(?P<writer>[a-z0-9]+(?:-[a-z0-9]+)*)-(?P<seq>\d{6})-(?P<kind>[a-z_]+)\.json"
+)
+_STAMP = "%Y%m%dT%H%M%S.%fZ"
+
+
+def run_id(now: datetime, gpu: str, entropy: str) -> str:
+    """`20261121-040506-l4-7f3a`: sorts by time, says what was asked for, and fits a label and an instance name."""
+    return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{re.sub('[^a-z0-9]', '', gpu.lower())}-{entropy[:4].lower()}"
+
+
+def is_run_id(text: str) -> bool:
+    return RUN_ID.fullmatch(text) is not None
+
+
+def instance_name(run: str, attempt: int) -> str:
+    return f"bench-{run}-{attempt}"
+
+
+def label_value(text: str) -> str:
+    """`text` as a label value: lower case letters, digits, `_` and `-`, at most 63."""
+    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
+
+
+def labels(run: str, attempt: int, user: str) -> dict[str, str]:
+    return {TOOL_LABEL: TOOL, RUN_LABEL: run, ATTEMPT_LABEL: str(attempt), USER_LABEL: label_value(user)}
+
+
+def payload_object(sha256: str) -> str:
+    return f"payloads/{sha256}.tar.gz"
+
+
+def index_object(run: str) -> str:
+    return f"{INDEX_PREFIX}{run}.json"
+
+
+def run_prefix(run: str) -> str:
+    return f"runs/{run}/"
+
+
+def events_prefix(run: str) -> str:
+    return f"runs/{run}/events/"
+
+
+def cases_prefix(run: str) -> str:
+    return f"runs/{run}/cases/"
+
+
+def artifacts_prefix(run: str) -> str:
+    return f"runs/{run}/artifacts/"
+
+
+def stamp(at: datetime) -> str:
+    return at.astimezone(UTC).strftime(_STAMP)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EventName:
+    """The parts of an event's object name; their order is the order of events."""
+
+    at: datetime
+    writer: str
+    seq: int
+    kind: str
+
+    def object(self, run: str) -> str:
+        return f"{events_prefix(run)}{stamp(self.at)}-{self.writer}-{self.seq:06d}-{self.kind}.json"
+
+
+def parse_event_object(name: str) -> EventName | None:
+    """The parts of `runs/<run>/events/<name>`, or None when it is not an event's name."""
+    match = _EVENT_NAME.fullmatch(name.rsplit("/", 1)[-1])
+    if match is None:
+        return None
+    try:
+        at = datetime.strptime(match["stamp"], _STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return EventName(at, match["writer"], int(match["seq"]), match["kind"])

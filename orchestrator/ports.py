@@ -1,0 +1,220 @@
+"""What the engine needs from the world. Each port is small, synchronous, in our words, and owns its errors.
+
+Implementations raise only `orchestrator.core.errors.ProviderError` and its kin (plus what a docstring names).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+# --- Cloud ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRequest:
+    """Everything an insert needs. There is no way to ask for a VM without a deadline: `max_run_s` has no default."""
+
+    name: str
+    zone: str
+    machine_type: str
+    accelerator: str | None
+    """Accelerator type to attach, e.g. `nvidia-tesla-t4`; None where the machine type brings its own (g2, a2, a3)."""
+    accelerator_count: int
+    provisioning: str
+    """`SPOT` or `STANDARD`."""
+    max_run_s: int
+    image: str
+    """Full or partial URL of a dated image."""
+    disk_gb: int
+    disk_type: str
+    network: str
+    external_ip: bool
+    service_account: str | None
+    labels: Mapping[str, str]
+    metadata: Mapping[str, str]
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    name: str
+    zone: str
+    id: str
+    status: str
+    """Google's word: PROVISIONING, STAGING, RUNNING, STOPPING, TERMINATED … An unknown word is not an error."""
+    machine_type: str
+    labels: Mapping[str, str]
+    created_at: datetime
+    started_at: datetime | None
+    deadline_at: datetime | None
+    preemptible: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The insert operation is done and the VM exists."""
+
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The cloud would not make the VM. `scope` is what to leave alone now: `zone`, `region` or `all`."""
+
+    code: str
+    message: str
+    scope: str
+    hint: str = ""
+    zones_available: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One entry of a zone's operation log about one VM."""
+
+    kind: str
+    """Google's operationType: `insert`, `delete`, `compute.instances.preempted` …"""
+    status: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    user: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SerialChunk:
+    text: str
+    next: int
+    lost: bool
+    """True when output between the asked and the given start has left the ring buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    metric: str
+    limit: float
+    usage: float
+    region: str = ""
+    """Empty for a project-wide quota."""
+
+
+class Cloud(Protocol):
+    """Creates and destroys VMs of one project."""
+
+    def insert(self, request: InstanceRequest) -> Accepted | Refusal:
+        """Asks for a VM and waits until it exists or is refused. Retries lost answers with the same request id, so
+        that one request makes at most one VM; a VM of that name and our run label is adopted.
+        Raises `PermissionDenied`, `CredentialsMissing`, `Unavailable`."""
+
+    def delete(self, zone: str, name: str, request_id: str) -> None:
+        """Idempotent: deleting what is already gone is success. Returns when the VM is gone."""
+
+    def instance(self, zone: str, name: str) -> Instance | None:
+        """The VM, or None once it is gone."""
+
+    def instances(self) -> tuple[Instance, ...]:
+        """Every VM in the project that carries our tool label, in all zones."""
+
+    def operations(self, zone: str, instance_id: str) -> tuple[Operation, ...]:
+        """What the zone's operation log says of the VM with this numeric id, oldest first."""
+
+    def operations_by_name(self, zone: str, name: str) -> tuple[Operation, ...]:
+        """The same by target name, for a VM whose id was never learned."""
+
+    def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
+        """Serial port 1 from byte `start` (negative: the last bytes), or None once the VM is gone."""
+
+    def image(self, project: str, family: str) -> str:
+        """The dated image that `family` means now, as a partial URL. Raises `NotFound` when the family is gone."""
+
+    def quotas(self, region: str) -> tuple[Quota, ...]:
+        """The region's quotas, and the project's (with `region` empty)."""
+
+
+# --- Bucket ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    data: bytes
+    generation: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a listing."""
+
+    name: str
+    size: int
+    generation: int
+    crc32c: str
+    metadata: Mapping[str, str]
+    updated: datetime | None = None
+
+
+class Bucket(Protocol):
+    """One bucket. Raises `NotFound` when the bucket itself is missing, `PermissionDenied`, `Unavailable`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def create(self, name: str, data: bytes, *, content_type: str = "application/json") -> bool:
+        """Stores a new object; False when there is one already (which is left as it is)."""
+
+    def replace(
+        self,
+        name: str,
+        data: bytes,
+        *,
+        generation: int | None,
+        metadata: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> int | None:
+        """Compare-and-swap: stores only if the object's generation is `generation` (0: only if there is none;
+        None: whatever is there). Returns the new generation, or None when somebody else was first."""
+
+    def read(self, name: str) -> Blob | None:
+        """The object, its crc32c verified, or None."""
+
+    def read_many(self, names: Sequence[str]) -> Mapping[str, Blob]:
+        """Several objects at once, in parallel; what is not there is left out."""
+
+    def list(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
+        """Objects under `prefix` in name order, with metadata; `after` skips names up to and including it."""
+
+    def download(self, entry: Entry, to: Path) -> None:
+        """Writes the object to `to` atomically, and only if its crc32c is right."""
+
+    def upload(self, name: str, source: Path, *, content_type: str) -> bool:
+        """Stores a local file as a new object; False when there is one already."""
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+
+
+class Clock(Protocol):
+    def now(self) -> datetime:
+        """The time, aware, in UTC."""
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something a person should hear of even when no terminal is open."""
+
+    kind: str
+    """`budget` or `overspend`."""
+    title: str
+    text: str
+    data: Mapping[str, str]
+
+
+class Notifier(Protocol):
+    def notify(self, notice: Notice) -> None:
+        """Delivers, or reports on the terminal that it could not. Never raises: an alert must not end a run."""
