@@ -1,0 +1,1 @@
+"""The bundled kernels and the harness that checks and measures them; needs the standard library, numpy and torch."""

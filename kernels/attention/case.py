@@ -1,0 +1,43 @@
+"""What is checked and measured: an attention problem and an element type. Needs no torch: a spec is judged first."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+DTYPE_NAMES = ("float16", "bfloat16", "float32")
+"""The element types a case can have, by the name used in case ids and result files."""
+
+CASE_ID = re.compile(rf"b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(causal|full)-({'|'.join(DTYPE_NAMES)})")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One attention problem without its element type.
+
+    All sizes are element counts >= 1; `heads` is a multiple of `kv_heads`. A causal mask is aligned top-left, as in
+    PyTorch: query i sees the keys 0..i.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One shape and one element type: what every implementation is checked and timed on."""
+
+    shape: Shape
+    dtype: str
+
+    @property
+    def id(self) -> str:
+        """The name of the case in file names and result files."""
+        s = self.shape
+        mask = "causal" if s.causal else "full"
+        return f"b{s.batch}-h{s.heads}-kv{s.kv_heads}-q{s.seq_q}-k{s.seq_k}-d{s.head_dim}-{mask}-{self.dtype}"

@@ -1,0 +1,169 @@
+// The chip's own instructions, each behind one function, and nothing else.
+//
+// No CUDA header is included, so the same text compiles with NVRTC, with nvcc and, with SIMT_SHIM defined, with a C++ compiler
+// that runs a fiber for each thread. Everything above this file is ordinary C++ that knows no PTX.
+#pragma once
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct Half {};      // IEEE binary16
+struct BFloat16 {};  // the upper half of IEEE binary32
+
+struct alignas(16) Chunk {  // eight 16-bit elements: what one copy moves
+  u32 x, y, z, w;
+};
+
+#define MINUS_INFINITY (-__int_as_float(0x7f800000))
+
+#ifdef SIMT_SHIM
+#include "simt_device.h"
+#else
+
+#define DEVICE static __device__ __forceinline__
+#define SPECIALISED template <> __device__ __forceinline__  // a specialisation may not be static in device code
+#define SHARED_MEMORY(name) extern __shared__ __align__(1024) char name[]
+
+// Turing has neither cp.async nor the k16 shape of mma nor bf16.
+#if __CUDA_ARCH__ >= 800
+#define HAS_ASYNC_COPY 1
+#else
+#define HAS_ASYNC_COPY 0
+#endif
+
+// Not volatile: the compiler may move these freely.
+DEVICE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DEVICE float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+DEVICE bool any_lane(bool x) { return __any_sync(~0u, x) != 0; }
+DEVICE void sync_warp() { __syncwarp(); }
+DEVICE void sync_block() { __syncthreads(); }
+
+// Reads that the compiler must repeat: what is computed from them after the main loop need not stay in registers across it.
+DEVICE int thread_again() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+DEVICE int block_again() {
+  int x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+
+// Two floats rounded to nearest even, `low` in the lower 16 bits.
+template <class T>
+DEVICE u32 pack(float low, float high);
+
+SPECIALISED u32 pack<Half>(float low, float high) {
+  u32 packed;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+#else
+  asm("{ .reg .b16 lo, hi; cvt.rn.f16.f32 lo, %1; cvt.rn.f16.f32 hi, %2; mov.b32 %0, {lo, hi}; }"
+      : "=r"(packed)
+      : "f"(low), "f"(high));
+#endif
+  return packed;
+}
+
+// c += a b for a 16x16 A, a 16x8 B and a 16x8 C spread over the warp as PTX lays out mma.m16n8k16.
+template <class T>
+DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+
+#if __CUDA_ARCH__ >= 800
+SPECIALISED u32 pack<BFloat16>(float low, float high) {
+  u32 packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+SPECIALISED void mma<Half>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+SPECIALISED void mma<BFloat16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#else
+// Turing multiplies half the depth at a time; registers (a0, a1) hold columns 0-7 of A and (a2, a3) columns 8-15, so the
+// fragments of the deeper shape serve unchanged.
+SPECIALISED void mma<Half>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(b0));
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[2]), "r"(a[3]), "r"(b1));
+}
+#endif
+
+// Shared memory is addressed by its own 32-bit addresses: half the registers of a generic pointer.
+DEVICE u32 shared_address(const void* pointer) {
+  u32 address;
+  asm("{ .reg .u64 a; cvta.to.shared.u64 a, %1; cvt.u32.u64 %0, a; }" : "=r"(address) : "l"(pointer));
+  return address;
+}
+
+DEVICE void store_shared(u32 address, const Chunk& c) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w) : "memory");
+}
+
+DEVICE void store_shared(u32 address, u32 word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
+DEVICE Chunk load_shared(u32 address) {
+  Chunk c;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w)
+               : "r"(address)
+               : "memory");
+  return c;
+}
+
+// Four 8x8 matrices of 16-bit elements; lanes 8i..8i+7 give the row addresses of matrix i.
+DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+#if HAS_ASYNC_COPY
+// 16 bytes from global to shared memory, of which the first `bytes` are read and the rest are zero. With 0 nothing is read.
+DEVICE void copy_async(u32 shared, const char* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the latest `pending` groups of this thread have landed (for this thread: a barrier must follow).
+template <int pending>
+DEVICE void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+#endif
+
+#endif  // SIMT_SHIM

@@ -1,0 +1,33 @@
+"""Picks the bundled kernel for a device."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from kernels.attention.interface import AttentionKernel, Unavailable
+
+if TYPE_CHECKING:
+    import torch
+
+CUDA_MODULE = "kernels.attention.cuda"
+CPU_MODULE = "kernels.attention.cpu"
+
+
+def find(device: torch.device, *, threads: int = 0) -> AttentionKernel:
+    """The bundled kernel for `device`, not yet built. `threads` counts CPU threads; 0 means as many as PyTorch uses.
+
+    Raises `Unavailable` when there is no kernel for this kind of device. Each module is imported only when needed, so
+    that a fault in one cannot keep the other from running.
+    """
+    name = {"cuda": CUDA_MODULE, "cpu": CPU_MODULE}.get(device.type)
+    if name is None:
+        raise Unavailable(f"no bundled kernel for device type {device.type}")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not name.startswith(exc.name):
+            raise
+        raise Unavailable(f"no bundled kernel for {device.type}: the payload has no module {name}") from exc
+    kernel: AttentionKernel = module.kernel(device, threads=threads) if device.type == "cpu" else module.kernel(device)
+    return kernel
