@@ -1,0 +1,252 @@
+"""What a machine costs: dated prices, and the arithmetic that turns dollars into seconds and back.
+
+Every rounding goes against us: a ceiling is never below what can be billed, and the time that dollars buy never costs
+more than they are. Arithmetic is exact (fractions); results are decimals of six places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Any, Final, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from orchestrator.core import yamltext
+from orchestrator.core.errors import ConfigError
+
+Usd = Decimal
+
+MICRO: Final = 1_000_000
+BILLED_MINIMUM_S: Final = 60
+"""Compute Engine bills by the second, and at least one minute."""
+DEADLINE_SLACK_S: Final = 30
+"""The action at the end of `maxRunDuration` may start this much late."""
+MAX_TTL_S: Final = 7 * 24 * 3600
+"""The longest deadline: GPU machines with up to seven days may use preemptible quota."""
+STALE_DAYS: Final = 90
+
+
+def usd(x: str | int | Decimal) -> Decimal:
+    """An amount of money. Raises `ValueError` for what is not a finite number; floats are not money."""
+    if isinstance(x, (float, bool)):
+        raise ValueError(f"{x!r} is not an exact amount; write it as text")
+    try:
+        amount = Decimal(x)
+    except ArithmeticError as error:
+        raise ValueError(f"{x!r} is not an amount of dollars") from error
+    if not amount.is_finite():
+        raise ValueError(f"{x!r} is not an amount of dollars")
+    return amount
+
+
+def round_up(x: Fraction | Decimal) -> Decimal:
+    """`x` to six places, upwards."""
+    return Decimal(math.ceil(Fraction(x) * MICRO)).scaleb(-6)
+
+
+def billed(usd_per_hour: Decimal, seconds: int) -> Decimal:
+    """What one machine costs that existed for `seconds`: at least a minute, rounded up to six places."""
+    return round_up(Fraction(usd_per_hour) * max(seconds, BILLED_MINIMUM_S) / 3600)
+
+
+def ceiling(usd_per_hour: Decimal, ttl_s: int, attempts: int) -> Decimal:
+    """The most that `attempts` machines with a deadline of `ttl_s` can cost, the deadline's slack included.
+    Each machine is rounded up by itself, as `accrued` does, so that no sum of bills is above it."""
+    return billed(usd_per_hour, ttl_s + DEADLINE_SLACK_S) * attempts
+
+
+def accrued(usd_per_hour: Decimal, started: datetime, ended: datetime) -> Decimal:
+    """What a machine has cost between two instants, in whole seconds rounded up."""
+    return billed(usd_per_hour, math.ceil((ended - started).total_seconds()))
+
+
+def ttl_within(dollars: Decimal, usd_per_hour: Decimal, attempts: int) -> int:
+    """The longest deadline, in seconds, whose ceiling fits into `dollars`; 0 when not even a billed minute does."""
+    each = math.floor(Fraction(dollars) / attempts * MICRO)
+    if each < 0:
+        return 0
+    if usd_per_hour == 0:
+        return MAX_TTL_S
+    seconds = math.floor(Fraction(each, MICRO) * 3600 / Fraction(usd_per_hour))
+    return 0 if seconds < BILLED_MINIMUM_S else min(seconds - DEADLINE_SLACK_S, MAX_TTL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpec:
+    """What is priced: a machine type and its GPUs, by the API's accelerator name, also where they are built in."""
+
+    machine_type: str
+    accelerator: str | None = None
+    accelerator_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """The parts of an hourly price, in dollars, and where the figures come from (the least certain source)."""
+
+    machine: Decimal
+    gpu: Decimal
+    disk: Decimal
+    external_ip: Decimal
+    source: str
+
+    @property
+    def usd_per_hour(self) -> Decimal:
+        return round_up(self.machine + self.gpu + self.disk + self.external_ip)
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+
+
+class Price(_Document):
+    """Dollars per hour of one thing in one region, on demand and as spot. What is not sold is absent."""
+
+    standard: Amount | None = None
+    spot: Amount | None = None
+    source: str
+
+    @model_validator(mode="after")
+    def spot_is_not_dearer(self) -> Price:
+        if self.standard is not None and self.spot is not None and self.spot > self.standard:
+            raise ValueError(f"spot {self.spot} is above on-demand {self.standard}: a wrong figure, not a price")
+        return self
+
+    def under(self, provisioning: str) -> Decimal | None:
+        return self.spot if provisioning.lower() == "spot" else self.standard
+
+
+class DiskPrice(_Document):
+    """Dollars per GiB and month."""
+
+    usd: Amount
+    source: str
+
+
+class Multiple(_Document):
+    """A machine type that costs exactly `times` another of its series."""
+
+    of: str
+    times: Annotated[int, Field(ge=1)]
+
+
+class PriceSheet(_Document):
+    """Every price known on one date (`configs/prices.yaml`). Regions are keys; a missing key is a price not known."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    currency: Literal["USD"]
+    as_of: date
+    sources: dict[str, str]
+    trusted: tuple[str, ...] = ()
+    """The sources that are records; figures of any other are named in a notice."""
+    hours_per_month: Annotated[Decimal, Field(gt=0)] = Decimal(730)
+    disk_gib_month: dict[str, DiskPrice]
+    external_ip: Price
+    accelerators: dict[str, dict[str, Price]]
+    machines: dict[str, dict[str, Price]]
+    multiples: dict[str, Multiple] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def sources_are_named(self) -> PriceSheet:
+        used = {self.external_ip.source, *(disk.source for disk in self.disk_gib_month.values()), *self.trusted}
+        for table in (self.accelerators, self.machines):
+            used |= {price.source for regions in table.values() for price in regions.values()}
+        if unknown := sorted(used - self.sources.keys()):
+            raise ValueError(f"sources that are not explained: {', '.join(unknown)}")
+        if unknown := sorted({multiple.of for multiple in self.multiples.values()} - self.machines.keys()):
+            raise ValueError(f"multiples of machines without a price: {', '.join(unknown)}")
+        return self
+
+    @classmethod
+    def parse(cls, text: str, *, source: str = "prices.yaml") -> PriceSheet:
+        """The sheet in YAML `text`. Raises `ConfigError` with every problem, one a line."""
+        document = yamltext.read(text)
+        problems = [(line, key, what) for line, key, what in document.problems]
+        sheet: PriceSheet | None = None
+        if not problems:
+            try:
+                sheet = cls.model_validate(document.data)
+            except ValidationError as error:
+                for item in error.errors():
+                    path = tuple(item["loc"])
+                    what = item["msg"].removeprefix("Value error, ")
+                    problems.append((document.line(path), yamltext.dotted(path), what))
+        if sheet is None or problems:
+            lines = [f"{source}:{line}: {key + ': ' if key else ''}{what}" for line, key, what in problems]
+            raise ConfigError("\n".join(lines), hint="get prices anew with `bench prices --refresh`")
+        return sheet
+
+    def dump(self) -> str:
+        """YAML that `parse` reads back to the same sheet."""
+        return yaml.safe_dump(_plain(self.model_dump(by_alias=True, exclude_none=True)), sort_keys=False)
+
+    def quote(
+        self,
+        machine: MachineSpec,
+        region: str,
+        provisioning: str,
+        disk_gb: int,
+        external_ip: bool,
+        disk_type: str = "pd-balanced",
+    ) -> Quote | None:
+        """The price of a machine with its boot disk and address, or None when any part of it is not known."""
+        multiple = self.multiples.get(machine.machine_type, Multiple(of=machine.machine_type, times=1))
+        host = self.machines.get(multiple.of, {}).get(region)
+        host_usd = host.under(provisioning) if host else None
+        disk = self.disk_gib_month.get(disk_type)
+        address = self.external_ip.under(provisioning)
+        if host is None or host_usd is None or disk is None or (external_ip and address is None):
+            return None
+        sources = [host.source, disk.source, *([self.external_ip.source] if external_ip else [])]
+        gpu_usd = Decimal(0)
+        if machine.accelerator:
+            gpu = self.accelerators.get(machine.accelerator, {}).get(region)
+            each = gpu.under(provisioning) if gpu else None
+            if gpu is None or each is None:
+                return None
+            gpu_usd = each * machine.accelerator_count
+            sources.insert(0, gpu.source)
+        return Quote(
+            machine=host_usd * multiple.times,
+            gpu=gpu_usd,
+            disk=round_up(Fraction(disk.usd) * disk_gb / Fraction(self.hours_per_month)),
+            external_ip=address if external_ip and address is not None else Decimal(0),
+            source=next((name for name in sources[:2] if name not in self.trusted), sources[0]),
+        )
+
+    def hourly(
+        self,
+        machine: MachineSpec,
+        region: str,
+        provisioning: str,
+        disk_gb: int,
+        external_ip: bool,
+        disk_type: str = "pd-balanced",
+    ) -> Decimal | None:
+        """Dollars per hour of a machine with its boot disk and address, rounded up; None when not known."""
+        quote = self.quote(machine, region, provisioning, disk_gb, external_ip, disk_type)
+        return quote.usd_per_hour if quote else None
+
+    def age_days(self, today: date) -> int:
+        return (today - self.as_of).days
+
+    def stale(self, as_of: date) -> bool:
+        """Whether the sheet is more than 90 days old on the day `as_of`."""
+        return self.age_days(as_of.date() if isinstance(as_of, datetime) else as_of) > STALE_DAYS
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return str(value) if isinstance(value, (Decimal, date)) else value
