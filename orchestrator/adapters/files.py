@@ -1,0 +1,58 @@
+"""Local writes that are whole or not there, and paths that stay where they belong."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path, PurePosixPath
+
+from orchestrator.core.errors import LocalError
+
+
+def safe_path(root: Path, relative: str) -> Path:
+    """`root/relative`, for a `relative` that came from a bucket. Raises `LocalError` if it would leave `root`.
+
+    Names in a bucket are written by machines that may be anyone's: `../../.ssh/config` is a legal object name.
+    A link inside `root` that points out of it is refused too.
+    """
+    parts = PurePosixPath(relative).parts
+    legal = bool(parts) and not relative.startswith("/") and ".." not in parts
+    if not legal or any(character in relative for character in ("\\", "\0", "\n", "\r")):
+        raise LocalError(
+            f"the object name {relative!r} does not name a file under {root}",
+            hint="nothing was written; somebody put a strange name into the bucket: look at it before you go on",
+        )
+    path = root.joinpath(*parts)
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise LocalError(
+            f"{path} leads out of {root} through a link",
+            hint="nothing was written; remove the link, or fetch to another folder",
+        )
+    return path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replaces `path` with `data` in one step, making folders as needed. Raises `LocalError`."""
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", suffix=".part", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as exc:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise LocalError(
+            f"cannot write {path}: {exc.strerror or exc}",
+            hint="check that the folder can be written, that the disk is not full, and that no folder has that name",
+        ) from exc
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
