@@ -1,0 +1,54 @@
+"""The index of runs: one small object each, its custom metadata a status line, so that one listing shows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.naming import INDEX_PREFIX, index_object, is_run_id
+from orchestrator.ports import Bucket
+
+METADATA_BYTES: Final = 8192
+"""What Cloud Storage allows for all custom metadata of an object, keys and values together."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLine:
+    """One run in the index. The cache may lag behind the run's events; the events are right."""
+
+    run_id: str
+    status: Mapping[str, str]
+    updated: datetime | None
+    generation: int
+
+
+class RunIndex:
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def write(self, run_id: str, status: Mapping[str, str], body: bytes = b"{}") -> None:
+        """Replaces the run's entry, whoever wrote it: every writer folds the same events."""
+        size = sum(len(key.encode()) + len(value.encode()) for key, value in status.items())
+        if size > METADATA_BYTES:
+            raise ConfigError(
+                f"the status line of {run_id} has {size} bytes; an object's metadata holds {METADATA_BYTES}",
+                hint="keep long texts in the body, not in the status line",
+            )
+        self._bucket.replace(index_object(run_id), body, generation=None, metadata=status)
+
+    def read(self, run_id: str) -> bytes | None:
+        """The body behind a run's status line, or None."""
+        blob = self._bucket.read(index_object(run_id))
+        return None if blob is None else blob.data
+
+    def list_runs(self, limit: int | None = None) -> tuple[IndexLine, ...]:
+        """The newest `limit` runs (all by default), newest last; one request per thousand runs in the bucket."""
+        lines = [
+            IndexLine(run_id, entry.metadata, entry.updated, entry.generation)
+            for entry in self._bucket.list(INDEX_PREFIX)
+            if is_run_id(run_id := entry.name.removeprefix(INDEX_PREFIX).removesuffix(".json"))
+        ]
+        return tuple(lines if limit is None else lines[-limit:] if limit > 0 else [])
