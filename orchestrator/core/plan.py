@@ -1,0 +1,300 @@
+"""Everything that is decided before a cent is spent: offers in order, the deadline, the ceiling, the cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+from orchestrator.core import quota as quota_rules
+from orchestrator.core.budget import Caps, Ledger, Refused, authorize, headroom
+from orchestrator.core.grids import case_ids
+from orchestrator.core.naming import instance_name
+from orchestrator.core.placement import Offer, rank, region_of
+from orchestrator.core.pricing import MAX_TTL_S, MachineSpec, PriceSheet, ceiling, ttl_within
+from orchestrator.core.quota import Quota
+from orchestrator.core.settings import Config, EffectiveGrids, effective_grids, harness
+
+SHORTEST_S: Final = {"gce": 240, "embedded": 60}
+"""Boot, checks and one case: a machine with less time brings nothing back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What a run will ask for. `offers` are ranked; any of them keeps within `ceiling_usd`."""
+
+    config: Config
+    config_name: str
+    mode: str
+    """`gce` or `embedded`."""
+    offers: tuple[Offer, ...]
+    ttl_s: int
+    ceiling_usd: Decimal
+    attempts: int
+    image: str
+    cases: tuple[str, ...]
+    measurements_per_implementation: int
+    harness: dict[str, Any]
+    """The harness's part of the run spec (docs/contracts.md, section 4)."""
+    notices: tuple[str, ...] = ()
+    headroom: dict[str, Decimal] = field(default_factory=dict)
+    """What each capped window has left once the ceiling is held."""
+
+    @property
+    def usd_per_hour(self) -> Decimal:
+        """The price of the offer that is tried first."""
+        return self.offers[0].usd_per_hour
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRefused:
+    """Why there is no plan. `kind` is `budget`, `quota` or `offers`; `detail` has the figures, as text."""
+
+    kind: str
+    message: str
+    hint: str
+    detail: dict[str, str] = field(default_factory=dict)
+
+
+def plan(
+    config: Config,
+    *,
+    config_name: str,
+    mode: str,
+    prices: PriceSheet,
+    image: str,
+    quotas: Mapping[str, Sequence[Quota]] | None,
+    ledger: Ledger,
+    caps: Caps,
+    now: datetime,
+) -> LaunchPlan | PlanRefused:
+    """The launch plan for `config`, or why there is none. `quotas` are by region, the project's among each; None where
+    they are not known."""
+    gpu = config.gpu_spec
+    notices: list[str] = []
+    offers, unpriced = _offers(config, prices)
+    if unpriced and (config.zones or config.regions):
+        notices.append(f"left out for want of a price: {', '.join(unpriced)}")
+    if not offers:
+        return PlanRefused(
+            "offers",
+            f"no price is known for {config.machine.provisioning} {config.machine_type} "
+            f"in {_listed(sorted({region_of(zone) for zone in config.allowed_zones()}))}",
+            "choose other zones, or get prices anew with `bench prices --refresh`",
+        )
+    if quotas is not None:
+        offers, short = quota_rules.allowed(gpu, offers, quotas)
+        if not offers:
+            return _quota_refused(short)
+        notices += [f"left out: {shortage.text}" for shortage in short]
+    timed = _time(config, mode, offers, ledger, caps, now)
+    if isinstance(timed, PlanRefused):
+        return timed
+    offers, ttl_s, said = timed
+    notices += said
+    grids = effective_grids(config, mode)
+    notices += _about_grids(config, mode, grids)
+    if mode == "gce":
+        notices += _about_prices(config, prices, offers, now)
+    worst = max(ceiling(offer.usd_per_hour, ttl_s, config.run.attempts) for offer in offers)
+    fits = authorize(ledger, caps, worst, now)
+    if isinstance(fits, Refused):
+        return _budget_refused(config, fits)
+    cases = case_ids(grids.measure)
+    return LaunchPlan(
+        config=config,
+        config_name=config_name,
+        mode=mode,
+        offers=rank(offers),
+        ttl_s=ttl_s,
+        ceiling_usd=worst,
+        attempts=config.run.attempts,
+        image=image,
+        cases=cases,
+        measurements_per_implementation=len(cases) * config.measure.repeats,
+        harness=harness(config, grids),
+        notices=tuple(notices),
+        headroom=fits.headroom,
+    )
+
+
+def run_spec(
+    plan: LaunchPlan,
+    *,
+    run_id: str,
+    attempt: int,
+    bucket: str,
+    require_cuda: bool,
+    skip_cases: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What the machine of one attempt is told (docs/contracts.md, section 3)."""
+    config = plan.config
+    limits = config.run.limits()
+    if "measure" not in config.run.phase_limits_s:
+        # A longer deadline is asked for so that more can be measured; the default must not cut it short.
+        limits["measure"] = max(limits["measure"], plan.ttl_s - 300)
+    return {
+        "schema": 1,
+        "run_id": run_id,
+        "vm": instance_name(run_id, attempt),
+        "attempt": attempt,
+        "bucket": bucket,
+        "gpu": config.gpu,
+        "require_cuda": require_cuda,
+        "deadline_s": plan.ttl_s,
+        "phase_limits_s": {phase: min(seconds, plan.ttl_s) for phase, seconds in limits.items()},
+        "environment": {
+            "torch": config.environment.torch,
+            # The embedded cloud's machines are processes on the user's own: nothing is installed there.
+            "allow_install": config.environment.allow_install and plan.mode != "embedded",
+            "min_free_gb": config.environment.min_free_gb,
+        },
+        "harness": {**plan.harness, "skip_cases": list(skip_cases)},
+    }
+
+
+def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
+    """An offer for each allowed zone with a price, and the zones without one."""
+    gpu, machine = config.gpu_spec, config.machine
+    count = 1 if gpu.accelerator else 0
+    spec = MachineSpec(config.machine_type, gpu.accelerator, count)
+    offers: list[Offer] = []
+    unpriced: list[str] = []
+    for zone in config.allowed_zones():
+        region = region_of(zone)
+        hourly = prices.hourly(
+            spec, region, machine.provisioning, machine.disk_gb, machine.external_ip, machine.disk_type
+        )
+        if hourly is None:
+            unpriced.append(zone)
+            continue
+        offers.append(
+            Offer(
+                gpu=gpu.name,
+                region=region,
+                zone=zone,
+                machine_type=config.machine_type,
+                accelerator=gpu.accelerator if gpu.attached else None,
+                accelerator_count=count if gpu.attached else 0,
+                provisioning=machine.provisioning.upper(),
+                usd_per_hour=hourly,
+            )
+        )
+    return tuple(offers), tuple(unpriced)
+
+
+def _time(
+    config: Config, mode: str, offers: tuple[Offer, ...], ledger: Ledger, caps: Caps, now: datetime
+) -> tuple[tuple[Offer, ...], int, list[str]] | PlanRefused:
+    """The offers that the budget can pay for, and how long: the time asked for where any offer allows it, else the
+    longest that the cheapest allows."""
+    wanted, shortest = min(config.run.max_minutes * 60, MAX_TTL_S), SHORTEST_S[mode]
+    if wanted < shortest:
+        return PlanRefused(
+            "budget",
+            f"run.max_minutes of {config.run.max_minutes} is too short: boot and one case need {_minutes(shortest)}",
+            f"set run.max_minutes to {-(-shortest // 60)} or more",
+        )
+    left = headroom(ledger, caps, now)
+    if left is None:
+        return offers, wanted, []
+    dollars, _ = left
+    attempts = config.run.attempts
+    ttl = {offer: ttl_within(dollars, offer.usd_per_hour, attempts) for offer in offers}
+    cheapest = min(offer.usd_per_hour for offer in offers)
+    longest = min(wanted, max(ttl.values()))
+    if longest < shortest:
+        refused = authorize(ledger, caps, ceiling(cheapest, shortest, attempts), now)
+        assert isinstance(refused, Refused), "what ttl_within leaves out, authorize refuses"
+        return _budget_refused(config, refused, shortest)
+    kept = tuple(offer for offer in offers if ttl[offer] >= longest)
+    said = []
+    if longest < wanted:
+        said.append(f"the budget shortens the run from {_minutes(wanted)} to {_minutes(longest)}")
+    if len(kept) < len(offers):
+        dear = sorted({offer.region for offer in offers} - {offer.region for offer in kept})
+        said.append(f"left out, too dear for {_minutes(longest)} within the budget: {', '.join(dear)}")
+    return kept, longest, said
+
+
+def _about_grids(config: Config, mode: str, grids: EffectiveGrids) -> list[str]:
+    said = []
+    if mode == "embedded":
+        what = f"grid '{grids.measure.name}'"
+        if grids.replaced:
+            what += f" in the place of '{config.measure.grid.name}'"
+        said.append(f"embedded cloud: this machine's own processor is measured, on {what}; no {config.gpu.upper()} is")
+    if grids.left_out:
+        said.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
+    return said
+
+
+def _about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer], now: datetime) -> list[str]:
+    said = []
+    if prices.stale(now):
+        said.append(
+            f"prices are of {prices.as_of}, {prices.age_days(now.date())} days old; spot prices move every month: "
+            "`bench prices --refresh`"
+        )
+    gpu, machine = config.gpu_spec, config.machine
+    spec = MachineSpec(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)
+    sources: set[str] = set()
+    for region in {offer.region for offer in offers}:
+        quote = prices.quote(
+            spec, region, machine.provisioning, machine.disk_gb, machine.external_ip, machine.disk_type
+        )
+        if quote is not None and quote.source not in prices.trusted:
+            sources.add(quote.source)
+    said += [f"some prices are not from a record: {prices.sources[name]}" for name in sorted(sources)]
+    return said
+
+
+def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
+    worst = short[0]
+    others = f" (and {len(short) - 1} more like it)" if len(short) > 1 else ""
+    return PlanRefused(
+        "quota",
+        worst.text + others,
+        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions",
+        {
+            "metric": worst.metric,
+            "region": worst.region,
+            "limit": f"{worst.limit:g}",
+            "usage": f"{worst.usage:g}",
+            "needs": str(worst.needs),
+        },
+    )
+
+
+_WINDOW_WORDS: Final = {"run": "for one run", "day": "today", "month": "this month", "total": "in total"}
+
+
+def _budget_refused(config: Config, refused: Refused, seconds: int = 0) -> PlanRefused:
+    left = max(refused.cap - refused.spent - refused.held, Decimal(0))
+    least = f" for the shortest useful run of {_minutes(seconds)}" if seconds else ""
+    held = f", ${refused.held} held" if refused.held else ""
+    key = "total_usd" if refused.window == "total" else f"per_{refused.window}_usd"
+    return PlanRefused(
+        "budget",
+        f"{config.gpu} needs ${refused.needs}{least}; ${left} is left {_WINDOW_WORDS[refused.window]} "
+        f"(cap ${refused.cap}, ${refused.spent} spent{held})",
+        f"raise budget.{key}" + {"day": ", or wait until tomorrow (UTC)"}.get(refused.window, ""),
+        {
+            "window": refused.window,
+            "cap": str(refused.cap),
+            "spent": str(refused.spent),
+            "held": str(refused.held),
+            "needs": str(refused.needs),
+            "short_by": str(refused.short_by),
+        },
+    )
+
+
+def _minutes(seconds: int) -> str:
+    return f"{seconds // 60} min" if seconds % 60 == 0 else f"{seconds // 60} min {seconds % 60} s"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more regions" if len(names) > 4 else "")

@@ -1,0 +1,231 @@
+"""What a run was asked to be: the sections of a config, and what they come to in each mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from orchestrator.core.budget import Caps
+from orchestrator.core.catalog import GPU_NAMES, Gpu, lookup, suggest
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.grids import DTYPES, Grid, harness_shapes
+from orchestrator.core.placement import region_of
+
+PHASES: Final = ("preflight", "environment", "build", "correctness", "measure", "finish")
+PHASE_LIMITS_S: Final = {
+    "preflight": 300,
+    "environment": 600,
+    "build": 300,
+    "correctness": 600,
+    "measure": 1500,
+    "finish": 60,
+}
+IMPLEMENTATIONS: Final = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+DEFAULT_DTYPES: Final = ("float32",)
+"""For a grid that names none."""
+KERNEL: Final = "bench"
+"""The implementation that is ours; every other one is a baseline."""
+
+Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+
+
+Dtypes = tuple[Literal["float16", "bfloat16", "float32"], ...]
+
+
+def _not_a_truth_value(value: Any) -> Any:
+    # YAML reads yes, no, on and off as booleans, which Python would count as 1 and 0.
+    if isinstance(value, bool):
+        raise ValueError(f"expected a whole number, got {str(value).lower()}")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_not_a_truth_value)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Machine(_Section):
+    type: str = ""
+    """Empty: the GPU's default."""
+    disk_gb: Annotated[Int, Field(ge=10, le=65536)] = 60
+    disk_type: Literal["pd-balanced", "pd-standard", "pd-ssd"] = "pd-balanced"
+    image_project: str = ""
+    image_family: str = ""
+    provisioning: Literal["spot", "standard"] = "spot"
+    external_ip: bool = True
+    service_account: str | None = None
+    network: str = "global/networks/default"
+
+
+class RunLimits(_Section):
+    max_minutes: Annotated[Int, Field(ge=1, le=10080)] = 30
+    attempts: Annotated[Int, Field(ge=1, le=20)] = 1
+    phase_limits_s: dict[Literal["preflight", "environment", "build", "correctness", "measure", "finish"], int] = Field(
+        default_factory=dict
+    )
+
+    def limits(self) -> dict[str, int]:
+        """Every phase's limit in seconds: the defaults, with what was asked for over them."""
+        return PHASE_LIMITS_S | {str(phase): seconds for phase, seconds in self.phase_limits_s.items()}
+
+
+class Budget(_Section):
+    per_run_usd: Amount | None = Decimal("1.00")
+    per_day_usd: Amount | None = Decimal("5.00")
+    per_month_usd: Amount | None = Decimal("20.00")
+    total_usd: Amount | None = None
+
+    def caps(self) -> Caps:
+        return Caps(run=self.per_run_usd, day=self.per_day_usd, month=self.per_month_usd, total=self.total_usd)
+
+
+class Alerts(_Section):
+    command: str | None = None
+    webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
+
+
+class Measure(_Section):
+    grid: Grid
+    embedded_grid: Grid | None = None
+    """What is measured in the embedded cloud instead; None: the same grid."""
+    dtypes: Dtypes = ()
+    """Empty: the grid's own."""
+    embedded_dtypes: Dtypes = ()
+    """Empty: those of the grid that is measured there."""
+    implementations: Annotated[
+        tuple[Literal["bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math"], ...],
+        Field(min_length=1),
+    ] = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+    repeats: Annotated[Int, Field(ge=1, le=100_000)] = 50
+    warmup: Annotated[Int, Field(ge=0, le=10_000)] = 5
+    regime: Literal["burst", "sustained"] = "burst"
+    seed: Annotated[Int, Field(ge=0, lt=2**63)] = 20261121
+    threads: Annotated[Int, Field(ge=0, le=4096)] = 0
+    """CPU threads; 0: as many as there are."""
+
+
+class Correctness(_Section):
+    grid: Grid
+    embedded_grid: Grid | None = None
+    dtypes: Dtypes = ()
+    """Empty: the grid's own, or else those that are measured."""
+    embedded_dtypes: Dtypes = ()
+    max_abs_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+
+
+class Environment(_Section):
+    torch: str = "2.13.0"
+    allow_install: bool = True
+    min_free_gb: Annotated[float, Field(ge=0)] = 4
+
+
+class Payload(_Section):
+    root: str | None = None
+    """The folder that holds kernels/ and startup/; None: the ones that came with bench."""
+
+
+class Config(_Section):
+    """One run as it was asked for. Every grid in it is spelt out."""
+
+    gpu: str
+    machine: Machine = Machine()
+    zones: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    run: RunLimits = RunLimits()
+    budget: Budget = Budget()
+    alerts: Alerts = Alerts()
+    measure: Measure
+    correctness: Correctness
+    environment: Environment = Environment()
+    payload: Payload = Payload()
+
+    @property
+    def gpu_spec(self) -> Gpu:
+        found = lookup(self.gpu)
+        if found is None:  # `load` lets no such config through
+            raise ConfigError(f"gpu: unknown '{self.gpu}'; {suggest(self.gpu, GPU_NAMES)}")
+        return found
+
+    @property
+    def machine_type(self) -> str:
+        return self.machine.type or self.gpu_spec.default_machine
+
+    @property
+    def image_source(self) -> tuple[str, str]:
+        """Project and family of the boot image."""
+        gpu = self.gpu_spec
+        return self.machine.image_project or gpu.image_project, self.machine.image_family or gpu.image_family
+
+    def allowed_zones(self) -> tuple[str, ...]:
+        """The zones that may be tried: those named, or the GPU's in the regions named, or all of the GPU's."""
+        if self.zones:
+            return self.zones
+        zones = self.gpu_spec.zones
+        return tuple(zone for zone in zones if region_of(zone) in self.regions) if self.regions else zones
+
+
+def baseline_only(config: Config) -> Config:
+    """The same run without the bundled kernel: only what PyTorch brings."""
+    kept = tuple(name for name in config.measure.implementations if name != KERNEL) or ("sdpa:default",)
+    return config.model_copy(update={"measure": config.measure.model_copy(update={"implementations": kept})})
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveGrids:
+    """What a run in one mode really measures and checks, dtypes decided."""
+
+    measure: Grid
+    correctness: Grid
+    replaced: bool
+    """True when the embedded cloud's grid stands in for the one asked for."""
+    left_out: tuple[str, ...]
+    """Dtypes of the named grid that the GPU has no arithmetic for."""
+
+
+def effective_grids(config: Config, mode: str) -> EffectiveGrids:
+    """The grids for `mode` (`gce` or `embedded`). A dtype that a grid brings along and the GPU cannot do is left out;
+    one that was asked for was refused by `load`."""
+    embedded = mode == "embedded"
+    supported = DTYPES if embedded else config.gpu_spec.dtypes
+    measure, correctness = config.measure, config.correctness
+    grid = (measure.embedded_grid if embedded else None) or measure.grid
+    asked = (
+        measure.embedded_dtypes if embedded and (measure.embedded_grid or measure.embedded_dtypes) else measure.dtypes
+    )
+    wanted = asked or grid.dtypes or DEFAULT_DTYPES
+    dtypes = tuple(dtype for dtype in wanted if dtype in supported)
+    check = (correctness.embedded_grid if embedded else None) or correctness.grid
+    asked = correctness.embedded_dtypes if embedded else correctness.dtypes
+    checked = tuple(dtype for dtype in asked or check.dtypes or dtypes if dtype in supported)
+    return EffectiveGrids(
+        measure=grid.model_copy(update={"dtypes": dtypes}),
+        correctness=check.model_copy(update={"dtypes": checked or dtypes}),
+        replaced=grid is not measure.grid,
+        left_out=tuple(dtype for dtype in wanted if dtype not in supported),
+    )
+
+
+def harness(config: Config, grids: EffectiveGrids, *, skip_cases: Sequence[str] = ()) -> dict[str, Any]:
+    """The harness's part of a run spec (docs/contracts.md, section 4)."""
+    measure = config.measure
+    return {
+        "implementations": list(measure.implementations),
+        "measure": {"shapes": harness_shapes(grids.measure), "dtypes": list(grids.measure.dtypes)},
+        "correctness": {
+            "shapes": harness_shapes(grids.correctness),
+            "dtypes": list(grids.correctness.dtypes),
+            "max_abs_error": config.correctness.max_abs_error,
+        },
+        "repeats": measure.repeats,
+        "warmup": measure.warmup,
+        "regime": measure.regime,
+        "seed": measure.seed,
+        "threads": measure.threads,
+        "skip_cases": list(skip_cases),
+    }
