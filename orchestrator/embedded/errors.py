@@ -1,0 +1,130 @@
+"""Refusals in the shape in which Google's APIs give them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+REASONS = {
+    400: "invalid",
+    401: "authError",
+    403: "forbidden",
+    404: "notFound",
+    409: "alreadyExists",
+    412: "conditionNotMet",
+    429: "rateLimitExceeded",
+    501: "notImplemented",
+    503: "backendError",
+}
+
+
+class ApiError(Exception):
+    """A request that gets an HTTP error at once, before there is an operation."""
+
+    def __init__(self, status: int, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.reason = reason or REASONS.get(status, "backendError")
+
+    def document(self) -> dict[str, Any]:
+        """The response body."""
+        return error_document(self.status, self.message, self.reason)
+
+
+def error_document(status: int, message: str, reason: str) -> dict[str, Any]:
+    """`{"error": {"code", "message", "errors": [...]}}`."""
+    return {
+        "error": {
+            "code": status,
+            "message": message,
+            "errors": [{"message": message, "domain": "global", "reason": reason}],
+        }
+    }
+
+
+def not_found(path: str) -> ApiError:
+    """404 for the resource at `path` (`projects/...`)."""
+    return ApiError(404, f"The resource '{path}' was not found")
+
+
+def invalid(field: str, value: object, why: str) -> ApiError:
+    """400 for a field of a request body."""
+    return ApiError(400, f"Invalid value for field '{field}': '{value}'. {why}")
+
+
+class OperationError(Exception):
+    """A failure that shows only once the operation is done."""
+
+    def __init__(
+        self, code: str, message: str, *, http_status: int, http_message: str, details: list[dict[str, Any]]
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.http_status = http_status
+        self.http_message = http_message
+        self.details = details
+
+
+def stockout(
+    project: str, zone: str, machine_type: str, attachment: str, zones_available: list[str] | None
+) -> OperationError:
+    """No machine of that kind is left in the zone."""
+    metadatas = {"vmType": machine_type, "attachment": attachment, "zone": zone}
+    if zones_available is not None:
+        metadatas["zonesAvailable"] = ",".join(zones_available)
+    with_gpu = f" with {attachment.partition(':')[2]} {attachment.partition(':')[0]} accelerator(s)" if attachment else ""
+    return OperationError(
+        "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
+        f"The zone 'projects/{project}/zones/{zone}' does not have enough resources available to fulfill the request. "
+        f"'(resource type:compute)' (state:STOCKOUT).",
+        http_status=503,
+        http_message="SERVICE UNAVAILABLE",
+        details=[
+            {
+                "help": {
+                    "links": [
+                        {
+                            "description": "Troubleshooting documentation",
+                            "url": "https://cloud.google.com/compute/docs/resource-error",
+                        }
+                    ]
+                }
+            },
+            {
+                "localizedMessage": {
+                    "locale": "en-US",
+                    "message": f"A {machine_type} VM instance{with_gpu} is currently unavailable in the {zone} zone.",
+                }
+            },
+            {
+                "errorInfo": {
+                    "domain": "compute.googleapis.com",
+                    "reason": "resource_availability",
+                    "metadatas": metadatas,
+                }
+            },
+        ],
+    )
+
+
+def quota_exceeded(metric: str, limit: float, region: str | None) -> OperationError:
+    """The project may not have that much; `region` is None for a quota of the whole project."""
+    where = f"in region {region}" if region else "globally"
+    scope = "per-project-region" if region else "per-project"
+    return OperationError(
+        "QUOTA_EXCEEDED",
+        f"Quota '{metric}' exceeded.  Limit: {limit:.1f} {where}.",
+        http_status=403,
+        http_message="FORBIDDEN",
+        details=[
+            {
+                "quotaInfo": {
+                    "metricName": f"compute.googleapis.com/{metric.lower()}",
+                    "limitName": f"{metric.replace('_', '-')}-{scope}",
+                    "dimensions": {"region": region} if region else {},
+                    "limit": float(limit),
+                }
+            }
+        ],
+    )

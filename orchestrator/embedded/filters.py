@@ -1,0 +1,177 @@
+"""Compute Engine's filter expressions, as its list methods take them.
+
+Comparisons `field op value` (`= != > < >= <= :`, `eq`, `ne`), joined by AND, OR, NOT and parentheses; neighbours without a
+word between them are joined by AND. `eq` and `ne` take a regular expression, `=` takes `*` at either end, `:` asks whether
+the field holds the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orchestrator.embedded.errors import ApiError
+
+Predicate = Callable[[Mapping[str, Any]], bool]
+
+TOKEN = re.compile(
+    r"""\s*(?: (?P<paren>[()]) | (?P<op>!=|>=|<=|=|<|>|:) | "(?P<double>(?:[^"\\]|\\.)*)" | '(?P<single>(?:[^'\\]|\\.)*)'
+        | (?P<word>[^\s()=!<>:"']+) )""",
+    re.VERBOSE,
+)
+
+
+def parse_filter(text: str) -> Predicate:
+    """The predicate an expression stands for; 400 for one that cannot be read. Empty matches everything."""
+    tokens = tokenize(text)
+    if not tokens:
+        return lambda _item: True
+    parser = Parser(text, tokens)
+    predicate = parser.any_of()
+    if parser.at < len(tokens):
+        raise parser.bad()
+    return predicate
+
+
+def tokenize(text: str) -> list[tuple[str, str]]:
+    """(kind, text) pairs; kinds are `paren`, `op`, `word` and `quoted`."""
+    tokens: list[tuple[str, str]] = []
+    position = 0
+    while position < len(text.rstrip()):
+        found = TOKEN.match(text, position)
+        if found is None:
+            raise ApiError(400, f"Invalid value for field 'filter': '{text}'. Invalid list filter expression.")
+        position = found.end()
+        kind = str(found.lastgroup)
+        value = str(found.group(kind))
+        if kind in ("double", "single"):
+            kind, value = "quoted", re.sub(r"\\(.)", r"\1", value)
+        tokens.append((kind, value))
+    return tokens
+
+
+class Parser:
+    """Recursive descent over the tokens."""
+
+    def __init__(self, text: str, tokens: list[tuple[str, str]]) -> None:
+        self.text = text
+        self.tokens = tokens
+        self.at = 0
+
+    def bad(self) -> ApiError:
+        return ApiError(400, f"Invalid value for field 'filter': '{self.text}'. Invalid list filter expression.")
+
+    def peek(self, kind: str, *values: str) -> bool:
+        if self.at >= len(self.tokens):
+            return False
+        found, value = self.tokens[self.at]
+        return found == kind and (not values or value in values)
+
+    def take(self, *kinds: str) -> str:
+        if self.at >= len(self.tokens) or self.tokens[self.at][0] not in kinds:
+            raise self.bad()
+        self.at += 1
+        return self.tokens[self.at - 1][1]
+
+    def any_of(self) -> Predicate:
+        parts = [self.all_of()]
+        while self.peek("word", "OR"):
+            self.at += 1
+            parts.append(self.all_of())
+        return parts[0] if len(parts) == 1 else lambda item: any(part(item) for part in parts)
+
+    def all_of(self) -> Predicate:
+        parts = [self.one()]
+        while self.at < len(self.tokens) and not self.peek("paren", ")") and not self.peek("word", "OR"):
+            if self.peek("word", "AND"):
+                self.at += 1
+            parts.append(self.one())
+        return parts[0] if len(parts) == 1 else lambda item: all(part(item) for part in parts)
+
+    def one(self) -> Predicate:
+        if self.peek("word", "NOT"):
+            self.at += 1
+            inner = self.one()
+            return lambda item: not inner(item)
+        if self.peek("paren", "("):
+            self.at += 1
+            inner = self.any_of()
+            if self.take("paren") != ")":
+                raise self.bad()
+            return inner
+        field = self.take("word")
+        operator = self.take("word") if self.peek("word", "eq", "ne") else self.take("op")
+        return comparison(field, operator, self.take("word", "quoted"))
+
+
+def comparison(field: str, operator: str, wanted: str) -> Predicate:
+    """One `field op value`."""
+    test = TESTS[operator]
+
+    def holds(item: Mapping[str, Any]) -> bool:
+        return test(lookup(item, field), wanted)
+
+    return holds
+
+
+def lookup(item: Mapping[str, Any], field: str) -> Any:
+    """The value at a dotted path, or None."""
+    value: Any = item
+    for step in field.split("."):
+        if not isinstance(value, Mapping) or step not in value:
+            return None
+        value = value[step]
+    return value
+
+
+def as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def equals(value: Any, wanted: str) -> bool:
+    if value is None:
+        return wanted == ""
+    pattern = ".*".join(re.escape(part) for part in wanted.split("*"))
+    return re.fullmatch(pattern, as_text(value), re.IGNORECASE) is not None
+
+
+def holds_value(value: Any, wanted: str) -> bool:
+    if value is None:
+        return False
+    if wanted == "*":
+        return True
+    if isinstance(value, (Mapping, list)):
+        return any(equals(part, wanted) for part in value)
+    return wanted.strip("*").lower() in as_text(value).lower()
+
+
+def matches(value: Any, wanted: str) -> bool:
+    return value is not None and re.fullmatch(wanted, as_text(value)) is not None
+
+
+def ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, str], bool]:
+    def holds(value: Any, wanted: str) -> bool:
+        if value is None:
+            return False
+        try:
+            return compare(float(as_text(value)), float(wanted))
+        except ValueError:
+            return compare(as_text(value), wanted)
+
+    return holds
+
+
+TESTS: dict[str, Callable[[Any, str], bool]] = {
+    "=": equals,
+    "!=": lambda value, wanted: not equals(value, wanted),
+    ":": holds_value,
+    "eq": matches,
+    "ne": lambda value, wanted: not matches(value, wanted),
+    ">": ordered(lambda left, right: left > right),
+    "<": ordered(lambda left, right: left < right),
+    ">=": ordered(lambda left, right: left >= right),
+    "<=": ordered(lambda left, right: left <= right),
+}

@@ -1,0 +1,149 @@
+"""What the cloud has, where, and how much of it one project may use; read from `inventory.yaml`."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from orchestrator.embedded.documents import load_yaml
+from orchestrator.embedded.tariff import Tariff
+
+INVENTORY = Path(__file__).with_name("inventory.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineType:
+    """A machine type; `bundled` is the GPU that comes with it, `attachable` those it can be given."""
+
+    name: str
+    vcpus: int
+    memory_mb: int
+    bundled: str | None
+    attachable: tuple[str, ...]
+    spot_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A GPU model; `metric` is its standard quota, the preemptible one has PREEMPTIBLE_ in front."""
+
+    name: str
+    description: str
+    most: int
+    metric: str
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A dated image of a family."""
+
+    project: str
+    family: str
+    name: str
+    disk_gb: int
+
+
+def region_of(zone: str) -> str:
+    """`us-central1` of `us-central1-a`."""
+    return zone.rpartition("-")[0]
+
+
+def numeric_id(text: str) -> str:
+    """A stable decimal uint64, as Google gives every resource."""
+    data = text.encode()
+    return str((zlib.crc32(data) << 31) + zlib.crc32(data[::-1]) + 1)
+
+
+def spread(text: str) -> tuple[str, ...]:
+    """`us-east4-a/c` to its zones."""
+    zones: list[str] = []
+    for word in text.split():
+        region, _, letters = word.rpartition("-")
+        zones.extend(f"{region}-{letter}" for letter in letters.split("/"))
+    return tuple(zones)
+
+
+class Inventory:
+    """The whole of it. `quotas` overrides limits, by `METRIC` (every region, or the project) or `region/METRIC`."""
+
+    def __init__(self, document: dict[str, Any], tariff: Tariff, quotas: dict[str, float] | None = None) -> None:
+        self.tariff = tariff
+        self.by_accelerator = {name: frozenset(spread(text)) for name, text in document["zones"].items()}
+        self.machine_types = {
+            name: MachineType(
+                name,
+                int(entry["vcpus"]),
+                int(entry["memory_mb"]),
+                entry.get("bundled"),
+                tuple(entry.get("attachable", ())),
+                bool(entry.get("spot_only", False)),
+            )
+            for name, entry in document["machine_types"].items()
+        }
+        self.accelerators = {
+            name: Accelerator(name, entry["description"], int(entry["most"]), entry["metric"])
+            for name, entry in document["accelerators"].items()
+        }
+        self.disk_types: tuple[str, ...] = tuple(document["disk_types"])
+        self.images = tuple(
+            Image(project, entry["family"], entry["name"], int(entry["disk_gb"]))
+            for project, entries in document["images"].items()
+            for entry in entries
+        )
+        self.global_quotas: dict[str, float] = dict(document["quotas"]["global"])
+        self.region_quotas: dict[str, float] = dict(document["quotas"]["region"])
+        self.overrides = dict(quotas or {})
+
+    @classmethod
+    def load(cls, tariff: Tariff, path: Path = INVENTORY, quotas: dict[str, float] | None = None) -> Inventory:
+        """Read an inventory; the bundled one by default."""
+        return cls(load_yaml(path), tariff, quotas)
+
+    @cached_property
+    def zones(self) -> tuple[str, ...]:
+        """Every zone, sorted."""
+        return tuple(sorted(frozenset().union(*self.by_accelerator.values())))
+
+    @cached_property
+    def regions(self) -> tuple[str, ...]:
+        """Every region, sorted."""
+        return tuple(sorted({region_of(zone) for zone in self.zones}))
+
+    def zones_in(self, region: str) -> tuple[str, ...]:
+        return tuple(zone for zone in self.zones if region_of(zone) == region)
+
+    def machine_types_in(self, zone: str) -> tuple[MachineType, ...]:
+        """What is offered in a zone: what stands there and has a price."""
+        return tuple(
+            machine
+            for machine in self.machine_types.values()
+            if self.tariff.sells(machine.name, region_of(zone)) and zone in self.standing(machine)
+        )
+
+    def standing(self, machine: MachineType) -> frozenset[str]:
+        """The zones where a machine type stands, GPU or not."""
+        if machine.bundled is not None:
+            return self.by_accelerator[machine.bundled]
+        return frozenset().union(*(self.by_accelerator[name] for name in ("none", *machine.attachable)))
+
+    def accelerators_in(self, zone: str) -> tuple[Accelerator, ...]:
+        return tuple(entry for name, entry in self.accelerators.items() if zone in self.by_accelerator[name])
+
+    def limit(self, metric: str, region: str | None) -> float | None:
+        """The limit of a quota; None where there is no such quota."""
+        listed = self.region_quotas if region else self.global_quotas
+        if metric not in listed and metric not in self.overrides and f"{region}/{metric}" not in self.overrides:
+            return None
+        regional = self.overrides.get(f"{region}/{metric}")
+        return regional if regional is not None else self.overrides.get(metric, listed.get(metric))
+
+    def image(self, project: str, name: str) -> Image | None:
+        return next((image for image in self.images if image.project == project and image.name == name), None)
+
+    def newest(self, project: str, family: str) -> Image | None:
+        """The newest image of a family; names end in their date."""
+        found = [image for image in self.images if image.project == project and image.family == family]
+        return max(found, key=lambda image: image.name, default=None)

@@ -1,0 +1,74 @@
+"""What a machine costs by the hour in the embedded cloud, from `tariff.yaml` and from nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from orchestrator.embedded.documents import load_yaml
+
+TARIFF = Path(__file__).with_name("tariff.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Dollars per hour of one machine while it runs; `disk` goes on while it is stopped."""
+
+    gpu: Decimal
+    machine: Decimal
+    disk: Decimal
+    external_ip: Decimal
+
+    @property
+    def usd_per_hour(self) -> Decimal:
+        """All of it, per hour."""
+        return self.gpu + self.machine + self.disk + self.external_ip
+
+
+class UnknownSku(KeyError):
+    """The tariff has no price for this machine type in this region."""
+
+
+class Tariff:
+    """The price list."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+
+    @classmethod
+    def load(cls, path: Path = TARIFF) -> Tariff:
+        """Read a price list; the bundled one by default."""
+        return cls(load_yaml(path))
+
+    def sells(self, machine_type: str, region: str) -> bool:
+        """Whether there is a price."""
+        base, _ = self._base(machine_type)
+        return region in self.document["machines"].get(base, {"regions": {}})["regions"]
+
+    def _base(self, machine_type: str) -> tuple[str, int]:
+        """The machine type whose figures apply, and how many times its machine figure."""
+        scaled = self.document.get("scaled", {}).get(machine_type)
+        return (scaled["of"], int(scaled["times"])) if scaled else (machine_type, 1)
+
+    def rate(
+        self, machine_type: str, region: str, *, spot: bool, disk_type: str, disk_gib: int, external_ip: bool
+    ) -> Rate:
+        """The hourly rate of one VM. Raises `UnknownSku` rather than charge nothing."""
+        provisioning = "spot" if spot else "standard"
+        if not self.sells(machine_type, region):
+            raise UnknownSku(f"{machine_type} in {region}")
+        base, times = self._base(machine_type)
+        prices = self.document["machines"][base]["regions"][region][provisioning]
+        disks = self.document["disk_gib_month"].get(disk_type)
+        if disks is None:
+            raise UnknownSku(f"disk type {disk_type}")
+        month = Decimal(disks.get(region, disks["default"])["usd"])
+        address = Decimal(self.document["external_ip"][provisioning]["usd"])
+        return Rate(
+            gpu=Decimal(prices["gpu"]),
+            machine=Decimal(prices["machine"]) * times,
+            disk=month * disk_gib / Decimal(self.document["hours_per_month"]),
+            external_ip=address if external_ip else Decimal(0),
+        )
