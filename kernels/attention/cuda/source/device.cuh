@@ -46,10 +46,17 @@ DEVICE float log2_approx(float x) {
   return y;
 }
 
+DEVICE u32 multiply_high(u32 x, u32 y) { return __umulhi(x, y); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 DEVICE bool any_lane(bool x) { return __any_sync(~0u, x) != 0; }
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
+
+// The same value, of which the compiler knows nothing: what is computed from it inside a loop stays inside.
+DEVICE u32 opaque(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // Reads that the compiler must repeat: what is computed from them after the main loop need not stay in registers across it.
 DEVICE int thread_again() {
@@ -154,9 +161,13 @@ DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) {
 }
 
 #if HAS_ASYNC_COPY
-// 16 bytes from global to shared memory, of which the first `bytes` are read and the rest are zero. With 0 nothing is read.
-DEVICE void copy_async(u32 shared, const char* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+// 16 bytes from global to shared memory.
+DEVICE void copy_async(u32 shared, const char* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+// The same, or 16 zero bytes with nothing read.
+DEVICE void copy_async_or_zero(u32 shared, const char* global, bool copy) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(copy ? 16 : 0) : "memory");
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the latest `pending` groups of this thread have landed (for this thread: a barrier must follow).

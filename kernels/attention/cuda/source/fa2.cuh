@@ -9,6 +9,16 @@
 #pragma once
 #include "device.cuh"
 
+// Division by a number known on the host, for dividends below 2^31: a multiplication and a shift, which the compiler can leave
+// to the uniform datapath where the dividend is the same in all threads.
+struct Divisor {
+  u32 divisor, multiplier, shift;
+};
+
+DEVICE int divide(int x, const Divisor& d) {
+  return d.divisor == 1 ? x : (int)(multiply_high((u32)x, d.multiplier) >> d.shift);
+}
+
 struct AttentionParams {
   const char* q;
   const char* k;
@@ -18,16 +28,18 @@ struct AttentionParams {
   float* partial_out;     // [splits, batch * heads * seq_q, head_dim]; used when splits > 1
   float* partial_lse;     // [splits, batch * heads * seq_q], base 2
   i64 q_batch, q_head, q_row;  // strides in bytes; the last dimension is contiguous
-  i64 k_batch, k_head, k_row;
-  i64 v_batch, v_head, v_row;
+  i64 k_batch, k_head;
+  i64 v_batch, v_head;
   i64 out_batch, out_head, out_row;
-  int heads;              // of Q
-  int group;              // heads of Q that share a head of K and V
+  u32 k_row, v_row;       // a tile of keys spans less than 2 GB
+  Divisor heads;          // of Q
+  Divisor group;          // heads of Q that share a head of K and V
   int all_heads;          // batch * heads
   int seq_q, seq_k, head_dim;
   int causal_offset;      // row r sees keys 0 .. r + causal_offset
-  int row_tiles;          // ceil(seq_q / BM)
-  int section;            // heads whose K and V are meant to share the L2 cache
+  Divisor row_tiles;      // ceil(seq_q / BM)
+  Divisor section;        // heads whose K and V are meant to share the L2 cache
+  Divisor section_tiles;  // section * row_tiles
   int splits, tiles_per_split;
   float scale_log2;       // scale * log2(e): exp(scale x) = exp2(scale_log2 x)
 };
@@ -75,10 +87,10 @@ struct Share {
 };
 
 template <class C>
-DEVICE Share share_of_thread(int head_dim) {
+DEVICE Share share_of_thread(int thread, int head_dim) {
   Share share;
-  share.row0 = (int)threadIdx.x / C::CHUNKS;
-  share.chunk = (int)threadIdx.x % C::CHUNKS;
+  share.row0 = (int)((u32)thread / C::CHUNKS);
+  share.chunk = (int)((u32)thread % C::CHUNKS);
   int left = head_dim - share.chunk * 8;
   share.valid = left < 0 ? 0 : (left > 8 ? 8 : left);
   return share;
@@ -114,9 +126,10 @@ struct Staged {
   static constexpr int N = ROWS / C::ROWS_PER_PASS;
   Chunk chunk[N];
 
-  __device__ __forceinline__ void load(const char* source, i64 row_stride, int rows, const Share& share) {
+  template <class ROW_STRIDE>
+  __device__ __forceinline__ void load(const char* source, ROW_STRIDE row_stride, int rows, const Share& share) {
 #pragma unroll
-    for (int i = 0; i < N; i++, source += C::ROWS_PER_PASS * row_stride)
+    for (int i = 0; i < N; i++, source += (u32)C::ROWS_PER_PASS * row_stride)
       chunk[i] = load_chunk<C>(source, share.row0 + i * C::ROWS_PER_PASS < rows ? share.valid : 0);
   }
   __device__ __forceinline__ void store(u32 first) const {
@@ -126,15 +139,19 @@ struct Staged {
 };
 
 // Rows from `rows` on become zero, not garbage: a probability of 0 times a NaN would still be NaN. `first` is the address of
-// this thread's first chunk.
-template <class C, int ROWS, bool BOUNDED>
-DEVICE void copy_tile(u32 first, const char* source, i64 row_stride, int rows, const Share& share) {
+// this thread's first chunk. Asynchronous copies leave chunks beyond the head dimension alone: those are zeroed once.
+template <class C, int ROWS, bool BOUNDED, class ROW_STRIDE>
+DEVICE void copy_tile(u32 first, const char* source, ROW_STRIDE row_stride, int rows, const Share& share) {
 #if HAS_ASYNC_COPY
   if constexpr (C::ASYNC) {
+    if (share.valid) {
 #pragma unroll
-    for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++, source += C::ROWS_PER_PASS * row_stride) {
-      int bytes = BOUNDED && share.row0 + i * C::ROWS_PER_PASS >= rows ? 0 : share.valid * 2;
-      copy_async(chunk_of_pass<C>(first, i), source, bytes);
+      for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++, source += (u32)C::ROWS_PER_PASS * row_stride) {
+        if (BOUNDED)
+          copy_async_or_zero(chunk_of_pass<C>(first, i), source, share.row0 + i * C::ROWS_PER_PASS < rows);
+        else
+          copy_async(chunk_of_pass<C>(first, i), source);
+      }
     }
     return;
   }
@@ -142,6 +159,12 @@ DEVICE void copy_tile(u32 first, const char* source, i64 row_stride, int rows, c
   Staged<C, ROWS> staged;
   staged.load(source, row_stride, rows, share);
   staged.store(first);
+}
+
+template <class C, int ROWS>
+DEVICE void zero_tile(u32 first) {
+#pragma unroll
+  for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++) store_shared(chunk_of_pass<C>(first, i), Chunk{0, 0, 0, 0});
 }
 
 // ---- the arithmetic of one warp -----------------------------------------------------------------------------------------
@@ -305,37 +328,32 @@ struct Warp {
 
 // Which output rows and which keys this block works on.
 struct Work {
-  int head, row0;          // head of all batches together
-  int first, last, whole;  // tiles first .. last - 1 of keys; those below `whole` need no mask
+  int head, row0;   // head of all batches together
+  int first, last;  // tiles first .. last - 1 of keys
 };
 
 // Causal row tiles differ in length: the longest go first, so that the short ones fill the gaps at the end. Heads are
-// taken a section at a time, so that the K and V in flight fit the L2 cache.
+// taken a section at a time, so that the K and V in flight fit the L2 cache; the last section may have heads too many.
 template <class C>
 DEVICE Work work_of_block(const AttentionParams& p, int block) {
   Work w;
-  int per_section = p.section * p.row_tiles;
-  int section = block / per_section, within = block % per_section;
   int row_tile;
   if (C::CAUSAL) {
-    int left = p.all_heads - section * p.section;
-    int heads = left < p.section ? left : p.section;
-    row_tile = p.row_tiles - 1 - within / heads;
-    w.head = section * p.section + within % heads;
+    const int section = divide(block, p.section_tiles), within = block - section * (int)p.section_tiles.divisor;
+    const int place = divide(within, p.section);
+    row_tile = (int)p.row_tiles.divisor - 1 - place;
+    w.head = section * (int)p.section.divisor + within - place * (int)p.section.divisor;
   } else {
-    row_tile = within % p.row_tiles;
-    w.head = section * p.section + within / p.row_tiles;
+    w.head = divide(block, p.row_tiles);
+    row_tile = block - w.head * (int)p.row_tiles.divisor;
   }
   w.row0 = row_tile * C::BM;
   w.last = (p.seq_k + C::BN - 1) / C::BN;
-  w.whole = p.seq_k / C::BN;
   if (C::CAUSAL) {
     int last_row = (w.row0 + C::BM < p.seq_q ? w.row0 + C::BM : p.seq_q) - 1;
-    int visible = last_row + p.causal_offset + 1, always = w.row0 + p.causal_offset + 1;
+    int visible = last_row + p.causal_offset + 1;
     int last = visible <= 0 ? 0 : (visible + C::BN - 1) / C::BN;
-    int whole = always <= 0 ? 0 : always / C::BN;
     w.last = last < w.last ? last : w.last;
-    w.whole = whole < w.whole ? whole : w.whole;
   }
   w.first = (int)blockIdx.y * p.tiles_per_split;
   int end = w.first + p.tiles_per_split;
@@ -346,32 +364,51 @@ DEVICE Work work_of_block(const AttentionParams& p, int block) {
 template <class C>
 struct Block {
   const AttentionParams& p;
-  int first, last, whole;      // as in Work
-  Share share;
+  int first, last;             // as in Work
   Warp<C> warp;
   const char *k, *v;           // this thread's first chunk of the next K tile, of the V tile beside it
-  u32 chunk;                   // in shared memory: this thread's first chunk of K's first stage
-  u32 q_lane, k_lane, v_lane;  // where this lane's ldmatrix rows start
-  int limit;                   // how many keys the block's first row sees
+  u32 q_tile;                  // shared memory: Q, then stages of K and V
+  u32 chunk;                   // this thread's first chunk of K's first stage
+  u32 q_lane;                  // where this lane's ldmatrix rows of Q start
+
+  __device__ __forceinline__ Share share_again() const { return share_of_thread<C>(thread_again(), p.head_dim); }
 
   static constexpr u32 STAGE_BYTES = 2 * C::TILE_BYTES;
+
+  // ldmatrix: for Q and V, lanes 0-15 give rows 0-15 and lanes 16-31 the next 8 columns. For K, whose rows are the columns of
+  // the product, every other group of eight lanes gives the next 8 columns, and lanes 16-31 the next 8 rows.
+  __device__ __forceinline__ u32 k_lane() const {
+    const u32 lane = (u32)thread_again() & 31;
+    return q_tile + C::Q_BYTES + swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+  }
+  __device__ __forceinline__ u32 v_lane() const {
+    return q_tile + C::Q_BYTES + C::TILE_BYTES + (opaque(q_lane - q_tile) & (16 * C::ROW_BYTES - 1));
+  }
+
+  // How many keys the block's first row sees. Registers are full: cheaper to find again than to keep.
+  __device__ __forceinline__ int limit() const { return work_of_block<C>(p, block_again()).row0 + p.causal_offset + 1; }
+
+  // Tiles that end beyond the last key, or beyond what the block's first row sees. Once false it stays so.
+  __device__ __forceinline__ bool needs_mask(int n) const {
+    return (n + 1) * C::BN > p.seq_k || (C::CAUSAL && (n + 1) * C::BN > limit());
+  }
 
   // A warp all of whose rows end before this tile has nothing to compute in it.
   template <bool MASKED>
   __device__ __forceinline__ bool active(int n) const {
-    return !(MASKED && C::CAUSAL) || n * C::BN < limit + ((thread_again() >> 5) + 1) * C::MI * 16 - 1;
+    return !(MASKED && C::CAUSAL) || n * C::BN < limit() + ((thread_again() >> 5) + 1) * C::MI * 16 - 1;
   }
 
   template <bool MASKED>
   __device__ __forceinline__ void masked_scores(int n, u32 stage) {
-    warp.scores(q_lane, k_lane + stage);
+    warp.scores(opaque(q_lane), k_lane() + stage);
     if (MASKED) {
       const int thread = thread_again(), column = n * C::BN + 2 * (thread & 3);
-      warp.mask(p.seq_k - column, limit + (thread >> 5) * C::MI * 16 + ((thread & 31) >> 2) - column);
+      warp.mask(p.seq_k - column, limit() + (thread >> 5) * C::MI * 16 + ((thread & 31) >> 2) - column);
     }
   }
 
-  __device__ __forceinline__ void next_tile() { k -= C::BN * p.k_row, v -= C::BN * p.v_row; }
+  __device__ __forceinline__ void next_tile() { k -= (u32)C::BN * p.k_row, v -= (u32)C::BN * p.v_row; }
 
   // Two stages: the next tile's K and V are on their way during the whole of this one. One barrier a tile: it publishes the
   // tile that has landed, and tells that every warp has left the stage about to be overwritten.
@@ -383,6 +420,7 @@ struct Block {
     sync_block();
     if (n > first) {
       next_tile();
+      const Share share = share_again();
       copy_tile<C, C::BN, false>(chunk + other, k, p.k_row, C::BN, share);
       copy_tile<C, C::BN, false>(chunk + other + C::TILE_BYTES, v, p.v_row, C::BN, share);
       copy_async_commit();
@@ -390,7 +428,7 @@ struct Block {
     if (active<MASKED>(n)) {
       masked_scores<MASKED>(n, stage);
       warp.template softmax<MASKED>(p.scale_log2);
-      warp.accumulate(v_lane + stage);
+      warp.accumulate(v_lane() + stage);
     }
 #endif
   }
@@ -403,6 +441,7 @@ struct Block {
     if constexpr (C::ASYNC) {
       copy_async_wait<0>();
       sync_block();  // K has landed; every warp has left V
+      const Share share = share_again();
       copy_tile<C, C::BN, MASKED>(chunk + C::TILE_BYTES, v, p.v_row, p.seq_k - n * C::BN, share);
       copy_async_commit();
       if (computes) masked_scores<MASKED>(n, 0);
@@ -415,11 +454,12 @@ struct Block {
       }
       if (computes) {
         warp.template softmax<MASKED>(p.scale_log2);
-        warp.accumulate(v_lane);
+        warp.accumulate(v_lane());
       }
       return;
     }
 #endif
+    const Share share = share_again();
     Staged<C, C::BN> next;
     next.load(v, p.v_row, p.seq_k - n * C::BN, share);
     sync_block();  // K has landed; every warp has left V
@@ -431,7 +471,7 @@ struct Block {
     }
     if (computes) warp.template softmax<MASKED>(p.scale_log2);
     sync_block();  // V has landed; every warp has left K
-    if (computes) warp.accumulate(v_lane);
+    if (computes) warp.accumulate(v_lane());
     if (n > first) next.store(chunk);
   }
 
@@ -443,9 +483,13 @@ struct Block {
       step_single<MASKED>(n);
   }
 
-  __device__ __forceinline__ void all_tiles(const char* q, int q_rows) {
+  __device__ __forceinline__ void all_tiles(const char* q, int q_rows, const Share& share) {
     int n = last - 1;
-    k += (i64)n * C::BN * p.k_row, v += (i64)n * C::BN * p.v_row;
+    k += (i64)n * ((u32)C::BN * p.k_row), v += (i64)n * ((u32)C::BN * p.v_row);
+    if (C::ASYNC && !share.valid) {
+      zero_tile<C, C::BM>(chunk - C::Q_BYTES);
+      for (int i = 0; i < 2 * C::STAGES; i++) zero_tile<C, C::BN>(chunk + i * C::TILE_BYTES);
+    }
     copy_tile<C, C::BM, true>(chunk - C::Q_BYTES, q, p.q_row, q_rows, share);
     const u32 stage = C::STAGES == 2 && (n & 1) ? STAGE_BYTES : 0;
     copy_tile<C, C::BN, true>(chunk + stage, k, p.k_row, p.seq_k - n * C::BN, share);
@@ -461,7 +505,7 @@ struct Block {
       sync_block();
       warp.keep_q(q_lane);
     }
-    for (; n >= first && n >= whole; n--) step<true>(n);
+    for (; n >= first && needs_mask(n); n--) step<true>(n);
     for (; n >= first; n--) step<false>(n);
   }
 };
@@ -512,7 +556,8 @@ struct Results {
   }
 
   __device__ __forceinline__ void write(const Warp<C>& warp, const float (&lse)[C::MI][2]) const {
-    char* out = p.out + (head / p.heads) * p.out_batch + (head % p.heads) * p.out_head;
+    const int batch = divide(head, p.heads);
+    char* out = p.out + batch * p.out_batch + (head - batch * (int)p.heads.divisor) * p.out_head;
 #pragma unroll
     for (int i = 0; i < C::MI; i++)
 #pragma unroll
@@ -547,7 +592,7 @@ struct Results {
   }
 };
 
-// Grid: (batch * heads * row_tiles, splits). Shared memory: Config::Q_BYTES + STAGES * 2 * TILE_BYTES.
+// Grid: (heads of all batches, rounded up to whole sections if causal, * row_tiles; splits). Shared memory: Config::Q_BYTES + STAGES * 2 * TILE_BYTES.
 template <class T, int D, int BM, int BN, int WARPS, int STAGES, bool Q_IN_REGISTERS, bool CAUSAL, bool VECTOR>
 __global__ void __launch_bounds__(WARPS * 32) attention_fa2(const __grid_constant__ AttentionParams p) {
   typedef Config<T, D, BM, BN, WARPS, STAGES, Q_IN_REGISTERS, CAUSAL, VECTOR> C;
@@ -557,23 +602,20 @@ __global__ void __launch_bounds__(WARPS * 32) attention_fa2(const __grid_constan
   {
     const int lane = (int)threadIdx.x & 31, warp_row = ((int)threadIdx.x >> 5) * C::MI * 16;
     const Work work = work_of_block<C>(p, (int)blockIdx.x);
-    const int batch = work.head / p.heads, head = work.head % p.heads, kv_head = head / p.group;
-    const Share share = share_of_thread<C>(p.head_dim);
-    block.first = work.first, block.last = work.last, block.whole = work.whole;
-    block.share = share;
-    block.k = p.k + batch * p.k_batch + kv_head * p.k_head + share.row0 * p.k_row + share.chunk * 16;
-    block.v = p.v + batch * p.v_batch + kv_head * p.v_head + share.row0 * p.v_row + share.chunk * 16;
+    if (work.head >= p.all_heads) return;
+    const int batch = divide(work.head, p.heads), head = work.head - batch * (int)p.heads.divisor;
+    const int kv_head = divide(head, p.group);
+    const Share share = share_of_thread<C>((int)threadIdx.x, p.head_dim);
+    block.first = work.first, block.last = work.last;
+    block.k = p.k + batch * p.k_batch + kv_head * p.k_head + (u32)share.row0 * p.k_row + share.chunk * 16;
+    block.v = p.v + batch * p.v_batch + kv_head * p.v_head + (u32)share.row0 * p.v_row + share.chunk * 16;
     block.chunk = tiles + swizzled<C>(share.row0, share.chunk);
-    // ldmatrix: Q and V give rows 0-15 by lanes 0-15 and the next 8 columns by lanes 16-31; K, whose rows are the columns of
-    // the product, gives the next 8 columns by every other group of eight lanes and the next 8 rows by lanes 16-31.
+    block.q_tile = q_tile;
     block.q_lane = q_tile + swizzled<C>(warp_row + (lane & 15), lane >> 4);
-    block.k_lane = tiles + swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
-    block.v_lane = tiles + C::TILE_BYTES + swizzled<C>(lane & 15, lane >> 4);
-    block.limit = work.row0 + p.causal_offset + 1;
     block.warp.clear();
     if (work.first < work.last) {
       const i64 row = work.row0 + share.row0;
-      block.all_tiles(p.q + batch * p.q_batch + head * p.q_head + row * p.q_row + share.chunk * 16, p.seq_q - work.row0);
+      block.all_tiles(p.q + batch * p.q_batch + head * p.q_head + row * p.q_row + share.chunk * 16, p.seq_q - work.row0, share);
     }
   }
   const int thread = thread_again(), lane = thread & 31, warp_row = (thread >> 5) * C::MI * 16;
@@ -602,8 +644,8 @@ __global__ void __launch_bounds__(128) attention_combine(const __grid_constant__
   bad = total != total;
   const float inverse = total == 0.0f && !bad ? 0.0f : 1.0f / total;
 
-  const int head = (int)(row / p.seq_q), query = (int)(row % p.seq_q);
-  char* out = p.out + (head / p.heads) * p.out_batch + (head % p.heads) * p.out_head + query * p.out_row;
+  const int head = (int)(row / p.seq_q), query = (int)(row % p.seq_q), batch = divide(head, p.heads);
+  char* out = p.out + batch * p.out_batch + (head - batch * (int)p.heads.divisor) * p.out_head + query * p.out_row;
   for (int column = lane; column < p.head_dim; column += 32) {
     float value = 0.0f;
     for (int i = 0; i < p.splits; i++) {

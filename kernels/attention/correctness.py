@@ -1,0 +1,125 @@
+"""The gate: no timing is kept for an implementation that did not pass this on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention import reference
+
+RELATIVE_FROBENIUS = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1.2e-3}
+"""||out - exact|| / ||exact||: a maximum alone averages away on long sequences, where the outputs tend to 0."""
+
+ULPS = {torch.float32: 16.0, torch.bfloat16: 1.0, torch.float16: 1.0}
+"""Slack over PyTorch's own error, in eps of the largest output: where PyTorch is exact, rounding is no fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A verdict. `max_abs_error` is NaN when there was nothing to compare; `reason` is empty when it passed."""
+
+    passed: bool
+    max_abs_error: float
+    limit: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """What a case is judged by: the exact output (float64 [B, H, S_q, D]) and the limits that follow from it."""
+
+    exact: torch.Tensor
+    dtype: torch.dtype
+    absolute: float
+    relative_to_torch: float
+
+    @property
+    def limit(self) -> float:
+        """The largest absolute error that passes."""
+        return min(self.absolute, self.relative_to_torch)
+
+
+def yardstick(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool,
+    max_abs_error: float,
+    scale: float | None = None,
+) -> Yardstick:
+    """The exact answer to a case and what may differ from it.
+
+    An error passes when it is at most `max_abs_error` and at most twice PyTorch's own error on the same inputs plus
+    rounding (the criterion of the FlashAttention tests). Where the dtype itself cannot hold the exact answer that
+    closely (bfloat16 numbers above 4 are 0.031 apart), twice the rounding error of the exact answer takes the place
+    of `max_abs_error`.
+    """
+    exact = reference.attention(q, k, v, causal=causal, scale=scale).out
+    rounding = (exact.to(q.dtype).double() - exact).abs().max().item()
+    ours = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    torch_error = (ours.double() - exact).abs().max().item()
+    slack = ULPS[q.dtype] * torch.finfo(q.dtype).eps * exact.abs().max().item()
+    return Yardstick(
+        exact=exact,
+        dtype=q.dtype,
+        absolute=max(max_abs_error, 2 * rounding),
+        relative_to_torch=2 * torch_error + slack,
+    )
+
+
+def judge(out: torch.Tensor, by: Yardstick) -> Check:
+    """Compare an output with the exact answer. NaN, infinity, a wrong shape or a wrong dtype never pass."""
+    if out.shape != by.exact.shape or out.dtype != by.dtype:
+        return Check(
+            False,
+            float("nan"),
+            by.limit,
+            f"output is {tuple(out.shape)} {out.dtype}, not {tuple(by.exact.shape)} {by.dtype}",
+        )
+    strange = int((~torch.isfinite(out)).sum().item())
+    if strange:
+        return Check(
+            False, float("nan"), by.limit, f"{strange} of {out.numel()} elements are NaN or infinite, or never written"
+        )
+    difference = out.double() - by.exact
+    error = difference.abs().max().item()
+    frobenius = (difference.norm() / by.exact.norm().clamp_min(torch.finfo(torch.float64).tiny)).item()
+    if not error <= by.limit:
+        which = "the absolute limit" if by.absolute <= by.relative_to_torch else "twice PyTorch's own error"
+        return Check(False, error, by.limit, f"max abs error {error:.3g} is over {by.limit:.3g} ({which})")
+    if not frobenius <= RELATIVE_FROBENIUS[by.dtype]:
+        return Check(
+            False,
+            error,
+            by.limit,
+            f"relative Frobenius error {frobenius:.3g} is over {RELATIVE_FROBENIUS[by.dtype]:.3g}",
+        )
+    return Check(True, error, by.limit, "")
+
+
+@contextmanager
+def poisoned(probe: torch.Tensor, *, through_torch: bool) -> Iterator[None]:
+    """While this lasts, memory for outputs like `probe` starts out as NaN, so an element that is never written shows.
+
+    With `through_torch`, every `torch.empty` is filled, by PyTorch's deterministic mode; that mode takes backends away
+    from PyTorch's own attention, so without it only the memory the allocator is about to hand out again is filled.
+    """
+    if not through_torch:
+        torch.full_like(probe, float("nan"))
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filling

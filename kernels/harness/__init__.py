@@ -1,0 +1,1 @@
+"""The programme that runs on the VM: it records the environment, builds, checks and measures, fact by fact."""

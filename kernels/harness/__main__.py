@@ -1,0 +1,82 @@
+"""`python3 -m kernels.harness <step> --spec SPEC.json --out DIR`: facts to standard output, the log to standard error.
+
+Exit codes: 0 done; 10 done, but an implementation was wrong; 20 the kernel did not build or load; 21 a gate failed;
+22 bad spec; 1 crashed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import sys
+import traceback
+from pathlib import Path
+
+from kernels.harness.facts import CRASHED, Facts, log
+from kernels.harness.gates import environment_gates
+from kernels.harness.spec import BadSpec, Spec, parse
+
+BAD_SPEC, GATE_FAILED = 22, 21
+STEPS = ("environment", "build", "correctness", "measure")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one step and return its exit code."""
+    parser = argparse.ArgumentParser(prog="python3 -m kernels.harness", description="Check and measure attention.")
+    parser.add_argument("step", choices=STEPS)
+    parser.add_argument("--spec", type=Path, required=True, help="what to do, as JSON")
+    parser.add_argument("--out", type=Path, required=True, help="where results go; created if absent")
+    parser.add_argument("--no-ack", action="store_true", help="do not wait for acknowledgements (for use by hand)")
+    asked = parser.parse_args(arguments)
+    facts = Facts(acknowledged=not asked.no_ack)
+    try:
+        return perform(asked.step, read_spec(asked.spec), asked.out, facts)
+    except BadSpec as exc:
+        facts.send("problem", cause="unknown", detail=f"bad spec: {exc}")
+        return BAD_SPEC
+    except Exception as exc:
+        log(traceback.format_exc())
+        full = isinstance(exc, OSError) and exc.errno in {errno.ENOSPC, errno.EDQUOT}
+        cause = "disk_full" if full else "harness_crashed"
+        facts.send("problem", cause=cause, detail=f"{type(exc).__name__}: {exc}"[:2000])
+        return CRASHED
+
+
+def read_spec(path: Path) -> Spec:
+    """The spec in a file. Raises `BadSpec`, also when there is no such file."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BadSpec(f"cannot read {path}: {exc}") from exc
+
+
+def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
+    """One step of a judged spec. PyTorch is imported only after a gate has tried to."""
+    out.mkdir(parents=True, exist_ok=True)
+    if step == "environment":
+        for gate in environment_gates():
+            facts.send("gate", name=gate.name, passed=gate.passed, detail=gate.detail)
+            if not gate.passed:
+                facts.send("problem", cause=gate.cause, detail=gate.detail)
+                return GATE_FAILED
+
+    import torch
+
+    from kernels.harness import environment, steps
+    from kernels.harness.judging import Session
+
+    if spec.threads:
+        torch.set_num_threads(spec.threads)
+    session = Session(spec, out, steps.default_cache(), facts, environment.device())
+    run = {
+        "environment": steps.record_environment,
+        "build": steps.build_kernel,
+        "correctness": steps.check_all,
+        "measure": steps.measure_all,
+    }[step]
+    with torch.inference_mode():
+        return run(session)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

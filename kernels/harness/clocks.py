@@ -1,0 +1,123 @@
+"""What the GPU was doing while it was measured: clocks, power, temperature and throttling, from NVML through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+THROTTLE_REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+"""nvmlClocksEventReasons, by bit."""
+
+NVML_CLOCK_SM = 1
+NVML_CLOCK_MEM = 2
+NVML_TEMPERATURE_GPU = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look at the device. None, or an empty `throttle`, is what could not be read; `none` is no throttling."""
+
+    sm_clock_mhz: float | None = None
+    mem_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: str = ""
+
+
+class Clocks(Protocol):
+    """Something that can be looked at between two measurements."""
+
+    def read(self) -> Reading:
+        """The device's state now; never raises."""
+        ...
+
+
+class NoClocks:
+    """For devices that NVML does not know. A CPU's frequency is no SM clock, so all stays empty."""
+
+    def read(self) -> Reading:
+        """Nothing is known."""
+        return Reading()
+
+
+class Nvml:
+    """One GPU's sensors. Raises `OSError` on construction when NVML or the GPU cannot be found."""
+
+    def __init__(self, uuid: str) -> None:
+        self.library = ctypes.CDLL("libnvidia-ml.so.1")
+        self.device = ctypes.c_void_p()
+        self.require(self.library.nvmlInit_v2(), "nvmlInit_v2")
+        found = self.library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(self.device))
+        self.require(found, f"nvmlDeviceGetHandleByUUID({uuid})")
+
+    @staticmethod
+    def require(code: int, what: str) -> None:
+        """Raises `OSError` for any answer but success."""
+        if code != 0:
+            raise OSError(f"{what} answered {code}")
+
+    def read(self) -> Reading:
+        """Each sensor on its own: a VM's GPU may hide some of them."""
+        milliwatts = self.ask("nvmlDeviceGetPowerUsage")
+        reasons = self.throttle_bits()
+        return Reading(
+            sm_clock_mhz=self.ask("nvmlDeviceGetClockInfo", NVML_CLOCK_SM),
+            mem_clock_mhz=self.ask("nvmlDeviceGetClockInfo", NVML_CLOCK_MEM),
+            power_w=None if milliwatts is None else milliwatts / 1000,
+            temperature_c=self.ask("nvmlDeviceGetTemperature", NVML_TEMPERATURE_GPU),
+            throttle="" if reasons is None else throttle_words(reasons),
+        )
+
+    def ask(self, function: str, *arguments: int) -> float | None:
+        """An unsigned answer, or None when the device does not give it."""
+        value = ctypes.c_uint()
+        code = getattr(self.library, function)(self.device, *arguments, ctypes.byref(value))
+        return float(value.value) if code == 0 else None
+
+    def throttle_bits(self) -> int | None:
+        """The reasons why clocks are held down now, or None."""
+        bits = ctypes.c_ulonglong()
+        code = self.library.nvmlDeviceGetCurrentClocksThrottleReasons(self.device, ctypes.byref(bits))
+        return bits.value if code == 0 else None
+
+    def driver_version(self) -> str:
+        """The driver's version, or an empty string."""
+        buffer = ctypes.create_string_buffer(96)
+        code = self.library.nvmlSystemGetDriverVersion(buffer, ctypes.c_uint(len(buffer)))
+        return buffer.value.decode(errors="replace") if code == 0 else ""
+
+
+def throttle_words(bits: int) -> str:
+    """The names of the set bits, joined by `|`; `none` when there is none. An idle GPU is not a throttled one."""
+    named = [name for bit, name in THROTTLE_REASONS.items() if bits & bit and name != "gpu_idle"]
+    unknown = bits & ~sum(THROTTLE_REASONS)
+    return "|".join([*named, *([f"{unknown:#x}"] if unknown else [])]) or "none"
+
+
+def nvml(device: torch.device) -> Nvml | None:
+    """The sensors of a CUDA device, found by UUID because CUDA may number devices differently; None without NVML."""
+    if device.type != "cuda":
+        return None
+    try:
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        return Nvml(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+    except (OSError, AttributeError):
+        return None
+
+
+def clocks(device: torch.device) -> Clocks:
+    """The sensors of `device`, or none."""
+    return nvml(device) or NoClocks()

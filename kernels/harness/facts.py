@@ -1,0 +1,75 @@
+"""The protocol with the agent: one JSON fact a line on standard output, an acknowledgement for each file named."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from typing import TextIO
+
+CRASHED = 1
+
+
+class Facts:
+    """Writes facts to what was standard output when it was made, and waits for acknowledgements on standard input.
+
+    From then on standard output leads to standard error, for this process and all it starts, so that no library's
+    chatter can be taken for a fact. When standard input ends, the agent is gone, and the process ends at once with
+    exit code 1.
+    """
+
+    def __init__(self, *, acknowledged: bool) -> None:
+        sys.stdout.flush()
+        self.out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        self.acks: queue.Queue[str] | None = None
+        if acknowledged:
+            self.acks = queue.Queue()
+            threading.Thread(target=self.listen, name="acks", daemon=True).start()
+
+    def send(self, fact: str, **keys: object) -> None:
+        """Say one fact. When it names a `path`, return only once the agent has acknowledged that file."""
+        line = json.dumps({"fact": fact, **keys}, allow_nan=False)
+        try:
+            self.out.write(line + "\n")
+            self.out.flush()
+        except BrokenPipeError:
+            log("nobody reads the facts any more; stopping")
+            os._exit(CRASHED)
+        path = keys.get("path")
+        if path is None or self.acks is None:
+            return
+        while (acked := self.acks.get()) != path:
+            log(f"expected an acknowledgement of {path}, got one of {acked}; still waiting")
+
+    def listen(self) -> None:
+        """Read acknowledgements until standard input ends, then end the process, whatever it is doing."""
+        assert self.acks is not None
+        # Unbuffered reads of the descriptor: a buffered reader's lock could be held when the interpreter shuts down.
+        rest = b""
+        while chunk := os.read(0, 65536):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                path = acknowledged_path(line)
+                if path is None:
+                    log(f"not an acknowledgement: {line[:200]!r}")
+                else:
+                    self.acks.put(path)
+        log("standard input ended: the agent is gone; stopping")
+        os._exit(CRASHED)
+
+
+def acknowledged_path(line: bytes) -> str | None:
+    """The path in `{"ack": "<path>"}`, or None for anything else."""
+    try:
+        path = json.loads(line)["ack"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return path if isinstance(path, str) else None
+
+
+def log(words: str) -> None:
+    """A line for people, on standard error."""
+    os.write(2, f"harness: {words}\n".encode())

@@ -1,0 +1,153 @@
+"""What the harness is asked to do, judged strictly before anything is done. Needs neither torch nor numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.attention.case import CASE_ID, DTYPE_NAMES, Case, Shape
+
+IMPLEMENTATIONS = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+REGIMES = ("burst", "sustained", "graph")
+SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
+REQUIRED = ("implementations", "measure", "correctness", "repeats", "warmup", "regime", "seed")
+OPTIONAL = ("threads", "skip_cases", "run_id", "vm")
+
+
+class BadSpec(Exception):
+    """The spec cannot be obeyed. The message names the key, what was found and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A judged spec. `threads` counts CPU threads, 0 for PyTorch's default; `max_abs_error` is absolute."""
+
+    implementations: tuple[str, ...]
+    measure: tuple[Case, ...]
+    correctness: tuple[Case, ...]
+    max_abs_error: float
+    repeats: int
+    warmup: int
+    regime: str
+    seed: int
+    threads: int
+    skip_cases: frozenset[str]
+    run_id: str
+    vm: str
+
+    @property
+    def planned(self) -> tuple[Case, ...]:
+        """The cases to measure, in order, without those that are done already."""
+        return tuple(case for case in self.measure if case.id not in self.skip_cases)
+
+
+def parse(text: str) -> Spec:
+    """The spec in a JSON document. Raises `BadSpec`."""
+    try:
+        data = json.loads(text)
+    except ValueError as exc:
+        raise BadSpec(f"the spec is not JSON: {exc}") from exc
+    spec = table(data, "the spec", REQUIRED, OPTIONAL)
+    judged = table(spec["correctness"], "correctness", ("shapes", "dtypes", "max_abs_error"))
+    implementations = names(spec["implementations"], "implementations", IMPLEMENTATIONS)
+    skip = spec.get("skip_cases", [])
+    if not isinstance(skip, list) or not all(isinstance(one, str) and CASE_ID.fullmatch(one) for one in skip):
+        raise BadSpec(f"skip_cases must be a list of case ids, not {shown(skip)}")
+    return Spec(
+        implementations=implementations,
+        measure=cases(table(spec["measure"], "measure", ("shapes", "dtypes")), "measure"),
+        correctness=cases(judged, "correctness"),
+        max_abs_error=positive(judged["max_abs_error"], "correctness.max_abs_error"),
+        repeats=integer(spec["repeats"], "repeats", 1),
+        warmup=integer(spec["warmup"], "warmup", 0),
+        regime=name(spec["regime"], "regime", REGIMES),
+        seed=integer(spec["seed"], "seed", 0),
+        threads=integer(spec.get("threads", 0), "threads", 0),
+        skip_cases=frozenset(skip),
+        run_id=text_of(spec.get("run_id", ""), "run_id"),
+        vm=text_of(spec.get("vm", ""), "vm"),
+    )
+
+
+def cases(grid: Mapping[str, Any], where: str) -> tuple[Case, ...]:
+    """Every shape in every dtype, shape by shape. Raises `BadSpec` for a case that occurs twice."""
+    shapes = grid["shapes"]
+    if not isinstance(shapes, list):
+        raise BadSpec(f"{where}.shapes must be a list, not {shown(shapes)}")
+    dtypes = names(grid["dtypes"], f"{where}.dtypes", DTYPE_NAMES)
+    made = tuple(Case(shape(one, f"{where}.shapes[{i}]"), dtype) for i, one in enumerate(shapes) for dtype in dtypes)
+    ids = [case.id for case in made]
+    twice = sorted({one for one in ids if ids.count(one) > 1})
+    if twice:
+        raise BadSpec(f"{where} has a case twice: {twice[0]}")
+    return made
+
+
+def shape(data: object, where: str) -> Shape:
+    """One full shape; nothing is defaulted here. Raises `BadSpec`."""
+    given = table(data, where, (*SIZES, "causal"))
+    sizes = {key: integer(given[key], f"{where}.{key}", 1) for key in SIZES}
+    if not isinstance(given["causal"], bool):
+        raise BadSpec(f"{where}.causal must be true or false, not {shown(given['causal'])}")
+    if sizes["heads"] % sizes["kv_heads"]:
+        raise BadSpec(f"{where}: heads {sizes['heads']} is not a multiple of kv_heads {sizes['kv_heads']}")
+    return Shape(**sizes, causal=given["causal"])
+
+
+def table(data: object, where: str, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, Any]:
+    """A JSON object with these keys and no others. Raises `BadSpec`."""
+    if not isinstance(data, dict):
+        raise BadSpec(f"{where} must be an object, not {shown(data)}")
+    missing = [key for key in required if key not in data]
+    unknown = sorted(set(data) - {*required, *optional})
+    if missing or unknown:
+        lacks = f" lacks {', '.join(missing)}" if missing else ""
+        extra = f" has unknown {', '.join(unknown)}" if unknown else ""
+        raise BadSpec(f"{where}{lacks}{' and' if lacks and extra else ''}{extra}")
+    return data
+
+
+def names(data: object, where: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """A list, not empty and without repetition, of known names. Raises `BadSpec`."""
+    if not isinstance(data, list) or not data:
+        raise BadSpec(f"{where} must be a list with at least one of {', '.join(known)}, not {shown(data)}")
+    found = tuple(name(one, where, known) for one in data)
+    if len(set(found)) < len(found):
+        raise BadSpec(f"{where} repeats a name: {', '.join(found)}")
+    return found
+
+
+def name(data: object, where: str, known: tuple[str, ...]) -> str:
+    """One known name. Raises `BadSpec`."""
+    if not isinstance(data, str) or data not in known:
+        raise BadSpec(f"{where}: {shown(data)} is none of {', '.join(known)}")
+    return data
+
+
+def integer(data: object, where: str, least: int) -> int:
+    """An integer of at least `least`; true and 1.0 are not integers. Raises `BadSpec`."""
+    if not isinstance(data, int) or isinstance(data, bool) or data < least:
+        raise BadSpec(f"{where} must be an integer >= {least}, not {shown(data)}")
+    return data
+
+
+def positive(data: object, where: str) -> float:
+    """A finite number above 0. Raises `BadSpec`."""
+    if not isinstance(data, (int, float)) or isinstance(data, bool) or not 0 < data < float("inf"):
+        raise BadSpec(f"{where} must be a positive number, not {shown(data)}")
+    return float(data)
+
+
+def text_of(data: object, where: str) -> str:
+    """A string. Raises `BadSpec`."""
+    if not isinstance(data, str):
+        raise BadSpec(f"{where} must be a string, not {shown(data)}")
+    return data
+
+
+def shown(data: object) -> str:
+    """A value as the message shows it: JSON, cut short."""
+    words = json.dumps(data, default=str)
+    return words if len(words) <= 60 else words[:57] + "..."
