@@ -100,8 +100,7 @@ def plan(
         notices += _about_prices(config, prices, offers, now)
     worst = max(ceiling(offer.usd_per_hour, ttl_s, config.run.attempts) for offer in offers)
     fits = authorize(ledger, caps, worst, now)
-    if isinstance(fits, Refused):
-        return _budget_refused(config, fits)
+    assert not isinstance(fits, Refused), "a deadline that ttl_within allows is one whose ceiling fits"
     cases = case_ids(grids.measure)
     return LaunchPlan(
         config=config,
@@ -225,7 +224,8 @@ def _about_grids(config: Config, mode: str, grids: EffectiveGrids) -> list[str]:
         what = f"grid '{grids.measure.name}'"
         if grids.replaced:
             what += f" in the place of '{config.measure.grid.name}'"
-        said.append(f"embedded cloud: this machine's own processor is measured, on {what}; no {config.gpu.upper()} is")
+        instead = "" if config.gpu == "cpu" else f"; no {config.gpu.upper()} is"
+        said.append(f"embedded cloud: this machine's own processor is measured, on {what}{instead}")
     if grids.left_out:
         said.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
     return said
@@ -271,14 +271,13 @@ def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
 _WINDOW_WORDS: Final = {"run": "for one run", "day": "today", "month": "this month", "total": "in total"}
 
 
-def _budget_refused(config: Config, refused: Refused, seconds: int = 0) -> PlanRefused:
+def _budget_refused(config: Config, refused: Refused, seconds: int) -> PlanRefused:
     left = max(refused.cap - refused.spent - refused.held, Decimal(0))
-    least = f" for the shortest useful run of {_minutes(seconds)}" if seconds else ""
     held = f", ${refused.held} held" if refused.held else ""
     key = "total_usd" if refused.window == "total" else f"per_{refused.window}_usd"
     return PlanRefused(
         "budget",
-        f"{config.gpu} needs ${refused.needs}{least}; ${left} is left {_WINDOW_WORDS[refused.window]} "
+        f"{config.gpu} needs ${refused.needs} for the shortest useful run, {_minutes(seconds)}; ${left} is left {_WINDOW_WORDS[refused.window]} "
         f"(cap ${refused.cap}, ${refused.spent} spent{held})",
         f"raise budget.{key}" + {"day": ", or wait until tomorrow (UTC)"}.get(refused.window, ""),
         {

@@ -54,7 +54,8 @@ def shortage(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> Shortage | None
         everywhere = listed.get((ALL_REGIONS, ""))
         if everywhere and (short := _short(everywhere, 1)):
             return short
-        standard, preemptible, needs = gpu.quota_standard, gpu.quota_preemptible, 1
+        standard: str | None = gpu.quota_standard
+        preemptible, needs = gpu.quota_preemptible, 1
     else:
         series = offer.machine_type.partition("-")[0]
         standard, preemptible, needs = (
