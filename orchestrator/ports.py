@@ -5,18 +5,22 @@ Implementations raise only `orchestrator.core.errors.ProviderError` and its kin 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from orchestrator.core.budget import Ledger
+from orchestrator.core.events import Event, Fact
 from orchestrator.core.machines import Accepted, Instance, InstanceRequest, Operation, Quota, Refusal, SerialChunk
 
 __all__ = [
-    "Accepted", "Blob", "Bucket", "Clock", "Cloud", "Entry", "Instance", "InstanceRequest", "Notice", "Notifier", "Operation", "Quota",
-    "Refusal", "SerialChunk",
+    "Accepted", "Blob", "Bucket", "Clock", "Cloud", "Entry", "EventLog", "Index", "Instance", "InstanceRequest",
+    "LedgerStore", "Notice", "Notifier", "Operation", "Quota", "Refusal", "SerialChunk",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 # --- Cloud ----------------------------------------------------------------------------------------------------------
 
@@ -114,6 +118,32 @@ class Bucket(Protocol):
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------
+
+
+class EventLog(Protocol):
+    """The log of one run, as one writer sees it."""
+
+    def append(self, fact: Fact) -> Event:
+        """Stores one more fact. Returns only once it is in the bucket."""
+
+    def read(self) -> tuple[Event, ...]:
+        """Every event of the run that is there now, in order. Fetches only what it has not seen."""
+
+
+class LedgerStore(Protocol):
+    """The one ledger of a bucket."""
+
+    def read(self) -> Ledger: ...
+
+    def update(self, change: Callable[[Ledger], Ledger | T]) -> Ledger | T:
+        """Compare-and-swap: stores what `change` makes of the ledger, again with the new one when somebody was first.
+        When `change` returns anything but a ledger, nothing is stored and that is returned."""
+
+
+class Index(Protocol):
+    """The cached folds of all runs: one listing shows them without opening any."""
+
+    def write(self, run_id: str, status: Mapping[str, str], body: bytes) -> None: ...
 
 
 class Clock(Protocol):

@@ -1,7 +1,7 @@
 """What to do next about a run, as data. No I/O: the engine looks, `decide` answers, the engine acts.
 
-The rules, in order: a closed run needs nothing; a machine that may exist is followed until it is known to be gone; a machine
-that is gone is settled and its run closed; a run without a machine gets the next offer, or ends.
+The rules, in order: a closed run needs nothing; a machine that may exist is followed until it is known to be gone;
+a machine that is gone is settled and its run closed; a run without a machine gets the next offer, or ends.
 """
 
 from __future__ import annotations
@@ -46,6 +46,13 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
+class Reinsert:
+    """Send the same request again, under the same request id: its answer was lost."""
+
+    vm: Vm
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     vm: Vm
     reason: str
@@ -83,7 +90,7 @@ class Wait:
     seconds: float
 
 
-Command = Create | Delete | RecordCreated | RecordGone | Settle | Close | Wait
+Command = Create | Reinsert | Delete | RecordCreated | RecordGone | Settle | Close | Wait
 
 
 def decide(
@@ -99,7 +106,7 @@ def decide(
         outcome, detail = ending(run, vm)
         return (Settle(run.cost(vm.gone_at)), Close(outcome, detail))
     if observation.instance is None:
-        return _vanished(vm, observation.operations, now, policy, stopped=run.stop is not None)
+        return _vanished(run, vm, observation.operations, now, policy, launching=offers is not None)
     return _alive(run, vm, observation.instance, now, policy)
 
 
@@ -146,13 +153,13 @@ def _tried(run: Run) -> str:
 
 
 def _vanished(
-    vm: Vm, operations: tuple[Operation, ...], now: datetime, policy: Policy, *, stopped: bool
+    run: Run, vm: Vm, operations: tuple[Operation, ...], now: datetime, policy: Policy, *, launching: bool
 ) -> tuple[Command, ...]:
     """The machine cannot be found: never made, or gone."""
     if not vm.instance_id and not operations:
         young = now - vm.requested_at < timedelta(seconds=policy.insert_limit_s)
-        if young and not stopped:
-            return (Wait(policy.poll_s),)
+        if young and run.stop is None:
+            return (Reinsert(vm),) if launching else (Wait(policy.poll_s),)
         return (RecordGone(vm, vm.requested_at, "never_made", None),)
     started = vm.started_at or _started(operations)
     ended, how = _end(vm, operations, started, now)

@@ -1,8 +1,8 @@
 """A run is the fold of its events.
 
-`replay` gives the same state for every order and every repetition of the same events: it sorts by `(time, writer, seq)`,
-drops repeats, and what a phase is follows from which facts are known, not from which came last. So any number of clients and
-machines can append without asking each other.
+`replay` gives the same state for every order and every repetition of the same events: it sorts by `(time, writer,
+seq)`, drops repeats, and what a phase is follows from which facts are known, not from which came last. So any number of
+clients and machines can append without asking each other.
 """
 
 from __future__ import annotations

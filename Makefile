@@ -1,0 +1,49 @@
+# demo and test each work first and alone on a clean clone with python 3.11+, gcc and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+TORCH  ?= torch==2.13.0
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test check bench install dev lint clean help
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+$(BIN)/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
+# The lock holds hashes, no addresses. torch stands apart: its build differs from machine to machine.
+$(STAMP): $(BIN)/uv pyproject.toml requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	@touch $@
+
+## make demo    measure the bundled kernel against PyTorch on this machine, through the embedded cloud
+install: $(STAMP)
+demo: $(STAMP)
+	@$(BIN)/python scripts/demo.py
+
+## make test    everything that CI runs
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered
+	$(BIN)/python scripts/coverage_gate.py
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck startup/startup.sh .ci/run
+
+## make check   lint, format, types, shell, tests
+check: lint test
+
+## make bench   time the tool itself: start-up, status on 1,000 runs, the demo
+bench: $(STAMP)
+	@$(BIN)/python scripts/bench.py
+
+## make clean   remove what make made
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .coverage*

@@ -1,0 +1,144 @@
+"""A run's results as a folder: downloaded and checked, never twice, whole or said to be partial."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.adapters.files import safe_path, write_atomically
+from orchestrator.adapters.gcs import crc32c
+from orchestrator.core.errors import LocalError
+from orchestrator.core.naming import artifacts_prefix, cases_prefix
+from orchestrator.core.results import Summary, assemble, parse_csv, summarize, summary_csv
+from orchestrator.core.run import Run
+from orchestrator.core.status import iso
+from orchestrator.ports import Bucket, Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What `bench fetch` brought."""
+
+    run_id: str
+    state: str
+    folder: Path
+    complete: bool
+    """Whether the run is over and every case that it planned is here."""
+    cases: int
+    cases_total: int
+    measurements: int
+    downloaded: int
+    already_there: int
+    summaries: tuple[Summary, ...]
+    device: str
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "run_id": self.run_id,
+            "state": self.state,
+            "folder": str(self.folder),
+            "complete": self.complete,
+            "cases": self.cases,
+            "cases_total": self.cases_total,
+            "measurements": self.measurements,
+            "downloaded": self.downloaded,
+            "already_there": self.already_there,
+            "device": self.device,
+        }
+
+
+def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
+    """Brings everything that `run` has stored under `into/<run-id>`.
+
+    What is there already and has the right checksum is not fetched again, so a broken fetch goes on where it stopped.
+    Raises `LocalError` for a folder that cannot be written and for an object whose name would leave it."""
+    folder = into / run.run_id
+    _writable(folder)
+    entries = _wanted(bucket, run, folder)
+    fresh = 0
+    for entry, path in entries:
+        if not _same(path, entry):
+            bucket.download(entry, path)
+            fresh += 1
+    texts = {
+        path.stem: path.read_text(encoding="utf-8")
+        for entry, path in entries
+        if entry.name.startswith(cases_prefix(run.run_id))
+    }
+    rows = [row for name in sorted(texts) for row in parse_csv(texts[name])]
+    summaries = summarize(rows)
+    complete = run.closed is not None and run.cases_total > 0 and len(texts) >= run.cases_total
+    write_atomically(folder / "measurements.csv", assemble(texts).encode())
+    write_atomically(folder / "summary.csv", summary_csv(summaries).encode())
+    write_atomically(folder / "manifest.json", _manifest(run, entries, folder, complete=complete))
+    return Fetched(
+        run_id=run.run_id,
+        state=run.phase.value,
+        folder=folder,
+        complete=complete,
+        cases=len(texts),
+        cases_total=run.cases_total,
+        measurements=sum(1 for row in rows if row.latency_us is not None),
+        downloaded=fresh,
+        already_there=len(entries) - fresh,
+        summaries=summaries,
+        device=run.environment.device if run.environment else "",
+    )
+
+
+def _writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise LocalError(f"cannot make {folder}: {exc.strerror}", hint="--into names another folder") from exc
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise LocalError(f"{folder} cannot be written", hint="--into names another folder")
+
+
+def _wanted(bucket: Bucket, run: Run, folder: Path) -> list[tuple[Entry, Path]]:
+    """Cases go to `cases/`, artifacts to the top. All names are judged before the first byte is written."""
+    cases, artifacts = cases_prefix(run.run_id), artifacts_prefix(run.run_id)
+    found = [(entry, safe_path(folder / "cases", entry.name.removeprefix(cases))) for entry in bucket.list(cases)]
+    found += [(entry, safe_path(folder, entry.name.removeprefix(artifacts))) for entry in bucket.list(artifacts)]
+    return found
+
+
+def _same(path: Path, entry: Entry) -> bool:
+    try:
+        return path.stat().st_size == entry.size and crc32c(path.read_bytes()) == entry.crc32c
+    except OSError:
+        return False
+
+
+def _manifest(run: Run, entries: list[tuple[Entry, Path]], folder: Path, *, complete: bool) -> bytes:
+    document = {
+        "schema": 1,
+        "run_id": run.run_id,
+        "state": run.phase.value,
+        "complete": complete,
+        "gpu": run.plan.gpu if run.plan else "",
+        "mode": run.plan.mode if run.plan else "",
+        "image": run.plan.image if run.plan else "",
+        "payload_sha256": run.payload.sha256 if run.payload else "",
+        "device": run.environment.device if run.environment else "",
+        "cost_usd": str(run.settled.cost_usd) if run.settled else None,
+        "started_at": iso(run.created_at),
+        "vms": [
+            {"name": vm.name, "zone": vm.zone, "machine_type": vm.machine_type} for vm in run.vms if vm.instance_id
+        ],
+        "files": [
+            {
+                "path": path.relative_to(folder).as_posix(),
+                "object": entry.name,
+                "size": entry.size,
+                "crc32c": entry.crc32c,
+                "generation": str(entry.generation),
+            }
+            for entry, path in entries
+        ],
+    }
+    return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"

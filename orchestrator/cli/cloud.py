@@ -1,0 +1,155 @@
+"""`bench cloud …`: the embedded cloud."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json, options
+
+if TYPE_CHECKING:
+    from orchestrator.embedded.client import CloudAddress
+
+app = typer.Typer(
+    no_args_is_help=True, help="The embedded cloud on this machine: start, stop, status, bill, weather, preempt."
+)
+
+
+def _home() -> Path:
+    from orchestrator.settings import load_settings
+
+    return load_settings().home / "cloud"
+
+
+def _ask(address: CloudAddress, path: str, body: Any = None) -> Any:
+    """One request to the control API. Raises `Unavailable`."""
+    from orchestrator.core.errors import ConfigError, Unavailable
+    from orchestrator.embedded.client import ControlError, control
+
+    try:
+        return control(address, path, body)
+    except ControlError as exc:
+        raise ConfigError(str(exc)) from exc
+    except OSError as exc:
+        raise Unavailable(
+            f"the embedded cloud does not answer at {address.control}: {exc}", hint="bench cloud start"
+        ) from exc
+
+
+def _running() -> CloudAddress | None:
+    from orchestrator.embedded.client import running
+
+    return running(_home())
+
+
+@app.command()
+def start(ctx: typer.Context, json: Json = False) -> None:
+    """Start it (any command that needs it does so by itself)."""
+    address = options(ctx).wiring().address
+    if address is None:
+        from orchestrator.core.errors import ConfigError
+
+        raise ConfigError("a Google project is configured", hint="unset BENCH_PROJECT to use the embedded cloud")
+    if json:
+        from dataclasses import asdict
+
+        emit_json({"schema": 1, **asdict(address)})
+    else:
+        typer.echo(
+            f"the embedded cloud runs: compute {address.compute}, storage {address.storage}, bucket {address.bucket}"
+        )
+
+
+@app.command()
+def stop(json: Json = False) -> None:
+    """Delete every VM and stop it. What is in the bucket stays."""
+    from orchestrator.embedded.client import stop as stop_cloud
+
+    stopped = stop_cloud(_home())
+    if json:
+        emit_json({"schema": 1, "stopped": stopped})
+    else:
+        typer.echo("the embedded cloud is stopped" if stopped else "the embedded cloud was not running")
+
+
+@app.command()
+def status(json: Json = False) -> None:
+    """The VMs that exist now."""
+    address = _running()
+    found = _ask(address, "/control/status") if address else {"instances": []}
+    if json:
+        emit_json({"schema": 1, "running": address is not None, **found})
+        return
+    if address is None:
+        typer.echo("the embedded cloud is not running (no VM can be alive)")
+        return
+    for vm in found["instances"]:
+        where, what = f"{vm['zone']}/{vm['name']}", f"{vm['status']}  {vm['machine_type']}"
+        typer.echo(f"{where}  {what}  {vm['age_s']:.0f} s  ${vm['usd_per_hour']}/h")
+    typer.echo(f"{len(found['instances'])} VMs alive")
+
+
+@app.command()
+def bill(ctx: typer.Context, json: Json = False) -> None:
+    """What its own meter says each VM cost."""
+    address = _running() or options(ctx).wiring().address
+    assert address is not None
+    found = _ask(address, "/control/bill")
+    if json:
+        emit_json({"schema": 1, **found})
+        return
+    for row in found["rows"]:
+        typer.echo(f"{row['vm']}  {row['zone']}  {row['seconds']} s  ${row['usd']}  {row['ended_by'] or 'alive'}")
+    typer.echo(f"{len(found['rows'])} VMs, ${found['usd']}")
+
+
+@app.command()
+def weather(
+    ctx: typer.Context,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="A YAML file of faults; without it, show them.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Inject faults: stock-outs, errors, preemptions, hangs. See docs/embedded-cloud.md."""
+    from orchestrator.core.errors import ConfigError
+
+    body = None
+    if file is not None:
+        import yaml
+
+        try:
+            body = yaml.safe_load(file.read_text(encoding="utf-8")) or {"faults": []}
+        except OSError as exc:
+            raise ConfigError(f"cannot read {file}: {exc.strerror}") from exc
+        except yaml.YAMLError as exc:
+            raise ConfigError(f"{file} is not YAML: {exc}") from exc
+    address = options(ctx).wiring().address
+    if address is None:
+        raise ConfigError("a Google project is configured", hint="weather is made in the embedded cloud only")
+    found = _ask(address, "/control/weather", body)
+    if json:
+        emit_json({"schema": 1, **found})
+        return
+    for fault in found["faults"]:
+        rest = {key: value for key, value in fault.items() if key not in ("fault", "id", "fired")}
+        typer.echo(f"{fault['id']}  {fault['fault']}  fired {fault['fired']}  {rest or ''}")
+    typer.echo(f"{len(found['faults'])} faults")
+
+
+@app.command()
+def preempt(
+    name: Annotated[str, typer.Argument(metavar="VM")],
+    notice_s: Annotated[float, typer.Option("--notice", min=0, max=30, help="Seconds of warning.")] = 30,
+    json: Json = False,
+) -> None:
+    """Take a VM back, as Google does with spot machines."""
+    from orchestrator.core.errors import NotFound
+
+    address = _running()
+    if address is None:
+        raise NotFound("the embedded cloud is not running, so there is no VM to preempt")
+    found = _ask(address, "/control/preempt", {"name": name, "notice_s": notice_s})
+    emit_json({"schema": 1, **found}) if json else typer.echo(f"{name} is being preempted")

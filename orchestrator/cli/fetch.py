@@ -1,0 +1,41 @@
+"""`bench fetch RUN`: bring a run's results here, verified; idempotent and resumable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json, options
+
+
+def fetch(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.")] = "last",
+    into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the run.")] = Path(
+        "results/local"
+    ),
+    json: Json = False,
+) -> None:
+    """Download what a run measured, check it, assemble the CSVs, and show the comparison."""
+    from rich.console import Console
+
+    from orchestrator.adapters.fetch import fetch_run
+    from orchestrator.cli.finding import find_run
+    from orchestrator.cli.results_view import results_view
+    from orchestrator.core.budget import Caps
+    from orchestrator.engine import Engine
+
+    wiring = options(ctx).wiring()
+    run_id = find_run(wiring, run)
+    engine = Engine(wiring.world(Caps()), run_id)
+    state = engine.look()
+    if state.closed is None:
+        state, _ = engine.step()
+    fetched = fetch_run(wiring.bucket, state, into)
+    if json:
+        emit_json(fetched.document())
+        return
+    console = Console(highlight=False)
+    console.print(results_view(fetched))

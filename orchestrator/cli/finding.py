@@ -1,0 +1,28 @@
+"""From what a user typed to a run id."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.naming import is_run_id
+
+if TYPE_CHECKING:
+    from orchestrator.wiring import Wiring
+
+
+def find_run(wiring: Wiring, text: str) -> str:
+    """A whole run id as it is; `last`, or a unique part of one, by the index. Raises `NotFound`, `ConfigError`."""
+    if is_run_id(text):
+        return text
+    ids = [line.run_id for line in wiring.index.list_runs()]
+    if text == "last":
+        if not ids:
+            raise NotFound("there are no runs yet", hint="`bench launch --gpu l4` makes one")
+        return max(ids)
+    matches = [run_id for run_id in ids if text in run_id]
+    if not matches:
+        raise NotFound(f"no run is called {text}", hint="`bench status` lists the runs in this bucket")
+    if len(matches) > 1:
+        raise ConfigError(f"{text} could be any of {len(matches)} runs: {', '.join(sorted(matches)[-5:])}")
+    return matches[0]

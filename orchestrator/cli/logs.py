@@ -1,0 +1,45 @@
+"""`bench logs RUN`: what the machine says, from the bucket or from its serial port."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json, options
+
+
+def logs(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `last`.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    json: Json = False,
+) -> None:
+    """Show a run's log. Needs no SSH."""
+    import sys
+
+    from orchestrator.cli.finding import find_run
+    from orchestrator.core.budget import Caps
+    from orchestrator.engine import Engine
+    from orchestrator.log_tail import LogTail
+
+    wiring = options(ctx).wiring()
+    run_id = find_run(wiring, run)
+    engine = Engine(wiring.world(Caps()), run_id)
+    tail = LogTail(wiring.bucket, wiring.cloud, run_id)
+    state = engine.look()
+    text = tail.more(state)
+    if json:
+        emit_json({"schema": 1, "run_id": run_id, "source": tail.source, "text": text})
+        return
+    sys.stdout.write(text)
+    if not text:
+        typer.echo(f"run {run_id} has no log yet ({state.phase.value})", err=True)
+    while follow and state.closed is None:
+        state, pause = engine.step()
+        sys.stdout.write(tail.more(state))
+        sys.stdout.flush()
+        if pause:
+            wiring.clock.sleep(max(pause, 1.0))
+    if follow:
+        sys.stdout.write(tail.more(state))

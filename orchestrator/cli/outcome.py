@@ -1,0 +1,53 @@
+"""How a run that is over becomes an exit code."""
+
+from __future__ import annotations
+
+from orchestrator.core.errors import (
+    BenchError,
+    BudgetExceeded,
+    KernelIncorrect,
+    NoCapacity,
+    ProviderError,
+    RunFailed,
+    RunPreempted,
+    RunStopped,
+)
+from orchestrator.core.run import Phase, Run
+
+ERRORS: dict[Phase, type[BenchError]] = {
+    Phase.INCORRECT: KernelIncorrect,
+    Phase.FAILED: RunFailed,
+    Phase.PREEMPTED: RunPreempted,
+    Phase.STOPPED: RunStopped,
+    Phase.EXPIRED: RunStopped,
+    Phase.NO_CAPACITY: NoCapacity,
+    Phase.REFUSED: BudgetExceeded,
+}
+
+
+def error_of(run: Run) -> BenchError | None:
+    """The error that the outcome of a closed run stands for; None for success."""
+    assert run.closed is not None
+    if run.phase is Phase.SUCCEEDED:
+        return None
+    kind = ProviderError if run.rejected is not None else ERRORS[run.phase]
+    detail = f": {run.closed.detail}" if run.closed.detail else ""
+    return kind(f"run {run.run_id} {run.phase.value.replace('_', ' ')}{detail}", hint=_hint(run))
+
+
+def _hint(run: Run) -> str:
+    if run.rejected is not None and run.rejected.hint:
+        return run.rejected.hint
+    remedies = [fact.remedy for fact in run.diagnoses if fact.remedy]
+    if remedies:
+        return remedies[-1]
+    if run.phase is Phase.NO_CAPACITY:
+        return "allow more zones or regions in the configuration, or try again later"
+    kept = f"`bench fetch {run.run_id}` brings back the {run.cases_done} cases that were measured"
+    return kept if run.cases_done else f"`bench logs {run.run_id}` shows what the machine said"
+
+
+def raise_for(run: Run) -> None:
+    error = error_of(run)
+    if error is not None:
+        raise error

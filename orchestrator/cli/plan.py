@@ -1,0 +1,32 @@
+"""`bench plan`: the same decisions as `launch`, with nothing spent."""
+
+from __future__ import annotations
+
+import typer
+
+from orchestrator.cli.launch import BaselineOnly, ConfigFile, Gpu, Overrides
+from orchestrator.cli.options import Json, emit_json, options
+
+
+def plan(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    gpu: Gpu = "",
+    baseline_only: BaselineOnly = False,
+    set_: Overrides = None,
+    json: Json = False,
+) -> None:
+    """Show what a launch would do and what it could cost at most: offers ranked, price, ceiling, quota, grid."""
+    from rich.console import Console
+
+    from orchestrator.cli.asking import Asked, load_asked, make_plan
+    from orchestrator.cli.plan_view import plan_view
+    from orchestrator.core.describe import plan_document
+
+    settings, name = load_asked(Asked(gpu, config, tuple(set_ or ()), baseline_only))
+    wiring = options(ctx).wiring()
+    made = make_plan(wiring, settings, name)
+    if json:
+        emit_json(plan_document(made))
+        return
+    Console(highlight=False).print(plan_view(made))

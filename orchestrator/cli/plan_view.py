@@ -1,0 +1,38 @@
+"""What a person sees of a plan."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.render import clock, usd
+from orchestrator.core.plan import LaunchPlan
+
+
+def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
+    config = plan.config
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column()
+    repeats = plan.measurements_per_implementation // max(len(plan.cases), 1)
+    facts.add_row(
+        "measures",
+        f"{len(plan.cases)} cases x {repeats} repeats x {len(plan.harness['implementations'])} implementations",
+    )
+    facts.add_row("at most", f"{clock(plan.ttl_s)} on each of {plan.attempts} machine(s): {usd(plan.ceiling_usd)}")
+    facts.add_row("image", plan.image.rpartition("/")[2])
+    facts.add_row("disk", f"{config.machine.disk_gb} GB {config.machine.disk_type}")
+    offers = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("", "zone", "machine", "model"):
+        offers.add_column(name, no_wrap=True)
+    offers.add_column("$/h", justify="right")
+    for place, offer in enumerate(plan.offers[:most], 1):
+        offers.add_row(
+            str(place), offer.zone, offer.machine_type, offer.provisioning.lower(), f"{offer.usd_per_hour:.4f}"
+        )
+    more = len(plan.offers) - most
+    rest = [Text(f"… and {more} more zones", "dim")] if more > 0 else []
+    notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
+    title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is asked for or spent", "dim"))
+    return Group(title, facts, Text(), offers, *rest, *notes)

@@ -1,0 +1,194 @@
+"""What a person sees of runs. Pure: state in, rich renderables or lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.core.run import VM_PHASES, Phase, PhaseSpan, Run
+from orchestrator.core.status import StatusLine
+
+STYLES = {
+    "succeeded": "green",
+    "incorrect": "yellow",
+    "failed": "red",
+    "preempted": "magenta",
+    "stopped": "yellow",
+    "expired": "yellow",
+    "no_capacity": "red",
+    "refused": "red",
+}
+
+
+def usd(amount: Decimal) -> str:
+    """Dollars: four decimals under ten cents, where a run's cost usually is; cents above a hundred dollars."""
+    digits = 4 if amount < 10 else 2
+    return f"${amount:.{digits}f}"
+
+
+def clock(seconds: float) -> str:
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def ago(at: datetime, now: datetime) -> str:
+    seconds = max(0, int((now - at) / timedelta(seconds=1)))
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {name}"
+    return f"{seconds} s"
+
+
+# --- one run, live --------------------------------------------------------------------------------------------------
+
+
+def live(run: Run, now: datetime) -> RenderableType:
+    """The view of `bench launch`: where the machine is, what each phase did, the cases, the money."""
+    return Group(_headline(run), _machines(run), Text(), _phases(run, now), Text(), _footer(run, now))
+
+
+def _headline(run: Run) -> Text:
+    text = Text.assemble((run.run_id, "bold"), "  ", (run.phase.value.replace("_", " "), STYLES.get(run.phase, "cyan")))
+    if run.plan is not None and run.plan.mode == "embedded":
+        text.append("  embedded cloud", "dim")
+    return text
+
+
+def _machines(run: Run) -> Text:
+    text = Text()
+    for fact in run.exhausted:
+        text.append(f"✗ {fact.zone} ", "red").append(f"{fact.code}\n", "dim")
+    vm = run.vm
+    if vm is None:
+        return text.append("asking for a machine …" if not run.vms else "trying the next zone …", "dim")
+    text.append(f"{vm.zone}  {vm.machine_type} {vm.provisioning.lower()}  {usd(vm.usd_per_hour)}/h", "dim")
+    return text
+
+
+def _phases(run: Run, now: datetime) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=11)
+    grid.add_column(width=9, justify="right")
+    grid.add_column(overflow="ellipsis", no_wrap=True)
+    spans = {span.phase: span for span in run.spans}
+    for phase in VM_PHASES:
+        span = spans.get(phase)
+        grid.add_row(*_phase_row(run, phase, span, now))
+    return grid
+
+
+def _phase_row(run: Run, phase: str, span: PhaseSpan | None, now: datetime) -> tuple[RenderableType, ...]:
+    if span is None:
+        return Text(phase, "dim"), Text(""), Text("")
+    if span.exit_code is None:
+        took, style = clock((now - span.started_at).total_seconds()), "cyan" if run.closed is None else "dim"
+    else:
+        took, style = f"{span.seconds or 0:.1f} s", "green" if span.exit_code in (0, 10) else "red"
+    return Text(phase, style), Text(took), _phase_note(run, phase, span)
+
+
+def _phase_note(run: Run, phase: str, span: PhaseSpan) -> RenderableType:
+    match phase:
+        case "preflight" | "environment" if run.heals:
+            return Text("healed: " + ", ".join(dict.fromkeys(heal.what for heal in run.heals)), "yellow")
+        case "environment" if run.environment is not None:
+            return Text(f"{run.environment.device} · torch {run.environment.torch}")
+        case "build" if run.build is not None:
+            return Text(f"{run.build.compiler}{' (cached)' if run.build.cached else ''}")
+        case "correctness" if run.correctness is not None:
+            failed = run.correctness.failed
+            return Text(f"{run.correctness.checked} checked, {failed} wrong", "red" if failed else "")
+        case "measure":
+            return _cases(run, over=span.exit_code is not None)
+        case _:
+            return Text("")
+
+
+def _cases(run: Run, *, over: bool) -> RenderableType:
+    total = run.cases_total
+    grid = Table.grid(padding=(0, 1))
+    current = "" if over or run.case is None else run.case.case_id
+    bar = ProgressBar(total=max(total, 1), completed=run.cases_done, width=24)
+    grid.add_row(bar, Text(f"{run.cases_done}/{total} cases"), Text(current, "dim"))
+    return grid
+
+
+def _footer(run: Run, now: datetime) -> RenderableType:
+    end = run.updated_at if run.closed is not None else now
+    line = Text.assemble(
+        "elapsed ",
+        (clock((end - run.created_at).total_seconds()), "bold"),
+        "   spent ",
+        (usd(run.cost(now)), "bold"),
+        f"   ceiling {usd(run.ceiling_usd)}",
+    )
+    rows: list[RenderableType] = [line]
+    rows += [
+        Text(f"{fact.cause}: {fact.detail.splitlines()[0] if fact.detail else ''}", "red") for fact in run.diagnoses
+    ]
+    if run.measured:
+        rows.append(_last_case(run))
+    return Group(*rows)
+
+
+def _last_case(run: Run) -> Text:
+    last = run.measured[-1]
+    text = Text("last  ", "dim").append(last.case_id, "dim")
+    for name, median in list(last.median_us.items())[:4]:
+        text.append(f"  {name} ", "dim").append(f"{median:.1f} µs")
+    return text
+
+
+# --- one run, over --------------------------------------------------------------------------------------------------
+
+
+def ending_lines(run: Run, now: datetime) -> Iterable[str]:
+    """The last words of `bench launch` for a person."""
+    if run.closed is None:
+        yield f"run {run.run_id} goes on without this terminal"
+        yield f"  bench status {run.run_id}"
+        yield f"  bench logs -f {run.run_id}"
+        return
+    mark = "✓" if run.phase is Phase.SUCCEEDED else "✗"
+    took = clock((run.updated_at - run.created_at).total_seconds())
+    cases = f"{run.cases_done} of {run.cases_total} cases in {took}"
+    yield (
+        f"{mark} {run.phase.value.replace('_', ' ')}: {cases}, {usd(run.cost(now))} of at most {usd(run.ceiling_usd)}"
+    )
+    if run.measured:
+        yield f"  bench fetch {run.run_id}"
+
+
+# --- many runs ------------------------------------------------------------------------------------------------------
+
+
+def runs_table(lines: Sequence[StatusLine], now: datetime) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name, justify in (("run", "left"), ("state", "left"), ("cases", "right"), ("cost", "right"), ("age", "right")):
+        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
+    table.add_column("measured on", overflow="ellipsis", no_wrap=True)
+    for line in lines:
+        state = line.phase.replace("_", " ") + (f" · {line.vm_phase}" if line.vm_phase and not line.over else "")
+        table.add_row(
+            line.run_id,
+            Text(state, STYLES.get(line.phase, "cyan")),
+            f"{line.cases_done}/{line.cases_total}",
+            usd(Decimal(line.cost_usd)),
+            ago(line.created, now),
+            escape(line.device),
+        )
+    return table
+
+
+def alive_line(lines: Sequence[StatusLine]) -> str:
+    alive = [line for line in lines if line.vm]
+    rate = sum((Decimal(line.usd_per_hour) for line in alive), Decimal(0))
+    return f"VMs alive now: {len(alive)}, {usd(rate)}/h"

@@ -1,0 +1,86 @@
+"""What a person sees of fetched results: a line a case, each implementation's median, the kernel against the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.adapters.fetch import Fetched
+from orchestrator.core.results import Summary
+
+KERNEL = "bench"
+
+
+def results_view(fetched: Fetched) -> RenderableType:
+    parts: list[RenderableType] = [_headline(fetched), _table(fetched.summaries)]
+    skipped = list(_skips(fetched.summaries))
+    parts += [Text(line, "dim") for line in skipped[:8]]
+    parts.append(
+        Text.assemble(
+            ("in ", "dim"), str(fetched.folder), ("/  measurements.csv  summary.csv  environment.json", "dim")
+        )
+    )
+    if not fetched.complete:
+        state = fetched.state.replace("_", " ")
+        parts.append(Text(f"partial: {fetched.cases} of {fetched.cases_total} cases; the run is {state}", "yellow"))
+    return Group(*parts)
+
+
+def _headline(fetched: Fetched) -> Text:
+    return Text.assemble(
+        (fetched.run_id, "bold"),
+        f"  {fetched.measurements} measurements of {fetched.cases} cases on ",
+        (fetched.device or "an unknown device", "bold"),
+    )
+
+
+def _table(summaries: Iterable[Summary]) -> RenderableType:
+    """Medians in µs. The last column: the kernel against the fastest baseline of the case; over 1 is faster."""
+    rows: dict[str, dict[str, Summary]] = {}
+    for summary in summaries:
+        rows.setdefault(summary.case_id, {})[summary.implementation] = summary
+    names = list(
+        dict.fromkeys(s.implementation for case in rows.values() for s in case.values() if s.median_us is not None)
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("case", no_wrap=True)
+    for name in names:
+        table.add_column(f"{name} µs", justify="right")
+    if KERNEL in names and len(names) > 1:
+        table.add_column("vs best SDPA", justify="right")
+    for case_id, case in rows.items():
+        cells = [_cell(case.get(name)) for name in names]
+        if KERNEL in names and len(names) > 1:
+            cells.append(_ratio(case))
+        table.add_row(case_id, *cells)
+    return table
+
+
+def _cell(summary: Summary | None) -> Text:
+    if summary is None or summary.median_us is None:
+        return Text("–", "dim")
+    return Text(f"{summary.median_us:,.1f}")
+
+
+def _ratio(case: dict[str, Summary]) -> Text:
+    kernel = case.get(KERNEL)
+    rivals = [s.median_us for name, s in case.items() if name != KERNEL and s.median_us is not None]
+    if kernel is None or kernel.median_us is None or not rivals:
+        return Text("–", "dim")
+    ratio = min(rivals) / kernel.median_us
+    return Text(f"{ratio:.2f}x", "green" if ratio >= 1 else "yellow")
+
+
+def _skips(summaries: Iterable[Summary]) -> Iterable[str]:
+    """Each reason once, with how many cases it left out."""
+    counts: dict[tuple[str, str], int] = {}
+    for summary in summaries:
+        if summary.skipped:
+            counts[summary.implementation, summary.skipped] = (
+                counts.get((summary.implementation, summary.skipped), 0) + 1
+            )
+    for (name, reason), count in counts.items():
+        yield f"not timed: {name} in {count} cases: {reason}"

@@ -1,0 +1,101 @@
+"""`bench status [RUN]`: runs, phases, progress, dollars; and the machines that are alive now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json, options
+
+if TYPE_CHECKING:
+    from orchestrator.core.status import StatusLine
+    from orchestrator.wiring import Wiring
+
+
+def status(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="A run id, a unique part of one, or `last`.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many runs to list, newest first.")] = 20,
+    live: Annotated[bool, typer.Option("--live", help="Ask the cloud itself which machines exist.")] = False,
+    json: Json = False,
+) -> None:
+    """Show runs. Open runs are looked at (and looked after: settled and closed when they are over)."""
+    wiring = options(ctx).wiring()
+    if run:
+        _one(wiring, run, json=json)
+    else:
+        _all(wiring, limit=limit, ask=live, json=json)
+
+
+def _one(wiring: Wiring, text: str, *, json: bool) -> None:
+    from rich.console import Console
+
+    from orchestrator.cli.finding import find_run
+    from orchestrator.cli.render import live as live_view
+    from orchestrator.core.budget import Caps
+    from orchestrator.core.status import document
+    from orchestrator.engine import Engine
+    from orchestrator.wiring import utc_now
+
+    engine = Engine(wiring.world(Caps()), find_run(wiring, text))
+    state = engine.look()
+    while state.closed is None:
+        state, pause = engine.step()
+        if pause:
+            break
+    if json:
+        emit_json(document(state, utc_now()))
+        return
+    console = Console(highlight=False)
+    console.print(live_view(state, utc_now()))
+    if state.closed is not None and state.closed.detail:
+        console.print(state.closed.detail, markup=False)
+
+
+def _all(wiring: Wiring, *, limit: int, ask: bool, json: bool) -> None:
+    from rich.console import Console
+
+    from orchestrator.cli.render import alive_line, runs_table
+    from orchestrator.wiring import utc_now
+
+    lines = _lines(wiring)
+    instances = wiring.cloud().instances() if ask else ()
+    if json:
+        from dataclasses import asdict
+
+        alive = [{"name": i.name, "zone": i.zone, "status": i.status, "labels": dict(i.labels)} for i in instances]
+        extra = {"instances": alive} if ask else {}
+        emit_json({"schema": 1, "mode": wiring.mode, "runs": [asdict(line) for line in lines[-limit:]], **extra})
+        return
+    console = Console(highlight=False, soft_wrap=False)
+    if not lines:
+        console.print("no runs yet; `bench launch --gpu l4` makes one")
+    else:
+        console.print(runs_table(lines[::-1][:limit], utc_now()))
+        if len(lines) > limit:
+            console.print(f"… and {len(lines) - limit} older runs (--limit)", style="dim")
+    console.print(alive_line(lines) if not ask else f"VMs alive now: {len(instances)} (asked the cloud)")
+    for instance in instances:
+        console.print(f"  {instance.zone}/{instance.name}  {instance.status}  {instance.machine_type}", markup=False)
+
+
+def _lines(wiring: Wiring) -> list[StatusLine]:
+    """Every run, oldest first. Finished runs cost nothing but the one listing; open ones are stepped once."""
+    from orchestrator.core.errors import NotFound
+    from orchestrator.core.status import decode, status_line
+
+    lines = []
+    for entry in wiring.index.list_runs():
+        line = decode(entry.run_id, entry.status)
+        if line is None or not line.over:
+            from orchestrator.core.budget import Caps
+            from orchestrator.engine import Engine
+
+            try:
+                state, _ = Engine(wiring.world(Caps()), entry.run_id).step()
+            except NotFound:
+                continue
+            line = status_line(state, wiring.clock.now())
+        lines.append(line)
+    return lines

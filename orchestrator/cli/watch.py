@@ -1,0 +1,105 @@
+"""Following a run: a live view in a terminal, plain lines elsewhere, nothing but errors with --json."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from orchestrator.cli.render import clock, live, usd
+
+if TYPE_CHECKING:
+    from orchestrator.core.errors import Unavailable
+    from orchestrator.core.plan import LaunchPlan
+    from orchestrator.core.run import Run
+
+
+@contextmanager
+def watching(*, quiet: bool) -> Iterator[Watch]:
+    console = Console(stderr=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
+    if quiet or not console.is_terminal:
+        yield PlainWatch(Console(file=sys.stderr, highlight=False, soft_wrap=True) if quiet else console)
+        return
+    with Live(console=console, refresh_per_second=8, transient=False) as view:
+        yield LiveWatch(console, view)
+
+
+class Watch:
+    """What following a run tells somebody."""
+
+    def say(self, text: str) -> None: ...
+    def step(self, text: str) -> None: ...
+    def planned(self, plan: LaunchPlan) -> None: ...
+    def show(self, run: Run) -> None: ...
+
+    def trouble(self, error: Unavailable, pause_s: float) -> None:
+        self.say(f"{error}; trying again in {pause_s:.0f} s (the run itself goes on)")
+
+
+class PlainWatch(Watch):
+    """One line for each thing that changes: for logs, pipes and CI."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._said: set[str] = set()
+
+    def say(self, text: str) -> None:
+        self.console.print(Text(text))
+
+    def step(self, text: str) -> None:
+        self.say(text)
+
+    def planned(self, plan: LaunchPlan) -> None:
+        for notice in plan.notices:
+            self.say(f"note: {notice}")
+        repeats = plan.measurements_per_implementation // max(len(plan.cases), 1)
+        cases = f"{len(plan.cases)} cases x {repeats} repeats"
+        self.say(f"plan: {cases}, {plan.ttl_s} s at most, {usd(plan.ceiling_usd)} at most")
+
+    def show(self, run: Run) -> None:
+        at = clock((run.updated_at - run.created_at).total_seconds())
+        for fact in run.exhausted:
+            self._once(f"{fact.zone}: {fact.code}", at)
+        if run.vm is not None and run.vm.started_at is not None:
+            self._once(f"{run.vm.name} runs in {run.vm.zone} ({usd(run.vm.usd_per_hour)}/h)", at)
+        for span in run.spans:
+            self._once(f"phase {span.phase} (attempt {span.attempt})", at)
+        for heal in run.heals:
+            self._once(f"healed {heal.what}: {heal.detail}", at)
+        for done in run.measured:
+            medians = "  ".join(f"{name} {median:.1f} us" for name, median in done.median_us.items())
+            self._once(f"case {done.index}/{done.of} {done.case_id}: {medians}", at)
+        for diagnosis in run.diagnoses:
+            self._once(f"{diagnosis.cause}: {diagnosis.detail}", at)
+
+    def _once(self, text: str, at: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.say(f"{at:>6}  {text}")
+
+
+class LiveWatch(Watch):
+    """One picture that changes in place."""
+
+    def __init__(self, console: Console, view: Live) -> None:
+        self.console = console
+        self.view = view
+
+    def say(self, text: str) -> None:
+        self.console.print(Text(text, "yellow"))
+
+    def step(self, text: str) -> None:
+        self.view.update(Text(f"{text} …", "dim"))
+
+    def planned(self, plan: LaunchPlan) -> None:
+        for notice in plan.notices:
+            self.console.print(Text(f"note: {notice}", "dim"))
+
+    def show(self, run: Run) -> None:
+        self.view.update(live(run, datetime.now(UTC)))

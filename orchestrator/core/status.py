@@ -1,0 +1,154 @@
+"""The line that a listing shows of a run: small enough for an object's metadata, so that one page shows a thousand runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from orchestrator.core.run import OUTCOMES, Run
+
+
+@dataclass(frozen=True, slots=True)
+class StatusLine:
+    """One run in one line. Every field is text or a number that survives a trip through object metadata."""
+
+    run_id: str
+    phase: str
+    vm_phase: str = ""
+    gpu: str = ""
+    mode: str = ""
+    user: str = ""
+    device: str = ""
+    created_at: str = ""
+    updated_at: str = ""
+    seconds: int = 0
+    cost_usd: str = "0"
+    ceiling_usd: str = "0"
+    cases_done: int = 0
+    cases_total: int = 0
+    attempts: int = 0
+    vm: str = ""
+    """The machine that may exist now, as `zone/name`; empty when none can."""
+    usd_per_hour: str = "0"
+    detail: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.phase in OUTCOMES
+
+    @property
+    def created(self) -> datetime:
+        return datetime.fromisoformat(self.created_at)
+
+
+def status_line(run: Run, now: datetime) -> StatusLine:
+    vm = run.vm
+    open_vm = vm if vm is not None and vm.open and run.closed is None else None
+    end = run.updated_at if run.closed is not None else max(now, run.updated_at)
+    return StatusLine(
+        run_id=run.run_id,
+        phase=run.phase.value,
+        vm_phase="" if run.closed else run.vm_phase,
+        gpu=run.plan.gpu if run.plan else "",
+        mode=run.plan.mode if run.plan else "",
+        user=run.plan.user if run.plan else "",
+        device=run.environment.device if run.environment else "",
+        created_at=iso(run.created_at),
+        updated_at=iso(run.updated_at),
+        seconds=int((end - run.created_at) / timedelta(seconds=1)),
+        cost_usd=str(run.cost(now)),
+        ceiling_usd=str(run.ceiling_usd),
+        cases_done=run.cases_done,
+        cases_total=run.cases_total,
+        attempts=len({vm.attempt for vm in run.vms if vm.instance_id}),
+        vm=f"{open_vm.zone}/{open_vm.name}" if open_vm else "",
+        usd_per_hour=str(open_vm.usd_per_hour) if open_vm else "0",
+        detail=run.closed.detail[:400] if run.closed else "",
+    )
+
+
+def iso(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def encode(line: StatusLine) -> dict[str, str]:
+    """As object metadata. Metadata travels in headers at some servers, so it is kept to printable ASCII."""
+    return {key: _ascii(str(value)) for key, value in asdict(line).items()}
+
+
+def _ascii(text: str) -> str:
+    return "".join(c if " " <= c <= "~" else "?" for c in text)
+
+
+def decode(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
+    """The line in `metadata`, or None when it does not hold one (then the run's events must be read)."""
+    if metadata.get("run_id") != run_id or not metadata.get("phase"):
+        return None
+    kinds = {"seconds": int, "cases_done": int, "cases_total": int, "attempts": int}
+    try:
+        values = {
+            key: kinds.get(key, str)(value) for key, value in metadata.items() if key in StatusLine.__dataclass_fields__
+        }
+        line = StatusLine(**values)  # type: ignore[arg-type]
+        Decimal(line.cost_usd), Decimal(line.ceiling_usd), Decimal(line.usd_per_hour), line.created  # noqa: B018
+    except (ValueError, ArithmeticError):
+        return None
+    return line
+
+
+def document(run: Run, now: datetime) -> dict[str, object]:
+    """The fold of a run as one JSON document: what `bench status RUN --json` and `bench launch --json` print."""
+    line = asdict(status_line(run, now))
+    plan = run.plan
+    return {
+        "schema": 1,
+        **line,
+        "state": line["phase"],
+        "cost_usd": line["cost_usd"],
+        "ceiling_usd": line["ceiling_usd"],
+        "settled": run.settled is not None,
+        "config": plan.config if plan else "",
+        "image": plan.image if plan else "",
+        "implementations": list(plan.implementations) if plan else [],
+        "measurements_per_implementation": run.measurement.measurements_per_implementation if run.measurement else 0,
+        "vms": [
+            {
+                "attempt": vm.attempt,
+                "name": vm.name,
+                "zone": vm.zone,
+                "machine_type": vm.machine_type,
+                "provisioning": vm.provisioning,
+                "usd_per_hour": str(vm.usd_per_hour),
+                "max_run_s": vm.max_run_s,
+                "refused": vm.refused,
+                "started_at": iso(vm.started_at) if vm.started_at else None,
+                "gone_at": iso(vm.gone_at) if vm.gone_at else None,
+                "how": vm.how,
+                "cost_usd": str(vm.cost(now)),
+            }
+            for vm in run.vms
+        ],
+        "phases": [
+            {
+                "attempt": span.attempt,
+                "phase": span.phase,
+                "started_at": iso(span.started_at),
+                "seconds": span.seconds,
+                "exit_code": span.exit_code,
+            }
+            for span in run.spans
+        ],
+        "heals": [fact.model_dump() for fact in run.heals],
+        "gates": [fact.model_dump() for fact in run.gates],
+        "wrong": [fact.model_dump() for fact in run.wrong],
+        "cases": [fact.model_dump() for fact in run.measured],
+        "diagnoses": [fact.model_dump() for fact in run.diagnoses],
+        "exhausted": [fact.model_dump() for fact in run.exhausted],
+    }
+
+
+def status_body(run: Run, now: datetime) -> bytes:
+    return json.dumps(document(run, now), sort_keys=True).encode()

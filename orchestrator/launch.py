@@ -1,0 +1,144 @@
+"""From a plan to a run that goes on without us: plan recorded, worst case held, payload stored, machines asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from orchestrator.core import events as ev
+from orchestrator.core.budget import Alert, Ledger, Refused, alerts_due, authorize, hold, mark_alerted
+from orchestrator.core.describe import plan_document
+from orchestrator.core.errors import BudgetExceeded
+from orchestrator.core.naming import labels, payload_object, run_prefix
+from orchestrator.core.placement import Offer
+from orchestrator.core.plan import LaunchPlan, run_spec
+from orchestrator.engine import Engine, Launch, World, tell
+from orchestrator.ports import EventLog, InstanceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What the machine runs: `startup/` and `kernels/` in one archive, named by its contents."""
+
+    sha256: str
+    data: bytes
+    startup_script: str
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What a launch needs to know of the place it launches into."""
+
+    mode: str
+    bucket: str
+    user: str
+    endpoints: Mapping[str, str] | None
+    require_cuda: bool
+
+
+def begin(
+    world: World,
+    plan: LaunchPlan,
+    payload: Payload,
+    *,
+    run_id: str,
+    where: Where,
+    say: Callable[[str], None] = lambda _: None,
+) -> Engine:
+    """Everything before the first machine. Raises `BudgetExceeded` when somebody else took the money since the plan."""
+    log = world.log(run_id)
+    log.append(
+        ev.RunPlanned(
+            gpu=plan.config.gpu,
+            config=plan.config_name,
+            user=where.user,
+            mode=where.mode,
+            ceiling_usd=plan.ceiling_usd,
+            ttl_s=plan.ttl_s,
+            attempts=plan.attempts,
+            cases=len(plan.cases),
+            measurements_per_implementation=plan.measurements_per_implementation,
+            implementations=tuple(plan.harness["implementations"]),
+            image=plan.image,
+            offers=len(plan.offers),
+        )
+    )
+    _hold(world, plan, run_id, log)
+    document = json.dumps(plan_document(plan), indent=1).encode()
+    world.bucket.replace(f"{run_prefix(run_id)}plan.json", document, generation=None)
+    stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
+    say(f"payload {payload.sha256[:12]}, {len(payload.data) / 1024:.0f} KiB, {'stored' if stored else 'already there'}")
+    log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
+
+    def request(offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:
+        return instance_request(plan, payload, offer, where, run_id, attempt, name, request_id)
+
+    return Engine(world, run_id, launch=Launch(plan.offers, request), log=log)
+
+
+def _hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog) -> None:
+    now = world.clock.now()
+    due: tuple[Alert, ...] = ()
+
+    def change(ledger: Ledger) -> Ledger | Refused:
+        nonlocal due
+        verdict = authorize(ledger, world.caps, plan.ceiling_usd, now)
+        if isinstance(verdict, Refused):
+            return verdict
+        held = hold(ledger, run_id, plan.ceiling_usd, plan.ttl_s, now, plan.config.gpu)
+        due = alerts_due(held, world.caps, now)
+        return mark_alerted(held, due)
+
+    answer = world.ledger.update(change)
+    if isinstance(answer, Refused):
+        why = (
+            f"this run can cost up to ${answer.needs}; the cap of ${answer.cap} for {answer.window} has "
+            f"${answer.spent} spent and ${answer.held} held, so ${answer.short_by} is missing"
+        )
+        events.append(ev.RunClosed(outcome="refused", detail=why))
+        raise BudgetExceeded(why, hint=f"raise budget.per_{answer.window}_usd, shorten run.max_minutes, or wait")
+    events.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd))
+    tell(world.notifier, due)
+
+
+def instance_request(
+    plan: LaunchPlan,
+    payload: Payload,
+    offer: Offer,
+    where: Where,
+    run_id: str,
+    attempt: int,
+    name: str,
+    request_id: str,
+) -> InstanceRequest:
+    """The one place where a plan becomes a request for a machine."""
+    machine = plan.config.machine
+    spec = run_spec(plan, run_id=run_id, attempt=attempt, bucket=where.bucket, require_cuda=where.require_cuda)
+    metadata = {
+        "startup-script": payload.startup_script,
+        "bench-run": json.dumps(spec),
+        "bench-payload": json.dumps(
+            {"bucket": where.bucket, "object": payload_object(payload.sha256), "sha256": payload.sha256}
+        ),
+    }
+    if where.endpoints is not None:
+        metadata["bench-endpoints"] = json.dumps(dict(where.endpoints))
+    return InstanceRequest(
+        name=name,
+        zone=offer.zone,
+        machine_type=offer.machine_type,
+        accelerator=offer.accelerator,
+        accelerator_count=offer.accelerator_count,
+        provisioning=offer.provisioning,
+        max_run_s=plan.ttl_s,
+        image=plan.image,
+        disk_gb=machine.disk_gb,
+        disk_type=machine.disk_type,
+        network=machine.network,
+        external_ip=machine.external_ip,
+        service_account=machine.service_account or None,
+        labels=labels(run_id, attempt, where.user),
+        metadata=metadata,
+        request_id=request_id,
+    )

@@ -1,0 +1,39 @@
+"""The log of a run as it grows: from the machine's serial port while it lives, from the bucket otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.core.naming import artifacts_prefix
+from orchestrator.core.run import Run
+from orchestrator.ports import Bucket, Cloud
+
+
+class LogTail:
+    """Gives what is new since the last time. The serial port is ahead of the bucket by up to ten seconds, and a machine
+    that cannot reach the bucket still has one; but it is gone with the machine."""
+
+    def __init__(self, bucket: Bucket, cloud: Callable[[], Cloud], run_id: str) -> None:
+        self.bucket = bucket
+        self.cloud = cloud
+        self.run_id = run_id
+        self.source = ""
+        self._next = 0
+        self._shown = 0
+
+    def more(self, run: Run) -> str:
+        vm = run.vm
+        if vm is not None and vm.open and vm.started_at is not None and run.closed is None:
+            chunk = self.cloud().serial_output(vm.zone, vm.name, self._next)
+            if chunk is not None:
+                self.source = "serial port"
+                self._next = chunk.next
+                self._shown += len(chunk.text)
+                return ("[... output lost: the serial buffer holds 1 MB ...]\n" if chunk.lost else "") + chunk.text
+        blob = self.bucket.read(f"{artifacts_prefix(self.run_id)}log.txt")
+        if blob is None:
+            return ""
+        self.source = "bucket"
+        text = blob.data.decode("utf-8", "replace")
+        new, self._shown = text[self._shown :], max(self._shown, len(text))
+        return new

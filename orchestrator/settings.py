@@ -1,0 +1,61 @@
+"""Where this user's things are: flags first, then environment, then `settings.yaml` in BENCH_HOME, then defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from platformdirs import user_data_path
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from orchestrator.core.errors import ConfigError
+
+
+def default_home() -> Path:
+    return user_data_path("spotbench")
+
+
+class Settings(BaseSettings):
+    """Each setting is also an environment variable: BENCH_HOME, BENCH_PROJECT, BENCH_BUCKET, BENCH_WEATHER."""
+
+    model_config = SettingsConfigDict(env_prefix="BENCH_", extra="ignore", frozen=True)
+
+    home: Path = Field(default_factory=default_home)
+    """All local state: settings, caches, the embedded cloud."""
+    project: str = ""
+    """Google Cloud project. Empty: the embedded cloud. Never taken from gcloud's own defaults, so that nothing is
+    rented by accident."""
+    bucket: str = ""
+    weather: Path | None = None
+    """Faults for the embedded cloud, as a YAML file."""
+
+
+def load_settings(*, project: str = "", bucket: str = "") -> Settings:
+    flags = {key: value for key, value in {"project": project, "bucket": bucket}.items() if value}
+    try:
+        first = Settings(**flags)  # type: ignore[arg-type]
+        return Settings(**{**_from_file(first.home / "settings.yaml", first), **flags})  # type: ignore[arg-type]
+    except ValidationError as exc:
+        problems = "; ".join(f"BENCH_{str(e['loc'][0]).upper()}: {e['msg']}" for e in exc.errors())
+        raise ConfigError(f"bad settings: {problems}") from exc
+
+
+def _from_file(path: Path, environment: Settings) -> dict[str, object]:
+    """What the file says, except where the environment says otherwise."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
+    import yaml
+
+    try:
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{path} is not YAML: {exc}") from exc
+    known = set(Settings.model_fields) - {"home"}
+    if not isinstance(values, dict) or set(values) - known:
+        unknown = ", ".join(sorted(map(str, set(values) - known))) if isinstance(values, dict) else "not a mapping"
+        raise ConfigError(f"{path}: {unknown}; valid keys are {', '.join(sorted(known))}")
+    return {key: value for key, value in values.items() if key not in environment.model_fields_set}

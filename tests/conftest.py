@@ -1,0 +1,64 @@
+"""What holds for every test: nothing is reached but loopback, and this machine's own settings do not leak in."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LEAKS = ("BENCH_", "GOOGLE_", "GCE_METADATA", "CLOUDSDK_", "STORAGE_EMULATOR_HOST", "NO_COLOR", "FORCE_COLOR")
+REACHED: list[str] = []
+"""Addresses outside loopback that something tried to connect to."""
+
+
+def _watch_connections(event: str, args: tuple[Any, ...]) -> None:
+    """An audit hook sees every connect of this process, whichever library asks, before it happens."""
+    if event != "socket.connect":
+        return
+    address = args[1]
+    if not isinstance(address, tuple):  # a Unix socket
+        return
+    host = str(address[0])
+    try:
+        outside = not ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        outside = host not in ("localhost", "")
+    if outside:
+        REACHED.append(f"{host}:{address[1]}")
+        raise PermissionError(f"tests talk to loopback only, not to {host}")
+
+
+sys.addaudithook(_watch_connections)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name in list(os.environ):
+        if name.startswith(LEAKS):
+            del os.environ[name]
+    # Children that use the network libraries are held to the same rule by a proxy that is not there.
+    os.environ.update({"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"})
+    os.environ.update({"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"})
+    os.environ.update({"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"})
+    os.environ["COLUMNS"] = "100"
+    socket.setdefaulttimeout(60)
+
+
+@pytest.fixture(autouse=True)
+def _loopback_only() -> Iterator[None]:
+    before = len(REACHED)
+    yield
+    assert REACHED[before:] == [], "something outside loopback was reached for"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A BENCH_HOME of its own."""
+    path = tmp_path / "home"
+    path.mkdir()
+    return path
