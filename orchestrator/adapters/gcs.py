@@ -17,7 +17,7 @@ from google.api_core.exceptions import PreconditionFailed
 from google.api_core.retry import Retry
 from google.auth.credentials import Credentials
 from google.auth.transport.requests import AuthorizedSession
-from google.cloud import storage
+from google.cloud.storage import Client
 from google.cloud.storage.exceptions import DataCorruption
 
 from orchestrator.adapters.files import write_atomically
@@ -57,7 +57,7 @@ class GoogleBucket:
         self._retry = Retry(predicate=is_transient, initial=0.1, maximum=2.0, multiplier=2.0, timeout=patience_s)
         credentials = credentials or credentials_for(endpoint)
         self._session = CountingSession(credentials)
-        self._client = storage.Client(
+        self._client = Client(
             project=project or "unused",  # only needed to make buckets; None would start a search for one
             credentials=credentials,
             client_options=ClientOptions(api_endpoint=endpoint) if endpoint else None,

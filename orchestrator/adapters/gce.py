@@ -1,0 +1,254 @@
+"""Google Compute Engine, or the embedded cloud: the real client, asked so that no answer can be lost."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable
+from datetime import timedelta
+
+import google.api_core.exceptions as api
+from google.auth.credentials import Credentials
+from google.cloud import compute_v1
+
+from orchestrator.adapters import gce_convert as convert
+from orchestrator.adapters import gce_errors as table
+from orchestrator.adapters.clock import SystemClock
+from orchestrator.adapters.gce_body import instance_body
+from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience
+from orchestrator.adapters.google_errors import FOREIGN, brief, is_transient, reasons, translate
+from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
+from orchestrator.core.machines import Accepted, Instance, InstanceRequest, Operation, Quota, Refusal, SerialChunk
+from orchestrator.core.naming import RUN_LABEL, TOOL, TOOL_LABEL
+from orchestrator.ports import Clock
+
+
+class GoogleCloud:
+    """Implements `orchestrator.ports.Cloud`.
+
+    `endpoint` is the base URL of another server that speaks the same protocol; requests to it carry no credentials.
+    Every request is sent again a bounded number of times when its answer is lost; inserts and deletes under the same
+    request id, by which Google recognises them.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        endpoint: str | None = None,
+        credentials: Credentials | None = None,
+        clock: Clock | None = None,
+        *,
+        patience: Patience = PATIENCE,
+    ) -> None:
+        self._project = project
+        self._clock = clock or SystemClock()
+        self._calls = Calls(project, endpoint, credentials, self._clock, patience)
+
+    # --- machines ---
+
+    def insert(self, request: InstanceRequest) -> Accepted | Refusal:
+        body = compute_v1.Instance.from_json(json.dumps(instance_body(request, self._project)))
+        doing = f"create the VM {request.name} in {request.zone}"
+        instances = self._calls.client(compute_v1.InstancesClient)
+        message = compute_v1.InsertInstanceRequest(
+            project=self._project, zone=request.zone, instance_resource=body, request_id=request.request_id
+        )
+        try:
+            started = self._calls.persist(lambda: instances.insert_unary(message, **self._calls.once), final=_final)
+        except FOREIGN as exc:
+            return self._refused(exc, request, doing)
+        return self._finish_insert(request, started, doing)
+
+    def delete(self, zone: str, name: str, request_id: str) -> None:
+        doing = f"delete the VM {name} in {zone}"
+        faults = self._delete_once(zone, name, request_id, doing)
+        if faults and self.instance(zone, name) is not None:
+            # The same request id would be answered with the same failed operation for ever.
+            faults = self._delete_once(zone, name, str(uuid.uuid4()), doing)
+            if faults and self.instance(zone, name) is not None:
+                raise Unavailable(
+                    f"cannot {doing}: {faults[0].code} {faults[0].message}",
+                    hint="`bench reap` tries again; the VM's own deadline deletes it in any case",
+                )
+
+    def instance(self, zone: str, name: str) -> Instance | None:
+        instances = self._calls.client(compute_v1.InstancesClient)
+        found: compute_v1.Instance | None = self._calls.unless_gone(
+            lambda: instances.get(project=self._project, zone=zone, instance=name, **self._calls.once),
+            f"look at the VM {name} in {zone}",
+        )
+        return None if found is None else convert.instance(found)
+
+    def instances(self) -> tuple[Instance, ...]:
+        instances = self._calls.client(compute_v1.InstancesClient)
+        request = compute_v1.AggregatedListInstancesRequest(
+            project=self._project, filter=f"labels.{TOOL_LABEL}={TOOL}", max_results=500
+        )
+
+        def every() -> tuple[Instance, ...]:
+            pages = instances.aggregated_list(request, **self._calls.once)
+            return tuple(convert.instance(found) for _scope, listed in pages for found in listed.instances)
+
+        return self._calls.ask(every, f"list the VMs of {self._project}")
+
+    def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
+        instances = self._calls.client(compute_v1.InstancesClient)
+        request = compute_v1.GetSerialPortOutputInstanceRequest(
+            project=self._project, zone=zone, instance=name, port=1, start=start
+        )
+        try:
+            found: compute_v1.SerialPortOutput | None = self._calls.unless_gone(
+                lambda: instances.get_serial_port_output(request, **self._calls.once),
+                f"read the serial port of {name}",
+                through=_not_yet,
+            )
+        except api.GoogleAPICallError:
+            return SerialChunk("", max(start, 0), lost=False)
+        if found is None:
+            return None
+        return SerialChunk(found.contents, int(found.next_), lost=0 <= start < int(found.start))
+
+    # --- the operation log ---
+
+    def operations(self, zone: str, instance_id: str) -> tuple[Operation, ...]:
+        return self._log(zone, f"targetId={instance_id}")
+
+    def operations_by_name(self, zone: str, name: str) -> tuple[Operation, ...]:
+        return self._log(zone, by_name(name))
+
+    # --- the rest ---
+
+    def image(self, project: str, family: str) -> str:
+        images = self._calls.client(compute_v1.ImagesClient)
+        found: compute_v1.Image = self._calls.ask(
+            lambda: images.get_from_family(project=project, family=family, **self._calls.once),
+            f"find the image family {family} of {project}",
+            missing="families are withdrawn from time to time: name another one in the configuration",
+        )
+        return "projects/" + found.self_link.rsplit("/projects/", 1)[-1]
+
+    def quotas(self, region: str) -> tuple[Quota, ...]:
+        regions = self._calls.client(compute_v1.RegionsClient)
+        projects = self._calls.client(compute_v1.ProjectsClient)
+        here: compute_v1.Region = self._calls.ask(
+            lambda: regions.get(project=self._project, region=region, **self._calls.once),
+            f"read the quotas of {region}",
+        )
+        everywhere: compute_v1.Project = self._calls.ask(
+            lambda: projects.get(project=self._project, **self._calls.once), f"read the quotas of {self._project}"
+        )
+        return tuple(
+            convert.quota(found, where)
+            for where, listed in ((region, here.quotas), ("", everywhere.quotas))
+            for found in listed
+        )
+
+    # --- below the port ---
+
+    def _log(self, zone: str, wanted: str) -> tuple[Operation, ...]:
+        return tuple(convert.operation(found) for found in self._calls.list_operations(zone, wanted))
+
+    def _finish_insert(self, request: InstanceRequest, started: compute_v1.Operation, doing: str) -> Accepted | Refusal:
+        try:
+            done = self._calls.wait(request.zone, started, doing)
+        except NotFound as exc:
+            # A replayed request id is answered with an operation that may be forgotten by now.
+            found = self.instance(request.zone, request.name)
+            if found is None:
+                raise Unavailable(f"cannot {doing}: what became of it is no longer known", hint="launch again") from exc
+            return Accepted(found)
+        faults = convert.faults(done)
+        if not faults:
+            return Accepted(self.instance(request.zone, request.name) or self._vanished(request, done))
+        return self._judge(faults, request, doing)
+
+    def _refused(self, exc: Exception, request: InstanceRequest, doing: str) -> Accepted | Refusal:
+        """What an HTTP error in answer to an insert means. Raises where it is no refusal of the VM."""
+        if not isinstance(exc, api.GoogleAPICallError) or (is_transient(exc) and not _final(exc)):
+            raise translate(exc, doing) from exc
+        fault = convert.fault_of(exc)
+        if isinstance(exc, api.Conflict):
+            return self._adopt(request, fault, doing)
+        if isinstance(exc, (api.Forbidden, api.Unauthorized)) and not table.known(fault):
+            raise translate(exc, doing) from exc
+        return table.refusal(fault)
+
+    def _judge(self, faults: Iterable[table.Fault], request: InstanceRequest, doing: str) -> Accepted | Refusal:
+        """What a failed insert operation means: its first error that the table knows, else its first."""
+        ordered = sorted(faults, key=lambda fault: not table.known(fault))
+        fault = ordered[0]
+        if fault.code in table.EXISTS:
+            return self._adopt(request, fault, doing)
+        if {fault.code, fault.reason} & table.DENIED:
+            raise PermissionDenied(
+                f"cannot {doing}: {fault.code} {fault.message}",
+                hint="the account in use needs the right that the message names; `bench doctor` lists them all",
+            )
+        return table.refusal(fault)
+
+    def _adopt(self, request: InstanceRequest, fault: table.Fault, doing: str) -> Accepted | Refusal:
+        """Takes over the VM of that name when it is this run's: an earlier request made it, and its answer was lost."""
+        for operation in self._calls.list_operations(request.zone, by_name(request.name)):
+            if operation.operation_type == "insert" and operation.status != compute_v1.Operation.Status.DONE:
+                self._calls.wait(request.zone, operation, doing)
+        found = self.instance(request.zone, request.name)
+        if found is None:
+            raise Unavailable(
+                f"cannot {doing}: the name was taken, and then there was no such VM",
+                hint="it was just deleted: try again",
+            )
+        ours = found.labels.get(TOOL_LABEL) == TOOL and found.labels.get(RUN_LABEL) == request.labels.get(RUN_LABEL)
+        if ours:
+            return Accepted(found)
+        return Refusal(
+            fault.code, fault.message, table.ALL, hint=f"a VM named {request.name} is there that is not of this run"
+        )
+
+    def _delete_once(self, zone: str, name: str, request_id: str, doing: str) -> tuple[table.Fault, ...]:
+        instances = self._calls.client(compute_v1.InstancesClient)
+        message = compute_v1.DeleteInstanceRequest(
+            project=self._project, zone=zone, instance=name, request_id=request_id
+        )
+        started: compute_v1.Operation | None = self._calls.unless_gone(
+            lambda: instances.delete_unary(message, **self._calls.once), doing
+        )
+        if started is None:
+            return ()
+        try:
+            return convert.faults(self._calls.wait(zone, started, doing))
+        except NotFound:  # operations are kept for a while only, and a replayed request id names an old one
+            return (table.Fault("notFound", "its operation is gone"),)
+
+    def _vanished(self, request: InstanceRequest, done: compute_v1.Operation) -> Instance:
+        """A VM that was made and is gone already: preempted within seconds, or made by a replayed request long ago.
+
+        The operation log knows its end by its id.
+        """
+        created = convert.when(done.start_time) or convert.when(done.insert_time) or self._clock.now()
+        return Instance(
+            name=request.name,
+            zone=request.zone,
+            id=str(done.target_id),
+            status="TERMINATED",
+            machine_type=request.machine_type,
+            labels=dict(request.labels),
+            created_at=created,
+            started_at=None,
+            deadline_at=created + timedelta(seconds=request.max_run_s),
+            preemptible=request.provisioning == "SPOT",
+        )
+
+
+def by_name(name: str) -> str:
+    """A filter for operations on a VM. By pattern: an exact URL would have to guess which of its hosts Google writes."""
+    return f'targetLink eq ".*/instances/{name}"'
+
+
+def _final(exc: Exception) -> bool:
+    """An error that looks as if it would pass, and names a stock-out or a quota."""
+    return isinstance(exc, api.GoogleAPICallError) and table.known(convert.fault_of(exc))
+
+
+def _not_yet(exc: Exception) -> bool:
+    """The VM is there and has no serial port yet."""
+    return isinstance(exc, api.BadRequest) and (bool(reasons(exc) & table.NOT_YET) or "not ready" in brief(exc))

@@ -1,0 +1,100 @@
+"""From an `InstanceRequest` to the body of `instances.insert`, as JSON. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.machines import InstanceRequest
+
+MIN_RUN_S: Final = 30
+MAX_RUN_S: Final = 120 * 86_400
+"""What Google accepts as `maxRunDuration`."""
+MAX_VALUE_BYTES: Final = 262_144
+MAX_METADATA_BYTES: Final = 512_000
+"""Limits on one metadata value, and on all keys and values together."""
+SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
+DEFAULT_ACCOUNT: Final = "default"
+"""Google's alias for the project's default compute service account."""
+
+Json = dict[str, Any]
+
+
+def instance_body(request: InstanceRequest, project: str) -> Json:
+    """The JSON body. Raises `ConfigError` for what Google would refuse anyway, before anything is sent.
+
+    Whatever the request says, the VM and its disk vanish when it stops: at its deadline, when it is preempted, or when
+    it deletes itself. A GPU cannot migrate, and a spot VM cannot restart.
+    """
+    check(request)
+    zone = f"zones/{request.zone}"
+    body: Json = {
+        "name": request.name,
+        "machineType": f"{zone}/machineTypes/{request.machine_type}",
+        "scheduling": {
+            "provisioningModel": request.provisioning,
+            "instanceTerminationAction": "DELETE",
+            "maxRunDuration": {"seconds": str(request.max_run_s)},
+            "onHostMaintenance": "TERMINATE",
+            "automaticRestart": False,
+        },
+        "disks": [
+            {
+                "boot": True,
+                "autoDelete": True,
+                "initializeParams": {
+                    "sourceImage": request.image,
+                    "diskSizeGb": str(request.disk_gb),
+                    "diskType": f"{zone}/diskTypes/{request.disk_type}",
+                    "labels": dict(sorted(request.labels.items())),
+                },
+            }
+        ],
+        "networkInterfaces": [network_interface(request.network, external_ip=request.external_ip)],
+        "serviceAccounts": [{"email": request.service_account or DEFAULT_ACCOUNT, "scopes": [SCOPE]}],
+        "labels": dict(sorted(request.labels.items())),
+        "metadata": {"items": [{"key": key, "value": value} for key, value in sorted(request.metadata.items())]},
+    }
+    if request.accelerator:
+        body["guestAccelerators"] = [
+            {
+                "acceleratorType": f"projects/{project}/{zone}/acceleratorTypes/{request.accelerator}",
+                "acceleratorCount": request.accelerator_count,
+            }
+        ]
+    return body
+
+
+def network_interface(network: str, *, external_ip: bool) -> Json:
+    """`network` is a name, or the partial URL of a network or subnetwork."""
+    key = "subnetwork" if "/subnetworks/" in network else "network"
+    interface: Json = {key: network if "/" in network else f"global/networks/{network}"}
+    if external_ip:
+        interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
+    return interface
+
+
+def check(request: InstanceRequest) -> None:
+    """Raises `ConfigError` when Google would refuse the request for its form."""
+    if not MIN_RUN_S <= request.max_run_s <= MAX_RUN_S:
+        raise ConfigError(
+            f"a machine cannot have {request.max_run_s} s to run; Google allows {MIN_RUN_S} to {MAX_RUN_S}",
+            hint="raise the budget or the time limit of the run",
+        )
+    if request.provisioning not in ("SPOT", "STANDARD"):
+        raise ConfigError(
+            f"{request.provisioning!r} is not a way to provision a machine", hint="choose SPOT or STANDARD"
+        )
+    sizes = {key: len(value.encode()) for key, value in request.metadata.items()}
+    for key, size in sizes.items():
+        if size > MAX_VALUE_BYTES:
+            raise ConfigError(
+                f"the metadata value {key} has {size} bytes; Google allows {MAX_VALUE_BYTES}",
+                hint="measure fewer cases in one run",
+            )
+    total = sum(sizes.values()) + sum(len(key.encode()) for key in sizes)
+    if total > MAX_METADATA_BYTES:
+        raise ConfigError(
+            f"the machine's metadata has {total} bytes; Google allows {MAX_METADATA_BYTES}",
+            hint="measure fewer cases in one run",
+        )

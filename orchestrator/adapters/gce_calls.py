@@ -1,0 +1,137 @@
+"""How a request reaches Compute Engine and its answer comes back: one client a service, and bounded patience."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import google.api_core.exceptions as api
+from google.api_core.client_options import ClientOptions
+from google.auth.credentials import Credentials
+from google.cloud import compute_v1
+
+from orchestrator.adapters import gce_convert as convert
+from orchestrator.adapters.google_auth import credentials_for
+from orchestrator.adapters.google_errors import FOREIGN, is_transient, translate
+from orchestrator.core.errors import Unavailable
+from orchestrator.ports import Clock
+
+Answer = TypeVar("Answer")
+Judge = Callable[[Exception], bool]
+
+
+def never(_exc: Exception) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for what."""
+
+    pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+    """Between the tries of one request."""
+    request_s: float = 30.0
+    long_poll_s: float = 150.0
+    """For `operations.wait`, which answers after at most two minutes."""
+    operation_s: float = 900.0
+
+
+PATIENCE: Final = Patience()
+
+
+class Calls:
+    """Sends requests for one project, again when an answer is lost, a bounded number of times."""
+
+    def __init__(
+        self,
+        project: str,
+        endpoint: str | None,
+        credentials: Credentials | None,
+        clock: Clock,
+        patience: Patience,
+    ) -> None:
+        self.project = project
+        self.clock = clock
+        self._endpoint = endpoint
+        self._credentials = credentials or credentials_for(endpoint)
+        self._patience = patience
+        self._clients: dict[type[Any], Any] = {}
+
+    @property
+    def once(self) -> dict[str, Any]:
+        """One try by the client: its own policy repeats some requests for ten minutes, and others never."""
+        return {"retry": None, "timeout": self._patience.request_s}
+
+    def client(self, kind: type[Answer]) -> Any:
+        if kind not in self._clients:
+            options = ClientOptions(api_endpoint=self._endpoint) if self._endpoint else None
+            make: Any = kind
+            self._clients[kind] = make(credentials=self._credentials, client_options=options)
+        return self._clients[kind]
+
+    def persist(self, send: Callable[[], Answer], *, final: Judge = never) -> Answer:
+        """Sends until an answer comes, a bounded number of times. Lets Google's exceptions out as they are."""
+        for pause in self._patience.pauses_s:
+            try:
+                return send()
+            except FOREIGN as exc:
+                if final(exc) or not is_transient(exc):
+                    raise
+            self.clock.sleep(pause)
+        return send()
+
+    def ask(self, send: Callable[[], Answer], doing: str, *, missing: str = "") -> Answer:
+        try:
+            return self.persist(send)
+        except FOREIGN as exc:
+            raise translate(exc, doing, missing=missing) from exc
+
+    def unless_gone(self, send: Callable[[], Answer], doing: str, *, through: Judge = never) -> Answer | None:
+        """The answer, or None when the VM is gone. A missing project or zone is an error: the VM might well exist."""
+        try:
+            return self.persist(send, final=through)
+        except api.NotFound as exc:
+            if re.search(r"'projects/[^/']+(?:/zones/[^/']+)?' was not found", str(exc)):
+                raise translate(exc, doing) from exc
+            return None
+        except FOREIGN as exc:
+            if through(exc):
+                raise
+            raise translate(exc, doing) from exc
+
+    def list_operations(self, zone: str, wanted: str) -> list[compute_v1.Operation]:
+        operations = self.client(compute_v1.ZoneOperationsClient)
+        request = compute_v1.ListZoneOperationsRequest(project=self.project, zone=zone, filter=wanted, max_results=500)
+        found: list[compute_v1.Operation] = self.ask(
+            lambda: list(operations.list(request, **self.once)), f"read the operation log of {zone}"
+        )
+        return sorted(found, key=lambda one: convert.when(one.insert_time) or self.clock.now())
+
+    def wait(self, zone: str, operation: compute_v1.Operation, doing: str) -> compute_v1.Operation:
+        """The operation once it is done. Raises `Unavailable` when that takes too long; it may well go on.
+
+        `insert_unary` and a client of our own are used because the client's operation objects ask Google's address
+        whatever endpoint they came from, and call an operation a success that has errors but no HTTP status.
+        """
+        operations = self.client(compute_v1.ZoneOperationsClient)
+        begun, pause = self.clock.now(), 0.1
+        while operation.status != compute_v1.Operation.Status.DONE:
+            if self.clock.now() - begun > timedelta(seconds=self._patience.operation_s):
+                raise Unavailable(
+                    f"cannot {doing}: operation {operation.name} is not done after {self._patience.operation_s:g} s",
+                    hint="it may still succeed: `bench status` shows the VM if it does",
+                )
+            name = operation.name
+            operation = self.ask(
+                lambda name=name: operations.wait(  # type: ignore[misc]
+                    project=self.project, zone=zone, operation=name, retry=None, timeout=self._patience.long_poll_s
+                ),
+                doing,
+            )
+            if operation.status != compute_v1.Operation.Status.DONE:
+                self.clock.sleep(pause)  # a server that does not hold the answer back must not be flooded
+                pause = min(2 * pause, 2.0)
+        return operation

@@ -1,0 +1,115 @@
+"""From Google's messages to our words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import google.api_core.exceptions as api
+from google.cloud import compute_v1
+
+from orchestrator.adapters.gce_errors import Fault
+from orchestrator.core.machines import Instance, Operation, Quota
+
+STATUS: Final = {
+    int(compute_v1.Operation.Status.PENDING): "PENDING",
+    int(compute_v1.Operation.Status.RUNNING): "RUNNING",
+    int(compute_v1.Operation.Status.DONE): "DONE",
+}
+
+
+def last(url: str) -> str:
+    """The last segment of a URL: the name of what it points to."""
+    return url.rstrip("/").rsplit("/", 1)[-1]
+
+
+def when(text: str) -> datetime | None:
+    """An RFC 3339 time in UTC, or None when there is none or it cannot be read."""
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def instance(found: compute_v1.Instance) -> Instance:
+    started = when(found.last_start_timestamp)
+    deadline = when(found.resource_status.scheduling.termination_timestamp)
+    limit_s = int(found.scheduling.max_run_duration.seconds)
+    if deadline is None and started is not None and limit_s:
+        deadline = started + timedelta(seconds=limit_s)
+    return Instance(
+        name=found.name,
+        zone=last(found.zone),
+        id=str(found.id),
+        status=found.status,
+        machine_type=last(found.machine_type),
+        labels=dict(found.labels),
+        created_at=when(found.creation_timestamp) or started or datetime.fromtimestamp(0, UTC),
+        started_at=started,
+        deadline_at=deadline,
+        preemptible=bool(found.scheduling.preemptible) or found.scheduling.provisioning_model == "SPOT",
+    )
+
+
+def operation(found: compute_v1.Operation) -> Operation:
+    said = [found.status_message, *(f"{error.code}: {error.message}" for error in found.error.errors)]
+    return Operation(
+        kind=found.operation_type,
+        status=status_name(found),
+        started_at=when(found.start_time) or when(found.insert_time),
+        ended_at=when(found.end_time),
+        user=found.user,
+        message="; ".join(part for part in said if part),
+    )
+
+
+def status_name(found: compute_v1.Operation) -> str:
+    """`PENDING`, `RUNNING` or `DONE`; a number when Google has a new word."""
+    value = int(found.status)
+    return STATUS.get(value, str(value))
+
+
+def quota(found: compute_v1.Quota, region: str) -> Quota:
+    return Quota(metric=str(found.metric), limit=found.limit, usage=found.usage, region=region)
+
+
+def faults(found: compute_v1.Operation) -> tuple[Fault, ...]:
+    """What a finished operation failed of; empty when it succeeded.
+
+    Some failures carry only `error.errors`, some only the HTTP fields, so both are looked at.
+    """
+    status = int(found.http_error_status_code)
+    listed = tuple(_fault(error, status) for error in found.error.errors)
+    if listed or status < 400:
+        return listed
+    return (
+        Fault(code=found.http_error_message or f"HTTP {status}", message=found.http_error_message, http_status=status),
+    )
+
+
+def _fault(error: compute_v1.Errors, status: int) -> Fault:
+    reason, metric, message = "", "", error.message
+    metadata: dict[str, str] = {}
+    dimensions: dict[str, str] = {}
+    for detail in error.error_details:
+        if detail.error_info.reason:
+            reason, metadata = detail.error_info.reason, dict(detail.error_info.metadatas)
+        if detail.quota_info.metric_name:
+            metric, dimensions = detail.quota_info.metric_name, dict(detail.quota_info.dimensions)
+        if detail.localized_message.message and detail.localized_message.message not in message:
+            message = f"{message} {detail.localized_message.message}".strip()
+    return Fault(error.code, message, reason, metadata, metric, dimensions, status)
+
+
+def fault_of(exc: api.GoogleAPICallError) -> Fault:
+    """The same of an HTTP error: of its first entry, with the `ErrorInfo` of its details."""
+    entries: list[dict[str, Any]] = [error for error in exc.errors if isinstance(error, dict)]
+    code = str(entries[0].get("reason", "")) if entries else ""
+    return Fault(
+        code=code or exc.reason or f"HTTP {exc.code}",
+        message=exc.message or "",
+        reason=exc.reason or "",
+        metadata={str(key): str(value) for key, value in (exc.metadata or {}).items()},
+        http_status=int(exc.code or 0),
+    )

@@ -1,0 +1,159 @@
+"""What a refusal to make a VM means for the other zones: a table, and the few lines that read it. Pure.
+
+The codes are those of operation errors (`ZONE_RESOURCE_POOL_EXHAUSTED`) and of HTTP errors (`quotaExceeded`). Most are
+not documented; they were collected from production reports of several tools.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from orchestrator.core.machines import Refusal
+
+ZONE: Final = "zone"
+REGION: Final = "region"
+ALL: Final = "all"
+
+EXISTS: Final = frozenset({"alreadyExists", "ALREADY_EXISTS", "RESOURCE_ALREADY_EXISTS"})
+DENIED: Final = frozenset(
+    {
+        "forbidden",
+        "PERMISSION_DENIED",
+        "PERMISSIONS_ERROR",
+        "IAM_PERMISSION_DENIED",
+        "SERVICE_ACCOUNT_ACCESS_DENIED",
+        "accessNotConfigured",
+        "SERVICE_DISABLED",
+    }
+)
+NOT_YET: Final = frozenset({"resourceNotReady", "RESOURCE_NOT_READY"})
+REGION_STOCKOUT: Final = frozenset({"REGION_RESOURCE_POOL_EXHAUSTED"})
+ZONE_STOCKOUT: Final = frozenset(
+    {
+        "ZONE_RESOURCE_POOL_EXHAUSTED",
+        "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
+        "GPU_STOCKOUT",
+        "insufficientCapacity",
+        "resource_availability",
+        "stockout",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One error as the API gave it, wherever it stood."""
+
+    code: str
+    message: str = ""
+    reason: str = ""
+    """`errorInfo.reason`, often plainer than the code."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    quota_metric: str = ""
+    dimensions: Mapping[str, str] = field(default_factory=dict)
+    http_status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A fault with one of `codes` (as code or reason) whose message contains `says` blocks `scope`."""
+
+    codes: frozenset[str]
+    scope: str
+    says: str = ""
+    hint: str = ""
+
+    def applies(self, fault: Fault) -> bool:
+        named = not self.codes or fault.code in self.codes or fault.reason in self.codes
+        return named and self.says.lower() in fault.message.lower()
+
+
+RULES: Final = (
+    Rule(REGION_STOCKOUT, REGION),
+    Rule(ZONE_STOCKOUT, ZONE),
+    Rule(frozenset({"UNSUPPORTED_OPERATION"}), ZONE, hint="usually a spot VM that was preempted while it was made"),
+    Rule(
+        frozenset(
+            {
+                *NOT_YET,
+                "RESOURCE_OPERATION_RATE_EXCEEDED",
+                "RESOURCE_NOT_FOUND",
+                "INTERNAL_ERROR",
+                "internalError",
+                "backendError",
+            }
+        ),
+        ZONE,
+    ),
+    Rule(
+        frozenset(),
+        ALL,
+        says="free tier",
+        hint="the billing account is in the free tier, which has no GPUs: upgrade it to a paid account",
+    ),
+    Rule(frozenset(), ZONE, says="is not found or access is unauthorized"),
+    Rule(frozenset({"notFound", "invalid"}), ZONE, says="/machineTypes/"),
+    Rule(frozenset({"notFound", "invalid"}), ZONE, says="/acceleratorTypes/"),
+    Rule(frozenset({"notFound", "invalid"}), ZONE, says="/diskTypes/"),
+    Rule(
+        frozenset({"notFound"}),
+        ALL,
+        says="/images/",
+        hint="the image is gone: run `bench doctor`, which names the families that exist",
+    ),
+    Rule(frozenset({"notFound"}), ALL, says="network", hint="name a network that exists in the configuration"),
+    Rule(
+        frozenset({"invalid", "badRequest", "INVALID_ARGUMENT", "required", "conditionNotMet"}),
+        ALL,
+        hint="the request itself is at fault: check the configuration",
+    ),
+)
+"""The first that applies decides. Quotas have rules of their own, below."""
+
+QUOTA_CODES: Final = frozenset({"QUOTA_EXCEEDED", "quotaExceeded", "RESOURCE_QUOTA_EXCEEDED"})
+EVERYWHERE: Final = "GPUS_ALL_REGIONS"
+_METRIC = re.compile(r"[Qq]uota '([A-Za-z0-9_/.-]+)' exceeded")
+_LIMIT = re.compile(r"Limit: (\d+(?:\.\d+)?)")
+_REGION = re.compile(r"in region ([a-z]+-[a-z]+\d+)")
+
+
+def refusal(fault: Fault) -> Refusal:
+    """What `fault` means for where to ask next. An unknown code blocks the zone, or all if the request was wrong."""
+    code, message = fault.code or fault.reason or "UNKNOWN", fault.message
+    if fault.code in QUOTA_CODES or fault.reason in QUOTA_CODES:
+        scope, hint = quota(fault)
+        return Refusal(code, message, scope, hint)
+    for rule in RULES:
+        if rule.applies(fault):
+            return Refusal(code, message, rule.scope, rule.hint, zones_available(fault))
+    scope = ALL if 400 <= fault.http_status < 500 else ZONE
+    return Refusal(code, message, scope, "", zones_available(fault))
+
+
+def known(fault: Fault) -> bool:
+    """Whether the table has a word on this fault, so that sending the request again is pointless."""
+    codes = {fault.code, fault.reason}
+    return bool(codes & (QUOTA_CODES | ZONE_STOCKOUT | REGION_STOCKOUT))
+
+
+def quota(fault: Fault) -> tuple[str, str]:
+    """The scope of a quota, and what to ask Google for."""
+    named = _METRIC.search(fault.message)
+    metric = (fault.quota_metric.rsplit("/", 1)[-1] or (named[1] if named else "")).upper().replace("-", "_")
+    region = fault.dimensions.get("region") or (found[1] if (found := _REGION.search(fault.message)) else "")
+    everywhere = metric == EVERYWHERE or not region
+    limit = _LIMIT.search(fault.message)
+    hint = (
+        f"ask for more of {metric or 'this quota'}{'' if everywhere else f' in {region}'}"
+        f"{f' (the limit is {float(limit[1]):g})' if limit else ''} at https://console.cloud.google.com/iam-admin/quotas"
+    )
+    return (ALL if everywhere else REGION), hint
+
+
+def zones_available(fault: Fault) -> tuple[str, ...]:
+    """The zones that a stock-out recommends, in its order."""
+    listed = fault.metadata.get("zonesAvailable", "")
+    return tuple(zone for part in listed.split(",") if (zone := part.strip()))
