@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 DTYPES: Final = ("float16", "bfloat16", "float32")
 
 Positive = Annotated[int, Field(ge=1)]
+
+
+T = TypeVar("T")
+
+
+def once(entries: tuple[T, ...]) -> tuple[T, ...]:
+    """The entries as they are. Raises `ValueError` for one given twice: it would be measured twice under one name."""
+    for index, entry in enumerate(entries):
+        if entry in entries[:index]:
+            raise ValueError(f"entry {index + 1} is there already: {entry}")
+    return entries
 
 
 class _Document(BaseModel):
@@ -66,11 +77,16 @@ class Grid(_Document):
 
     @field_validator("dtypes")
     @classmethod
-    def dtypes_are_known(cls, dtypes: tuple[str, ...], _: ValidationInfo) -> tuple[str, ...]:
+    def dtypes_are_known(cls, dtypes: tuple[str, ...]) -> tuple[str, ...]:
         for dtype in dtypes:
             if dtype not in DTYPES:
                 raise ValueError(f"unknown dtype '{dtype}'; valid: {', '.join(DTYPES)}")
-        return dtypes
+        return once(dtypes)
+
+    @field_validator("shapes")
+    @classmethod
+    def each_shape_once(cls, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        return once(shapes)
 
 
 def resolve_grid(
@@ -86,8 +102,8 @@ def resolve_grid(
 
 
 def case_ids(grid: Grid) -> tuple[str, ...]:
-    """The cases of a grid in the order in which they run: by shape, then by dtype; each once."""
-    return tuple(dict.fromkeys(shape.case_id(dtype) for shape in grid.shapes for dtype in grid.dtypes))
+    """The cases of a grid in the order in which they run: by shape, then by dtype."""
+    return tuple(shape.case_id(dtype) for shape in grid.shapes for dtype in grid.dtypes)
 
 
 def harness_shapes(grid: Grid) -> list[dict[str, Any]]:

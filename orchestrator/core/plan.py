@@ -119,6 +119,11 @@ def plan(
     )
 
 
+def priced_regions(config: Config, prices: PriceSheet) -> tuple[str, ...]:
+    """The regions that a plan can use: those whose quotas are worth asking for."""
+    return tuple(sorted({offer.region for offer in _offers(config, prices)[0]}))
+
+
 def run_spec(
     plan: LaunchPlan,
     *,
@@ -277,9 +282,9 @@ def _budget_refused(config: Config, refused: Refused, seconds: int) -> PlanRefus
     key = "total_usd" if refused.window == "total" else f"per_{refused.window}_usd"
     return PlanRefused(
         "budget",
-        f"{config.gpu} needs ${refused.needs} for the shortest useful run, {_minutes(seconds)}; ${left} is left {_WINDOW_WORDS[refused.window]} "
-        f"(cap ${refused.cap}, ${refused.spent} spent{held})",
-        f"raise budget.{key}" + {"day": ", or wait until tomorrow (UTC)"}.get(refused.window, ""),
+        f"{config.gpu} needs ${refused.needs} for the shortest useful run, {_minutes(seconds)}; "
+        f"${left} is left {_WINDOW_WORDS[refused.window]} (cap ${refused.cap}, ${refused.spent} spent{held})",
+        f"raise budget.{key}" + (", or wait until tomorrow (UTC)" if refused.window == "day" else ""),
         {
             "window": refused.window,
             "cap": str(refused.cap),

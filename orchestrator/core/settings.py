@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from orchestrator.core.budget import Caps
 from orchestrator.core.catalog import GPU_NAMES, Gpu, lookup, suggest
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.grids import DTYPES, Grid, harness_shapes
+from orchestrator.core.grids import DTYPES, Grid, harness_shapes, once
 from orchestrator.core.placement import region_of
 
 PHASES: Final = ("preflight", "environment", "build", "correctness", "measure", "finish")
@@ -33,7 +33,7 @@ KERNEL: Final = "bench"
 Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 
 
-Dtypes = tuple[Literal["float16", "bfloat16", "float32"], ...]
+Dtypes = Annotated[tuple[Literal["float16", "bfloat16", "float32"], ...], AfterValidator(once)]
 
 
 def _not_a_truth_value(value: Any) -> Any:
@@ -101,10 +101,11 @@ class Measure(_Section):
     implementations: Annotated[
         tuple[Literal["bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math"], ...],
         Field(min_length=1),
+        AfterValidator(once),
     ] = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
     repeats: Annotated[Int, Field(ge=1, le=100_000)] = 50
     warmup: Annotated[Int, Field(ge=0, le=10_000)] = 5
-    regime: Literal["burst", "sustained"] = "burst"
+    regime: Literal["burst", "sustained", "graph"] = "burst"
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 20261121
     threads: Annotated[Int, Field(ge=0, le=4096)] = 0
     """CPU threads; 0: as many as there are."""
