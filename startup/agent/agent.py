@@ -1,0 +1,259 @@
+"""One run on one VM, from preflight to its last word."""
+
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from startup.agent.clock import Clock, Patience
+from startup.agent.diagnosis import Diagnosis, Ending, Halt, failed
+from startup.agent.events import EventWriter
+from startup.agent.facts import Facts, Files
+from startup.agent.harness import BAD_SPEC, DONE, GATE_FAILED, INCORRECT, NOT_BUILT, Harness, HarnessExit
+from startup.agent.heals import Healed, clock_skew, cuda_path, disk_space, driver_wait
+from startup.agent.host import Host
+from startup.agent.logs import Log, LogUploader
+from startup.agent.packages import Packages
+from startup.agent.spec import RunSpec
+from startup.agent.stop import Stop
+from startup.agent.storage import Storage, StorageError
+
+CASE = re.compile(r"cases/(b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-9]+)\.csv\Z")
+SIGNALLED = 128
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the agent is: the VM, and the payload that it runs. `home` holds payload/, out/ and log.txt."""
+
+    home: Path
+    zone: str
+    instance_id: str
+    payload_sha256: str
+
+
+class Agent:
+    """Takes the VM through the phases; `run` returns the exit code and never raises."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        site: Site,
+        clock: Clock,
+        log: Log,
+        stop: Stop,
+        storage: Storage,
+        events: EventWriter,
+        host: Host,
+    ) -> None:
+        self.spec = spec
+        self.site = site
+        self.clock = clock
+        self.log = log
+        self.stop = stop
+        self.storage = storage
+        self.events = events
+        self.host = host
+        self.prefix = f"runs/{spec.run_id}/"
+        self.payload = site.home / "payload"
+        self.files = Files(spec.run_id, site.home / "out", storage)
+        self.uploader = LogUploader(
+            site.home / "log.txt", self.prefix + "artifacts/log.txt", storage, clock, spec.timing.log_every_s
+        )
+        self.harness = Harness(host, site.home / "spec.json", site.home / "out", self.payload, spec.timing)
+        self.packages = Packages(host, spec.allow_install, spec.min_free_gb, self.healed)
+        self.phase = "boot"
+        self.limit = Patience(clock, 0)
+        self.incorrect = False
+        self.not_built = False
+
+    def run(self) -> int:
+        """The whole run. The last word is in the bucket, and its marker set, unless the bucket is out of reach."""
+        try:
+            ending = self.work()
+        except Halt as halt:
+            ending = halt.ending
+        except Exception as error:
+            self.log.say(traceback.format_exc())
+            detail = f"{type(error).__name__}: {error}"
+            ending = Ending("failed", 1, detail, Diagnosis("agent_crashed", detail))
+        self.finish(ending)
+        return ending.exit_code
+
+    def work(self) -> Ending:
+        self.events.start()
+        self.uploader.start()
+        # Every later stamp depends on the clock, so it is compared before the first event.
+        storage_error, skew_s = self.compare_clocks()
+        corrected = clock_skew(self.clock, skew_s, self.spec.timing.clock_skew_s)
+        self.events.append(
+            "vm_booted",
+            vm=self.spec.vm,
+            zone=self.site.zone,
+            instance_id=self.site.instance_id,
+            attempt=self.spec.attempt,
+        )
+        with self.entered("preflight"):
+            if storage_error is not None:
+                self.stop.check()
+                raise failed("storage_unreachable", str(storage_error))
+            self.healed(corrected)
+            done = self.finished_cases()
+            self.preflight()
+        with self.entered("environment"):
+            self.prepare(done)
+            self.packages.numpy(self.packages.torch(self.spec.torch, self.spec.require_cuda, self.limit), self.limit)
+            self.step("environment")
+        for phase in ("build", "correctness", "measure"):
+            with self.entered(phase):
+                self.step(phase)
+        if self.incorrect:
+            what = "the kernel was not built" if self.not_built else "an implementation was wrong on a case"
+            return Ending("incorrect", INCORRECT, what)
+        return Ending("succeeded", DONE, "every case is measured")
+
+    @contextmanager
+    def entered(self, phase: str) -> Iterator[None]:
+        """A phase: its limit, its two events, and the exit code it ends with."""
+        self.phase = phase
+        limit_s = self.spec.limits_s[phase]
+        self.limit = Patience(self.clock, limit_s, self.stop.requested)
+        began = self.clock.monotonic()
+        self.events.append("phase_started", phase=phase, limit_s=limit_s)
+        self.log.say(f"{phase} (at most {limit_s:g} s)")
+        code = 1
+        try:
+            self.stop.check()
+            yield
+            code = INCORRECT if self.incorrect and phase != "environment" else DONE
+        except Halt as halt:
+            code = halt.ending.exit_code
+            raise
+        finally:
+            seconds = round(self.clock.monotonic() - began, 3)
+            self.events.append("phase_finished", phase=phase, exit_code=code, seconds=seconds)
+            self.log.say(f"{phase} ended with exit code {code} after {seconds:.1f} s")
+
+    def compare_clocks(self) -> tuple[StorageError | None, float | None]:
+        """The first word with the bucket, so also the first to learn that it is out of reach."""
+        try:
+            return None, self.storage.skew_s(self.patience())
+        except StorageError as error:
+            return error, None
+
+    def patience(self) -> Patience:
+        """How long to insist on one object: as long as the bucket may be away, but not beyond the phase's limit."""
+        seconds = self.spec.timing.storage_patience_s
+        if self.phase != "boot":
+            seconds = min(seconds, self.limit.left())
+        return Patience(self.clock, seconds, self.stop.requested)
+
+    def finished_cases(self) -> list[str]:
+        """The cases that an earlier attempt has stored."""
+        try:
+            names = self.storage.names(self.prefix + "cases/", self.patience())
+        except StorageError as error:
+            self.stop.check()
+            raise failed("storage_unreachable", str(error)) from error
+        found = (CASE.match(name[len(self.prefix) :]) for name in names)
+        cases = [match.group(1) for match in found if match]
+        if cases:
+            self.log.say(f"{len(cases)} cases are finished already and will be skipped")
+        return cases
+
+    def healed(self, heal: Healed | None) -> None:
+        """Records a heal; there may have been nothing to heal."""
+        if heal is not None:
+            self.events.append("healed", what=heal.what, detail=heal.detail)
+            self.log.say(f"healed {heal.what}: {heal.detail}")
+
+    def preflight(self) -> None:
+        """The rungs that need no package. The disk comes before torch, which would fill it."""
+        timing = self.spec.timing
+        if self.spec.require_cuda:
+            self.healed(cuda_path(self.host))
+            self.healed(driver_wait(self.host, timing.driver_wait_s, timing.driver_poll_s, self.limit))
+        self.healed(disk_space(self.host, self.spec.min_free_gb, self.spec.allow_install, self.limit))
+
+    def prepare(self, done: list[str]) -> None:
+        """Writes the harness's spec, and tells the payload its own name: it cannot contain its own checksum."""
+        skip = list(dict.fromkeys([*self.spec.harness.get("skip_cases", []), *done]))
+        harness = {**self.spec.harness, "run_id": self.spec.run_id, "vm": self.spec.vm, "skip_cases": skip}
+        self.harness.spec_path.write_text(json.dumps(harness), encoding="utf-8")
+        self.files.out.mkdir(parents=True, exist_ok=True)
+        manifest = self.payload / "manifest.json"
+        try:
+            known = json.loads(manifest.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            known = {"schema": 1}
+        manifest.write_text(json.dumps({**known, "payload_sha256": self.site.payload_sha256}), encoding="utf-8")
+
+    def step(self, name: str) -> None:
+        """One step of the harness. Raises Halt when the run cannot go on after it."""
+        facts = Facts(self.files, self.events, self.log, self.patience, self.stop)
+        outcome = self.harness.run(name, self.limit, facts.receive)
+        if outcome.code == DONE and facts.diagnosis is None:
+            return
+        if outcome.code == NOT_BUILT and (self.spec.others or self.not_built):
+            self.diagnose(None if self.not_built else facts.diagnosis or Diagnosis("build_failed", outcome.log_tail))
+            self.incorrect = self.not_built = True
+        elif outcome.code == INCORRECT:
+            # Said once: later steps find the same implementation wrong again.
+            wrong = facts.diagnosis or Diagnosis("kernel_wrong", f"an implementation was wrong in step {name}")
+            self.diagnose(None if self.incorrect else wrong)
+            self.incorrect = True
+        else:
+            diagnosis = facts.diagnosis or unexplained(name, outcome)
+            code = outcome.code if outcome.code >= 0 else SIGNALLED - outcome.code
+            raise Halt(Ending("failed", code or GATE_FAILED, diagnosis.detail, diagnosis))
+
+    def diagnose(self, diagnosis: Diagnosis | None) -> None:
+        if diagnosis is not None:
+            cause, detail = diagnosis.cause, diagnosis.detail
+            self.events.append("diagnosed", cause=cause, detail=detail, remedy=diagnosis.remedy, phase=self.phase)
+            self.log.say(f"diagnosed {cause}: {detail}")
+
+    def finish(self, ending: Ending) -> None:
+        """Whatever exists into the bucket, the log last, then the last word. Never raises, and never takes for ever."""
+        ended_in = self.phase
+        self.diagnose(ending.diagnosis)
+        limit_s = self.spec.limits_s["finish"]
+        if self.stop.reason:
+            limit_s = min(limit_s, self.spec.timing.hurried_finish_s)
+        # Not interrupted by a stop: this is what a stop leads to.
+        patience = Patience(self.clock, limit_s)
+        began = self.clock.monotonic()
+        self.events.append("phase_started", phase="finish", limit_s=limit_s)
+        self.log.say(f"finish: {ending.outcome}, {ending.detail}")
+        self.uploader.close()
+        lost = self.files.put_rest(patience)
+        for path in lost:
+            self.log.say(f"could not store {path}")
+        seconds = round(self.clock.monotonic() - began, 3)
+        self.events.append("phase_finished", phase="finish", exit_code=1 if lost else 0, seconds=seconds)
+        self.events.flush(patience)
+        self.uploader.upload(patience)
+        self.events.append(
+            "finished", outcome=ending.outcome, exit_code=ending.exit_code, phase=ended_in, detail=ending.detail
+        )
+        if self.events.flush(patience):
+            (self.site.home / "last-word").touch()
+        self.events.close()
+
+
+def unexplained(step: str, outcome: HarnessExit) -> Diagnosis:
+    """What an exit code stands for when the harness said nothing about it."""
+    if outcome.code == BAD_SPEC:
+        return Diagnosis("unknown", f"the harness refuses its spec in step {step}:\n{outcome.log_tail}")
+    if outcome.code == NOT_BUILT:
+        return Diagnosis("build_failed", f"the kernel was not built:\n{outcome.log_tail}")
+    if outcome.code == GATE_FAILED:
+        return Diagnosis("gate_failed", f"a gate failed in step {step}:\n{outcome.log_tail}")
+    return Diagnosis(
+        "harness_crashed", f"step {step} ended with {outcome.how}; the last lines of its log:\n{outcome.log_tail}"
+    )

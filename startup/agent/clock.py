@@ -1,0 +1,59 @@
+"""Time on a VM whose own clock may be wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+
+
+class Clock:
+    """The wall clock, corrected by an offset once one is known, and the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.offset = timedelta(0)
+
+    def now(self) -> datetime:
+        """The corrected time, UTC."""
+        return datetime.now(timezone.utc) + self.offset  # noqa: UP017  (datetime.UTC needs Python 3.11)
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary moment; never goes back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class Patience:
+    """How long a caller goes on trying: until a time is up, or until an event interrupts it."""
+
+    def __init__(self, clock: Clock, seconds: float, interrupt: threading.Event | None = None) -> None:
+        self.clock = clock
+        self.until = clock.monotonic() + seconds
+        self.interrupt = interrupt
+
+    def left(self) -> float:
+        """Seconds left; 0 when the time is up or the wait was interrupted."""
+        if self.interrupt is not None and self.interrupt.is_set():
+            return 0.0
+        return max(0.0, self.until - self.clock.monotonic())
+
+    def pause(self, seconds: float) -> bool:
+        """Waits, and says whether there is any patience left afterwards."""
+        wait = min(seconds, self.left())
+        if self.interrupt is not None:
+            self.interrupt.wait(wait)
+        else:
+            self.clock.sleep(wait)
+        return self.left() > 0
+
+
+def iso(moment: datetime) -> str:
+    """`2026-11-21T04:05:06.000001Z`."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def stamp(moment: datetime) -> str:
+    """`20261121T040506.000001Z`: fixed width, so that names sort by time."""
+    return moment.strftime("%Y%m%dT%H%M%S.%fZ")

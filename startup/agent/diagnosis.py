@@ -1,0 +1,66 @@
+"""The ways a run can end, and the named causes of those it should not end in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REMEDIES = {
+    "clock_skew": "choose another image, or let the VM reach a time server",
+    "build_failed": "read artifacts/log.txt; build the kernel alone with `python3 -m kernels.harness build`",
+    "disk_full": "ask for a larger boot disk",
+    "driver_too_old": "choose an image with a newer NVIDIA driver, or ask for an older torch",
+    "deadline": "give the run more time or ask for fewer cases; a relaunch skips the cases that are finished",
+    "gate_failed": "read artifacts/log.txt of the run",
+    "harness_crashed": "read artifacts/log.txt; a relaunch skips the cases that are finished",
+    "kernel_wrong": "read artifacts/correctness.csv: it names every case that disagrees with the reference",
+    "no_compiler": "choose an image with NVRTC (torch's own wheels bring it), nvcc or a C++ compiler",
+    "no_cuda": "choose an image with an NVIDIA driver and check that the VM has an accelerator",
+    "numpy_mismatch": "choose an image whose numpy fits its torch, or allow installing",
+    "phase_timeout": "raise this phase's limit, or ask for less in it",
+    "preempted": "relaunch: finished cases are kept and skipped",
+    "storage_unreachable": "check that the bucket exists and that the VM's service account may read and create objects",
+    "torch_missing": "choose an image with torch, or allow installing",
+    "torch_without_cuda": "choose an image whose torch is built for CUDA, or allow installing",
+    "agent_crashed": "this is a defect of the agent: report it with artifacts/log.txt",
+    "unknown": "read artifacts/log.txt of the run",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A cause from the contract's list, what it looked like here, and what to do about it."""
+
+    cause: str
+    detail: str
+
+    @property
+    def remedy(self) -> str:
+        return REMEDIES.get(self.cause, REMEDIES["unknown"])
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended; `outcome` is one of the contract's, `exit_code` is what the agent exits with."""
+
+    outcome: str
+    exit_code: int
+    detail: str = ""
+    diagnosis: Diagnosis | None = None
+
+
+class Halt(Exception):
+    """Leaves whatever the run is doing for its finish."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.outcome + ": " + ending.detail)
+        self.ending = ending
+
+
+def failed(cause: str, detail: str, exit_code: int = 1) -> Halt:
+    """The run cannot go on, for a reason with a name."""
+    return Halt(Ending("failed", exit_code, detail, Diagnosis(cause, detail)))
+
+
+def timed_out(detail: str) -> Halt:
+    """A phase took longer than it may; 124 is what timeout(1) exits with."""
+    return Halt(Ending("timed_out", 124, detail, Diagnosis("phase_timeout", detail)))

@@ -1,0 +1,122 @@
+"""The agent's side of the run's event log."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from startup.agent.clock import Clock, Patience, iso, stamp
+from startup.agent.storage import Storage, StorageError
+
+FOREVER_S = 1e9
+
+
+class EventWriter:
+    """Appends events in order, from a thread of its own: a bucket that is away delays the log, never the run.
+
+    Each event is first a file in `directory`/pending and is moved to `directory` when the bucket has it, so that what
+    the agent could not deliver before it died the bootstrap still can, and a rebooted VM goes on counting.
+    """
+
+    def __init__(self, run_id: str, writer: str, directory: Path, storage: Storage, clock: Clock) -> None:
+        self.run_id = run_id
+        self.writer = writer
+        self.directory = directory
+        self.pending = directory / "pending"
+        self.storage = storage
+        self.clock = clock
+        self.changed = threading.Condition()
+        self.closing = threading.Event()
+        self.pending.mkdir(parents=True, exist_ok=True)
+        self.queue = deque((path.name, path.read_bytes()) for path in sorted(self.pending.glob("*.json")))
+        self.seq = max((sequence(path.name) for path in directory.glob("**/*.json")), default=0)
+        self.last = datetime.fromtimestamp(0, timezone.utc)  # noqa: UP017
+        self.thread = threading.Thread(target=self.deliver, name="events", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def append(self, kind: str, **data: object) -> str:
+        """Queues an event and returns its object's name. Never waits for the bucket, never raises."""
+        with self.changed:
+            self.seq += 1
+            # Names sort by time, so an event is always later than the one before it, whatever the clock did between.
+            self.last = max(self.clock.now(), self.last + timedelta(microseconds=1))
+            name = f"{stamp(self.last)}-{self.writer}-{self.seq:06d}-{kind}.json"
+            event = {
+                "schema": 1,
+                "run_id": self.run_id,
+                "kind": kind,
+                "time": iso(self.last),
+                "writer": self.writer,
+                "seq": self.seq,
+                "data": data,
+            }
+            body = json.dumps(event).encode()
+            self.keep(name, body)
+            self.queue.append((name, body))
+            self.changed.notify_all()
+        return name
+
+    def flush(self, patience: Patience) -> bool:
+        """Waits until the bucket has every event; False when it does not before the patience is used up."""
+        with self.changed:
+            while self.queue:
+                # Short waits: an interrupt of the patience does not notify this condition.
+                if patience.left() <= 0:
+                    return False
+                self.changed.wait(min(0.2, patience.left()))
+            return True
+
+    def close(self) -> None:
+        """Stops delivering; what is pending stays in its files."""
+        self.closing.set()
+        with self.changed:
+            self.changed.notify_all()
+        if self.thread.is_alive():
+            self.thread.join(timeout=self.storage.timing.request_timeout_s)
+
+    def deliver(self) -> None:
+        while True:
+            with self.changed:
+                while not self.queue and not self.closing.is_set():
+                    self.changed.wait()
+                if self.closing.is_set():
+                    return
+                name, body = self.queue[0]
+            if self.store(name, body):
+                with self.changed:
+                    self.queue.popleft()
+                    self.changed.notify_all()
+            else:
+                self.closing.wait(self.storage.timing.retry_max_s)
+
+    def keep(self, name: str, body: bytes) -> None:
+        try:
+            unfinished = self.pending / (name + ".tmp")
+            unfinished.write_bytes(body)
+            unfinished.rename(self.pending / name)
+        except OSError:
+            pass  # A full disk costs the copy, not the event: that is in memory.
+
+    def store(self, name: str, body: bytes) -> bool:
+        """One event into the bucket; False when it was refused, or when the writer is closing."""
+        patience = Patience(self.clock, FOREVER_S, self.closing)
+        try:
+            self.storage.put(f"runs/{self.run_id}/events/{name}", body, "application/json", patience, once=True)
+        except StorageError:
+            return False
+        try:
+            (self.pending / name).rename(self.directory / name)
+        except OSError:
+            pass  # The copy could not be kept; the bucket has the event.
+        return True
+
+
+def sequence(name: str) -> int:
+    """The number in an event's name; 0 for any other file."""
+    parts = name.rsplit("-", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0

@@ -1,0 +1,88 @@
+"""The rungs of the ladder that need no package: clock, CUDA's PATH, driver, disk.
+
+Each rung looks, heals what it can, and returns what it healed; None when there was nothing to heal. What it cannot heal
+it raises as Halt with a named diagnosis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from startup.agent.clock import Clock, Patience
+from startup.agent.diagnosis import failed
+from startup.agent.host import Host
+
+CUDA_DIRECTORIES = (Path("/usr/local/cuda/bin"), Path("/opt/cuda/bin"))
+
+
+@dataclass(frozen=True)
+class Healed:
+    """One heal; `what` is a word of the contract's list."""
+
+    what: str
+    detail: str
+
+
+def clock_skew(clock: Clock, skew_s: float | None, tolerated_s: float) -> Healed | None:
+    """Corrects the agent's clock by what the storage server's is ahead; the system's clock is left alone."""
+    if skew_s is None or abs(skew_s) <= tolerated_s:
+        return None
+    clock.offset += timedelta(seconds=skew_s)
+    return Healed("clock", f"the VM's clock was {-skew_s:+.1f} s off the storage server's; event times are corrected")
+
+
+def cuda_path(host: Host, candidates: Sequence[Path] = CUDA_DIRECTORIES) -> Healed | None:
+    """Puts CUDA's tools on PATH. That there are none is no fault: the kernel is built with NVRTC first."""
+    if host.which("nvcc"):
+        return None
+    for directory in candidates:
+        if (directory / "nvcc").is_file():
+            host.prepend("PATH", directory)
+            libraries = directory.parent / "lib64"
+            if libraries.is_dir():
+                host.prepend("LD_LIBRARY_PATH", libraries)
+            return Healed("cuda_path", f"{directory} put on PATH")
+    return None
+
+
+def driver_version(host: Host, patience: Patience) -> str | None:
+    """The NVIDIA driver's version, e.g. `580.95.05`; None when the driver does not answer."""
+    ran = host.run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", patience=patience, timeout_s=30)
+    version = ran.output.split("\n")[0].strip() if ran.ok else ""
+    return version if version[:1].isdigit() else None
+
+
+def driver_wait(host: Host, wait_s: float, poll_s: float, patience: Patience) -> Healed | None:
+    """Waits for the driver: on a first boot its module may still be compiling."""
+    began = host.clock.monotonic()
+    tries = 0
+    while driver_version(host, patience) is None:
+        tries += 1
+        waited_s = host.clock.monotonic() - began
+        if waited_s >= wait_s or not patience.pause(poll_s):
+            host.stop.check()
+            what = "nvidia-smi is not installed" if host.which("nvidia-smi") is None else "nvidia-smi does not answer"
+            raise failed("no_cuda", f"{what} after {waited_s:.0f} s")
+    if tries == 0:
+        return None
+    return Healed("driver_wait", f"the driver answered after {host.clock.monotonic() - began:.1f} s")
+
+
+def disk_space(host: Host, min_free_gb: float, may_change: bool, patience: Patience) -> Healed | None:
+    """Empties the package caches when less than `min_free_gb` (10^9 bytes) is free.
+
+    Where nothing may be installed nothing is deleted either: the caches there are somebody's.
+    """
+    before = host.free_gb()
+    if before >= min_free_gb:
+        return None
+    if may_change:
+        host.run("apt-get", "clean", patience=patience)
+        host.run(host.python, "-m", "pip", "cache", "purge", patience=patience)
+    after = host.free_gb()
+    if after < min_free_gb:
+        raise failed("disk_full", f"{after:.1f} GB free in {host.home}, {min_free_gb:g} GB needed")
+    return Healed("disk", f"package caches emptied: {before:.1f} GB free before, {after:.1f} GB after")

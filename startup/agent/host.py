@@ -1,0 +1,88 @@
+"""The machine that the agent runs on: its PATH, its Python, its disk, and how to run a command on it."""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from startup.agent.child import Child, Message
+from startup.agent.clock import Clock, Patience
+from startup.agent.diagnosis import timed_out
+from startup.agent.logs import Log
+from startup.agent.stop import Stop
+
+KEPT_LINES = 200
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a command: its exit code (127: not found), and the last lines it printed."""
+
+    code: int
+    output: str
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    @property
+    def last_line(self) -> str:
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        return lines[-1] if lines else f"exit code {self.code}"
+
+
+class Host:
+    """Holds what heals change: `env` and `python`, which every later command and the harness use."""
+
+    def __init__(self, home: Path, env: Mapping[str, str], python: str, clock: Clock, stop: Stop, log: Log) -> None:
+        self.home = home
+        self.env = dict(env)
+        self.python = python
+        self.clock = clock
+        self.stop = stop
+        self.log = log
+        self.kill_grace_s = 2.0
+
+    def which(self, name: str) -> str | None:
+        return shutil.which(name, path=self.env.get("PATH", ""))
+
+    def prepend(self, variable: str, directory: Path) -> None:
+        """Puts a directory first in PATH or a variable like it."""
+        rest = self.env.get(variable, "")
+        self.env[variable] = f"{directory}:{rest}" if rest else str(directory)
+
+    def free_gb(self) -> float:
+        """Free space where the run works, in GB (10^9 bytes)."""
+        return shutil.disk_usage(self.home).free / 1e9
+
+    def run(self, *command: str, patience: Patience, timeout_s: float | None = None) -> Ran:
+        """Runs a command to its end; one that outlasts `timeout_s` has exit code 124.
+
+        Raises Halt on a stop, and when the patience, which is the phase's, is used up.
+        """
+        found = self.which(command[0])
+        if found is None:
+            return Ran(127, f"{command[0]}: not found")
+        lines: deque[str] = deque(maxlen=KEPT_LINES)
+        own = Patience(self.clock, patience.left() if timeout_s is None else timeout_s)
+        try:
+            child = Child([found, *command[1:]], self.home, self.env, self.stop)
+        except OSError as error:
+            return Ran(126, f"{command[0]}: {error}")
+        message: Message | None = None
+        try:
+            child.stdin.close()
+            while True:
+                message = child.next(min(own.left(), patience.left()))
+                if message is None or message.source in ("stop", "exit"):
+                    break
+                lines.append(message.text)
+        finally:
+            code = child.close(self.kill_grace_s)
+        self.stop.check()
+        if message is None and patience.left() <= 0:
+            raise timed_out(f"{Path(command[0]).name} took longer than the phase may")
+        return Ran(124 if message is None else code, "\n".join(lines))

@@ -1,0 +1,70 @@
+"""What a person reads while the run goes on: lines on the serial console, and log.txt in the bucket."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TextIO
+
+from startup.agent.clock import Clock, Patience
+from startup.agent.storage import Storage, StorageError
+
+LONGEST_LINE = 500
+
+
+class Log:
+    """Writes one timestamped line at a time. The bootstrap copies them to the serial console and to log.txt."""
+
+    def __init__(self, stream: TextIO, clock: Clock) -> None:
+        self.stream = stream
+        self.clock = clock
+        self.lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        """Never raises: a console that is gone must not end the run."""
+        moment = self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        with self.lock:
+            try:
+                for line in text.splitlines() or [""]:
+                    self.stream.write(f"{moment} {line[:LONGEST_LINE]}\n")
+                self.stream.flush()
+            except (OSError, ValueError):
+                pass
+
+
+class LogUploader:
+    """A thread that stores log.txt now and then, when it has changed."""
+
+    def __init__(self, path: Path, name: str, storage: Storage, clock: Clock, every_s: float) -> None:
+        self.path = path
+        self.name = name
+        self.storage = storage
+        self.clock = clock
+        self.every_s = every_s
+        self.stored_size = -1
+        self.closed = threading.Event()
+        self.lock = threading.Lock()
+        self.thread = threading.Thread(target=self.keep_up, name="log", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def keep_up(self) -> None:
+        while not self.closed.wait(self.every_s):
+            # Whatever is not stored this time is stored next time: no need to insist.
+            self.upload(Patience(self.clock, self.every_s, self.closed))
+
+    def upload(self, patience: Patience) -> bool:
+        """Stores the log as it is now; False when that failed. An unchanged log is not stored again."""
+        with self.lock:
+            try:
+                body = self.path.read_bytes()
+                if len(body) != self.stored_size:
+                    self.storage.put(self.name, body, "text/plain", patience)
+                    self.stored_size = len(body)
+            except (OSError, StorageError):
+                return False
+            return True

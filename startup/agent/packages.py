@@ -1,0 +1,211 @@
+"""The rungs of the ladder that need packages: pip and venv, torch, numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from startup.agent.clock import Patience
+from startup.agent.diagnosis import failed
+from startup.agent.heals import Healed, disk_space, driver_version
+from startup.agent.host import Host, Ran
+
+# The oldest driver branch that serves a torch release's default wheel, by the CUDA release that wheel is built for
+# (CUDA 13.0: 580, 12.8: 570, 12.6: 560, 12.4: 550, 12.1: 530, after NVIDIA's CUDA release notes), newest first.
+TORCH_NEEDS_DRIVER = (
+    ((2, 11), "", 580),
+    ((2, 8), "2.10.0", 570),
+    ((2, 7), "2.7.1", 560),
+    ((2, 5), "2.6.0", 550),
+    ((2, 1), "2.4.1", 530),
+)
+
+PROBE = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+found = {"torch": None, "cuda": None, "usable": False, "numpy": None, "exchange": False, "error": ""}
+try:
+    import torch
+    found["torch"], found["cuda"] = torch.__version__, torch.version.cuda
+    found["usable"] = bool(torch.cuda.is_available())
+except Exception as error:
+    found["error"] = "%s: %s" % (type(error).__name__, error)
+try:
+    import numpy
+    found["numpy"] = numpy.__version__
+    if found["torch"]:
+        torch.from_numpy(numpy.zeros(1)); torch.zeros(1).numpy()
+        found["exchange"] = True
+except Exception as error:
+    found["error"] = found["error"] or "%s: %s" % (type(error).__name__, error)
+print("\\n" + json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What a fresh interpreter finds: versions (None: not there), whether CUDA is usable, whether numpy fits."""
+
+    torch: str | None
+    cuda: str | None
+    usable: bool
+    numpy: str | None
+    exchange: bool
+    error: str
+
+
+class CannotInstall(Exception):
+    """A package could not be installed; says which, and the installer's last line."""
+
+
+class Packages:
+    """Finds and installs Python packages, by way of whatever the image has. `record` is told of every heal."""
+
+    def __init__(self, host: Host, allow_install: bool, min_free_gb: float, record: Callable[[Healed], None]) -> None:
+        self.host = host
+        self.allow_install = allow_install
+        self.min_free_gb = min_free_gb
+        self.record = record
+
+    def probe(self, patience: Patience) -> Torch:
+        """Imports torch and numpy in a fresh interpreter: one that has failed to import them cannot try again."""
+        ran = self.python("-c", PROBE, patience=patience)
+        try:
+            return Torch(**json.loads(ran.output.strip().split("\n")[-1]))
+        except (ValueError, TypeError):
+            return Torch(None, None, False, None, False, f"the probe ended with exit code {ran.code}: {ran.last_line}")
+
+    def torch(self, wanted: str, require_cuda: bool, patience: Patience) -> Torch:
+        """A torch that can be used: the image's own where it works, else `wanted`, or the newest the driver serves."""
+        found = self.probe(patience)
+        if suits(found, require_cuda):
+            return found
+        cause, detail = self.explain(found, patience)
+        if not self.allow_install:
+            raise failed(cause, f"{detail}; nothing may be installed")
+        version = self.choose(wanted, require_cuda, patience)
+        try:
+            self.install(f"torch=={version}" if version else "torch", "numpy", patience=patience)
+        except CannotInstall as error:
+            raise failed(cause, f"{detail}; {error}") from error
+        found = self.probe(patience)
+        if not suits(found, require_cuda):
+            cause, detail = self.explain(found, patience)
+            raise failed(cause, f"{detail}, although torch {version} was just installed")
+        self.record(Healed("torch", f"{detail}; installed {found.torch}"))
+        return found
+
+    def numpy(self, found: Torch, patience: Patience) -> None:
+        """A numpy that exchanges arrays with this torch: an older torch was built for numpy 1."""
+        if found.exchange:
+            return
+        detail = f"numpy {found.numpy or 'is absent and'} does not fit torch {found.torch}: {found.error}"
+        if not self.allow_install:
+            raise failed("numpy_mismatch", f"{detail}; nothing may be installed")
+        requirement = "numpy<2" if found.numpy and not found.numpy.startswith("1.") else "numpy"
+        try:
+            self.install(requirement, patience=patience)
+        except CannotInstall as error:
+            raise failed("numpy_mismatch", f"{detail}; {error}") from error
+        healed = self.probe(patience)
+        if not healed.exchange:
+            raise failed("numpy_mismatch", f"{detail}; with numpy {healed.numpy} it is: {healed.error}")
+        self.record(Healed("numpy", f"{detail}; installed {healed.numpy}"))
+
+    def explain(self, found: Torch, patience: Patience) -> tuple[str, str]:
+        """The cause, and a sentence, for a torch that will not do."""
+        if found.torch is None:
+            return "torch_missing", f"torch cannot be imported ({found.error})"
+        if found.cuda is None:
+            return "torch_without_cuda", f"torch {found.torch} is built without CUDA"
+        driver = driver_version(self.host, patience)
+        if driver is None:
+            return "no_cuda", "the NVIDIA driver does not answer"
+        if major(driver) < needed_driver(found.torch):
+            return "driver_too_old", f"torch {found.torch} (CUDA {found.cuda}) needs a newer driver than {driver}"
+        return "no_cuda", f"torch {found.torch} (CUDA {found.cuda}) finds no usable GPU with driver {driver}"
+
+    def choose(self, wanted: str, require_cuda: bool, patience: Patience) -> str:
+        """The torch to install: what is wanted where the driver serves it, else the newest that it does serve."""
+        driver = driver_version(self.host, patience) if require_cuda else None
+        if driver is None or major(driver) >= needed_driver(wanted):
+            return wanted
+        for _, version, branch in TORCH_NEEDS_DRIVER:
+            if version and major(driver) >= branch:
+                self.host.log.say(f"driver {driver} is too old for torch {wanted}: taking {version}")
+                return version
+        raise failed("driver_too_old", f"no known torch runs with driver {driver}; torch {wanted} needs a newer one")
+
+    def install(self, *requirements: str, patience: Patience) -> None:
+        """Installs with pip, after getting a pip, into a venv if the system's Python will not have it."""
+        self.ensure_pip(patience)
+        ran = self.pip_install(requirements, patience)
+        if not ran.ok and "externally-managed-environment" in ran.output:
+            self.make_venv(patience)
+            ran = self.pip_install(requirements, patience)
+        if not ran.ok and "No space left on device" in ran.output:
+            healed = disk_space(self.host, self.min_free_gb, True, patience)
+            if healed:
+                self.record(healed)
+                ran = self.pip_install(requirements, patience)
+        if not ran.ok:
+            raise CannotInstall(f"pip could not install {' '.join(requirements)}: {ran.last_line}")
+
+    def pip_install(self, requirements: tuple[str, ...], patience: Patience) -> Ran:
+        self.host.log.say("installing " + " ".join(requirements))
+        options = ("--no-input", "--disable-pip-version-check", "--no-cache-dir", "--quiet")
+        return self.python("-m", "pip", "install", *options, *requirements, patience=patience)
+
+    def ensure_pip(self, patience: Patience) -> None:
+        if self.python("-m", "pip", "--version", patience=patience).ok:
+            return
+        self.python("-m", "ensurepip", "--upgrade", patience=patience)
+        if self.python("-m", "pip", "--version", patience=patience).ok:
+            self.record(Healed("pip", "installed by ensurepip"))
+            return
+        last = self.apt("python3-pip", "python3-venv", patience=patience)
+        if not self.python("-m", "pip", "--version", patience=patience).ok:
+            raise CannotInstall(f"there is no pip, and neither ensurepip nor apt could install it: {last.last_line}")
+        self.record(Healed("pip", "installed by apt"))
+
+    def make_venv(self, patience: Patience) -> None:
+        """Moves the run into a venv that still sees the image's own packages."""
+        home = self.host.home / "venv"
+        command = ("-m", "venv", "--system-site-packages", str(home))
+        if not self.python(*command, patience=patience).ok:
+            self.apt("python3-venv", patience=patience)
+            ran = self.python(*command, patience=patience)
+            if not ran.ok:
+                raise CannotInstall(f"the system's Python is externally managed, and no venv: {ran.last_line}")
+        self.host.python = str(home / "bin" / "python")
+        self.record(Healed("python_venv", f"the system's Python is externally managed; using {home}"))
+
+    def apt(self, *names: str, patience: Patience) -> Ran:
+        self.host.env["DEBIAN_FRONTEND"] = "noninteractive"
+        lock = ("-o", "DPkg::Lock::Timeout=120")
+        self.host.run("apt-get", *lock, "-qq", "update", patience=patience)
+        return self.host.run("apt-get", *lock, "-qq", "-y", "install", *names, patience=patience)
+
+    def python(self, *arguments: str, patience: Patience) -> Ran:
+        return self.host.run(self.host.python, *arguments, patience=patience)
+
+
+def suits(found: Torch, require_cuda: bool) -> bool:
+    return found.torch is not None and (found.usable or not require_cuda)
+
+
+def major(version: str) -> int:
+    """580 for driver `580.95.05`; 0 for what is not a version."""
+    digits = version.split(".")[0]
+    return int(digits) if digits.isdigit() else 0
+
+
+def needed_driver(torch: str) -> int:
+    """The oldest driver branch for a torch version; for an unknown or an empty one, that of the newest known."""
+    parts = torch.split("+")[0].split(".")
+    release = (int(parts[0]), int(parts[1])) if len(parts) >= 2 and parts[0].isdigit() and parts[1].isdigit() else None
+    for since, _, branch in TORCH_NEEDS_DRIVER:
+        if release is None or release >= since:
+            return branch
+    return TORCH_NEEDS_DRIVER[-1][2]

@@ -1,0 +1,126 @@
+"""The part of Cloud Storage's JSON API that the agent needs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from urllib.parse import quote, urlencode
+
+from startup.agent.clock import Patience
+from startup.agent.metadata import Metadata
+from startup.agent.spec import Timing
+from startup.agent.wire import Answer, Unreachable, repeat, send
+
+
+class StorageError(Exception):
+    """An object could not be stored or listed: unreachable for too long, or refused."""
+
+
+class Storage:
+    """One bucket. Every method raises only StorageError."""
+
+    def __init__(self, base_url: str, bucket: str, metadata: Metadata, timing: Timing) -> None:
+        self.base_url = base_url
+        self.bucket = bucket
+        self.metadata = metadata
+        self.timing = timing
+
+    def put(self, name: str, body: bytes, content_type: str, patience: Patience, once: bool = False) -> bool:
+        """Stores an object; with `once`, only when there is none of that name.
+
+        True when it was stored, False when `once` found it there already: that is success too, for the usual reason
+        is that an earlier try arrived and only its answer was lost.
+        """
+        boundary = uuid.uuid4().hex
+        digest = base64.b64encode(hashlib.md5(body).digest()).decode()
+        resource = json.dumps({"name": name, "contentType": content_type, "md5Hash": digest})
+        payload = b"".join(
+            [
+                f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{resource}\r\n".encode(),
+                f"--{boundary}\r\nContent-Type: {content_type}\r\n\r\n".encode(),
+                body,
+                f"\r\n--{boundary}--\r\n".encode(),
+            ]
+        )
+        query = {"uploadType": "multipart"}
+        if once:
+            query["ifGenerationMatch"] = "0"
+        url = f"{self.base_url}/upload/storage/v1/b/{self.bucket}/o?{urlencode(query)}"
+        content = f"multipart/related; boundary={boundary}"
+        answer = self.persist(lambda: self.request("POST", url, patience, payload, content), patience, "store " + name)
+        if once and answer.status == 412:
+            return False
+        self.expect(answer, "store " + name)
+        return True
+
+    def names(self, prefix: str, patience: Patience) -> list[str]:
+        """The names of all objects whose name begins with `prefix`."""
+        names: list[str] = []
+        token = ""
+        while True:
+            query = {"prefix": prefix, "fields": "items(name),nextPageToken"}
+            if token:
+                query["pageToken"] = token
+            url = f"{self.base_url}/storage/v1/b/{self.bucket}/o?{urlencode(query, quote_via=quote)}"
+            what = "list " + prefix
+            answer = self.persist(lambda url=url: self.request("GET", url, patience), patience, what)  # type: ignore[misc]
+            self.expect(answer, what)
+            try:
+                page = json.loads(answer.body)
+                names += [str(item["name"]) for item in page.get("items", [])]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise StorageError(f"{what}: the answer is not a page of objects") from error
+            token = page.get("nextPageToken", "")
+            if not token:
+                return names
+
+    def skew_s(self, patience: Patience) -> float | None:
+        """By how many seconds the server's clock is ahead of ours, to about one second; None when it does not say."""
+        url = f"{self.base_url}/storage/v1/b/{self.bucket}/o?{urlencode({'prefix': 'runs/', 'maxResults': '1'})}"
+        clock = self.metadata.clock
+        asked = answered = clock.now()
+
+        def ask() -> Answer:
+            nonlocal asked, answered
+            asked = clock.now()
+            answer = self.request("GET", url, patience)
+            answered = clock.now()
+            return answer
+
+        answer = self.persist(ask, patience, "ask the time")
+        self.expect(answer, "ask the time")
+        try:
+            theirs = parsedate_to_datetime(answer.headers["date"])
+            # Date has whole seconds, rounded down: on average it is half a second late.
+            return (theirs - asked).total_seconds() + 0.5 - (answered - asked).total_seconds() / 2
+        except (KeyError, TypeError, ValueError, IndexError):
+            return None
+
+    def request(
+        self, method: str, url: str, patience: Patience, body: bytes | None = None, content_type: str = ""
+    ) -> Answer:
+        headers = {"Authorization": "Bearer " + self.metadata.token()}
+        if content_type:
+            headers["Content-Type"] = content_type
+        timeout_s = min(self.timing.request_timeout_s, max(1.0, patience.left()))
+        answer = send(method, url, headers, body, timeout_s)
+        if answer.status == 401:
+            self.metadata.forget_token()
+            headers["Authorization"] = "Bearer " + self.metadata.token()
+            answer = send(method, url, headers, body, timeout_s)
+        return answer
+
+    def persist(self, attempt: Callable[[], Answer], patience: Patience, what: str) -> Answer:
+        try:
+            return repeat(attempt, patience, self.timing.retry_first_s, self.timing.retry_max_s)
+        except Unreachable as error:
+            raise StorageError(f"could not {what} in bucket {self.bucket}: {error}") from error
+
+    def expect(self, answer: Answer, what: str) -> None:
+        if answer.status not in (200, 201):
+            reason = answer.body[:200].decode("utf-8", "replace")
+            raise StorageError(f"could not {what} in bucket {self.bucket}: HTTP {answer.status} {reason}")

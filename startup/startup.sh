@@ -1,0 +1,149 @@
+#!/bin/bash
+# Bootstrap of a benchmark VM: runs as root on every boot, the same bytes on every VM; what differs is read from metadata.
+# It hands over to startup/agent and, whatever becomes of that, leaves a last word in the bucket and deletes the VM.
+# There is no `set -e`: a command that fails must lead to finish, never past it.
+# shellcheck disable=SC2329 # functions are also called through retry, work, helper and trap
+set -m # every background job leads its own process group, where a signal reaches it without reaching this script
+dir=${BENCH_VM_DIR:-/var/lib/bench}
+metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1"
+run_id='' signalled='' interrupted='' outcome=failed cause='' detail='' grace=40 seq=0 helpers=()
+
+say() { printf '%s boot: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"; }
+http() { curl --silent --show-error --noproxy '*' --connect-timeout 10 --max-time "${BENCH_REQUEST_TIMEOUT_S:-30}" "$@"; }
+retry() { # retry TRIES COMMAND...
+  local tries=$1 try; shift
+  for ((try = 1; try <= tries; try++)); do "$@" && return 0; ((try < tries)) && sleep "${BENCH_RETRY_PAUSE_S:-2}"; done
+  return 1
+}
+meta() { # the value of a metadata key; empty when there is none
+  local answer
+  answer=$(http -w '\n%{http_code}' -H 'Metadata-Flavor: Google' "$metadata/$1") || return 1
+  case ${answer##*$'\n'} in 200) printf '%s' "${answer%$'\n'*}" ;; 404) ;; *) return 1 ;; esac
+}
+# field JSON KEY: the first scalar of that name. Quotes inside a JSON string are escaped, so text cannot pose as a key.
+field() {
+  printf '%s' "$1" | tr '\n' ' ' | grep -oE "\"$2\"[[:space:]]*:[[:space:]]*(\"[^\"\\\\]*\"|[0-9.]+|true|false)" | head -n 1 |
+    sed -E 's/^"[^"]*"[[:space:]]*:[[:space:]]*//; s/^"(.*)"$/\1/'
+}
+bearer() { printf 'Authorization: Bearer %s' "$(field "$(retry 3 meta instance/service-accounts/default/token)" access_token)"; }
+upload() { # upload DATA OBJECT TYPE: DATA is text or @file, OBJECT is below runs/<run-id>/
+  local object="runs/$run_id/$2"
+  http --fail -o /dev/null -H "$(bearer)" -H "Content-Type: $3" --data-binary "$1" \
+    "$storage/upload/storage/v1/b/$bucket/o?uploadType=media&name=${object//\//%2F}"
+}
+event() { # event KIND DATA
+  local now text; now=$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ) seq=$((seq + 1))
+  printf -v text '{"schema": 1, "run_id": "%s", "kind": "%s", "time": "%s", "writer": "boot-%s", "seq": %d, "data": %s}' \
+    "$run_id" "$1" "$now" "$attempt" "$seq" "$2"
+  retry 3 upload "$text" "events/${now//[-:]/}-boot-$attempt-$(printf %06d "$seq")-$1.json" application/json
+}
+leave() { cause=$1 detail=$2; say "$1: $2"; exit 1; }
+
+work() { # the one thing that the watchdog and a signal may end
+  local code worker
+  [[ -e $dir/deadline || -n $signalled ]] && return 143
+  "$@" </dev/null & worker=$!
+  echo "$worker" >"$dir/worker"
+  [[ -n $signalled ]] && kill -TERM -- "-$worker"
+  while interrupted=''; wait "$worker"; code=$?; [[ -n $interrupted ]]; do :; done
+  rm -f "$dir/worker"
+  return "$code"
+}
+stop_worker() { # TERM, then KILL, to whatever the worker is now
+  local group; group=$(cat "$dir/worker" 2>/dev/null) || return
+  kill -TERM -- "-$group"; sleep "$grace"; kill -KILL -- "-$group"
+}
+watchdog() { sleep "$1"; touch "$dir/deadline"; say "the deadline is near: stopping the work"; stop_worker; }
+helper() { "$@" </dev/null & helpers+=("$!"); }
+on_signal() { signalled=1 interrupted=1; say "asked to stop"; helper stop_worker; }
+
+last_word() { # what the agent would have said, had it lived
+  local code=$1 file
+  for file in "$dir"/events/pending/*.json; do
+    [[ -e $file ]] || continue
+    retry 3 upload "@$file" "events/${file##*/}" application/json || return
+    mv "$file" "$dir/events/"
+    [[ $file == *-finished.json ]] && touch "$dir/last-word"
+  done
+  retry 3 upload "@$dir/log.txt" artifacts/log.txt text/plain || return
+  [[ -e $dir/last-word ]] && return
+  if [[ -z $cause && -e $dir/deadline ]]; then
+    outcome=timed_out cause=deadline detail="stopped ahead of the deadline of $deadline s"
+  elif [[ -z $cause && $(retry 2 meta instance/preempted) == TRUE ]]; then
+    outcome=preempted cause=preempted detail='preempted before the agent could say so'
+  elif [[ -z $cause && -n $signalled ]]; then
+    outcome=terminated
+  elif [[ -z $cause ]]; then
+    cause=agent_crashed detail="exit code $code; the log ends: $(tail -n 5 "$dir/log.txt" | tr -cd '[:alnum:] .,:;/()_=-' | tail -c 400)"
+  fi
+  [[ -z $cause ]] || event diagnosed \
+    "{\"cause\": \"$cause\", \"detail\": \"$detail\", \"remedy\": \"read artifacts/log.txt of the run\", \"phase\": \"boot\"}" || return
+  event vm_exiting "{\"outcome\": \"$outcome\", \"exit_code\": $code}" && touch "$dir/last-word"
+}
+delete_self() {
+  local status
+  status=$(http -o /dev/null -w '%{http_code}' -X DELETE -H "$(bearer)" \
+    "$compute/compute/v1/projects/$project/zones/${zone##*/}/instances/$name")
+  [[ $status == 2* || $status == 404 ]] || { say "deleting $name: HTTP $status"; return 1; }
+}
+finish() {
+  local code=$? group
+  trap '' TERM INT HUP # from here on nothing may come between the VM and its end
+  for group in "${helpers[@]}" $(cat "$dir/worker" "$dir/harness" 2>/dev/null); do kill -KILL -- "-$group" 2>/dev/null; done
+  # A failed upload must not keep a GPU alive: the deletion does not depend on it.
+  [[ -e $dir/last-word || -z $run_id ]] || last_word "$code" || say "the last word could not be stored"
+  say "deleting $name"
+  retry "${BENCH_DELETE_TRIES:-150}" delete_self && return
+  # A VM that is shut down stops paying for its GPU but goes on paying for its disk, and its deadline is cleared:
+  # only when the API has refused for minutes, and never on a machine that only stands in for a VM.
+  [[ -n ${BENCH_VM_DIR:-} && -z ${BENCH_LAST_RESORT:-} ]] || ${BENCH_LAST_RESORT:-shutdown -P now}
+}
+
+mkdir -p "$dir"; trap '' PIPE
+exec > >(trap '' TERM INT HUP; tee -p -a "$dir/log.txt") 2>&1
+trap finish EXIT
+trap on_signal TERM INT HUP
+rm -rf "$dir/deadline" "$dir/missing" "$dir/worker" "$dir/harness" "$dir/payload" "$dir/out"
+
+name=$(retry 10 meta instance/name) zone=$(retry 10 meta instance/zone) project=$(retry 10 meta project/project-id)
+endpoints=$(retry 10 meta instance/attributes/bench-endpoints)
+storage=$(field "$endpoints" storage) compute=$(field "$endpoints" compute)
+storage=${storage:-https://storage.googleapis.com} compute=${compute:-https://compute.googleapis.com}
+say "$name in ${zone##*/}"
+[[ -e $dir/last-word ]] && exit 0 # rebooted after the end: all that is left to do is to go
+
+spec=$(retry 10 meta instance/attributes/bench-run) payload=$(retry 10 meta instance/attributes/bench-payload)
+bucket=$(field "$payload" bucket) object=$(field "$payload" object) sha256=$(field "$payload" sha256)
+run_id=$(field "$spec" run_id) attempt=$(field "$spec" attempt) deadline=$(field "$spec" deadline_s) deadline=${deadline%%.*}
+[[ -n $run_id && -n $bucket && -n $object && -n $sha256 && $attempt =~ ^[0-9]+$ && $deadline =~ ^[0-9]+$ ]] ||
+  leave unknown 'bench-run or bench-payload is missing from the metadata or lacks a key'
+
+# The server counts from the first boot; on a real VM that is as long ago as the kernel has been up.
+up=$([[ -n ${BENCH_VM_DIR:-} ]] || cut -d. -f1 /proc/uptime)
+[[ -s $dir/first-boot ]] || echo "$(($(date +%s) - ${up:-0}))" >"$dir/first-boot"
+margin=$((deadline < 120 ? deadline * 500 : 60000)) after=$(((deadline - $(date +%s) + $(<"$dir/first-boot")) * 1000 - margin))
+seconds() { printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)); }
+grace=$(seconds $((margin * 2 / 3)))
+helper watchdog "$(seconds $((after > 0 ? after : 0)))"
+
+able() { command -v python3 >/dev/null && python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))'; }
+apt() { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -y -o DPkg::Lock::Timeout=120 "$@"; }
+install_python() { apt update; apt install python3 python3-venv python3-pip; }
+able || { [[ $(field "$spec" allow_install) == true ]] && work retry 2 install_python; }
+able || leave no_python 'no python3 of version 3.8 or newer, and none could be installed'
+
+download() { # no retry cures an object that is not there
+  local status
+  status=$(http --max-time 120 -w '%{http_code}' -H "$(bearer)" -o "$dir/payload.tar.gz" \
+    "$storage/storage/v1/b/$bucket/o/${object//\//%2F}?alt=media")
+  case $status in 200) ;; 404) touch "$dir/missing" ;; *) say "payload: HTTP $status"; return 1 ;; esac
+}
+work retry 8 download || { [[ -e $dir/deadline || -n $signalled ]] && exit 143; leave storage_unreachable "could not download $object"; }
+[[ -e $dir/missing ]] && leave payload_missing "there is no object $object in bucket $bucket"
+echo "$sha256  $dir/payload.tar.gz" | sha256sum --check --status || leave payload_checksum "$object does not have the sha256 it should have"
+mkdir -p "$dir/payload"
+tar -xzf "$dir/payload.tar.gz" -C "$dir/payload" --no-same-owner || leave payload_missing "could not unpack $object into $dir"
+cd "$dir/payload" || leave payload_missing "$dir/payload is gone"
+work env BENCH_VM_DIR="$dir" PYTHONUNBUFFERED=1 python3 -m startup.agent
+code=$?; say "the agent ended with exit code $code"
+exit "$code"
