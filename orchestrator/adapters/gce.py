@@ -240,7 +240,7 @@ class GoogleCloud:
 
 
 def by_name(name: str) -> str:
-    """A filter for operations on a VM. By pattern: an exact URL would have to guess which of its hosts Google writes."""
+    """A filter for operations on a VM. By pattern: an exact URL would have to guess which host Google writes in it."""
     return f'targetLink eq ".*/instances/{name}"'
 
 

@@ -1,0 +1,98 @@
+"""A bucket in memory, which keeps the same laws as the real one: `tests/contract/test_bucket.py` holds both to them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+
+import google_crc32c
+
+from orchestrator.adapters.files import write_atomically
+from orchestrator.core.errors import LocalError, NotFound, Unavailable
+from orchestrator.ports import Blob, Entry
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    data: bytes
+    generation: int
+    metadata: Mapping[str, str]
+    updated: datetime
+
+
+@dataclass
+class MemoryBucket:
+    """`calls` counts operations. `exists` False is a bucket that was never made."""
+
+    name: str = "memory"
+    exists: bool = True
+    calls: int = 0
+    _objects: dict[str, _Object] = field(default_factory=dict)
+    _generation: int = 0
+    _lock: Lock = field(default_factory=Lock)
+
+    def create(self, name: str, data: bytes, *, content_type: str = "application/json") -> bool:
+        return self.replace(name, data, generation=0, content_type=content_type) is not None
+
+    def replace(
+        self,
+        name: str,
+        data: bytes,
+        *,
+        generation: int | None,
+        metadata: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> int | None:
+        self._called()
+        with self._lock:
+            there = self._objects.get(name)
+            if generation is not None and generation != (there.generation if there else 0):
+                return None
+            self._generation += 1
+            self._objects[name] = _Object(bytes(data), self._generation, dict(metadata or {}), datetime.now(UTC))
+            return self._generation
+
+    def read(self, name: str) -> Blob | None:
+        self._called()
+        there = self._objects.get(name)
+        return None if there is None else Blob(there.data, there.generation)
+
+    def read_many(self, names: Sequence[str]) -> Mapping[str, Blob]:
+        return {name: blob for name in names if (blob := self.read(name)) is not None}
+
+    def list(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
+        self._called()
+        with self._lock:
+            return tuple(
+                Entry(name, len(one.data), one.generation, crc32c(one.data), one.metadata, one.updated)
+                for name, one in sorted(self._objects.items())
+                if name.startswith(prefix) and name > after
+            )
+
+    def download(self, entry: Entry, to: Path) -> None:
+        blob = self.read(entry.name)
+        if blob is None:
+            raise NotFound(f"no object {entry.name}")
+        if crc32c(blob.data) != entry.crc32c:
+            raise Unavailable(f"{entry.name} is not what was listed")
+        write_atomically(to, blob.data)
+
+    def upload(self, name: str, source: Path, *, content_type: str) -> bool:
+        try:
+            data = source.read_bytes()
+        except OSError as exc:
+            raise LocalError(f"cannot read {source}") from exc
+        return self.create(name, data, content_type=content_type)
+
+    def _called(self) -> None:
+        self.calls += 1
+        if not self.exists:
+            raise NotFound(f"no bucket {self.name}")
+
+
+def crc32c(data: bytes) -> str:
+    return base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
