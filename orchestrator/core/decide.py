@@ -156,14 +156,21 @@ def _vanished(
     run: Run, vm: Vm, operations: tuple[Operation, ...], now: datetime, policy: Policy, *, launching: bool
 ) -> tuple[Command, ...]:
     """The machine cannot be found: never made, or gone."""
-    if not vm.instance_id and not operations:
-        young = now - vm.requested_at < timedelta(seconds=policy.insert_limit_s)
-        if young and run.stop is None:
-            return (Reinsert(vm),) if launching else (Wait(policy.poll_s),)
+    if not vm.instance_id and not _made(operations):
+        unanswered = not operations or any(op.status != "DONE" for op in operations)
+        if unanswered and now - vm.requested_at < timedelta(seconds=policy.insert_limit_s):
+            # Also when somebody asked to stop: the request may still be on its way, and a machine that appears after
+            # the run was closed would be nobody's.
+            return (Reinsert(vm),) if launching and run.stop is None else (Wait(policy.poll_s),)
         return (RecordGone(vm, vm.requested_at, "never_made", None),)
     started = vm.started_at or _started(operations)
     ended, how = _end(vm, operations, started, now)
     return (RecordGone(vm, ended, how, started),)
+
+
+def _made(operations: tuple[Operation, ...]) -> bool:
+    """Whether the log shows that the machine existed: an insert that succeeded, or anything done to it."""
+    return any(op.kind != "insert" or (op.status == "DONE" and not op.message) for op in operations)
 
 
 def _started(operations: tuple[Operation, ...]) -> datetime | None:
