@@ -24,7 +24,9 @@ $(STAMP): $(BIN)/uv pyproject.toml requirements.lock
 ## make demo    measure the bundled kernel against PyTorch on this machine, through the embedded cloud
 install: $(STAMP)
 demo: $(STAMP)
-	@$(BIN)/python scripts/demo.py
+	$(BIN)/bench launch --gpu l4
+	$(BIN)/bench fetch last
+	$(BIN)/bench cloud stop
 
 ## make test    everything that CI runs
 test: $(STAMP)
