@@ -1,0 +1,353 @@
+"""The law of the ledger: at every instant, in every window, spent + held <= cap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.core.budget import (
+    WINDOWS,
+    Alert,
+    Approved,
+    Caps,
+    Ledger,
+    LedgerUnreadable,
+    Refused,
+    add_cost,
+    alerts_due,
+    authorize,
+    compact,
+    exposure,
+    headroom,
+    hold,
+    key_of,
+    mark_alerted,
+    release,
+    settle,
+)
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+D = Decimal
+
+amounts = st.decimals(min_value="0", max_value="20", places=2)
+caps = st.builds(Caps, *[st.none() | st.decimals(min_value="0", max_value="40", places=2)] * 4)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that happens: time passes, then a run is asked for, ends, is given up, or a cost is added."""
+
+    what: str
+    run: str
+    amount: Decimal
+    share: int
+    """Percent of the hold that the run really cost."""
+    hours: int
+
+
+steps = st.lists(
+    st.builds(
+        Step,
+        st.sampled_from(["launch", "launch", "settle", "settle", "release", "add", "replay"]),
+        st.sampled_from([f"run-{n}" for n in range(6)]),
+        amounts,
+        st.integers(0, 100),
+        st.integers(0, 24 * 20),
+    ),
+    max_size=25,
+)
+
+
+def play(steps: list[Step], caps: Caps) -> list[tuple[datetime, Ledger]]:
+    """Every ledger on the way, as clients would write it that ask before they hold."""
+    ledger, now, history = Ledger(), NOON, []
+    for index, step in enumerate(steps):
+        now += timedelta(hours=step.hours)
+        if step.what == "launch":
+            run = f"{step.run}-{index}"
+            if isinstance(authorize(ledger, caps, step.amount, now, run_id=run), Approved):
+                ledger = hold(ledger, run, step.amount, 600, now, "l4")
+        elif step.what == "add":
+            if isinstance(authorize(ledger, caps, step.amount, now), Approved):
+                ledger = add_cost(ledger, "ai", step.amount, "", now, f"cost-{index}")
+        else:
+            for run, entry in list(ledger.runs.items()):
+                if run.startswith(step.run) and step.what == "settle":
+                    ledger = settle(ledger, run, entry.hold_usd * step.share / 100, now)
+                elif run.startswith(step.run) and step.what == "release":
+                    ledger = release(ledger, run, now)
+                elif run.startswith(step.run):
+                    ledger = hold(ledger, run, D(0), 1, now)
+        history.append((now, ledger))
+    return history
+
+
+@given(steps, caps)
+@settings(max_examples=200)
+def test_spent_and_held_never_pass_any_cap_while_runs_cost_no_more_than_their_hold(
+    steps: list[Step], caps: Caps
+) -> None:
+    for now, ledger in play(steps, caps):
+        for window in WINDOWS[1:]:
+            cap = caps.of(window)
+            seen = exposure(ledger, window, now)
+            assert seen.spent >= 0
+            assert seen.held >= 0
+            assert cap is None or seen.total <= cap, window
+        for run in ledger.runs:
+            assert caps.run is None or exposure(ledger, "run", now, run_id=run).total <= caps.run
+
+
+@given(steps, caps)
+def test_a_ledger_survives_being_written_and_read(steps: list[Step], caps: Caps) -> None:
+    for _, ledger in play(steps, caps)[-1:]:
+        assert Ledger.parse(ledger.dump()) == ledger
+        assert Ledger.parse(ledger.dump()).dump() == ledger.dump()
+
+
+@given(steps, caps, st.integers(0, 400))
+def test_compaction_changes_no_exposure_of_a_current_window(steps: list[Step], caps: Caps, days: int) -> None:
+    for now, ledger in play(steps, caps)[-1:]:
+        later = now + timedelta(days=days)
+        smaller = compact(ledger, later)
+        for window in WINDOWS[1:]:
+            assert exposure(smaller, window, later) == exposure(ledger, window, later)
+        assert compact(smaller, later) == smaller
+
+
+@given(amounts, amounts, amounts)
+def test_settlements_come_to_the_same_in_any_order_and_number(hold_usd: Decimal, one: Decimal, two: Decimal) -> None:
+    held = hold(Ledger(), "r", hold_usd, 60, NOON)
+    a = settle(settle(settle(held, "r", one, NOON), "r", two, NOON), "r", one, NOON)
+    b = settle(settle(held, "r", two, NOON), "r", one, NOON)
+    assert exposure(a, "total", NOON) == exposure(b, "total", NOON)
+    assert exposure(a, "total", NOON).spent == max(one, two)
+
+
+@given(amounts, amounts)
+def test_an_approved_hold_leaves_the_headroom_that_was_promised(ceiling: Decimal, cap: Decimal) -> None:
+    verdict = authorize(Ledger(), Caps(total=cap), ceiling, NOON)
+    if isinstance(verdict, Approved):
+        after = headroom(hold(Ledger(), "r", ceiling, 60, NOON), Caps(total=cap), NOON)
+        assert after == (verdict.headroom["total"], "total")
+    else:
+        assert verdict.short_by == ceiling - cap > 0
+
+
+def test_a_refusal_names_the_window_that_is_short_by_most() -> None:
+    ledger = hold(settle(hold(Ledger(), "a", D(2), 60, NOON), "a", D(1), NOON), "b", D(2), 60, NOON)
+    verdict = authorize(ledger, Caps(run=D(10), day=D(4), month=D(3)), D("1.5"), NOON)
+    assert verdict == Refused("month", cap=D(3), spent=D(1), held=D(2), needs=D("1.5"), short_by=D("1.5"))
+
+
+def test_without_caps_everything_fits() -> None:
+    assert authorize(Ledger(), Caps(), D(10**6), NOON) == Approved(D(10**6), {})
+    assert headroom(Ledger(), Caps(), NOON) is None
+
+
+def test_a_cap_on_one_run_holds_for_each_run_alone() -> None:
+    ledger = hold(Ledger(), "a", D(1), 60, NOON)
+    assert isinstance(authorize(ledger, Caps(run=D(1)), D(1), NOON), Approved)
+    assert isinstance(authorize(ledger, Caps(run=D(1)), D("1.01"), NOON), Refused)
+    assert headroom(ledger, Caps(run=D(1), day=D(5)), NOON) == (D(1), "run")
+
+
+def test_a_run_is_charged_to_the_day_and_month_of_its_hold() -> None:
+    eve = datetime(2026, 11, 30, 23, 59, tzinfo=UTC)
+    ledger = settle(hold(Ledger(), "r", D(1), 600, eve), "r", D("0.5"), eve + timedelta(minutes=9))
+    after = eve + timedelta(minutes=9)
+    assert [exposure(ledger, window, eve).spent for window in WINDOWS[1:]] == [D("0.5")] * 3
+    assert [exposure(ledger, window, after).spent for window in WINDOWS[1:]] == [D(0), D(0), D("0.5")]
+
+
+def test_windows_are_of_utc_wherever_the_clock_stands() -> None:
+    tokyo = datetime.fromisoformat("2026-12-01T08:00:00+09:00")
+    assert (key_of("day", tokyo), key_of("month", tokyo), key_of("total", tokyo)) == ("2026-11-30", "2026-11", "total")
+
+
+def test_a_second_hold_raises_the_first_and_never_lowers_it() -> None:
+    first = hold(Ledger(), "r", D(2), 600, NOON, "l4", note="why")
+    assert hold(first, "r", D(1), 60, NOON + timedelta(days=1), "t4") == first
+    raised = hold(first, "r", D(3), 900, NOON + timedelta(days=1))
+    assert (raised.runs["r"].hold_usd, raised.runs["r"].ttl_s, raised.runs["r"].held_at) == (D(3), 900, NOON)
+    assert (raised.runs["r"].gpu, raised.runs["r"].note) == ("l4", "why")
+
+
+def test_a_raised_hold_needs_only_the_difference_in_the_windows_of_the_first() -> None:
+    ledger = hold(Ledger(), "r", D(3), 600, NOON)
+    later = NOON + timedelta(days=1)
+    assert isinstance(authorize(ledger, Caps(day=D(4)), D(4), later, run_id="r"), Approved)
+    assert isinstance(authorize(ledger, Caps(day=D(4)), D(5), later, run_id="r"), Refused)
+
+
+def test_a_settled_run_is_not_opened_again() -> None:
+    settled = settle(hold(Ledger(), "r", D(2), 600, NOON), "r", D(1), NOON)
+    assert hold(settled, "r", D(2), 600, NOON) == settled
+    assert release(settled, "r", NOON) == settled
+
+
+def test_a_hold_given_back_costs_nothing_and_a_late_bill_still_counts() -> None:
+    released = release(hold(Ledger(), "r", D(2), 600, NOON), "r", NOON)
+    assert exposure(released, "total", NOON).total == 0
+    assert exposure(settle(released, "r", D(1), NOON), "total", NOON).total == 1
+    assert release(Ledger(), "r", NOON) == Ledger()
+
+
+def test_the_cost_of_a_run_without_a_hold_is_not_lost() -> None:
+    ledger = settle(Ledger(), "r", D(1), NOON)
+    assert exposure(ledger, "day", NOON).spent == 1
+    assert [alert.kind for alert in alerts_due(ledger, Caps(), NOON)] == ["overspend"]
+
+
+def test_the_same_cost_added_twice_counts_once() -> None:
+    once = add_cost(Ledger(), "ai", D("1.50"), "review", NOON, "c1")
+    assert add_cost(once, "ai", D("1.50"), "review", NOON, "c1") == once
+    assert exposure(once, "month", NOON).spent == D("1.50")
+
+
+def test_a_cost_added_by_hand_may_pass_the_cap_and_then_nothing_fits() -> None:
+    ledger = add_cost(Ledger(), "ai", D(9), "", NOON, "c1")
+    verdict = authorize(ledger, Caps(day=D(5)), D("0.01"), NOON)
+    assert isinstance(verdict, Refused)
+    assert verdict.short_by == D("4.01")
+    assert headroom(ledger, Caps(day=D(5)), NOON) == (D(-4), "day")
+
+
+# --- compaction -----------------------------------------------------------------------------------------------------
+
+OCTOBER, DECEMBER = datetime(2026, 10, 5, tzinfo=UTC), datetime(2026, 12, 9, tzinfo=UTC)
+OLD = "20261005-000000-l4-aaaa"
+
+
+def archived() -> Ledger:
+    """October's run and cost are archived; a run of October that never ended is not."""
+    ledger = settle(hold(Ledger(), OLD, D(2), 600, OCTOBER), OLD, D(1), OCTOBER)
+    ledger = hold(ledger, "20261005-000001-l4-bbbb", D(2), 600, OCTOBER)
+    ledger = add_cost(ledger, "ai", D(3), "", OCTOBER, "c1")
+    return hold(ledger, "20261209-000000-l4-cccc", D(1), 600, DECEMBER)
+
+
+def test_past_months_become_one_sum_each() -> None:
+    ledger = archived()
+    assert list(ledger.runs) == ["20261005-000001-l4-bbbb", "20261209-000000-l4-cccc"]
+    assert ledger.costs == {}
+    assert ledger.archive["2026-10"].model_dump() == {"usd": D(4), "runs": 1, "costs": 1}
+    assert exposure(ledger, "month", OCTOBER).total == D(6)
+
+
+def test_a_late_replay_for_an_archived_run_counts_nothing_twice() -> None:
+    ledger = archived()
+    assert settle(ledger, OLD, D(1), DECEMBER) == ledger
+    assert hold(ledger, OLD, D(2), 600, DECEMBER) == ledger
+
+
+def test_a_month_is_kept_in_full_for_a_week() -> None:
+    ledger = settle(hold(Ledger(), "r", D(2), 600, NOON), "r", D(1), NOON)
+    assert compact(ledger, datetime(2026, 12, 7, tzinfo=UTC)).runs == ledger.runs
+    assert compact(ledger, datetime(2026, 12, 8, tzinfo=UTC)).runs == {}
+
+
+def test_the_ledger_stays_small_over_years() -> None:
+    ledger, now = Ledger(), datetime(2024, 1, 1, tzinfo=UTC)
+    for day in range(3 * 365):
+        at = now + timedelta(days=day)
+        run = f"{at:%Y%m%d}-000000-l4-0000"
+        ledger = mark_alerted(ledger, alerts_due(ledger, Caps(day=D(1)), at))
+        ledger = settle(hold(ledger, run, D(1), 600, at), run, D(1), at)
+    assert len(ledger.runs) <= 31 + 8 + 1
+    assert len(ledger.archive) <= 36
+    assert len(ledger.alerts) <= 3 * 50
+    assert exposure(ledger, "total", now).spent == 3 * 365
+
+
+def test_a_sent_alert_about_an_archived_run_is_forgotten_with_it() -> None:
+    over = settle(hold(Ledger(), OLD, D(1), 600, OCTOBER), OLD, D(2), OCTOBER)
+    told = mark_alerted(over, alerts_due(over, Caps(total=D(1)), OCTOBER))
+    assert compact(told, DECEMBER).alerts == {"total:total:50", "total:total:80", "total:total:100"}
+
+
+# --- alerts ---------------------------------------------------------------------------------------------------------
+
+
+def spent(amount: str) -> Ledger:
+    return add_cost(Ledger(), "ai", D(amount), "", NOON, "c")
+
+
+@pytest.mark.parametrize(
+    ("amount", "threshold"),
+    [("4.99", None), ("5", 50), ("7.99", 50), ("8", 80), ("9.99", 80), ("10", 100), ("11", 100)],
+)
+def test_the_highest_threshold_reached_is_told(amount: str, threshold: int | None) -> None:
+    due = alerts_due(spent(amount), Caps(month=D(10)), NOON)
+    assert [alert.threshold for alert in due] == ([threshold] if threshold else [])
+
+
+def test_each_threshold_of_each_window_is_told_once() -> None:
+    caps = Caps(day=D(10), month=D(100), total=D(10))
+    ledger = spent("8")
+    due = alerts_due(ledger, caps, NOON)
+    assert [alert.id for alert in due] == ["day:2026-11-21:80", "total:total:80"]
+    told = mark_alerted(ledger, due)
+    assert alerts_due(told, caps, NOON) == ()
+    more = add_cost(told, "ai", D(2), "", NOON, "c2")
+    assert [alert.id for alert in alerts_due(more, caps, NOON)] == ["day:2026-11-21:100", "total:total:100"]
+
+
+def test_money_that_is_only_held_alarms_nobody() -> None:
+    assert alerts_due(hold(Ledger(), "r", D(10), 600, NOON), Caps(day=D(10)), NOON) == ()
+
+
+def test_a_cap_of_nothing_is_reached_by_the_first_cent_and_not_before() -> None:
+    assert alerts_due(Ledger(), Caps(day=D(0)), NOON) == ()
+    assert [alert.threshold for alert in alerts_due(spent("0.01"), Caps(day=D(0)), NOON)] == [100]
+
+
+def test_a_run_that_cost_more_than_its_hold_is_told_once() -> None:
+    ledger = settle(hold(Ledger(), "r", D(1), 600, NOON), "r", D("1.2"), NOON)
+    due = alerts_due(ledger, Caps(), NOON)
+    assert due == (Alert("overspend", "run", "r", 100, D("1.2"), D(0), D(1)),)
+    assert alerts_due(mark_alerted(ledger, due), Caps(), NOON) == ()
+
+
+def test_alerts_say_what_happened_in_dollars() -> None:
+    said = [
+        f"{alert.title}. {alert.text}"
+        for alert in (
+            Alert("budget", "month", "2026-11", 80, D(8), D(1), D(10)),
+            Alert("budget", "total", "total", 100, D(10), D(0), D(10)),
+            Alert("overspend", "run", "r", 100, D("1.2"), D(0), D(1)),
+        )
+    ]
+    assert said == [
+        "80 % of the budget for 2026-11 is spent. $8 of $10 is spent, and $1 more is held for runs that are not over.",
+        "100 % of the budget for everything is spent. $10 of $10 is spent, and $0 more is held for runs that are not over.",
+        "run r cost more than was held for it. It cost $1.2; $1 was held. Compare configs/prices.yaml with the bill.",
+    ]
+
+
+# --- the document ---------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_document_is_an_empty_ledger() -> None:
+    assert Ledger.parse(b"{}") == Ledger()
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"", "document: Invalid JSON"),
+        (b'{"schema": 2}', "schema: Input should be 1"),
+        (b'{"runs": {"r": {"hold_usd": "-1", "held_at": "2026-11-21T00:00:00Z"}}}', "runs.r.hold_usd: "),
+        (b'{"runs": {"r": {"hold_usd": "1", "held_at": "2026-11-21T00:00:00"}}}', "runs.r.held_at: "),
+        (b'{"surprise": 1}', "surprise: Extra inputs"),
+    ],
+)
+def test_a_ledger_that_cannot_be_read_stops_all_spending(data: bytes, complaint: str) -> None:
+    with pytest.raises(LedgerUnreadable, match="the ledger cannot be read: " + complaint) as caught:
+        Ledger.parse(data)
+    assert "older generation" in caught.value.hint
