@@ -11,7 +11,7 @@ from orchestrator.cli.options import Json, emit_json, options
 def budget(
     ctx: typer.Context, config: ConfigFile = None, gpu: Gpu = "l4", set_: Overrides = None, json: Json = False
 ) -> None:
-    """Show the caps of a configuration against the ledger."""
+    """Show the caps, what is spent, and what is left."""
     from rich.console import Console
 
     from orchestrator.cli.asking import Asked, load_asked

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.embedded.client import CloudAddress
 
 app = typer.Typer(
-    no_args_is_help=True, help="The embedded cloud on this machine: start, stop, status, bill, weather, preempt."
+    no_args_is_help=True, help="The embedded cloud: its VMs, bill and weather."
 )
 
 

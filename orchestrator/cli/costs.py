@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.cli.options import Json, emit_json, options
 
-app = typer.Typer(invoke_without_command=True, help="What was spent and what is held; `add` records another cost.")
+app = typer.Typer(invoke_without_command=True, help="What was spent and what is held; `add` adds.")
 
 
 @app.callback()

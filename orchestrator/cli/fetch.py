@@ -18,7 +18,10 @@ def fetch(
     ),
     json: Json = False,
 ) -> None:
-    """Download what a run measured, check it, assemble the CSVs, and show the comparison."""
+    """Download what a run measured, and show it.
+
+    Checks every file, assembles the CSVs, and compares. What is here and right is not fetched again.
+    """
     from rich.console import Console
 
     from orchestrator.adapters.fetch import fetch_run

@@ -35,7 +35,10 @@ def launch(
     set_: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Rent a machine, measure, bring the machine down. Follows the run; Ctrl-C detaches."""
+    """Rent a machine, measure, delete the machine.
+
+    Follows the run live; Ctrl-C detaches and the run goes on.
+    """
     from orchestrator.cli.asking import Asked, load_asked, make_plan
     from orchestrator.cli.watch import watching
     from orchestrator.launch import Where, begin
@@ -59,7 +62,7 @@ def launch(
         )
         run_id = new_run_id(wiring.clock.now(), settings.gpu)
         engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say)
-        run = _until_detached(engine, watch, run_id) if not detach else _until_created(engine, watch)
+        run = _until_detached(engine, watch, run_id, wiring.user) if not detach else _until_created(engine, watch)
     finish(run, json=json, detached=run.closed is None)
 
 
@@ -72,7 +75,7 @@ def _until_created(engine: Engine, watch: Watch) -> Run:
         engine.world.clock.sleep(pause)
 
 
-def _until_detached(engine: Engine, watch: Watch, run_id: str) -> Run:
+def _until_detached(engine: Engine, watch: Watch, run_id: str, user: str) -> Run:
     try:
         return engine.follow(watch=watch.show, trouble=watch.trouble)
     except KeyboardInterrupt:
@@ -83,7 +86,7 @@ def _until_detached(engine: Engine, watch: Watch, run_id: str) -> Run:
         from orchestrator.core.events import StopRequested
 
         engine.log.append(
-            StopRequested(by=engine.world.policy.__class__.__name__, reason="interrupted before a machine")
+            StopRequested(by=user, reason="interrupted before there was a machine")
         )
         return engine.follow()
 

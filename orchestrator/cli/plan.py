@@ -16,7 +16,10 @@ def plan(
     set_: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Show what a launch would do and what it could cost at most: offers ranked, price, ceiling, quota, grid."""
+    """Show what a launch would do, and cost at most.
+
+    Offers ranked, prices, ceiling, quota, grid. Nothing is asked for or spent.
+    """
     from rich.console import Console
 
     from orchestrator.cli.asking import Asked, load_asked, make_plan

@@ -20,7 +20,10 @@ def status(
     live: Annotated[bool, typer.Option("--live", help="Ask the cloud itself which machines exist.")] = False,
     json: Json = False,
 ) -> None:
-    """Show runs. Open runs are looked at (and looked after: settled and closed when they are over)."""
+    """Show runs, and the machines alive now.
+
+    Open runs are looked after: settled and closed when they are over.
+    """
     wiring = options(ctx).wiring()
     if run:
         _one(wiring, run, json=json)

@@ -14,7 +14,10 @@ def stop(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `last`.")],
     json: Json = False,
 ) -> None:
-    """End a run: its machine is deleted, what it measured is kept, its hold is settled."""
+    """End a run and delete its machine.
+
+    What it measured is kept, and its hold is settled.
+    """
     from orchestrator.cli.finding import find_run
     from orchestrator.core.budget import Caps
     from orchestrator.core.events import StopRequested

@@ -1,0 +1,122 @@
+"""Times the tool itself: start-up, what start-up imports, `bench status` on 1,000 finished runs, and a whole run.
+
+Each time is the median of five processes after one that warms the caches. These are measurements, not tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+BENCH = Path(sys.executable).with_name("bench")
+HEAVY = ("google.cloud.compute_v1", "google.cloud.storage", "fabric", "torch", "numpy", "rich")
+
+
+def timed(command: Sequence[str], environment: dict[str, str], repeats: int = 5) -> tuple[float, float, float]:
+    """(median, least, most) seconds of whole processes."""
+    seconds = []
+    for turn in range(repeats + 1):
+        begun = time.perf_counter()
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        if turn:
+            seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds), min(seconds), max(seconds)
+
+
+def imported_by(arguments: Sequence[str], environment: dict[str, str]) -> list[str]:
+    """Which of the heavy modules a command loads."""
+    program = (
+        "import sys\nfrom orchestrator.cli.app import app\n"
+        "try: app(sys.argv[1:], prog_name='bench')\n"
+        f"except SystemExit: pass\nprint([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, check=True
+    )
+    found: list[str] = json.loads(done.stderr.strip().splitlines()[-1].replace("'", '"'))
+    return found
+
+
+def fill_index(runs: int) -> None:
+    """Writes the index lines of `runs` finished runs into the embedded bucket."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from orchestrator.core import events as ev
+    from orchestrator.core.naming import run_id
+    from orchestrator.core.run import replay
+    from orchestrator.core.status import encode, status_body, status_line
+    from orchestrator.wiring import wire
+
+    wiring = wire()
+    begin = datetime.now(UTC) - timedelta(days=30)
+
+    def write(number: int) -> None:
+        at = begin + timedelta(minutes=20 * number)
+        run = run_id(at, "l4", f"{number:04x}")
+        plan = ev.RunPlanned(
+            gpu="l4", config="l4", user="ada", mode="embedded", ceiling_usd=Decimal("0.18"), ttl_s=1800,
+            attempts=1, cases=12, measurements_per_implementation=600,
+        )  # fmt: skip
+        facts = (
+            plan,
+            ev.Settled(cost_usd=Decimal("0.01"), released_usd=Decimal("0.17")),
+            ev.RunClosed(outcome="succeeded"),
+        )
+        log = [
+            ev.Event(run_id=run, time=at, writer="client-000000", seq=i, fact=fact) for i, fact in enumerate(facts, 1)
+        ]
+        state = replay(log)
+        assert state is not None
+        wiring.index.write(run, encode(status_line(state, at)), status_body(state, at))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(runs)))
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        os.environ["BENCH_HOME"] = folder
+        environment = {**os.environ}
+        rows: list[tuple[str, str]] = []
+        try:
+            for name, arguments in (("bench --help", ["--help"]), ("bench launch --help", ["launch", "--help"])):
+                median, least, most = timed([str(BENCH), *arguments], environment)
+                rows.append((name, f"{median:.3f} s ({least:.3f} to {most:.3f})"))
+            rows.append(("  heavy imports of bench --help", ", ".join(imported_by(["--help"], environment)) or "none"))
+            subprocess.run([str(BENCH), "cloud", "start"], env=environment, check=True, stdout=subprocess.DEVNULL)
+            fill_index(1000)
+            median, least, most = timed([str(BENCH), "status"], environment)
+            rows.append(("bench status, 1,000 finished runs", f"{median:.3f} s ({least:.3f} to {most:.3f})"))
+            rows.append(("  heavy imports of it", ", ".join(imported_by(["status"], environment)) or "none"))
+            begun = time.perf_counter()
+            done = subprocess.run(
+                [str(BENCH), "launch", "--gpu", "l4", "--json"], env=environment, capture_output=True, text=True
+            )
+            took = time.perf_counter() - begun
+            run = json.loads(done.stdout)
+            what = (
+                f"{run['cases_done']} cases, {run['measurements_per_implementation']} measurements each, {run['state']}"
+            )
+            rows.append(("bench launch --gpu l4, embedded", f"{took:.1f} s, {what}"))
+        finally:
+            subprocess.run([str(BENCH), "cloud", "stop"], env=environment, stdout=subprocess.DEVNULL)
+    here = f"python {platform.python_version()}  {os.cpu_count()} cores  {platform.machine()}"
+    print(f"{datetime.now(UTC):%Y-%m-%d}  {here}")
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
