@@ -28,6 +28,7 @@ from orchestrator.ports import Blob, Entry
 
 THREADS: Final = 8
 PAGE: Final = 1000
+LARGE: Final = 1_000_000
 FIELDS: Final = "items(name,size,generation,crc32c,metadata,updated),nextPageToken"
 DAMAGED: Final = 3
 """How often an object is asked for that arrives with a wrong checksum."""
@@ -140,6 +141,9 @@ class GoogleBucket:
         try:
             with source.open("rb") as file:
                 size = source.stat().st_size
+                # To ask first is cheaper than to send it all for nothing; small files are sent with the condition.
+                if size > LARGE and any(entry.name == name for entry in self.list(name)):
+                    return False
                 return self._upload(name, file, content_type, generation=0, size=size) is not None
         except OSError as exc:
             raise LocalError(f"cannot read {source}: {exc.strerror or exc}", hint="check that the file exists") from exc

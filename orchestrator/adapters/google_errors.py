@@ -6,7 +6,7 @@ import http.client
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import google.api_core.exceptions as api
@@ -109,7 +109,7 @@ def _forbidden(exc: api.Forbidden, doing: str) -> BenchError:
 def is_transient(exc: BaseException) -> bool:
     """Whether the same request, sent again, may succeed."""
     if isinstance(exc, InvalidResponse):
-        return exc.response.status_code in TRANSIENT_STATUS
+        exc = api.from_http_response(exc.response)  # type: ignore[no-untyped-call]
     if isinstance(exc, api.Forbidden):
         return bool(reasons(exc) & RATE_REASONS)
     if isinstance(exc, api.GoogleAPICallError):
@@ -121,8 +121,18 @@ def is_transient(exc: BaseException) -> bool:
 
 def reasons(exc: api.GoogleAPICallError) -> frozenset[str]:
     """The machine-readable reasons in an HTTP error: `errors[].reason`, and `ErrorInfo.reason` of the details."""
-    found = {str(error.get("reason", "")) for error in exc.errors if isinstance(error, dict)}
-    return frozenset((found | {exc.reason or ""}) - {""})
+    entries = [error for error in exc.errors if isinstance(error, dict)] or _entries(exc.response)
+    return frozenset(({str(error.get("reason", "")) for error in entries} | {exc.reason or ""}) - {""})
+
+
+def _entries(response: object) -> list[dict[str, Any]]:
+    """`error.errors` of a response that the library did not read: those to uploads and downloads."""
+    if not isinstance(response, requests.Response):
+        return []
+    try:
+        return [entry for entry in response.json()["error"]["errors"] if isinstance(entry, dict)]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def brief(exc: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The storage emulator that the embedded cloud uses too, started directly, on loopback, with its objects in a folder."""
+"""The storage emulator of the embedded cloud, started directly, on loopback, with its objects in a folder."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+from tests.support.bucket_fixtures import bucket, storage_url  # noqa: F401

@@ -1,0 +1,212 @@
+"""The laws of a run's event log, over every bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from orchestrator.adapters.eventlog import EventLog
+from orchestrator.core.errors import ProviderError, Unavailable
+from orchestrator.core.events import BudgetHeld, PhaseStarted, StopRequested, Unrecognised, VmBooted, encode
+from orchestrator.core.naming import events_prefix
+from orchestrator.ports import Blob, Bucket
+from tests.support.memory_bucket import MemoryBucket
+from tests.support.simulated_clock import SimulatedClock
+
+RUN = "20261121-040506-l4-7f3a"
+
+
+def log(bucket: Bucket, writer: str = "client-000001", clock: SimulatedClock | None = None) -> EventLog:
+    return EventLog(bucket, RUN, writer, clock or SimulatedClock())
+
+
+def phase(name: str) -> PhaseStarted:
+    return PhaseStarted(phase=name)
+
+
+def test_what_was_appended_reads_back_equal(bucket: Bucket) -> None:
+    ours = log(bucket)
+    held = ours.append(BudgetHeld(hold_usd="0.1234"))
+    assert held.seq == 1
+    assert ours.read() == (held,)
+    assert log(bucket, "client-000002").read() == (held,)
+
+
+def test_writers_see_each_other_in_order_of_time(bucket: Bucket) -> None:
+    clock = SimulatedClock()
+    client, machine = log(bucket, "client-000001", clock), log(bucket, "vm-1", clock)
+    written = []
+    for turn in range(6):
+        written.append((client, machine)[turn % 2].append(phase(f"p{turn}")))
+        clock.sleep(0.5)
+    assert client.read() == tuple(written) == machine.read()
+    assert [event.seq for event in written] == [1, 1, 2, 2, 3, 3]
+
+
+def test_events_of_one_instant_keep_the_order_of_their_writer(bucket: Bucket) -> None:
+    ours = log(bucket)
+    for name in "abcdefghij":
+        ours.append(phase(name))
+    assert [event.fact.phase for event in log(bucket).read()] == list("abcdefghij")  # type: ignore[attr-defined]
+
+
+def test_a_clock_that_is_set_back_does_not_put_an_effect_before_its_cause(bucket: Bucket) -> None:
+    clock = SimulatedClock()
+    ours = log(bucket, clock=clock)
+    ours.append(phase("cause"))
+    clock.at -= timedelta(hours=1)
+    ours.append(phase("effect"))
+    assert [event.fact.phase for event in ours.read()] == ["cause", "effect"]  # type: ignore[attr-defined]
+
+
+def test_an_event_from_a_machine_whose_clock_is_behind_is_not_missed(bucket: Bucket) -> None:
+    ours = log(bucket)
+    ours.append(phase("ours"))
+    assert len(ours.read()) == 1
+    behind = SimulatedClock()
+    behind.at -= timedelta(minutes=5)
+    log(bucket, "vm-1", behind).append(phase("theirs"))
+    assert [event.writer for event in ours.read()] == ["vm-1", "client-000001"]
+
+
+def test_what_is_no_event_is_passed_over_and_named(bucket: Bucket) -> None:
+    ours = log(bucket)
+    event = ours.append(phase("a"))
+    for name, data in (("zzz.json", b"\xff\x00"), ("list.json", b"[1]"), ("half.json", b'{"schema": 1, "kind"')):
+        bucket.create(events_prefix(RUN) + name, data)
+    assert ours.read() == (event,)
+    assert {name.rsplit("/", 1)[-1] for name in ours.undecodable} == {"zzz.json", "list.json", "half.json"}
+    assert ours.read() == (event,)
+
+
+def test_an_unknown_kind_is_kept(bucket: Bucket) -> None:
+    event = log(bucket, "vm-1").append(Unrecognised(name="from_the_future", data={"a": 1}))
+    assert log(bucket).read() == (event,)
+
+
+def test_a_writer_that_was_here_before_counts_on(bucket: Bucket) -> None:
+    log(bucket).append(phase("a"))
+    again = log(bucket)
+    again.read()
+    assert again.append(phase("b")).seq == 2
+
+
+def test_logs_of_different_runs_do_not_mix(bucket: Bucket) -> None:
+    log(bucket).append(phase("a"))
+    assert EventLog(bucket, "20261121-040506-l4-7f3b", "client-000001", SimulatedClock()).read() == ()
+
+
+def test_only_what_was_not_seen_before_is_fetched() -> None:
+    bucket = MemoryBucket()
+    theirs, ours = log(bucket, "vm-1"), log(bucket)
+    for n in range(30):
+        theirs.append(phase(f"p{n}"))
+    bucket.create(events_prefix(RUN) + "zzz.json", b"not an event")
+    assert len(ours.read()) == 30
+    before = bucket.calls
+    assert len(ours.read()) == 30
+    assert bucket.calls - before == 1
+    theirs.append(phase("last"))
+    ours.read()
+    assert bucket.calls - before == 4  # the append, a listing, one object
+
+
+@dataclass
+class LosingBucket(MemoryBucket):
+    """Stores, and loses the answer, as often as it is told to."""
+
+    losses: int = 0
+    retried: bool = True
+    """Whether the client below asked again and was told that the object is there."""
+    deleted: list[str] = field(default_factory=list)
+
+    def create(self, name: str, data: bytes, *, content_type: str = "application/json") -> bool:
+        created = super().create(name, data, content_type=content_type)
+        if self.losses:
+            self.losses -= 1
+            if self.retried:
+                return False
+            raise Unavailable("no answer")
+        return created
+
+
+def test_a_lost_answer_makes_neither_an_error_nor_a_second_event() -> None:
+    bucket = LosingBucket(losses=1)
+    ours = log(bucket)
+    event = ours.append(phase("a"))
+    assert log(bucket).read() == (event,)
+
+
+def test_after_no_answer_the_same_fact_goes_under_the_same_name() -> None:
+    bucket = LosingBucket(losses=1, retried=False)
+    clock = SimulatedClock()
+    ours = log(bucket, clock=clock)
+    with pytest.raises(Unavailable):
+        ours.append(phase("a"))
+    clock.sleep(30)
+    event = ours.append(phase("a"))
+    other = ours.append(phase("b"))
+    assert log(bucket).read() == (event, other)
+    assert (event.seq, other.seq) == (1, 2)
+
+
+def test_after_no_answer_another_fact_is_another_event() -> None:
+    bucket = LosingBucket(losses=1, retried=False)
+    ours = log(bucket)
+    with pytest.raises(Unavailable):
+        ours.append(StopRequested(by="me", reason="first"))
+    ours.append(StopRequested(by="me", reason="second"))
+    assert [event.seq for event in log(bucket).read()] == [1, 2]
+
+
+def test_two_processes_under_one_writer_name_are_found_out() -> None:
+    bucket = MemoryBucket()
+    one, two = log(bucket), log(bucket)
+    one.append(VmBooted(vm="a", attempt=1))
+    with pytest.raises(ProviderError, match="another process writes"):
+        two.append(VmBooted(vm="b", attempt=1))
+    assert two.append(VmBooted(vm="b", attempt=1)).seq == 2
+
+
+class ForgetfulBucket(MemoryBucket):
+    """Says that everything is there already, and then that nothing is."""
+
+    def create(self, name: str, data: bytes, *, content_type: str = "application/json") -> bool:
+        return False
+
+    def read(self, name: str) -> Blob | None:
+        return None
+
+
+def test_an_event_that_is_neither_stored_nor_there_is_not_reported_as_appended() -> None:
+    with pytest.raises(Unavailable, match="not found"):
+        log(ForgetfulBucket()).append(phase("a"))
+
+
+class SlowListing(MemoryBucket):
+    """Lists objects that cannot be read yet."""
+
+    ready: bool = False
+
+    def read_many(self, names: object) -> Mapping[str, Blob]:
+        return super().read_many(names) if self.ready else {}  # type: ignore[arg-type]
+
+
+def test_an_event_that_could_not_be_read_is_asked_for_again() -> None:
+    bucket = SlowListing()
+    event = log(bucket, "vm-1").append(phase("a"))
+    ours = log(bucket)
+    assert ours.read() == ()
+    bucket.ready = True
+    assert ours.read() == (event,)
+
+
+def test_the_stored_bytes_are_the_encoded_event(bucket: Bucket, tmp_path: Path) -> None:
+    event = log(bucket).append(phase("a"))
+    blob = bucket.read(event.object_name)
+    assert blob is not None
+    assert blob.data == encode(event)
