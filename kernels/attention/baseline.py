@@ -82,5 +82,5 @@ def reason(error: str, told: list[str]) -> str:
     """
     causes = [w for w in told if "because" not in w and "not used" not in w and "deprecated" not in w.lower()]
     words = causes[0] if causes else error.split(". ")[0]
-    words = re.sub(r"\(Triggered internally at .*?\)|\[.*?\]", "", words, flags=re.DOTALL)
+    words = re.sub(r"\(Triggered internally at .*?\)", "", words, flags=re.DOTALL)
     return " ".join(words.split())[:160].rstrip(". ") or "not available"

@@ -20,7 +20,13 @@ class Reference:
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool,
+    scale: float | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Reference:
     """softmax(scale * Q K^T) V in float64 on the device of `q`; shapes as in `AttentionKernel`."""
     batch, heads, seq_q, head_dim = q.shape
@@ -28,7 +34,7 @@ def attention(
     factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
     out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)
-    rows = max(1, min(seq_q, CHUNK_ELEMENTS // seq_k))
+    rows = max(1, min(seq_q, chunk_elements // seq_k))
     keys = torch.arange(seq_k, device=q.device)
     for b in range(batch):
         for h in range(heads):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ def torch_imports() -> Gate:
     try:
         import torch
     except Exception as exc:  # a broken installation raises anything from ImportError to OSError
-        return Gate("torch_imports", False, f"{type(exc).__name__}: {exc}", "torch_missing")
+        # A NumPy that torch was not built for can already fail here.
+        cause = "numpy_mismatch" if "numpy" in traceback.format_exc().lower() else "torch_missing"
+        return Gate("torch_imports", False, f"{type(exc).__name__}: {exc}", cause)
     return Gate("torch_imports", True, f"torch {torch.__version__}")
 
 

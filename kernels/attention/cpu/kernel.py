@@ -121,7 +121,8 @@ class CpuAttention:
 
         `lse` is contiguous float32 [B, H, S_q]. Raises `Unavailable` for tensors that the kernel does not take.
         """
-        self.call(self.problem(out, *dense(q, k, v), causal=causal, scale=scale, lse=lse))
+        inputs = dense(q, k, v)  # named, so that copies live until the call has read them
+        self.call(self.problem(out, *inputs, causal=causal, scale=scale, lse=lse))
 
     def prepare(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None

@@ -63,7 +63,7 @@ static inline vf exp2_nonpositive(vf x) {
 static inline void transpose(vf (&m)[VL]) {
 #pragma GCC unroll 4
   for (int half = 1; half < VL; half *= 2) {
-    vi low, high;
+    vi low{}, high{};
 #pragma GCC unroll 16
     for (int i = 0; i < VL; ++i) {
       low[i] = (i & half) ? VL + i - half : i;

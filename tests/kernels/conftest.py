@@ -1,0 +1,31 @@
+"""One build of the CPU kernel for all tests of a session, in a cache of the session's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.attention.cpu.kernel import CpuAttention
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared by the workers of one parallel session; a build moves into place in one step, so they may race."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernel-cache"
+
+
+@pytest.fixture(scope="session")
+def kernel(kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuAttention:
+    """The CPU kernel, built."""
+    built = CpuAttention(threads=2)
+    built.build(tmp_path_factory.mktemp("build"), kernel_cache)
+    return built
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(20261121)

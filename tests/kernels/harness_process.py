@@ -1,0 +1,140 @@
+"""Drives the harness as the agent does: a real process, facts read from its output, acknowledgements written to its input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+ENDED: dict[str, Any] = {"fact": "(the facts ended)"}
+
+
+def shape(seq: int, **changes: Any) -> dict[str, Any]:
+    """A full shape with small defaults."""
+    full = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": seq, "seq_k": seq, "head_dim": 16, "causal": False}
+    return full | changes
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """A small valid spec."""
+    small = {
+        "implementations": ["bench", "sdpa:default", "sdpa:cudnn", "sdpa:math"],
+        "measure": {"shapes": [shape(8), shape(9, causal=True)], "dtypes": ["float32"]},
+        "correctness": {"shapes": [shape(5)], "dtypes": ["float32", "bfloat16"], "max_abs_error": 0.01},
+        "repeats": 4,
+        "warmup": 1,
+        "regime": "burst",
+        "seed": 7,
+        "threads": 2,
+        "skip_cases": [],
+        "run_id": "20261121-040506-cpu-7f3a",
+        "vm": "bench-20261121-040506-cpu-7f3a-1",
+    }
+    return small | changes
+
+
+class HarnessProcess:
+    """One step of the harness; killed, if need be, when the `with` block ends."""
+
+    def __init__(
+        self,
+        step: str,
+        spec: Mapping[str, Any] | str,
+        directory: Path,
+        *,
+        root: Path = ROOT,
+        cache: Path | None = None,
+        options: tuple[str, ...] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.out = directory / "out"
+        path = directory / "spec.json"
+        path.write_text(spec if isinstance(spec, str) else json.dumps(spec))
+        command = [sys.executable, "-m", "kernels.harness", step, "--spec", str(path), "--out", str(self.out), *options]
+        env = {**os.environ, "BENCH_KERNEL_CACHE": str(cache or directory / "cache"), **(environ or {})}
+        self.log_path = directory / "log.txt"
+        self.log_file = self.log_path.open("w")
+        self.process = subprocess.Popen(
+            command, cwd=root, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log_file
+        )
+        self.facts: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def __enter__(self) -> HarnessProcess:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.reader.join()
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass  # it died with an acknowledgement unread
+        self.log_file.close()
+
+    def read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self.facts.put(json.loads(line))
+        self.facts.put(ENDED)
+
+    def next(self) -> dict[str, Any]:
+        """The next fact, or `ENDED`."""
+        return self.facts.get(timeout=PATIENCE_S)
+
+    def until(self, fact: str) -> dict[str, Any]:
+        """The next fact of this name; others on the way are acknowledged."""
+        while (said := self.next())["fact"] != fact:
+            assert said is not ENDED, f"no {fact}: {self.log()}"
+            self.acknowledge(said)
+        return said
+
+    def acknowledge(self, fact: Mapping[str, Any]) -> None:
+        if "path" in fact:
+            self.write(json.dumps({"ack": fact["path"]}))
+
+    def write(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hang_up(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def finish(self) -> tuple[int, list[dict[str, Any]]]:
+        """Acknowledge all that comes; the exit code and the facts."""
+        said = []
+        while (fact := self.next()) is not ENDED:
+            said.append(fact)
+            self.acknowledge(fact)
+        return self.process.wait(PATIENCE_S), said
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def rows(self, case_id: str) -> list[dict[str, str]]:
+        return read_csv(self.out / "cases" / f"{case_id}.csv")
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def named(facts: list[dict[str, Any]], fact: str) -> list[dict[str, Any]]:
+    return [one for one in facts if one["fact"] == fact]

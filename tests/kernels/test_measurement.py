@@ -1,0 +1,223 @@
+"""How measurements are ordered, seeded, timed and written."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.attention.case import Case, Shape
+from kernels.attention.correctness import Check
+from kernels.harness import axes, rows
+from kernels.harness.clocks import NoClocks, Reading, clocks, throttle_words
+from kernels.harness.timing import (
+    Contender,
+    CpuTimer,
+    Sample,
+    Timer,
+    calls_for,
+    clock_overhead_ns,
+    measure,
+    timer_for,
+)
+
+CASE = Case(Shape(batch=2, heads=4, kv_heads=2, seq_q=9, seq_k=11, head_dim=8, causal=True), "bfloat16")
+CPU = torch.device("cpu")
+ORIGIN = rows.Origin("run", "vm", "device, with a comma", "2.0", "burst")
+
+
+class Journal:
+    """Contenders and a timer that write down what was done to them, in order."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def contender(self, name: str) -> Contender:
+        def plan() -> torch.Tensor:
+            self.lines.append(f"call {name}")
+            return torch.empty(0)
+
+        @contextmanager
+        def scope() -> Iterator[None]:
+            self.lines.append(f"enter {name}")
+            yield
+            self.lines.append(f"leave {name}")
+
+        def entered() -> AbstractContextManager[object]:
+            return scope()
+
+        return Contender(name, plan, entered)
+
+    def timer(self, contender: Contender) -> Timer:
+        return self.Stopwatch(self, contender.implementation)
+
+    class Stopwatch:
+        def __init__(self, journal: Journal, name: str) -> None:
+            self.journal, self.name = journal, name
+
+        def __call__(self, plan: Callable[[], torch.Tensor]) -> float:
+            self.journal.lines.append(f"time {self.name}")
+            plan()
+            return float(len(self.journal.lines))
+
+
+def taken(journal: Journal, names: str, blocks: int, warmup: int, seed: int = 1) -> list[Sample]:
+    return measure(
+        [journal.contender(name) for name in names],
+        blocks=blocks, warmup=warmup, timer=journal.timer, rng=axes.order(CASE, seed), clocks=NoClocks(),
+    )  # fmt: skip
+
+
+@given(st.integers(1, 5), st.integers(1, 20), st.integers(0, 3))
+def test_every_block_times_each_contender_once(count: int, blocks: int, warmup: int) -> None:
+    names = "abcde"[:count]
+    journal = Journal()
+    samples = taken(journal, names, blocks, warmup)
+    assert len(samples) == count * blocks
+    for block in range(1, blocks + 1):
+        assert sorted(s.implementation for s in samples if s.block == block) == list(names)
+    assert [s.block for s in samples] == sorted(s.block for s in samples)
+    for name in names:
+        assert [s.repeat for s in samples if s.implementation == name] == list(range(1, blocks + 1))
+        assert journal.lines.count(f"call {name}") == warmup + blocks
+
+
+def test_calls_are_timed_within_the_scope_of_their_own_contender_only() -> None:
+    journal = Journal()
+    taken(journal, "ab", blocks=5, warmup=2)
+    inside: str | None = None
+    for line in journal.lines:
+        verb, name = line.split()
+        if verb == "enter":
+            assert inside is None
+            inside = name
+        elif verb == "leave":
+            assert inside == name
+            inside = None
+        else:
+            assert inside == name
+
+
+def test_the_order_within_blocks_is_shuffled_and_comes_from_the_seed() -> None:
+    def order(seed: int) -> list[str]:
+        return [sample.implementation for sample in taken(Journal(), "abcd", 40, 0, seed)]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    firsts = set(order(1)[::4])
+    assert firsts == set("abcd")
+
+
+def test_inputs_depend_on_seed_and_case_alone_and_are_never_zeros() -> None:
+    first, again = axes.inputs(CASE, CPU, 5), axes.inputs(CASE, CPU, 5)
+    assert torch.equal(first.q, again.q)
+    assert torch.equal(first.k, again.k)
+    assert not torch.equal(first.q, axes.inputs(CASE, CPU, 6).q)
+    assert (first.q.shape, first.k.shape, first.v.shape) == ((2, 4, 9, 8), (2, 2, 11, 8), (2, 2, 11, 8))
+    assert first.q.dtype == torch.bfloat16
+    assert not torch.equal(first.k, first.v)
+    assert 0.5 < first.q.float().std().item() < 1.5
+
+
+def test_a_resumed_case_has_the_inputs_it_would_have_had() -> None:
+    torch.manual_seed(1)
+    alone = axes.inputs(CASE, CPU, 5).q
+    axes.inputs(Case(CASE.shape, "float32"), CPU, 5)
+    assert torch.equal(axes.inputs(CASE, CPU, 5).q, alone)
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained"])
+def test_the_cpu_timer_measures_the_time_of_one_call(regime: str) -> None:
+    def plan() -> torch.Tensor:
+        until = time.perf_counter_ns() + 1_000_000
+        while time.perf_counter_ns() < until:
+            pass
+        return torch.empty(0)
+
+    contender = Journal().contender("a")
+    timer = CpuTimer(regime, Contender("a", plan, contender.scope))
+    assert 1000 <= min(timer(plan) for _ in range(3)) < 1300
+
+
+def test_a_graph_cannot_be_timed_without_cuda() -> None:
+    with pytest.raises(ValueError, match="needs a CUDA device"):
+        timer_for(CPU, "graph")
+
+
+@given(st.floats(1e-6, 10), st.floats(0, 1e9))
+def test_the_number_of_calls_fills_the_time_within_bounds(seconds: float, once_us: float) -> None:
+    assert 2 <= calls_for(seconds, once_us) <= 2000
+
+
+def test_the_clock_costs_less_than_a_microsecond_to_read() -> None:
+    assert 0 < clock_overhead_ns() < 1000
+
+
+@given(st.integers(0, 2**40 - 1))
+def test_every_throttle_bit_is_told_but_idleness(bits: int) -> None:
+    words = throttle_words(bits)
+    assert "gpu_idle" not in words
+    assert (words == "none") == (bits & ~1 == 0)
+    assert ("sw_power_cap" in words) == bool(bits & 4)
+    assert ("0x" in words) == (bits >> 9 != 0)
+
+
+def test_a_cpu_has_no_sm_clock() -> None:
+    assert clocks(CPU).read() == Reading(None, None, None, None, "")
+
+
+def sample(reading: Reading) -> Sample:
+    return Sample("bench", 3, 3, 12.34567, reading, "2026-11-21T04:05:06.000001Z")
+
+
+def test_what_is_not_known_is_empty_and_never_zero() -> None:
+    row = rows.measured(ORIGIN, CASE, "cpu", Check(True, 0.0, 1.0, ""), sample(Reading()))
+    assert {row[c] for c in ("sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle")} == {""}
+    assert row["max_abs_error"] == "0"
+    assert row["latency_us"] == "12.346"
+    known = rows.measured(ORIGIN, CASE, "cpu", Check(True, 0.0, 1.0, ""), sample(Reading(0.0, 10251, 71.5, 40, "none")))
+    assert [known[c] for c in ("sm_clock_mhz", "mem_clock_mhz", "power_w", "throttle")] == [
+        "0",
+        "10251",
+        "71.5",
+        "none",
+    ]
+
+
+def test_every_row_has_only_columns_of_the_file() -> None:
+    check = Check(False, math.nan, 0.01, "NaN")
+    for row in (
+        rows.measured(ORIGIN, CASE, "cpu", check, sample(Reading())),
+        rows.skipped(ORIGIN, CASE, "bench", "NaN", check),
+    ):
+        assert set(row) <= set(rows.MEASUREMENT_COLUMNS)
+        assert row["max_abs_error"] == ""
+    assert set(rows.checked(CASE, "bench", check, "NaN")) == set(rows.CORRECTNESS_COLUMNS)
+
+
+@settings(deadline=None, max_examples=30)
+@given(reason=st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=50))
+def test_reasons_survive_the_file_whatever_they_contain(tmp_path_factory: pytest.TempPathFactory, reason: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "reasons.csv"
+    rows.write_csv(path, rows.MEASUREMENT_COLUMNS, [rows.skipped(ORIGIN, CASE, "bench", reason, None)])
+    with path.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["skipped"] == reason
+    assert row["device"] == "device, with a comma"
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    rows.write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        rows.write_text(path, "\ud800")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
