@@ -1,1 +1,1 @@
-"""A cloud on loopback: Compute Engine, Cloud Storage, metadata servers, machines and a bill, all on the user's own machine."""
+"""A cloud on loopback: Compute Engine, Cloud Storage, metadata servers, machines and a bill, all on one machine."""

@@ -73,7 +73,9 @@ def stockout(
     metadatas = {"vmType": machine_type, "attachment": attachment, "zone": zone}
     if zones_available is not None:
         metadatas["zonesAvailable"] = ",".join(zones_available)
-    with_gpu = f" with {attachment.partition(':')[2]} {attachment.partition(':')[0]} accelerator(s)" if attachment else ""
+    with_gpu = (
+        f" with {attachment.partition(':')[2]} {attachment.partition(':')[0]} accelerator(s)" if attachment else ""
+    )
     return OperationError(
         "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
         f"The zone 'projects/{project}/zones/{zone}' does not have enough resources available to fulfill the request. "

@@ -1,8 +1,8 @@
 """Compute Engine's filter expressions, as its list methods take them.
 
-Comparisons `field op value` (`= != > < >= <= :`, `eq`, `ne`), joined by AND, OR, NOT and parentheses; neighbours without a
-word between them are joined by AND. `eq` and `ne` take a regular expression, `=` takes `*` at either end, `:` asks whether
-the field holds the value.
+Comparisons `field op value` (`= != > < >= <= :`, `eq`, `ne`), joined by AND, OR, NOT and parentheses; neighbours
+without a word between them are joined by AND. `eq` and `ne` take a regular expression, `=` takes `*` as a wildcard,
+`:` asks whether the field holds the value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from orchestrator.embedded.errors import ApiError
 Predicate = Callable[[Mapping[str, Any]], bool]
 
 TOKEN = re.compile(
-    r"""\s*(?: (?P<paren>[()]) | (?P<op>!=|>=|<=|=|<|>|:) | "(?P<double>(?:[^"\\]|\\.)*)" | '(?P<single>(?:[^'\\]|\\.)*)'
+    r"""\s*(?: (?P<paren>[()]) | (?P<op>!=|>=|<=|=|<|>|:)
+        | "(?P<double>(?:[^"\\]|\\.)*)" | '(?P<single>(?:[^'\\]|\\.)*)'
         | (?P<word>[^\s()=!<>:"']+) )""",
     re.VERBOSE,
 )

@@ -135,10 +135,10 @@ class Inventory:
     def limit(self, metric: str, region: str | None) -> float | None:
         """The limit of a quota; None where there is no such quota."""
         listed = self.region_quotas if region else self.global_quotas
-        if metric not in listed and metric not in self.overrides and f"{region}/{metric}" not in self.overrides:
-            return None
-        regional = self.overrides.get(f"{region}/{metric}")
-        return regional if regional is not None else self.overrides.get(metric, listed.get(metric))
+        if region is None:
+            return self.overrides.get(metric, listed[metric]) if metric in listed else None
+        default = self.overrides.get(metric, listed.get(metric)) if metric not in self.global_quotas else None
+        return self.overrides.get(f"{region}/{metric}", default)
 
     def image(self, project: str, name: str) -> Image | None:
         return next((image for image in self.images if image.project == project and image.name == name), None)

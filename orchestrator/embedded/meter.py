@@ -1,16 +1,19 @@
 """The billing meter: adds up what every VM cost, knowing nothing of anybody's ledger.
 
-Per second with a minimum of one minute, from RUNNING until the VM is gone. A stopped VM (TERMINATED) still pays for its disk.
+Per second with a minimum of one minute, from RUNNING until the VM is gone. A stopped VM (TERMINATED) still pays for its
+disk.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from orchestrator.embedded.documents import stamp
+from orchestrator.embedded.documents import parse_stamp, stamp
+from orchestrator.embedded.store import Store
 from orchestrator.embedded.tariff import Rate
 
 MICRODOLLAR = Decimal("0.000001")
@@ -104,3 +107,109 @@ def charge(rate: Rate, usage: Usage, now: datetime) -> Decimal:
     existing = max(usage.existing_s(now), MINIMUM_S)
     total = (rate.gpu + rate.machine + rate.external_ip) * computing / HOUR_S + rate.disk * existing / HOUR_S
     return total.quantize(MICRODOLLAR, ROUND_HALF_UP)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the meter knows of one VM."""
+
+    vm_id: str
+    run_id: str | None
+    vm: str
+    zone: str
+    machine_type: str
+    gpu: str | None
+    provisioning: str
+    has_deadline: bool
+    rate: Rate
+    usage: Usage = Usage(None, None, None)
+    ended_by: str | None = None
+
+    def row(self, now: datetime) -> BillRow:
+        return BillRow(
+            run_id=self.run_id,
+            vm=self.vm,
+            zone=self.zone,
+            machine_type=self.machine_type,
+            gpu=self.gpu,
+            provisioning=self.provisioning,
+            started_at=self.usage.started_at,
+            ended_at=self.usage.ended_at,
+            seconds=self.usage.existing_s(now),
+            usd=charge(self.rate, self.usage, now),
+            ended_by=self.ended_by,
+            has_deadline=self.has_deadline,
+        )
+
+    def document(self) -> dict[str, Any]:
+        """For the disk."""
+        rate, usage = self.rate, self.usage
+        return {
+            "vm_id": self.vm_id,
+            "run_id": self.run_id,
+            "vm": self.vm,
+            "zone": self.zone,
+            "machine_type": self.machine_type,
+            "gpu": self.gpu,
+            "provisioning": self.provisioning,
+            "has_deadline": self.has_deadline,
+            "rate": [str(rate.gpu), str(rate.machine), str(rate.disk), str(rate.external_ip)],
+            "usage": [moment and stamp(moment) for moment in (usage.started_at, usage.stopped_at, usage.ended_at)],
+            "ended_by": self.ended_by,
+        }
+
+    @classmethod
+    def restore(cls, document: dict[str, Any]) -> Account:
+        rate = Rate(*(Decimal(text) for text in document["rate"]))
+        usage = Usage(*(text and parse_stamp(text) for text in document["usage"]))
+        return cls(**(document | {"rate": rate, "usage": usage}))
+
+
+class Meter:
+    """Keeps an account of every VM there ever was. Thread-safe; every change is on disk before the call returns."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.lock = threading.Lock()
+        self.accounts = {
+            account.vm_id: account for account in (Account.restore(document) for document in store.all("account"))
+        }
+
+    def open(self, account: Account) -> None:
+        with self.lock:
+            self._keep(account)
+
+    def started(self, vm_id: str, now: datetime) -> None:
+        """The VM is RUNNING: from here on it costs."""
+        with self.lock:
+            account = self.accounts[vm_id]
+            self._keep(replace(account, usage=replace(account.usage, started_at=now)))
+
+    def stopped(self, vm_id: str, now: datetime, by: str) -> None:
+        """The VM is TERMINATED: its disk goes on costing."""
+        with self.lock:
+            account = self.accounts[vm_id]
+            self._keep(replace(account, usage=replace(account.usage, stopped_at=now), ended_by=by))
+
+    def ended(self, vm_id: str, now: datetime, by: str) -> None:
+        """The VM is gone. Why it stopped first is why it ended."""
+        with self.lock:
+            account = self.accounts[vm_id]
+            ended = replace(account.usage, ended_at=now)
+            self._keep(replace(account, usage=ended, ended_by=account.ended_by or by))
+
+    def write_off(self, last_seen: datetime, by: str) -> None:
+        """End every account still open: after a crash, at the last sign of life."""
+        with self.lock:
+            for account in list(self.accounts.values()):
+                if account.usage.ended_at is None:
+                    moment = max(last_seen, account.usage.stopped_at or account.usage.started_at or last_seen)
+                    self._keep(replace(account, usage=replace(account.usage, ended_at=moment), ended_by=by))
+
+    def bill(self, now: datetime) -> Bill:
+        with self.lock:
+            return Bill(tuple(account.row(now) for account in self.accounts.values()))
+
+    def _keep(self, account: Account) -> None:
+        self.accounts[account.vm_id] = account
+        self.store.put("account", account.vm_id, account.document())

@@ -53,9 +53,20 @@ class Tariff:
         return (scaled["of"], int(scaled["times"])) if scaled else (machine_type, 1)
 
     def rate(
-        self, machine_type: str, region: str, *, spot: bool, disk_type: str, disk_gib: int, external_ip: bool
+        self,
+        machine_type: str,
+        region: str,
+        *,
+        spot: bool,
+        disk_type: str,
+        disk_gib: int,
+        external_ip: bool,
+        gpu_count: int = 1,
     ) -> Rate:
-        """The hourly rate of one VM. Raises `UnknownSku` rather than charge nothing."""
+        """The hourly rate of one VM with that many GPUs.
+
+        Raises `UnknownSku` rather than charge nothing.
+        """
         provisioning = "spot" if spot else "standard"
         if not self.sells(machine_type, region):
             raise UnknownSku(f"{machine_type} in {region}")
@@ -67,7 +78,7 @@ class Tariff:
         month = Decimal(disks.get(region, disks["default"])["usd"])
         address = Decimal(self.document["external_ip"][provisioning]["usd"])
         return Rate(
-            gpu=Decimal(prices["gpu"]),
+            gpu=Decimal(prices["gpu"]) * gpu_count,
             machine=Decimal(prices["machine"]) * times,
             disk=month * disk_gib / Decimal(self.document["hours_per_month"]),
             external_ip=address if external_ip else Decimal(0),

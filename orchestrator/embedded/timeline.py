@@ -1,7 +1,7 @@
 """Time as an interface, so that an hour of cloud takes an hour, or no time at all.
 
-Everything in the cloud that waits, lasts or costs asks a `Timeline`. `RealTimeline` follows the wall clock on one thread of
-its own; `SimulatedTimeline` stands still until someone advances it, or waits on it.
+Everything in the cloud that waits, lasts or costs asks a `Timeline`. `RealTimeline` follows the wall clock on one
+thread of its own; `SimulatedTimeline` stands still until someone advances it, or waits on it.
 """
 
 from __future__ import annotations

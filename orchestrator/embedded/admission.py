@@ -1,0 +1,277 @@
+"""Whether an instance may be inserted: the checks that Compute Engine makes before it answers with an operation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.embedded.errors import ApiError, invalid, not_found
+from orchestrator.embedded.inventory import Image, Inventory, MachineType, region_of
+from orchestrator.embedded.links import last
+
+NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
+LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+METADATA_KEY = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+METADATA_VALUE_BYTES = 262_144
+METADATA_TOTAL_BYTES = 524_288
+RUN_S = (30, 120 * 86_400)
+PROVISIONING = ("STANDARD", "SPOT", "FLEX_START", "RESERVATION_BOUND")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """An insert that is in order, with what was left out filled in."""
+
+    name: str
+    zone: str
+    machine: MachineType
+    gpu: str | None
+    gpu_count: int
+    spot: bool
+    max_run_s: float | None
+    termination_action: str
+    automatic_restart: bool
+    maintenance: str
+    notice_s: float
+    image: Image
+    disk_gib: int
+    disk_type: str
+    auto_delete: bool
+    disk_labels: Mapping[str, str]
+    external_ip: bool
+    labels: Mapping[str, str]
+    metadata: Mapping[str, str]
+    service_account: str | None
+    scopes: tuple[str, ...]
+    body: Mapping[str, Any]
+
+    @property
+    def attachment(self) -> str:
+        """`nvidia-tesla-t4:1` for an attached GPU; empty for one that comes with the machine type."""
+        return f"{self.gpu}:{self.gpu_count}" if self.gpu and not self.machine.bundled else ""
+
+    def usage(self, inventory: Inventory) -> dict[str, float]:
+        """How much of each regional quota it takes."""
+        prefix = "PREEMPTIBLE_" if self.spot else ""
+        cpus = "CPUS"
+        # A limit of zero on preemptible vCPUs means that they come out of the ordinary ones.
+        if self.spot and inventory.limit("PREEMPTIBLE_CPUS", region_of(self.zone)):
+            cpus = "PREEMPTIBLE_CPUS"
+        taken: dict[str, float] = {cpus: self.machine.vcpus, "INSTANCES": 1}
+        taken["DISKS_TOTAL_GB" if self.disk_type == "pd-standard" else "SSD_TOTAL_GB"] = self.disk_gib
+        if self.external_ip:
+            taken["IN_USE_ADDRESSES"] = 1
+        if self.gpu:
+            taken[prefix + inventory.accelerators[self.gpu].metric] = self.gpu_count
+        return taken
+
+
+def admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted:
+    """The insert as it will be carried out. Raises `ApiError` for one that Google would refuse at once."""
+    if not isinstance(body, dict):
+        raise ApiError(400, "Required field 'resource' not specified", "required")
+    name = body.get("name", "")
+    if not NAME.fullmatch(name):
+        raise invalid("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
+    machine = _machine(body, zone, inventory)
+    scheduling = _scheduling(body.get("scheduling", {}))
+    gpu, count = _accelerator(body, machine, project, zone, inventory)
+    spot = scheduling["spot"]
+    if gpu and scheduling["maintenance"] != "TERMINATE":
+        why = "Instances with guest accelerators do not support live migration; it must be TERMINATE."
+        raise invalid("resource.scheduling.onHostMaintenance", scheduling["maintenance"], why)
+    if machine.spot_only and not spot:
+        raise invalid("resource.scheduling.provisioningModel", "STANDARD", f"{machine.name} is offered as SPOT only.")
+    image, disk = _boot_disk(body, project, zone, inventory)
+    account, scopes = _service_account(body)
+    return Admitted(
+        name=name,
+        zone=zone,
+        machine=machine,
+        gpu=gpu,
+        gpu_count=count,
+        spot=spot,
+        max_run_s=scheduling["max_run_s"],
+        termination_action=scheduling["action"],
+        automatic_restart=scheduling["restart"],
+        maintenance=scheduling["maintenance"],
+        notice_s=scheduling["notice_s"],
+        image=image,
+        disk_gib=disk["gib"],
+        disk_type=disk["type"],
+        auto_delete=disk["auto_delete"],
+        disk_labels=disk["labels"],
+        external_ip=_external_ip(body, project),
+        labels=check_labels(body.get("labels", {}), "resource.labels"),
+        metadata=_metadata(body.get("metadata", {})),
+        service_account=account,
+        scopes=scopes,
+        body=body,
+    )
+
+
+def _machine(body: Mapping[str, Any], zone: str, inventory: Inventory) -> MachineType:
+    url = body.get("machineType", "")
+    found = re.search(r"zones/([^/]+)/machineTypes/([^/]+)$", url)
+    if not found:
+        raise invalid("resource.machineType", url, "The URL is malformed.")
+    if found[1] != zone:
+        raise invalid("resource.machineType", url, f"It must be in zone {zone}.")
+    for machine in inventory.machine_types_in(zone):
+        if machine.name == found[2]:
+            return machine
+    raise invalid("resource.machineType", url, f"Machine type with name '{found[2]}' does not exist in zone '{zone}'.")
+
+
+def _accelerator(
+    body: Mapping[str, Any], machine: MachineType, project: str, zone: str, inventory: Inventory
+) -> tuple[str | None, int]:
+    asked = body.get("guestAccelerators", [])
+    if len(asked) > 1:
+        raise invalid("resource.guestAccelerators", len(asked), "Only one type of accelerator can be attached.")
+    if not asked:
+        return (machine.bundled, 1) if machine.bundled else (None, 0)
+    name, count = last(asked[0].get("acceleratorType", "")), int(asked[0].get("acceleratorCount", 0))
+    if name not in {entry.name for entry in inventory.accelerators_in(zone)}:
+        raise not_found(f"projects/{project}/zones/{zone}/acceleratorTypes/{name}")
+    if name == machine.bundled and count == 1:
+        return name, count
+    if name not in machine.attachable:
+        raise ApiError(
+            400, f"[{machine.name}, {name}] features are not compatible for creating instance.", "badRequest"
+        )
+    if not 1 <= count <= inventory.accelerators[name].most:
+        raise invalid("resource.guestAccelerators[0].acceleratorCount", count, "The number is not supported.")
+    return name, count
+
+
+def _duration_s(value: Any, field: str) -> float:
+    try:
+        return int(value.get("seconds", 0)) + int(value.get("nanos", 0)) / 1e9
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise invalid(field, value, "It must have seconds and nanos.") from exc
+
+
+def _scheduling(given: Mapping[str, Any]) -> dict[str, Any]:
+    field = "resource.scheduling"
+    model = given.get("provisioningModel", "STANDARD")
+    if model not in PROVISIONING:
+        raise invalid(f"{field}.provisioningModel", model, f"It must be one of {', '.join(PROVISIONING)}.")
+    legacy = bool(given.get("preemptible", False)) and model != "SPOT"
+    spot = model == "SPOT" or legacy
+    action = given.get("instanceTerminationAction", "")
+    limited = "maxRunDuration" in given or "terminationTime" in given
+    if action not in ("", "STOP", "DELETE"):
+        raise invalid(f"{field}.instanceTerminationAction", action, "It must be STOP or DELETE.")
+    if action and model != "SPOT" and not limited:
+        raise invalid(
+            f"{field}.instanceTerminationAction",
+            action,
+            "You can specify it only for Spot VMs or with a maximum run time.",
+        )
+    max_run_s = None
+    if "maxRunDuration" in given:
+        max_run_s = _duration_s(given["maxRunDuration"], f"{field}.maxRunDuration")
+        if legacy:
+            raise invalid(f"{field}.maxRunDuration", max_run_s, "It is not supported by preemptible instances.")
+        if not RUN_S[0] <= max_run_s <= RUN_S[1]:
+            raise invalid(f"{field}.maxRunDuration", max_run_s, "It must be between 30 seconds and 120 days.")
+        if not action:
+            raise invalid(f"{field}.instanceTerminationAction", "", "It must be specified with a maximum run time.")
+    restart = bool(given.get("automaticRestart", not spot))
+    if spot and restart:
+        raise invalid(f"{field}.automaticRestart", True, "Scheduling must have preemptible instances not restart.")
+    maintenance = given.get("onHostMaintenance", "TERMINATE" if spot else "MIGRATE")
+    if spot and maintenance != "TERMINATE":
+        raise invalid(f"{field}.onHostMaintenance", maintenance, "Preemptible instances must TERMINATE.")
+    notice = _duration_s(given.get("preemptionNoticeDuration", {}), f"{field}.preemptionNoticeDuration")
+    return {
+        "spot": spot,
+        "max_run_s": max_run_s,
+        "action": action or ("STOP" if spot else ""),
+        "restart": restart,
+        "maintenance": maintenance,
+        "notice_s": notice,
+    }
+
+
+def _boot_disk(body: Mapping[str, Any], project: str, zone: str, inventory: Inventory) -> tuple[Image, dict[str, Any]]:
+    boots = [disk for disk in body.get("disks", []) if disk.get("boot")]
+    if len(boots) != 1:
+        raise invalid("resource.disks", len(boots), "Exactly one boot disk must be specified.")
+    given = boots[0].get("initializeParams", {})
+    image = find_image(given.get("sourceImage", ""), project, inventory)
+    size = int(given.get("diskSizeGb", image.disk_gb))
+    if size < image.disk_gb:
+        why = f"Requested disk size cannot be smaller than the image size ({image.disk_gb} GB)"
+        raise invalid("resource.disks[0].initializeParams.diskSizeGb", size, why)
+    kind = last(given.get("diskType", "pd-standard"))
+    if kind not in inventory.disk_types:
+        raise not_found(f"projects/{project}/zones/{zone}/diskTypes/{kind}")
+    return image, {
+        "gib": size,
+        "type": kind,
+        "auto_delete": bool(boots[0].get("autoDelete", False)),
+        "labels": check_labels(given.get("labels", {}), "resource.disks[0].initializeParams.labels"),
+    }
+
+
+def find_image(url: str, project: str, inventory: Inventory) -> Image:
+    """The image at a full or partial URL, by name or by family; 404 when there is none."""
+    found = re.search(r"(?:projects/([^/]+)/)?global/images/(family/)?([^/]+)$", url)
+    if not found:
+        raise invalid("resource.disks[0].initializeParams.sourceImage", url, "The URL is malformed.")
+    owner = found[1] or project
+    image = inventory.newest(owner, found[3]) if found[2] else inventory.image(owner, found[3])
+    if image is None:
+        raise not_found(f"projects/{owner}/global/images/{found[2] or ''}{found[3]}")
+    return image
+
+
+def _external_ip(body: Mapping[str, Any], project: str) -> bool:
+    interfaces = body.get("networkInterfaces", [])
+    if not interfaces:
+        raise invalid("resource.networkInterfaces", "", "At least one network interface is required.")
+    for interface in interfaces:
+        network = last(interface.get("network", "default"))
+        if network != "default":
+            raise not_found(f"projects/{project}/global/networks/{network}")
+    return any(interface.get("accessConfigs") for interface in interfaces)
+
+
+def _service_account(body: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...]]:
+    accounts = body.get("serviceAccounts", [])
+    if len(accounts) > 1:
+        raise invalid("resource.serviceAccounts", len(accounts), "At most one service account is allowed.")
+    if not accounts:
+        return None, ()
+    return accounts[0].get("email", "default"), tuple(accounts[0].get("scopes", ()))
+
+
+def check_labels(labels: Any, field: str) -> dict[str, str]:
+    """The labels, if keys and values are in order; 400 otherwise."""
+    if not isinstance(labels, dict) or len(labels) > 64:
+        raise invalid(field, labels, "It must be a map of at most 64 labels.")
+    for key, value in labels.items():
+        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(str(value)):
+            raise invalid(field, f"{key}={value}", "Label keys and values must be lower case, as documented.")
+    return dict(labels)
+
+
+def _metadata(given: Mapping[str, Any]) -> dict[str, str]:
+    items: dict[str, str] = {}
+    for item in given.get("items", []):
+        key, value = item.get("key", ""), item.get("value", "")
+        if not METADATA_KEY.fullmatch(key) or key in items:
+            raise invalid("resource.metadata.items.key", key, "It is malformed or occurs twice.")
+        if len(value.encode()) > METADATA_VALUE_BYTES:
+            raise invalid(
+                "resource.metadata.items.value", f"({len(value)} bytes)", f"Value for key '{key}' is too large."
+            )
+        items[key] = value
+    if sum(len(key.encode()) + len(value.encode()) for key, value in items.items()) > METADATA_TOTAL_BYTES:
+        raise invalid("resource.metadata", "(too large)", "Metadata size is too large.")
+    return items

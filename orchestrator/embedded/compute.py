@@ -1,0 +1,311 @@
+"""Compute Engine's v1 REST API: which method and path do what."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+from orchestrator.embedded.errors import ApiError, error_document, not_found
+from orchestrator.embedded.fleet import Fleet
+from orchestrator.embedded.inventory import Inventory
+from orchestrator.embedded.links import link
+from orchestrator.embedded.listener import Reply, Request, Reset, json_reply
+from orchestrator.embedded.listing import aggregated, listing
+from orchestrator.embedded.operations import DONE, Operations
+from orchestrator.embedded.resources import Resources
+from orchestrator.embedded.timeline import Timeline
+from orchestrator.embedded.weather import Weather, hits_request
+
+PREFIX = "/compute/v1/"
+WAIT_S = 120.0
+TOKEN = "embedded-"
+
+Document = dict[str, Any]
+Observer = Callable[[str, str, dict[str, str], Any, int, Any], None]
+"""Called with method, path, query, request body, status and response body of every request that is answered."""
+
+
+class Compute:
+    """Answers requests. Thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        project: str,
+        inventory: Inventory,
+        fleet: Fleet,
+        operations: Operations,
+        weather: Weather,
+        timeline: Timeline,
+        observer: Observer | None = None,
+    ) -> None:
+        self.project = project
+        self.inventory = inventory
+        self.fleet = fleet
+        self.operations = operations
+        self.weather = weather
+        self.timeline = timeline
+        self.observer = observer
+        self.resources = Resources(project, inventory)
+        self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
+
+    def answer(self, request: Request) -> Reply:
+        """One request to one answer. Raises `Reset` when the weather cuts the connection."""
+        fault = self.weather.take(
+            request.target, lambda fault: hits_request(fault, "compute", request.method, request.target)
+        )
+        if fault is not None and fault.kind == "reset" and fault.params.get("after", "request") == "request":
+            raise Reset
+        if fault is not None and fault.kind == "stall":
+            self.timeline.sleep(float(fault.params["seconds"]))
+        if fault is not None and fault.kind == "http":
+            status, document = fault_document(fault.params)
+        else:
+            status, document = self._attempt(request)
+        if self.observer is not None:
+            body = json.loads(request.body) if request.body else None
+            self.observer(request.method, request.path, dict(request.query), body, status, document)
+        if fault is not None and fault.kind == "reset":
+            raise Reset
+        return json_reply(status, document)
+
+    def _attempt(self, request: Request) -> tuple[int, Document]:
+        try:
+            return 200, self._dispatch(request)
+        except ApiError as error:
+            return error.status, error.document()
+
+    def _dispatch(self, request: Request) -> Document:
+        if not request.path.startswith(PREFIX):
+            raise ApiError(404, f"The requested URL {request.path} was not found on this server.")
+        path = request.path[len(PREFIX) :]
+        allowed = False
+        for method, pattern, answer in self.routes:
+            found = pattern.fullmatch(path)
+            if found:
+                if method == request.method:
+                    parts = {key: unquote(value) for key, value in found.groupdict().items()}
+                    self._check(parts)
+                    return answer(request, **parts)
+                allowed = True
+        raise ApiError(405 if allowed else 404, f"{request.method} {request.path} is not something this cloud can do.")
+
+    def _check(self, parts: dict[str, str]) -> None:
+        project = parts.pop("project")
+        owners = {image.project for image in self.inventory.images}
+        if project != self.project and not (project in owners and {"family", "image"} & set(parts)):
+            raise not_found(f"projects/{project}")
+        if {"family", "image"} & set(parts):
+            parts["owner"] = project
+        if "zone" in parts and parts["zone"] not in self.inventory.zones:
+            raise not_found(f"projects/{project}/zones/{parts['zone']}")
+        if "region" in parts and parts["region"] not in self.inventory.regions:
+            raise not_found(f"projects/{project}/regions/{parts['region']}")
+
+    def _routes(self) -> list[tuple[str, str, Callable[..., Document]]]:
+        at = r"projects/(?P<project>[^/]+)"
+        zone = at + r"/zones/(?P<zone>[^/]+)"
+        one = zone + r"/instances/(?P<name>[^/]+)"
+        return [
+            ("GET", at, self.get_project),
+            ("GET", at + "/zones", self.list_zones),
+            ("GET", zone, self.get_zone),
+            ("GET", at + "/regions", self.list_regions),
+            ("GET", at + r"/regions/(?P<region>[^/]+)", self.get_region),
+            ("GET", at + r"/aggregated/(?P<kind>instances|machineTypes|acceleratorTypes|disks)", self.list_aggregated),
+            ("GET", zone + "/instances", self.list_instances),
+            ("POST", zone + "/instances", self.insert),
+            ("GET", one, self.get_instance),
+            ("DELETE", one, self.delete),
+            ("GET", one + "/serialPort", self.serial_port),
+            ("POST", one + "/setLabels", self.set_labels),
+            ("GET", zone + "/operations", self.list_operations),
+            ("GET", zone + r"/operations/(?P<name>[^/]+)", self.get_operation),
+            ("POST", zone + r"/operations/(?P<name>[^/]+)/wait", self.wait),
+            ("GET", zone + r"/(?P<kind>machineTypes|acceleratorTypes|diskTypes|disks)", self.list_kind),
+            ("GET", zone + r"/(?P<kind>machineTypes|acceleratorTypes|diskTypes|disks)/(?P<name>[^/]+)", self.get_kind),
+            ("GET", at + r"/global/images/family/(?P<family>[^/]+)", self.image_from_family),
+            ("GET", at + r"/global/images/(?P<image>[^/]+)", self.get_image),
+            ("GET", at + "/global/networks", self.list_networks),
+            ("GET", at + r"/global/networks/(?P<name>[^/]+)", self.get_network),
+            ("POST", at + r"/regions/(?P<region>[^/]+)/advice/(?P<kind>\w+)", self.advice),
+        ]
+
+    # Who speaks
+
+    def _caller(self, request: Request) -> tuple[str, str]:
+        """The user that operations name, and whether the bill calls it `vm` or `client`."""
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token.startswith(TOKEN):
+            for vm in self.fleet.all():
+                if vm.guest.token == token:
+                    return str(vm.admitted.service_account), "vm"
+        return f"user@{self.project}.example", "client"
+
+    # Instances
+
+    def insert(self, request: Request, zone: str) -> Document:
+        user, _ = self._caller(request)
+        return self.fleet.insert(body_of(request), zone, request_id(request), user)
+
+    def delete(self, request: Request, zone: str, name: str) -> Document:
+        user, by = self._caller(request)
+        return self.fleet.delete(zone, name, request_id(request), user, by)
+
+    def set_labels(self, request: Request, zone: str, name: str) -> Document:
+        user, _ = self._caller(request)
+        return self.fleet.set_labels(zone, name, body_of(request), request_id(request), user)
+
+    def get_instance(self, _request: Request, zone: str, name: str) -> Document:
+        return self.fleet.find(zone, name).document()
+
+    def list_instances(self, request: Request, zone: str) -> Document:
+        path = f"projects/{self.project}/zones/{zone}/instances"
+        items = [vm.document() for vm in self.fleet.in_zone(zone)]
+        return listing("compute#instanceList", path, items, request.query)
+
+    def serial_port(self, request: Request, zone: str, name: str) -> Document:
+        vm = self.fleet.find(zone, name)
+        try:
+            port, start = int(request.query.get("port", 1)), int(request.query.get("start", 0))
+        except ValueError as exc:
+            raise ApiError(400, "port and start must be whole numbers") from exc
+        if not 1 <= port <= 4:
+            raise ApiError(400, f"Invalid value for field 'port': '{port}'. Must be between 1 and 4")
+        link_ = link(vm.path, "serialPort")
+        if port != 1:
+            return {"kind": "compute#serialPortOutput", "selfLink": link_, "contents": "", "start": "0", "next": "0"}
+        output = vm.guest.console.read(start)
+        return {
+            "kind": "compute#serialPortOutput",
+            "selfLink": link_,
+            "contents": output.contents,
+            "start": str(output.start),
+            "next": str(output.next),
+        }
+
+    # Operations
+
+    def list_operations(self, request: Request, zone: str) -> Document:
+        path = f"projects/{self.project}/zones/{zone}/operations"
+        return listing("compute#operationList", path, self.operations.in_zone(zone), request.query)
+
+    def get_operation(self, _request: Request, zone: str, name: str) -> Document:
+        found = self.operations.get(zone, name)
+        if found is None:
+            raise not_found(f"projects/{self.project}/zones/{zone}/operations/{name}")
+        return found
+
+    def wait(self, request: Request, zone: str, name: str) -> Document:
+        """As at Google: answers when the operation is done, or after two minutes."""
+        self.get_operation(request, zone, name)
+        self.timeline.wait_until(lambda: self.get_operation(request, zone, name)["status"] == DONE, WAIT_S)
+        return self.get_operation(request, zone, name)
+
+    # What stands there
+
+    def get_project(self, _request: Request) -> Document:
+        return self.resources.project_document(self.fleet.usage(None))
+
+    def list_zones(self, request: Request) -> Document:
+        items = [self.resources.zone(zone) for zone in self.inventory.zones]
+        return listing("compute#zoneList", f"projects/{self.project}/zones", items, request.query)
+
+    def get_zone(self, _request: Request, zone: str) -> Document:
+        return self.resources.zone(zone)
+
+    def list_regions(self, request: Request) -> Document:
+        items = [self.resources.region(name, self.fleet.usage(name)) for name in self.inventory.regions]
+        return listing("compute#regionList", f"projects/{self.project}/regions", items, request.query)
+
+    def get_region(self, _request: Request, region: str) -> Document:
+        return self.resources.region(region, self.fleet.usage(region))
+
+    def _of_kind(self, kind: str, zone: str) -> list[Document]:
+        match kind:
+            case "machineTypes":
+                return self.resources.machine_types(zone)
+            case "acceleratorTypes":
+                return self.resources.accelerator_types(zone)
+            case "diskTypes":
+                return self.resources.disk_types(zone)
+            case "disks":
+                return [vm.disk_document() for vm in self.fleet.in_zone(zone)]
+            case _:
+                return [vm.document() for vm in self.fleet.in_zone(zone)]
+
+    def list_kind(self, request: Request, zone: str, kind: str) -> Document:
+        path = f"projects/{self.project}/zones/{zone}/{kind}"
+        return listing(f"compute#{kind[:-1]}List", path, self._of_kind(kind, zone), request.query)
+
+    def get_kind(self, _request: Request, zone: str, kind: str, name: str) -> Document:
+        for document in self._of_kind(kind, zone):
+            if document["name"] == name:
+                return document
+        raise not_found(f"projects/{self.project}/zones/{zone}/{kind}/{name}")
+
+    def list_aggregated(self, request: Request, kind: str) -> Document:
+        scopes = {zone: self._of_kind(kind, zone) for zone in self.inventory.zones}
+        path = f"projects/{self.project}/aggregated/{kind}"
+        return aggregated(f"compute#{kind[:-1]}AggregatedList", path, kind, scopes, request.query)
+
+    def image_from_family(self, request: Request, owner: str, family: str) -> Document:
+        image = self.inventory.newest(owner, family)
+        gone = self.weather.take(
+            request.target, lambda fault: fault.kind == "image_gone" and fault.params.get("family", family) == family
+        )
+        if image is None or gone:
+            raise not_found(f"projects/{owner}/global/images/family/{family}")
+        return self.resources.image(image)
+
+    def get_image(self, _request: Request, owner: str, image: str) -> Document:
+        found = self.inventory.image(owner, image)
+        if found is None:
+            raise not_found(f"projects/{owner}/global/images/{image}")
+        return self.resources.image(found)
+
+    def list_networks(self, request: Request) -> Document:
+        path = f"projects/{self.project}/global/networks"
+        return listing("compute#networkList", path, self.resources.networks(), request.query)
+
+    def get_network(self, _request: Request, name: str) -> Document:
+        for document in self.resources.networks():
+            if document["name"] == name:
+                return document
+        raise not_found(f"projects/{self.project}/global/networks/{name}")
+
+    def advice(self, _request: Request, region: str, kind: str) -> Document:
+        raise ApiError(501, f"This cloud has no advice on {kind} in {region}.")
+
+
+def body_of(request: Request) -> Any:
+    """The JSON body; 400 when it is none."""
+    try:
+        return json.loads(request.body or b"{}")
+    except ValueError as exc:
+        raise ApiError(400, "Parse Error", "parseError") from exc
+
+
+def request_id(request: Request) -> str:
+    """The `requestId`, which must be a UUID and not zero; empty when there is none."""
+    text = request.query.get("requestId", "")
+    if text:
+        try:
+            if uuid.UUID(text).int:
+                return text
+        except ValueError:
+            pass
+        raise ApiError(400, f"Invalid value for field 'requestId': '{text}'. Must be a non-zero UUID")
+    return ""
+
+
+def fault_document(params: Any) -> tuple[int, Document]:
+    """The status and body of an `http` fault."""
+    status = int(params["status"])
+    reason = {403: "forbidden", 409: "alreadyExists", 429: "rateLimitExceeded"}.get(status, "backendError")
+    message = str(params.get("message", "The weather is bad."))
+    return status, error_document(status, message, str(params.get("reason", reason)))

@@ -1,0 +1,68 @@
+"""What one VM knows of itself: the seam between the cloud, which makes VMs, and the machines that stand in for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.embedded.console import Console
+from orchestrator.embedded.timeline import Timeline
+
+
+@dataclass(slots=True)
+class Guest:
+    """One VM seen from within. Only `preempted` ever changes; `changed` is notified when it does."""
+
+    id: str
+    name: str
+    zone: str
+    project: str
+    project_number: str
+    machine_type: str
+    metadata: dict[str, str]
+    labels: dict[str, str]
+    service_account: str | None
+    scopes: tuple[str, ...]
+    spot: bool
+    console: Console
+    timeline: Timeline
+    scratch: Path
+    compute_url: str
+    storage_url: str
+    preempted: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def token(self) -> str:
+        """What the metadata server gives out; the compute API knows by it which VM speaks."""
+        return f"embedded-{self.id}"
+
+    def announce_preemption(self) -> None:
+        with self.changed:
+            self.preempted = True
+            self.changed.notify_all()
+
+
+class Machine(Protocol):
+    """Stands in for the hardware and the operating system of one VM."""
+
+    def boot(self) -> None:
+        """Run the startup script, once. Returns at once."""
+
+    def running(self) -> bool:
+        """Whether anything still runs in it."""
+
+    def shut_down(self) -> None:
+        """Ask everything in it to end, as an operating system does that is told to power off."""
+
+    def kill(self) -> None:
+        """Idempotent. When it returns nothing of the machine is left, but for its serial output."""
+
+    def strike(self, fault: str, target: str) -> bool:
+        """`hang` or `kill` the `harness` or the `agent`; False while there is none to strike."""
+
+
+MachineFactory = Callable[[Guest], Machine]

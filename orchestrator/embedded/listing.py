@@ -1,0 +1,77 @@
+"""What Compute Engine's list methods share: filter, order, pages, and lists over all zones."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.embedded.errors import ApiError, invalid
+from orchestrator.embedded.filters import parse_filter
+from orchestrator.embedded.links import link
+
+Document = dict[str, Any]
+MOST = 500
+
+
+def page(items: list[Document], query: Mapping[str, str]) -> tuple[list[Document], str]:
+    """The page that the query asks for, and the token of the next one (empty when there is none)."""
+    wanted = parse_filter(query.get("filter", ""))
+    chosen = ordered([item for item in items if wanted(item)], query.get("orderBy", ""))
+    try:
+        size = int(query.get("maxResults", MOST))
+        start = int(base64.urlsafe_b64decode(query.get("pageToken", "") or "MA==").decode())
+    except ValueError as exc:
+        raise ApiError(400, "Invalid value for maxResults or pageToken.") from exc
+    if not 0 <= size <= MOST:
+        raise invalid("maxResults", size, f"Must be between 0 and {MOST}")
+    end = start + (size or MOST)
+    token = base64.urlsafe_b64encode(str(end).encode()).decode() if end < len(chosen) else ""
+    return chosen[start:end], token
+
+
+def ordered(items: list[Document], order: str) -> list[Document]:
+    """By name, or by creation, newest first."""
+    if order in ("", "name"):
+        return sorted(items, key=lambda item: str(item["name"]))
+    if order == "creationTimestamp desc":
+        moments = lambda item: str(item.get("creationTimestamp", item.get("insertTime", "")))  # noqa: E731
+        return sorted(items, key=moments, reverse=True)
+    raise invalid("orderBy", order, "Only name and creationTimestamp desc are supported")
+
+
+def listing(kind: str, path: str, items: list[Document], query: Mapping[str, str]) -> Document:
+    """A list response. `kind` is e.g. `compute#instanceList`."""
+    chosen, token = page(items, query)
+    answer: Document = {"kind": kind, "id": path, "selfLink": link(path)}
+    if chosen:
+        answer["items"] = chosen
+    if token:
+        answer["nextPageToken"] = token
+    return answer
+
+
+def aggregated(
+    kind: str, path: str, key: str, scopes: Mapping[str, list[Document]], query: Mapping[str, str]
+) -> Document:
+    """A list over zones; one where nothing is found says so in a warning."""
+    places = {id(item): zone for zone, items in scopes.items() for item in items}
+    everything = [item for items in scopes.values() for item in items]
+    chosen, token = page(everything, query)
+    found: dict[str, Document] = {}
+    for zone in scopes:
+        mine = [item for item in chosen if places[id(item)] == zone]
+        if mine:
+            found[f"zones/{zone}"] = {key: mine}
+        else:
+            found[f"zones/{zone}"] = {
+                "warning": {
+                    "code": "NO_RESULTS_ON_PAGE",
+                    "message": f"There are no results for scope 'zones/{zone}' on this page.",
+                    "data": [{"key": "scope", "value": f"zones/{zone}"}],
+                }
+            }
+    answer: Document = {"kind": kind, "id": path, "selfLink": link(path), "items": found}
+    if token:
+        answer["nextPageToken"] = token
+    return answer

@@ -1,0 +1,182 @@
+"""A VM as a real process group: runs the startup script from its metadata with bash, in a scratch directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+from orchestrator.embedded.guest import Guest
+from orchestrator.embedded.metadata import MetadataServer
+from orchestrator.embedded.supervisor import descendants
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+MARK = "BENCH_VM_ID"
+
+# How the parts of a run that can be struck are recognised: by one argument of their command line.
+TARGETS = {"harness": b"kernels.harness", "agent": b"startup.agent"}
+SIGNALS = {"hang": signal.SIGSTOP, "kill": signal.SIGKILL}
+
+
+def supervise(command: list[str], *, stay: bool, environment: dict[str, str], output: int | IO[bytes]) -> Supervised:
+    """Start a command under a supervisor, which ends it when we end it, or end."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(SUPERVISOR), *(["--stay"] if stay else []), *command],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+    return Supervised(process)
+
+
+class Supervised:
+    """A supervisor and its descendants, seen from outside."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.lock = threading.Lock()
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def pids(self) -> list[int]:
+        """Every process in it, but for the supervisor itself."""
+        return [] if self.ended else descendants(self.process.pid)
+
+    def term(self) -> None:
+        """SIGTERM to every process in it."""
+        self._say(b"term\n")
+
+    def kill(self) -> None:
+        """SIGKILL to every process in it; waits until all are gone."""
+        with self.lock:
+            lifeline = self.process.stdin
+            if lifeline is not None and not lifeline.closed:
+                try:
+                    lifeline.close()
+                except OSError:
+                    pass  # it ended by itself
+        try:
+            self.process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _say(self, word: bytes) -> None:
+        with self.lock:
+            lifeline = self.process.stdin
+            if lifeline is None or lifeline.closed:
+                return
+            try:
+                lifeline.write(word)
+                lifeline.flush()
+            except OSError:
+                pass  # it ended by itself
+
+
+class ProcessMachine:
+    """A `Machine` that really runs.
+
+    The startup script finds `GCE_METADATA_HOST`, `BENCH_VM_DIR`, a `HOME` and a `TMPDIR` of its own, and a `PATH` on
+    which `python3` is the interpreter that runs the cloud. Nothing else of the host's environment reaches it.
+    """
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+        self.metadata: MetadataServer | None = None
+        self.supervised: Supervised | None = None
+        self.reader: threading.Thread | None = None
+        self.dead = False
+        self.lock = threading.Lock()
+
+    def boot(self) -> None:
+        with self.lock:
+            script = self.guest.metadata.get("startup-script")
+            if self.dead or script is None:
+                return
+            scratch = self.guest.scratch
+            for name in ("home", "tmp", "bench"):
+                (scratch / name).mkdir(parents=True, exist_ok=True)
+            path = scratch / "startup-script"
+            path.write_text(script, "utf-8")
+            self.metadata = MetadataServer(self.guest)
+            self.supervised = supervise(
+                ["bash", str(path)], stay=True, environment=self._environment(), output=subprocess.PIPE
+            )
+            self.reader = threading.Thread(target=self._read, name=f"serial-{self.guest.name}", daemon=True)
+            self.reader.start()
+
+    def running(self) -> bool:
+        return self.supervised is not None and bool(self.supervised.pids())
+
+    def shut_down(self) -> None:
+        if self.supervised is not None:
+            self.supervised.term()
+
+    def kill(self) -> None:
+        with self.lock:
+            self.dead = True
+        if self.supervised is not None:
+            self.supervised.kill()
+            self._sweep()
+        if self.reader is not None:
+            self.reader.join(timeout=5)
+        if self.metadata is not None:
+            self.metadata.close()
+        shutil.rmtree(self.guest.scratch, ignore_errors=True)
+
+    def strike(self, fault: str, target: str) -> bool:
+        wanted = TARGETS[target]
+        struck = False
+        for pid in self.supervised.pids() if self.supervised is not None else ():
+            try:
+                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if wanted in arguments:
+                    os.kill(pid, SIGNALS[fault])
+                    struck = True
+            except OSError:
+                continue  # it ended while we looked
+        return struck
+
+    def _environment(self) -> dict[str, str]:
+        assert self.metadata is not None
+        scratch = self.guest.scratch
+        host_path = os.environ.get("PATH", os.defpath)
+        return {
+            "PATH": f"{Path(sys.executable).parent}:{host_path}",
+            "HOME": str(scratch / "home"),
+            "TMPDIR": str(scratch / "tmp"),
+            "LANG": "C.UTF-8",
+            "USER": "root",
+            "GCE_METADATA_HOST": self.metadata.host,
+            "GCE_METADATA_IP": self.metadata.host,
+            "BENCH_VM_DIR": str(scratch / "bench"),
+            MARK: self.guest.id,
+        }
+
+    def _read(self) -> None:
+        assert self.supervised is not None
+        output = self.supervised.process.stdout
+        assert output is not None
+        with output:
+            while data := os.read(output.fileno(), 65536):
+                self.guest.console.write(data)
+
+    def _sweep(self) -> None:
+        """Should the supervisor itself have been killed, whatever it left still carries our mark."""
+        mark = f"{MARK}={self.guest.id}".encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        os.kill(int(entry.name), signal.SIGKILL)
+                except OSError:
+                    continue  # not ours to read, or gone

@@ -1,0 +1,130 @@
+"""The metadata server of one VM, on a loopback port of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.embedded.guest import Guest
+from orchestrator.embedded.listener import Listener, Reply, Request
+
+ROOT = "/computeMetadata/v1"
+FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
+
+
+class MetadataServer:
+    """Serves until closed. `host` is what GCE_METADATA_HOST must be."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+        self.closed = False
+        self.listener = Listener(f"metadata-{guest.name}", self.answer)
+        self.host = self.listener.url.removeprefix("http://")
+
+    def close(self) -> None:
+        self.closed = True
+        with self.guest.changed:
+            self.guest.changed.notify_all()
+        self.listener.close()
+
+    def answer(self, request: Request) -> Reply:
+        """403 without `Metadata-Flavor: Google`, as a page that a browser was lured to could not send it."""
+        if request.path == "/":
+            return Reply(200, b"computeMetadata/\n", FLAVOR)
+        if request.headers.get("metadata-flavor") != "Google" or "x-forwarded-for" in request.headers:
+            return Reply(403, b"Missing Metadata-Flavor:Google header.\n", FLAVOR)
+        if request.method != "GET":
+            return Reply(405, b"", FLAVOR)
+        if not request.path.startswith(ROOT):
+            return Reply(404, b"", FLAVOR)
+        if request.query.get("wait_for_change", "").lower() == "true":
+            self._wait(request)
+        return self._value(request)
+
+    def _wait(self, request: Request) -> None:
+        end = time.monotonic() + float(request.query.get("timeout_sec") or 300)
+        known = request.query.get("last_etag") or self._value(request).headers.get("ETag")
+        with self.guest.changed:
+            while not self.closed and self._value(request).headers.get("ETag") == known:
+                left = end - time.monotonic()
+                if left <= 0:
+                    return
+                self.guest.changed.wait(left)
+
+    def _value(self, request: Request) -> Reply:
+        path = [part for part in request.path[len(ROOT) :].split("/") if part]
+        if path[:2] == ["instance", "service-accounts"] and path[3:] == ["token"]:
+            return self._token(path[2])
+        value: Any = self.tree()
+        for part in path:
+            if not isinstance(value, Mapping) or part not in value:
+                return Reply(404, b"", FLAVOR)
+            value = value[part]
+        recursive = request.query.get("recursive", "").lower() == "true"
+        as_json = request.query.get("alt") == "json" or (recursive and request.query.get("alt") != "text")
+        if as_json and (recursive or not isinstance(value, Mapping)):
+            kind, body = "application/json", json.dumps(camel(value))
+        else:
+            kind, body = "application/text", as_text(value)
+        etag = hashlib.sha256(body.encode()).hexdigest()[:16]
+        return Reply(200, body.encode(), FLAVOR | {"Content-Type": kind, "ETag": etag})
+
+    def _token(self, account: str) -> Reply:
+        if account not in ("default", self.guest.service_account) or self.guest.service_account is None:
+            return Reply(404, b"", FLAVOR)
+        token = {"access_token": self.guest.token, "expires_in": 3599, "token_type": "Bearer"}
+        return Reply(200, json.dumps(token).encode(), FLAVOR | {"Content-Type": "application/json"})
+
+    def tree(self) -> dict[str, Any]:
+        """Everything there is to know, as nested directories."""
+        guest = self.guest
+        accounts: dict[str, Any] = {}
+        if guest.service_account is not None:
+            account = {"aliases": ["default"], "email": guest.service_account, "scopes": list(guest.scopes)}
+            accounts = {"default": account, guest.service_account: account}
+        return {
+            "instance": {
+                "attributes": dict(guest.metadata),
+                "cpu-platform": "Embedded",
+                "hostname": f"{guest.name}.{guest.zone}.c.{guest.project}.internal",
+                "id": int(guest.id),
+                "machine-type": f"projects/{guest.project_number}/machineTypes/{guest.machine_type}",
+                "maintenance-event": "NONE",
+                "name": guest.name,
+                "preempted": "TRUE" if guest.preempted else "FALSE",
+                "scheduling": {"automatic-restart": "FALSE", "preemptible": "TRUE" if guest.spot else "FALSE"},
+                "service-accounts": accounts,
+                "tags": [],
+                "zone": f"projects/{guest.project_number}/zones/{guest.zone}",
+            },
+            "project": {
+                "attributes": {},
+                "numeric-project-id": int(guest.project_number),
+                "project-id": guest.project,
+            },
+            "universe": {"universe-domain": "googleapis.com"},
+        }
+
+
+def as_text(value: Any) -> str:
+    """A leaf as it is, a list line by line, a directory as its entries."""
+    if isinstance(value, Mapping):
+        return "".join(f"{key}/\n" if isinstance(inner, Mapping) else f"{key}\n" for key, inner in value.items())
+    if isinstance(value, list):
+        return "".join(f"{item}\n" for item in value)
+    return str(value)
+
+
+def camel(value: Any) -> Any:
+    """JSON spells directory names in camelCase, but leaves the user's own keys alone."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key.partition("-")[0] + "".join(part.title() for part in key.split("-")[1:]): inner
+        if key in ("attributes", "service-accounts")
+        else camel(inner)
+        for key, inner in value.items()
+    }

@@ -1,0 +1,121 @@
+"""The log of long-running operations, in Google's shape."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime
+from itertools import count
+from typing import Any
+
+from orchestrator.embedded.documents import google_stamp
+from orchestrator.embedded.errors import OperationError
+from orchestrator.embedded.links import link
+from orchestrator.embedded.store import Store
+
+DONE = "DONE"
+
+
+class Ids:
+    """Decimal uint64 numbers that only ever grow."""
+
+    def __init__(self) -> None:
+        self.counter = count(1)
+
+    def new(self, now: datetime) -> str:
+        return str(int(now.timestamp() * 1_000_000) * 1000 + next(self.counter) % 1000)
+
+
+class Operations:
+    """Every operation there ever was. Thread-safe; each change is on disk before the call returns."""
+
+    def __init__(self, project: str, store: Store, ids: Ids) -> None:
+        self.project = project
+        self.store = store
+        self.ids = ids
+        self.lock = threading.Lock()
+        self.listed: dict[str, dict[str, Any]] = {}
+        self.requests: dict[tuple[str, str], str] = {}
+        for document in store.all("operation"):
+            self._remember(document)
+
+    def begin(
+        self,
+        kind: str,
+        zone: str,
+        target: str,
+        target_id: str,
+        now: datetime,
+        *,
+        user: str,
+        request_id: str = "",
+        message: str = "",
+    ) -> str:
+        """Note that something has begun; returns the operation's name. `target` is the path of a resource."""
+        number = self.ids.new(now)
+        name = f"operation-{int(now.timestamp() * 1000)}-{int(number):x}"
+        at = ("projects", self.project, "zones", zone)
+        document = {
+            "kind": "compute#operation",
+            "id": number,
+            "name": name,
+            "zone": link(*at),
+            "operationType": kind,
+            "targetLink": link(target),
+            "targetId": target_id,
+            "status": "RUNNING",
+            "user": user,
+            "progress": 0,
+            "insertTime": google_stamp(now),
+            "startTime": google_stamp(now),
+            "selfLink": link(*at, "operations", name),
+        }
+        if request_id:
+            document["clientOperationId"] = request_id
+        if message:
+            document["statusMessage"] = message
+        with self.lock:
+            self._remember(document)
+            self.store.put("operation", name, document)
+        return name
+
+    def finish(self, name: str, now: datetime, error: OperationError | None = None) -> None:
+        """Note that it is done. Idempotent."""
+        with self.lock:
+            if self.listed[name]["status"] == DONE:
+                return
+            document = {**self.listed[name], "status": DONE, "progress": 100, "endTime": google_stamp(now)}
+            if error is not None:
+                document["error"] = {
+                    "errors": [{"code": error.code, "message": error.message, "errorDetails": error.details}]
+                }
+                document["httpErrorStatusCode"] = error.http_status
+                document["httpErrorMessage"] = error.http_message
+            self.listed[name] = document
+            self.store.put("operation", name, document)
+
+    def get(self, zone: str, name: str) -> dict[str, Any] | None:
+        """The operation as it stands, or None."""
+        with self.lock:
+            found = self.listed.get(name)
+        return found if found is not None and found["zone"].endswith(f"/zones/{zone}") else None
+
+    def in_zone(self, zone: str) -> list[dict[str, Any]]:
+        """The zone's operations, oldest first."""
+        with self.lock:
+            return [document for document in self.listed.values() if document["zone"].endswith(f"/zones/{zone}")]
+
+    def replayed(self, kind: str, request_id: str) -> dict[str, Any] | None:
+        """The operation that this request began when it came first, or None."""
+        with self.lock:
+            name = self.requests.get((kind, request_id)) if request_id else None
+            return self.listed[name] if name else None
+
+    def close_all(self, now: datetime) -> None:
+        """Finish whatever is under way: after a restart nobody else will."""
+        for name in [name for name, document in self.listed.items() if document["status"] != DONE]:
+            self.finish(name, now)
+
+    def _remember(self, document: dict[str, Any]) -> None:
+        self.listed[document["name"]] = document
+        if "clientOperationId" in document:
+            self.requests[(document["operationType"], document["clientOperationId"])] = document["name"]

@@ -1,0 +1,243 @@
+"""A VM that is a Python generator, for simulated time: it does what a script says, at the moments that it says.
+
+A script is `def script(vm: ScriptedVm) -> Steps`; each `yield s` lets `s` seconds pass. It talks to the cloud over HTTP as
+a real VM does. An operating system's shutdown is raised in it as `ShutDown`, a struck harness or agent as `Struck`; both
+may be caught. A killed VM's generator is closed, and whatever it asks of the cloud after that raises `Gone`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from orchestrator.embedded.documents import stamp
+from orchestrator.embedded.guest import Guest, Machine, MachineFactory
+from orchestrator.embedded.timeline import Alarm
+
+Steps = Generator[float, None, None]
+Script = Callable[["ScriptedVm"], Steps]
+
+TRIES = 5
+
+
+class ShutDown(Exception):
+    """The operating system is told to power off."""
+
+
+class Struck(Exception):
+    """A fault has killed the `harness` or the `agent`; its argument says which."""
+
+
+class Gone(Exception):
+    """The VM is dead; nothing of it happens any more."""
+
+
+class HttpFailure(Exception):
+    """The cloud answered with an error status."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"HTTP {status}: {body[:200]!r}")
+        self.status = status
+
+
+class ScriptedVm:
+    """What a script can see and do."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+        self.name = guest.name
+        self.zone = guest.zone
+        self.metadata = guest.metadata
+        self.labels = guest.labels
+        self.dead = False
+        self.sequence = 0
+
+    @property
+    def preempted(self) -> bool:
+        """What the metadata server says."""
+        return self.guest.preempted
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The run spec of the metadata."""
+        return dict(json.loads(self.metadata["bench-run"]))
+
+    def log(self, line: str) -> None:
+        """Write a line to the serial port."""
+        self.guest.console.write(line.encode() + b"\n")
+
+    def put(self, name: str, data: bytes, kind: str = "application/octet-stream", *, create: bool = False) -> None:
+        """Store an object in the run's bucket; with `create` only if there is none (412 otherwise)."""
+        bucket = json.loads(self.metadata["bench-payload"])["bucket"] if "bench-payload" in self.metadata else None
+        bucket = bucket or self.spec["bucket"]
+        boundary = "=embedded="
+        head = json.dumps({"name": name, "contentType": kind})
+        opening = f"--{boundary}\r\nContent-Type: application/json\r\n\r\n{head}\r\n--{boundary}\r\n"
+        body = f"{opening}Content-Type: {kind}\r\n\r\n".encode() + data + f"\r\n--{boundary}--\r\n".encode()
+        condition = "&ifGenerationMatch=0" if create else ""
+        self.request(
+            "POST",
+            f"{self.guest.storage_url}/upload/storage/v1/b/{bucket}/o?uploadType=multipart{condition}",
+            body,
+            {"Content-Type": f"multipart/related; boundary={boundary}"},
+        )
+
+    def event(self, kind: str, data: dict[str, Any] | None = None) -> None:
+        """Append an event to the run, as the agent does."""
+        self.sequence += 1
+        run_id, attempt = self.labels["bench-run"], self.labels["bench-attempt"]
+        moment = stamp(self.guest.timeline.now())
+        writer = f"vm-{attempt}"
+        event = {
+            "schema": 1,
+            "run_id": run_id,
+            "kind": kind,
+            "time": moment,
+            "writer": writer,
+            "seq": self.sequence,
+            "data": data or {},
+        }
+        compact = moment.replace("-", "").replace(":", "")
+        name = f"runs/{run_id}/events/{compact}-{writer}-{self.sequence:06d}-{kind}.json"
+        try:
+            self.put(name, json.dumps(event).encode(), "application/json", create=True)
+        except HttpFailure as failure:
+            if failure.status != 412:  # stored by a try whose answer was lost
+                raise
+
+    def delete_self(self) -> None:
+        """Ask the compute API to delete this VM."""
+        guest = self.guest
+        path = f"/compute/v1/projects/{guest.project}/zones/{guest.zone}/instances/{quote(guest.name)}"
+        self.request("DELETE", guest.compute_url + path)
+
+    def request(self, method: str, url: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:
+        """One HTTP request with the VM's token, tried again when the connection breaks or the server is unwell.
+
+        Raises `HttpFailure`, `Gone`, or the `OSError` or `HTTPException` of the last try.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                return self._try(method, url, body, headers or {})
+            except HttpFailure as failure:
+                if left == 0 or (failure.status != 429 and failure.status < 500):
+                    raise
+            except (OSError, http.client.HTTPException):
+                if left == 0:
+                    raise
+        raise AssertionError("a loop over no tries")
+
+    def _try(self, method: str, url: str, body: bytes | None, headers: dict[str, str]) -> bytes:
+        if self.dead:
+            raise Gone(self.name)
+        split = urlsplit(url)
+        connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=30)
+        try:
+            target = f"{split.path}?{split.query}" if split.query else split.path
+            token = {"Authorization": f"Bearer {self.guest.token}"}
+            connection.request(method, target, body, token | headers)
+            response = connection.getresponse()
+            data = response.read()
+        finally:
+            connection.close()
+        if self.dead:
+            raise Gone(self.name)
+        if response.status >= 400:
+            raise HttpFailure(response.status, data)
+        return data
+
+
+class ScriptedMachine:
+    """A `Machine` that follows a script."""
+
+    def __init__(self, guest: Guest, script: Script) -> None:
+        self.vm = ScriptedVm(guest)
+        self.timeline = guest.timeline
+        self.script = script
+        self.steps: Steps | None = None
+        self.alarm: Alarm | None = None
+        self.frozen = False
+        self.stepping = threading.RLock()
+        self.owner: int | None = None
+
+    def boot(self) -> None:
+        if self.vm.dead:
+            return
+        self.steps = self.script(self.vm)
+        self.alarm = self.timeline.call_later(0, self._next)
+
+    def running(self) -> bool:
+        return self.steps is not None and not self.vm.dead
+
+    def shut_down(self) -> None:
+        self.timeline.call_later(0, lambda: self._throw(ShutDown()))
+
+    def kill(self) -> None:
+        self.vm.dead = True
+        # In the middle of a step the generator cannot be closed; its next request raises Gone instead.
+        if self.stepping.acquire(blocking=False):
+            try:
+                if self.owner is None:
+                    self._close()
+            finally:
+                self.stepping.release()
+
+    def strike(self, fault: str, target: str) -> bool:
+        if not self.running():
+            return False
+        if fault == "hang":
+            self.frozen = True
+        else:
+            self.timeline.call_later(0, lambda: self._throw(Struck(target)))
+        return True
+
+    def _next(self) -> None:
+        self._step(next)
+
+    def _throw(self, error: Exception) -> None:
+        def raise_in(steps: Steps) -> float:
+            return steps.throw(error)
+
+        self._step(raise_in)
+
+    def _step(self, move: Callable[[Steps], float]) -> None:
+        with self.stepping:
+            steps = self.steps
+            if steps is None or self.vm.dead or self.frozen:
+                return
+            self.owner = threading.get_ident()
+            try:
+                pause = move(steps)
+            except (StopIteration, Gone, ShutDown, Struck):
+                self.steps = None
+                return
+            except Exception as exc:
+                self.vm.log(f"startup-script failed: {type(exc).__name__}: {exc}")
+                self.steps = None
+                raise
+            finally:
+                self.owner = None
+            if self.vm.dead:
+                self._close()
+            else:
+                if self.alarm is not None:
+                    self.alarm.cancel()  # an exception raised in the script has cut its pause short
+                self.alarm = self.timeline.call_later(pause, self._next)
+
+    def _close(self) -> None:
+        if self.steps is not None:
+            self.steps.close()
+            self.steps = None
+
+
+def scripted(script: Script) -> MachineFactory:
+    """Machines that all follow one script."""
+
+    def make(guest: Guest) -> Machine:
+        return ScriptedMachine(guest, script)
+
+    return make

@@ -1,0 +1,246 @@
+"""Faults as data: what shall go wrong, to what, and when; each used up as often as it says, in order, and seen to be.
+
+A weather document is `{"faults": [{"fault": <name>, ...}, ...]}`. Every fault happens `times` times (1 by default). A
+thing that can fail asks for the first fault that matches it, so two faults of one kind befall two things.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Params = Mapping[str, Any]
+
+REQUEST_KEYS = frozenset({"service", "method", "path"})
+VM_KEYS = frozenset({"vm", "zone", "run_id"})
+
+# What each fault may carry, beside `fault`, `times` and a free-text `note`.
+KEYS: dict[str, frozenset[str]] = {
+    "stockout": frozenset({"zone", "zones_available", "machine_type"}),
+    "quota": frozenset({"metric", "region", "global", "zone", "limit"}),
+    "http": REQUEST_KEYS | {"status", "reason", "message"},
+    "reset": REQUEST_KEYS | {"after"},
+    "stall": REQUEST_KEYS | {"seconds"},
+    "slow_boot": VM_KEYS | {"seconds"},
+    "never_boots": VM_KEYS,
+    "preempt": VM_KEYS | {"at", "notice_s"},
+    "lost": VM_KEYS | {"at"},
+    "hang": VM_KEYS | {"at", "target"},
+    "kill": VM_KEYS | {"at", "target"},
+    "image_gone": frozenset({"family"}),
+}
+REQUIRED: dict[str, frozenset[str]] = {
+    "quota": frozenset({"metric"}),
+    "http": frozenset({"status"}),
+    "stall": frozenset({"seconds"}),
+    "slow_boot": frozenset({"seconds"}),
+}
+TARGETS = ("harness", "agent")
+
+
+class BadWeather(ValueError):
+    """A weather document that cannot be meant."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """One fault and how often it has happened. `reserved` counts those promised to a VM and not yet due."""
+
+    id: int
+    kind: str
+    params: dict[str, Any]
+    times: int = 1
+    fired: int = 0
+    reserved: int = 0
+    victims: list[str] = field(default_factory=list)
+
+    @property
+    def waiting(self) -> bool:
+        return self.fired + self.reserved < self.times
+
+    def document(self) -> dict[str, Any]:
+        """The fault as given, with its id, how often it fired and upon whom."""
+        return {
+            "fault": self.kind,
+            **self.params,
+            "times": self.times,
+            "id": self.id,
+            "fired": self.fired,
+            "victims": list(self.victims),
+        }
+
+
+class Weather:
+    """What is still to go wrong, and what has. Thread-safe; `changed` is called after every change."""
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        self.lock = threading.Lock()
+        self.listed: list[Fault] = []
+        self.next_id = 1
+        self.changed = changed
+
+    def replace(self, document: Any) -> None:
+        """Forget what is waiting and expect this instead; what has fired stays on record."""
+        faults = parse(document)
+        with self.lock:
+            kept = [fault for fault in self.listed if fault.fired or fault.reserved]
+            for fault in kept:
+                fault.times = fault.fired + fault.reserved
+            self.listed = kept
+            self._append(faults)
+        self.changed()
+
+    def add(self, *faults: Mapping[str, Any]) -> None:
+        """Expect these too."""
+        parsed = parse({"faults": list(faults)})
+        with self.lock:
+            self._append(parsed)
+        self.changed()
+
+    def _append(self, faults: list[Fault]) -> None:
+        for fault in faults:
+            fault.id = self.next_id
+            self.next_id += 1
+            self.listed.append(fault)
+
+    def document(self) -> dict[str, Any]:
+        """Everything, fired or not."""
+        with self.lock:
+            return {"faults": [fault.document() for fault in self.listed]}
+
+    def restore(self, document: Any) -> None:
+        """Take up a saved `document()`, with what has fired."""
+        with self.lock:
+            for entry in document["faults"]:
+                given = {key: value for key, value in entry.items() if key not in ("id", "fired", "victims")}
+                (fault,) = parse({"faults": [given]}, replayed=True)
+                fault.id, fault.fired, fault.victims = entry["id"], entry["fired"], list(entry["victims"])
+                self.listed.append(fault)
+                self.next_id = max(self.next_id, fault.id + 1)
+
+    @property
+    def pending(self) -> tuple[Fault, ...]:
+        """What has not happened as often as it should."""
+        with self.lock:
+            return tuple(fault for fault in self.listed if fault.fired < fault.times)
+
+    def fired(self, kind: str) -> int:
+        """How often faults of this kind have happened."""
+        with self.lock:
+            return sum(fault.fired for fault in self.listed if fault.kind == kind)
+
+    def take(self, victim: str, matches: Callable[[Fault], bool]) -> Fault | None:
+        """Use up the first waiting fault that matches; None when there is none."""
+        fault = self.reserve(matches)
+        if fault is not None:
+            self.fire(fault, victim)
+        return fault
+
+    def reserve(self, matches: Callable[[Fault], bool]) -> Fault | None:
+        """Keep the first waiting fault that matches for one victim, until `fire` or `release`."""
+        with self.lock:
+            for fault in self.listed:
+                if fault.waiting and matches(fault):
+                    fault.reserved += 1
+                    return fault
+        return None
+
+    def fire(self, fault: Fault, victim: str) -> None:
+        """A reserved fault happens."""
+        with self.lock:
+            fault.reserved -= 1
+            fault.fired += 1
+            fault.victims.append(victim)
+        self.changed()
+
+    def release(self, fault: Fault) -> None:
+        """A reserved fault will not happen to whom it was kept for."""
+        with self.lock:
+            fault.reserved -= 1
+
+
+def parse(document: Any, *, replayed: bool = False) -> list[Fault]:
+    """The faults of a weather document. Raises `BadWeather` with the place and the remedy."""
+    if not isinstance(document, dict) or not isinstance(document.get("faults"), list):
+        raise BadWeather('a weather document is {"faults": [...]}')
+    return [_fault(index, entry, replayed) for index, entry in enumerate(document["faults"])]
+
+
+def _fault(index: int, entry: Any, replayed: bool) -> Fault:
+    place = f"faults[{index}]"
+    kind = entry.get("fault") if isinstance(entry, dict) else None
+    if kind not in KEYS:
+        raise BadWeather(f"{place}: fault must be one of {', '.join(KEYS)}, not {kind!r}")
+    params = {key: value for key, value in entry.items() if key not in ("fault", "times", "note")}
+    unknown = sorted(set(params) - KEYS[kind])
+    if unknown:
+        raise BadWeather(f"{place}: {kind} takes {', '.join(sorted(KEYS[kind]))}, not {', '.join(unknown)}")
+    missing = sorted(REQUIRED.get(kind, frozenset()) - set(params))
+    if missing:
+        raise BadWeather(f"{place}: {kind} needs {', '.join(missing)}")
+    times = entry.get("times", 1)
+    if not isinstance(times, int) or times < (0 if replayed else 1):
+        raise BadWeather(f"{place}: times must be a positive whole number, not {times!r}")
+    _check_values(place, params)
+    return Fault(id=0, kind=kind, params=params, times=times)
+
+
+def _check_values(place: str, params: Params) -> None:
+    for key in ("seconds", "notice_s"):
+        value = params.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+            raise BadWeather(f"{place}: {key} must be a number of seconds, not {value!r}")
+    if not 400 <= int(params.get("status", 500)) <= 599:
+        raise BadWeather(f"{place}: status must be an HTTP error, not {params['status']!r}")
+    if params.get("after", "request") not in ("request", "response"):
+        raise BadWeather(f"{place}: after must be request or response, not {params['after']!r}")
+    if params.get("service", "compute") not in ("compute", "storage"):
+        raise BadWeather(f"{place}: service must be compute or storage, not {params['service']!r}")
+    if params.get("target", "harness") not in TARGETS:
+        raise BadWeather(f"{place}: target must be harness or agent, not {params['target']!r}")
+    try:
+        re.compile(params.get("path", ""))
+    except (re.error, TypeError) as exc:
+        raise BadWeather(f"{place}: path must be a regular expression, not {params['path']!r}") from exc
+    at = params.get("at", {"seconds": 0})
+    if not isinstance(at, dict) or len(at) != 1 or not set(at) <= {"phase", "case", "seconds"}:
+        raise BadWeather(f'{place}: at must be {{"phase": ...}}, {{"case": n}} or {{"seconds": s}}, not {at!r}')
+
+
+def hits_request(fault: Fault, service: str, method: str, path: str) -> bool:
+    """Whether an `http`, `reset` or `stall` fault is meant for this request. `path` is with its query."""
+    params = fault.params
+    return (
+        fault.kind in ("http", "reset", "stall")
+        and params.get("service", service) == service
+        and str(params.get("method", method)).upper() == method
+        and re.search(params.get("path", ""), path) is not None
+    )
+
+
+def hits_vm(fault: Fault, *kinds: str, vm: str, zone: str, run_id: str | None) -> bool:
+    """Whether a fault of one of these kinds is meant for this VM."""
+    params = fault.params
+    return (
+        fault.kind in kinds
+        and params.get("vm", vm) == vm
+        and params.get("zone", zone) == zone
+        and params.get("run_id", run_id) == run_id
+    )
+
+
+def due_after(fault: Fault) -> float | None:
+    """Seconds after RUNNING at which a fault is due; None when it waits for a phase or a case."""
+    seconds = fault.params.get("at", {"seconds": 0}).get("seconds")
+    return None if seconds is None else float(seconds)
+
+
+def due_upon(fault: Fault, kind: str, data: Params) -> bool:
+    """Whether a fault waits for this event: `phase_started` of its phase, or `case_started` of its case number."""
+    at = fault.params.get("at", {})
+    if "phase" in at:
+        return kind == "phase_started" and data.get("phase") == at["phase"]
+    return "case" in at and kind == "case_started" and data.get("index") == at["case"]
