@@ -368,12 +368,17 @@ struct Block {
   Warp<C> warp;
   const char *k, *v;           // this thread's first chunk of the next K tile, of the V tile beside it
   u32 q_tile;                  // shared memory: Q, then stages of K and V
-  u32 chunk;                   // this thread's first chunk of K's first stage
   u32 q_lane;                  // where this lane's ldmatrix rows of Q start
 
+  static constexpr u32 STAGE_BYTES = 2 * C::TILE_BYTES;
+
+  // Registers are full in the main loop: what takes a few instructions to find again is not kept across it.
   __device__ __forceinline__ Share share_again() const { return share_of_thread<C>(thread_again(), p.head_dim); }
 
-  static constexpr u32 STAGE_BYTES = 2 * C::TILE_BYTES;
+  // This thread's first chunk of K's first stage.
+  __device__ __forceinline__ u32 chunk(const Share& share) const {
+    return q_tile + C::Q_BYTES + swizzled<C>(share.row0, share.chunk);
+  }
 
   // ldmatrix: for Q and V, lanes 0-15 give rows 0-15 and lanes 16-31 the next 8 columns. For K, whose rows are the columns of
   // the product, every other group of eight lanes gives the next 8 columns, and lanes 16-31 the next 8 rows.
@@ -382,10 +387,11 @@ struct Block {
     return q_tile + C::Q_BYTES + swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
   }
   __device__ __forceinline__ u32 v_lane() const {
-    return q_tile + C::Q_BYTES + C::TILE_BYTES + (opaque(q_lane - q_tile) & (16 * C::ROW_BYTES - 1));
+    const u32 lane = (u32)thread_again() & 31;
+    return q_tile + C::Q_BYTES + C::TILE_BYTES + swizzled<C>(lane & 15, lane >> 4);
   }
 
-  // How many keys the block's first row sees. Registers are full: cheaper to find again than to keep.
+  // How many keys the block's first row sees.
   __device__ __forceinline__ int limit() const { return work_of_block<C>(p, block_again()).row0 + p.causal_offset + 1; }
 
   // Tiles that end beyond the last key, or beyond what the block's first row sees. Once false it stays so.
@@ -421,8 +427,8 @@ struct Block {
     if (n > first) {
       next_tile();
       const Share share = share_again();
-      copy_tile<C, C::BN, false>(chunk + other, k, p.k_row, C::BN, share);
-      copy_tile<C, C::BN, false>(chunk + other + C::TILE_BYTES, v, p.v_row, C::BN, share);
+      copy_tile<C, C::BN, false>(chunk(share) + other, k, p.k_row, C::BN, share);
+      copy_tile<C, C::BN, false>(chunk(share) + other + C::TILE_BYTES, v, p.v_row, C::BN, share);
       copy_async_commit();
     }
     if (active<MASKED>(n)) {
@@ -442,14 +448,15 @@ struct Block {
       copy_async_wait<0>();
       sync_block();  // K has landed; every warp has left V
       const Share share = share_again();
-      copy_tile<C, C::BN, MASKED>(chunk + C::TILE_BYTES, v, p.v_row, p.seq_k - n * C::BN, share);
+      copy_tile<C, C::BN, MASKED>(chunk(share) + C::TILE_BYTES, v, p.v_row, p.seq_k - n * C::BN, share);
       copy_async_commit();
       if (computes) masked_scores<MASKED>(n, 0);
       copy_async_wait<0>();
       sync_block();  // V has landed; every warp has left K
       if (n > first) {
         next_tile();
-        copy_tile<C, C::BN, false>(chunk, k, p.k_row, C::BN, share);
+        const Share share = share_again();
+        copy_tile<C, C::BN, false>(chunk(share), k, p.k_row, C::BN, share);
         copy_async_commit();
       }
       if (computes) {
@@ -464,7 +471,7 @@ struct Block {
     next.load(v, p.v_row, p.seq_k - n * C::BN, share);
     sync_block();  // K has landed; every warp has left V
     if (computes) masked_scores<MASKED>(n, 0);
-    next.store(chunk + C::TILE_BYTES);
+    next.store(chunk(share) + C::TILE_BYTES);
     if (n > first) {
       next_tile();
       next.load(k, p.k_row, C::BN, share);
@@ -472,7 +479,7 @@ struct Block {
     if (computes) warp.template softmax<MASKED>(p.scale_log2);
     sync_block();  // V has landed; every warp has left K
     if (computes) warp.accumulate(v_lane());
-    if (n > first) next.store(chunk);
+    if (n > first) next.store(chunk(share));
   }
 
   template <bool MASKED>
@@ -484,6 +491,7 @@ struct Block {
   }
 
   __device__ __forceinline__ void all_tiles(const char* q, int q_rows, const Share& share) {
+    const u32 chunk = this->chunk(share);
     int n = last - 1;
     k += (i64)n * ((u32)C::BN * p.k_row), v += (i64)n * ((u32)C::BN * p.v_row);
     if (C::ASYNC && !share.valid) {
@@ -593,14 +601,12 @@ struct Results {
 };
 
 // Grid: (heads of all batches, rounded up to whole sections if causal, * row_tiles; splits). Shared memory: Config::Q_BYTES + STAGES * 2 * TILE_BYTES.
-template <class T, int D, int BM, int BN, int WARPS, int STAGES, bool Q_IN_REGISTERS, bool CAUSAL, bool VECTOR>
-__global__ void __launch_bounds__(WARPS * 32) attention_fa2(const __grid_constant__ AttentionParams p) {
-  typedef Config<T, D, BM, BN, WARPS, STAGES, Q_IN_REGISTERS, CAUSAL, VECTOR> C;
+template <class C>
+DEVICE void attention_fa2(const AttentionParams& p) {
   SHARED_MEMORY(memory);
-  const u32 q_tile = shared_address(memory), tiles = q_tile + C::Q_BYTES;
+  const u32 q_tile = shared_address(memory);
   Block<C> block = {p};
   {
-    const int lane = (int)threadIdx.x & 31, warp_row = ((int)threadIdx.x >> 5) * C::MI * 16;
     const Work work = work_of_block<C>(p, (int)blockIdx.x);
     if (work.head >= p.all_heads) return;
     const int batch = divide(work.head, p.heads), head = work.head - batch * (int)p.heads.divisor;
@@ -609,8 +615,8 @@ __global__ void __launch_bounds__(WARPS * 32) attention_fa2(const __grid_constan
     block.first = work.first, block.last = work.last;
     block.k = p.k + batch * p.k_batch + kv_head * p.k_head + (u32)share.row0 * p.k_row + share.chunk * 16;
     block.v = p.v + batch * p.v_batch + kv_head * p.v_head + (u32)share.row0 * p.v_row + share.chunk * 16;
-    block.chunk = tiles + swizzled<C>(share.row0, share.chunk);
     block.q_tile = q_tile;
+    const int lane = (int)threadIdx.x & 31, warp_row = ((int)threadIdx.x >> 5) * C::MI * 16;
     block.q_lane = q_tile + swizzled<C>(warp_row + (lane & 15), lane >> 4);
     block.warp.clear();
     if (work.first < work.last) {
@@ -629,9 +635,10 @@ __global__ void __launch_bounds__(WARPS * 32) attention_fa2(const __grid_constan
     results.write(block.warp, lse);
 }
 
-// Joins the parts of a split computation: out = sum_i 2^(lse_i - max) out_i / sum_i 2^(lse_i - max). One warp a row.
+// Joins the parts of a split computation: out = sum_i 2^(lse_i - max) out_i / sum_i 2^(lse_i - max). One warp a row,
+// four a block.
 template <class T>
-__global__ void __launch_bounds__(128) attention_combine(const __grid_constant__ AttentionParams p) {
+DEVICE void attention_combine(const AttentionParams& p) {
   const int lane = (int)threadIdx.x & 31;
   const i64 rows = (i64)p.all_heads * p.seq_q, row = (i64)blockIdx.x * 4 + ((int)threadIdx.x >> 5);
   if (row >= rows) return;

@@ -1,0 +1,169 @@
+"""Builds kernels, checks each against its gates, keeps them in a cache, and says what was built."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.attention.cuda.compiler import FLAGS, Compiler, Target
+from kernels.attention.cuda.parameters import Parameters
+from kernels.attention.cuda.variants import Chip, Entry, chip_of, headers
+from kernels.attention.interface import BuildFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """ptxas's report on one kernel: registers a thread, bytes spilled, bytes of stack."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One kernel, ready to load. `resources` is None for PTX: the driver assigns registers when it loads it."""
+
+    name: str
+    image: bytes
+    seconds: float
+    cached: bool
+    shared_bytes: int
+    resources: Resources | None
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.image).hexdigest()
+
+
+def resources_in(log: str) -> Resources:
+    """Read ptxas's verbose report of one kernel. Raises ValueError when it is not there."""
+    registers = re.search(r"Used (\d+) registers", log)
+    frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    if not registers or not frame:
+        raise ValueError("no resource report in the compiler's log")
+    stack, stores, loads = map(int, frame.groups())
+    return Resources(int(registers.group(1)), stores + loads, stack)
+
+
+def check_gates(entry: Entry, chip: Chip, resources: Resources | None) -> None:
+    """Raises `BuildFailed` for a kernel that spills or that its chip cannot hold."""
+    if entry.shared_bytes > chip.shared_bytes_per_block:
+        raise BuildFailed(
+            f"{entry.name} needs {entry.shared_bytes} bytes of shared memory; "
+            f"a block on {chip.name} has {chip.shared_bytes_per_block}"
+        )
+    if resources and (resources.spill_bytes or resources.stack_bytes):
+        raise BuildFailed(
+            f"{entry.name} spills: {resources.spill_bytes} bytes spilled, {resources.stack_bytes} bytes of stack",
+            remedy="choose a smaller tile in kernels/attention/cuda/variants.py",
+        )
+
+
+def full_source(entry: Entry) -> str:
+    """The entry's source, which refuses to compile if the two sides disagree about the parameters' size."""
+    import ctypes
+
+    size = ctypes.sizeof(Parameters)
+    return f'{entry.source}static_assert(sizeof(AttentionParams) == {size}, "parameters differ");\n'
+
+
+def source_sha256(entries: Iterable[Entry]) -> str:
+    """One hash of all sources that the entries are made of."""
+    digest = hashlib.sha256()
+    for text in [*headers().values(), *(full_source(entry) for entry in entries)]:
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()
+
+
+class Cache:
+    """Images on disk, each under the hash of all that made it: source, options, compiler, target."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, entry: Entry, target: Target, compiler: Compiler) -> Path:
+        key = "\0".join((source_sha256([entry]), *FLAGS, compiler.name, compiler.version, target.name))
+        digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+        return self.folder / f"{digest}-{target.name}-{entry.name}.{'ptx' if target.is_ptx else 'cubin'}"
+
+    def load(self, path: Path) -> tuple[bytes, str] | None:
+        """The image and the compiler's log, if both are there and whole."""
+        try:
+            record = json.loads(path.with_suffix(".json").read_text())
+            image = path.read_bytes()
+        except (OSError, ValueError):
+            return None
+        if hashlib.sha256(image).hexdigest() != record.get("sha256"):
+            return None
+        return image, str(record.get("log", ""))
+
+    def store(self, path: Path, image: bytes, log: str) -> None:
+        """Atomic, so that a process killed here, or another that builds the same, leaves no half a file behind."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = json.dumps({"sha256": hashlib.sha256(image).hexdigest(), "log": log}).encode()
+        for final, data in ((path, image), (path.with_suffix(".json"), record)):
+            scratch = final.with_name(f"{final.name}.{os.getpid()}.tmp")
+            scratch.write_bytes(data)
+            scratch.replace(final)
+
+
+def build_one(entry: Entry, target: Target, compiler: Compiler, cache: Cache) -> Built:
+    """Compile an entry or take it from the cache; either way it must pass its gates. Raises `BuildFailed`."""
+    started = time.perf_counter()
+    chip = chip_of(target.capability)
+    if chip is None:
+        raise BuildFailed(f"no kernels for {target.name}: the oldest chip is sm_75")
+    path = cache.path(entry, target, compiler)
+    found = cache.load(path)
+    image, log = found or (b"", "")
+    if found is None:
+        compiled = compiler.compile(full_source(entry), headers(), target)
+        image, log = compiled.image, compiled.log
+    try:
+        resources = None if target.is_ptx else resources_in(log)
+    except ValueError as exc:
+        raise BuildFailed(f"{entry.name}: {exc}") from exc
+    check_gates(entry, chip, resources)
+    if found is None:
+        cache.store(path, image, log)
+    return Built(entry.name, image, time.perf_counter() - started, found is not None, entry.shared_bytes, resources)
+
+
+def build_all(
+    entries: Sequence[Entry], target: Target, compiler: Compiler, cache: Cache, workers: int | None = None
+) -> list[Built]:
+    """Every entry, in order, several at a time: a compiler at work does not hold Python's lock."""
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        built = list(pool.map(lambda entry: build_one(entry, target, compiler, cache), entries))
+    missing = {entry.name for entry in entries} - {one.name for one in built}
+    if missing:
+        raise BuildFailed(f"kernels missing from the build: {', '.join(sorted(missing))}")
+    return built
+
+
+def describe(built: Sequence[Built]) -> list[dict[str, object]]:
+    """The rows of build.json: one a kernel."""
+    return [
+        {
+            "kernel": one.name,
+            "seconds": round(one.seconds, 4),
+            "cached": one.cached,
+            "registers": one.resources.registers if one.resources else None,
+            "spill_bytes": one.resources.spill_bytes if one.resources else None,
+            "shared_bytes": one.shared_bytes,
+            "image_bytes": len(one.image),
+            "sha256": one.sha256,
+        }
+        for one in built
+    ]
+
+
+__all__ = ["Built", "Cache", "Resources", "build_all", "build_one", "check_gates", "describe", "resources_in"]

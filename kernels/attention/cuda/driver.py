@@ -1,0 +1,87 @@
+"""The few calls of the CUDA driver API that loading and launching a kernel takes, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kernels.attention.cuda.errors import CudaError
+
+JIT_INFO_LOG, JIT_INFO_LOG_BYTES, JIT_LOG_VERBOSE = 3, 4, 12  # CUjit_option
+FUNCTION_LOCAL_BYTES, FUNCTION_REGISTERS, FUNCTION_MAX_DYNAMIC_SHARED = 3, 4, 8  # CUfunction_attribute
+DEVICE_SM_COUNT, DEVICE_L2_BYTES = 16, 38  # CUdevice_attribute
+LOG_BYTES = 1 << 16
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A loaded kernel. `registers` and `local_bytes` (spills and stack, a thread) are what the driver reports."""
+
+    handle: int
+    module: int
+    registers: int
+    local_bytes: int
+    log: str
+
+
+class Driver:
+    """libcuda, with its error codes turned into `CudaError`."""
+
+    def __init__(self) -> None:
+        self.library: Any = ctypes.CDLL("libcuda.so.1")
+        self.library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+
+    def check(self, code: int, doing: str) -> None:
+        """Raise what `code` says, if it is not success."""
+        if code:
+            words = ctypes.c_char_p()
+            self.library.cuGetErrorString(code, ctypes.byref(words))
+            raise CudaError(doing, code, (words.value or b"unknown error").decode())
+
+    def device_attribute(self, attribute: int, device_index: int) -> int:
+        value, device = ctypes.c_int(), ctypes.c_int()
+        self.check(self.library.cuDeviceGet(ctypes.byref(device), device_index), "finding the device")
+        code = self.library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        self.check(code, "asking the device for an attribute")
+        return value.value
+
+    def load(self, image: bytes, name: str, shared_bytes: int) -> Function:
+        """Load a cubin, or PTX that the driver translates, into the current context; raise the shared memory limit."""
+        log = ctypes.create_string_buffer(LOG_BYTES)
+        options = (ctypes.c_int * 3)(JIT_INFO_LOG, JIT_INFO_LOG_BYTES, JIT_LOG_VERBOSE)
+        values = (ctypes.c_void_p * 3)(ctypes.addressof(log), LOG_BYTES, 1)
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        code = self.library.cuModuleLoadDataEx(ctypes.byref(module), image, 3, options, values)
+        self.check(code, f"loading {name}")
+        code = self.library.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
+        self.check(code, f"finding {name} in its module")
+        code = self.library.cuFuncSetAttribute(function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes)
+        self.check(code, f"giving {name} {shared_bytes} bytes of shared memory")
+        found = [ctypes.c_int(), ctypes.c_int()]
+        for value, attribute in zip(found, (FUNCTION_REGISTERS, FUNCTION_LOCAL_BYTES), strict=True):
+            code = self.library.cuFuncGetAttribute(ctypes.byref(value), attribute, function)
+            self.check(code, f"asking about {name}")
+        text = log.value.decode(errors="replace")
+        return Function(function.value or 0, module.value or 0, found[0].value, found[1].value, text)
+
+    def unload(self, function: Function) -> None:
+        self.check(self.library.cuModuleUnload(ctypes.c_void_p(function.module)), "unloading a module")
+
+
+@cache
+def driver() -> Driver:
+    """The process's one driver. Raises OSError where there is no libcuda."""
+    return Driver()

@@ -1,0 +1,172 @@
+"""Decides how a problem is computed: which kernel, what grid, how many splits. Pure: no torch, no device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.variants import MAX_HEAD_DIM, SCALAR_TILES, Chip, Combine, Kernel, padded
+
+LOG2_E = 1.4426950408889634
+ELEMENT_BYTES = 2
+VECTOR_BYTES = 16
+MAX_TILE_SPAN = 2**31  # bytes between the first and the last row of a tile of keys: addressed by 32 bits
+MAX_BLOCKS = 2**31 - 1  # along x in a grid
+MAX_SPLITS = 64
+REGISTERS_PER_SM, REGISTERS_PER_THREAD, SHARED_BYTES_RESERVED = 65536, 255, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a [B, H, S, D] tensor lies: strides of batch, head and row in elements, and the address of its start."""
+
+    batch: int
+    head: int
+    row: int
+    address: int = 0
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether every row starts on a 16-byte boundary."""
+        steps = (self.batch, self.head, self.row)
+        return self.address % VECTOR_BYTES == 0 and all(s * ELEMENT_BYTES % VECTOR_BYTES == 0 for s in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One attention call without its data. Row r of Q sees the keys 0 .. r + causal_offset if `causal`."""
+
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    causal: bool
+    causal_offset: int
+    q: Layout
+    k: Layout
+    v: Layout
+    out: Layout
+
+    @property
+    def is_vector(self) -> bool:
+        return self.head_dim % 8 == 0 and all(x.is_vector for x in (self.q, self.k, self.v, self.out))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The chip at hand."""
+
+    chip: Chip
+    sm_count: int
+    l2_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A decision. The kernel's grid is (blocks, splits); with more than one split, `combine` runs after it."""
+
+    kernel: Kernel
+    blocks: int
+    row_tiles: int
+    section: int
+    splits: int
+    tiles_per_split: int
+
+    @property
+    def combine(self) -> Combine | None:
+        return Combine(self.kernel.dtype) if self.splits > 1 else None
+
+
+def refusal(chip: Chip, dtype: str, head_dim: int) -> str | None:
+    """Why a chip has no kernel for an element type and head dimension; None if it has one."""
+    if dtype not in ("float16", "bfloat16"):
+        return f"the CUDA kernel computes float16 and bfloat16, not {dtype}"
+    if dtype not in chip.dtypes:
+        return f"{chip.name} chips have no {dtype} tensor cores"
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
+        return f"the CUDA kernel has head dimensions 1 to {MAX_HEAD_DIM}, not {head_dim}"
+    return None
+
+
+def check(problem: Problem, machine: Machine) -> None:
+    """Raises `Unsupported` for a problem that no kernel computes."""
+    reason = refusal(machine.chip, problem.dtype, problem.head_dim)
+    if reason:
+        raise Unsupported(reason)
+    sizes = (problem.batch, problem.heads, problem.kv_heads, problem.seq_q, problem.seq_k)
+    if min(sizes) < 1:
+        raise Unsupported(f"every size must be at least 1: batch, heads, kv_heads, seq_q, seq_k are {sizes}")
+    if problem.heads % problem.kv_heads:
+        raise Unsupported(f"{problem.heads} heads of Q cannot share {problem.kv_heads} heads of K and V equally")
+    widest = max(problem.k.row, problem.v.row) * ELEMENT_BYTES * 64
+    if widest >= MAX_TILE_SPAN:
+        raise Unsupported(f"64 rows of K or V span {widest} bytes; the kernel addresses less than {MAX_TILE_SPAN}")
+    if max(problem.seq_q, problem.seq_k) >= 2**30:
+        raise Unsupported("sequences must be shorter than 2^30")
+
+
+def blocks_per_sm(kernel: Kernel, chip: Chip) -> int:
+    """How many blocks an SM holds at a time, if each thread takes all the registers it may."""
+    by_shared = chip.shared_bytes_per_sm // (kernel.shared_bytes + SHARED_BYTES_RESERVED)
+    by_registers = REGISTERS_PER_SM // (kernel.threads * (REGISTERS_PER_THREAD + 1))
+    return max(1, min(by_shared, by_registers))
+
+
+def splits_for(blocks: int, slots: int, tiles: int) -> int:
+    """Into how many parts the keys are cut so that the grid fills the chip.
+
+    One if it does so already to 80 %, or if there are at most 4 tiles of keys. Else the fewest parts with at least
+    85 % of the best share of busy slots over the waves (the FlashAttention heuristic).
+    """
+    if blocks >= 0.8 * slots or tiles <= 4:
+        return 1
+    most = min(MAX_SPLITS, tiles // 2)
+
+    def busy(splits: int) -> float:
+        waves = blocks * splits / slots
+        return waves / math.ceil(waves)
+
+    best = max(busy(splits) for splits in range(1, most + 1))
+    return next(splits for splits in range(1, most + 1) if busy(splits) >= 0.85 * best)
+
+
+def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> Launch:
+    """How to compute a problem on a machine. `splits` overrides the choice. Raises `Unsupported`."""
+    check(problem, machine)
+    chip, size = machine.chip, padded(problem.head_dim)
+    all_heads = problem.batch * problem.heads
+    kernel = choose(problem, machine, size)
+    row_tiles = -(-problem.seq_q // kernel.tile.rows)
+    tiles = -(-problem.seq_k // kernel.tile.keys)
+    section = section_for(problem, machine) if problem.causal else all_heads
+    blocks = -(-all_heads // section) * section * row_tiles
+    if blocks > MAX_BLOCKS:
+        raise Unsupported(f"{blocks} blocks are more than a grid can have")
+    if splits is None:
+        splits = splits_for(all_heads * row_tiles, machine.sm_count * blocks_per_sm(kernel, chip), tiles)
+    per_split = -(-tiles // max(1, min(splits, tiles)))
+    return Launch(kernel, blocks, row_tiles, section, -(-tiles // per_split), per_split)
+
+
+def choose(problem: Problem, machine: Machine, size: int) -> Kernel:
+    """The small tile where the large one would leave slots of the chip without a block."""
+    chip = machine.chip
+    if not problem.is_vector:
+        return Kernel(problem.dtype, size, problem.causal, False, SCALAR_TILES[size])
+    large = Kernel(problem.dtype, size, problem.causal, True, chip.large[size, problem.causal])
+    blocks = problem.batch * problem.heads * -(-problem.seq_q // large.tile.rows)
+    if blocks >= machine.sm_count * blocks_per_sm(large, chip):
+        return large
+    return Kernel(problem.dtype, size, problem.causal, True, chip.small[size, problem.causal])
+
+
+def section_for(problem: Problem, machine: Machine) -> int:
+    """How many heads of Q to work on at a time: their K and V fill at most half of the L2 cache."""
+    per_kv_head = 2 * problem.seq_k * problem.head_dim * ELEMENT_BYTES
+    group = problem.heads // problem.kv_heads
+    kv_heads = max(1, machine.l2_bytes // 2 // per_kv_head)
+    return min(kv_heads * group, problem.batch * problem.heads)

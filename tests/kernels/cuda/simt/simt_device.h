@@ -1,0 +1,355 @@
+// The other side of device.cuh: the same functions on a CPU, with one fiber for each thread of a block.
+//
+// What the chip does across the lanes of a warp (mma, ldmatrix, shuffles, votes) is computed once all 32 lanes have asked
+// for it; lanes that ask for different things are an error. A copy is carried out at the last moment the program allows
+// (when it is waited for) or at the first (when it is issued): a missing wait shows in one, a buffer that is overwritten
+// too early in the other. Shared memory starts as NaN and every access to it is checked.
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#ifndef SIMT_ARCH
+#error "define SIMT_ARCH as 750 or 800: it selects the code path"
+#endif
+#define __CUDA_ARCH__ SIMT_ARCH
+#define HAS_ASYNC_COPY (SIMT_ARCH >= 800)
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define DEVICE static inline
+#define SPECIALISED template <> inline
+#define SHARED_MEMORY(name) char* name = simt::shared.data()
+
+namespace simt {
+
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+
+enum class State { READY, AT_WARP, AT_BLOCK, DONE };
+enum class Request { NONE, SYNC, SHUFFLE, ANY, MMA, MATRICES, MATRICES_TRANSPOSED };
+
+struct Copy {
+  u32 to;
+  const char* from;
+  bool reads;
+};
+
+struct Lane {
+  ucontext_t context;
+  std::vector<char> stack;
+  State state = State::READY;
+  Request request = Request::NONE;
+  // Operands and results of what the warp does together.
+  float value = 0.0f;
+  int number = 0;
+  bool flag = false, bfloat = false;
+  u32 a[4], b[2], address = 0, loaded[4];
+  float c[4];
+  std::vector<Copy> open;                 // issued, not yet committed
+  std::vector<std::vector<Copy>> groups;  // committed, not yet landed
+};
+
+constexpr u32 SHARED_BASE = 1024;  // not 0, so that a forgotten base shows
+constexpr size_t STACK_BYTES = 256 * 1024;
+
+inline std::vector<Lane> lanes;
+inline std::vector<char> shared;
+inline ucontext_t scheduler;
+inline int current = 0;
+inline Index thread_index, block_index;
+inline bool eager_copies = false;   // land when issued rather than when waited for
+inline bool last_warp_first = false;
+inline std::function<void()> body;
+
+[[noreturn]] inline void fail(const char* what) {
+  std::fprintf(stderr, "simt: %s (block %u,%u thread %d)\n", what, block_index.x, block_index.y, current);
+  std::exit(3);
+}
+
+inline char* shared_bytes(u32 address, size_t size) {
+  if (address % size != 0) fail("misaligned access to shared memory");
+  if (address < SHARED_BASE || address - SHARED_BASE + size > shared.size()) fail("access outside shared memory");
+  return shared.data() + (address - SHARED_BASE);
+}
+
+inline Lane& lane() { return lanes[current]; }
+
+inline void wait(State state) {
+  Lane& self = lane();
+  self.state = state;
+  swapcontext(&self.context, &scheduler);
+}
+
+inline void ask(Request request) {
+  lane().request = request;
+  wait(State::AT_WARP);
+}
+
+inline float half_to_float(u16 bits) {
+  _Float16 value;
+  std::memcpy(&value, &bits, 2);
+  return (float)value;
+}
+
+inline float bfloat_to_float(u16 bits) {
+  u32 wide = (u32)bits << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+inline u16 float_to_half(float x) {
+  _Float16 value = (_Float16)x;
+  u16 bits;
+  std::memcpy(&bits, &value, 2);
+  return bits;
+}
+
+inline u16 float_to_bfloat(float x) {
+  u32 bits;
+  std::memcpy(&bits, &x, 4);
+  if (x != x) return 0x7fff;
+  return (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// mma.m16n8k16: the fragment layouts of the PTX manual, with group = lane / 4 and place = lane % 4.
+inline void multiply(Lane* warp) {
+  float A[16][16], B[16][8];
+  for (int l = 0; l < 32; l++) {
+    const int group = l / 4, place = l % 4;
+    const bool bfloat = warp[l].bfloat;
+    auto element = [bfloat](u32 word, int e) {
+      u16 bits = (u16)(word >> (16 * e));
+      return bfloat ? bfloat_to_float(bits) : half_to_float(bits);
+    };
+    for (int e = 0; e < 2; e++) {
+      for (int r = 0; r < 4; r++) A[group + 8 * (r & 1)][place * 2 + 8 * (r >> 1) + e] = element(warp[l].a[r], e);
+      for (int r = 0; r < 2; r++) B[place * 2 + 8 * r + e][group] = element(warp[l].b[r], e);
+    }
+  }
+  for (int l = 0; l < 32; l++)
+    for (int i = 0; i < 4; i++) {
+      const int row = l / 4 + 8 * (i >> 1), column = (l % 4) * 2 + (i & 1);
+      float sum = warp[l].c[i];
+      for (int k = 0; k < 16; k++) sum += A[row][k] * B[k][column];
+      warp[l].c[i] = sum;
+    }
+}
+
+inline void load(Lane* warp, bool transposed) {
+  for (int matrix = 0; matrix < 4; matrix++) {
+    u16 rows[8][8];
+    for (int r = 0; r < 8; r++) std::memcpy(rows[r], shared_bytes(warp[matrix * 8 + r].address, 16), 16);
+    for (int l = 0; l < 32; l++) {
+      const int group = l / 4, place = (l % 4) * 2;
+      const u16 low = transposed ? rows[place][group] : rows[group][place];
+      const u16 high = transposed ? rows[place + 1][group] : rows[group][place + 1];
+      warp[l].loaded[matrix] = (u32)low | (u32)high << 16;
+    }
+  }
+}
+
+inline void answer(Lane* warp) {
+  const Request request = warp[0].request;
+  for (int l = 1; l < 32; l++)
+    if (warp[l].request != request) fail("lanes of a warp ask for different things");
+  float values[32];
+  bool any = false;
+  for (int l = 0; l < 32; l++) values[l] = warp[l].value, any |= warp[l].flag;
+  switch (request) {
+    case Request::SHUFFLE:
+      for (int l = 0; l < 32; l++) warp[l].value = values[l ^ warp[l].number];
+      break;
+    case Request::ANY:
+      for (int l = 0; l < 32; l++) warp[l].flag = any;
+      break;
+    case Request::MMA: multiply(warp); break;
+    case Request::MATRICES: load(warp, false); break;
+    case Request::MATRICES_TRANSPOSED: load(warp, true); break;
+    default: break;
+  }
+  for (int l = 0; l < 32; l++) warp[l].state = State::READY;
+}
+
+inline void land(const Copy& copy) {
+  char* to = shared_bytes(copy.to, 16);
+  if (copy.reads)
+    std::memcpy(to, copy.from, 16);
+  else
+    std::memset(to, 0, 16);
+}
+
+inline void start() {
+  body();
+  lane().state = State::DONE;
+  swapcontext(&lane().context, &scheduler);
+}
+
+// Warps run one after the other, each as far as it gets without the others.
+inline void run_block(int threads) {
+  for (int i = 0; i < threads; i++) {
+    Lane& l = lanes[i];
+    l.stack.resize(STACK_BYTES);
+    l.state = State::READY;
+    l.open.clear(), l.groups.clear();
+    getcontext(&l.context);
+    l.context.uc_stack.ss_sp = l.stack.data();
+    l.context.uc_stack.ss_size = l.stack.size();
+    l.context.uc_link = nullptr;
+    makecontext(&l.context, start, 0);
+  }
+  for (;;) {
+    for (int w = 0; w < threads / 32; w++) {
+      Lane* warp = &lanes[(last_warp_first ? threads / 32 - 1 - w : w) * 32];
+      for (;;) {
+        int count[4] = {0, 0, 0, 0};
+        for (int l = 0; l < 32; l++) {
+          if (warp[l].state == State::READY) {
+            current = (int)(&warp[l] - lanes.data());
+            thread_index.x = (unsigned)current;
+            swapcontext(&scheduler, &warp[l].context);
+          }
+          count[(int)warp[l].state]++;
+        }
+        if (count[(int)State::AT_WARP] == 32)
+          answer(warp);
+        else if (count[(int)State::AT_BLOCK] == 32 || count[(int)State::DONE] == 32)
+          break;
+        else
+          fail("lanes of a warp have parted");
+      }
+    }
+    int waiting = 0;
+    for (int i = 0; i < threads; i++) waiting += lanes[i].state == State::AT_BLOCK;
+    if (waiting == 0) return;
+    if (waiting != threads) fail("not every thread reaches a barrier");
+    for (int i = 0; i < threads; i++) lanes[i].state = State::READY;
+  }
+}
+
+inline void launch(Index grid, int threads, size_t shared_size, std::function<void()> kernel) {
+  body = kernel;
+  lanes.resize(threads);
+  for (block_index.y = 0; block_index.y < grid.y; block_index.y++)
+    for (block_index.x = 0; block_index.x < grid.x; block_index.x++) {
+      shared.assign(shared_size, (char)0xff);  // NaN in every 16-bit format
+      run_block(threads);
+    }
+}
+
+}  // namespace simt
+
+#define threadIdx simt::thread_index
+#define blockIdx simt::block_index
+
+static inline float __int_as_float(int x) {
+  float value;
+  std::memcpy(&value, &x, 4);
+  return value;
+}
+
+DEVICE float exp2_approx(float x) { return exp2f(x); }
+DEVICE float log2_approx(float x) { return log2f(x); }
+DEVICE u32 multiply_high(u32 x, u32 y) { return (u32)(((u64)x * y) >> 32); }
+
+DEVICE float shuffle_xor(float x, int mask) {
+  simt::lane().value = x;
+  simt::lane().number = mask;
+  simt::ask(simt::Request::SHUFFLE);
+  return simt::lane().value;
+}
+DEVICE bool any_lane(bool x) {
+  simt::lane().flag = x;
+  simt::ask(simt::Request::ANY);
+  return simt::lane().flag;
+}
+DEVICE void sync_warp() { simt::ask(simt::Request::SYNC); }
+DEVICE void sync_block() { simt::wait(simt::State::AT_BLOCK); }
+DEVICE u32 opaque(u32 x) { return x; }
+DEVICE int thread_again() { return (int)threadIdx.x; }
+DEVICE int block_again() { return (int)blockIdx.x; }
+
+using std::fmaxf;
+
+template <class T>
+DEVICE u32 pack(float low, float high);
+SPECIALISED u32 pack<Half>(float low, float high) {
+  return (u32)simt::float_to_half(low) | (u32)simt::float_to_half(high) << 16;
+}
+SPECIALISED u32 pack<BFloat16>(float low, float high) {
+  return (u32)simt::float_to_bfloat(low) | (u32)simt::float_to_bfloat(high) << 16;
+}
+
+namespace simt {
+inline void mma(bool bfloat, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  Lane& self = lane();
+  self.bfloat = bfloat;
+  std::memcpy(self.a, a, 16);
+  std::memcpy(self.c, c, 16);
+  self.b[0] = b0, self.b[1] = b1;
+  ask(Request::MMA);
+  std::memcpy(c, lane().c, 16);
+}
+}  // namespace simt
+
+template <class T>
+DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+SPECIALISED void mma<Half>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { simt::mma(false, c, a, b0, b1); }
+SPECIALISED void mma<BFloat16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { simt::mma(true, c, a, b0, b1); }
+
+DEVICE u32 shared_address(const void* pointer) {
+  return simt::SHARED_BASE + (u32)((const char*)pointer - simt::shared.data());
+}
+DEVICE void store_shared(u32 address, const Chunk& chunk) { std::memcpy(simt::shared_bytes(address, 16), &chunk, 16); }
+DEVICE void store_shared(u32 address, u32 word) { std::memcpy(simt::shared_bytes(address, 4), &word, 4); }
+DEVICE Chunk load_shared(u32 address) {
+  Chunk chunk;
+  std::memcpy(&chunk, simt::shared_bytes(address, 16), 16);
+  return chunk;
+}
+
+DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+  simt::lane().address = address;
+  simt::ask(simt::Request::MATRICES);
+  std::memcpy(r, simt::lane().loaded, 16);
+}
+DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) {
+  simt::lane().address = address;
+  simt::ask(simt::Request::MATRICES_TRANSPOSED);
+  std::memcpy(r, simt::lane().loaded, 16);
+}
+
+#if HAS_ASYNC_COPY
+DEVICE void copy_async_or_zero(u32 shared, const char* global, bool copy) {
+  if ((uintptr_t)global % 16 != 0) simt::fail("misaligned asynchronous copy");
+  const simt::Copy issued = {shared, global, copy};
+  if (simt::eager_copies)
+    simt::land(issued);
+  else
+    simt::lane().open.push_back(issued);
+}
+DEVICE void copy_async(u32 shared, const char* global) { copy_async_or_zero(shared, global, true); }
+DEVICE void copy_async_commit() {
+  simt::lane().groups.push_back(std::move(simt::lane().open));
+  simt::lane().open.clear();
+}
+template <int pending>
+DEVICE void copy_async_wait() {
+  auto& groups = simt::lane().groups;
+  while (groups.size() > (size_t)pending) {
+    for (const simt::Copy& copy : groups.front()) simt::land(copy);
+    groups.erase(groups.begin());
+  }
+}
+#endif
