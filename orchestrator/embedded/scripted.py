@@ -1,8 +1,8 @@
 """A VM that is a Python generator, for simulated time: it does what a script says, at the moments that it says.
 
-A script is `def script(vm: ScriptedVm) -> Steps`; each `yield s` lets `s` seconds pass. It talks to the cloud over HTTP as
-a real VM does. An operating system's shutdown is raised in it as `ShutDown`, a struck harness or agent as `Struck`; both
-may be caught. A killed VM's generator is closed, and whatever it asks of the cloud after that raises `Gone`.
+A script is `def script(vm: ScriptedVm) -> Steps`; each `yield s` lets `s` seconds pass. It talks to the cloud over HTTP
+as a real VM does. An operating system's shutdown is raised in it as `ShutDown`, a struck harness or agent as `Struck`;
+both may be caught. A killed VM's generator is closed, and whatever it asks of the cloud after that raises `Gone`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,197 @@
+"""The embedded cloud as one object: all its parts, put together on free loopback ports."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from orchestrator.embedded.compute import Compute, Observer
+from orchestrator.embedded.control import Control
+from orchestrator.embedded.documents import parse_stamp, stamp
+from orchestrator.embedded.fleet import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, Fleet
+from orchestrator.embedded.guest import MachineFactory
+from orchestrator.embedded.inventory import Inventory
+from orchestrator.embedded.listener import Listener, Reply, Request
+from orchestrator.embedded.machine import ProcessMachine
+from orchestrator.embedded.meter import Bill, Meter
+from orchestrator.embedded.operations import Ids, Operations
+from orchestrator.embedded.proxy import Proxy
+from orchestrator.embedded.storage import Storage
+from orchestrator.embedded.store import Store
+from orchestrator.embedded.tariff import Tariff
+from orchestrator.embedded.timeline import RealTimeline, Timeline
+from orchestrator.embedded.weather import Weather
+
+PROJECT = "bench-embedded"
+BUCKET = "bench-embedded"
+HEARTBEAT_S = 2.0
+
+
+class EmbeddedCloud:
+    """A whole cloud, from construction until `close`.
+
+    home: a directory for everything it keeps; started again there, it knows its bill, its objects and its weather.
+    timeline: the wall clock unless given; with a `SimulatedTimeline` use scripted machines.
+    machines: what stands in for VMs: real processes unless given; see `scripted`.
+    quotas: limits by `METRIC` or `region/METRIC`, over those of the inventory.
+    observer: told of every compute request that is answered, before the client is.
+    """
+
+    def __init__(
+        self,
+        home: Path | str,
+        *,
+        timeline: Timeline | None = None,
+        project: str = PROJECT,
+        bucket: str = BUCKET,
+        machines: MachineFactory = ProcessMachine,
+        weather: dict[str, Any] | None = None,
+        quotas: dict[str, float] | None = None,
+        durations: Durations | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.home = Path(home)
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.project = project
+        self.bucket = bucket
+        self.timeline: Timeline = timeline if timeline is not None else RealTimeline()
+        self.started_at = self.timeline.now()
+        self.stop_requested = threading.Event()
+        self.touched_at = time.monotonic()
+        self.closed = False
+        scratch = self.home / "vms"
+        shutil.rmtree(scratch, ignore_errors=True)  # of machines that died with the last cloud
+        self.store = Store(self.home / "state.sqlite")
+        self.weather = Weather(self._weather_changed)
+        self.weather.restore(self.store.get("weather", "document") or {"faults": []})
+        self.meter = Meter(self.store)
+        ids = Ids()
+        self.operations = Operations(project, self.store, ids)
+        self._write_off()
+        inventory = Inventory.load(Tariff.load(), quotas=quotas)
+        self.fleet = Fleet(
+            project=project,
+            inventory=inventory,
+            meter=self.meter,
+            operations=self.operations,
+            weather=self.weather,
+            timeline=self.timeline,
+            durations=durations or (SIMULATED if self.timeline.simulated else REAL),
+            ids=ids,
+            make_machine=machines,
+            scratch=scratch,
+            endpoints=lambda: (self.compute_url, self.storage_url),
+        )
+        compute = Compute(
+            project=project,
+            inventory=inventory,
+            fleet=self.fleet,
+            operations=self.operations,
+            weather=self.weather,
+            timeline=self.timeline,
+            observer=observer,
+        )
+        self.proxy = Proxy(self.weather, self.timeline, self.fleet.witness, self.touch)
+        try:
+            self.storage = Storage(self.home / "objects", self.proxy, self.home / "storage.log")
+        except BaseException:
+            self.proxy.close()
+            self._close_state()
+            raise
+        self.storage.create_bucket(bucket, project)
+
+        def answer(request: Request) -> Reply:
+            self.touch()
+            return compute.answer(request)
+
+        self.compute_listener = Listener("compute", answer)
+        self.control_listener = Listener("control", Control(self).answer)
+        self.compute_url = self.compute_listener.url
+        self.storage_url = self.proxy.url
+        self.control_url = self.control_listener.url
+        if weather is not None:
+            self.weather.replace(weather)
+        self._beat()
+
+    def __enter__(self) -> EmbeddedCloud:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every VM and every process of ours. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self.fleet.close()
+        for listener in (self.compute_listener, self.control_listener, self.proxy):
+            listener.close()
+        self.storage.close()
+        self._close_state()
+
+    def _close_state(self) -> None:
+        self.timeline.close()
+        self.store.close()
+
+    # What it says of itself
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Every instance that exists now, as `GET /control/status` lists it."""
+        now = self.timeline.now()
+        return [vm.summary(now) for vm in self.fleet.all()]
+
+    def bill(self) -> Bill:
+        """What every VM has cost so far, dead or alive."""
+        return self.meter.bill(self.timeline.now())
+
+    def status(self) -> dict[str, Any]:
+        """The answer of `GET /control/status`."""
+        uptime = (self.timeline.now() - self.started_at).total_seconds()
+        return {"project": self.project, "bucket": self.bucket, "uptime_s": uptime, "instances": self.instances()}
+
+    def preempt(self, name: str, notice_s: float | None = None) -> bool:
+        """Take back the running VM of that name; False when there is none."""
+        vm = self.fleet.named(name)
+        if vm is None or vm.status != "RUNNING":
+            return False
+        self.fleet.preempt(vm, DEFAULT_NOTICE_S if notice_s is None else float(notice_s))
+        return True
+
+    # Life of the daemon around it
+
+    def touch(self) -> None:
+        """Somebody uses the cloud."""
+        self.touched_at = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last request; 0 while there is a VM."""
+        return 0.0 if self.fleet.all() else time.monotonic() - self.touched_at
+
+    def request_stop(self) -> None:
+        """End every VM, and ask whoever runs the cloud to close it."""
+        self.fleet.close()
+        self.stop_requested.set()
+
+    def _weather_changed(self) -> None:
+        self.store.put("weather", "document", self.weather.document())
+
+    def _write_off(self) -> None:
+        """What still ran when the last cloud here died ended with it, at its last sign of life."""
+        now = self.timeline.now()
+        last_seen: datetime = parse_stamp((self.store.get("heartbeat", "last") or {"at": stamp(now)})["at"])
+        self.meter.write_off(min(last_seen, now), "crash")
+        self.operations.close_all(now)
+
+    def _beat(self) -> None:
+        self.store.put("heartbeat", "last", {"at": stamp(self.timeline.now())})
+        if not self.timeline.simulated:
+            self.timeline.call_later(HEARTBEAT_S, self._beat)
