@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -39,10 +40,12 @@ def default_credentials() -> Credentials:
     """
     probe: Any = MetadataProbe()
     try:
-        found, _project = google.auth.default(scopes=SCOPES, request=probe)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on quota projects, which matter to other APIs
+            found, _project = google.auth.default(scopes=SCOPES, request=probe)
     except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as exc:
         raise CredentialsMissing(f"no usable Google credentials: {_first_line(exc)}", hint=REMEDY) from exc
-    if isinstance(found, compute_engine.Credentials) and probe.failed:
+    if isinstance(found, compute_engine.Credentials) and not probe.answered:
         raise CredentialsMissing("no Google credentials, and no metadata server answers here", hint=REMEDY)
     return found
 
@@ -59,7 +62,9 @@ class MetadataProbe:
     """A transport for `google.auth.default` that asks an absent metadata server once, briefly, and then gives up."""
 
     def __init__(self) -> None:
-        self.failed = False
+        self.answered = False
+        """Whether something spoke that calls itself Google's metadata server."""
+        self._silent = False
         self._request = google.auth.transport.requests.Request()
 
     def __call__(
@@ -73,21 +78,17 @@ class MetadataProbe:
     ) -> Any:
         if "metadata-flavor" not in {key.lower() for key in headers or {}}:
             return self._request(url, method=method, body=body, headers=headers, timeout=timeout or 120, **kwargs)
-        if self.failed:
+        if self._silent:
             return Silence()
+        wait_s = min(timeout or 120, METADATA_TIMEOUT_S)
         try:
-            return self._request(
-                url,
-                method=method,
-                body=body,
-                headers=headers,
-                timeout=min(timeout or 120, METADATA_TIMEOUT_S),
-                **kwargs,
-            )
+            answer = self._request(url, method=method, body=body, headers=headers, timeout=wait_s, **kwargs)
         except google.auth.exceptions.TransportError:
             # An error would be retried with pauses; an answer that is not Google's is taken at its word.
-            self.failed = True
+            self._silent = True
             return Silence()
+        self.answered |= "metadata-flavor" in {key.lower() for key in answer.headers}
+        return answer
 
 
 def _first_line(exc: BaseException) -> str:

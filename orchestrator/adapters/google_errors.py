@@ -140,7 +140,7 @@ def brief(exc: BaseException) -> str:
     if isinstance(exc, requests.ConnectionError) and exc.request is not None:
         cause = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(exc))
         return f"{urlsplit(exc.request.url or '').netloc} does not answer{f': {cause[1]}' if cause else ''}"
-    text = str(getattr(exc, "message", "") or exc)
+    text = str(getattr(exc, "message", exc))
     embedded = re.search(r'"message": ?"((?:[^"\\]|\\.)*)"', text)
     if embedded:  # an upload's error is the whole JSON document
         text = embedded[1]

@@ -138,6 +138,11 @@ def test_an_installation_inside_somebody_elses_checkout_does_not_borrow_its_comm
     assert manifest(pack(root).data)["git_commit"] == ""
 
 
+def test_without_git_the_revision_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert manifest(pack(tree(tmp_path)).data)["git_dirty"] is None
+
+
 def test_links_are_not_followed(tmp_path: Path) -> None:
     root = tree(tmp_path / "root")
     (tmp_path / "secret").write_bytes(b"key")

@@ -1,0 +1,140 @@
+"""What goes over the wire when a machine is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.adapters.gce_body import MAX_RUN_S, MAX_VALUE_BYTES, MIN_RUN_S, instance_body
+from orchestrator.core.errors import ConfigError
+from tests.support.machine_requests import IMAGE, L4, RUN, T4
+
+LABELS = {"bench-attempt": "1", "bench-run": RUN, "bench-tool": "spotbench", "bench-user": "ann-example"}
+METADATA = {
+    "items": [{"key": "bench-run", "value": "{}"}, {"key": "startup-script", "value": "#!/bin/bash\necho hello\n"}]
+}
+SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+
+GOLDEN_L4 = {
+    "name": f"bench-{RUN}-1",
+    "machineType": "zones/us-central1-a/machineTypes/g2-standard-4",
+    "scheduling": {
+        "provisioningModel": "SPOT",
+        "instanceTerminationAction": "DELETE",
+        "maxRunDuration": {"seconds": "1800"},
+        "onHostMaintenance": "TERMINATE",
+        "automaticRestart": False,
+    },
+    "disks": [
+        {
+            "boot": True,
+            "autoDelete": True,
+            "initializeParams": {
+                "sourceImage": IMAGE,
+                "diskSizeGb": "60",
+                "diskType": "zones/us-central1-a/diskTypes/pd-balanced",
+                "labels": LABELS,
+            },
+        }
+    ],
+    "networkInterfaces": [
+        {"network": "global/networks/default", "accessConfigs": [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]}
+    ],
+    "serviceAccounts": [{"email": "bench-vm@bench-project.iam.gserviceaccount.com", "scopes": SCOPES}],
+    "labels": LABELS,
+    "metadata": METADATA,
+}
+
+GOLDEN_T4 = {
+    "name": f"bench-{RUN}-1",
+    "machineType": "zones/europe-west4-b/machineTypes/n1-standard-4",
+    "guestAccelerators": [
+        {
+            "acceleratorType": "projects/bench-project/zones/europe-west4-b/acceleratorTypes/nvidia-tesla-t4",
+            "acceleratorCount": 1,
+        }
+    ],
+    "scheduling": {
+        "provisioningModel": "STANDARD",
+        "instanceTerminationAction": "DELETE",
+        "maxRunDuration": {"seconds": "1800"},
+        "onHostMaintenance": "TERMINATE",
+        "automaticRestart": False,
+    },
+    "disks": [
+        {
+            "boot": True,
+            "autoDelete": True,
+            "initializeParams": {
+                "sourceImage": IMAGE,
+                "diskSizeGb": "60",
+                "diskType": "zones/europe-west4-b/diskTypes/pd-balanced",
+                "labels": LABELS,
+            },
+        }
+    ],
+    "networkInterfaces": [{"subnetwork": "projects/host/regions/europe-west4/subnetworks/private"}],
+    "serviceAccounts": [{"email": "default", "scopes": SCOPES}],
+    "labels": LABELS,
+    "metadata": METADATA,
+}
+
+
+def test_a_spot_l4_is_asked_for_like_this() -> None:
+    assert instance_body(L4, "bench-project") == GOLDEN_L4
+
+
+def test_a_standard_t4_in_a_private_network_is_asked_for_like_this() -> None:
+    assert instance_body(T4, "bench-project") == GOLDEN_T4
+
+
+@given(
+    max_run_s=st.integers(-10, MAX_RUN_S + 10),
+    provisioning=st.sampled_from(["SPOT", "STANDARD"]),
+    accelerator=st.sampled_from([None, "nvidia-tesla-t4"]),
+    external_ip=st.booleans(),
+)
+def test_no_machine_is_ever_asked_for_without_a_deadline_that_deletes_it(max_run_s: int, **others: Any) -> None:
+    request = replace(L4, max_run_s=max_run_s, **others)
+    try:
+        body = instance_body(request, "bench-project")
+    except ConfigError:
+        assert not MIN_RUN_S <= max_run_s <= MAX_RUN_S
+        return
+    scheduling = body["scheduling"]
+    assert scheduling["instanceTerminationAction"] == "DELETE"
+    assert MIN_RUN_S <= int(scheduling["maxRunDuration"]["seconds"]) <= MAX_RUN_S
+    assert all(disk["autoDelete"] for disk in body["disks"])
+
+
+@pytest.mark.parametrize("max_run_s", [0, 29, MAX_RUN_S + 1])
+def test_a_deadline_that_google_would_refuse_is_refused_here(max_run_s: int) -> None:
+    with pytest.raises(ConfigError, match="s to run"):
+        instance_body(replace(L4, max_run_s=max_run_s), "p")
+
+
+def test_an_unknown_way_to_provision_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'SPOTTY' is not a way") as raised:
+        instance_body(replace(L4, provisioning="SPOTTY"), "p")
+    assert "SPOT or STANDARD" in raised.value.hint
+
+
+def test_metadata_that_google_would_refuse_is_refused_here() -> None:
+    with pytest.raises(ConfigError, match="metadata value bench-run has 262145 bytes"):
+        instance_body(replace(L4, metadata={"bench-run": "x" * (MAX_VALUE_BYTES + 1)}), "p")
+    with pytest.raises(ConfigError, match="machine's metadata"):
+        instance_body(replace(L4, metadata={f"k{n}": "é" * 100_000 for n in range(3)}), "p")
+
+
+def test_a_network_is_a_name_or_a_url() -> None:
+    for given_, sent in (
+        ("lan", {"network": "global/networks/lan"}),
+        ("projects/p/global/networks/lan", {"network": "projects/p/global/networks/lan"}),
+        ("regions/r/subnetworks/s", {"network": None}),
+    ):
+        interface = instance_body(replace(L4, network=given_, external_ip=False), "p")["networkInterfaces"][0]
+        assert interface.get("network") == sent["network"]

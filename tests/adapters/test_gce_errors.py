@@ -1,0 +1,130 @@
+"""What each refusal means for the other zones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from google.cloud import compute_v1
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.adapters import gce_convert as convert
+from orchestrator.adapters.gce_errors import QUOTA_CODES, RULES, Fault, refusal
+
+STOCKOUT = {
+    "code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
+    "message": "The zone 'projects/p/zones/us-central1-b' does not have enough resources available to fulfill the "
+    "request. '(resource type:compute)' (state:STOCKOUT).",
+    "errorDetails": [
+        {"help": {"links": [{"description": "Troubleshooting", "url": "https://cloud.google.com/compute/docs/"}]}},
+        {
+            "localizedMessage": {
+                "locale": "en-US",
+                "message": "A n1-standard-4 VM instance with 1 nvidia-tesla-t4 accelerator(s) is currently unavailable.",
+            }
+        },
+        {
+            "errorInfo": {
+                "domain": "compute.googleapis.com",
+                "reason": "resource_availability",
+                "metadatas": {
+                    "vmType": "n1-standard-4",
+                    "attachment": "nvidia-tesla-t4:1",
+                    "zone": "us-central1-b",
+                    "zonesAvailable": "us-central1-a, us-central1-f",
+                },
+            }
+        },
+    ],
+}
+
+
+def operation(**fields: Any) -> compute_v1.Operation:
+    return compute_v1.Operation.from_json(json.dumps({"name": "op", "status": "DONE", **fields}))
+
+
+def test_a_stock_out_blocks_its_zone_and_recommends_others() -> None:
+    (fault,) = convert.faults(operation(httpErrorStatusCode=503, error={"errors": [STOCKOUT]}))
+    answer = refusal(fault)
+    assert (answer.code, answer.scope) == ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "zone")
+    assert answer.zones_available == ("us-central1-a", "us-central1-f")
+    assert "STOCKOUT" in answer.message
+    assert "1 nvidia-tesla-t4" in answer.message
+
+
+def test_an_operation_that_is_done_with_errors_has_failed_whatever_its_status_says() -> None:
+    assert len(convert.faults(operation(error={"errors": [STOCKOUT]}))) == 1
+    assert len(convert.faults(operation(httpErrorStatusCode=500, httpErrorMessage="INTERNAL"))) == 1
+    assert convert.faults(operation()) == ()
+    assert convert.faults(operation(warnings=[{"code": "UNREACHABLE"}])) == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "status", "scope"),
+    [
+        ("ZONE_RESOURCE_POOL_EXHAUSTED", "", 503, "zone"),
+        ("REGION_RESOURCE_POOL_EXHAUSTED", "", 503, "region"),
+        ("GPU_STOCKOUT", "", 503, "zone"),
+        ("insufficientCapacity", "", 503, "zone"),
+        ("UNSUPPORTED_OPERATION", "", 400, "zone"),
+        ("RESOURCE_NOT_READY", "", 400, "zone"),
+        ("RESOURCE_OPERATION_RATE_EXCEEDED", "", 403, "zone"),
+        ("RESOURCE_NOT_FOUND", "", 404, "zone"),
+        ("INTERNAL_ERROR", "", 500, "zone"),
+        ("QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 1.0 in region us-west1.", 403, "region"),
+        ("quotaExceeded", "Quota 'PREEMPTIBLE_NVIDIA_T4_GPUS' exceeded. Limit: 0.0 in region us-east1.", 403, "region"),
+        ("QUOTA_EXCEEDED", "Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally.", 403, "all"),
+        ("QUOTA_EXCEEDED", "something new about quotas", 403, "all"),
+        ("invalid", "The billing account is currently in the Free Tier where non-TPU accelerators are not available.",
+         400, "all"),
+        ("notFound", "The resource 'projects/p/zones/z/acceleratorTypes/nvidia-l4' was not found", 404, "zone"),
+        ("invalid", "Invalid value for field 'resource.machineType': 'zones/z/machineTypes/g2-standard-4'.", 400, "zone"),
+        ("notFound", "The resource 'projects/d/global/images/family/gone' was not found", 404, "all"),
+        ("notFound", "The resource 'projects/p/global/networks/none' was not found", 404, "all"),
+        ("forbidden", "Location us-x1 is not found or access is unauthorized.", 403, "zone"),
+        ("invalid", "Invalid value for field 'resource.name'", 400, "all"),
+        ("A_CODE_OF_NEXT_YEAR", "", 503, "zone"),
+        ("A_CODE_OF_NEXT_YEAR", "", 400, "all"),
+        ("A_CODE_OF_NEXT_YEAR", "", 0, "zone"),
+    ],
+)  # fmt: skip
+def test_the_table_says_what_to_leave_alone(code: str, message: str, status: int, scope: str) -> None:
+    assert refusal(Fault(code, message, http_status=status)).scope == scope
+
+
+@pytest.mark.parametrize(
+    ("metric", "dimensions", "scope", "asked_for"),
+    [
+        ("compute.googleapis.com/gpus_all_regions", {}, "all", "GPUS_ALL_REGIONS"),
+        ("compute.googleapis.com/nvidia_l4_gpus", {"region": "us-west1"}, "region", "NVIDIA_L4_GPUS in us-west1"),
+        ("compute.googleapis.com/gpus_all_regions", {"region": "us-west1"}, "all", "GPUS_ALL_REGIONS"),
+    ],
+)
+def test_a_quota_says_what_to_ask_for(metric: str, dimensions: dict[str, str], scope: str, asked_for: str) -> None:
+    details = [{"quotaInfo": {"metricName": metric, "dimensions": dimensions, "limit": 1.0}}]
+    error = {"code": "QUOTA_EXCEEDED", "message": "Limit: 1.0.", "errorDetails": details}
+    (fault,) = convert.faults(operation(httpErrorStatusCode=403, error={"errors": [error]}))
+    answer = refusal(fault)
+    assert answer.scope == scope
+    assert f"ask for more of {asked_for} (the limit is 1)" in answer.hint
+
+
+def test_an_exhausted_free_tier_names_the_remedy() -> None:
+    answer = refusal(Fault("invalid", "billing account is currently in the free tier", http_status=400))
+    assert "upgrade" in answer.hint
+
+
+@given(code=st.text(max_size=30), message=st.text(max_size=60), status=st.integers(0, 599))
+def test_every_fault_has_a_scope(code: str, message: str, status: int) -> None:
+    assert refusal(Fault(code, message, http_status=status)).scope in ("zone", "region", "all")
+
+
+def test_no_code_is_in_the_table_under_two_scopes_without_a_message_to_tell_them_apart() -> None:
+    scopes: dict[str, set[str]] = {}
+    for rule in RULES:
+        for code in rule.codes if not rule.says else ():
+            scopes.setdefault(code, set()).add(rule.scope)
+    assert all(len(found) == 1 for found in scopes.values())
+    assert not QUOTA_CODES & set(scopes)

@@ -1,0 +1,105 @@
+"""Credentials are found, or said to be missing within three seconds with the way to get them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import google.oauth2.credentials
+import pytest
+from google.auth import compute_engine
+from google.auth.credentials import AnonymousCredentials
+
+from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.gcs import GoogleBucket
+from orchestrator.adapters.google_auth import credentials_for, default_credentials
+from orchestrator.core.errors import CredentialsMissing
+from tests.support.scripted_server import Answer, Reply, Request, Stall, scripted_server
+from tests.support.storage_server import free_port
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A user without any credentials, on a machine without a metadata server."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    metadata_at(monkeypatch, f"127.0.0.1:{free_port()}")
+
+
+def metadata_at(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("GCE_METADATA_IP", address)
+    monkeypatch.setenv("GCE_METADATA_HOST", address)
+
+
+def assert_missing_within_three_seconds() -> None:
+    begun = time.monotonic()
+    for use in (default_credentials, lambda: GoogleCloud("p"), lambda: GoogleBucket("b", project="p")):
+        with pytest.raises(CredentialsMissing) as raised:
+            use()
+        for remedy in ("gcloud auth application-default login", "GOOGLE_APPLICATION_CREDENTIALS", "embedded cloud"):
+            assert remedy in raised.value.hint
+    assert time.monotonic() - begun < 3 * 3
+
+
+def test_without_credentials_the_remedy_is_named_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    begun = time.monotonic()
+    assert_missing_within_three_seconds()
+    assert time.monotonic() - begun < 3
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_network_that_swallows_requests_to_the_metadata_server_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_server(lambda _request: Stall()) as server:
+        metadata_at(monkeypatch, server.url.removeprefix("http://"))
+        begun = time.monotonic()
+        with pytest.raises(CredentialsMissing):
+            default_credentials()
+        assert time.monotonic() - begun < 3
+        assert len(server.requests) == 1
+
+
+def test_something_else_at_the_metadata_servers_address_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_server(lambda _request: Reply(200, data=b"a captive portal")) as server:
+        metadata_at(monkeypatch, server.url.removeprefix("http://"))
+        begun = time.monotonic()
+        with pytest.raises(CredentialsMissing):
+            default_credentials()
+        assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize("content", [None, "not json", '{"type": "unknown"}', "{}"])
+def test_a_key_file_that_cannot_be_used_is_said_to_be_unusable(
+    content: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "key.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    with pytest.raises(CredentialsMissing, match="no usable Google credentials"):
+        default_credentials()
+
+
+def test_a_users_own_credentials_are_found_without_asking_anyone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "gcloud" / "application_default_credentials.json"
+    path.parent.mkdir()
+    user = {"type": "authorized_user", "client_id": "i", "client_secret": "s", "refresh_token": "r"}
+    path.write_text(json.dumps(user))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
+    assert isinstance(default_credentials(), google.oauth2.credentials.Credentials)
+
+
+def test_on_googles_machines_the_metadata_servers_credentials_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def metadata(request: Request) -> Answer:
+        data = b"bench-project" if request.path.endswith("project-id") else b"computeMetadata/\n"
+        return Reply(data=data, headers={"Metadata-Flavor": "Google", "Content-Type": "application/text"})
+
+    with scripted_server(metadata) as server:
+        metadata_at(monkeypatch, server.url.removeprefix("http://"))
+        assert isinstance(default_credentials(), compute_engine.Credentials)
+
+
+def test_an_endpoint_of_our_own_needs_no_credentials() -> None:
+    assert isinstance(credentials_for("http://127.0.0.1:1"), AnonymousCredentials)

@@ -1,0 +1,85 @@
+"""The exceptions that no wire test reaches easily: those of tokens, of the libraries' own retries, of broken bodies."""
+
+from __future__ import annotations
+
+import http.client
+
+import google.api_core.exceptions as api
+import google.auth.exceptions as auth
+import pytest
+import requests
+import urllib3.exceptions
+
+from orchestrator.adapters.google_errors import brief, is_transient, reasons, translate, translated
+from orchestrator.core.errors import BenchError, CredentialsMissing, ProviderError, Unavailable
+
+
+def response(status: int, text: str) -> requests.Response:
+    made = requests.Response()
+    made.status_code = status
+    made._content = text.encode()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("exc", "error", "transient"),
+    [
+        (auth.RefreshError("Reauthentication is needed"), CredentialsMissing, False),
+        (auth.RefreshError("busy", retryable=True), Unavailable, True),
+        (auth.TransportError("oauth2.googleapis.com: timed out"), Unavailable, True),
+        (auth.DefaultCredentialsError("none"), CredentialsMissing, False),
+        (api.RetryError("Timeout of 10.0s exceeded", cause=api.ServiceUnavailable("x")), Unavailable, False),
+        (api.RetryError("Timeout of 10.0s exceeded", cause=ValueError("x")), Unavailable, False),
+        (requests.Timeout("read timed out"), Unavailable, True),
+        (requests.exceptions.ChunkedEncodingError("cut"), Unavailable, True),
+        (urllib3.exceptions.ProtocolError("cut"), Unavailable, True),
+        (http.client.IncompleteRead(b""), Unavailable, True),
+        (ConnectionResetError("reset"), Unavailable, True),
+        (requests.exceptions.InvalidURL("no host"), ProviderError, False),
+        (api.BadRequest("invalid"), ProviderError, False),
+        (api.from_http_status(408, "slow"), Unavailable, True),
+    ],
+)
+def test_each_foreign_exception_has_a_word_of_ours(exc: Exception, error: type[BenchError], transient: bool) -> None:
+    assert is_transient(exc) is transient
+    ours = translate(exc, "do it")
+    assert type(ours) is error
+    assert str(ours).startswith("cannot do it")
+    assert ours.hint
+
+
+def test_the_foreign_exception_is_kept_as_the_cause() -> None:
+    cause = api.ServiceUnavailable("later")
+    with pytest.raises(Unavailable) as raised, translated("do it"):
+        raise cause
+    assert raised.value.__cause__ is cause
+
+
+def test_a_mistake_of_our_own_is_not_dressed_up_as_the_clouds() -> None:
+    with pytest.raises(ZeroDivisionError), translated("do it"):
+        raise ZeroDivisionError
+
+
+def test_reasons_are_found_wherever_the_library_left_them() -> None:
+    document = '{"error": {"errors": [{"reason": "rateLimitExceeded"}]}}'
+    assert reasons(api.Forbidden("x", response=response(403, document))) == {"rateLimitExceeded"}
+    assert reasons(api.Forbidden("x", errors=[{"reason": "forbidden"}])) == {"forbidden"}
+    for text in ("<html>", "[]", '{"error": "invalid_grant"}', '{"error": {"errors": 3}}'):
+        assert reasons(api.Forbidden("x", response=response(403, text))) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("exc", "text"),
+    [
+        (api.Forbidden("GET http://h/b/o?alt=media: no access\nsecond line"), "no access"),
+        (api.Forbidden('POST http://h/up: {"error": {"message": "say \\"no\\"", "code": 403}}'), 'say \\"no\\"'),
+        (api.Forbidden(""), "Forbidden"),
+        (
+            requests.ConnectionError("x", request=requests.Request("GET", "http://h:1/p").prepare()),
+            "h:1 does not answer",
+        ),
+        (ValueError("x" * 1000), "x" * 300),
+    ],
+)
+def test_messages_are_cut_to_what_a_person_reads(exc: Exception, text: str) -> None:
+    assert brief(exc) == text
