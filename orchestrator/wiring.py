@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.budget import Caps
 from orchestrator.core.decide import Policy
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.errors import ConfigError, Unavailable
 from orchestrator.core.naming import run_id
 from orchestrator.ports import Bucket, Clock, Cloud, EventLog, Notice, Notifier
 from orchestrator.settings import Settings, load_settings
@@ -84,9 +84,12 @@ class Wiring:
         """Where the embedded cloud listens, started if need be; None on Google."""
         if self.settings.project:
             return None
-        from orchestrator.embedded.client import ensure_running
+        from orchestrator.embedded.client import CloudUnavailable, ensure_running
 
-        return ensure_running(self.home / "cloud", weather=self.settings.weather)
+        try:
+            return ensure_running(self.home / "cloud", weather=self.settings.weather)
+        except CloudUnavailable as exc:
+            raise Unavailable(str(exc), hint="BENCH_HOME must be a folder that can be written") from exc
 
     @cached_property
     def endpoints(self) -> dict[str, str] | None:

@@ -26,16 +26,14 @@ def _home() -> Path:
 def _ask(address: CloudAddress, path: str, body: Any = None) -> Any:
     """One request to the control API. Raises `Unavailable`."""
     from orchestrator.core.errors import ConfigError, Unavailable
-    from orchestrator.embedded.client import ControlError, control
+    from orchestrator.embedded.client import CloudUnavailable, ask
 
     try:
-        return control(address, path, body)
-    except ControlError as exc:
+        return ask(address, path, body)
+    except ValueError as exc:
         raise ConfigError(str(exc)) from exc
-    except OSError as exc:
-        raise Unavailable(
-            f"the embedded cloud does not answer at {address.control}: {exc}", hint="bench cloud start"
-        ) from exc
+    except CloudUnavailable as exc:
+        raise Unavailable(str(exc), hint="`bench cloud start` starts it") from exc
 
 
 def _running() -> CloudAddress | None:

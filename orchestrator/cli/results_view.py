@@ -42,9 +42,8 @@ def _table(summaries: Iterable[Summary]) -> RenderableType:
     rows: dict[str, dict[str, Summary]] = {}
     for summary in summaries:
         rows.setdefault(summary.case_id, {})[summary.implementation] = summary
-    names = list(
-        dict.fromkeys(s.implementation for case in rows.values() for s in case.values() if s.median_us is not None)
-    )
+    timed = (s.implementation for case in rows.values() for s in case.values() if s.median_us is not None)
+    names = sorted(dict.fromkeys(timed), key=lambda name: name != KERNEL)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("case", no_wrap=True)
     for name in names:
