@@ -45,16 +45,17 @@ work() { # the one thing that the watchdog and a signal may end
   "$@" </dev/null & worker=$!
   echo "$worker" >"$dir/worker"
   [[ -n $signalled ]] && kill -TERM -- "-$worker"
-  while interrupted=''; wait "$worker"; code=$?; [[ -n $interrupted ]]; do :; done
+  # -f: an agent that is stopped has not ended; and a trap ends the wait before its time.
+  while interrupted=''; wait -f "$worker"; code=$?; [[ -n $interrupted ]]; do :; done
   rm -f "$dir/worker"
   return "$code"
 }
 stop_worker() { # TERM, then KILL, to whatever the worker is now
   local group; group=$(cat "$dir/worker" 2>/dev/null) || return
-  kill -TERM -- "-$group"; sleep "$grace"; kill -KILL -- "-$group"
+  kill -TERM -- "-$group"; sleep "$grace"; kill -KILL -- "-$group" 2>/dev/null
 }
 watchdog() { sleep "$1"; touch "$dir/deadline"; say "the deadline is near: stopping the work"; stop_worker; }
-helper() { "$@" </dev/null & helpers+=("$!"); }
+helper() { "$@" </dev/null & helpers+=("$!"); disown; }
 on_signal() { signalled=1 interrupted=1; say "asked to stop"; helper stop_worker; }
 
 last_word() { # what the agent would have said, had it lived

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +50,9 @@ class Conductor:
         self.events = EventWriter(self.spec.run_id, writer, self.home / "events", storage, self.clock)
         # A startup script may run without HOME, which torch and the kernel's cache look for.
         env = {"HOME": str(self.home), **environ}
-        host = Host(self.home, env, sys.executable, self.clock, self.stop, self.log)
+        # The same python3 that the bootstrap found, also where that is a wrapper.
+        python = shutil.which("python3", path=env.get("PATH")) or sys.executable
+        host = Host(self.home, env, python, self.clock, self.stop, self.log)
         self.agent = Agent(self.spec, site, self.clock, self.log, self.stop, storage, self.events, host)
 
     def run(self) -> int:

@@ -216,7 +216,7 @@ class Agent:
         if diagnosis is not None:
             cause, detail = diagnosis.cause, diagnosis.detail
             self.events.append("diagnosed", cause=cause, detail=detail, remedy=diagnosis.remedy, phase=self.phase)
-            self.log.say(f"diagnosed {cause}: {detail}")
+            self.log.say(f"diagnosed {cause}: {first_line(detail)}")
 
     def finish(self, ending: Ending) -> None:
         """Whatever exists into the bucket, the log last, then the last word. Never raises, and never takes for ever."""
@@ -229,7 +229,8 @@ class Agent:
         patience = Patience(self.clock, limit_s)
         began = self.clock.monotonic()
         self.events.append("phase_started", phase="finish", limit_s=limit_s)
-        self.log.say(f"finish: {ending.outcome}, {ending.detail}")
+        detail = first_line(ending.detail)
+        self.log.say(f"finish: {ending.outcome}, {detail}")
         self.uploader.close()
         lost = self.files.put_rest(patience)
         for path in lost:
@@ -239,11 +240,15 @@ class Agent:
         self.events.flush(patience)
         self.uploader.upload(patience)
         self.events.append(
-            "finished", outcome=ending.outcome, exit_code=ending.exit_code, phase=ended_in, detail=ending.detail
+            "finished", outcome=ending.outcome, exit_code=ending.exit_code, phase=ended_in, detail=detail
         )
         if self.events.flush(patience):
             (self.site.home / "last-word").touch()
         self.events.close()
+
+
+def first_line(text: str) -> str:
+    return text.split("\n", 1)[0]
 
 
 def unexplained(step: str, outcome: HarnessExit) -> Diagnosis:

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TextIO
 
 from startup.agent.stop import Stop
+
+LAST_OUTPUT_S = 1.0
 
 
 class Message(NamedTuple):
@@ -61,9 +64,10 @@ class Child:
         # While its leader is not reaped, the group's number cannot be given to anyone else.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self.signal(signal.SIGKILL)
+        # A grandchild that left the group may hold the pipes open for ever.
+        until = time.monotonic() + LAST_OUTPUT_S
         for reader in self.readers:
-            # A grandchild that left the group may hold the pipe open for ever.
-            reader.join(timeout=1.0)
+            reader.join(timeout=max(0.0, until - time.monotonic()))
         self.process.wait()
         self.messages.put(Message("exit"))
 

@@ -1,0 +1,183 @@
+"""Builders: a run spec, a payload with the real agent and a played harness, and a VM that is a session of processes."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.startup.cloud import BUCKET, RUN, VM, Cloud
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "startup" / "startup.sh"
+CASES = [f"b1-h2-kv2-q{seq}-k{seq}-d64-full-float16" for seq in (64, 128)]
+
+# An exhausted patience or a deadlock must show as a failure, not as a hanging suite.
+LONGEST_S = 20.0
+
+TIMING = {
+    "request_timeout_s": 2,
+    "retry_first_s": 0.02,
+    "retry_max_s": 0.1,
+    "storage_patience_s": 5,
+    "log_every_s": 0.1,
+    "kill_grace_s": 0.2,
+    "driver_wait_s": 1,
+    "driver_poll_s": 0.05,
+    "preempted_wait_s": 5,
+    "preempted_poll_s": 0.02,
+    "hurried_finish_s": 2,
+    "hurried_grace_s": 0.1,
+}
+
+
+def run_spec(script: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """A spec for two cases on a machine without CUDA where nothing may be installed; `script` is the harness's."""
+    harness = {
+        "implementations": changes.pop("implementations", ["bench", "sdpa:default"]),
+        "cases": changes.pop("cases", CASES),
+        "script": script or {},
+        "skip_cases": changes.pop("skip_cases", []),
+    }
+    limits = dict.fromkeys(("preflight", "environment", "build", "correctness", "measure", "finish"), 10)
+    limits.update(changes.pop("limits", {}))
+    return {
+        "schema": 1,
+        "run_id": RUN,
+        "vm": VM,
+        "attempt": 1,
+        "bucket": BUCKET,
+        "gpu": "l4",
+        "require_cuda": False,
+        "deadline_s": 600,
+        "phase_limits_s": limits,
+        "environment": {"torch": "2.13.0", "allow_install": False, "min_free_gb": 0},
+        "harness": harness,
+        "timing": {**TIMING, **changes.pop("timing", {})},
+        **changes,
+    }
+
+
+@functools.cache
+def payload() -> bytes:
+    """startup/ as it is in this tree, and the played harness in place of kernels/."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for path in sorted((ROOT / "startup").rglob("*")):
+            if path.suffix in {".py", ".sh"}:
+                tar.add(path, path.relative_to(ROOT).as_posix())
+        add(tar, "kernels/__init__.py", b"")
+        add(tar, "kernels/harness/__init__.py", b"")
+        add(tar, "kernels/harness/__main__.py", (Path(__file__).parent / "played_harness.py").read_bytes())
+        add(tar, "manifest.json", b'{"schema": 1, "git_commit": "abc"}')
+    return archive.getvalue()
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+
+
+def stub(directory: Path, name: str, body: str) -> Path:
+    """An executable on a PATH of stubs, written in sh."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def fast_python(directory: Path) -> Path:
+    """A `python3` that is this interpreter, but answers the agent's probe without the seconds that torch needs."""
+    probe = '{"torch": "2.13.0", "cuda": null, "usable": false, "numpy": "2.4.0", "exchange": true, "error": ""}'
+    body = f"""case "$1 $2" in
+-c*exchange*) echo '{probe}' ;;
+*) exec {sys.executable} "$@" ;;
+esac"""
+    # The probe is many lines long: `case` must see all of it as one word.
+    return stub(directory, "python3", body.replace("-c*exchange*)", '"-c "*exchange*)'))
+
+
+class Machine:
+    """A VM: the real startup.sh in a session of its own, under a directory of its own."""
+
+    def __init__(self, cloud: Cloud, home: Path, path: str | None = None, **env: str) -> None:
+        self.cloud = cloud
+        self.home = home
+        self.bin = home / "bin"
+        fast_python(self.bin)
+        self.env = {
+            "PATH": path if path is not None else f"{self.bin}:/usr/bin:/bin",
+            "HOME": str(home),
+            "BENCH_VM_DIR": str(home / "vm"),
+            "GCE_METADATA_HOST": cloud.host,
+            "BENCH_RETRY_PAUSE_S": "0.02",
+            "BENCH_REQUEST_TIMEOUT_S": "2",
+            "BENCH_DELETE_TRIES": "20",
+            **env,
+        }
+
+    def __enter__(self) -> Machine:
+        home = Path(self.env["BENCH_VM_DIR"])
+        home.mkdir(parents=True, exist_ok=True)
+        self.console = (self.home / "console").open("wb")
+        self.process = subprocess.Popen(
+            ["/bin/bash", str(SCRIPT)],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=self.console,
+            stderr=self.console,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.console.close()
+
+    def processes(self) -> list[int]:
+        """Every living process of this VM's session."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                except OSError:
+                    continue
+                if int(session) == self.process.pid and state not in {"Z", "X"}:
+                    found.append(int(entry.name))
+        return found
+
+    def wait(self) -> int:
+        """Until the script ends."""
+        return self.process.wait(timeout=LONGEST_S)
+
+    def serial(self) -> str:
+        return (self.home / "console").read_text(errors="replace")
+
+    def vm_file(self, name: str) -> Path:
+        return Path(self.env["BENCH_VM_DIR"]) / name
+
+    def await_file(self, name: str) -> int:
+        """The number in a file of the VM's directory, as soon as it is there."""
+        await_truth(lambda: self.vm_file(name).exists() and self.vm_file(name).read_text().strip() != "")
+        return int(self.vm_file(name).read_text())
+
+
+def await_truth(condition: Callable[[], bool]) -> None:
+    """Polls the real world: other processes do not live in simulated time."""
+    until = time.monotonic() + LONGEST_S
+    while not condition():
+        assert time.monotonic() < until, "what was waited for did not happen"
+        time.sleep(0.01)

@@ -1,0 +1,47 @@
+"""The agent must run on a bare VM: the standard library only, and an older Python than ours."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.startup.machine import ROOT
+
+MODULES = sorted((ROOT / "startup").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_agent_imports_only_the_standard_library_and_itself(path: Path) -> None:
+    reached = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            reached |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            reached.add(node.module or "")
+    foreign = {name for name in reached if name.split(".")[0] not in sys.stdlib_module_names}
+    assert all(name == "startup.agent" or name.startswith("startup.agent.") for name in foreign), foreign
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_agent_parses_under_python_3_8_and_evaluates_no_annotation(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 8))
+    newer = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and called(node) in {"removeprefix", "removesuffix"}
+    ]
+    assert newer == [], "str.removeprefix came with Python 3.9"
+    future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    assert future or len(tree.body) == 1, "`X | None` in an annotation needs Python 3.10 unless it is left unevaluated"
+
+
+def called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def test_there_are_modules_to_judge() -> None:
+    assert len(MODULES) > 15
