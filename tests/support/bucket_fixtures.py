@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from orchestrator.adapters.gcs import GoogleBucket
+from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Bucket
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.storage_server import storage_server
@@ -17,16 +19,27 @@ def storage_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["memory", "google"])
+@pytest.fixture(params=["memory", "google", "embedded"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
     """An empty bucket, of each implementation."""
     if request.param == "memory":
         yield MemoryBucket()
         return
-    with storage_server(tmp_path / "storage", "bench") as url:
-        google = GoogleBucket("bench", endpoint=url, patience_s=5)
+    with bucket_server(request.param, tmp_path) as (name, url):
+        google = GoogleBucket(name, endpoint=url, patience_s=5)
         yield google
         google.close()
+
+
+@contextmanager
+def bucket_server(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """The name of an empty bucket, and where it is: on the bare server, or behind the embedded cloud's proxy."""
+    if kind == "google":
+        with storage_server(folder / "storage", "bench") as url:
+            yield "bench", url
+    else:
+        with EmbeddedCloud(home=folder / "cloud") as cloud:
+            yield cloud.bucket, cloud.storage_url
 
 
 @pytest.fixture(params=["memory", "google"])
