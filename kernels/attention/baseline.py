@@ -19,6 +19,7 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 NAMES = ("default", *BACKENDS)
+LONGEST_REASON = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +84,8 @@ def reason(error: str, told: list[str]) -> str:
     causes = [w for w in told if "because" not in w and "not used" not in w and "deprecated" not in w.lower()]
     words = causes[0] if causes else error.split(". ")[0]
     words = re.sub(r"\(Triggered internally at .*?\)", "", words, flags=re.DOTALL)
-    return " ".join(words.split())[:160].rstrip(". ") or "not available"
+    words = " ".join(words.split())
+    if len(words) > LONGEST_REASON:
+        whole_sentences = words[: words.rfind(". ", 0, LONGEST_REASON) + 1]
+        words = whole_sentences or words[:LONGEST_REASON]
+    return words.rstrip(". ") or "not available"

@@ -53,10 +53,10 @@ def build_kernel(session: Session) -> int:
         return NOT_BUILT
     if bench is not None:
         record = bench.record
+        known = record.compiler_version.startswith(record.compiler)
+        compiler = record.compiler_version if known else f"{record.compiler} {record.compiler_version}"
         rows.write_text(session.out / "build.json", json.dumps(record.as_json(), indent=2) + "\n")
-        session.facts.send(
-            "built", path="build.json", seconds=record.seconds, compiler=record.compiler_version, cached=record.cached
-        )
+        session.facts.send("built", path="build.json", seconds=record.seconds, compiler=compiler, cached=record.cached)
     detail = bench.kernel.name if bench is not None else "nothing to build: only PyTorch's backends are asked for"
     session.facts.send("gate", name="kernel_loads", passed=True, detail=detail)
 

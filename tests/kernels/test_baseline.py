@@ -58,3 +58,6 @@ def test_of_pytorchs_many_warnings_the_cause_is_kept_in_one_short_line() -> None
     assert "\n" not in words
     assert "cpp" not in words
     assert reason("No available kernel. Aborting execution.", []) == "No available kernel"
+    long = "Both fused kernels require the same num_heads. Query.sizes(): " + "[2, 16, 512, 64], " * 20
+    assert reason("No available kernel.", [long]) == "Both fused kernels require the same num_heads"
+    assert len(reason("No available kernel.", ["x" * 500])) == 160

@@ -26,6 +26,7 @@ constexpr int kPanel = 2 * VL;            // NR
 constexpr int kMaxKeys = 256;             // keys in a block: a strip of scores stays in L1
 constexpr int kPad = VL;                  // keeps rows of a strip off the same cache sets
 constexpr int kScoreStride = kMaxKeys + kPad;
+constexpr int kRowStride = kMaxHeadDim + kPad;  // known at compile time: twelve row addresses must not need registers
 constexpr int kMaxRows = 288;  // query rows of a task: many enough that packing K and V costs little
 static_assert(kMaxRows % kRows == 0 && kMaxKeys % kPanel == 0);
 
@@ -83,7 +84,7 @@ void narrow(const float* src, float scale, int dtype, void* dst, int64_t n) {
 
 // scores[R][kPanel] = q[R][D] . panel[D][kPanel]
 template <int R>
-void score_tile(const float* __restrict q, int q_stride, const float* __restrict panel, int head_dim, float* __restrict scores) {
+void score_tile(const float* __restrict q, const float* __restrict panel, int head_dim, float* __restrict scores) {
   vf acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
@@ -91,7 +92,7 @@ void score_tile(const float* __restrict q, int q_stride, const float* __restrict
     const vf k0 = load(panel), k1 = load(panel + VL);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const vf a = splat(q[r * q_stride + d]);
+      const vf a = splat(q[r * kRowStride + d]);
       acc[r][0] += a * k0;
       acc[r][1] += a * k1;
     }
@@ -106,12 +107,12 @@ void score_tile(const float* __restrict q, int q_stride, const float* __restrict
 // out[R][NV * VL] = rescale[R] * out + p[R][keys] . v[keys][NV * VL]
 template <int R, int NV>
 void value_tile(const float* __restrict p, const float* __restrict v, int64_t v_stride, int keys, const float* __restrict rescale,
-                float* __restrict out, int out_stride) {
+                float* __restrict out) {
   vf acc[R][NV];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-    for (int j = 0; j < NV; ++j) acc[r][j] = load(out + r * out_stride + j * VL) * splat(rescale[r]);
+    for (int j = 0; j < NV; ++j) acc[r][j] = load(out + r * kRowStride + j * VL) * splat(rescale[r]);
   for (int i = 0; i < keys; ++i, v += v_stride) {
     vf row[NV];
 #pragma GCC unroll 2
@@ -126,11 +127,11 @@ void value_tile(const float* __restrict p, const float* __restrict v, int64_t v_
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-    for (int j = 0; j < NV; ++j) store(out + r * out_stride + j * VL, acc[r][j]);
+    for (int j = 0; j < NV; ++j) store(out + r * kRowStride + j * VL, acc[r][j]);
 }
 
-using ScoreTile = void(const float*, int, const float*, int, float*);
-using ValueTile = void(const float*, const float*, int64_t, int, const float*, float*, int);
+using ScoreTile = void(const float*, const float*, int, float*);
+using ValueTile = void(const float*, const float*, int64_t, int, const float*, float*);
 
 struct Tiles {
   ScoreTile* score[kRows + 1];
@@ -221,8 +222,8 @@ float soften(float* scores, int width, float& running_max, float& running_sum) {
 
 // What one thread needs for a task; allocated once per thread and reused by every call.
 struct Scratch {
-  alignas(64) float q[kMaxRows * (kMaxHeadDim + kPad)];
-  alignas(64) float out[kMaxRows * (kMaxHeadDim + kPad)];
+  alignas(64) float q[kMaxRows * kRowStride];
+  alignas(64) float out[kMaxRows * kRowStride];
   alignas(64) float panels[kMaxKeys * kMaxHeadDim];
   alignas(64) float values[kMaxKeys * kMaxHeadDim];
   alignas(64) float scores[kRows * kScoreStride];
@@ -255,13 +256,12 @@ void strip(const Work& w, Scratch& s, int first_row, int rows, int64_t first_key
   const AttentionProblem& a = w.a;
   const int head_dim = static_cast<int>(a.head_dim);
   const int padded = round_up(head_dim, VL);
-  const int stride = padded + kPad;
   int64_t limit = 0;
   for (int r = first_row; r < first_row + rows; ++r) limit = std::max(limit, s.limit[r]);
   const int seen = static_cast<int>(std::min<int64_t>(keys, limit - first_key));
   if (seen <= 0) return;
   for (int j = 0; j < seen; j += kPanel)
-    tiles().score[rows](s.q + first_row * stride, stride, s.panels + static_cast<int64_t>(j) * head_dim, head_dim, s.scores + j);
+    tiles().score[rows](s.q + first_row * kRowStride, s.panels + static_cast<int64_t>(j) * head_dim, head_dim, s.scores + j);
   const int width = round_up(seen, VL);
   float rescale[kRows];
   for (int r = 0; r < rows; ++r) {
@@ -270,10 +270,10 @@ void strip(const Work& w, Scratch& s, int first_row, int rows, int64_t first_key
     std::fill(row + visible, row + width, -std::numeric_limits<float>::infinity());
     rescale[r] = soften(row, width, s.softmax.max[first_row + r], s.softmax.sum[first_row + r]);
   }
-  float* out = s.out + first_row * stride;
+  float* out = s.out + first_row * kRowStride;
   int d = 0;
-  for (; d + 2 * VL <= padded; d += 2 * VL) tiles().value2[rows](s.scores, values + d, v_stride, seen, rescale, out + d, stride);
-  if (d < padded) tiles().value1[rows](s.scores, values + d, v_stride, seen, rescale, out + d, stride);
+  for (; d + 2 * VL <= padded; d += 2 * VL) tiles().value2[rows](s.scores, values + d, v_stride, seen, rescale, out + d);
+  if (d < padded) tiles().value1[rows](s.scores, values + d, v_stride, seen, rescale, out + d);
 }
 
 void task(const Work& w, int64_t index) {
@@ -281,7 +281,6 @@ void task(const Work& w, int64_t index) {
   Scratch& s = scratch();
   const int head_dim = static_cast<int>(a.head_dim);
   const int padded = round_up(head_dim, VL);
-  const int stride = padded + kPad;
   const int64_t pair = index % (a.batch * a.kv_heads), batch = pair / a.kv_heads, kv = pair % a.kv_heads;
   // Last blocks first: under a causal mask they are the longest, and the long ones must not start last.
   const int64_t first = (w.blocks - 1 - index / (a.batch * a.kv_heads)) * w.rows_per_block;
@@ -292,8 +291,8 @@ void task(const Work& w, int64_t index) {
   for (int r = 0; r < rows; ++r) {
     const RowAddress at = address(w, kv, first + r);
     const void* src = offset(a.q, batch * a.q_strides[0] + at.head * a.q_strides[1] + at.position * a.q_strides[2], a.dtype);
-    widen(src, a.dtype, s.q + r * stride, head_dim, a.scale * kLog2E);
-    std::fill(s.out + r * stride, s.out + r * stride + padded, 0.0f);
+    widen(src, a.dtype, s.q + r * kRowStride, head_dim, a.scale * kLog2E);
+    std::fill(s.out + r * kRowStride, s.out + r * kRowStride + padded, 0.0f);
     s.softmax.max[r] = -std::numeric_limits<float>::infinity();
     s.softmax.sum[r] = 0.0f;
     s.limit[r] = a.causal ? std::min(a.seq_k, at.position + 1) : a.seq_k;
@@ -328,7 +327,7 @@ void task(const Work& w, int64_t index) {
   for (int r = 0; r < rows; ++r) {
     const RowAddress at = address(w, kv, first + r);
     const int64_t where = batch * a.out_strides[0] + at.head * a.out_strides[1] + at.position * a.out_strides[2];
-    narrow(s.out + r * stride, 1.0f / s.softmax.sum[r], a.dtype, const_cast<void*>(offset(a.out, where, a.dtype)), head_dim);
+    narrow(s.out + r * kRowStride, 1.0f / s.softmax.sum[r], a.dtype, const_cast<void*>(offset(a.out, where, a.dtype)), head_dim);
     if (a.lse != nullptr)
       a.lse[(batch * a.heads + at.head) * a.seq_q + at.position] = s.softmax.max[r] / kLog2E + std::log(s.softmax.sum[r]);
   }

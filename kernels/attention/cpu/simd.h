@@ -21,7 +21,8 @@ typedef float vf_unaligned __attribute__((vector_size(VL * 4), aligned(4), may_a
 
 static inline vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p); }
 static inline void store(float* p, vf x) { *reinterpret_cast<vf_unaligned*>(p) = x; }
-static inline vf splat(float x) { return vf{} + x; }
+// x - 0 is x for every x, so only a broadcast is left; 0 + x is not (-0 becomes 0) and would cost an addition.
+static inline vf splat(float x) { return x - vf{}; }
 static inline vf maximum(vf a, vf b) { return a > b ? a : b; }
 
 static inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
