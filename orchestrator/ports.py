@@ -6,7 +6,7 @@ Implementations raise only `orchestrator.core.errors.ProviderError` and its kin 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -65,7 +65,6 @@ class Cloud(Protocol):
 class Blob:
     data: bytes
     generation: int
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
