@@ -3,7 +3,6 @@
 # It hands over to startup/agent and, whatever becomes of that, leaves a last word in the bucket and deletes the VM.
 # There is no `set -e`: a command that fails must lead to finish, never past it.
 # shellcheck disable=SC2329 # functions are also called through retry, work, helper and trap
-set -m # every background job leads its own process group, where a signal reaches it without reaching this script
 dir=${BENCH_VM_DIR:-/var/lib/bench}
 metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1"
 run_id='' signalled='' interrupted='' outcome=failed cause='' detail='' grace=40 seq=0 helpers=()
@@ -39,24 +38,25 @@ event() { # event KIND DATA
 }
 leave() { cause=$1 detail=$2; say "$1: $2"; exit 1; }
 
+# In a process group of its own, where a signal does not reach this script; elsewhere job control would make `wait`
+# return for a worker that is only stopped.
+spawn() { set -m; "$@" </dev/null & set +m; }
 work() { # the one thing that the watchdog and a signal may end
   local code worker
   [[ -e $dir/deadline || -n $signalled ]] && return 143
-  "$@" </dev/null & worker=$!
+  spawn "$@"; worker=$!
   echo "$worker" >"$dir/worker"
   [[ -n $signalled ]] && kill -TERM -- "-$worker"
-  # -f: an agent that is stopped has not ended; and a trap ends the wait before its time.
-  while interrupted=''; wait -f "$worker"; code=$?; [[ -n $interrupted ]]; do :; done
-  rm -f "$dir/worker"
-  return "$code"
+  while interrupted=''; wait "$worker"; code=$?; [[ -n $interrupted ]]; do helper stop_worker; done
+  rm -f "$dir/worker"; return "$code"
 }
 stop_worker() { # TERM, then KILL, to whatever the worker is now
   local group; group=$(cat "$dir/worker" 2>/dev/null) || return
   kill -TERM -- "-$group"; sleep "$grace"; kill -KILL -- "-$group" 2>/dev/null
 }
 watchdog() { sleep "$1"; touch "$dir/deadline"; say "the deadline is near: stopping the work"; stop_worker; }
-helper() { "$@" </dev/null & helpers+=("$!"); disown; }
-on_signal() { signalled=1 interrupted=1; say "asked to stop"; helper stop_worker; }
+helper() { spawn "$@"; helpers+=("$!"); disown; }
+on_signal() { signalled=1 interrupted=1; kill -TERM -- "-$(cat "$dir/worker" 2>/dev/null)" 2>/dev/null; say "asked to stop"; }
 
 last_word() { # what the agent would have said, had it lived
   local code=$1 file
