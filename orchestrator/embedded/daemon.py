@@ -1,7 +1,7 @@
 """The embedded cloud as a background process: `python -m orchestrator.embedded.daemon --home DIR`.
 
-It detaches, and the command returns once the cloud answers. One daemon lives in a home; it ends when nothing has used it
-for a while, on SIGTERM, or when told to, and takes every VM and child with it.
+It detaches, and the command returns once the cloud answers. One daemon lives in a home; it ends when nothing has used
+it for a while, on SIGTERM, or when told to, and takes every VM and child with it.
 """
 
 from __future__ import annotations

@@ -85,7 +85,13 @@ class Server(ThreadingHTTPServer):
 
     def stop(self) -> None:
         """Stop listening and cut what is open."""
-        self.shutdown()
+        ending = threading.Thread(target=self.shutdown)
+        ending.start()
+        try:
+            socket.create_connection(self.server_address[:2], timeout=1).close()  # or it would notice only when next it looks
+        except OSError:
+            pass
+        ending.join()
         self.server_close()
         with self.guard:
             for connection in self.connections:

@@ -74,7 +74,7 @@ class ScriptedVm:
         """Store an object in the run's bucket; with `create` only if there is none (412 otherwise)."""
         bucket = json.loads(self.metadata["bench-payload"])["bucket"] if "bench-payload" in self.metadata else None
         bucket = bucket or self.spec["bucket"]
-        boundary = "=embedded="
+        boundary = "embedded-part"
         head = json.dumps({"name": name, "contentType": kind})
         opening = f"--{boundary}\r\nContent-Type: application/json\r\n\r\n{head}\r\n--{boundary}\r\n"
         body = f"{opening}Content-Type: {kind}\r\n\r\n".encode() + data + f"\r\n--{boundary}--\r\n".encode()
