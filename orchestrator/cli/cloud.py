@@ -12,9 +12,7 @@ from orchestrator.cli.options import Json, emit_json, options
 if TYPE_CHECKING:
     from orchestrator.embedded.client import CloudAddress
 
-app = typer.Typer(
-    no_args_is_help=True, help="The embedded cloud: its VMs, bill and weather."
-)
+app = typer.Typer(no_args_is_help=True, help="The embedded cloud: its VMs, bill and weather.")
 
 
 def _home() -> Path:

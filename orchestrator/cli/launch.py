@@ -85,9 +85,7 @@ def _until_detached(engine: Engine, watch: Watch, run_id: str, user: str) -> Run
             return run
         from orchestrator.core.events import StopRequested
 
-        engine.log.append(
-            StopRequested(by=user, reason="interrupted before there was a machine")
-        )
+        engine.log.append(StopRequested(by=user, reason="interrupted before there was a machine"))
         return engine.follow()
 
 

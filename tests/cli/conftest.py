@@ -1,0 +1,80 @@
+"""A BENCH_HOME with an embedded cloud in it for each test, and nothing left of either."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import app
+from orchestrator.embedded.client import ask, running, stop
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass
+class Bench:
+    """`bench`, in this process, with a home of its own."""
+
+    home: Path
+
+    def __call__(self, *arguments: str, code: int | None = 0, width: int = 100) -> Ran:
+        result = CliRunner().invoke(app, arguments, prog_name="bench", env={"COLUMNS": str(width)})
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        ran = Ran(result.exit_code, result.stdout, result.stderr)
+        assert code is None or ran.code == code, f"exit {ran.code}\n{ran.out}\n{ran.err}"
+        return ran
+
+    def control(self, path: str, body: Any = None) -> Any:
+        address = running(self.home / "cloud")
+        assert address is not None
+        return ask(address, path, body)
+
+    def bill(self, run_id: str) -> list[Any]:
+        return [row for row in self.control("/control/bill")["rows"] if row["run_id"] == run_id]
+
+    def fired(self) -> list[int]:
+        return [fault["fired"] for fault in self.control("/control/weather")["faults"]]
+
+
+@pytest.fixture
+def bench(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("BENCH_HOME", str(home))
+    monkeypatch.setenv("BENCH_USER", "ada")
+    monkeypatch.chdir(home)
+    made = Bench(home)
+    yield made
+    address = running(home / "cloud")
+    if address is not None:
+        alive = ask(address, "/control/status")["instances"]
+        stop(home / "cloud")
+        assert alive == [], "a machine was left in the embedded cloud"
+
+
+@pytest.fixture
+def weather(bench: Bench, tmp_path: Path) -> Callable[..., None]:
+    """Puts faults into the cloud's weather, through the command."""
+
+    def load(*faults: dict[str, Any]) -> None:
+        file = tmp_path / "weather.yaml"
+        file.write_text(json.dumps({"faults": list(faults)}))
+        bench("cloud", "weather", str(file))
+
+    return load

@@ -1,0 +1,233 @@
+"""The stage for stories: the embedded cloud on simulated time, the real Google clients, scripted machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.adapters.eventlog import EventLog
+from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.gcs import GoogleBucket
+from orchestrator.adapters.index import RunIndex
+from orchestrator.adapters.ledger import LedgerStore
+from orchestrator.core import config as configs
+from orchestrator.core.budget import Caps, Ledger
+from orchestrator.core.decide import Policy
+from orchestrator.core.plan import LaunchPlan, plan
+from orchestrator.core.pricing import PriceSheet
+from orchestrator.core.run import Run
+from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, scripted
+from orchestrator.embedded.server import EmbeddedCloud
+from orchestrator.embedded.timeline import SimulatedTimeline
+from orchestrator.engine import Engine, World
+from orchestrator.launch import Payload, Where, begin
+from orchestrator.ports import EventLog as EventLogPort
+from orchestrator.ports import Notice
+from tests.support.discovery import Recorder
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))
+SHEET = PriceSheet.parse((CONFIGS / "prices.yaml").read_text(encoding="utf-8"))
+PAYLOAD = Payload("ab" * 32, b"not run here", "#!/bin/bash\n")
+ZONES = ("us-central1-a", "us-central1-b", "us-east1-b")
+RUN = "20261121-040000-l4-0001"
+
+
+@dataclass
+class TimelineClock:
+    """The orchestrator's clock, on the cloud's time: whoever sleeps lets the world go on."""
+
+    timeline: SimulatedTimeline
+
+    def now(self) -> datetime:
+        return self.timeline.now()
+
+    def sleep(self, seconds: float) -> None:
+        self.timeline.advance(seconds)
+
+
+@dataclass
+class Heard:
+    """A notifier that remembers."""
+
+    notices: list[Notice] = field(default_factory=list)
+
+    def notify(self, notice: Notice) -> None:
+        self.notices.append(notice)
+
+
+class Killed(BaseException):
+    """SIGKILL, as far as a client in this process can have it: nothing after it runs."""
+
+
+class MortalLog:
+    """A client's log that kills the client right after its n-th append."""
+
+    def __init__(self, log: EventLogPort, dies_after: int) -> None:
+        self.log = log
+        self.left = dies_after
+
+    def append(self, fact: Any) -> Any:
+        event = self.log.append(fact)
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+        return event
+
+    def read(self) -> Any:
+        return self.log.read()
+
+
+@dataclass
+class Stage:
+    cloud: EmbeddedCloud
+    timeline: SimulatedTimeline
+    heard: Heard
+    checker: Recorder
+    clients: int = 0
+
+    def world(self, caps: Caps | None = None, *, dies_after: int = 0) -> World:
+        """A client's view, with connections of its own."""
+        self.clients += 1
+        writer = f"client-{self.clients:06d}"
+        clock = TimelineClock(self.timeline)
+        bucket = GoogleBucket(self.cloud.bucket, project=self.cloud.project, endpoint=self.cloud.storage_url)
+        google = GoogleCloud(project=self.cloud.project, endpoint=self.cloud.compute_url, clock=clock)
+
+        def log(run_id: str) -> EventLogPort:
+            real = EventLog(bucket, run_id, writer, clock)
+            return MortalLog(real, dies_after) if dies_after else real
+
+        return World(
+            cloud=lambda: google,
+            bucket=bucket,
+            ledger=LedgerStore(bucket, clock),
+            index=RunIndex(bucket),
+            clock=clock,
+            notifier=self.heard,
+            caps=caps if caps is not None else Caps(),
+            log=log,
+            policy=Policy(poll_s=5),
+        )
+
+    def plan(self, *overrides: str, world: World | None = None, caps: Caps | None = None) -> LaunchPlan:
+        settings = (f"zones=[{','.join(ZONES)}]", "measure.repeats=2", *overrides)
+        config = configs.load("gpu: l4", source="story.yaml", overrides=settings, grids=GRIDS)
+        ledger = world.ledger.read() if world else Ledger()
+        made = plan(
+            config, config_name="story", mode="gce", prices=SHEET, quotas=None, ledger=ledger, caps=caps or Caps(),
+            image=self.world().cloud().image(*config.image_source), now=self.timeline.now(),
+        )  # fmt: skip
+        assert isinstance(made, LaunchPlan), made
+        return made
+
+    def begin(self, world: World, made: LaunchPlan | None = None, run_id: str = RUN) -> Engine:
+        where = Where("gce", self.cloud.bucket, "ada", None, require_cuda=False)
+        return begin(world, made or self.plan(), PAYLOAD, run_id=run_id, where=where)
+
+    def launch(self, *overrides: str, run_id: str = RUN, caps: Caps | None = None) -> Run:
+        """A whole run, followed to its end by the client that launched it."""
+        return self.begin(self.world(caps), self.plan(*overrides), run_id).follow()
+
+    def look_after(self, run_id: str = RUN) -> Run:
+        """Another client, on another machine, that only finds the run in the bucket."""
+        return Engine(self.world(), run_id).follow()
+
+    def billed(self, run_id: str = RUN) -> Decimal:
+        return sum((Decimal(row["usd"]) for row in self.bill() if row["run_id"] == run_id), Decimal(0))
+
+    def bill(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.cloud.bill().document()["rows"]
+        return rows
+
+    def ledger(self) -> Ledger:
+        return self.world().ledger.read()
+
+    def fired(self) -> list[int]:
+        return [fault["fired"] for fault in self.cloud.weather.document()["faults"]]
+
+
+CENT = Decimal("0.01")
+
+
+def same_to_the_cent(one: Decimal, other: Decimal) -> bool:
+    return abs(one - other) < CENT / 2
+
+
+def good_vm(cases: int = 3, seconds_each: float = 20.0) -> Script:
+    """A machine that does everything right."""
+
+    def script(vm: ScriptedVm) -> Steps:
+        vm.event("vm_booted", {"vm": vm.name, "zone": vm.zone, "attempt": int(vm.labels["bench-attempt"])})
+        try:
+            yield 2
+            for phase in ("preflight", "environment", "build", "correctness"):
+                vm.event("phase_started", {"phase": phase, "limit_s": 300})
+                yield 10
+                vm.event("phase_finished", {"phase": phase, "exit_code": 0, "seconds": 10})
+            vm.event("phase_started", {"phase": "measure", "limit_s": 1500})
+            vm.event(
+                "measurement_planned", {"cases": cases, "total": cases, "measurements_per_implementation": 2 * cases}
+            )
+            for index in range(1, cases + 1):
+                case = f"case-{index}"
+                vm.event("case_started", {"case_id": case, "index": index, "of": cases})
+                yield seconds_each
+                vm.put(f"runs/{vm.spec['run_id']}/cases/{case}.csv", b"measured\n", "text/csv", create=True)
+                facts = {"case_id": case, "index": index, "of": cases, "rows": 2, "seconds": seconds_each}
+                vm.event("case_measured", facts | {"median_us": {"bench": 10.0}})
+            vm.event("finished", {"outcome": "succeeded", "exit_code": 0})
+        except ShutDown:
+            outcome = "preempted" if vm.preempted else "terminated"
+            vm.event("finished", {"outcome": outcome, "exit_code": 143})
+        vm.delete_self()
+        yield 1
+
+    return script
+
+
+def silent_vm(_: ScriptedVm) -> Steps:
+    """A machine that runs and never says a word."""
+    while True:
+        yield 60
+
+
+def lingering_vm(vm: ScriptedVm) -> Steps:
+    """A machine that finishes and then does not delete itself."""
+    vm.event("vm_booted", {"vm": vm.name, "attempt": 1})
+    yield 5
+    vm.event("finished", {"outcome": "failed", "exit_code": 1, "detail": "could not delete myself"})
+    while True:
+        yield 60
+
+
+@contextmanager
+def staged(home: Path, script: Script | None = None, **options: Any) -> Iterator[Stage]:
+    """A cloud for one story. At its end every request and answer was valid, and no machine is left."""
+    timeline = SimulatedTimeline()
+    checker = Recorder()
+    machines = scripted(script or good_vm())
+    with EmbeddedCloud(home=home, timeline=timeline, machines=machines, observer=checker, **options) as cloud:
+        yield Stage(cloud, timeline, Heard(), checker)
+        checker.assert_all_valid()
+
+
+def weather(stage: Stage, *faults: dict[str, Any]) -> None:
+    stage.cloud.weather.replace({"faults": list(faults)})
+
+
+Tell = Callable[[Stage], Run]
+
+
+def body(stage: Stage, name: str) -> Any:
+    blob = stage.world().bucket.read(name)
+    assert blob is not None
+    return json.loads(blob.data)
