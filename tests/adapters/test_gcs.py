@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import google_crc32c
@@ -65,7 +66,7 @@ def test_a_dead_endpoint_costs_no_more_than_the_patience() -> None:
         begun = time.monotonic()
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:\d+ does not answer: Connection refused"):
             use()
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 5
 
 
 def test_a_server_that_never_answers_costs_no_more_than_twice_the_patience() -> None:
@@ -73,7 +74,7 @@ def test_a_server_that_never_answers_costs_no_more_than_twice_the_patience() -> 
         begun = time.monotonic()
         with pytest.raises(Unavailable):
             bucket(server.url, patience_s=0.4).read("x")
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 5
 
 
 def test_the_default_patience_is_ten_seconds_not_two_minutes() -> None:
@@ -223,14 +224,14 @@ def test_no_credentials_travel_to_an_endpoint_of_our_own() -> None:
 
 
 def test_many_are_read_in_parallel() -> None:
-    def slowly(request: Request) -> Answer:
-        time.sleep(0.1)
+    together = Barrier(8)
+
+    def in_company(request: Request) -> Answer:
+        together.wait(10)  # fails unless eight requests are under way at once
         return download(request.path.encode())
 
-    with scripted_server(slowly) as server:
-        begun = time.monotonic()
-        assert len(bucket(server.url).read_many([f"o{number}" for number in range(16)])) == 16
-        assert time.monotonic() - begun < 1.2  # one after the other it would be 1.6
+    with scripted_server(in_company) as server:
+        assert len(bucket(server.url, patience_s=10).read_many([f"o{number}" for number in range(16)])) == 16
 
 
 def test_a_large_file_is_uploaded_whole(tmp_path: Path) -> None:
