@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.attention.cuda.compiler import FLAGS, Compiler, Target
+from kernels.attention.cuda.compiler import FLAGS, Compiled, Compiler, Target
 from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.variants import Chip, Entry, chip_of, headers
 from kernels.attention.interface import BuildFailed
@@ -69,8 +70,6 @@ def check_gates(entry: Entry, chip: Chip, resources: Resources | None) -> None:
 
 def full_source(entry: Entry) -> str:
     """The entry's source, which refuses to compile if the two sides disagree about the parameters' size."""
-    import ctypes
-
     size = ctypes.sizeof(Parameters)
     return f'{entry.source}static_assert(sizeof(AttentionParams) == {size}, "parameters differ");\n'
 
@@ -117,36 +116,59 @@ class Cache:
 
 def build_one(entry: Entry, target: Target, compiler: Compiler, cache: Cache) -> Built:
     """Compile an entry or take it from the cache; either way it must pass its gates. Raises `BuildFailed`."""
-    started = time.perf_counter()
-    chip = chip_of(target.capability)
-    if chip is None:
-        raise BuildFailed(f"no kernels for {target.name}: the oldest chip is sm_75")
-    path = cache.path(entry, target, compiler)
-    found = cache.load(path)
-    image, log = found or (b"", "")
-    if found is None:
-        compiled = compiler.compile(full_source(entry), headers(), target)
-        image, log = compiled.image, compiled.log
-    try:
-        resources = None if target.is_ptx else resources_in(log)
-    except ValueError as exc:
-        raise BuildFailed(f"{entry.name}: {exc}") from exc
-    check_gates(entry, chip, resources)
-    if found is None:
-        cache.store(path, image, log)
-    return Built(entry.name, image, time.perf_counter() - started, found is not None, entry.shared_bytes, resources)
+    return build_all([entry], target, compiler, cache, 1)[0]
 
 
 def build_all(
     entries: Sequence[Entry], target: Target, compiler: Compiler, cache: Cache, workers: int | None = None
 ) -> list[Built]:
-    """Every entry, in order, several at a time: a compiler at work does not hold Python's lock."""
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        built = list(pool.map(lambda entry: build_one(entry, target, compiler, cache), entries))
-    missing = {entry.name for entry in entries} - {one.name for one in built}
-    if missing:
-        raise BuildFailed(f"kernels missing from the build: {', '.join(sorted(missing))}")
-    return built
+    """Every entry, in order: those not in the cache are dealt out to `workers` compilers. Raises `BuildFailed`."""
+    chip = chip_of(target.capability)
+    if chip is None:
+        raise BuildFailed(f"no kernels for {target.name}: the oldest chip is sm_75")
+    built = {entry.name: one for entry in entries if (one := from_cache(entry, target, compiler, cache, chip))}
+    missing = [entry for entry in entries if entry.name not in built]
+    workers = max(1, min(workers or os.cpu_count() or 1, len(missing)))
+
+    def compile_share(share: Sequence[Entry]) -> list[Built]:
+        compiled = compiler.compile([full_source(entry) for entry in share], headers(), target)
+        return [fresh(entry, one, target, compiler, cache, chip) for entry, one in zip(share, compiled, strict=True)]
+
+    with ThreadPoolExecutor(workers) as pool:
+        for share in pool.map(compile_share, [missing[start::workers] for start in range(workers) if missing]):
+            built.update({one.name: one for one in share})
+    absent = [entry.name for entry in entries if entry.name not in built]
+    if absent:
+        raise BuildFailed(f"kernels missing from the build: {', '.join(absent)}")
+    return [built[entry.name] for entry in entries]
+
+
+def from_cache(entry: Entry, target: Target, compiler: Compiler, cache: Cache, chip: Chip) -> Built | None:
+    """The cached kernel, if there is one and it still passes its gates."""
+    started = time.perf_counter()
+    found = cache.load(cache.path(entry, target, compiler))
+    if found is None:
+        return None
+    image, log = found
+    resources = gated(entry, log, target, chip)
+    return Built(entry.name, image, time.perf_counter() - started, True, entry.shared_bytes, resources)
+
+
+def fresh(entry: Entry, compiled: Compiled, target: Target, compiler: Compiler, cache: Cache, chip: Chip) -> Built:
+    """A kernel just compiled: cached once it has passed its gates."""
+    resources = gated(entry, compiled.log, target, chip)
+    cache.store(cache.path(entry, target, compiler), compiled.image, compiled.log)
+    return Built(entry.name, compiled.image, compiled.seconds, False, entry.shared_bytes, resources)
+
+
+def gated(entry: Entry, log: str, target: Target, chip: Chip) -> Resources | None:
+    """The resources in a compiler's log, if they pass. Raises `BuildFailed`."""
+    try:
+        resources = None if target.is_ptx else resources_in(log)
+    except ValueError as exc:
+        raise BuildFailed(f"{entry.name}: {exc}") from exc
+    check_gates(entry, chip, resources)
+    return resources
 
 
 def describe(built: Sequence[Built]) -> list[dict[str, object]]:

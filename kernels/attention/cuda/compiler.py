@@ -5,14 +5,16 @@ Neither needs a header of CUDA, of Python or of PyTorch, so there is no ABI to m
 
 from __future__ import annotations
 
+import base64
 import ctypes
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +25,7 @@ from kernels.attention.interface import BuildFailed
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
 NO_COMPILER_REMEDY = "install a CUDA build of PyTorch (its wheels contain NVRTC), or put nvcc on PATH"
 COMPILE_TIMEOUT_S = 300.0
+WORKER = Path(__file__).with_name("nvrtc_worker.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,10 @@ class Compiled:
 
 
 class Compiler(Protocol):
-    """Compiles one source text with the headers it names. Raises `BuildFailed` with the compiler's own words."""
+    """Compiles source texts with the headers they name, in order. Raises `BuildFailed` with the compiler's own words.
+
+    Calls from several threads run at the same time.
+    """
 
     @property
     def name(self) -> str: ...
@@ -63,11 +69,11 @@ class Compiler(Protocol):
     @property
     def version(self) -> str: ...
 
-    def compile(self, source: str, headers: Mapping[str, str], target: Target) -> Compiled: ...
+    def compile(self, sources: Sequence[str], headers: Mapping[str, str], target: Target) -> list[Compiled]: ...
 
 
 class Nvrtc:
-    """The runtime compiler, loaded from the shared library at `path`."""
+    """The runtime compiler in the shared library at `path`; each call runs in a process of its own."""
 
     name = "nvrtc"
 
@@ -75,50 +81,40 @@ class Nvrtc:
         self.path = path
 
     @cached_property
-    def library(self) -> ctypes.CDLL:
-        # The library opens its builtins by bare name and has no rpath: they are found only if loaded already.
-        for builtins in sorted(self.path.parent.glob("libnvrtc-builtins.so.*")):
-            if ".alt." not in builtins.name:
-                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(self.path))
-
-    @cached_property
     def version(self) -> str:
         major, minor = ctypes.c_int(), ctypes.c_int()
-        self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        ctypes.CDLL(str(self.path)).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         return f"{major.value}.{minor.value}"
 
-    def compile(self, source: str, headers: Mapping[str, str], target: Target) -> Compiled:
-        library, started = self.library, time.perf_counter()
-        names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
-        texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
-        program = ctypes.c_void_p()
-        code = library.nvrtcCreateProgram(
-            ctypes.byref(program), source.encode(), b"kernel.cu", len(headers), texts, names
-        )
-        if code:
-            raise BuildFailed(f"NVRTC {self.version} could not start a program (error {code})")
+    def compile(self, sources: Sequence[str], headers: Mapping[str, str], target: Target) -> list[Compiled]:
+        folder = self.path.parent
+        job = {
+            "library": str(self.path),
+            "builtins": [str(p) for p in sorted(folder.glob("libnvrtc-builtins.so.*")) if ".alt." not in p.name],
+            "headers": dict(headers),
+            "sources": list(sources),
+            "options": [f"-arch={target.name}", *(FLAGS[:1] if target.is_ptx else FLAGS)],
+            "kind": "PTX" if target.is_ptx else "CUBIN",
+        }
         try:
-            options = [f"-arch={target.name}", *(FLAGS[:1] if target.is_ptx else FLAGS)]
-            given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-            code = library.nvrtcCompileProgram(program, len(options), given)
-            log = self.read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
-            if code:
-                raise BuildFailed(f"NVRTC {self.version} refused the source for {target.name}:\n{log.strip()}")
-            image = self.read(program, "PTX" if target.is_ptx else "CUBIN")
-        finally:
-            library.nvrtcDestroyProgram(ctypes.byref(program))
-        return Compiled(image, log, time.perf_counter() - started)
-
-    def read(self, program: ctypes.c_void_p, what: str) -> bytes:
-        """One of the program's results: `ProgramLog`, `PTX` or `CUBIN`."""
-        size = ctypes.c_size_t()
-        code = getattr(self.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
-        buffer = ctypes.create_string_buffer(max(1, size.value))
-        code = code or getattr(self.library, f"nvrtcGet{what}")(program, buffer)
-        if code:
-            raise BuildFailed(f"NVRTC {self.version} compiled but gave no {what} (error {code})")
-        return buffer.raw[: size.value]
+            done = subprocess.run(
+                [sys.executable, "-I", str(WORKER)],
+                input=json.dumps(job),
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise BuildFailed(f"NVRTC took more than {COMPILE_TIMEOUT_S:.0f} s for {target.name}") from exc
+        if done.returncode:
+            raise BuildFailed(f"NVRTC {self.version} died (exit code {done.returncode}): {done.stderr.strip()[-500:]}")
+        compiled = []
+        for answer in json.loads(done.stdout):
+            if answer["code"] or not answer["image"]:
+                words = f"error {answer['code']}\n{answer['log'].strip()}"
+                raise BuildFailed(f"NVRTC {self.version} refused the source for {target.name}: {words}")
+            compiled.append(Compiled(base64.b64decode(answer["image"]), answer["log"], answer["seconds"]))
+        return compiled
 
 
 class Nvcc:
@@ -135,7 +131,10 @@ class Nvcc:
         found = re.search(r"release (\d+\.\d+)", text)
         return found.group(1) if found else "unknown"
 
-    def compile(self, source: str, headers: Mapping[str, str], target: Target) -> Compiled:
+    def compile(self, sources: Sequence[str], headers: Mapping[str, str], target: Target) -> list[Compiled]:
+        return [self.compile_one(source, headers, target) for source in sources]
+
+    def compile_one(self, source: str, headers: Mapping[str, str], target: Target) -> Compiled:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="attention-nvcc-") as scratch:
             folder = Path(scratch)

@@ -43,6 +43,7 @@ class Driver:
     def __init__(self) -> None:
         self.library: Any = ctypes.CDLL("libcuda.so.1")
         self.library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+        self.contexts: dict[int, int] = {}
 
     def check(self, code: int, doing: str) -> None:
         """Raise what `code` says, if it is not success."""
@@ -57,6 +58,18 @@ class Driver:
         code = self.library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         self.check(code, "asking the device for an attribute")
         return value.value
+
+    def enter(self, device_index: int) -> None:
+        """Make the device's primary context, which is PyTorch's, the calling thread's current one."""
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.check(self.library.cuCtxGetCurrent(ctypes.byref(context)), "asking for the current context")
+        if context.value and self.contexts.get(device_index) == context.value:
+            return
+        self.check(self.library.cuDeviceGet(ctypes.byref(device), device_index), "finding the device")
+        code = self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        self.check(code, "retaining the primary context")
+        self.check(self.library.cuCtxSetCurrent(context), "entering the primary context")
+        self.contexts[device_index] = context.value or 0
 
     def load(self, image: bytes, name: str, shared_bytes: int) -> Function:
         """Load a cubin, or PTX that the driver translates, into the current context; raise the shared memory limit."""

@@ -61,8 +61,9 @@ class Engine:
         self.lock = threading.Lock()
         torch.cuda.init()
         with torch.cuda.device(self.device):
-            torch.empty(1, device=self.device)  # makes PyTorch's context the current one
-            driver_ = driver()
+            torch.empty(1, device=self.device)  # creates PyTorch's context
+        driver_ = driver()
+        driver_.enter(index)
         self.machine = Machine(
             chip=self.chip,
             sm_count=driver_.device_attribute(DEVICE_SM_COUNT, index),
@@ -97,11 +98,11 @@ class Engine:
             return self.functions[entry.name]
 
     def load(self, entry: Entry, built: Built) -> None:
-        with torch.cuda.device(self.device):
-            try:
-                function = driver().load(built.image, entry.name, entry.shared_bytes)
-            except CudaError as exc:
-                raise BuildFailed(str(exc), remedy="a cubin must be built for the device's own architecture") from exc
+        driver().enter(self.device.index)
+        try:
+            function = driver().load(built.image, entry.name, entry.shared_bytes)
+        except CudaError as exc:
+            raise BuildFailed(str(exc), remedy="a cubin must be built for the device's own architecture") from exc
         if function.local_bytes:
             raise BuildFailed(f"{entry.name} spills {function.local_bytes} bytes a thread once loaded")
         self.built[entry.name], self.functions[entry.name] = built, function
@@ -261,6 +262,7 @@ def bind(
         raise Unsupported(f"the CUDA kernel needs tensors on a CUDA device, not on {q.device}")
     problem = problem_of(q, k, v, out, causal=causal, alignment=causal_alignment)
     engine = engine or engine_of(q.device)
+    driver().enter(engine.device.index)
     launch = plan(problem, engine.machine, splits=splits)
     parameters = parameters_of(problem, launch, scale)
     kept: list[torch.Tensor | None] = [q, k, v, out, lse]

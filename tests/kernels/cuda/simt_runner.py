@@ -19,7 +19,7 @@ SHIM = Path(__file__).parent / "simt"
 
 
 class Job(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *(
             (name, ctypes.c_int32)
             for name in ("entry", "combine", "grid_x", "grid_y", "combine_blocks", "shared", "eager", "reverse")

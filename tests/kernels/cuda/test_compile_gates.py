@@ -1,0 +1,98 @@
+"""The source compiles for the chips people have, without spills, to the instructions it was written for. Needs no GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernels.attention.cuda.build import Built, Cache, build_all, build_one
+from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
+from kernels.attention.cuda.variants import Combine, Kernel, chip_of, table
+from kernels.attention.interface import BuildFailed
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    try:
+        return find_compiler()
+    except BuildFailed as exc:
+        pytest.skip(str(exc))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return Cache(tmp_path_factory.mktemp("cubins"))
+
+
+def disassembler() -> str | None:
+    places = [shutil.which("nvdisasm"), *map(str, Path("/usr/local").glob("cuda*/bin/nvdisasm"))]
+    return next((place for place in places if place), None)
+
+
+def samples(architecture: str) -> list[Kernel | Combine]:
+    """The large kernels of both masks' harder one, in fp16: what each architecture is most likely to spill in."""
+    chip = chip_of(Target(architecture).capability)
+    assert chip is not None
+    return [Kernel("float16", d, True, True, chip.large[d, True]) for d in (64, 128)]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_large_kernels_compile_without_spills(architecture: str, compiler: Compiler, cache: Cache) -> None:
+    for built in build_all(samples(architecture), Target(architecture), compiler, cache, 2):
+        assert built.resources is not None
+        assert built.resources.spill_bytes == 0
+        assert 0 < built.resources.registers <= 255
+
+
+def test_the_scalar_and_the_joining_kernel_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
+    chip = chip_of(75)
+    assert chip is not None
+    entries = [entry for entry in table(chip) if isinstance(entry, Combine) or not entry.vector][:3]
+    assert all(built.resources for built in build_all(entries, Target("sm_75"), compiler, cache, 2))
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80"])
+def test_the_machine_code_multiplies_on_tensor_cores_and_keeps_to_registers(
+    architecture: str, compiler: Compiler, cache: Cache, tmp_path: Path
+) -> None:
+    tool = disassembler()
+    if tool is None:
+        pytest.skip("no nvdisasm to read the machine code with")
+    kernel = samples(architecture)[0]
+    built: Built = build_one(kernel, Target(architecture), compiler, cache)
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(built.image)
+    code = subprocess.run([tool, "-c", str(cubin)], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert len(re.findall(r"\bHMMA\.", code)) >= 64
+    assert re.search(r"\bLDSM\.", code)
+    assert not re.search(r"\b(LDL|STL)\b", code)
+    assert bool(re.search(r"\bLDGSTS\.", code)) == (architecture != "sm_75")
+
+
+def test_ptx_for_a_driver_to_translate_is_made_too(compiler: Compiler, cache: Cache) -> None:
+    built = build_one(Combine("float16"), Target("compute_75"), compiler, cache)
+    assert b".target sm_75" in built.image
+    assert built.image.endswith(b"\0")
+    assert built.resources is None
+
+
+def test_bfloat16_does_not_compile_for_turing(compiler: Compiler, cache: Cache) -> None:
+    with pytest.raises(BuildFailed, match="refused"):
+        build_one(Combine("bfloat16"), Target("sm_75"), compiler, cache)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("BENCH_ALL_KERNELS"), reason="takes a minute: set BENCH_ALL_KERNELS=1 to run it")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_shipped_kernel_passes_its_gates(architecture: str, compiler: Compiler, cache: Cache) -> None:
+    chip = chip_of(Target(architecture).capability)
+    assert chip is not None
+    entries = list(table(chip))
+    assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)

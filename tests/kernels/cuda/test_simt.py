@@ -1,0 +1,176 @@
+"""The kernels' own source, run on the CPU with a fiber for each thread, against attention in float64."""
+
+from __future__ import annotations
+
+import math
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.attention.cuda.variants import CHIPS, SCALAR_TILES, Combine, Kernel, Tile
+from tests.kernels.cuda.simt_runner import Runner, compile_runner
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.system() != "Linux", reason="needs g++ on Linux to compile the kernels"
+)
+
+TURING = next(chip for chip in CHIPS if chip.name == "turing")
+HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
+ERROR = {"float16": 1.2e-3, "bfloat16": 8e-3}
+
+AHEAD_64 = Kernel("float16", 64, True, True, HOPPER.small[64, True])
+WIDE_128 = Kernel("bfloat16", 128, False, True, HOPPER.large[128, False])
+SINGLE_64 = Kernel("bfloat16", 64, True, True, Tile(128, 64, 4, 1, True))
+SCALAR_64 = Kernel("float16", 64, True, False, SCALAR_TILES[64])
+AMPERE = (AHEAD_64, WIDE_128, SINGLE_64, SCALAR_64, Combine("float16"), Combine("bfloat16"))
+STAGED_64 = Kernel("float16", 64, True, True, TURING.large[64, True])
+STAGED_256 = Kernel("float16", 256, False, True, TURING.large[256, False])
+TURING_KERNELS = (STAGED_64, STAGED_256, Combine("float16"))
+
+
+@pytest.fixture(scope="module")
+def ampere(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return compile_runner(AMPERE, 800, tmp_path_factory.mktemp("simt"))
+
+
+@pytest.fixture(scope="module")
+def turing(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return compile_runner(TURING_KERNELS, 750, tmp_path_factory.mktemp("simt"))
+
+
+def draw(kernel: Kernel, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seq_q * 1000 + seq_k)
+    dtype = getattr(torch, kernel.dtype)
+    return [
+        torch.randn(1, s, h, head_dim, generator=generator).to(dtype).transpose(1, 2)
+        for h, s in ((heads, seq_q), (kv_heads, seq_k), (kv_heads, seq_k))
+    ]
+
+
+def expected(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, offset: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    group = q.shape[1] // k.shape[1]
+    k64, v64 = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = (q.double() @ k64.mT) / math.sqrt(q.shape[3])
+    if causal:
+        seen = torch.arange(k.shape[2])[None] <= torch.arange(q.shape[2])[:, None] + offset
+        scores = scores.masked_fill(~seen, -math.inf)
+    return torch.softmax(scores, -1).nan_to_num(0.0) @ v64, torch.logsumexp(scores, -1)
+
+
+def assert_right(
+    runner: Runner,
+    kernel: Kernel,
+    tensors: list[torch.Tensor],
+    scratch: Path,
+    *,
+    alignment: str = "top-left",
+    splits: int = 1,
+    eager: bool = False,
+    reverse: bool = False,
+) -> None:
+    q, k, v = tensors
+    out = torch.full_like(q, math.nan)
+    got, lse = runner.run(
+        kernel,
+        q,
+        k,
+        v,
+        out,
+        scratch=scratch,
+        scale=1 / math.sqrt(q.shape[3]),
+        alignment=alignment,
+        splits=splits,
+        eager=eager,
+        reverse=reverse,
+    )
+    offset = k.shape[2] - q.shape[2] if alignment == "bottom-right" else 0
+    want, want_lse = expected(q, k, v, kernel.causal, offset)
+    assert bool(got.isfinite().all()), "an element was not written, or is not a number"
+    assert ((got.double() - want).norm() / want.norm()).item() < ERROR[kernel.dtype]
+    seen = want_lse.isfinite()
+    assert torch.equal(lse.isfinite(), seen)
+    assert (lse.double() - want_lse)[seen].abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize(("eager", "reverse"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("kernel", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"),
+    [
+        (AHEAD_64, 2, 1, 130, 130, 64),
+        (WIDE_128, 1, 1, 129, 193, 128),
+        (SINGLE_64, 3, 3, 129, 140, 48),
+        (SCALAR_64, 2, 2, 67, 65, 37),
+    ],
+)
+def test_the_ampere_path_agrees_with_float64(
+    ampere: Runner,
+    tmp_path: Path,
+    kernel: Kernel,
+    heads: int,
+    kv_heads: int,
+    seq_q: int,
+    seq_k: int,
+    head_dim: int,
+    eager: bool,
+    reverse: bool,
+) -> None:
+    tensors = draw(kernel, heads, kv_heads, seq_q, seq_k, head_dim)
+    assert_right(ampere, kernel, tensors, tmp_path, eager=eager, reverse=reverse)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "seq_q", "seq_k", "head_dim"),
+    [(STAGED_64, 130, 130, 64), (STAGED_64, 1, 70, 56), (STAGED_256, 65, 35, 256)],
+)
+def test_the_turing_path_agrees_with_float64(
+    turing: Runner, tmp_path: Path, kernel: Kernel, seq_q: int, seq_k: int, head_dim: int
+) -> None:
+    assert_right(turing, kernel, draw(kernel, 2, 1, seq_q, seq_k, head_dim), tmp_path)
+
+
+@pytest.mark.parametrize("alignment", ["top-left", "bottom-right"])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 1), (15, 200), (100, 33), (64, 64)])
+def test_both_causal_alignments_agree_with_float64(
+    ampere: Runner, tmp_path: Path, alignment: str, seq_q: int, seq_k: int
+) -> None:
+    assert_right(ampere, AHEAD_64, draw(AHEAD_64, 1, 1, seq_q, seq_k, 64), tmp_path, alignment=alignment)
+
+
+@pytest.mark.parametrize("splits", [2, 4])
+def test_split_keys_are_joined_right(ampere: Runner, tmp_path: Path, splits: int) -> None:
+    for kernel, alignment in ((AHEAD_64, "bottom-right"), (AHEAD_64, "top-left"), (WIDE_128, "top-left")):
+        tensors = draw(kernel, 1, 1, 20, 270, kernel.head_dim)
+        assert_right(ampere, kernel, tensors, tmp_path, splits=splits, alignment=alignment)
+
+
+def test_heads_that_do_not_fill_the_last_section_are_all_computed(ampere: Runner, tmp_path: Path) -> None:
+    assert_right(ampere, AHEAD_64, draw(AHEAD_64, 5, 5, 66, 66, 64), tmp_path)
+
+
+def test_a_causal_prefix_gives_the_same_bits(ampere: Runner, tmp_path: Path) -> None:
+    q, k, v = draw(AHEAD_64, 1, 1, 130, 130, 64)
+    whole, _ = ampere.run(AHEAD_64, q, k, v, torch.full_like(q, math.nan), scratch=tmp_path, scale=0.125)
+    for n in (1, 64, 65, 100):
+        part = [x[:, :, :n] for x in (q, k, v)]
+        got, _ = ampere.run(AHEAD_64, *part, torch.full_like(part[0], math.nan), scratch=tmp_path, scale=0.125)
+        assert torch.equal(got, whole[:, :, :n])
+
+
+def test_the_source_is_clean_under_the_address_sanitizer(tmp_path: Path) -> None:
+    # Every buffer is an allocation of its own, exactly as large as it must be, and shared memory has checks of its own.
+    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+    probe = subprocess.run(
+        ["g++", *flags, "-x", "c++", "-", "-o", str(tmp_path / "probe")], input="int main(){}", text=True
+    )
+    if probe.returncode:
+        pytest.skip("this g++ has no address sanitizer")
+    runner = compile_runner((AHEAD_64, SCALAR_64, Combine("float16")), 800, tmp_path, flags=flags)
+    assert_right(runner, AHEAD_64, draw(AHEAD_64, 1, 1, 65, 67, 64), tmp_path, eager=True)
+    assert_right(runner, AHEAD_64, draw(AHEAD_64, 1, 1, 3, 130, 40), tmp_path, splits=3, alignment="bottom-right")
+    assert_right(runner, SCALAR_64, draw(SCALAR_64, 1, 1, 33, 65, 13), tmp_path)
