@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,26 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def kernel(kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuAttention:
-    """The CPU kernel, built."""
-    built = CpuAttention(threads=2)
+    """The CPU kernel, built, on one thread: teams that wait for each other crawl on a machine that is busy elsewhere."""
+    built = CpuAttention(threads=1)
     built.build(tmp_path_factory.mktemp("build"), kernel_cache)
     return built
+
+
+@pytest.fixture(scope="session")
+def threaded(kernel: CpuAttention) -> CpuAttention:
+    """The same library on three threads."""
+    team = CpuAttention(threads=3)
+    team.forward, team.name = kernel.loaded(), kernel.name
+    return team
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_alone() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "warmup": 1,
         "regime": "burst",
         "seed": 7,
-        "threads": 2,
+        "threads": 1,
         "skip_cases": [],
         "run_id": "20261121-040506-cpu-7f3a",
         "vm": "bench-20261121-040506-cpu-7f3a-1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -115,11 +116,22 @@ def test_two_runs_give_the_same_bits(kernel: CpuAttention, causal: bool, dtype: 
         assert torch.equal(run(kernel, p), first)
 
 
-def test_the_number_of_threads_changes_only_rounding(kernel_cache: object, kernel: CpuAttention) -> None:
-    alone = CpuAttention(threads=1)
-    alone.forward = kernel.loaded()
-    p = problem(batch=1, heads=2, seq_q=300, seq_k=300, head_dim=64)
-    torch.testing.assert_close(run(alone, p), run(kernel, p), rtol=0, atol=2e-6)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_number_of_threads_changes_only_rounding(
+    kernel: CpuAttention, threaded: CpuAttention, causal: bool
+) -> None:
+    p = problem(batch=2, heads=2, seq_q=300, seq_k=300, head_dim=64, causal=causal)
+    alone, together = run(kernel, p), run(threaded, p)
+    torch.testing.assert_close(together, alone, rtol=0, atol=2e-6)
+    assert torch.equal(run(threaded, p), together)
+
+
+def test_calls_from_many_threads_at_once_do_not_disturb_each_other(threaded: CpuAttention) -> None:
+    problems = [problem(seq_q=100 + i, head_dim=64) for i in range(8)]
+    expected = [threaded.run(p.q, p.k, p.v, causal=False) for p in problems]
+    with ThreadPoolExecutor(4) as executor:
+        found = list(executor.map(lambda p: threaded.run(p.q, p.k, p.v, causal=False), problems * 3))
+    assert all(torch.equal(out, expected[i % 8]) for i, out in enumerate(found))
 
 
 def test_a_prepared_plan_gives_the_bits_of_a_run_each_time_in_new_memory(kernel: CpuAttention) -> None:
