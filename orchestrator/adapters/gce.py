@@ -68,7 +68,7 @@ class GoogleCloud:
             if faults and self.instance(zone, name) is not None:
                 raise Unavailable(
                     f"cannot {doing}: {faults[0].code} {faults[0].message}",
-                    hint="`bench reap` tries again; the VM's own deadline deletes it in any case",
+                    hint="`bench stop RUN` tries again; the VM's own deadline deletes it in any case",
                 )
 
     def instance(self, zone: str, name: str) -> Instance | None:
@@ -182,7 +182,7 @@ class GoogleCloud:
         if {fault.code, fault.reason} & table.DENIED:
             raise PermissionDenied(
                 f"cannot {doing}: {fault.code} {fault.message}",
-                hint="the account in use needs the right that the message names; `bench doctor` lists them all",
+                hint="the account in use needs the right that the message names; docs/gce.md lists them all",
             )
         return table.refusal(fault)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -16,6 +17,9 @@ STATUS: Final = {
     int(compute_v1.Operation.Status.RUNNING): "RUNNING",
     int(compute_v1.Operation.Status.DONE): "DONE",
 }
+
+_REQUEST: Final = re.compile(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: ")
+"""The client puts the request before the server's words; a person needs the words."""
 
 
 def last(url: str) -> str:
@@ -108,7 +112,7 @@ def fault_of(exc: api.GoogleAPICallError) -> Fault:
     code = str(entries[0].get("reason", "")) if entries else ""
     return Fault(
         code=code or exc.reason or f"HTTP {exc.code}",
-        message=exc.message or "",
+        message=_REQUEST.sub("", exc.message or ""),
         reason=exc.reason or "",
         metadata={str(key): str(value) for key, value in (exc.metadata or {}).items()},
         http_status=int(exc.code or 0),

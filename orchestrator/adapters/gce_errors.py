@@ -102,7 +102,7 @@ RULES: Final = (
         frozenset({"notFound"}),
         ALL,
         says="/images/",
-        hint="the image is gone: run `bench doctor`, which names the families that exist",
+        hint="the image is gone: set machine.image_family to one that `gcloud compute images list` names",
     ),
     Rule(frozenset({"notFound"}), ALL, says="network", hint="name a network that exists in the configuration"),
     Rule(

@@ -100,9 +100,7 @@ def _forbidden(exc: api.Forbidden, doing: str) -> BenchError:
     needed = _PERMISSION.search(str(exc))
     return PermissionDenied(
         f"cannot {doing}: {brief(exc)}",
-        hint=f"grant `{needed[1]}` to the account in use"
-        if needed
-        else "run `bench doctor` to see which right is missing",
+        hint=f"grant `{needed[1]}` to the account in use" if needed else "docs/gce.md lists the rights that are needed",
     )
 
 

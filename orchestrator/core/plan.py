@@ -82,7 +82,7 @@ def plan(
             "offers",
             f"no price is known for {config.machine.provisioning} {config.machine_type} "
             f"in {_listed(sorted({region_of(zone) for zone in config.allowed_zones()}))}",
-            "choose other zones, or get prices anew with `bench prices --refresh`",
+            "choose other zones, or add their prices to configs/prices.yaml",
         )
     if quotas is not None:
         offers, short = quota_rules.allowed(gpu, offers, quotas)
@@ -241,7 +241,7 @@ def _about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer], n
     if prices.stale(now):
         said.append(
             f"prices are of {prices.as_of}, {prices.age_days(now.date())} days old; spot prices move every month: "
-            "`bench prices --refresh`"
+            "update configs/prices.yaml"
         )
     gpu, machine = config.gpu_spec, config.machine
     spec = MachineSpec(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)

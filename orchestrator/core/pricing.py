@@ -182,7 +182,7 @@ class PriceSheet(_Document):
                     problems.append((document.line(path), yamltext.dotted(path), what))
         if sheet is None or problems:
             lines = [f"{source}:{line}: {key + ': ' if key else ''}{what}" for line, key, what in problems]
-            raise ConfigError("\n".join(lines), hint="get prices anew with `bench prices --refresh`")
+            raise ConfigError("\n".join(lines), hint="configs/README.md says how to write a price sheet")
         return sheet
 
     def dump(self) -> str:

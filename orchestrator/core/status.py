@@ -1,4 +1,4 @@
-"""The line that a listing shows of a run: small enough for an object's metadata, so that one page shows a thousand runs."""
+"""The line that a listing shows of a run: so small that it travels in an object's metadata, a thousand to a page."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def decode(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
             key: kinds.get(key, str)(value) for key, value in metadata.items() if key in StatusLine.__dataclass_fields__
         }
         line = StatusLine(**values)  # type: ignore[arg-type]
-        Decimal(line.cost_usd), Decimal(line.ceiling_usd), Decimal(line.usd_per_hour), line.created  # noqa: B018
+        Decimal(line.cost_usd), Decimal(line.ceiling_usd), Decimal(line.usd_per_hour), line.created
     except (ValueError, ArithmeticError):
         return None
     return line

@@ -343,7 +343,7 @@ def test_a_vm_that_cannot_be_deleted_is_an_error_never_silence() -> None:
         script.failures.extend([failed("INTERNAL_ERROR", "oops", 500)] * 2)
         with pytest.raises(Unavailable, match="INTERNAL_ERROR oops") as raised:
             ours.delete(L4.zone, L4.name, L4.request_id)
-        assert "bench reap" in raised.value.hint
+        assert "bench stop" in raised.value.hint
 
 
 def test_a_delete_whose_operation_is_forgotten_is_judged_by_whether_the_vm_is_there() -> None:

@@ -1,0 +1,85 @@
+"""What a command costs before it does anything: heavy libraries stay out, and a listing stays one listing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from orchestrator.core import events as ev
+from orchestrator.core.naming import run_id
+from orchestrator.core.run import replay
+from orchestrator.core.status import encode, status_body, status_line
+from orchestrator.wiring import Wiring, wire
+from tests.cli.conftest import Bench
+
+HEAVY = ("google.cloud.compute_v1", "fabric", "torch", "google.cloud.storage", "numpy", "orchestrator.embedded.server")
+PROGRAM = """
+import json, sys
+from orchestrator.cli.app import app
+try:
+    app(sys.argv[2:], prog_name="bench")
+except SystemExit:
+    pass
+print(json.dumps([name for name in json.loads(sys.argv[1]) if name in sys.modules]), file=sys.stderr)
+"""
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(HEAVY), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=dict(os.environ),
+    )
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("launch", "--help"), ("--version",), ("costs", "--help")])
+def test_help_loads_nothing_heavy(bench: Bench, arguments: tuple[str, ...]) -> None:
+    assert loaded_by(*arguments) == set()
+
+
+def fill(wiring: Wiring, runs: int) -> None:
+    begin = datetime(2026, 10, 1, tzinfo=UTC)
+
+    def write(number: int) -> None:
+        at = begin + timedelta(minutes=20 * number)
+        name = run_id(at, "l4", f"{number:04x}")
+        facts = (
+            ev.RunPlanned(
+                gpu="l4", config="l4", user="ada", mode="embedded", ceiling_usd=Decimal("0.18"), ttl_s=1800, attempts=1, cases=12,
+                measurements_per_implementation=600,
+            ),
+            ev.Settled(cost_usd=Decimal("0.01"), released_usd=Decimal("0.17")),
+            ev.RunClosed(outcome="succeeded"),
+        )  # fmt: skip
+        log = [
+            ev.Event(run_id=name, time=at, writer="client-000000", seq=i, fact=fact) for i, fact in enumerate(facts, 1)
+        ]
+        state = replay(log)
+        assert state is not None
+        wiring.index.write(name, encode(status_line(state, at)), status_body(state, at))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(runs)))
+
+
+def test_a_thousand_finished_runs_are_shown_in_three_storage_calls_and_without_the_compute_client(bench: Bench) -> None:
+    wiring = wire()
+    fill(wiring, 1000)
+    fresh = wire()
+    lines = fresh.index.list_runs()
+    assert len(lines) == 1000
+    assert fresh.bucket.calls <= 3  # type: ignore[attr-defined]
+    assert "google.cloud.compute_v1" not in loaded_by("status")
+    document = bench("status", "--json", "--limit", "1000").document
+    assert len(document["runs"]) == 1000
+    assert "… and 980 older runs" in bench("status").out
