@@ -31,12 +31,12 @@ def load(
     Raises `ConfigError` that lists every problem."""
     document = yamltext.read(text)
     problems = _Problems(source, document)
-    if document.data is None:
+    written = {} if document.data is None and not document.problems else document.data
+    if not isinstance(written, dict):
+        if written is not None:
+            problems.add((), "expected keys and values, such as `gpu: l4`")
         raise problems.error()
-    if not isinstance(document.data, dict):
-        problems.add((), "expected keys and values, such as `gpu: l4`")
-        raise problems.error()
-    data = {str(key): _copy(value) for key, value in document.data.items() if value is not None}
+    data = {str(key): _copy(value) for key, value in written.items() if value is not None}
     for override in overrides:
         _apply(override, data, problems)
     _fill_in_grids(data, grids, problems)
@@ -152,32 +152,37 @@ def _grid(value: Any, path: yamltext.Path, grids: Mapping[str, Any], problems: _
 def _validate(data: dict[str, Any], problems: _Problems) -> Config | None:
     """The config in `data`. Where keys are wrong they are reported and taken out, so that the rest is checked too."""
     gpu = data.get("gpu")
-    if not isinstance(gpu, str):
+    if not isinstance(gpu, str) or not gpu.strip():
         problems.add(("gpu",), f"required; one of: {', '.join(GPU_NAMES)}")
         data["gpu"] = ""
     while True:
         try:
             return Config.model_validate(data)
         except ValidationError as error:
+            taken = False
             for path, what in explain(error, Config):
                 problems.add(path, what)
-                _take_out(data, path)
+                taken |= _take_out(data, path)
+            # A key that is not text in any encoding comes back from validation under another name.
+            if not taken:
+                return None
 
 
-def _take_out(data: Any, path: yamltext.Path) -> None:
+def _take_out(data: Any, path: yamltext.Path) -> bool:
+    """Removes what is at `path`, or the innermost section's key on the way there; whether there was any."""
     for part in path[:-1]:
-        below = data.get(part) if isinstance(data, dict) else None
+        below = data.get(part)
         if not isinstance(below, dict):
             break
         data, path = below, path[1:]
-    data.pop(path[0], None)
+    if path[0] not in data:
+        return False
+    del data[path[0]]
+    return True
 
 
 def _impossible(config: Config) -> Iterator[tuple[yamltext.Path, str]]:
     """Combinations that no machine on offer can satisfy, each with its remedy."""
-    for phase, seconds in config.run.phase_limits_s.items():
-        if seconds < 1:
-            yield ("run", "phase_limits_s", phase), f"must be at least 1 second, not {seconds}"
     gpu = lookup(config.gpu)
     if gpu is None:
         if config.gpu:

@@ -15,8 +15,8 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.grids import DTYPES, Grid, harness_shapes, once
 from orchestrator.core.placement import region_of
 
-PHASES: Final = ("preflight", "environment", "build", "correctness", "measure", "finish")
 PHASE_LIMITS_S: Final = {
+    # in the order in which phases run
     "preflight": 300,
     "environment": 600,
     "build": 300,
@@ -33,6 +33,7 @@ KERNEL: Final = "bench"
 Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 
 
+Phase = Literal["preflight", "environment", "build", "correctness", "measure", "finish"]
 Dtypes = Annotated[tuple[Literal["float16", "bfloat16", "float32"], ...], AfterValidator(once)]
 
 
@@ -66,9 +67,7 @@ class Machine(_Section):
 class RunLimits(_Section):
     max_minutes: Annotated[Int, Field(ge=1, le=10080)] = 30
     attempts: Annotated[Int, Field(ge=1, le=20)] = 1
-    phase_limits_s: dict[Literal["preflight", "environment", "build", "correctness", "measure", "finish"], int] = Field(
-        default_factory=dict
-    )
+    phase_limits_s: dict[Phase, Annotated[Int, Field(ge=1)]] = Field(default_factory=dict)
 
     def limits(self) -> dict[str, int]:
         """Every phase's limit in seconds: the defaults, with what was asked for over them."""

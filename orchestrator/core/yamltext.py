@@ -14,6 +14,7 @@ Path = tuple[str | int, ...]
 @dataclass(frozen=True, slots=True)
 class Document:
     data: Any
+    """None where there is nothing, or nothing that can be read."""
     lines: Mapping[Path, int] = field(default_factory=dict)
     """Line, from 1, of each key or list entry."""
     problems: tuple[tuple[int, str, str], ...] = ()
@@ -37,20 +38,25 @@ def dotted(path: Path) -> str:
 
 def read(text: str) -> Document:
     """The document in `text`. Never raises: what cannot be read is in `problems`."""
+    try:
+        return _read(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        return Document(data=None, problems=((mark.line + 1 if mark else 0, "", f"not YAML: {error.problem}"),))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return Document(data=None, problems=((0, "", f"not YAML: {str(error).splitlines()[0]}"),))
+
+
+def _read(text: str) -> Document:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
         if node is None:
-            return Document(data={})
+            return Document(data=None)
         lines: dict[Path, int] = {}
         problems: list[tuple[int, str, str]] = []
         _walk(node, (), lines, problems)
         return Document(data=loader.construct_document(node), lines=lines, problems=tuple(problems))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        return Document(data=None, problems=((mark.line + 1 if mark else 0, "", f"not YAML: {error.problem}"),))
-    except (yaml.YAMLError, ValueError) as error:
-        return Document(data=None, problems=((0, "", f"not YAML: {error}"),))
     finally:
         loader.dispose()
 

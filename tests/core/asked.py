@@ -1,0 +1,58 @@
+"""Builders of what a user asks for, with defaults for what a test does not care about."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.core import config as configs
+from orchestrator.core.budget import Caps, Ledger
+from orchestrator.core.config import Config
+from orchestrator.core.plan import LaunchPlan, PlanRefused, plan
+from orchestrator.core.pricing import PriceSheet
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))
+SHEET = PriceSheet.parse((CONFIGS / "prices.yaml").read_text(encoding="utf-8"))
+NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
+IMAGE = "projects/p/global/images/an-image-v1"
+D = Decimal
+
+
+def asked(text: str = "gpu: l4", *overrides: str, source: str = "my.yaml") -> Config:
+    return configs.load(text, source=source, overrides=overrides, grids=GRIDS)
+
+
+def shipped(name: str) -> Config:
+    return asked((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"), source=f"{name}.yaml")
+
+
+def planned(config: Config | None = None, **changes: Any) -> LaunchPlan | PlanRefused:
+    config = config or asked()
+    arguments: dict[str, Any] = {
+        "config_name": "my",
+        "mode": "gce",
+        "prices": SHEET,
+        "image": IMAGE,
+        "quotas": None,
+        "ledger": Ledger(),
+        "caps": Caps(),
+        "now": NOON,
+    }
+    return plan(config, **(arguments | changes))
+
+
+def accepted(config: Config | None = None, **changes: Any) -> LaunchPlan:
+    answer = planned(config, **changes)
+    assert isinstance(answer, LaunchPlan), answer
+    return answer
+
+
+def refused(config: Config | None = None, **changes: Any) -> PlanRefused:
+    answer = planned(config, **changes)
+    assert isinstance(answer, PlanRefused)
+    return answer

@@ -1,0 +1,397 @@
+"""What the user asked for is read in full, or refused with every reason at once."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.catalog import GPU_NAMES
+from orchestrator.core.config import Config, baseline_only, effective_grids
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.grids import DTYPES
+from orchestrator.core.settings import IMPLEMENTATIONS, PHASE_LIMITS_S, harness
+from tests.core.asked import CONFIGS, GRIDS, asked, shipped
+
+
+def read_or_refused(text: str, *overrides: str) -> bool:
+    """Whether there is either a whole config or a complaint about this file or these overrides; nothing else leaves."""
+    try:
+        return asked(text, *overrides).gpu in GPU_NAMES
+    except ConfigError as error:
+        return "my.yaml" in str(error) or "--set" in str(error)
+
+
+def complaints(text: str, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        asked(text, *overrides)
+    assert caught.value.hint
+    return str(caught.value).splitlines()
+
+
+# --- what is read ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GPU_NAMES)
+def test_every_shipped_config_is_good(name: str) -> None:
+    config = shipped(name)
+    assert config.gpu == name
+    for mode in ("gce", "embedded"):
+        grids = effective_grids(config, mode)
+        assert grids.measure.dtypes
+        assert grids.correctness.dtypes
+        assert grids.left_out == ()
+
+
+def test_the_complete_example_has_every_key() -> None:
+    text = (CONFIGS / "l4.yaml").read_text(encoding="utf-8")
+    keys = [name for name, field in Config.model_fields.items() if name not in ("zones", "regions")]
+    missing = [name for name in keys if f"\n{name}:" not in f"\n{text}"]
+    for section in (Config.model_fields[name].annotation for name in keys):
+        names = getattr(section, "model_fields", {})
+        missing += [name for name in names if f"\n  {name}:" not in text and "dtypes" not in name]
+    assert missing == []
+
+
+def test_the_handbook_explains_every_key() -> None:
+    text = (CONFIGS / "README.md").read_text(encoding="utf-8")
+    for name, field in Config.model_fields.items():
+        nested = getattr(field.annotation, "model_fields", {})
+        for key in [f"{name}.{inner}" for inner in nested] or [name]:
+            assert f"`{key}`" in text, key
+
+
+def test_the_complete_example_says_what_the_defaults_are() -> None:
+    written, least = shipped("l4"), asked("gpu: l4")
+    filled = least.machine.model_copy(
+        update={
+            "type": least.machine_type,
+            "image_project": least.image_source[0],
+            "image_family": least.image_source[1],
+        }
+    )
+    assert written == least.model_copy(update={"machine": filled})
+
+
+def test_a_gpu_is_all_that_has_to_be_said() -> None:
+    config = asked("gpu: L4")
+    assert config.gpu == "l4"
+    assert config.machine_type == "g2-standard-4"
+    assert config.image_source == ("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580")
+    assert config.allowed_zones() == config.gpu_spec.zones
+    assert config.budget.caps().day == Decimal("5.00")
+    assert config.measure.grid.name == "standard"
+    assert config.measure.embedded_grid == asked("gpu: l4\nmeasure:").measure.embedded_grid
+
+
+def test_money_is_exact() -> None:
+    config = asked("gpu: l4\nbudget: {per_run_usd: 0.1, per_day_usd: '0.20', per_month_usd: 3, total_usd: null}")
+    caps = config.budget.caps()
+    assert (caps.run, caps.day, caps.month, caps.total) == (Decimal("0.1"), Decimal("0.20"), Decimal(3), None)
+
+
+def test_overrides_win_over_the_file_and_are_yaml() -> None:
+    config = asked(
+        "gpu: l4\nrun: {max_minutes: 5}",
+        "gpu=t4",
+        "run.max_minutes=7",
+        "machine.external_ip=false",
+        "measure.dtypes=[float16]",
+        "machine.service_account=a@b",
+        "alerts.command=",
+    )
+    assert (config.gpu, config.run.max_minutes, config.machine.external_ip) == ("t4", 7, False)
+    assert config.measure.dtypes == ("float16",)
+    assert config.machine.service_account == "a@b"
+    assert config.alerts.command == ""
+
+
+def test_zones_or_regions_narrow_the_search() -> None:
+    assert asked("gpu: l4\nzones: [us-east4-c]").allowed_zones() == ("us-east4-c",)
+    assert asked("gpu: l4\nregions: [us-east4]").allowed_zones() == ("us-east4-a", "us-east4-c")
+
+
+def test_limits_of_phases_are_the_defaults_with_what_was_asked_over_them() -> None:
+    limits = asked("gpu: l4\nrun: {phase_limits_s: {build: 7}}").run.limits()
+    assert limits == PHASE_LIMITS_S | {"build": 7}
+    assert tuple(limits) == tuple(PHASE_LIMITS_S)
+
+
+def test_without_the_kernel_only_the_baselines_are_left() -> None:
+    assert baseline_only(asked("gpu: l4")).measure.implementations == IMPLEMENTATIONS[1:]
+    alone = asked("gpu: l4\nmeasure: {implementations: [bench]}")
+    assert baseline_only(alone).measure.implementations == ("sdpa:default",)
+
+
+# --- grids and modes ------------------------------------------------------------------------------------------------
+
+
+def names(config: Config, mode: str) -> tuple[str, tuple[str, ...], str, tuple[str, ...]]:
+    grids = effective_grids(config, mode)
+    return grids.measure.name, grids.measure.dtypes, grids.correctness.name, grids.correctness.dtypes
+
+
+def test_the_embedded_cloud_measures_its_own_grid() -> None:
+    config = asked("gpu: l4")
+    both = ("float16", "bfloat16")
+    cpu = ("float32", "bfloat16")
+    assert names(config, "gce") == ("standard", both, "correctness-classic", both)
+    assert names(config, "embedded") == ("cpu", cpu, "correctness-cpu", cpu)
+    assert effective_grids(config, "embedded").replaced
+    assert not effective_grids(config, "gce").replaced
+
+
+def test_a_grid_that_the_user_names_is_measured_everywhere() -> None:
+    for config in (
+        asked("gpu: l4\nmeasure: {grid: hopper}"),
+        asked((CONFIGS / "l4.yaml").read_text(encoding="utf-8"), "measure.grid=hopper"),
+    ):
+        assert names(config, "gce")[:2] == names(config, "embedded")[:2] == ("hopper", ("bfloat16",))
+        assert not effective_grids(config, "embedded").replaced
+
+
+def test_dtypes_that_the_user_names_for_one_run_are_measured_everywhere() -> None:
+    config = asked((CONFIGS / "t4.yaml").read_text(encoding="utf-8"), "measure.dtypes=[float32]")
+    assert names(config, "gce")[:2] == ("standard", ("float32",))
+    assert names(config, "embedded")[:2] == ("cpu", ("float32",))
+
+
+def test_dtypes_of_a_config_are_for_its_gpu() -> None:
+    config = shipped("t4")
+    assert names(config, "gce")[1] == ("float16",)
+    assert names(config, "embedded")[1] == ("float32", "bfloat16")
+
+
+def test_the_embedded_cloud_may_have_dtypes_of_its_own() -> None:
+    text = "gpu: l4\nmeasure: {grid: smoke, embedded_dtypes: [bfloat16]}\ncorrectness: {embedded_dtypes: [float16]}"
+    assert names(asked(text), "gce")[1] == ("float32",)
+    assert names(asked(text), "embedded") == ("smoke", ("bfloat16",), "correctness-cpu", ("float16",))
+
+
+def test_a_dtype_that_a_grid_brings_along_and_the_gpu_lacks_is_left_out() -> None:
+    grids = effective_grids(asked("gpu: t4"), "gce")
+    assert grids.measure.dtypes == grids.correctness.dtypes == ("float16",)
+    assert grids.left_out == ("bfloat16",)
+
+
+def test_correctness_is_checked_in_what_is_measured_unless_it_says_otherwise() -> None:
+    assert names(asked("gpu: l4\nmeasure: {dtypes: [float32]}"), "gce")[3] == ("float32",)
+    assert names(asked("gpu: l4\ncorrectness: {dtypes: [bfloat16]}"), "gce")[3] == ("bfloat16",)
+    only_bfloat16 = (
+        "gpu: t4\ncorrectness: {grid: {dtypes: [bfloat16], shapes: [{batch: 1, heads: 1, seq: 1, head_dim: 1}]}}"
+    )
+    assert names(asked(only_bfloat16), "gce")[3] == ("float16",)
+
+
+def test_a_grid_without_dtypes_is_measured_in_single_precision() -> None:
+    inline = "gpu: l4\nmeasure: {grid: {shapes: [{batch: 1, heads: 1, seq: 1, head_dim: 1}]}}"
+    assert names(asked(inline), "gce")[:2] == ("inline", ("float32",))
+
+
+@given(
+    st.sampled_from(GPU_NAMES),
+    st.lists(st.sampled_from(DTYPES), unique=True),
+    st.sampled_from(sorted(GRIDS)),
+    st.sampled_from(["gce", "embedded"]),
+)
+def test_what_is_measured_can_always_be_computed(gpu: str, dtypes: list[str], grid: str, mode: str) -> None:
+    try:
+        config = asked(f"gpu: {gpu}\nmeasure: {{grid: {grid}, dtypes: [{', '.join(dtypes)}]}}")
+    except ConfigError:
+        return
+    grids = effective_grids(config, mode)
+    supported: tuple[str, ...] = DTYPES if mode == "embedded" else config.gpu_spec.dtypes
+    assert grids.measure.dtypes
+    assert grids.correctness.dtypes
+    assert set(grids.measure.dtypes) | set(grids.correctness.dtypes) <= set(supported)
+    assert set(dtypes) <= set(grids.measure.dtypes)
+
+
+def test_the_harness_is_told_all_that_it_needs() -> None:
+    config = asked("gpu: l4\nmeasure: {grid: smoke, repeats: 3, warmup: 1, regime: sustained, seed: 5, threads: 2}")
+    spec = harness(config, effective_grids(config, "gce"), skip_cases=["done"])
+    shape = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 16, "seq_k": 16, "head_dim": 16, "causal": False}
+    correctness = spec.pop("correctness")
+    assert spec == {
+        "implementations": list(IMPLEMENTATIONS),
+        "measure": {"shapes": [shape], "dtypes": ["float32"]},
+        "repeats": 3,
+        "warmup": 1,
+        "regime": "sustained",
+        "seed": 5,
+        "threads": 2,
+        "skip_cases": ["done"],
+    }
+    assert len(correctness["shapes"]) == 7
+    assert (correctness["dtypes"], correctness["max_abs_error"]) == (["float32"], 0.01)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+WRONG = """\
+gpu: l4
+machine:
+  typ: n1-standard-4
+  type: n1-standard-4
+  disk_gb: 20
+  provisioning: preemptible
+zones: [us-central1-q, us-central1-a]
+run: {max_minutes: yes, attempts: 0, phase_limits_s: {prefligth: 3, build: 0}}
+budget: {per_run_usd: -1, per_day_usd: lots}
+measure:
+  grid: standart
+  implementations: [bench, "sdpa:flsh"]
+  dtypes: [float8]
+  seed: 1
+  seed: 2
+correctness:
+  max_abs_error: 0
+  grid:
+    shapes:
+      - {batch: 1, heads: 3, kv_heads: 2, seq: 4, head_dim: 4}
+      - {batch: 0, heads: 3, sq: 4, head_dim: 4}
+alerts: {webhook: "hooks.example.com", command: 3}
+environment: {allow_install: perhaps, min_free_gb: much, torch: null}
+payload: 3
+"""
+
+MACHINE_KEYS = (
+    "type, disk_gb, disk_type, image_project, image_family, provisioning, external_ip, service_account, network"
+)
+COMPLAINTS = f"""\
+--set machine.provisionin=spot: machine.provisionin: unknown key; did you mean 'provisioning'? valid: {MACHINE_KEYS}
+my.yaml:3: machine.typ: unknown key; did you mean 'type'? valid: {MACHINE_KEYS}
+my.yaml:4: machine.type: n1-standard-4 carries NVIDIA T4; l4 comes with: g2-standard-4, g2-standard-8, g2-standard-12, g2-standard-16, g2-standard-32
+my.yaml:5: machine.disk_gb: 20 GB is smaller than the image of common-cu129-ubuntu-2404-nvidia-580; use at least 50
+my.yaml:6: machine.provisioning: 'preemptible' is not a choice; valid: spot, standard
+my.yaml:7: zones[0]: l4 is not offered in 'us-central1-q'; did you mean 'us-central1-c'? valid: us-central1-a, us-central1-b, us-central1-c
+my.yaml:8: run.attempts: must be at least 1, not 0
+my.yaml:8: run.max_minutes: expected a whole number, got true
+my.yaml:8: run.phase_limits_s.build: must be at least 1, not 0
+my.yaml:8: run.phase_limits_s.prefligth: 'prefligth' is not a choice; did you mean 'preflight'? valid: preflight, environment, build, correctness, measure, finish
+my.yaml:9: budget.per_day_usd: expected an amount of dollars, got 'lots'
+my.yaml:9: budget.per_run_usd: must be at least 0, not -1
+--set measure.warmup=-1: measure.warmup: must be at least 0, not -1
+my.yaml:11: measure.grid: no grid called 'standart'; did you mean 'standard'? valid: {", ".join(sorted(GRIDS))}
+my.yaml:12: measure.implementations[1]: 'sdpa:flsh' is not a choice; did you mean 'sdpa:flash'? valid: bench, sdpa:default, sdpa:flash, sdpa:efficient, sdpa:cudnn, sdpa:math
+my.yaml:13: measure.dtypes[0]: 'float8' is not a choice; did you mean 'float32'? valid: float16, bfloat16, float32
+my.yaml:15: measure.seed: given twice, first on line 14
+my.yaml:17: correctness.max_abs_error: must be more than 0.0, not 0
+my.yaml:20: correctness.grid.shapes[0]: heads (3) is not a multiple of kv_heads (2)
+my.yaml:21: correctness.grid.shapes[1].batch: must be at least 1, not 0
+my.yaml:21: correctness.grid.shapes[1].seq_k: required
+my.yaml:21: correctness.grid.shapes[1].seq_q: required
+my.yaml:21: correctness.grid.shapes[1].sq: unknown key; did you mean 'seq_q'? valid: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal
+my.yaml:22: alerts.command: expected text, got 3
+my.yaml:22: alerts.webhook: 'hooks.example.com' does not look right; expected ^https?://
+my.yaml:23: environment.allow_install: expected true or false, got 'perhaps'
+my.yaml:23: environment.min_free_gb: expected a number, got 'much'
+my.yaml:23: environment.torch: expected text, got nothing
+my.yaml:24: payload: expected a section with keys of its own, got 3
+--set gpu.name=l4: gpu is not a section
+--set max_minutes: expected key.path=value, such as run.max_minutes=20
+"""
+
+
+def test_every_problem_is_listed_with_its_file_line_key_and_remedy() -> None:
+    found = complaints(WRONG, "machine.provisionin=spot", "max_minutes", "gpu.name=l4", "measure.warmup=-1")
+    assert found == COMPLAINTS.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "my.yaml: gpu: required; one of: l4, t4, a100, h100, cpu"),
+        ("gpu: 4", "my.yaml:1: gpu: required; one of: l4, t4, a100, h100, cpu"),
+        ("gpu: h10", "my.yaml:1: gpu: unknown GPU 'h10'; did you mean 'h100'? valid: l4, t4, a100, h100, cpu"),
+        ("- gpu: l4", "my.yaml: expected keys and values, such as `gpu: l4`"),
+        ("gpu: [l4", "my.yaml:1: not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("gpu: l4\nmeasure: fast", "my.yaml:2: measure: expected a section with keys of its own"),
+        ("gpu: l4\nmeasure: {grid: 7}", "my.yaml:2: measure.grid: expected the name of a grid, or a grid written out"),
+        (
+            "gpu: l4\nmeasure: {implementations: []}",
+            "my.yaml:2: measure.implementations: must not be empty",
+        ),
+        (
+            "gpu: l4\nmeasure: {dtypes: [float16, float16]}",
+            "my.yaml:2: measure.dtypes: entry 2 is there already: float16",
+        ),
+        (
+            "gpu: t4\nmeasure: {dtypes: [float16, bfloat16]}",
+            "my.yaml:2: measure.dtypes: t4 has no bfloat16 arithmetic; valid: float16, float32",
+        ),
+        (
+            "gpu: t4\nmeasure:\n  grid: hopper",
+            "my.yaml:3: measure.grid: grid 'hopper' asks for bfloat16 only; t4 has: float16, float32",
+        ),
+        (
+            "gpu: l4\nmachine: {type: z9-mega}",
+            "my.yaml:2: machine.type: z9-mega is not known to carry NVIDIA L4; l4 comes with: g2-standard-4, g2-standard-8, g2-standard-12, g2-standard-16, g2-standard-32",
+        ),
+        (
+            "gpu: h100\nmachine:\n  provisioning: standard",
+            "my.yaml:3: machine.provisioning: a3-highgpu-1g is not sold on demand; use spot",
+        ),
+        ("gpu: a100\nzones: [us-east1-b]\nregions: [us-east1]", "my.yaml:3: regions: give either zones or regions"),
+        (
+            "gpu: h100\nzones:\n  - us-central1-a\n  - asia-east9-a",
+            "my.yaml:4: zones[1]: h100 is not offered in 'asia-east9-a'; did you mean 'us-east4-a'? valid: us-central1, us-east4, europe-west4",
+        ),
+        (
+            "gpu: h100\nregions: [us-east9]",
+            "my.yaml:2: regions[0]: h100 is not offered in 'us-east9'; did you mean 'us-east4'? valid: us-central1, us-east4, europe-west4",
+        ),
+        ("gpu: h100\nregions: [mars]", "my.yaml:2: regions[0]: h100 is not offered in 'mars'; valid: us-central1, us-east4, europe-west4"),
+        ("gpu: l4\nrun: {max_minutes: 10081}", "my.yaml:2: run.max_minutes: must be at most 10080, not 10081"),
+        ("gpu: l4\nmeasure: {seed: 9223372036854775808}", "my.yaml:2: measure.seed: must be less than 9223372036854775808, not 9223372036854775808"),
+        ("gpu: l4\nbudgets: {}", "my.yaml:2: budgets: unknown key; did you mean 'budget'? valid: gpu, machine, zones, regions, run, budget, alerts, measure, correctness, environment, payload"),
+        ("gpu: l4\nzones: us-central1-a", "my.yaml:2: zones: expected a list, got 'us-central1-a'"),
+    ],
+)  # fmt: skip
+def test_what_no_machine_can_do_is_refused_with_what_would_be_right(text: str, complaint: str) -> None:
+    assert complaints(text) == [complaint]
+
+
+def test_a_long_value_is_cut_short_in_the_complaint() -> None:
+    assert complaints(f"gpu: l4\nzones: {'x' * 99}") == [f"my.yaml:2: zones: expected a list, got '{'x' * 56}..."]
+
+
+def test_an_image_of_ones_own_may_fit_a_smaller_disk() -> None:
+    assert asked("gpu: l4\nmachine: {disk_gb: 20, image_family: mine}").machine.disk_gb == 20
+
+
+def test_a_config_made_by_hand_cannot_name_a_gpu_that_is_not_there() -> None:
+    config = asked().model_copy(update={"gpu": "z9"})
+    with pytest.raises(ConfigError, match="unknown 'z9'"):
+        _ = config.gpu_spec
+
+
+def test_a_key_that_no_encoding_can_hold_is_refused() -> None:
+    assert complaints('{"gpu": "l4", "measure": {"\\ud910": 1}}')
+
+
+@given(st.text(max_size=200), st.lists(st.text(max_size=30), max_size=3))
+def test_whatever_is_written_is_read_or_refused(text: str, overrides: list[str]) -> None:
+    assert read_or_refused(text, *overrides)
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    st.sampled_from([f"{name}.{key}" for name, field in Config.model_fields.items()
+                     for key in getattr(field.annotation, "model_fields", {"x": 0})] + list(Config.model_fields)),
+    _values,
+)  # fmt: skip
+def test_any_value_under_any_key_is_read_or_refused(key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    document = {"gpu": "l4"} | ({section: {name: value}} if name else {section: value})
+    assert read_or_refused(json.dumps(document))
