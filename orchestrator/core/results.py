@@ -176,7 +176,6 @@ def _summary(group: Sequence[Row]) -> Summary:
     error = max(errors) if errors else None
     if not times:
         return Summary(**identity, axes=axes, count=0, max_abs_error=error, skipped=skipped)
-    p5, p95 = _tails(times)
     return Summary(
         **identity,
         axes=axes,
@@ -184,19 +183,18 @@ def _summary(group: Sequence[Row]) -> Summary:
         median_us=statistics.median(times),
         mean_us=statistics.fmean(times),
         min_us=times[0],
-        p5_us=p5,
-        p95_us=p95,
+        p5_us=_percentile(times, 5),
+        p95_us=_percentile(times, 95),
         throttled=sum(1 for row in group if row.throttle not in ("", "none")),
         max_abs_error=error,
     )
 
 
-def _tails(times: Sequence[float]) -> tuple[float, float]:
-    """The 5th and 95th percentile, interpolated between the two nearest measurements."""
-    if len(times) == 1:
-        return times[0], times[0]
-    cuts = statistics.quantiles(times, n=20, method="inclusive")
-    return cuts[0], cuts[-1]
+def _percentile(times: Sequence[float], percent: int) -> float:
+    """Of sorted `times`, interpolated between the two nearest; never outside of what was measured."""
+    whole, rest = divmod((len(times) - 1) * percent, 100)
+    low, high = times[whole], times[min(whole + 1, len(times) - 1)]
+    return min(low + (high - low) * rest / 100, high)
 
 
 def _compared(summary: Summary, baselines: Mapping[str, float]) -> Summary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,13 +69,14 @@ def scalar(text: str) -> Any:
 
 def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[tuple[int, str, str]]) -> None:
     if isinstance(node, yaml.MappingNode):
-        seen: dict[Hashable, int] = {}
+        seen: dict[str, int] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
-            here = (*path, str(key.value))
-            if key.value in seen:
-                problems.append((line, dotted(here), f"given twice, first on line {seen[key.value]}"))
-            seen[key.value] = line
+            name = str(key.value)
+            here = (*path, name)
+            if name in seen:
+                problems.append((line, dotted(here), f"given twice, first on line {seen[name]}"))
+            seen[name] = line
             lines[here] = line
             _walk(value, here, lines, problems)
     elif isinstance(node, yaml.SequenceNode):

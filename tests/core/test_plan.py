@@ -1,0 +1,330 @@
+"""Everything is decided before a cent is spent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.budget import Approved, Caps, Ledger, authorize, hold, settle
+from orchestrator.core.catalog import GPU_NAMES
+from orchestrator.core.plan import SHORTEST_S, LaunchPlan, PlanRefused, priced_regions, run_spec
+from orchestrator.core.pricing import ceiling
+from tests.core.asked import IMAGE, NOON, SHEET, D, accepted, asked, planned, refused, shipped
+
+
+@dataclass(frozen=True)
+class Limit:
+    metric: str
+    limit: float
+    usage: float = 0
+    region: str = ""
+
+
+def limits(**metrics: float) -> dict[str, tuple[Limit, ...]]:
+    """The same limits in two regions; GPUS_ALL_REGIONS is the project's."""
+    return {
+        region: tuple(
+            Limit(name, limit, region="" if name == "GPUS_ALL_REGIONS" else region) for name, limit in metrics.items()
+        )
+        for region in ("us-central1", "us-east4")
+    }
+
+
+TWO = "gpu: l4\nregions: [us-central1, us-east4]\n"
+"""us-east4 is the cheaper of the two."""
+
+
+@pytest.mark.parametrize("gpu", GPU_NAMES)
+@pytest.mark.parametrize("mode", ["gce", "embedded"])
+def test_every_shipped_config_can_be_planned_within_its_own_budget(gpu: str, mode: str) -> None:
+    config = shipped(gpu)
+    plan = accepted(config, mode=mode, caps=config.budget.caps())
+    assert plan.offers
+    assert plan.ttl_s == config.run.max_minutes * 60
+    assert 0 < plan.ceiling_usd <= (config.budget.per_run_usd or 0)
+    assert plan.measurements_per_implementation == len(plan.cases) * config.measure.repeats
+    assert set(plan.headroom) == {"run", "day", "month"}
+
+
+def test_a_plan_says_all_that_will_be_asked_for() -> None:
+    plan = accepted(asked(TWO + "run: {attempts: 2}"))
+    assert [offer.zone for offer in plan.offers] == ["us-east4-a", "us-east4-c", *(f"us-central1-{z}" for z in "abc")]
+    first = plan.offers[0]
+    assert (first.machine_type, first.accelerator, first.accelerator_count) == ("g2-standard-4", None, 0)
+    assert first.provisioning == "SPOT"
+    assert plan.usd_per_hour == first.usd_per_hour == D("0.321320")
+    assert (plan.config_name, plan.mode, plan.image, plan.attempts, plan.ttl_s) == ("my", "gce", IMAGE, 2, 1800)
+    assert plan.ceiling_usd == ceiling(plan.offers[-1].usd_per_hour, 1800, 2) > ceiling(first.usd_per_hour, 1800, 2)
+    assert len(plan.cases) == 12
+    assert plan.notices == ()
+    json.dumps(plan.harness)
+
+
+def test_a_t4_is_attached_and_an_l4_comes_with_its_machine() -> None:
+    t4 = accepted(asked("gpu: t4")).offers[0]
+    assert (t4.machine_type, t4.accelerator, t4.accelerator_count) == ("n1-standard-4", "nvidia-tesla-t4", 1)
+    cpu = accepted(asked("gpu: cpu")).offers[0]
+    assert (cpu.machine_type, cpu.accelerator, cpu.accelerator_count) == ("e2-standard-4", None, 0)
+
+
+amounts = st.decimals(min_value="0", max_value="3", places=4)
+
+
+@given(
+    st.sampled_from(GPU_NAMES),
+    st.sampled_from(["gce", "embedded"]),
+    st.builds(Caps, *[st.none() | amounts] * 4),
+    amounts,
+    st.integers(1, 90),
+    st.integers(1, 4),
+)
+def test_a_plan_never_asks_for_more_than_any_budget_allows(
+    gpu: str, mode: str, caps: Caps, spent: Decimal, minutes: int, attempts: int
+) -> None:
+    ledger = settle(hold(Ledger(), "earlier", spent, 60, NOON), "earlier", spent, NOON)
+    config = asked(f"gpu: {gpu}\nrun: {{max_minutes: {minutes}, attempts: {attempts}}}")
+    plan = planned(config, mode=mode, caps=caps, ledger=ledger)
+    if isinstance(plan, PlanRefused):
+        assert plan.kind == "budget"
+        return
+    assert SHORTEST_S[mode] <= plan.ttl_s <= minutes * 60
+    assert isinstance(authorize(ledger, caps, plan.ceiling_usd, NOON), Approved)
+    assert all(ceiling(offer.usd_per_hour, plan.ttl_s, attempts) <= plan.ceiling_usd for offer in plan.offers)
+
+
+# --- the budget -----------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_too_small_for_the_time_asked_shortens_the_run_on_the_cheapest_machines() -> None:
+    plan = accepted(asked(TWO), caps=Caps(day=D("0.10")))
+    assert {offer.region for offer in plan.offers} == {"us-east4"}
+    assert plan.ttl_s == 1090
+    assert plan.ceiling_usd <= D("0.10") < ceiling(plan.usd_per_hour, plan.ttl_s + 1, 1)
+    assert plan.notices == (
+        "the budget shortens the run from 30 min to 18 min 10 s",
+        "left out, too dear for 18 min 10 s within the budget: us-central1",
+    )
+
+
+def test_zones_too_dear_for_the_budget_are_left_out_when_others_allow_the_whole_time() -> None:
+    plan = accepted(asked(TWO), caps=Caps(run=D("0.165")))
+    assert {offer.region for offer in plan.offers} == {"us-east4"}
+    assert plan.ttl_s == 1800
+    assert plan.notices == ("left out, too dear for 30 min within the budget: us-central1",)
+
+
+def test_a_run_is_refused_when_the_money_left_does_not_pay_boot_and_one_case() -> None:
+    ledger = settle(hold(hold(Ledger(), "a", D(2), 60, NOON), "b", D(2), 60, NOON), "a", D(1), NOON)
+    answer = refused(asked(TWO), caps=Caps(day=D("3.01"), month=D(100)), ledger=ledger)
+    assert answer.kind == "budget"
+    assert answer.message == (
+        "l4 needs $0.024099 for the shortest useful run, 4 min; $0.01 is left today (cap $3.01, $1 spent, $2 held)"
+    )
+    assert answer.hint == "raise budget.per_day_usd, or wait until tomorrow (UTC)"
+    assert answer.detail == {
+        "window": "day",
+        "cap": "3.01",
+        "spent": "1",
+        "held": "2",
+        "needs": "0.024099",
+        "short_by": "0.014099",
+    }
+
+
+def test_a_refusal_names_the_key_to_raise() -> None:
+    nothing = D(0)
+    hints = [refused(caps=caps).hint for caps in (Caps(run=nothing), Caps(month=nothing), Caps(total=nothing))]
+    assert hints == ["raise budget.per_run_usd", "raise budget.per_month_usd", "raise budget.total_usd"]
+    overspent = settle(Ledger(), "a", D(9), NOON)
+    answer = refused(caps=Caps(total=D(5)), ledger=overspent)
+    assert "$0 is left in total (cap $5, $9 spent)" in answer.message
+
+
+def test_a_time_too_short_for_one_case_is_refused_before_anything_is_paid() -> None:
+    answer = refused(asked("gpu: l4\nrun: {max_minutes: 3}"))
+    assert answer.message == "run.max_minutes of 3 is too short: boot and one case need 4 min"
+    assert answer.hint == "set run.max_minutes to 4 or more"
+    assert accepted(asked("gpu: l4\nrun: {max_minutes: 3}"), mode="embedded").ttl_s == 180
+
+
+# --- offers and prices ----------------------------------------------------------------------------------------------
+
+
+def test_zones_without_a_price_are_left_out_and_named_when_they_were_asked_for() -> None:
+    plan = accepted(asked("gpu: l4\nzones: [us-east4-a, europe-west2-a]"))
+    assert [offer.zone for offer in plan.offers] == ["us-east4-a"]
+    assert plan.notices == ("left out for want of a price: europe-west2-a",)
+
+
+def test_without_any_price_nothing_is_started() -> None:
+    answer = refused(asked("gpu: l4\nregions: [europe-west2, europe-west3]"))
+    assert answer.kind == "offers"
+    assert answer.message == "no price is known for spot g2-standard-4 in europe-west2, europe-west3"
+    bare = SHEET.model_copy(update={"machines": {}})
+    assert refused(asked("gpu: l4"), prices=bare).message == (
+        "no price is known for spot g2-standard-4 in "
+        "asia-east1, asia-northeast1, asia-northeast3, asia-south1 and 14 more regions"
+    )
+
+
+def test_old_prices_and_prices_from_memory_are_said_to_be_so() -> None:
+    late = NOON + timedelta(days=365)
+    assert accepted(asked(TWO), now=late).notices == (
+        "prices are of 2026-06-03, 393 days old; spot prices move every month: update configs/prices.yaml",
+    )
+    assert accepted(asked("gpu: a100")).notices == (
+        "some prices are not from a record: Google's public price pages, written down from memory; "
+        "look them up before you rely on them",
+    )
+
+
+def test_the_regions_worth_asking_about_are_those_with_a_price() -> None:
+    assert priced_regions(asked("gpu: h100"), SHEET) == ("europe-west4", "us-central1", "us-east4")
+
+
+# --- what is measured -----------------------------------------------------------------------------------------------
+
+
+def test_the_embedded_cloud_never_claims_to_measure_the_gpu() -> None:
+    assert accepted(mode="embedded", now=NOON + timedelta(days=999)).notices == (
+        "embedded cloud: this machine's own processor is measured, on grid 'cpu' in the place of 'standard'; no L4 is",
+    )
+    assert accepted(shipped("cpu"), mode="embedded").notices == (
+        "embedded cloud: this machine's own processor is measured, on grid 'cpu'",
+    )
+
+
+def test_a_dtype_left_out_is_said_to_be() -> None:
+    assert "t4 has no bfloat16 arithmetic: left out" in accepted(asked("gpu: t4")).notices
+
+
+# --- quotas ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_project_without_gpus_is_told_so_before_anything_is_held() -> None:
+    answer = refused(asked(TWO), quotas=limits(GPUS_ALL_REGIONS=0, PREEMPTIBLE_NVIDIA_L4_GPUS=1))
+    assert answer.kind == "quota"
+    assert answer.message == "quota GPUS_ALL_REGIONS in all regions together is 0, 0 in use; this run needs 1"
+    assert answer.hint == (
+        "ask for a higher GPUS_ALL_REGIONS at https://console.cloud.google.com/iam-admin/quotas?metric=GPUS_ALL_REGIONS, "
+        "or name other regions"
+    )
+    assert answer.detail == {"metric": "GPUS_ALL_REGIONS", "region": "", "limit": "0", "usage": "0", "needs": "1"}
+
+
+@pytest.mark.parametrize(
+    ("preemptible", "standard", "fits"),
+    [(1, 0, True), (0, 1, True), (0, 0, False)],
+    ids=["granted", "falls back", "none"],
+)
+def test_spot_draws_on_the_preemptible_quota_where_it_was_granted_and_else_on_the_standard_one(
+    preemptible: int, standard: int, fits: bool
+) -> None:
+    quotas = limits(GPUS_ALL_REGIONS=1, PREEMPTIBLE_NVIDIA_L4_GPUS=preemptible, NVIDIA_L4_GPUS=standard)
+    answer = planned(asked(TWO), quotas=quotas)
+    assert isinstance(answer, LaunchPlan) is fits
+    if isinstance(answer, PlanRefused):
+        assert (
+            answer.message == "quota NVIDIA_L4_GPUS in us-east4 is 0, 0 in use; this run needs 1 (and 1 more like it)"
+            or (
+                answer.message
+                == "quota NVIDIA_L4_GPUS in us-central1 is 0, 0 in use; this run needs 1 (and 1 more like it)"
+            )
+        )
+
+
+def test_a_granted_quota_that_is_in_use_does_not_fall_back() -> None:
+    quotas = {
+        "us-east4": (Limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 1, 1, "us-east4"), Limit("NVIDIA_L4_GPUS", 8, 0, "us-east4"))
+    }
+    plan = accepted(asked(TWO), quotas=quotas)
+    assert {offer.region for offer in plan.offers} == {"us-central1"}
+    assert plan.notices == ("left out: quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-east4 is 1, 1 in use; this run needs 1",)
+
+
+def test_on_demand_draws_on_the_standard_quota() -> None:
+    config = asked(TWO + "machine: {provisioning: standard}")
+    assert refused(config, quotas=limits(PREEMPTIBLE_NVIDIA_L4_GPUS=4, NVIDIA_L4_GPUS=0)).kind == "quota"
+    assert (
+        accepted(config, quotas=limits(PREEMPTIBLE_NVIDIA_L4_GPUS=0, NVIDIA_L4_GPUS=1)).offers[0].provisioning
+        == "STANDARD"
+    )
+
+
+def test_a_gpu_that_has_no_standard_quota_is_held_to_the_preemptible_one() -> None:
+    config = asked("gpu: h100\nregions: [us-central1]")
+    assert (
+        refused(config, quotas=limits(PREEMPTIBLE_NVIDIA_H100_GPUS=0)).detail["metric"]
+        == "PREEMPTIBLE_NVIDIA_H100_GPUS"
+    )
+    assert accepted(config, quotas=limits(CPUS=8)).offers
+
+
+def test_a_machine_without_a_gpu_needs_a_quota_of_processors() -> None:
+    e2 = asked("gpu: cpu\nregions: [us-central1]")
+    assert refused(e2, quotas=limits(CPUS=3)).detail["needs"] == "4"
+    assert accepted(e2, quotas=limits(CPUS=3, PREEMPTIBLE_CPUS=4)).offers
+    assert accepted(e2, quotas=limits(CPUS=4, PREEMPTIBLE_CPUS=0, GPUS_ALL_REGIONS=0)).offers
+    n2 = asked("gpu: cpu\nregions: [us-central1]\nmachine: {type: n2-standard-4}")
+    assert refused(n2, quotas=limits(CPUS=99, N2_CPUS=2)).detail["metric"] == "N2_CPUS"
+
+
+def test_a_quota_that_nobody_knows_rules_nothing_out() -> None:
+    assert len(accepted(asked(TWO), quotas={}).offers) == len(accepted(asked(TWO), quotas=None).offers) == 5
+
+
+# --- what the machine is told ---------------------------------------------------------------------------------------
+
+
+def spec_of(plan: LaunchPlan, **changes: Any) -> dict[str, Any]:
+    return run_spec(
+        plan, **({"run_id": "20261121-040506-l4-7f3a", "attempt": 2, "bucket": "b", "require_cuda": True} | changes)
+    )
+
+
+def test_the_machine_is_told_what_the_contract_says() -> None:
+    plan = accepted(asked("gpu: l4"))
+    spec = spec_of(plan, skip_cases=["done"])
+    told = spec.pop("harness")
+    assert told == {**plan.harness, "skip_cases": ["done"]}
+    assert spec == {
+        "schema": 1,
+        "run_id": "20261121-040506-l4-7f3a",
+        "vm": "bench-20261121-040506-l4-7f3a-2",
+        "attempt": 2,
+        "bucket": "b",
+        "gpu": "l4",
+        "require_cuda": True,
+        "deadline_s": 1800,
+        "phase_limits_s": {
+            "preflight": 300,
+            "environment": 600,
+            "build": 300,
+            "correctness": 600,
+            "measure": 1500,
+            "finish": 60,
+        },
+        "environment": {"torch": "2.13.0", "allow_install": True, "min_free_gb": 4.0},
+    }
+
+
+def test_nothing_is_installed_on_the_users_own_machine() -> None:
+    plan = accepted(mode="embedded")
+    assert spec_of(plan, require_cuda=False)["environment"]["allow_install"] is False
+
+
+def test_no_phase_may_outlast_the_deadline_and_measuring_gets_what_a_longer_one_adds() -> None:
+    short = spec_of(replace(accepted(), ttl_s=240))["phase_limits_s"]
+    assert max(short.values()) == 240
+    assert short["finish"] == 60
+    long = accepted(asked("gpu: l4\nrun: {max_minutes: 120}"))
+    assert spec_of(long)["phase_limits_s"]["measure"] == 6900
+    own = accepted(asked("gpu: l4\nrun: {max_minutes: 120, phase_limits_s: {measure: 900}}"))
+    assert spec_of(own)["phase_limits_s"]["measure"] == 900
