@@ -1,0 +1,100 @@
+"""The wheel, as a user has it: in an environment of its own, away from the checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.adapters.payload import bundle_root, pack
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as a release is, but without fetching anything: the build backend is installed already."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (made,) = out.glob("spotbench-*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel in it. Its dependencies are those of the environment that runs the tests; the
+    checkout is not among them, because a path file is only read in an environment's own folder."""
+    home = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = home / "lib" / version / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin" / "python"
+
+
+def bench(python: Path, home: Path, *arguments: str) -> Any:
+    environment = {
+        "BENCH_HOME": str(home),
+        "PATH": f"{python.parent}:/usr/bin:/bin",
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+    }
+    environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+    command = [str(python), "-m", "orchestrator.cli", *arguments]
+    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_wheel_carries_what_a_machine_needs_and_no_tests(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for needed in (
+        "startup/startup.sh",
+        "startup/agent/__main__.py",
+        "kernels/harness/__main__.py",
+        "configs/l4.yaml",
+        "configs/grids.yaml",
+    ):
+        assert f"orchestrator/_bundle/{needed}" in names
+    assert "orchestrator/embedded/tariff.yaml" in names
+    assert not [name for name in names if "tests" in name.split("/") or name.endswith((".pyc", ".so"))]
+
+
+def test_a_machine_gets_the_same_payload_from_the_wheel_as_from_the_checkout(python: Path, tmp_path: Path) -> None:
+    program = (
+        "import json; from orchestrator.adapters.payload import bundle_root, pack; root = bundle_root();"
+        "print(json.dumps([str(root), [f['path'] for f in json.loads(pack(root).manifest)['files']]]))"
+    )
+    done = subprocess.run([str(python), "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    root, files = json.loads(done.stdout)
+    assert Path(root).is_relative_to(python.parent.parent)
+    assert files == [file["path"] for file in json.loads(pack(bundle_root()).manifest)["files"]]
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_measures(python: Path, tmp_path: Path) -> None:
+    shapes = "{shapes: [{batch: 1, heads: 2, seq: 16, head_dim: 64}], dtypes: [float32]}"
+    settings = [
+        f"measure.grid={shapes}",
+        f"correctness.grid={shapes}",
+        "measure.repeats=3",
+        "measure.implementations=[bench, 'sdpa:math']",
+    ]
+    flags = [part for setting in settings for part in ("--set", setting)]
+    try:
+        run = bench(python, tmp_path, "launch", "--gpu", "l4", "--json", *flags)
+        assert (run["state"], run["cases_done"]) == ("succeeded", 1)
+        assert bench(python, tmp_path, "cloud", "status", "--json")["instances"] == []
+    finally:
+        bench(python, tmp_path, "cloud", "stop", "--json")
