@@ -75,9 +75,7 @@ def _keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
     """The keys that may stand at `path` of a document of type `model`."""
     for part in path:
         if isinstance(part, str):
-            inner = _model_in(model.model_fields[part].annotation)
-            if inner is not None:
-                model = inner
+            model = _model_in(model.model_fields[part].annotation) or model
     return tuple(model.model_fields)
 
 

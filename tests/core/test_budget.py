@@ -257,8 +257,8 @@ def test_the_ledger_stays_small_over_years() -> None:
     for day in range(3 * 365):
         at = now + timedelta(days=day)
         run = f"{at:%Y%m%d}-000000-l4-0000"
-        ledger = mark_alerted(ledger, alerts_due(ledger, Caps(day=D(1)), at))
         ledger = settle(hold(ledger, run, D(1), 600, at), run, D(1), at)
+        ledger = mark_alerted(ledger, alerts_due(ledger, Caps(day=D(1)), at))
     assert len(ledger.runs) <= 31 + 8 + 1
     assert len(ledger.archive) <= 36
     assert len(ledger.alerts) <= 3 * 50

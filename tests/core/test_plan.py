@@ -179,10 +179,8 @@ def test_old_prices_and_prices_from_memory_are_said_to_be_so() -> None:
     assert accepted(asked(TWO), now=late).notices == (
         "prices are of 2026-06-03, 393 days old; spot prices move every month: update configs/prices.yaml",
     )
-    assert accepted(asked("gpu: a100")).notices == (
-        "some prices are not from a record: Google's public price pages, written down from memory; "
-        "look them up before you rely on them",
-    )
+    (notice,) = accepted(asked("gpu: a100")).notices
+    assert notice == f"some prices are not from a record: {SHEET.sources['recalled']}"
 
 
 def test_the_regions_worth_asking_about_are_those_with_a_price() -> None:

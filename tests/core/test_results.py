@@ -118,7 +118,7 @@ def test_a_line_that_says_no_one_thing_is_refused_by_number(broken: str, complai
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n"])
 def test_a_file_without_the_columns_is_not_a_result_file(text: str) -> None:
-    with pytest.raises(ResultsUnreadable, match="x.csv: not a result file: no column run_id, vm, case_id"):
+    with pytest.raises(ResultsUnreadable, match=r"x\.csv: not a result file: no column run_id, vm, case_id"):
         parse_csv(text, source="x.csv")
 
 
