@@ -134,7 +134,7 @@ def run_spec(
     skip_cases: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What the machine of one attempt is told (docs/contracts.md, section 3)."""
-    config = plan.config
+    config, embedded = plan.config, plan.mode == "embedded"
     limits = config.run.limits()
     if "measure" not in config.run.phase_limits_s:
         # A longer deadline is asked for so that more can be measured; the default must not cut it short.
@@ -151,9 +151,10 @@ def run_spec(
         "phase_limits_s": {phase: min(seconds, plan.ttl_s) for phase, seconds in limits.items()},
         "environment": {
             "torch": config.environment.torch,
-            # The embedded cloud's machines are processes on the user's own: nothing is installed there.
-            "allow_install": config.environment.allow_install and plan.mode != "embedded",
-            "min_free_gb": config.environment.min_free_gb,
+            # The embedded cloud's machines are processes on the user's own: nothing is installed there, and no
+            # room is needed for it.
+            "allow_install": config.environment.allow_install and not embedded,
+            "min_free_gb": min(config.environment.min_free_gb, 1) if embedded else config.environment.min_free_gb,
         },
         "harness": {**plan.harness, "skip_cases": list(skip_cases)},
     }

@@ -314,8 +314,8 @@ def test_the_machine_is_told_what_the_contract_says() -> None:
 
 
 def test_nothing_is_installed_on_the_users_own_machine() -> None:
-    plan = accepted(mode="embedded")
-    assert spec_of(plan, require_cuda=False)["environment"]["allow_install"] is False
+    told = spec_of(accepted(mode="embedded"), require_cuda=False)["environment"]
+    assert told == {"torch": "2.13.0", "allow_install": False, "min_free_gb": 1}
 
 
 def test_no_phase_may_outlast_the_deadline_and_measuring_gets_what_a_longer_one_adds() -> None:

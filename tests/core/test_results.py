@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import random
+import re
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from orchestrator.core.results import (
     summary_csv,
 )
 
+CONTRACT = (Path(__file__).parents[2] / "docs/contracts.md").read_text(encoding="utf-8")
 CASE = "b2-h8-kv8-q128-k128-d64-full-float16"
 LATER = "b2-h8-kv8-q1024-k1024-d64-full-float16"
 
@@ -79,10 +82,10 @@ def by_name(*records: dict[str, str]) -> dict[str, Summary]:
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_columns_are_those_of_the_harness() -> None:
-    from kernels.harness.rows import MEASUREMENT_COLUMNS
-
-    assert COLUMNS == MEASUREMENT_COLUMNS
+def test_the_columns_are_those_of_the_contract() -> None:
+    block = re.search(r"have one row a measurement:\n\n```\n(.*?)\n```", CONTRACT, re.DOTALL)
+    assert block
+    assert tuple(re.split(r",\s*", block[1])) == COLUMNS
 
 
 def test_a_row_is_read_as_it_was_written() -> None:
