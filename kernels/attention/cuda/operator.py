@@ -72,7 +72,7 @@ class Engine:
 
     def entries(self) -> list[Entry]:
         """Every kernel there is for this engine's chip."""
-        return list(table(self.chip))
+        return [*table(self.chip)]
 
     def build_all(self, workers: int | None = None) -> list[Built]:
         """Compile and load all kernels. Raises `BuildFailed`."""
@@ -122,11 +122,10 @@ class Bound:
         self.parameters = parameters
         self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
         self.steps: list[tuple[LaunchConfig, int, int]] = []
-        self.add(engine, launch.kernel, launch.blocks, launch.splits)
-        combine = launch.combine
-        if combine is not None:
-            rows = parameters.all_heads * parameters.seq_q
-            self.add(engine, combine, -(-rows // combine.rows_per_block), 1)
+        for entry, grid_x, grid_y in self.entries():
+            function = engine.function(entry)
+            config = LaunchConfig(grid_x, grid_y, 1, entry.threads, 1, 1, entry.shared_bytes, None, None, 0)
+            self.steps.append((config, ctypes.addressof(config), function.handle))
         self.device_index: int = engine.device.index
         self.arguments = ctypes.addressof(self.pointers)
         self.launch_kernel: Callable[[int, int, int, None], int] = driver().library.cuLaunchKernelEx
@@ -134,10 +133,14 @@ class Bound:
             torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
         )
 
-    def add(self, engine: Engine, entry: Entry, grid_x: int, grid_y: int) -> None:
-        function = engine.function(entry)
-        config = LaunchConfig(grid_x, grid_y, 1, entry.threads, 1, 1, entry.shared_bytes, None, None, 0)
-        self.steps.append((config, ctypes.addressof(config), function.handle))
+    def entries(self) -> list[tuple[Entry, int, int]]:
+        """The kernels to launch, in order, each with its grid."""
+        found: list[tuple[Entry, int, int]] = [(self.launch.kernel, self.launch.blocks, self.launch.splits)]
+        combine = self.launch.combine
+        if combine is not None:
+            rows = self.parameters.all_heads * self.parameters.seq_q
+            found.append((combine, -(-rows // combine.rows_per_block), 1))
+        return found
 
     def __call__(self) -> None:
         stream = self.current_stream(self.device_index)

@@ -13,7 +13,7 @@ ELEMENT_BYTES = 2
 VECTOR_BYTES = 16
 MAX_TILE_SPAN = 2**31  # bytes between the first and the last row of a tile of keys: addressed by 32 bits
 MAX_BLOCKS = 2**31 - 1  # along x in a grid
-MAX_SPLITS = 64
+MAX_SPLITS, MIN_TILES_PER_SPLIT = 64, 8
 REGISTERS_PER_SM, REGISTERS_PER_THREAD, SHARED_BYTES_RESERVED = 65536, 255, 1024
 
 
@@ -119,12 +119,12 @@ def blocks_per_sm(kernel: Kernel, chip: Chip) -> int:
 def splits_for(blocks: int, slots: int, tiles: int) -> int:
     """Into how many parts the keys are cut so that the grid fills the chip.
 
-    One if it does so already to 80 %, or if there are at most 4 tiles of keys. Else the fewest parts with at least
-    85 % of the best share of busy slots over the waves (the FlashAttention heuristic).
+    One if it does so already to 80 %. Else the fewest parts with at least 85 % of the best share of busy slots over
+    the waves (the FlashAttention heuristic); but each part keeps at least 8 tiles, or joining costs more than it saves.
     """
-    if blocks >= 0.8 * slots or tiles <= 4:
+    most = min(MAX_SPLITS, tiles // MIN_TILES_PER_SPLIT)
+    if blocks >= 0.8 * slots or most <= 1:
         return 1
-    most = min(MAX_SPLITS, tiles // 2)
 
     def busy(splits: int) -> float:
         waves = blocks * splits / slots
@@ -153,13 +153,13 @@ def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> La
 
 
 def choose(problem: Problem, machine: Machine, size: int) -> Kernel:
-    """The small tile where the large one would leave slots of the chip without a block."""
+    """The small tile where the large one would give an SM one block at most."""
     chip = machine.chip
     if not problem.is_vector:
         return Kernel(problem.dtype, size, problem.causal, False, SCALAR_TILES[size])
     large = Kernel(problem.dtype, size, problem.causal, True, chip.large[size, problem.causal])
     blocks = problem.batch * problem.heads * -(-problem.seq_q // large.tile.rows)
-    if blocks >= machine.sm_count * blocks_per_sm(large, chip):
+    if blocks > machine.sm_count:
         return large
     return Kernel(problem.dtype, size, problem.causal, True, chip.small[size, problem.causal])
 

@@ -16,6 +16,10 @@ struct alignas(16) Chunk {  // eight 16-bit elements: what one copy moves
   u32 x, y, z, w;
 };
 
+struct alignas(8) Pair {
+  float x, y;
+};
+
 #define MINUS_INFINITY (-__int_as_float(0x7f800000))
 
 #ifdef SIMT_SHIM
@@ -85,6 +89,17 @@ SPECIALISED u32 pack<Half>(float low, float high) {
 #endif
   return packed;
 }
+
+// The float of a 16-bit element.
+template <class T>
+DEVICE float unpack(u16 bits);
+
+SPECIALISED float unpack<Half>(u16 bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+SPECIALISED float unpack<BFloat16>(u16 bits) { return __int_as_float((int)((u32)bits << 16)); }
 
 // c += a b for a 16x16 A, a 16x8 B and a 16x8 C spread over the warp as PTX lays out mma.m16n8k16.
 template <class T>

@@ -7,42 +7,7 @@
 //   FlashAttention-2: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023.
 //   Split keys: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023.
 #pragma once
-#include "device.cuh"
-
-// Division by a number known on the host, for dividends below 2^31: a multiplication and a shift, which the compiler can leave
-// to the uniform datapath where the dividend is the same in all threads.
-struct Divisor {
-  u32 divisor, multiplier, shift;
-};
-
-DEVICE int divide(int x, const Divisor& d) {
-  return d.divisor == 1 ? x : (int)(multiply_high((u32)x, d.multiplier) >> d.shift);
-}
-
-struct AttentionParams {
-  const char* q;
-  const char* k;
-  const char* v;
-  char* out;
-  float* lse;             // [batch, heads, seq_q], natural logarithm; or null
-  float* partial_out;     // [splits, batch * heads * seq_q, head_dim]; used when splits > 1
-  float* partial_lse;     // [splits, batch * heads * seq_q], base 2
-  i64 q_batch, q_head, q_row;  // strides in bytes; the last dimension is contiguous
-  i64 k_batch, k_head;
-  i64 v_batch, v_head;
-  i64 out_batch, out_head, out_row;
-  u32 k_row, v_row;       // a tile of keys spans less than 2 GB
-  Divisor heads;          // of Q
-  Divisor group;          // heads of Q that share a head of K and V
-  int all_heads;          // batch * heads
-  int seq_q, seq_k, head_dim;
-  int causal_offset;      // row r sees keys 0 .. r + causal_offset
-  Divisor row_tiles;      // ceil(seq_q / BM)
-  Divisor section;        // heads whose K and V are meant to share the L2 cache
-  Divisor section_tiles;  // section * row_tiles
-  int splits, tiles_per_split;
-  float scale_log2;       // scale * log2(e): exp(scale x) = exp2(scale_log2 x)
-};
+#include "params.cuh"
 
 // O is rescaled only when a row's maximum has grown by more than this power of two since the last time. Until then the
 // exponentials are taken against the older maximum: they stay below 2^8, exact in relative terms, and most tiles skip the
@@ -553,26 +518,28 @@ struct Results {
         if (row >= p.seq_q) continue;
         float* out = p.partial_out + (base + row) * p.head_dim;
 #pragma unroll
-        for (int j = 0; j < C::NO; j++)
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            int column = j * 8 + (lane & 3) * 2 + e;
-            if (column < p.head_dim) out[column] = warp.o[i][j][2 * r + e];
+        for (int j = 0; j < C::NO; j++) {
+          int column = j * 8 + (lane & 3) * 2;
+          if (C::VECTOR) {
+            if (column < p.head_dim) *(Pair*)(out + column) = Pair{warp.o[i][j][2 * r], warp.o[i][j][2 * r + 1]};
+          } else {
+            if (column < p.head_dim) out[column] = warp.o[i][j][2 * r];
+            if (column + 1 < p.head_dim) out[column + 1] = warp.o[i][j][2 * r + 1];
           }
+        }
         if ((lane & 3) == 0) p.partial_lse[base + row] = lse[i][r];
       }
   }
 
   __device__ __forceinline__ void write(const Warp<C>& warp, const float (&lse)[C::MI][2]) const {
-    const int batch = divide(head, p.heads);
-    char* out = p.out + batch * p.out_batch + (head - batch * (int)p.heads.divisor) * p.out_head;
+    char* out = output_head(p, head);
 #pragma unroll
     for (int i = 0; i < C::MI; i++)
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         int local = (lane >> 2) + i * 16 + r * 8, row = row0 + i * 16 + r * 8;
         if (p.lse && (lane & 3) == 0 && row < p.seq_q)
-          p.lse[(i64)head * p.seq_q + row] = lse[i][r] * 0.69314718055994531f;
+          p.lse[(i64)head * p.seq_q + row] = lse[i][r] * LN_2;
 #pragma unroll
         for (int j = 0; j < C::NO; j++) {
           u32 pair = pack<typename C::T>(warp.o[i][j][2 * r], warp.o[i][j][2 * r + 1]);
@@ -642,24 +609,23 @@ DEVICE void attention_combine(const AttentionParams& p) {
   const int lane = (int)threadIdx.x & 31;
   const i64 rows = (i64)p.all_heads * p.seq_q, row = (i64)blockIdx.x * 4 + ((int)threadIdx.x >> 5);
   if (row >= rows) return;
-  float top = MINUS_INFINITY;
-  for (int i = 0; i < p.splits; i++) top = fmaxf(top, p.partial_lse[i * rows + row]);
+  const float* lse = p.partial_lse + row;
+  float top = MINUS_INFINITY, total = 0.0f;
+#pragma unroll 4
+  for (int i = 0; i < p.splits; i++) top = fmaxf(top, lse[i * rows]);
   const float subtrahend = top == MINUS_INFINITY ? 0.0f : top;
-  float total = 0.0f;
-  bool bad = false;  // fmaxf ignores NaN: a NaN part must still make the row NaN
-  for (int i = 0; i < p.splits; i++) total += exp2_approx(p.partial_lse[i * rows + row] - subtrahend);
-  bad = total != total;
-  const float inverse = total == 0.0f && !bad ? 0.0f : 1.0f / total;
+#pragma unroll 4
+  for (int i = 0; i < p.splits; i++) total += exp2_approx(lse[i * rows] - subtrahend);
+  const float inverse = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN part, which fmaxf ignores, makes the row NaN here
 
-  const int head = (int)(row / p.seq_q), query = (int)(row % p.seq_q), batch = divide(head, p.heads);
-  char* out = p.out + batch * p.out_batch + (head - batch * (int)p.heads.divisor) * p.out_head + query * p.out_row;
+  const int head = (int)(row / p.seq_q), query = (int)(row - (i64)head * p.seq_q);
+  u16* out = (u16*)(output_head(p, head) + query * p.out_row);
   for (int column = lane; column < p.head_dim; column += 32) {
+    const float* part = p.partial_out + row * p.head_dim + column;
     float value = 0.0f;
-    for (int i = 0; i < p.splits; i++) {
-      float weight = exp2_approx(p.partial_lse[i * rows + row] - subtrahend) * inverse;
-      if (weight != 0.0f) value += weight * p.partial_out[(i * rows + row) * p.head_dim + column];
-    }
-    ((u16*)out)[column] = (u16)pack<T>(value, 0.0f);
+#pragma unroll 4
+    for (int i = 0; i < p.splits; i++) value += exp2_approx(lse[i * rows] - subtrahend) * part[i * rows * p.head_dim];
+    out[column] = (u16)pack<T>(value * inverse, 0.0f);
   }
-  if (p.lse && lane == 0) p.lse[row] = total == 0.0f ? MINUS_INFINITY : (top + log2_approx(total)) * 0.69314718055994531f;
+  if (p.lse && lane == 0) p.lse[row] = total == 0.0f ? MINUS_INFINITY : (top + log2_approx(total)) * LN_2;
 }

@@ -291,6 +291,11 @@ SPECIALISED u32 pack<BFloat16>(float low, float high) {
   return (u32)simt::float_to_bfloat(low) | (u32)simt::float_to_bfloat(high) << 16;
 }
 
+template <class T>
+DEVICE float unpack(u16 bits);
+SPECIALISED float unpack<Half>(u16 bits) { return simt::half_to_float(bits); }
+SPECIALISED float unpack<BFloat16>(u16 bits) { return simt::bfloat_to_float(bits); }
+
 namespace simt {
 inline void mma(bool bfloat, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   Lane& self = lane();

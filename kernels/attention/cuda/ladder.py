@@ -1,0 +1,93 @@
+"""Three kernels for one problem, each one idea further, behind one function type: `void(AttentionParams)`.
+
+naive   the definition: a warp a row, everything from global memory
+tiled   64 rows share each tile of K and V through shared memory; single-precision FMAs
+fa2     tensor cores; scores and probabilities stay in registers; copies overlap arithmetic
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention.cuda.driver import driver
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.operator import Bound, Engine, bind, parameters_of, problem_of
+from kernels.attention.cuda.planning import Launch, Problem, plan
+from kernels.attention.cuda.variants import C_TYPE, SHORT, Entry, padded, rung_entry_point
+
+LADDER = ("naive", "tiled", "fa2")
+IDEAS = {
+    "naive": "a warp a row, online softmax, everything from global memory",
+    "tiled": "64 rows share each tile of K and V in shared memory",
+    "fa2": "tensor cores, S and P in registers, asynchronous copies, longest rows first",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One of the two lower rungs, specialised. Stands wherever an entry of the kernel table does."""
+
+    rung: str
+    dtype: str
+    head_dim: int
+    causal: bool
+    threads: int = 128
+
+    @property
+    def name(self) -> str:
+        return f"{self.rung}_{SHORT[self.dtype]}_d{self.head_dim}_{'causal' if self.causal else 'full'}"
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output a block computes; the rows of all heads together are dealt out for `naive`."""
+        return 4 if self.rung == "naive" else 64
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0 if self.rung == "naive" else (96 * (self.head_dim + 1) + 64 * 33) * 4
+
+    @property
+    def source(self) -> str:
+        arguments = f"{C_TYPE[self.dtype]}, {self.head_dim}, {str(self.causal).lower()}"
+        return rung_entry_point(self.rung, self.name, self.threads, arguments)
+
+
+class BoundRung(Bound):
+    """A lower rung with its tensors bound."""
+
+    def __init__(self, engine: Engine, rung: Rung, problem: Problem, launch: Launch, scale: float) -> None:
+        self.rung = rung
+        super().__init__(engine, launch, parameters_of(problem, launch, scale), ())
+
+    def entries(self) -> list[tuple[Entry, int, int]]:
+        p, rows = self.parameters, self.rung.rows
+        all_rows = p.all_heads * p.seq_q
+        blocks = -(-all_rows // rows) if self.rung.rung == "naive" else p.all_heads * -(-p.seq_q // rows)
+        return [(self.rung, blocks, 1)]
+
+
+def bind_rung(
+    rung: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    causal: bool,
+    engine: Engine,
+) -> Bound:
+    """A rung of the ladder with its tensors bound. Raises `Unsupported` as `bind` does; head dimensions up to 128."""
+    if rung == "fa2":
+        return bind(q, k, v, out, causal=causal, engine=engine)
+    if q.shape[3] > 128:
+        raise Unsupported("the lower rungs have head dimensions up to 128")
+    problem = problem_of(q, k, v, out, causal=causal, alignment="top-left")
+    launch = plan(problem, engine.machine, splits=1)
+    driver().enter(engine.device.index)
+    entry = Rung(rung, problem.dtype, padded(problem.head_dim), causal)
+    bound = BoundRung(engine, entry, problem, launch, 1.0 / math.sqrt(problem.head_dim))
+    bound.tensors = (q, k, v, out)
+    return bound

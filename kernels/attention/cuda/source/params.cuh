@@ -1,0 +1,46 @@
+// What every kernel here is given: one problem, described once on the host.
+#pragma once
+#include "device.cuh"
+
+// Division by a number known on the host, for dividends below 2^31: a multiplication and a shift, which the compiler can leave
+// to the uniform datapath where the dividend is the same in all threads.
+struct Divisor {
+  u32 divisor, multiplier, shift;
+};
+
+DEVICE int divide(int x, const Divisor& d) {
+  return d.divisor == 1 ? x : (int)(multiply_high((u32)x, d.multiplier) >> d.shift);
+}
+
+struct AttentionParams {
+  const char* q;
+  const char* k;
+  const char* v;
+  char* out;
+  float* lse;             // [batch, heads, seq_q], natural logarithm; or null
+  float* partial_out;     // [splits, batch * heads * seq_q, head_dim]; used when splits > 1
+  float* partial_lse;     // [splits, batch * heads * seq_q], base 2
+  i64 q_batch, q_head, q_row;  // strides in bytes; the last dimension is contiguous
+  i64 k_batch, k_head;
+  i64 v_batch, v_head;
+  i64 out_batch, out_head, out_row;
+  u32 k_row, v_row;       // a tile of keys spans less than 2 GB
+  Divisor heads;          // of Q
+  Divisor group;          // heads of Q that share a head of K and V
+  int all_heads;          // batch * heads
+  int seq_q, seq_k, head_dim;
+  int causal_offset;      // row r sees keys 0 .. r + causal_offset
+  Divisor row_tiles;      // ceil(seq_q / BM)
+  Divisor section;        // heads whose K and V are meant to share the L2 cache
+  Divisor section_tiles;  // section * row_tiles
+  int splits, tiles_per_split;
+  float scale_log2;       // scale * log2(e): exp(scale x) = exp2(scale_log2 x)
+};
+
+// The address of row 0 of a head of the output; `head` counts over all batches.
+DEVICE char* output_head(const AttentionParams& p, int head) {
+  const int batch = divide(head, p.heads);
+  return p.out + batch * p.out_batch + (head - batch * (int)p.heads.divisor) * p.out_head;
+}
+
+constexpr float LN_2 = 0.69314718055994531f;
