@@ -35,7 +35,20 @@ def error_of(run: Run) -> BenchError | None:
     return kind(f"run {run.run_id} {run.phase.value.replace('_', ' ')}{detail}", hint=_hint(run))
 
 
+EMBEDDED_REMEDIES = {
+    "torch_missing": "the embedded cloud's VMs use this machine's python: pip install 'spotbench[cpu]' into it",
+    "numpy_mismatch": "the embedded cloud's VMs use this machine's python: pip install --upgrade numpy into it",
+    "no_compiler": "the embedded cloud's VMs use this machine's compiler: install g++",
+    "build_failed": "the embedded cloud's VMs use this machine's compiler; `bench logs` shows what it said",
+}
+"""There is no image to choose when the machine is the user's own."""
+
+
 def _hint(run: Run) -> str:
+    embedded = run.plan is not None and run.plan.mode == "embedded"
+    causes = [fact.cause for fact in run.diagnoses if fact.cause in EMBEDDED_REMEDIES]
+    if embedded and causes:
+        return EMBEDDED_REMEDIES[causes[-1]]
     if run.rejected is not None and run.rejected.hint:
         return run.rejected.hint
     remedies = [fact.remedy for fact in run.diagnoses if fact.remedy]
