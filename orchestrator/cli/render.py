@@ -75,8 +75,8 @@ def _machines(run: Run) -> Text:
 
 def _phases(run: Run, now: datetime) -> Table:
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(width=11)
-    grid.add_column(width=9, justify="right")
+    grid.add_column(min_width=11, no_wrap=True)
+    grid.add_column(min_width=9, justify="right", no_wrap=True)
     grid.add_column(overflow="ellipsis", no_wrap=True)
     spans = {span.phase: span for span in run.spans}
     for phase in VM_PHASES:

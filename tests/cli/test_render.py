@@ -1,0 +1,215 @@
+"""What a person sees, word for word. A change here is a change for every reader: look at it before you accept it."""
+
+from __future__ import annotations
+
+import io
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+from syrupy.assertion import SnapshotAssertion
+
+from orchestrator.adapters.fetch import Fetched
+from orchestrator.cli.outcome import error_of
+from orchestrator.cli.plan_view import plan_view
+from orchestrator.cli.render import ago, alive_line, clock, ending_lines, live, runs_table, usd
+from orchestrator.cli.results_view import results_view
+from orchestrator.cli.watch import LiveWatch, PlainWatch, Watch, watching
+from orchestrator.core import events as ev
+from orchestrator.core.errors import Unavailable
+from orchestrator.core.results import Summary
+from orchestrator.core.run import OUTCOMES, Run, replay
+from orchestrator.core.status import status_line
+from tests.core.asked import accepted, asked
+from tests.core.builders import RUN, VM, ZONE, Log, at, created, gone, measured, planned, requested, running
+
+
+def shown(renderable: RenderableType, width: int = 90) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, highlight=False)
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def replayed(log: Log) -> Run:
+    run = replay(log.events)
+    assert run is not None
+    return run
+
+
+def measuring() -> Log:
+    log = Log().add(0, planned(mode="embedded")).add(1, requested("us-central1-b"))
+    log.add(2, ev.ZoneExhausted(attempt=1, zone="us-central1-b", code="ZONE_RESOURCE_POOL_EXHAUSTED"))
+    log.add(3, requested()).add(5, created(4)).vm(10, ev.VmBooted(vm=VM, zone=ZONE, attempt=1))
+    log.vm(11, ev.PhaseStarted(phase="preflight", limit_s=60)).vm(12, ev.Healed(what="cuda_path"))
+    log.vm(13, ev.PhaseFinished(phase="preflight", exit_code=0, seconds=2))
+    log.vm(13, ev.PhaseStarted(phase="build")).vm(14, ev.KernelBuilt(seconds=1, compiler="nvcc 13.0", cached=True))
+    log.vm(16, ev.PhaseFinished(phase="build", exit_code=0, seconds=2.5)).vm(16, ev.PhaseStarted(phase="correctness"))
+    log.vm(18, ev.CorrectnessFinished(checked=14, failed=1)).vm(
+        18, ev.PhaseFinished(phase="correctness", exit_code=10, seconds=2)
+    )
+    log.vm(19, ev.PhaseStarted(phase="measure")).vm(20, measured("b2-h8-kv8-q128-k128-d64-full-float16"))
+    return log.vm(21, ev.CaseStarted(case_id="b2-h8-kv8-q256-k256-d64-full-float16", index=2, of=2))
+
+
+def test_the_live_view(snapshot: SnapshotAssertion) -> None:
+    assert shown(live(replayed(measuring()), at(90))) == snapshot
+    assert shown(live(replayed(Log().add(0, planned())), at(3))) == snapshot
+    assert (
+        shown(
+            live(
+                replayed(
+                    Log().add(0, planned()).add(1, requested()).add(2, ev.ZoneExhausted(attempt=1, zone=ZONE, code="X"))
+                ),
+                at(3),
+            )
+        )
+        == snapshot
+    )
+
+
+def test_the_view_of_a_run_that_failed(snapshot: SnapshotAssertion) -> None:
+    log = measuring().vm(30, ev.EnvironmentRecorded(device="NVIDIA L4", device_kind="cuda", torch="2.13.0"))
+    log.vm(31, ev.Diagnosed(cause="harness_crashed", detail="SIGKILL\nand more", remedy="look at the log"))
+    log.vm(32, ev.PhaseFinished(phase="measure", exit_code=137, seconds=13)).add(70, gone(64)).add(
+        71, ev.RunClosed(outcome="failed")
+    )
+    assert shown(live(replayed(log), at(999))) == snapshot
+
+
+def test_the_last_words_of_a_launch(snapshot: SnapshotAssertion) -> None:
+    log = running().vm(20, measured("a")).add(70, gone(64)).add(71, ev.RunClosed(outcome="succeeded"))
+    assert list(ending_lines(replayed(log), at(99))) == snapshot
+    assert list(ending_lines(replayed(running()), at(99))) == snapshot
+    nothing = Log().add(0, planned()).add(1, ev.RunClosed(outcome="no_capacity"))
+    assert list(ending_lines(replayed(nothing), at(99))) == snapshot
+
+
+def test_the_list_of_runs(snapshot: SnapshotAssertion) -> None:
+    over = running().add(70, gone(64)).add(71, ev.RunClosed(outcome="succeeded"))
+    lines = [status_line(replayed(log), at(4000)) for log in (measuring(), over)]
+    assert shown(runs_table(lines, at(4000))) == snapshot
+    assert alive_line(lines) == "VMs alive now: 1, $0.3612/h"
+
+
+def test_a_plan(snapshot: SnapshotAssertion) -> None:
+    made = accepted(asked("gpu: l4", "zones=[us-central1-a, us-east4-a]"))
+    assert shown(plan_view(made)) == snapshot
+    assert "more zones" in shown(plan_view(accepted(asked("gpu: l4")), most=2))
+
+
+def summary(case: str, implementation: str, median: float | None, skipped: str = "") -> Summary:
+    return Summary(
+        RUN, "NVIDIA L4", case, implementation, "", "burst", {}, 50 if median else 0, median_us=median, skipped=skipped
+    )
+
+
+def fetched(*summaries: Summary, complete: bool = True) -> Fetched:
+    return Fetched(RUN, "preempted", Path("results/local") / RUN, complete, 1, 2, 100, 3, 0, summaries, "NVIDIA L4")
+
+
+def test_fetched_results(snapshot: SnapshotAssertion) -> None:
+    rows = (
+        summary("case-1", "sdpa:flash", 20.0),
+        summary("case-1", "bench", 10.0),
+        summary("case-1", "sdpa:cudnn", None, "needs sm_80"),
+        summary("case-2", "bench", None, "wrong by 0.5"),
+        summary("case-2", "sdpa:flash", 2000.0),
+    )
+    assert shown(results_view(fetched(*rows))) == snapshot
+    assert shown(results_view(fetched(summary("case-1", "sdpa:flash", 20.0), complete=False))) == snapshot
+
+
+def test_plain_lines_say_each_thing_once() -> None:
+    out = io.StringIO()
+    watch = PlainWatch(Console(file=out, width=200))
+    log = measuring().vm(31, ev.Diagnosed(cause="unknown", detail="?"))
+    watch.step("planning")
+    watch.planned(accepted(asked("gpu: l4", "zones=[us-central1-a]")))
+    watch.show(replayed(log))
+    before = out.getvalue()
+    watch.show(replayed(log))
+    assert out.getvalue() == before
+    for words in (
+        "planning",
+        "at most",
+        "ZONE_RESOURCE_POOL_EXHAUSTED",
+        "phase build",
+        "healed cuda_path",
+        "case 1/2",
+        "unknown: ?",
+    ):
+        assert words in before
+    watch.trouble(Unavailable("storage does not answer"), 3)
+    assert "trying again in 3 s" in out.getvalue()
+
+
+def test_the_live_watch_draws_and_speaks() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False) as view:
+        watch: Watch = LiveWatch(console, view)
+        watch.step("planning")
+        watch.planned(accepted(asked("gpu: l4", "zones=[us-central1-a]", "budget.per_run_usd=0.05")))
+        watch.show(replayed(measuring()))
+        watch.say("an alert")
+        view.refresh()
+    assert "an alert" in out.getvalue()
+    assert "1/2 cases" in out.getvalue()
+
+
+def test_with_json_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with watching(quiet=True) as watch:
+        watch.say("words")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "words\n")
+
+
+@pytest.mark.parametrize("outcome", sorted(OUTCOMES))
+def test_every_outcome_but_success_is_an_error_with_a_hint_and_a_code_of_its_own(outcome: str) -> None:
+    run = replayed(
+        running().vm(20, measured("a")).add(70, gone(64)).add(71, ev.RunClosed(outcome=outcome, detail="why"))
+    )
+    error = error_of(run)
+    if outcome == "succeeded":
+        assert error is None
+        return
+    assert error is not None
+    assert error.exit_code in (3, 4, 5, 7, 8, 9)
+    assert error.hint
+
+
+def test_a_hint_is_the_remedy_that_fits_best() -> None:
+    rejected = Log().add(0, planned()).add(1, requested())
+    rejected.add(2, ev.InstanceRejected(attempt=1, zone=ZONE, code="QUOTA", hint="ask for more"))
+    error = error_of(replayed(rejected.add(3, ev.RunClosed(outcome="failed"))))
+    assert (error.exit_code, error.hint) == (6, "ask for more") if error else False
+    diagnosed = (
+        running()
+        .vm(11, ev.Diagnosed(cause="torch_missing", remedy="choose an image"))
+        .add(71, ev.RunClosed(outcome="failed"))
+    )
+    error = error_of(replayed(diagnosed))
+    assert error is not None
+    assert error.hint == "choose an image"
+    here = (
+        Log()
+        .add(0, planned(mode="embedded"))
+        .vm(11, ev.Diagnosed(cause="torch_missing"))
+        .add(71, ev.RunClosed(outcome="failed"))
+    )
+    error = error_of(replayed(here))
+    assert error is not None
+    assert "spotbench[cpu]" in error.hint
+    silent = error_of(replayed(running().add(71, ev.RunClosed(outcome="failed"))))
+    assert silent is not None
+    assert "bench logs" in silent.hint
+
+
+def test_amounts_and_times_are_short() -> None:
+    assert [usd(Decimal(x)) for x in ("0.0043", "9.99", "12.345")] == ["$0.0043", "$9.9900", "$12.34"]
+    assert [clock(x) for x in (5, 65, 3700)] == ["0:05", "1:05", "1:01:40"]
+    assert [ago(at(0), at(x)) for x in (3, 70, 7200, 200_000)] == ["3 s", "1 min", "2 h", "2 d"]
