@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -44,24 +44,37 @@ def _table(summaries: Iterable[Summary]) -> RenderableType:
         rows.setdefault(summary.case_id, {})[summary.implementation] = summary
     timed = (s.implementation for case in rows.values() for s in case.values() if s.median_us is not None)
     names = sorted(dict.fromkeys(timed), key=lambda name: name != KERNEL)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("case", no_wrap=True)
+    compared = KERNEL in names and len(names) > 1
+    common = common_parts(list(rows))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", caption_justify="left", caption_style="dim")
+    table.caption = (
+        "median µs; after the kernel's own column, PyTorch SDPA's backends" if compared else "median µs"
+    )
+    table.add_column("-".join(common) or "case", no_wrap=True)
     for name in names:
-        table.add_column(f"{name} µs", justify="right")
-    if KERNEL in names and len(names) > 1:
-        table.add_column("vs best SDPA", justify="right")
+        table.add_column(name.removeprefix("sdpa:"), justify="right", no_wrap=True)
+    if compared:
+        table.add_column("vs best", justify="right", no_wrap=True)
     for case_id, case in rows.items():
         cells = [_cell(case.get(name)) for name in names]
-        if KERNEL in names and len(names) > 1:
+        if compared:
             cells.append(_ratio(case))
-        table.add_row(case_id, *cells)
+        table.add_row("-".join(part for part in case_id.split("-") if part not in common), *cells)
     return table
+
+
+def common_parts(case_ids: Sequence[str]) -> list[str]:
+    """The parts of a case id that all of several cases have: said once, above the column, instead of on every line."""
+    if len(case_ids) < 2:
+        return []
+    shared = set(case_ids[0].split("-")).intersection(*(case_id.split("-") for case_id in case_ids[1:]))
+    return [part for part in case_ids[0].split("-") if part in shared]
 
 
 def _cell(summary: Summary | None) -> Text:
     if summary is None or summary.median_us is None:
         return Text("–", "dim")
-    return Text(f"{summary.median_us:,.1f}")
+    return Text(f"{summary.median_us:.1f}")
 
 
 def _ratio(case: dict[str, Summary]) -> Text:
