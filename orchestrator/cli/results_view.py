@@ -46,8 +46,7 @@ def _table(summaries: Iterable[Summary]) -> RenderableType:
     names = sorted(dict.fromkeys(timed), key=lambda name: name != KERNEL)
     compared = KERNEL in names and len(names) > 1
     common = common_parts(list(rows))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", caption_justify="left", caption_style="dim")
-    table.caption = (
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         "median µs; after the kernel's own column, PyTorch SDPA's backends" if compared else "median µs"
     )
     table.add_column("-".join(common) or "case", no_wrap=True)
@@ -60,7 +59,8 @@ def _table(summaries: Iterable[Summary]) -> RenderableType:
         if compared:
             cells.append(_ratio(case))
         table.add_row("-".join(part for part in case_id.split("-") if part not in common), *cells)
-    return table
+    legend = "median µs; after the kernel's own column, PyTorch SDPA's backends" if compared else "median µs"
+    return Group(table, Text(legend, "dim"))
 
 
 def common_parts(case_ids: Sequence[str]) -> list[str]:
