@@ -47,8 +47,6 @@ def _table(summaries: Iterable[Summary]) -> RenderableType:
     compared = KERNEL in names and len(names) > 1
     common = common_parts(list(rows))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        "median µs; after the kernel's own column, PyTorch SDPA's backends" if compared else "median µs"
-    )
     table.add_column("-".join(common) or "case", no_wrap=True)
     for name in names:
         table.add_column(name.removeprefix("sdpa:"), justify="right", no_wrap=True)
