@@ -59,9 +59,9 @@ def test_a_launch_measures_fetches_and_leaves_nothing(bench: Bench) -> None:
     rows = rows_of(bench, run["run_id"])
     timed = [row for row in rows if row["latency_us"]]
     assert {(row["implementation"], row["case_id"]) for row in timed} == {
-        (i, c) for i in ("bench", "sdpa:flash") for c in CASES
+        (i, c) for i in ("bench", "sdpa:flash", "bench:aa") for c in CASES
     }
-    assert len(timed) == 2 * 2 * 5
+    assert len(timed) == 3 * 2 * 5
     assert all(float(row["latency_us"]) > 0 and not row["skipped"] for row in timed)
     skipped = [row for row in rows if row["skipped"]]
     assert {(row["implementation"], row["latency_us"]) for row in skipped} == {("sdpa:cudnn", "")}
@@ -234,4 +234,4 @@ def test_a_detached_run_goes_on_and_can_be_followed(bench: Bench) -> None:
 def test_a_baseline_alone_builds_and_times_no_kernel(bench: Bench) -> None:
     run = launch(bench, "--baseline-only")
     assert run["state"] == "succeeded"
-    assert {row["implementation"] for row in rows_of(bench, run["run_id"])} == {"sdpa:flash", "sdpa:cudnn"}
+    assert {row["implementation"] for row in rows_of(bench, run["run_id"])} == {"sdpa:flash", "sdpa:cudnn", "sdpa:flash:aa"}
