@@ -26,6 +26,8 @@ from orchestrator.core.results import CONTROL, case_order, is_control
 
 KERNEL = "bench"
 DEFAULT = "sdpa:default"
+ORDER = (KERNEL, DEFAULT, "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+"""How implementations stand beside each other; the rows of a file come in random order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
         notes.append(f"The file holds {len(sizes)} runs; this is {run_id}, and {', '.join(others)} are left out.")
     own = [group for group in groups if group.key.run_id == run_id]
     names = list(dict.fromkeys(group.key.implementation for group in own if not is_control(group.key.implementation)))
+    names.sort(key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
     subject = next((name for name in (KERNEL, DEFAULT) if name in names), names[0] if names else "")
     by_case: dict[str, list[Group]] = {}
     for group in own:
