@@ -19,9 +19,7 @@ def results_view(fetched: Fetched) -> RenderableType:
     skipped = list(_skips(fetched.summaries))
     parts += [Text(line, "dim") for line in skipped[:8]]
     parts.append(
-        Text.assemble(
-            ("in ", "dim"), str(fetched.folder), ("/  measurements.csv  summary.csv  environment.json", "dim")
-        )
+        Text.assemble(("in ", "dim"), str(fetched.folder), ("/  report.html  measurements.csv  summary.csv", "dim"))
     )
     if not fetched.complete:
         state = fetched.state.replace("_", " ")

@@ -120,7 +120,8 @@ def verdicts_csv(report: Report) -> str:
             numbers = (medians[one.subject], medians[one.baseline], found.mid, found.low, found.high, one.p)
             writer.writerow(
                 [
-                    report.study.run_id, report.study.device, case.case_id, one.subject, one.baseline, one.paired.blocks,
+                    report.study.run_id, report.study.device, case.case_id, one.subject, one.baseline,
+                    one.paired.blocks,
                     *(_cell(number) for number in (*numbers, one.paired.test.effect, one.order_shift)),
                     _cell(noise.floor if noise else math.nan), noise.source.value if noise else "", one.verdict.value,
                 ]

@@ -81,7 +81,8 @@ def speedup(study: Study) -> Board | None:
             found, own = contrast.paired.ratio, look[contrast.baseline]
             if found.known:
                 board.line(scale(found.low), at, scale(found.high), at, f"l{own.colour[1:]}")
-            note = f"{names[case.case_id]}: {ratio(found.mid)} {within(found)} over {contrast.baseline}, {contrast.verdict}"
+            told = f"{ratio(found.mid)} {within(found)} over {contrast.baseline}"
+            note = f"{names[case.case_id]}: {told}, {contrast.verdict}"
             board.mark(scale(found.mid), at, own, note=note)
     board.line(scale(1), tops[0][0], scale(1), tops[-1][0] + height, "axis")
     return board

@@ -31,7 +31,6 @@ th,td{{padding:.28rem .6rem;text-align:right;border-bottom:1px solid var(--line)
 th{{font-weight:600;border-bottom:1.5px solid var(--soft)}}th:first-child,td:first-child{{text-align:left}}
 td.left,th.left{{text-align:left}}td.wrap{{white-space:normal;text-align:left}}
 .faster{{color:var(--good);font-weight:600}}.slower{{color:var(--bad);font-weight:600}}
-.noise{{fill:var(--soft);fill-opacity:.22}}.dot{{stroke-width:2.6!important;stroke-linecap:round;stroke-opacity:.5}}
 {FIGURE_CSS}
 @media print{{body{{max-width:none;padding:0;font-size:10pt}}figure,tr{{break-inside:avoid}}h2{{break-after:avoid}}
 .wide{{overflow:visible}}svg{{min-width:0}}table{{font-size:8pt}}th,td{{padding:.15rem .35rem}}}}
@@ -123,8 +122,8 @@ def _tables(report: Report) -> Iterable[str]:
     if study.contrasts:
         yield "<h2>Verdicts</h2>"
         yield (
-            f'<p class="soft">{escape(shared)}A ratio over 1: {escape(study.subject)} is faster. p is of the signed-rank test, corrected '
-            "for every row of this table.</p>"
+            f'<p class="soft">{escape(shared)}A ratio over 1: {escape(study.subject)} is faster. p is of the '
+            "signed-rank test, corrected for every row of this table.</p>"
         )
         heads = ("case", "against", "ratio", "95 % interval", "p", "effect", "noise", "verdict")
         rows = (_verdict(names[case.case_id], one) for case in study.cases for one in case.contrasts)
@@ -183,11 +182,12 @@ def _times(cases: Sequence[Case], names: dict[str, str]) -> Iterable[str]:
 def _method(report: Report) -> Iterable[str]:
     yield "<h2>How this was measured</h2>"
     yield (
-        "<p>In every block each implementation is measured once, in random order in odd blocks and turned around in even "
-        "ones. Ratios are taken within blocks; intervals come from a bootstrap over blocks. faster and slower need three "
-        "things at once: an interval without 1, a signed-rank test that holds after Holm’s correction over the whole run, "
-        "and a ratio beyond the noise floor, which is what one implementation shows against itself. same is an interval "
-        f"within 1 % (or the noise floor) of 1; anything else is inconclusive. TFLOP/s by {escape(CONVENTION)}.</p>"
+        "<p>In every block each implementation is measured once, in random order in odd blocks and turned around in "
+        "even ones. Ratios are taken within blocks; intervals come from a bootstrap over blocks. <b>faster</b> and "
+        "<b>slower</b> need three things at once: an interval without 1, a signed-rank test that holds after Holm’s "
+        "correction over the whole run, and a ratio beyond the noise floor, which is what one implementation shows "
+        "against itself. <b>same</b> is an interval within 1 % (or the noise floor) of 1; anything else is "
+        f"<b>inconclusive</b>. TFLOP/s by {escape(CONVENTION)}.</p>"
     )
     known = {**report.environment, **{f"build {key}": value for key, value in report.build.items()}}
     known |= {

@@ -26,7 +26,7 @@ def markdown(report: Report) -> str:
     if study.contrasts:
         shared = "-".join(common_parts(list(names)))
         lines += [
-            f"| {shared or 'case'} | {backend(study.subject)}, µs | fastest baseline, µs | ratio | 95 % interval | noise | verdict |",
+            f"| {shared or 'case'} | {study.subject}, µs | fastest rival, µs | ratio | 95 % interval | noise | verdict |",
             "|---|--:|--:|--:|--:|--:|---|",
         ]
         for case in study.cases:
@@ -36,8 +36,9 @@ def markdown(report: Report) -> str:
                 lines.append(f"| {names[case.case_id]} | not compared | | | | | |")
                 continue
             noise = percent(best.noise.floor) if best.noise is not None else ""
-            cells = (
-                names[case.case_id], digits(own.median_us.mid), f"{backend(best.baseline)} {digits(rival.median_us.mid)}",
+            theirs = f"{backend(best.baseline)} {digits(rival.median_us.mid)}"
+            cells: tuple[str, ...] = (
+                names[case.case_id], digits(own.median_us.mid), theirs,
                 ratio(best.paired.ratio.mid), within(best.paired.ratio), noise, best.verdict.value,
             )  # fmt: skip
             lines.append("| " + " | ".join(cell(one) for one in cells) + " |")

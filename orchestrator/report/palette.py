@@ -51,12 +51,14 @@ FIGURE_CSS: Final = (
     "text{font:13px system-ui,-apple-system,'Segoe UI',sans-serif;fill:var(--ink)}"
     ".soft{fill:var(--soft)}.end{text-anchor:end}.middle{text-anchor:middle}.strong{font-weight:600}"
     ".grid{stroke:var(--line);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1.25}.band{fill:var(--band)}"
+    ".noise{fill:var(--soft);fill-opacity:.22}"
     ".roof{stroke:var(--ink);stroke-width:2;fill:none}.paper{fill:var(--paper)}"
     + "".join(
         f".c{n}{{fill:var(--c{n});stroke:var(--c{n})}}.l{n}{{stroke:var(--c{n});stroke-width:2;fill:none}}"
         f".b{n}{{fill:var(--c{n});fill-opacity:.28;stroke:var(--c{n})}}.o{n}{{stroke:var(--c{n});stroke-width:2;fill:var(--paper)}}"
         for n in range(6)
     )
+    + ".dot{stroke-width:2.6;stroke-linecap:round;stroke-opacity:.5}"
 )
 
 

@@ -83,8 +83,8 @@ class Report:
         if controls:
             wrong = false_verdicts(controls)
             said.append(
-                f"A/A control: {controls[0].implementation} measured against itself would have been called different in "
-                f"{wrong} of {count(len(controls), 'case')}."
+                f"A/A control: {controls[0].implementation} measured against itself would have been called different "
+                f"in {wrong} of {count(len(controls), 'case')}."
             )
         shifts = sorted(one.order_shift for one in self.study.contrasts if not math.isnan(one.order_shift))
         if shifts:
@@ -93,7 +93,6 @@ class Report:
                 f"Running first instead of last changes the ratio by a factor of {digits(middle)} (median over cases)."
             )
         if self.usd_per_answer is not None and self.cost_usd is not None:
-            said.append(
-                f"The run cost ${self.cost_usd:.4f}: ${self.usd_per_answer:.6f} for each of {count(self.study.answers, 'answer')}."
-            )
+            answers = count(self.study.answers, "answer")
+            said.append(f"The run cost ${self.cost_usd:.4f}: ${self.usd_per_answer:.6f} for each of {answers}.")
         return tuple(said)

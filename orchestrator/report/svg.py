@@ -102,7 +102,8 @@ class Board:
                     "triangle": f"M{x:.1f} {y - 1.2 * s:.1f}l{1.2 * s:.1f} {2.1 * s:.1f}h{-2.4 * s:.1f}z",
                     "diamond": f"M{x:.1f} {y - 1.3 * s:.1f}l{1.3 * s:.1f} {1.3 * s:.1f}l{-1.3 * s:.1f} {1.3 * s:.1f}"
                     f"l{-1.3 * s:.1f} {-1.3 * s:.1f}z",
-                    "cross": f"M{x - s:.1f} {y - s:.1f}l{2 * s:.1f} {2 * s:.1f}m{-2 * s:.1f} 0l{2 * s:.1f} {-2 * s:.1f}",
+                    "cross": f"M{x - s:.1f} {y - s:.1f}l{2 * s:.1f} {2 * s:.1f}m{-2 * s:.1f} 0"
+                    f"l{2 * s:.1f} {-2 * s:.1f}",
                 }[look.shape]
                 kind = f"l{style[1:]}" if look.shape == "cross" else style
                 body = f'<path d="{d}" class="{kind}">{told}</path>'
@@ -113,8 +114,8 @@ class Board:
         style = f"<style>{css}</style>" if css else ""
         size = f'width="{self.width:.0f}" height="{self.height:.0f}"' if css else ""
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:.0f} {self.height:.0f}" {size} role="img" '
-            f'aria-label="{escape(self.title)}">{style}{"".join(self.parts)}</svg>'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:.0f} {self.height:.0f}" {size} '
+            f'role="img" aria-label="{escape(self.title)}">{style}{"".join(self.parts)}</svg>'
         )
 
 
