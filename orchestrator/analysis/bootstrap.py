@@ -8,6 +8,7 @@ are what is resampled. Where the values of neighbouring blocks are alike, runs o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -136,15 +137,13 @@ def resampled_limits(values: Vector, together: int, level: float = LEVEL) -> tup
     return float(low), float(high)
 
 
-def resamples(count: int, together: int) -> list[Indices]:
-    """Indices [resamples, count] in pieces of bounded size; fewer resamples the more values there are."""
+def resamples(count: int, together: int) -> Iterator[Indices]:
+    """Indices [resamples, count], piece by piece of bounded size; fewer resamples the more values there are."""
     total = int(min(RESAMPLES, max(400, 2_000_000 // count)))
     piece = max(1, 2_000_000 // count)
     rng = np.random.default_rng(SEED)
     runs = -(-count // together)
-    found = []
     for begin in range(0, total, piece):
         starts = rng.integers(0, count, size=(min(piece, total - begin), runs, 1))
         chosen = (starts + np.arange(together)) % count
-        found.append(chosen.reshape(len(chosen), -1)[:, :count])
-    return found
+        yield chosen.reshape(len(chosen), -1)[:, :count]

@@ -108,7 +108,8 @@ def _show(document: dict[str, Any]) -> None:
         values = [f"{one[key]['mid']:.3f}" if relative else f"{one[key]['mid']:.1f}" for key in ("before", "after")]
         word = one["verdict"]
         table.add_row(
-            names[one["case_id"]], *([one["implementation"]] if several else []), *values, f"{ratio['mid']:.3f}", limits,
+            names[one["case_id"]], *([one["implementation"]] if several else []), *values,
+            f"{ratio['mid']:.3f}", limits,
             f"[{style[word]}]{word}[/]" if word in style else word,
         )  # fmt: skip
     console.print(table)

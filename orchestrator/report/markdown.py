@@ -26,7 +26,7 @@ def markdown(report: Report) -> str:
     if study.contrasts:
         shared = "-".join(common_parts(list(names)))
         lines += [
-            f"| {shared or 'case'} | {study.subject}, µs | fastest rival, µs | ratio | 95 % interval | noise | verdict |",
+            f"| {shared or 'case'} | {study.subject}, µs | fastest rival | ratio | 95 % interval | noise | verdict |",
             "|---|--:|--:|--:|--:|--:|---|",
         ]
         for case in study.cases:

@@ -21,8 +21,7 @@ def digits(value: float, significant: int = 3) -> str:
     places = significant - 1 - math.floor(math.log10(abs(value)))
     if places > 6 + significant:
         return f"{value:.{significant - 1}e}"
-    rounded = round(value, places)
-    return f"{rounded:,.{max(0, places)}f}"
+    return f"{value:,.{max(0, places)}f}"
 
 
 def tick(value: float) -> str:
