@@ -102,7 +102,7 @@ def measure_all(session: Session) -> int:
         "planned",
         cases=[case.id for case in spec.planned],
         total=len(spec.measure),
-        measurements_per_implementation=spec.repeats,
+        measurements_per_implementation=len(spec.measure) * spec.repeats,
     )
     wrong = False
     for index, case in enumerate(spec.planned, start=1):
