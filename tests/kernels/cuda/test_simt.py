@@ -156,6 +156,17 @@ def test_the_lower_rungs_agree_with_float64(ampere: Runner, tmp_path: Path, rung
     assert_right(ampere, rung, draw(rung, 2, 1, 67, 70, 48), tmp_path)
 
 
+@pytest.mark.parametrize("largest_first", [True, False])
+def test_a_maximum_that_grows_or_shrinks_along_the_keys_is_rescaled_right(
+    ampere: Runner, tmp_path: Path, largest_first: bool
+) -> None:
+    for kernel in (AHEAD_64, SINGLE_64):
+        q, k, v = draw(kernel, 1, 1, 70, 300, 64)
+        ramp = torch.linspace(0.2, 20.0, 300)
+        k = (k.float() * (ramp.flip(0) if largest_first else ramp)[:, None]).to(k.dtype)
+        assert_right(ampere, kernel, [q, k, v], tmp_path, alignment="bottom-right")
+
+
 def test_heads_that_do_not_fill_the_last_section_are_all_computed(ampere: Runner, tmp_path: Path) -> None:
     assert_right(ampere, AHEAD_64, draw(AHEAD_64, 5, 5, 66, 66, 64), tmp_path)
 
