@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import struct
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 LOOPBACK = "127.0.0.1"
+log = logging.getLogger(__name__)
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -88,7 +90,8 @@ class Server(ThreadingHTTPServer):
         ending = threading.Thread(target=self.shutdown)
         ending.start()
         try:
-            socket.create_connection(self.server_address[:2], timeout=1).close()  # or it would notice only when next it looks
+            # Or it would notice only when next it looks.
+            socket.create_connection((LOOPBACK, self.server_address[1]), timeout=1).close()
         except OSError:
             pass
         ending.join()
@@ -165,6 +168,12 @@ class Listener:
                     self.reply(answer(request))
                 except Reset:
                     self.cut()
+                except OSError:
+                    raise  # the client hung up
+                except Exception:
+                    log.exception("%s %s failed", self.command, self.path)
+                    message = "the embedded cloud failed at this request; its log says why"
+                    self.reply(json_reply(500, {"error": {"code": 500, "message": message, "errors": []}}))
 
         for verb in VERBS:
             setattr(Answering, f"do_{verb}", Answering.handle_any)
