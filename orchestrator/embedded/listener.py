@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -83,7 +84,9 @@ class Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no error of ours."""
+        """A client that hangs up is no error of ours; anything else is."""
+        if not isinstance(sys.exception(), (OSError, ValueError)):
+            log.exception("a request failed")
 
     def stop(self) -> None:
         """Stop listening and cut what is open."""
