@@ -83,7 +83,7 @@ class Server(ThreadingHTTPServer):
             self.connections.discard(request)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, *_: Any) -> None:
         """A client that hangs up is no error of ours; anything else is."""
         if not isinstance(sys.exception(), (OSError, ValueError)):
             log.exception("a request failed")
