@@ -102,7 +102,7 @@ def measure_all(session: Session) -> int:
         "planned",
         cases=[case.id for case in asked.planned],
         total=len(asked.measure),
-        measurements_per_implementation=asked.repeats,
+        measurements_per_implementation=len(asked.measure) * asked.repeats,
     )
     wrong = False
     for index, case in enumerate(asked.planned, start=1):

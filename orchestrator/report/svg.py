@@ -47,7 +47,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     for mantissas in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
         found = [m * 10.0**d for d in decades for m in mantissas if low * 0.999 <= m * 10.0**d <= high * 1.001]
         if len(found) <= most:
-            return found if len(found) >= 3 else linear_ticks(low, high, most)
+            return found if len(found) >= 3 else linear_ticks(low, high, max(most, 5))
     every = -(-len(found) // most)
     return found[::every]
 

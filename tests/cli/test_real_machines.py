@@ -227,6 +227,32 @@ def test_a_client_that_is_killed_loses_nothing_and_another_process_sees_the_trut
     assert "VMs alive now: 0" in bench("status").out
 
 
+def test_ctrl_c_detaches_and_the_run_goes_on(bench: Bench) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "orchestrator.cli",
+        "launch",
+        "--gpu",
+        "l4",
+        *SMALL,
+        "--set",
+        "measure.repeats=300",
+    ]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert client.stdout is not None
+    said = []
+    for line in client.stdout:
+        said.append(line)
+        if "phase environment" in line:
+            client.send_signal(signal.SIGINT)
+    client.stdout.close()
+    assert (client.wait(), "detached; the run goes on" in "".join(said)) == (0, True), "".join(said)
+    assert "VMs alive now: 1" in bench("status").out
+    bench("stop", "last")
+
+
 def test_a_detached_run_goes_on_and_can_be_followed(bench: Bench) -> None:
     shown = bench("launch", "--gpu", "l4", "--detach", *SMALL).out
     assert "goes on without this terminal" in shown

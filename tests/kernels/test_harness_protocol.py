@@ -41,7 +41,7 @@ def test_a_measured_run_says_and_writes_what_the_contract_promises(tmp_path: Pat
     assert code == 0, harness.log()
     last = "b1-h2-kv2-q10-k10-d16-full-float32"
     (planned,) = named(facts, "planned")
-    assert planned == {"fact": "planned", "cases": [FIRST, last], "total": 3, "measurements_per_implementation": 4}
+    assert planned == {"fact": "planned", "cases": [FIRST, last], "total": 3, "measurements_per_implementation": 12}
     assert [(f["case_id"], f["index"], f["of"]) for f in named(facts, "case_started")] == [(FIRST, 1, 2), (last, 2, 2)]
     for finished in named(facts, "case_finished"):
         case_id = finished["case_id"]
