@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from orchestrator import __version__
-from orchestrator.cli import budget, cloud, costs, fetch, launch, logs, plan, status, stop
+from orchestrator.cli import budget, cloud, compare, costs, fetch, history, launch, logs, plan, report, status, stop
 from orchestrator.cli.options import Options
 from orchestrator.core.errors import BenchError
 
@@ -75,6 +75,9 @@ app.command("plan")(plan.plan)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("fetch")(fetch.fetch)
+app.command("report")(report.report)
+app.command("compare")(compare.compare)
+app.command("history")(history.history)
 app.command("stop")(stop.stop)
 app.add_typer(costs.app, name="costs")
 app.command("budget")(budget.budget)

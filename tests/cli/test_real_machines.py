@@ -59,9 +59,9 @@ def test_a_launch_measures_fetches_and_leaves_nothing(bench: Bench) -> None:
     rows = rows_of(bench, run["run_id"])
     timed = [row for row in rows if row["latency_us"]]
     assert {(row["implementation"], row["case_id"]) for row in timed} == {
-        (i, c) for i in ("bench", "sdpa:flash") for c in CASES
+        (i, c) for i in ("bench", "sdpa:flash", "bench:aa") for c in CASES
     }
-    assert len(timed) == 2 * 2 * 5
+    assert len(timed) == 3 * 2 * 5
     assert all(float(row["latency_us"]) > 0 and not row["skipped"] for row in timed)
     skipped = [row for row in rows if row["skipped"]]
     assert {(row["implementation"], row["latency_us"]) for row in skipped} == {("sdpa:cudnn", "")}
@@ -75,6 +75,9 @@ def test_a_launch_measures_fetches_and_leaves_nothing(bench: Bench) -> None:
     assert {"environment.json", "build.json", "correctness.csv", "log.txt"} <= {
         file["path"] for file in manifest["files"]
     }
+    assert "against the fastest baseline" in (folder / "report.html").read_text()
+    point = bench("history", "--case", CASES[0], "--json").document["points"][0]
+    assert point["run_id"] == run["run_id"]
     shown = bench("fetch", "last", "--into", "out", width=120).out
     assert "q16-k16" in shown
     assert "q47-k47" in shown
@@ -260,4 +263,8 @@ def test_a_detached_run_goes_on_and_can_be_followed(bench: Bench) -> None:
 def test_a_baseline_alone_builds_and_times_no_kernel(bench: Bench) -> None:
     run = launch(bench, "--baseline-only")
     assert run["state"] == "succeeded"
-    assert {row["implementation"] for row in rows_of(bench, run["run_id"])} == {"sdpa:flash", "sdpa:cudnn"}
+    assert {row["implementation"] for row in rows_of(bench, run["run_id"])} == {
+        "sdpa:flash",
+        "sdpa:cudnn",
+        "sdpa:flash:aa",
+    }
