@@ -11,11 +11,13 @@ from uuid import NAMESPACE_URL, uuid5
 from orchestrator.core import decide as do
 from orchestrator.core import events as ev
 from orchestrator.core.budget import Alert, Caps, Ledger, alerts_due, mark_alerted, settle
+from orchestrator.core.diagnose import wants_diagnosis
 from orchestrator.core.errors import NotFound, Unavailable
 from orchestrator.core.naming import instance_name
 from orchestrator.core.placement import Offer
-from orchestrator.core.run import Run, Vm, replay
+from orchestrator.core.run import Phase, Run, Vm, replay
 from orchestrator.core.status import encode, status_body, status_line
+from orchestrator.last_words import diagnosis_of, keep_serial
 from orchestrator.ports import (
     Accepted,
     Bucket,
@@ -154,6 +156,7 @@ class Engine:
             case do.Reinsert(vm=vm):
                 self._insert(vm.attempt, self._request(self._offer(vm), vm.attempt))
             case do.Delete(vm=vm):
+                keep_serial(self.world.bucket, self.world.cloud(), self.run_id, vm)
                 self.world.cloud().delete(vm.zone, vm.name, request_id(self.run_id, vm.zone, vm.attempt, "delete"))
             case do.RecordCreated(vm=vm, instance=instance):
                 self._created(vm.attempt, vm.max_run_s, instance)
@@ -164,9 +167,20 @@ class Engine:
             case do.Settle(cost_usd=cost):
                 self._settle(cost)
             case do.Close(outcome=outcome, detail=detail):
+                self._diagnose(outcome)
                 self.log.append(ev.RunClosed(outcome=outcome.value, detail=detail))
             case do.Wait():
                 pass
+
+    def _diagnose(self, outcome: Phase) -> None:
+        """No run that went wrong is closed before somebody has said why."""
+        events = self.log.read()
+        if not wants_diagnosis(outcome, events):
+            return
+        run = replay(events)
+        attempt = run.vm.attempt if run is not None and run.vm is not None else 0
+        found = diagnosis_of(self.world.bucket, self.run_id, attempt, events)
+        self.log.append(ev.Diagnosed(cause=found.cause, detail=found.detail[:400], remedy=found.remedy))
 
     # --- machines ---------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,23 @@ MAY_IMPORT = {
     "ports": {"core"},
     "settings": {"core"},
     "adapters": {"core", "ports"},
-    "engine": {"core", "ports"},
+    "last_words": {"core", "ports"},
+    "engine": {"core", "ports", "last_words"},
     "launch": {"core", "ports", "engine"},
     "log_tail": {"core", "ports"},
     "wiring": {"core", "ports", "settings", "engine", "launch", "adapters", "embedded"},
-    "cli": {"core", "ports", "settings", "engine", "launch", "log_tail", "wiring", "adapters", "embedded"},
+    "cli": {
+        "core",
+        "ports",
+        "settings",
+        "engine",
+        "launch",
+        "log_tail",
+        "last_words",
+        "wiring",
+        "adapters",
+        "embedded",
+    },
 }
 """For each part of `orchestrator`, the parts that it may import."""
 PURE = {

@@ -225,7 +225,17 @@ def test_a_client_that_is_killed_loses_nothing_and_another_process_sees_the_trut
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(bench: Bench) -> None:
-    command = [sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4", *SMALL, "--set", "measure.repeats=300"]
+    command = [
+        sys.executable,
+        "-m",
+        "orchestrator.cli",
+        "launch",
+        "--gpu",
+        "l4",
+        *SMALL,
+        "--set",
+        "measure.repeats=300",
+    ]
     client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     assert client.stdout is not None
     said = []
