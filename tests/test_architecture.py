@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "last_words": {"core", "ports"},
     "engine": {"core", "ports", "last_words"},
     "launch": {"core", "ports", "engine"},
+    "reaping": {"core", "ports", "engine"},
     "log_tail": {"core", "ports"},
     "wiring": {"core", "ports", "settings", "engine", "launch", "adapters", "embedded"},
     "cli": {
