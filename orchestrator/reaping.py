@@ -92,5 +92,3 @@ def settle(world: World, run_id: str) -> None:
 def request_id(instance: Instance) -> str:
     """Of this one machine: another that has its name and zone later is another wish."""
     return str(uuid5(NAMESPACE_URL, f"spotbench:reap/{instance.zone}/{instance.name}/{instance.id}"))
-
-

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.adapters.index import RunIndex
     from orchestrator.adapters.ledger import LedgerStore
     from orchestrator.adapters.notify import Notifiers
+    from orchestrator.core.machines import Instance
     from orchestrator.embedded.client import CloudAddress
     from orchestrator.engine import World
     from orchestrator.launch import Payload as LaunchPayload
@@ -122,6 +123,14 @@ class Wiring:
 
     def cloud(self) -> Cloud:
         return self._cloud
+
+    def alive(self) -> tuple[Instance, ...]:
+        """Every machine of ours that exists now, asked of the cloud itself without its heavy client."""
+        from orchestrator.adapters.alive import alive
+
+        if self.address is None:
+            return alive(self.settings.project)
+        return alive(self.address.project, self.address.compute)
 
     @cached_property
     def ledger(self) -> LedgerStore:

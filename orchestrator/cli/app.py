@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from orchestrator import __version__
-from orchestrator.cli import budget, cloud, costs, fetch, launch, logs, plan, status, stop
+from orchestrator.cli import budget, cloud, costs, diagnose, fetch, launch, logs, plan, reap, status, stop
 from orchestrator.cli.options import Options
 from orchestrator.core.errors import BenchError
 
@@ -76,6 +76,8 @@ app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("fetch")(fetch.fetch)
 app.command("stop")(stop.stop)
+app.command("reap")(reap.reap)
+app.command("diagnose")(diagnose.diagnose)
 app.add_typer(costs.app, name="costs")
 app.command("budget")(budget.budget)
 app.add_typer(cloud.app, name="cloud")

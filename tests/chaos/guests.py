@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from orchestrator.core.results import COLUMNS
 from orchestrator.embedded.scripted import HttpFailure, Script, ScriptedVm, ShutDown, Steps, Struck
@@ -23,6 +24,8 @@ class Deeds:
     started: list[tuple[str, str, str]] = field(default_factory=list)
     """(run, machine, case), in order."""
     stored: list[tuple[str, str, str]] = field(default_factory=list)
+    at_work: dict[str, datetime] = field(default_factory=dict)
+    """When each machine last took up a case."""
 
 
 def case_csv(run_id: str, vm: str, case_id: str) -> bytes:
@@ -79,9 +82,7 @@ def phases(vm: ScriptedVm, temper: str) -> Steps:
         vm.event("phase_finished", {"phase": phase, "exit_code": 0, "seconds": 10})
 
 
-def measure(
-    vm: ScriptedVm, temper: str, cases: int, seconds_each: float, deeds: Deeds, done: list[int]
-) -> Steps:
+def measure(vm: ScriptedVm, temper: str, cases: int, seconds_each: float, deeds: Deeds, done: list[int]) -> Steps:
     """Stores each case before it begins the next, and skips what its spec says is done."""
     run_id = vm.spec["run_id"]
     skipped = set(vm.spec["harness"].get("skip_cases", ()))
@@ -93,6 +94,7 @@ def measure(
     for case in left:
         index = ids.index(case) + 1
         deeds.started.append((run_id, vm.name, case))
+        deeds.at_work[vm.name] = vm.guest.timeline.now()
         vm.event("case_started", {"case_id": case, "index": index, "of": cases})
         yield seconds_each
         try:

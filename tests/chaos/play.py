@@ -7,6 +7,7 @@ something. So every place between any two requests is a place to die in, and the
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,17 +19,21 @@ from typing import Any
 from orchestrator.adapters.eventlog import EventLog
 from orchestrator.adapters.fetch import fetch_run
 from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.gce_body import instance_body
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.index import RunIndex
 from orchestrator.adapters.ledger import LedgerStore
+from orchestrator.core import config as configs
 from orchestrator.core.budget import Caps, Ledger
 from orchestrator.core.decide import Policy
 from orchestrator.core.errors import BenchError, BudgetExceeded, Unavailable
 from orchestrator.core.events import StopRequested
+from orchestrator.core.machines import InstanceRequest
 from orchestrator.core.naming import LEDGER
-from orchestrator.core.plan import LaunchPlan
-from orchestrator.core.run import Run
-from orchestrator.embedded.scripted import ScriptedVm, Steps, scripted
+from orchestrator.core.plan import LaunchPlan, plan
+from orchestrator.core.pricing import PriceSheet
+from orchestrator.core.run import Run, replay
+from orchestrator.embedded.scripted import Script, ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.engine import Engine, World
@@ -38,13 +43,21 @@ from tests.chaos.guests import Deeds, guest
 from tests.chaos.promises import UNENDED, Broken, Judge
 from tests.chaos.scenario import ZONES, Client, Meddling, Scenario
 from tests.stories.stage import GRIDS, PAYLOAD, SHEET, Heard, Killed, TimelineClock
-from orchestrator.core import config as configs
-from orchestrator.core.plan import plan
 
 TURNS = 6000
 """More than any scenario needs: past this a client turns in circles."""
 POLICY = Policy(poll_s=10)
+LATEST_REQUEST_S = 70.0
 IMAGE = ("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What all clients and machines go by. Others than these make a searcher show that it finds something."""
+
+    policy: Policy = POLICY
+    sheet: PriceSheet = SHEET
+    make_guest: Callable[[str, int, float, Deeds], Script] = guest
 
 
 @dataclass
@@ -66,8 +79,9 @@ class Seen:
 class Arena:
     """A cloud that many scenarios share, each with a bucket of its own: a store takes longer to start than to use."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, rules: Rules | None = None) -> None:
         self.home = home
+        self.rules = rules or Rules()
         self.timeline = SimulatedTimeline()
         self.script: Callable[[ScriptedVm], Steps] | None = None
         self.played = 0
@@ -88,8 +102,8 @@ class Arena:
 
 
 @contextmanager
-def arena(home: Path) -> Iterator[Arena]:
-    made = Arena(home)
+def arena(home: Path, rules: Rules | None = None) -> Iterator[Arena]:
+    made = Arena(home, rules)
     try:
         yield made
     finally:
@@ -97,12 +111,12 @@ def arena(home: Path) -> Iterator[Arena]:
 
 
 class Watched:
-    """A port whose every call is announced before and after."""
+    """A port whose every call is announced, with its name and first argument, before it is made and after."""
 
-    def __init__(self, port: Any, announce: Callable[[str], None], stored: Callable[[str, bytes], None]) -> None:
+    def __init__(self, port: Any, before: Announce, after: Announce) -> None:
         self._port = port
-        self._announce = announce
-        self._stored = stored
+        self._before = before
+        self._after = after
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._port, name)
@@ -110,14 +124,15 @@ class Watched:
             return found
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._announce(f"before {name}")
+            self._before(name, args, None)
             answer = found(*args, **kwargs)
-            if name == "replace" and answer is not None:
-                self._stored(args[0], args[1])
-            self._announce(f"after {name}")
+            self._after(name, args, answer)
             return answer
 
         return call
+
+
+Announce = Callable[[str, tuple[Any, ...], Any], None]
 
 
 @dataclass
@@ -134,6 +149,8 @@ class Actor:
     busy: bool = False
     engine: Engine | None = None
     tried: int = 0
+    doomed: int = 0
+    """Like its client's `dies_at`, decided later."""
 
     def __post_init__(self) -> None:
         self.ready = self.begins
@@ -146,7 +163,7 @@ class Play:
         self.cloud.storage.create_bucket(bucket, self.cloud.project)
         self.deeds = Deeds()
         self.heard = Heard()
-        arena.script = guest(scenario.temper, scenario.cases, scenario.seconds_each, self.deeds)
+        arena.script = arena.rules.make_guest(scenario.temper, scenario.cases, scenario.seconds_each, self.deeds)
         start = self.timeline.now()
         self.run_ids = [f"{start:%Y%m%d-%H%M%S}-l4-{arena.played % 256:02x}{run:02x}" for run in range(scenario.runs)]
         self.moments = 0
@@ -160,10 +177,9 @@ class Play:
         cap = self.planned("any").ceiling_usd * int(scenario.fits * 10) / 10 if scenario.fits else None
         self.judge.caps = Caps(day=cap)
         self.judge.runs = set(self.run_ids)
-        self.actors = [
-            Actor(client, f"client-{index:06d}", self.run_ids[client.run], start + timedelta(seconds=client.starts_s))
-            for index, client in enumerate(scenario.clients, 1)
-        ]
+        self.actors: list[Actor] = []
+        for client in scenario.clients:
+            self.enter(client)
 
     # --- the world of a client --------------------------------------------------------------------------------------
 
@@ -174,7 +190,7 @@ class Play:
         )  # fmt: skip
         config = configs.load("gpu: l4", source="chaos.yaml", overrides=overrides, grids=GRIDS)
         made = plan(
-            config, config_name="chaos", mode="gce", prices=SHEET, quotas=None, ledger=Ledger(), caps=Caps(),
+            config, config_name="chaos", mode="gce", prices=self.arena.rules.sheet, quotas=None, ledger=Ledger(), caps=Caps(),
             image=image, now=self.timeline.now(),
         )  # fmt: skip
         assert isinstance(made, LaunchPlan), made
@@ -182,14 +198,25 @@ class Play:
 
     def world(self, actor: Actor | None) -> World:
         clock = TimelineClock(self.timeline)
-        plain = GoogleBucket(self.bucket, project=self.cloud.project, endpoint=self.cloud.storage_url)
+        self.plain = GoogleBucket(self.bucket, project=self.cloud.project, endpoint=self.cloud.storage_url)
         google = GoogleCloud(project=self.cloud.project, endpoint=self.cloud.compute_url, clock=clock)
 
-        def announce(what: str) -> None:
-            self.moment(actor)
+        def before(call: str, arguments: tuple[Any, ...], _: Any) -> None:
+            try:
+                self.moment(actor, f"before {call}")
+            except Killed:
+                if call == "insert" and actor is not None and actor.client.late_s:
+                    request: InstanceRequest = arguments[0]
+                    self.timeline.call_later(actor.client.late_s, lambda: self.arrives(request))
+                raise
 
-        bucket: Any = Watched(plain, announce, self.stored)
-        cloud: Any = Watched(google, announce, self.stored)
+        def after(call: str, arguments: tuple[Any, ...], answer: Any) -> None:
+            if call == "replace" and answer is not None and arguments[0] == LEDGER:
+                self.judge.when_the_ledger_changes(Ledger.parse(arguments[1]))
+            self.moment(actor, f"after {call}")
+
+        bucket: Any = Watched(self.plain, before, after)
+        cloud: Any = Watched(google, before, after)
         writer = actor.name if actor else "client-ffffff"
         return World(
             cloud=lambda: cloud,
@@ -200,21 +227,22 @@ class Play:
             notifier=self.heard,
             caps=self.judge.caps,
             log=lambda run_id: EventLog(bucket, run_id, writer, clock),
-            policy=POLICY,
+            policy=self.arena.rules.policy,
         )
 
-    def stored(self, name: str, data: bytes) -> None:
-        if name == LEDGER:
-            self.judge.when_the_ledger_changes(Ledger.parse(data))
+    def arrives(self, request: InstanceRequest) -> None:
+        """A request of a client that is dead by now reaches the cloud."""
+        body = json.loads(json.dumps(instance_body(request, self.cloud.project)))
+        self.cloud.fleet.insert(body, request.zone, request.request_id, "a dead client")
 
-    def moment(self, actor: Actor | None) -> None:
+    def moment(self, actor: Actor | None, what: str) -> None:
         """Between two things: the promises are judged, somebody may die, somebody else may do something."""
         self.moments += 1
         self.judge.at_every_moment()
         if actor is None:
             return
         actor.moments += 1
-        if actor.moments == actor.client.dies_at:
+        if actor.moments in (actor.client.dies_at, actor.doomed) or what == actor.client.dies_on:
             raise Killed
         meddling = self.meddlings.get(self.moments)
         if meddling is not None and self.depth == 0:
@@ -225,7 +253,7 @@ class Play:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def to_the_end(self) -> Seen:
-        self.cloud.weather.replace({"faults": list(self.scenario.faults)})
+        self.forecast()
         for _ in range(TURNS):
             waiting = [actor for actor in self.actors if not actor.over]
             if not waiting:
@@ -233,13 +261,26 @@ class Play:
             actor = min(waiting, key=lambda one: one.ready)
             ahead = (actor.ready - self.timeline.now()).total_seconds()
             if ahead > 0:
-                self.timeline.advance(ahead)
-                self.judge.at_every_moment()
+                self.let_pass(ahead)
             self.turn(actor)
         else:
             stuck = ", ".join(f"{actor.client.role} of {actor.run_id}" for actor in self.actors if not actor.over)
             raise Broken(UNENDED, f"after {TURNS} turns these still turn: {stuck}")
         return self.aftermath()
+
+    def forecast(self) -> None:
+        self.cloud.weather.replace({"faults": list(self.scenario.faults)})
+
+    def let_pass(self, seconds: float) -> None:
+        self.timeline.advance(seconds)
+        self.judge.at_every_moment()
+
+    def enter(self, client: Client) -> Actor:
+        """One more client, from now on."""
+        name = f"client-{len(self.actors) + 1:06d}"
+        actor = Actor(client, name, self.run_ids[client.run], self.timeline.now() + timedelta(seconds=client.starts_s))
+        self.actors.append(actor)
+        return actor
 
     def turn(self, actor: Actor) -> None:
         """One thing that a client does."""
@@ -283,13 +324,22 @@ class Play:
                 return 0
             case "reap":
                 actor.over = True
-                reap(world, survey(world))
+                findings = survey(world)
+                for finding in findings:
+                    self.judge.of_a_reaper(finding.orphan, finding.instance, self.live(finding.run_id), self.deeds)
+                reap(world, findings)
                 return 0
             case _ if actor.engine is None:
                 actor.engine = Engine(world, actor.run_id)
         run, pause = actor.engine.step()
         actor.over = run.closed is not None
         return pause
+
+    def live(self, run_id: str) -> Run | None:
+        """The run, unless it is over or was stopped."""
+        log = EventLog(self.plain, run_id, "client-eeeeee", TimelineClock(self.timeline))
+        run = replay(log.read())
+        return run if run is not None and run.closed is None and run.stop is None else None
 
     def resumed(self, world: World, run_id: str) -> Engine:
         """What `bench launch --resume` makes; without it, a client that only looks after the run."""
@@ -300,6 +350,7 @@ class Play:
 
     def aftermath(self) -> Seen:
         """Nobody is there: every deadline passes. Then somebody looks once more, in fair weather."""
+        self.timeline.advance(LATEST_REQUEST_S)
         self.pass_every_deadline()
         self.judge.at_every_moment()
         leaked = self.judge.alive()

@@ -9,6 +9,7 @@ from decimal import Decimal
 
 from orchestrator.core.budget import WINDOWS, Caps, Ledger, exposure
 from orchestrator.core.diagnose import EXPLAINS_ITSELF
+from orchestrator.core.machines import Instance
 from orchestrator.core.run import Run
 from orchestrator.embedded.meter import BillRow
 from orchestrator.embedded.server import EmbeddedCloud
@@ -84,7 +85,9 @@ class Judge:
         for window in WINDOWS[1:]:
             cap = self.caps.of(window)
             seen = exposure(ledger, window, self.cloud.timeline.now())
-            hold(OVER_CAP, cap is None or seen.total <= cap, f"${seen.spent} + ${seen.held} in the {window}, cap ${cap}")
+            hold(
+                OVER_CAP, cap is None or seen.total <= cap, f"${seen.spent} + ${seen.held} in the {window}, cap ${cap}"
+            )
         self._none_under_a_released_hold()
 
     def at_the_end(self, runs: Iterable[Run], deeds: Deeds, fetched: dict[str, set[str]]) -> None:
@@ -96,6 +99,13 @@ class Judge:
                 hold(UNDIAGNOSED, bool(run.diagnoses), f"{run.run_id} {run.phase.value}")
             self._settled_as_metered(run)
             self._nothing_lost(run, deeds, fetched.get(run.run_id, set()))
+
+    def of_a_reaper(self, orphan: bool, instance: Instance, live: Run | None, deeds: Deeds) -> None:
+        """A machine that is at work for a live run is nobody's to take."""
+        busy_since = deeds.at_work.get(instance.name)
+        busy = busy_since is not None and self.cloud.timeline.now() - busy_since < timedelta(minutes=3)
+        owned = live is not None and live.vm is not None and live.vm.name == instance.name and not live.finished
+        hold(REAPED, not (orphan and busy and owned), f"{instance.name} was at work")
 
     def alive(self) -> list[str]:
         return [vm.name for vm in self.cloud.fleet.all() if vm.run_id in self.runs]
@@ -142,7 +152,9 @@ class Judge:
         for machine in machines:
             began = [case for r, vm, case in deeds.started if (r, vm) == (run.run_id, machine)]
             kept = {case for vm, case in stored if vm == machine}
-            hold(LOST, len([case for case in began if case not in kept]) <= 1, f"{machine}: {began} begun, {kept} stored")
+            hold(
+                LOST, len([case for case in began if case not in kept]) <= 1, f"{machine}: {began} begun, {kept} stored"
+            )
             again = before & set(began)
             hold(AGAIN, not again, f"{machine} measured {sorted(again)} again")
             before |= kept

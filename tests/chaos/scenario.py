@@ -25,6 +25,11 @@ class Client:
     """Simulated seconds after the scenario began."""
     dies_at: int = 0
     """Its n-th moment (each call that it makes has one before and one after it) is its last; 0: it lives."""
+    dies_on: str = ""
+    """Or by name: `before insert`, `after delete`; the first such moment."""
+    late_s: float = 0.0
+    """A request for a machine that it was about to send when it died is on its way for so long, and then arrives; 0:
+    it was not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +69,8 @@ class Scenario:
 
     def simpler(self) -> list[Scenario]:
         """Every scenario that has one thing less."""
-        found = []
-        for index in range(len(self.faults)):
-            found.append(replace(self, faults=self.faults[:index] + self.faults[index + 1 :]))
-        for index in range(len(self.meddlings)):
-            found.append(replace(self, meddlings=self.meddlings[:index] + self.meddlings[index + 1 :]))
+        found = [replace(self, faults=without(self.faults, index)) for index in range(len(self.faults))]
+        found += [replace(self, meddlings=without(self.meddlings, index)) for index in range(len(self.meddlings))]
         for index, client in enumerate(self.clients):
             if client.role != "launch":
                 rest = self.clients[:index] + self.clients[index + 1 :]
@@ -78,17 +80,24 @@ class Scenario:
                     if one.client != index
                 )
                 found.append(replace(self, clients=rest, meddlings=kept))
-            if client.dies_at:
-                living = (*self.clients[:index], replace(client, dies_at=0), *self.clients[index + 1 :])
-                found.append(replace(self, clients=living))
+            if client.dies_at or client.dies_on:
+                spared = replace(client, dies_at=0, dies_on="")
+                found.append(replace(self, clients=(*self.clients[:index], spared, *self.clients[index + 1 :])))
         if self.runs > 1:
             clients = tuple(client for client in self.clients if client.run == 0)
             found.append(replace(self, runs=1, clients=clients, meddlings=()))
         plain = Scenario(0)
-        for name in ("attempts", "cases", "temper", "fits", "seconds_each"):
-            if getattr(self, name) != getattr(plain, name):
-                found.append(replace(self, **{name: getattr(plain, name)}))
+        names = ("attempts", "cases", "temper", "fits", "seconds_each")
+        found += [
+            replace(self, **{name: getattr(plain, name)})
+            for name in names
+            if getattr(self, name) != getattr(plain, name)
+        ]
         return found
+
+
+def without(things: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+    return things[:index] + things[index + 1 :]
 
 
 def from_seed(seed: int) -> Scenario:
@@ -96,12 +105,19 @@ def from_seed(seed: int) -> Scenario:
     dice = random.Random(seed)
     runs = dice.choices((1, 2), (3, 1))[0]
     clients = [
-        Client("launch", run, starts_s=dice.choice((0, 0, 3, 40)) * run, dies_at=dice.choice((0, dice.randint(1, 90))))
+        Client(
+            "launch",
+            run,
+            starts_s=dice.choice((0, 0, 3, 40)) * run,
+            dies_at=_death(dice),
+            dies_on=dice.choice(DEATHS),
+            late_s=dice.choice((0, 20, 60)),
+        )
         for run in range(runs)
     ]
     others = ("look", "stop", "reap", "relaunch")
     for _ in range(dice.randint(0, 3)):
-        role: Role = dice.choices(others, (4, 1, 2, 2))[0]  # type: ignore[assignment]
+        role: Role = dice.choices(others, (6, 1, 4, 6))[0]  # type: ignore[assignment]
         dies_at = dice.choice((0, 0, dice.randint(1, 60)))
         clients.append(Client(role, dice.randrange(runs), dice.choice((1, 10, 45, 90, 200, 700, 1500)), dies_at))
     meddlings = tuple(
@@ -118,11 +134,18 @@ def from_seed(seed: int) -> Scenario:
         temper=dice.choices(
             ("good", "silent", "lingering", "failing", "wrong", "mute", "dying"), (12, 1, 1, 1, 1, 1, 1)
         )[0],  # type: ignore[arg-type]
-        fits=dice.choice((0.0, 0.5, 1.5, 2.5)),
+        fits=dice.choices((0.0, 0.5, 1.5, 2.5), (6, 1, 4, 3))[0],
         clients=tuple(clients),
         faults=tuple(a_fault(dice) for _ in range(dice.choices((0, 1, 2, 4), (1, 4, 4, 2))[0])),
         meddlings=meddlings,
     )
+
+
+DEATHS: Final = (*("",) * 5, "before insert", "before insert", "after insert", "before delete", "after delete")
+
+
+def _death(dice: random.Random) -> int:
+    return dice.choice((0, 0, dice.randint(1, 90)))
 
 
 def a_fault(dice: random.Random) -> dict[str, Any]:
@@ -153,7 +176,11 @@ def _quota(dice: random.Random) -> dict[str, Any]:
 
 def _request(dice: random.Random) -> dict[str, Any]:
     service = dice.choice(("compute", "storage"))
-    paths = ("", r"/instances\?", r"/instances/", "/operations") if service == "compute" else ("", "events", "ledger", "cases")
+    paths = (
+        ("", r"/instances\?", r"/instances/", "/operations")
+        if service == "compute"
+        else ("", "events", "ledger", "upload")
+    )
     some: dict[str, Any] = {"service": service, "path": dice.choice(paths), "times": dice.randint(1, 4)}
     if dice.random() < 0.6:
         some["method"] = dice.choice(("GET", "POST", "DELETE") if service == "compute" else ("GET", "POST"))
@@ -179,13 +206,18 @@ FAULTS: Final = (
     _reset,
     _stall,
     lambda dice: {"fault": "slow_boot", "seconds": dice.choice((30, 200, 800))},
-    lambda dice: {"fault": "never_boots"},
-    lambda dice: {"fault": "preempt", "at": _at(dice), "notice_s": dice.choice((0, 5, 30)), "times": dice.randint(1, 2)},
+    lambda dice: {
+        "fault": "preempt",
+        "at": _at(dice),
+        "notice_s": dice.choice((0, 5, 30)),
+        "times": dice.randint(1, 2),
+    },
     lambda dice: {"fault": "preempt", "at": _at(dice), "notice_s": dice.choice((0, 30))},
     lambda dice: {"fault": "lost", "at": _at(dice)},
     lambda dice: {"fault": "hang", "at": _at(dice), "target": dice.choice(("harness", "agent"))},
     lambda dice: {"fault": "kill", "at": _at(dice), "target": dice.choice(("harness", "agent"))},
+    lambda dice: {"fault": "never_boots"},
     lambda dice: {"fault": "image_gone"},
 )
-WEIGHTS: Final = (*(4 for _ in FAULTS[:-1]), 1)
+WEIGHTS: Final = (*(4 for _ in FAULTS[:-2]), 2, 1)
 """A run whose image is gone ends before it begins, so there is little to learn from many."""
