@@ -18,9 +18,23 @@ MAY_IMPORT = {
     "adapters": {"core", "ports"},
     "engine": {"core", "ports"},
     "launch": {"core", "ports", "engine"},
+    "resume": {"core", "ports", "engine", "launch"},
+    "reconcile": {"core", "ports", "engine"},
     "log_tail": {"core", "ports"},
     "wiring": {"core", "ports", "settings", "engine", "launch", "adapters", "embedded"},
-    "cli": {"core", "ports", "settings", "engine", "launch", "log_tail", "wiring", "adapters", "embedded"},
+    "cli": {
+        "core",
+        "ports",
+        "settings",
+        "engine",
+        "launch",
+        "resume",
+        "reconcile",
+        "log_tail",
+        "wiring",
+        "adapters",
+        "embedded",
+    },
 }
 """For each part of `orchestrator`, the parts that it may import."""
 PURE = {

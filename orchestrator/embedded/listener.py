@@ -88,7 +88,9 @@ class Server(ThreadingHTTPServer):
         ending = threading.Thread(target=self.shutdown)
         ending.start()
         try:
-            socket.create_connection(self.server_address[:2], timeout=1).close()  # or it would notice only when next it looks
+            socket.create_connection(
+                self.server_address[:2], timeout=1
+            ).close()  # or it would notice only when next it looks
         except OSError:
             pass
         ending.join()
