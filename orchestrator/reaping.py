@@ -75,7 +75,7 @@ def reap(world: World, findings: Sequence[Finding], say: Callable[[Finding], Non
         say(finding)
     for run_id in dict.fromkeys(finding.run_id for finding in orphans):
         run = read_run(world, run_id)
-        if run is not None and run.closed is None:
+        if run is not None and not run.over:
             settle(world, run_id)
     return len(orphans)
 
@@ -85,7 +85,7 @@ def settle(world: World, run_id: str) -> None:
     engine = Engine(world, run_id)
     for _ in range(8):
         run, pause = engine.step()
-        if run.closed is not None or pause:
+        if pause or (run.over and run.settled is not None):
             return
 
 

@@ -16,7 +16,7 @@ from orchestrator.core.budget import Caps
 from orchestrator.core.decide import Policy
 from orchestrator.core.errors import ConfigError, Unavailable
 from orchestrator.core.naming import run_id
-from orchestrator.ports import Bucket, Clock, Cloud, EventLog, Notice, Notifier
+from orchestrator.ports import Bucket, Clock, Cloud, EventLog, History, Notice, Notifier
 from orchestrator.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -144,6 +144,12 @@ class Wiring:
 
         return RunIndex(self.bucket)
 
+    @cached_property
+    def history(self) -> History:
+        from orchestrator.adapters.history import StockOuts
+
+        return StockOuts(self.bucket)
+
     def log(self, run_id: str) -> EventLog:
         from orchestrator.adapters.eventlog import EventLog as BucketEventLog
 
@@ -175,6 +181,7 @@ class Wiring:
             caps=caps,
             log=self.log,
             policy=self.policy,
+            history=self.history,
         )
 
     @property

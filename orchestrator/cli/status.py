@@ -44,7 +44,7 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
 
     engine = Engine(wiring.world(Caps()), find_run(wiring, text))
     state = engine.look()
-    while state.closed is None:
+    while not (state.over and state.settled is not None) and state.phase.value != "refused":
         state, pause = engine.step()
         if pause:
             break
@@ -123,4 +123,14 @@ def _lines(wiring: Wiring) -> list[StatusLine]:
                 continue
             line = status_line(state, wiring.clock.now())
         lines.append(line)
+    _reconcile(wiring)
     return lines
+
+
+def _reconcile(wiring: Wiring) -> None:
+    """Holds of clients that died: given back, or counted as spent, as far as that is known by now."""
+    if any(entry.settled_usd is None for entry in wiring.ledger.read().runs.values()):
+        from orchestrator.core.budget import Caps
+        from orchestrator.reconcile import reconcile
+
+        reconcile(wiring.world(Caps()))

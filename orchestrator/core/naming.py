@@ -17,6 +17,8 @@ BUCKET_LABEL: Final = "bench-bucket"
 LEDGER: Final = "ledger/ledger.json"
 INDEX_PREFIX: Final = "index/"
 
+PLACEMENT_PREFIX: Final = "placement/"
+
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9]+-[0-9a-f]{4}")
 _EVENT_NAME = re.compile(
     r"(?P<stamp>\d{8}T\d{6}\.\d{6}Z)-(?P<writer>[a-z0-9]+(?:-[a-z0-9]+)*)-(?P<seq>\d{6})-(?P<kind>[a-z_]+)\.json"
@@ -59,6 +61,20 @@ def payload_object(sha256: str) -> str:
 
 def index_object(run: str) -> str:
     return f"{INDEX_PREFIX}{run}.json"
+
+
+def plan_object(run: str) -> str:
+    return f"{run_prefix(run)}plan.json"
+
+
+def hold_key(run: str, generation: int) -> str:
+    """The name of a run's hold in the ledger; `<run-id>+1` for its first resumption, and so on."""
+    return f"{run}+{generation}" if generation else run
+
+
+def run_of(key: str) -> str:
+    """The run that a hold in the ledger is for."""
+    return key.partition("+")[0]
 
 
 def run_prefix(run: str) -> str:

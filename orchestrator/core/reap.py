@@ -50,7 +50,7 @@ def judge(instance: Instance, run: Run | None, bucket: str, now: datetime, polic
     if run is None:
         named = instance.labels.get(RUN_LABEL)
         return Orphan(f"there is no run {named} in this bucket" if named else "it names no run")
-    if run.closed is not None or run.settled is not None:
+    if run.closed is not None:
         return Orphan(f"its run is over ({run.phase.value})")
     vm = owner(instance, run)
     if vm is None:
@@ -66,11 +66,12 @@ def _of_a_live_run(instance: Instance, run: Run, vm: Vm, now: datetime, policy: 
     latest = vm is run.vm
     if not latest:
         return Orphan("its run has gone on to another machine")
-    if run.finished_at is not None and now > run.finished_at + timedelta(seconds=policy.exit_grace_s):
+    told = run.said(vm.attempt)
+    if told.finished_at is not None and now > told.finished_at + timedelta(seconds=policy.exit_grace_s):
         return Orphan("it finished but did not delete itself")
     started = instance.started_at
-    word = run.last_word_at
-    if started is not None and now > started + timedelta(seconds=policy.boot_limit_s) and (not word or word < started):
+    word = told.last_word_at
+    if started is not None and now > started + timedelta(seconds=policy.boot_limit_s) and word is None:
         return Orphan(f"it said nothing for {_minutes(now - started)} after it started")
     return Keep(f"run {run.run_id} is {run.phase.value}", flags(instance, run, now))
 
@@ -84,7 +85,9 @@ def owner(instance: Instance, run: Run | None) -> Vm | None:
 def flags(instance: Instance, run: Run | None, now: datetime) -> tuple[str, ...]:
     """What is odd about a machine, whoever owns it."""
     since = instance.started_at or instance.created_at
-    word = max(run.last_word_at, since) if run is not None and run.last_word_at is not None else since
+    vm = owner(instance, run)
+    spoke = run.said(vm.attempt).last_word_at if run is not None and vm is not None else None
+    word = max(spoke, since) if spoke is not None else since
     odd = (("idle", now - word > IDLE_AFTER), ("stale", now - since > STALE_AFTER))
     return tuple(name for name, true in odd if true)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from urllib.parse import urlencode
 
 from orchestrator.core.results import COLUMNS
 from orchestrator.embedded.scripted import HttpFailure, Script, ScriptedVm, ShutDown, Steps, Struck
@@ -85,7 +87,7 @@ def phases(vm: ScriptedVm, temper: str) -> Steps:
 def measure(vm: ScriptedVm, temper: str, cases: int, seconds_each: float, deeds: Deeds, done: list[int]) -> Steps:
     """Stores each case before it begins the next, and skips what its spec says is done."""
     run_id = vm.spec["run_id"]
-    skipped = set(vm.spec["harness"].get("skip_cases", ()))
+    skipped = set(vm.spec["harness"].get("skip_cases", ())) | set(stored_cases(vm))
     ids = case_ids(cases)
     left = [case for case in ids if case not in skipped]
     vm.event("phase_started", {"phase": "measure", "limit_s": 1500})
@@ -108,6 +110,14 @@ def measure(vm: ScriptedVm, temper: str, cases: int, seconds_each: float, deeds:
         vm.event("case_measured", facts | {"median_us": {"bench": 10.0}})
         done[0] += 1
     vm.event("phase_finished", {"phase": "measure", "exit_code": 0, "seconds": 1})
+
+
+def stored_cases(vm: ScriptedVm) -> list[str]:
+    """What earlier machines have measured, as the agent finds out: by listing the bucket."""
+    prefix = f"runs/{vm.spec['run_id']}/cases/"
+    query = urlencode({"prefix": prefix, "fields": "items(name),nextPageToken"})
+    listed = json.loads(vm.request("GET", f"{vm.guest.storage_url}/storage/v1/b/{vm.spec['bucket']}/o?{query}"))
+    return [item["name"].removeprefix(prefix).removesuffix(".csv") for item in listed.get("items", ())]
 
 
 def finish(vm: ScriptedVm, temper: str, outcome: str, exit_code: int) -> Steps:

@@ -7,8 +7,11 @@ something. So every place between any two requests is a place to die in, and the
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,22 +30,23 @@ from orchestrator.core import config as configs
 from orchestrator.core.budget import Caps, Ledger
 from orchestrator.core.decide import Policy
 from orchestrator.core.errors import BenchError, BudgetExceeded, Unavailable
-from orchestrator.core.events import StopRequested
 from orchestrator.core.machines import InstanceRequest
 from orchestrator.core.naming import LEDGER
 from orchestrator.core.plan import LaunchPlan, plan
 from orchestrator.core.pricing import PriceSheet
-from orchestrator.core.run import Run, replay
+from orchestrator.core.run import Phase, Run, replay
 from orchestrator.embedded.scripted import Script, ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.engine import Engine, World
-from orchestrator.launch import Where, begin
+from orchestrator.launch import Payload, Where, begin
 from orchestrator.reaping import reap, survey
+from orchestrator.reconcile import reconcile
+from orchestrator.resume import resume, stored_plan
 from tests.chaos.guests import Deeds, guest
 from tests.chaos.promises import UNENDED, Broken, Judge
 from tests.chaos.scenario import ZONES, Client, Meddling, Scenario
-from tests.stories.stage import GRIDS, PAYLOAD, SHEET, Heard, Killed, TimelineClock
+from tests.stories.stage import GRIDS, SHEET, Heard, Killed, TimelineClock
 
 TURNS = 6000
 """More than any scenario needs: past this a client turns in circles."""
@@ -74,6 +78,24 @@ class Seen:
     machines: int
     checks: int
     cases: int
+
+
+def packed() -> Payload:
+    """A payload that can be read back: a resumed run takes its startup script from it."""
+    buffer, script = io.BytesIO(), b"#!/bin/bash\n"
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("startup/startup.sh")
+        entry.size = len(script)
+        archive.addfile(entry, io.BytesIO(script))
+    return Payload(hashlib.sha256(buffer.getvalue()).hexdigest(), buffer.getvalue(), script.decode())
+
+
+PACKED = packed()
+
+
+def done(run: Run) -> bool:
+    """Whether nothing is left to do for a run."""
+    return (run.over and run.settled is not None) or run.phase is Phase.REFUSED
 
 
 class Arena:
@@ -311,7 +333,7 @@ class Play:
             case "launch" if actor.engine is None:
                 where = Where("gce", self.bucket, "ada", None, require_cuda=False)
                 made = self.planned(world.cloud().image(*IMAGE))
-                actor.engine = begin(world, made, PAYLOAD, run_id=actor.run_id, where=where)
+                actor.engine = begin(world, made, PACKED, run_id=actor.run_id, where=where)
                 return 0
             case "relaunch" if actor.engine is None:
                 actor.engine = self.resumed(world, actor.run_id)
@@ -319,7 +341,7 @@ class Play:
             case "stop" if actor.engine is None:
                 engine = Engine(world, actor.run_id)
                 if engine.look().closed is None:
-                    engine.log.append(StopRequested(by="bob", reason="enough"))
+                    engine.request_stop("bob", "enough")
                 actor.engine = engine
                 return 0
             case "reap":
@@ -332,7 +354,7 @@ class Play:
             case _ if actor.engine is None:
                 actor.engine = Engine(world, actor.run_id)
         run, pause = actor.engine.step()
-        actor.over = run.closed is not None
+        actor.over = done(run)
         return pause
 
     def live(self, run_id: str) -> Run | None:
@@ -342,9 +364,12 @@ class Play:
         return run if run is not None and run.closed is None and run.stop is None else None
 
     def resumed(self, world: World, run_id: str) -> Engine:
-        """What `bench launch --resume` makes; without it, a client that only looks after the run."""
+        """What `bench launch --resume` does."""
+        where = Where("gce", self.bucket, "ada", None, require_cuda=False)
+        plan = stored_plan(world, run_id)
+        engine = resume(world, plan, run_id=run_id, where=where, fresh=lambda: PACKED)
         self.resumes += 1
-        return Engine(world, run_id)
+        return engine
 
     # --- afterwards -------------------------------------------------------------------------------------------------
 
@@ -357,6 +382,7 @@ class Play:
         faults = [fault for fault in self.cloud.weather.document()["faults"] if fault["id"] not in self.before]
         self.cloud.weather.replace({"faults": []})
         world = self.world(None)
+        reconcile(world)
         runs = [run for run_id in self.run_ids if (run := self.last_look(world, run_id)) is not None]
         fetched = {run.run_id: self.fetched(world, run) for run in runs}
         self.judge.at_every_moment()
@@ -392,7 +418,7 @@ class Play:
             return None
         for _ in range(TURNS):
             run, pause = engine.step()
-            if run.closed is not None:
+            if done(run):
                 return run
             self.timeline.advance(max(pause, 1))
         raise Broken(UNENDED, f"{run_id} is {run.phase.value} for good")

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from datetime import timedelta
 from decimal import Decimal
 
-from orchestrator.core.budget import WINDOWS, Caps, Ledger, exposure
+from orchestrator.core.budget import WINDOWS, Caps, Entry, Ledger, exposure
 from orchestrator.core.diagnose import EXPLAINS_ITSELF
 from orchestrator.core.machines import Instance
+from orchestrator.core.naming import run_of
 from orchestrator.core.run import Run
 from orchestrator.embedded.meter import BillRow
 from orchestrator.embedded.server import EmbeddedCloud
@@ -94,7 +95,7 @@ class Judge:
         """What must hold when every deadline has passed and somebody has looked once more."""
         hold(LEAKED, not self.alive(), ", ".join(self.alive()))
         for run in runs:
-            hold(UNENDED, run.closed is not None, f"{run.run_id} is {run.phase.value}")
+            hold(UNENDED, run.over, f"{run.run_id} is {run.phase.value}")
             if run.phase not in EXPLAINS_ITSELF:
                 hold(UNDIAGNOSED, bool(run.diagnoses), f"{run.run_id} {run.phase.value}")
             self._settled_as_metered(run)
@@ -107,6 +108,10 @@ class Judge:
         owned = live is not None and live.vm is not None and live.vm.name == instance.name and not live.finished
         hold(REAPED, not (orphan and busy and owned), f"{instance.name} was at work")
 
+    def entries(self, run_id: str) -> list[Entry]:
+        """What the ledger has of a run: one entry, and one more for each time that it was resumed after its end."""
+        return [entry for key, entry in self.ledger.runs.items() if run_of(key) == run_id]
+
     def alive(self) -> list[str]:
         return [vm.name for vm in self.cloud.fleet.all() if vm.run_id in self.runs]
 
@@ -115,8 +120,7 @@ class Judge:
         for row in rows:
             spent[row.run_id or ""] += row.usd  # type: ignore[assignment]
         for run_id, usd in spent.items():
-            entry = self.ledger.runs.get(run_id)
-            held = entry.hold_usd if entry else Decimal(0)
+            held = sum((entry.hold_usd for entry in self.entries(run_id)), Decimal(0))
             hold(OVERSPENT, Decimal(usd) <= held, f"{run_id} has cost ${usd}; ${held} was held")
 
     def _none_past_its_deadline(self) -> None:
@@ -127,21 +131,20 @@ class Judge:
 
     def _none_under_a_released_hold(self) -> None:
         for vm in self.cloud.fleet.all():
-            entry = self.ledger.runs.get(vm.run_id or "")
-            settled = entry is not None and entry.settled_usd is not None
+            entries = self.entries(vm.run_id or "")
+            settled = bool(entries) and all(entry.settled_usd is not None for entry in entries)
             hold(RELEASED, not settled, f"{vm.name} is {vm.status}, and its run is settled")
 
     def _settled_as_metered(self, run: Run) -> None:
-        entry = self.ledger.runs.get(run.run_id)
+        entries = self.entries(run.run_id)
         metered = sum((row.usd for row in self.bill() if row.run_id == run.run_id), Decimal(0))
-        if entry is None:
-            hold(UNSETTLED, metered == 0, f"{run.run_id} cost ${metered} and has no entry")
-            return
-        hold(UNSETTLED, entry.settled_usd is not None, f"{run.run_id} still holds ${entry.hold_usd}")
+        for entry in entries:
+            hold(UNSETTLED, entry.settled_usd is not None, f"{run.run_id} still holds ${entry.hold_usd}")
+        spent = sum((entry.spent for entry in entries), Decimal(0))
         # A machine that vanished without a trace is charged up to the latest it can have lived.
         vanished = any(vm.how == "lost" for vm in run.vms)
-        exact = vanished or abs(entry.spent - metered) < CENT / 2
-        hold(UNSETTLED, exact and entry.spent >= metered - CENT / 2, f"{run.run_id}: ${entry.spent} for ${metered}")
+        exact = vanished or abs(spent - metered) < CENT / 2
+        hold(UNSETTLED, exact and spent >= metered - CENT / 2, f"{run.run_id}: ${spent} for ${metered}")
 
     def _nothing_lost(self, run: Run, deeds: Deeds, fetched: set[str]) -> None:
         stored = [(vm, case) for run_id, vm, case in deeds.stored if run_id == run.run_id]
