@@ -81,8 +81,8 @@ def test_a_launch_measures_fetches_and_leaves_nothing(bench: Bench) -> None:
     assert "not timed: sdpa:cudnn in 2 cases" in shown
 
     assert "succeeded" in bench("status").out
-    assert "VMs alive now: 0" in bench("status", "--live").out
-    assert bench("status", "--live", "--json").document["instances"] == []
+    assert "VMs alive now: 0, $0.00/h" in bench("status").out
+    assert bench("status", "--json").document["instances"] == []
     assert "measure" in bench("status", run["run_id"]).out
     assert bench("status", run["run_id"][-4:], "--json").document["state"] == "succeeded"
     assert "finish: succeeded" in bench("logs", "last").out
