@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from google.auth.exceptions import GoogleAuthError
 from google.auth.transport.requests import AuthorizedSession
 from requests import RequestException
 
-from orchestrator.adapters.google_auth import credentials_for
-from orchestrator.core.errors import PermissionDenied, ProviderError, Unavailable
+from orchestrator.adapters.google_auth import REMEDY, credentials_for
+from orchestrator.core.errors import CredentialsMissing, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.machines import Instance
 from orchestrator.core.naming import TOOL, TOOL_LABEL
 
@@ -51,6 +52,8 @@ def _get(session: Any, url: str, query: Mapping[str, str], project: str) -> Mapp
         except (RequestException, OSError) as exc:
             failure = type(exc).__name__
             continue
+        except GoogleAuthError as exc:  # expired, revoked, or refused by the server
+            raise CredentialsMissing(f"cannot {doing}: {str(exc).splitlines()[0]}", hint=REMEDY) from exc
         if answer.status_code == 200:
             try:
                 found: Mapping[str, Any] = answer.json()
@@ -59,7 +62,7 @@ def _get(session: Any, url: str, query: Mapping[str, str], project: str) -> Mapp
                 continue
             return found
         failure = f"HTTP {answer.status_code}"
-        if answer.status_code in (401, 403):
+        if answer.status_code == 403:
             raise PermissionDenied(
                 f"cannot {doing}: {_words(answer)}", hint="it takes compute.instances.list; docs/gce.md has the roles"
             )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.alive import alive, instance
-from orchestrator.core.errors import PermissionDenied, ProviderError, Unavailable
+from orchestrator.core.errors import CredentialsMissing, PermissionDenied, ProviderError, Unavailable
 from tests.stories.stage import silent_vm, staged
 from tests.support.scripted_server import Answer, Reply, Request, google_error, scripted_server
 
@@ -54,7 +54,8 @@ def test_a_server_that_stumbles_is_asked_again() -> None:
     ("answer", "kind", "words"),
     [
         (google_error(403, "Required 'compute.instances.list' permission", "forbidden"), PermissionDenied, "instances.list"),
-        (Reply(401, data=b"what?"), PermissionDenied, "HTTP 401"),
+        (Reply(401, data=b"what?"), CredentialsMissing, "list the VMs of p"),
+        (Reply(403, data=b"what?"), PermissionDenied, "HTTP 403"),
         (google_error(404, "no such project", "notFound"), ProviderError, "no such project"),
         (google_error(503, "later", "backendError"), Unavailable, "HTTP 503"),
         (Reply(200, data=b"not json"), Unavailable, "not JSON"),

@@ -52,6 +52,8 @@ TURNS = 6000
 """More than any scenario needs: past this a client turns in circles."""
 POLICY = Policy(poll_s=10)
 LATEST_REQUEST_S = 70.0
+LATEST_SETTLEMENT_S = 7200.0
+"""A hold whose client died in between is kept until no machine can be running under it: longer than any deadline."""
 IMAGE = ("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580")
 
 
@@ -382,6 +384,8 @@ class Play:
         faults = [fault for fault in self.cloud.weather.document()["faults"] if fault["id"] not in self.before]
         self.cloud.weather.replace({"faults": []})
         world = self.world(None)
+        reconcile(world)
+        self.timeline.advance(LATEST_SETTLEMENT_S)
         reconcile(world)
         runs = [run for run_id in self.run_ids if (run := self.last_look(world, run_id)) is not None]
         fetched = {run.run_id: self.fetched(world, run) for run in runs}
