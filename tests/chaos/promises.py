@@ -141,9 +141,12 @@ class Judge:
         for entry in entries:
             hold(UNSETTLED, entry.settled_usd is not None, f"{run.run_id} still holds ${entry.hold_usd}")
         spent = sum((entry.spent for entry in entries), Decimal(0))
-        # A machine that vanished without a trace is charged up to the latest it can have lived.
-        vanished = any(vm.how == "lost" for vm in run.vms)
-        exact = vanished or abs(spent - metered) < CENT / 2
+        # A machine that vanished without a trace is charged up to the latest it can have lived, and one that was deleted
+        # before it ran, of which the operation log says the same as of one that ran for a second, the least charge.
+        unsure = any(vm.how == "lost" for vm in run.vms) or any(
+            row.started_at is None for row in self.bill() if row.run_id == run.run_id
+        )
+        exact = unsure or abs(spent - metered) < CENT / 2
         hold(UNSETTLED, exact and spent >= metered - CENT / 2, f"{run.run_id}: ${spent} for ${metered}")
 
     def _nothing_lost(self, run: Run, deeds: Deeds, fetched: set[str]) -> None:
