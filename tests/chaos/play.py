@@ -52,6 +52,7 @@ TURNS = 6000
 """More than any scenario needs: past this a client turns in circles."""
 POLICY = Policy(poll_s=10)
 LATEST_REQUEST_S = 70.0
+SLICE_S = 15.0
 LATEST_SETTLEMENT_S = 7200.0
 """A hold whose client died in between is kept until no machine can be running under it: longer than any deadline."""
 IMAGE = ("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580")
@@ -296,8 +297,11 @@ class Play:
         self.cloud.weather.replace({"faults": list(self.scenario.faults)})
 
     def let_pass(self, seconds: float) -> None:
-        self.timeline.advance(seconds)
-        self.judge.at_every_moment()
+        """In slices, so that what is wrong for a minute is seen."""
+        while seconds > 0:
+            self.timeline.advance(min(seconds, SLICE_S))
+            self.judge.at_every_moment()
+            seconds -= SLICE_S
 
     def enter(self, client: Client) -> Actor:
         """One more client, from now on."""
@@ -377,7 +381,7 @@ class Play:
 
     def aftermath(self) -> Seen:
         """Nobody is there: every deadline passes. Then somebody looks once more, in fair weather."""
-        self.timeline.advance(LATEST_REQUEST_S)
+        self.let_pass(LATEST_REQUEST_S)
         self.pass_every_deadline()
         self.judge.at_every_moment()
         leaked = self.judge.alive()
@@ -409,12 +413,10 @@ class Play:
         )
 
     def pass_every_deadline(self) -> None:
-        """In steps, so that a machine that outlives its own is seen."""
         for _ in range(200):
             if not self.judge.alive():
                 return
-            self.timeline.advance(60)
-            self.judge.at_every_moment()
+            self.let_pass(60)
 
     def last_look(self, world: World, run_id: str) -> Run | None:
         engine = Engine(world, run_id)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.pricing import PriceSheet
+from orchestrator.core.pricing import Price, PriceSheet
 from orchestrator.embedded.scripted import Script, ScriptedVm, Steps
 from orchestrator.embedded.weather import KEYS
 from tests.chaos.campaign import Tally, campaign, seeds, shrunk
@@ -100,14 +100,17 @@ def careless(temper: str, cases: int, seconds_each: float, deeds: Deeds) -> Scri
 
 def cheap() -> PriceSheet:
     """Prices that are a tenth of what the cloud's meter charges."""
-    machines = {
-        name: {
-            region: price.model_copy(update={"spot": price.spot / 10 if price.spot else None})
-            for region, price in regions.items()
+
+    def tenth(table: dict[str, dict[str, Price]]) -> dict[str, dict[str, Price]]:
+        return {
+            name: {
+                region: price.model_copy(update={"spot": price.spot / 10 if price.spot else None})
+                for region, price in regions.items()
+            }
+            for name, regions in table.items()
         }
-        for name, regions in SHEET.machines.items()
-    }
-    return SHEET.model_copy(update={"machines": machines})
+
+    return SHEET.model_copy(update={"machines": tenth(SHEET.machines), "accelerators": tenth(SHEET.accelerators)})
 
 
 PLANTED = {
