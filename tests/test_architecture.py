@@ -111,6 +111,12 @@ def test_the_agent_needs_the_standard_library_only() -> None:
         assert not outside, f"{path}: {outside}"
 
 
+LONGEST = 400
+ARGUED = {"orchestrator/embedded/fleet.py": "one life cycle under one lock reads better in one place"}
+"""What may be longer, and why."""
+
+
 def test_no_module_is_longer_than_it_can_be_argued_for() -> None:
     longest = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in modules()}
-    assert {name: lines for name, lines in longest.items() if lines > 400} == {}
+    assert {name: lines for name, lines in longest.items() if lines > LONGEST and name not in ARGUED} == {}
+    assert all(longest[name] > LONGEST for name in ARGUED), "what is short again needs no argument"

@@ -136,15 +136,24 @@ def test_a_resumed_case_has_the_inputs_it_would_have_had() -> None:
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 def test_the_cpu_timer_measures_the_time_of_one_call(regime: str) -> None:
+    lasted: list[int] = []
+
     def plan() -> torch.Tensor:
-        until = time.perf_counter_ns() + 1_000_000
-        while time.perf_counter_ns() < until:
+        begun = time.perf_counter_ns()
+        while time.perf_counter_ns() < begun + 1_000_000:
             pass
+        lasted.append(time.perf_counter_ns() - begun)
         return torch.empty(0)
 
     contender = Journal().contender("a")
     timer = CpuTimer(regime, Contender("a", plan, contender.scope))
-    assert 1000 <= min(timer(plan) for _ in range(3)) < 1300
+
+    def excess_us() -> float:
+        """What the timer says beyond what the calls themselves say; another process may get in between."""
+        lasted.clear()
+        return timer(plan) - sum(lasted) / len(lasted) / 1000
+
+    assert min(abs(excess_us()) for _ in range(10)) < 100
 
 
 def test_a_graph_cannot_be_timed_without_cuda() -> None:
