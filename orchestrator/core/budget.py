@@ -259,9 +259,11 @@ def hold(
     ledger: Ledger, run_id: str, ceiling: Decimal, ttl_s: int, now: datetime, gpu: str = "", *, note: str = ""
 ) -> Ledger:
     """Takes a hold. A second hold for the same run raises the first, and never lowers it; one for a run that is
-    settled changes nothing."""
+    settled changes nothing. That months were archived by a client whose clock is ahead keeps nobody from a hold."""
     entry = ledger.runs.get(run_id)
     if entry is None:
+        if "+" not in run_id and _is_archived(ledger, run_id) and key_of("month", now) >= ledger.archived_before:
+            return ledger
         entry = Entry(hold_usd=ceiling, held_at=now, ttl_s=ttl_s, gpu=gpu, note=note)
     elif entry.settled_usd is None:
         hold_usd, ttl_s = max(entry.hold_usd, ceiling), max(entry.ttl_s, ttl_s)

@@ -104,13 +104,13 @@ def plan(
     timed = _time(config, mode, offers, ledger, caps, now)
     if isinstance(timed, PlanRefused):
         return timed
-    offers, ttl_s, said = timed
+    offers, ttl_s, attempts, said = timed
     notices += said
     grids = effective_grids(config, mode)
     notices += _about_grids(config, mode, grids)
     if mode == "gce":
         notices += _about_prices(config, prices, offers, now)
-    worst = max(ceiling(offer.usd_per_hour, ttl_s, config.run.attempts) for offer in offers)
+    worst = max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers)
     fits = authorize(ledger, caps, worst, now)
     assert not isinstance(fits, Refused), "a deadline that ttl_within allows is one whose ceiling fits"
     cases = case_ids(grids.measure)
@@ -121,7 +121,7 @@ def plan(
         offers=rank(weigh(offers, advice=advice, stock_outs=stock_outs, now=now)),
         ttl_s=ttl_s,
         ceiling_usd=worst,
-        attempts=config.run.attempts,
+        attempts=attempts,
         image=image,
         cases=cases,
         measurements_per_implementation=len(cases) * config.measure.repeats,
@@ -144,13 +144,14 @@ def with_fallbacks(
         lead, rest = made[0], []
     else:
         lead, *rest = made
-    ttl_s = min(one.ttl_s for one in made)
+    ttl_s, attempts = min(one.ttl_s for one in made), min(one.attempts for one in made)
     offers = tuple(offer for one in made for offer in one.offers)
     return replace(
         lead,
         offers=offers,
         ttl_s=ttl_s,
-        ceiling_usd=max(ceiling(offer.usd_per_hour, ttl_s, lead.attempts) for offer in offers),
+        attempts=attempts,
+        ceiling_usd=max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers),
         fallbacks=tuple(replace(one, ttl_s=ttl_s) for one in rest),
         headroom=min((one.headroom for one in made), key=lambda left: min(left.values(), default=Decimal(0))),
         notices=(
@@ -256,9 +257,10 @@ def _models(config: Config) -> tuple[str, ...]:
 
 def _time(
     config: Config, mode: str, offers: tuple[Offer, ...], ledger: Ledger, caps: Caps, now: datetime
-) -> tuple[tuple[Offer, ...], int, list[str]] | PlanRefused:
-    """The offers that the budget can pay for, and how long: the time asked for where any offer allows it, else the
-    longest that the cheapest allows."""
+) -> tuple[tuple[Offer, ...], int, int, list[str]] | PlanRefused:
+    """The offers that the budget can pay for, how long, and on how many machines: the time asked for on as many of them as
+    it pays for, else on one the longest that the cheapest offer allows. A tight budget takes spare machines away before
+    it takes time."""
     wanted, shortest = min(config.run.max_minutes * 60, MAX_TTL_S), SHORTEST_S[mode]
     if wanted < shortest:
         return PlanRefused(
@@ -268,11 +270,12 @@ def _time(
         )
     left = headroom(ledger, caps, now)
     if left is None:
-        return offers, wanted, []
+        return offers, wanted, config.run.attempts, []
     dollars, _ = left
-    attempts = config.run.attempts
-    ttl = {offer: ttl_within(dollars, offer.usd_per_hour, attempts) for offer in offers}
     cheapest = min(offer.usd_per_hour for offer in offers)
+    enough = [n for n in range(config.run.attempts, 0, -1) if ttl_within(dollars, cheapest, n) >= wanted]
+    attempts = enough[0] if enough else 1
+    ttl = {offer: ttl_within(dollars, offer.usd_per_hour, attempts) for offer in offers}
     longest = min(wanted, max(ttl.values()))
     if longest < shortest:
         refused = authorize(ledger, caps, ceiling(cheapest, shortest, attempts), now)
@@ -280,12 +283,14 @@ def _time(
         return _budget_refused(config, refused, shortest)
     kept = tuple(offer for offer in offers if ttl[offer] >= longest)
     said = []
+    if attempts < config.run.attempts:
+        said.append(f"the budget pays for {attempts} of {config.run.attempts} machines")
     if longest < wanted:
         said.append(f"the budget shortens the run from {_minutes(wanted)} to {_minutes(longest)}")
     if len(kept) < len(offers):
         dear = sorted({_place(offer) for offer in offers} - {_place(offer) for offer in kept})
         said.append(f"left out, too dear for {_minutes(longest)} within the budget: {', '.join(dear)}")
-    return kept, longest, said
+    return kept, longest, attempts, said
 
 
 def _place(offer: Offer) -> str:

@@ -66,7 +66,7 @@ class Machine(_Section):
 
 class RunLimits(_Section):
     max_minutes: Annotated[Int, Field(ge=1, le=10080)] = 30
-    attempts: Annotated[Int, Field(ge=1, le=20)] = 1
+    attempts: Annotated[Int, Field(ge=1, le=20)] = 3
     phase_limits_s: dict[Phase, Annotated[Int, Field(ge=1)]] = Field(default_factory=dict)
 
     def limits(self) -> dict[str, int]:

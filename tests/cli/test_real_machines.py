@@ -158,9 +158,22 @@ def test_a_hang_past_the_phases_limit_is_ended_by_the_agent(bench: Bench, weathe
     assert bench.fired() == [1]
 
 
-def test_a_preempted_run_says_so_and_what_it_measured_is_fetched(bench: Bench, weather: Callable[..., None]) -> None:
+def test_a_preempted_run_goes_on_on_another_machine_and_measures_nothing_twice(
+    bench: Bench, weather: Callable[..., None]
+) -> None:
     weather({"fault": "preempt", "at": {"case": 2}, "notice_s": 10})
-    run = launch(bench, "--set", "measure.repeats=400", code=8)
+    run = launch(bench, "--set", "measure.repeats=400")
+    assert (run["state"], run["cases_done"], run["attempts"]) == ("succeeded", 2, 2)
+    fetched = bench("fetch", run["run_id"], "--into", "out", "--json").document
+    assert fetched["complete"] is True
+    assert_our_account_is_the_bill(bench, run)
+
+
+def test_a_preempted_run_without_a_spare_machine_says_so_and_what_it_measured_is_fetched(
+    bench: Bench, weather: Callable[..., None]
+) -> None:
+    weather({"fault": "preempt", "at": {"case": 2}, "notice_s": 10})
+    run = launch(bench, "--set", "measure.repeats=400", "--set", "run.attempts=1", code=8)
     assert run["state"] == "preempted"
     fetched = bench("fetch", run["run_id"], "--into", "out", "--json").document
     assert fetched["complete"] is False
