@@ -6,22 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from orchestrator.core import decide as do
 from orchestrator.core import events as ev
+from orchestrator.core.arming import NotArmed, arm, may_settle
 from orchestrator.core.budget import Alert, Caps, Ledger, alerts_due, mark_alerted, settle
-from orchestrator.core.errors import NotFound, Unavailable
-from orchestrator.core.naming import instance_name
+from orchestrator.core.diagnose import wants_diagnosis
+from orchestrator.core.errors import BudgetExceeded, NotFound, Unavailable
+from orchestrator.core.naming import cases_prefix, hold_key, instance_name
 from orchestrator.core.placement import Offer
-from orchestrator.core.run import Run, Vm, replay
+from orchestrator.core.run import Phase, Run, Vm, replay
 from orchestrator.core.status import encode, status_body, status_line
+from orchestrator.last_words import diagnosis_of, keep_serial
 from orchestrator.ports import (
     Accepted,
     Bucket,
     Clock,
     Cloud,
     EventLog,
+    History,
     Index,
     Instance,
     InstanceRequest,
@@ -48,6 +52,7 @@ class World:
     caps: Caps
     log: Callable[[str], EventLog]
     policy: do.Policy
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +63,10 @@ class Launch:
     request: RequestFor
 
 
-def request_id(run_id: str, zone: str, attempt: int, verb: str = "insert") -> str:
-    """The same for every retry of the same request, so that the cloud can tell a retry from a second wish."""
-    return str(uuid5(NAMESPACE_URL, f"spotbench:{run_id}/{zone}/{attempt}/{verb}"))
+def request_id(run_id: str, zone: str, attempt: int, verb: str = "insert", of: str = "") -> str:
+    """The same for every retry of the same request, so that the cloud can tell a retry from a second wish. `of` tells
+    wishes apart that share a zone and an attempt: another machine type, another way to pay, another generation."""
+    return str(uuid5(NAMESPACE_URL, f"spotbench:{run_id}/{zone}/{attempt}/{verb}{of}"))
 
 
 def tell(notifier: Notifier, due: tuple[Alert, ...]) -> None:
@@ -80,6 +86,7 @@ class Engine:
         self.launch = launch
         self.log = log if log is not None else world.log(run_id)
         self._indexed: dict[str, str] = {}
+        self._by = uuid4().hex[:8]
 
     def look(self) -> Run:
         """The run as its log tells it now."""
@@ -102,8 +109,9 @@ class Engine:
         for command in commands:
             if isinstance(command, do.Wait):
                 pause = command.seconds
-            else:
-                self.perform(command)
+            elif not self.perform(command, run):
+                pause = self.world.policy.poll_s
+                break
         if any(not isinstance(command, do.Wait) for command in commands):
             run = self.look()
         self.write_index(run)
@@ -112,7 +120,7 @@ class Engine:
     def follow(
         self, *, watch: Callable[[Run], None] | None = None, trouble: Callable[[Unavailable, float], None] | None = None
     ) -> Run:
-        """Turns until the run is closed. An unreachable service is waited for, up to ten minutes in one piece."""
+        """Turns until the run is over. An unreachable service is waited for, up to ten minutes in one piece."""
         waited = 0.0
         while True:
             try:
@@ -129,7 +137,7 @@ class Engine:
             waited = 0.0
             if watch is not None:
                 watch(run)
-            if run.closed is not None:
+            if (run.over and run.settled is not None) or run.phase is Phase.REFUSED:
                 return run
             if pause:
                 self.world.clock.sleep(pause)
@@ -137,7 +145,7 @@ class Engine:
     def observe(self, run: Run) -> do.Observation:
         """One look at the run's machine, if it may have one."""
         vm = run.vm
-        if run.closed is not None or vm is None or not vm.open:
+        if vm is None or not vm.open:
             return do.Observation(None)
         cloud = self.world.cloud()
         instance = cloud.instance(vm.zone, vm.name)
@@ -147,31 +155,69 @@ class Engine:
             return do.Observation(None, cloud.operations(vm.zone, vm.instance_id))
         return do.Observation(None, cloud.operations_by_name(vm.zone, vm.name))
 
-    def perform(self, command: do.Command) -> None:
+    def perform(self, command: do.Command, run: Run) -> bool:
+        """Does it. False when another client is at it, or knows more: look again later, and do nothing else."""
         match command:
             case do.Create(offer=offer, attempt=attempt):
-                self._create(offer, attempt)
+                if not self._armed(run, attempt):
+                    return False
+                self._create(run, offer, attempt)
             case do.Reinsert(vm=vm):
-                self._insert(vm.attempt, self._request(self._offer(vm), vm.attempt))
+                self._insert(run, vm.attempt, self._request(run, self._offer(vm), vm.attempt), self._offer(vm))
             case do.Delete(vm=vm):
+                keep_serial(self.world.bucket, self.world.cloud(), self.run_id, vm)
                 self.world.cloud().delete(vm.zone, vm.name, request_id(self.run_id, vm.zone, vm.attempt, "delete"))
             case do.RecordCreated(vm=vm, instance=instance):
-                self._created(vm.attempt, vm.max_run_s, instance)
+                self._created(vm.attempt, vm.max_run_s, vm.request_id, instance)
             case do.RecordGone(vm=vm, ended_at=ended, how=how, started_at=started):
                 self.log.append(
                     ev.InstanceGone(attempt=vm.attempt, vm=vm.name, ended_at=ended, how=how, started_at=started)
                 )
             case do.Settle(cost_usd=cost):
-                self._settle(cost)
+                return self._settle(run, cost)
             case do.Close(outcome=outcome, detail=detail):
-                self.log.append(ev.RunClosed(outcome=outcome.value, detail=detail))
+                self._diagnose(outcome)
+                stored = sum(entry.name.endswith(".csv") for entry in self.world.bucket.list(cases_prefix(self.run_id)))
+                self.log.append(
+                    ev.RunClosed(outcome=outcome.value, detail=detail, generation=run.generation, cases_stored=stored)
+                )
             case do.Wait():
                 pass
+        return True
+
+    def request_stop(self, by: str, reason: str) -> None:
+        """Asks whoever drives the run to end it. A later resumption is not stopped by it."""
+        self.log.append(ev.StopRequested(by=by, reason=reason, generation=self.look().generation))
+
+    def _diagnose(self, outcome: Phase) -> None:
+        """No run that went wrong is closed before somebody has said why."""
+        events = self.log.read()
+        if not wants_diagnosis(outcome, events):
+            return
+        run = replay(events)
+        attempt = run.vm.attempt if run is not None and run.vm is not None else 0
+        found = diagnosis_of(self.world.bucket, self.run_id, attempt, events)
+        self.log.append(ev.Diagnosed(cause=found.cause, detail=found.detail[:400], remedy=found.remedy))
 
     # --- machines ---------------------------------------------------------------------------------------------------
 
-    def _create(self, offer: Offer, attempt: int) -> None:
-        request = self._request(offer, attempt)
+    def _armed(self, run: Run, attempt: int) -> bool:
+        """Whether we may ask for machine number `attempt`. Raises `BudgetExceeded` when nothing is held for the run."""
+        key, now, patience = (
+            hold_key(self.run_id, run.generation),
+            self.world.clock.now(),
+            self.world.policy.insert_limit_s,
+        )
+        answer = self.world.ledger.update(lambda ledger: arm(ledger, key, attempt, self._by, now, patience))
+        if isinstance(answer, NotArmed) and answer.kind == "no_hold":
+            raise BudgetExceeded(
+                f"nothing is held for {key}, so no machine may be asked for",
+                hint="somebody changed ledger/ledger.json; `bench stop RUN` ends the run",
+            )
+        return not isinstance(answer, NotArmed)
+
+    def _create(self, run: Run, offer: Offer, attempt: int) -> None:
+        request = self._request(run, offer, attempt)
         self.log.append(
             ev.InstanceRequested(
                 attempt=attempt,
@@ -182,27 +228,30 @@ class Engine:
                 usd_per_hour=offer.usd_per_hour,
                 max_run_s=request.max_run_s,
                 request_id=request.request_id,
+                generation=run.generation,
             )
         )
-        self._insert(attempt, request)
+        self._insert(run, attempt, request, offer)
 
-    def _request(self, offer: Offer, attempt: int) -> InstanceRequest:
+    def _request(self, run: Run, offer: Offer, attempt: int) -> InstanceRequest:
         assert self.launch is not None, "only a launching engine is told to create"
         name = instance_name(self.run_id, attempt)
-        return self.launch.request(offer, attempt, name, request_id(self.run_id, offer.zone, attempt))
+        of = f"/{offer.machine_type}/{offer.provisioning}/{run.generation}"
+        return self.launch.request(offer, attempt, name, request_id(self.run_id, offer.zone, attempt, of=of))
 
     def _offer(self, vm: Vm) -> Offer:
         assert self.launch is not None, "only a launching engine is told to insert again"
-        return next(offer for offer in self.launch.offers if offer.zone == vm.zone)
+        pool = (vm.zone, vm.machine_type, vm.provisioning)
+        return next(offer for offer in self.launch.offers if offer.pool == pool)
 
-    def _insert(self, attempt: int, request: InstanceRequest) -> None:
+    def _insert(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer) -> None:
         answer = self.world.cloud().insert(request)
         if isinstance(answer, Accepted):
-            self._created(attempt, request.max_run_s, answer.instance)
+            self._created(attempt, request.max_run_s, request.request_id, answer.instance)
         else:
-            self._refused(attempt, request.zone, answer)
+            self._refused(run, attempt, request, offer, answer)
 
-    def _created(self, attempt: int, max_run_s: int, instance: Instance) -> None:
+    def _created(self, attempt: int, max_run_s: int, request_id: str, instance: Instance) -> None:
         started = instance.started_at or instance.created_at
         self.log.append(
             ev.InstanceCreated(
@@ -212,17 +261,27 @@ class Engine:
                 instance_id=instance.id,
                 started_at=started,
                 deadline_at=instance.deadline_at or started + timedelta(seconds=max_run_s),
+                request_id=request_id,
             )
         )
 
-    def _refused(self, attempt: int, zone: str, refusal: Refusal) -> None:
+    def _refused(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer, refusal: Refusal) -> None:
+        zone = request.zone
         if refusal.scope == "all":
             self.log.append(
                 ev.InstanceRejected(
-                    attempt=attempt, zone=zone, code=refusal.code, message=refusal.message, hint=refusal.hint
+                    attempt=attempt,
+                    zone=zone,
+                    code=refusal.code,
+                    message=refusal.message,
+                    hint=refusal.hint,
+                    request_id=request.request_id,
+                    generation=run.generation,
                 )
             )
             return
+        if refusal.stock_out and self.world.history is not None:
+            self.world.history.remember(offer.pool, self.world.clock.now())
         self.log.append(
             ev.ZoneExhausted(
                 attempt=attempt,
@@ -231,26 +290,38 @@ class Engine:
                 code=refusal.code,
                 message=refusal.message,
                 zones_available=refusal.zones_available,
+                request_id=request.request_id,
+                machine_type=offer.machine_type,
+                provisioning=offer.provisioning,
+                generation=run.generation,
             )
         )
 
     # --- money ------------------------------------------------------------------------------------------------------
 
-    def _settle(self, cost: Decimal) -> None:
-        now = self.world.clock.now()
+    def _settle(self, run: Run, cost: Decimal) -> bool:
+        """Replaces the hold by the cost. False when a machine may be on its way that we have not heard of."""
+        now, key = self.world.clock.now(), hold_key(self.run_id, run.generation)
+        known = max((vm.attempt for vm in run.vms), default=0)
         due: tuple[Alert, ...] = ()
 
-        def change(ledger: Ledger) -> Ledger:
+        def change(ledger: Ledger) -> Ledger | None:
             nonlocal due
-            settled = settle(ledger, self.run_id, cost, now)
+            if not may_settle(ledger, key, known, now, self.world.policy.insert_limit_s):
+                return None
+            settled = settle(ledger, key, cost, now)
             due = alerts_due(settled, self.world.caps, now)
             return mark_alerted(settled, due)
 
         ledger = self.world.ledger.update(change)
-        entry = ledger.runs.get(self.run_id)
+        if ledger is None:
+            return False
+        entry = ledger.runs.get(key)
         held = entry.hold_usd if entry else Decimal(0)
-        self.log.append(ev.Settled(cost_usd=cost, released_usd=max(held - cost, Decimal(0))))
+        released = max(held - cost, Decimal(0))
+        self.log.append(ev.Settled(cost_usd=cost, released_usd=released, generation=run.generation))
         tell(self.world.notifier, due)
+        return True
 
     # --- the index --------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.budget import Alert, Ledger, Refused, alerts_due, authorize, hold, mark_alerted
 from orchestrator.core.describe import plan_document
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.naming import labels, payload_object, run_prefix
+from orchestrator.core.naming import hold_key, labels, payload_object, plan_object
 from orchestrator.core.placement import Offer
 from orchestrator.core.plan import LaunchPlan, run_spec
 from orchestrator.engine import Engine, Launch, World, tell
@@ -62,31 +62,38 @@ def begin(
             implementations=tuple(plan.harness["implementations"]),
             image=plan.image,
             offers=len(plan.offers),
+            on_demand_after=plan.config.placement.on_demand_after,
         )
     )
-    _hold(world, plan, run_id, log)
     document = json.dumps(plan_document(plan), indent=1).encode()
-    world.bucket.replace(f"{run_prefix(run_id)}plan.json", document, generation=None)
+    world.bucket.replace(plan_object(run_id), document, generation=None)
+    take_hold(world, plan, run_id, log)
     stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
     say(f"payload {payload.sha256[:12]}, {len(payload.data) / 1024:.0f} KiB, {'stored' if stored else 'already there'}")
     log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
+    return engine_for(world, plan, payload, run_id, where, log)
+
+
+def engine_for(world: World, plan: LaunchPlan, payload: Payload, run_id: str, where: Where, log: EventLog) -> Engine:
+    """The engine of a client that may start machines for a run."""
 
     def request(offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:
-        return instance_request(plan, payload, offer, where, run_id, attempt, name, request_id)
+        return instance_request(plan.of(offer), payload, offer, where, run_id, attempt, name, request_id)
 
     return Engine(world, run_id, launch=Launch(plan.offers, request), log=log)
 
 
-def _hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog) -> None:
-    now = world.clock.now()
+def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, generation: int = 0) -> None:
+    """Holds the ceiling, or closes the run as refused and raises `BudgetExceeded`. Taken twice it is one hold."""
+    now, key = world.clock.now(), hold_key(run_id, generation)
     due: tuple[Alert, ...] = ()
 
     def change(ledger: Ledger) -> Ledger | Refused:
         nonlocal due
-        verdict = authorize(ledger, world.caps, plan.ceiling_usd, now)
+        verdict = authorize(ledger, world.caps, plan.ceiling_usd, now, run_id=key)
         if isinstance(verdict, Refused):
             return verdict
-        held = hold(ledger, run_id, plan.ceiling_usd, plan.ttl_s, now, plan.config.gpu)
+        held = hold(ledger, key, plan.ceiling_usd, plan.ttl_s, now, plan.config.gpu)
         due = alerts_due(held, world.caps, now)
         return mark_alerted(held, due)
 
@@ -96,9 +103,10 @@ def _hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog) -> None
             f"this run can cost up to ${answer.needs}; the cap of ${answer.cap} for {answer.window} has "
             f"${answer.spent} spent and ${answer.held} held, so ${answer.short_by} is missing"
         )
-        events.append(ev.RunClosed(outcome="refused", detail=why))
+        if not generation:  # a resumption that is refused leaves the run as it was
+            events.append(ev.RunClosed(outcome="refused", detail=why))
         raise BudgetExceeded(why, hint=f"raise budget.per_{answer.window}_usd, shorten run.max_minutes, or wait")
-    events.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd))
+    events.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd, generation=generation))
     tell(world.notifier, due)
 
 
@@ -138,7 +146,7 @@ def instance_request(
         network=machine.network,
         external_ip=machine.external_ip,
         service_account=machine.service_account or None,
-        labels=labels(run_id, attempt, where.user),
+        labels=labels(run_id, attempt, where.user, where.bucket),
         metadata=metadata,
         request_id=request_id,
     )

@@ -14,10 +14,11 @@ from typing import Protocol, TypeVar
 from orchestrator.core.budget import Ledger
 from orchestrator.core.events import Event, Fact
 from orchestrator.core.machines import Accepted, Instance, InstanceRequest, Operation, Quota, Refusal, SerialChunk
+from orchestrator.core.placement import Advice, Offer
 
 __all__ = [
-    "Accepted", "Blob", "Bucket", "Clock", "Cloud", "Entry", "EventLog", "Index", "Instance", "InstanceRequest",
-    "LedgerStore", "Notice", "Notifier", "Operation", "Quota", "Refusal", "SerialChunk",
+    "Accepted", "Advice", "Blob", "Bucket", "Clock", "Cloud", "Entry", "EventLog", "History", "Index", "Instance",
+    "InstanceRequest", "LedgerStore", "Notice", "Notifier", "Operation", "Quota", "Refusal", "SerialChunk",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -53,6 +54,10 @@ class Cloud(Protocol):
 
     def image(self, project: str, family: str) -> str:
         """The dated image that `family` means now, as a partial URL. Raises `NotFound` when the family is gone."""
+
+    def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
+        """What the cloud expects of spot machines like these, for the zones that it has a word on. Never more than a
+        few requests, and never an error: a project without advice gets none."""
 
     def quotas(self, region: str) -> tuple[Quota, ...]:
         """The region's quotas, and the project's (with `region` empty)."""
@@ -143,6 +148,17 @@ class Index(Protocol):
     """The cached folds of all runs: one listing shows them without opening any."""
 
     def write(self, run_id: str, status: Mapping[str, str], body: bytes) -> None: ...
+
+
+class History(Protocol):
+    """What clients of this bucket have met when they asked for machines. A hint, never a fact that anything depends on:
+    losing it costs a detour."""
+
+    def stock_outs(self, machine_type: str) -> Mapping[tuple[str, str, str], datetime]:
+        """The last stock-out of each pool (zone, machine type, provisioning) that is not too old to matter."""
+
+    def remember(self, pool: tuple[str, str, str], at: datetime) -> None:
+        """Notes a stock-out. Never raises."""
 
 
 class Clock(Protocol):

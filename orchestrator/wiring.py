@@ -16,13 +16,14 @@ from orchestrator.core.budget import Caps
 from orchestrator.core.decide import Policy
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.naming import run_id
-from orchestrator.ports import Bucket, Clock, Cloud, EventLog, Notice, Notifier
+from orchestrator.ports import Bucket, Clock, Cloud, EventLog, History, Notice, Notifier
 from orchestrator.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from orchestrator.adapters.index import RunIndex
     from orchestrator.adapters.ledger import LedgerStore
     from orchestrator.adapters.notify import Notifiers
+    from orchestrator.core.machines import Instance
     from orchestrator.embedded.client import CloudAddress
     from orchestrator.engine import World
     from orchestrator.launch import Payload as LaunchPayload
@@ -130,6 +131,14 @@ class Wiring:
     def cloud(self) -> Cloud:
         return self._cloud
 
+    def alive(self) -> tuple[Instance, ...]:
+        """Every machine of ours that exists now, asked of the cloud itself without its heavy client."""
+        from orchestrator.adapters.alive import alive
+
+        if self.address is None:
+            return alive(self.settings.project)
+        return alive(self.address.project, self.address.compute)
+
     @cached_property
     def ledger(self) -> LedgerStore:
         from orchestrator.adapters.ledger import LedgerStore
@@ -141,6 +150,12 @@ class Wiring:
         from orchestrator.adapters.index import RunIndex
 
         return RunIndex(self.bucket)
+
+    @cached_property
+    def history(self) -> History:
+        from orchestrator.adapters.history import StockOuts
+
+        return StockOuts(self.bucket)
 
     def log(self, run_id: str) -> EventLog:
         from orchestrator.adapters.eventlog import EventLog as BucketEventLog
@@ -173,6 +188,7 @@ class Wiring:
             caps=caps,
             log=self.log,
             policy=self.policy,
+            history=self.history,
         )
 
     @property

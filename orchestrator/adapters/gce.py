@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
+from orchestrator.adapters import gce_advice
 from orchestrator.adapters import gce_convert as convert
 from orchestrator.adapters import gce_errors as table
 from orchestrator.adapters.clock import SystemClock
@@ -20,6 +21,7 @@ from orchestrator.adapters.google_errors import FOREIGN, brief, is_transient, re
 from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
 from orchestrator.core.machines import Accepted, Instance, InstanceRequest, Operation, Quota, Refusal, SerialChunk
 from orchestrator.core.naming import RUN_LABEL, TOOL, TOOL_LABEL
+from orchestrator.core.placement import Advice, Offer
 from orchestrator.ports import Clock
 
 
@@ -126,6 +128,9 @@ class GoogleCloud:
             missing="families are withdrawn from time to time: name another one in the configuration",
         )
         return "projects/" + found.self_link.rsplit("/projects/", 1)[-1]
+
+    def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
+        return gce_advice.ask(self._calls, offers)
 
     def quotas(self, region: str) -> tuple[Quota, ...]:
         regions = self._calls.client(compute_v1.RegionsClient)

@@ -30,6 +30,7 @@ DENIED: Final = frozenset(
     }
 )
 NOT_YET: Final = frozenset({"resourceNotReady", "RESOURCE_NOT_READY"})
+PREEMPTED_AT_BIRTH: Final = frozenset({"UNSUPPORTED_OPERATION"})
 REGION_STOCKOUT: Final = frozenset({"REGION_RESOURCE_POOL_EXHAUSTED"})
 ZONE_STOCKOUT: Final = frozenset(
     {
@@ -74,7 +75,7 @@ class Rule:
 RULES: Final = (
     Rule(REGION_STOCKOUT, REGION),
     Rule(ZONE_STOCKOUT, ZONE),
-    Rule(frozenset({"UNSUPPORTED_OPERATION"}), ZONE, hint="usually a spot VM that was preempted while it was made"),
+    Rule(PREEMPTED_AT_BIRTH, ZONE, hint="usually a spot VM that was preempted while it was made"),
     Rule(
         frozenset(
             {
@@ -128,9 +129,13 @@ def refusal(fault: Fault) -> Refusal:
         return Refusal(code, message, scope, hint)
     for rule in RULES:
         if rule.applies(fault):
-            return Refusal(code, message, rule.scope, rule.hint, zones_available(fault))
+            return Refusal(code, message, rule.scope, rule.hint, zones_available(fault), stock_out=_stock_out(fault))
     scope = ALL if 400 <= fault.http_status < 500 else ZONE
     return Refusal(code, message, scope, "", zones_available(fault))
+
+
+def _stock_out(fault: Fault) -> bool:
+    return bool({fault.code, fault.reason} & (ZONE_STOCKOUT | REGION_STOCKOUT | PREEMPTED_AT_BIRTH))
 
 
 def known(fault: Fault) -> bool:

@@ -22,6 +22,19 @@ class Asked:
     path: Path | None
     overrides: tuple[str, ...]
     baseline_only: bool
+    max_price: str = ""
+    on_demand_after: int | None = None
+    fallback_gpus: tuple[str, ...] = ()
+
+    @property
+    def every_override(self) -> tuple[str, ...]:
+        """The overrides, those that have an option of their own among them."""
+        said = [f"placement.max_usd_per_hour={self.max_price}"] if self.max_price else []
+        if self.on_demand_after is not None:
+            said.append(f"placement.on_demand_after={self.on_demand_after}")
+        if self.fallback_gpus:
+            said.append(f"placement.fallback_gpus=[{', '.join(gpu.lower() for gpu in self.fallback_gpus)}]")
+        return (*self.overrides, *said)
 
 
 def bundled(name: str) -> Path:
@@ -53,7 +66,7 @@ def load_asked(asked: Asked) -> tuple[Config, str]:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         raise ConfigError(f"cannot read {path}: {reason}", hint="see configs/ for examples, or use --gpu") from exc
     grids = yaml.safe_load(bundled("grids.yaml").read_text(encoding="utf-8"))
-    overrides = asked.overrides
+    overrides = asked.every_override
     if asked.path is not None and asked.gpu:
         overrides = (*overrides, f"gpu={asked.gpu.lower()}")
     source = path.name if asked.path is None else str(asked.path)
@@ -79,7 +92,32 @@ def make_plan(wiring: Wiring, config: Config, name: str) -> LaunchPlan:
 
 
 def try_plan(wiring: Wiring, config: Config, name: str) -> LaunchPlan | PlanRefused:
-    from orchestrator.core.plan import plan
+    """The plan, or why there is none. Before money is refused, holds of clients that died are looked after."""
+    answer = _plan_all(wiring, config, name)
+    if getattr(answer, "kind", "") != "budget" or all(
+        e.settled_usd is not None for e in wiring.ledger.read().runs.values()
+    ):
+        return answer
+    from orchestrator.reconcile import reconcile
+
+    found = reconcile(wiring.world(config.budget.caps()))
+    return _plan_all(wiring, config, name) if any(one.settled for one in found) else answer
+
+
+def _plan_all(wiring: Wiring, config: Config, name: str) -> LaunchPlan | PlanRefused:
+    from orchestrator.core.catalog import lookup
+    from orchestrator.core.plan import with_fallbacks
+    from orchestrator.core.settings import with_gpu
+
+    first = _plan_one(wiring, config, name)
+    wanted = [found for gpu in config.placement.fallback_gpus if (found := lookup(gpu)) and found.name != config.gpu]
+    if not wanted:
+        return first
+    return with_fallbacks(first, [_plan_one(wiring, with_gpu(config, gpu), name) for gpu in wanted])
+
+
+def _plan_one(wiring: Wiring, config: Config, name: str) -> LaunchPlan | PlanRefused:
+    from orchestrator.core.plan import plan, priced_offers
     from orchestrator.core.pricing import PriceSheet
 
     prices = PriceSheet.parse(bundled("prices.yaml").read_text(encoding="utf-8"), source="prices.yaml")
@@ -95,4 +133,6 @@ def try_plan(wiring: Wiring, config: Config, name: str) -> LaunchPlan | PlanRefu
         ledger=wiring.ledger.read(),
         caps=config.budget.caps(),
         now=wiring.clock.now(),
+        advice=cloud.advice(priced_offers(config, prices)),
+        stock_outs=wiring.history.stock_outs(config.machine_type),
     )

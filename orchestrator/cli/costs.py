@@ -22,6 +22,12 @@ def costs(ctx: typer.Context, json: Json = False) -> None:
 
     wiring = options(ctx).wiring()
     ledger = wiring.ledger.read()
+    if any(entry.settled_usd is None for entry in ledger.runs.values()):
+        from orchestrator.core.budget import Caps
+        from orchestrator.reconcile import reconcile
+
+        reconcile(wiring.world(Caps()))
+        ledger = wiring.ledger.read()
     if json:
         emit_json(costs_document(ledger, utc_now()))
     else:

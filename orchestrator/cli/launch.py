@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from orchestrator.cli.watch import Watch
     from orchestrator.core.run import Run
     from orchestrator.engine import Engine
+    from orchestrator.launch import Where
+    from orchestrator.wiring import Wiring
 
 Gpu = Annotated[
     str, typer.Option("--gpu", "-g", help="l4, t4, a100, h100 or cpu: takes the configuration of that name.")
@@ -26,6 +28,17 @@ BaselineOnly = Annotated[
     bool, typer.Option("--baseline-only", help="Measure PyTorch's SDPA only, not the bundled kernel.")
 ]
 
+MaxPrice = Annotated[str, typer.Option("--max-price", metavar="USD", help="Leave out what costs more an hour.")]
+OnDemandAfter = Annotated[
+    int | None,
+    typer.Option(
+        "--on-demand-after", metavar="N", min=0, help="On demand once N spot machines were taken back, or none is left."
+    ),
+]
+FallbackGpu = Annotated[
+    list[str] | None, typer.Option("--fallback-gpu", metavar="GPU", help="Another GPU if the first cannot be had.")
+]
+
 
 def launch(
     ctx: typer.Context,
@@ -34,18 +47,34 @@ def launch(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the machine is there.")] = False,
     baseline_only: BaselineOnly = False,
     set_: Overrides = None,
+    max_price: MaxPrice = "",
+    on_demand_after: OnDemandAfter = None,
+    fallback_gpu: FallbackGpu = None,
+    resume: Annotated[
+        str,
+        typer.Option("--resume", metavar="RUN", help="Go on with a run that lost its client, or was cut short."),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Rent a machine, measure, delete the machine.
 
     Follows the run live; Ctrl-C detaches and the run goes on.
     """
+    if resume:
+        if config or gpu or set_ or baseline_only or max_price or fallback_gpu or on_demand_after is not None:
+            from orchestrator.core.errors import ConfigError
+
+            raise ConfigError("--resume goes on with the plan of the run: it takes no other choice of what to measure")
+        _resume(ctx, resume, detach=detach, json=json)
+        return
     from orchestrator.cli.asking import Asked, load_asked, make_plan
     from orchestrator.cli.watch import watching
-    from orchestrator.launch import Where, begin
+    from orchestrator.launch import begin
     from orchestrator.wiring import new_run_id, payload_of
 
-    settings, name = load_asked(Asked(gpu, config, tuple(set_ or ()), baseline_only))
+    settings, name = load_asked(
+        Asked(gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()))
+    )
     payload = payload_of(settings.payload.root)
     wiring = options(ctx).wiring()
     with watching(quiet=json) as watch:
@@ -54,15 +83,47 @@ def launch(
         plan = make_plan(wiring, settings, name)
         watch.planned(plan)
         world = wiring.world(settings.budget.caps(), command=settings.alerts.command, webhook=settings.alerts.webhook)
-        where = Where(
-            mode=wiring.mode,
-            bucket=wiring.bucket.name,
-            user=wiring.user,
-            endpoints=wiring.endpoints,
-            require_cuda=wiring.mode == "gce" and settings.gpu != "cpu",
-        )
+        where = _where(wiring, settings.gpu)
         run_id = new_run_id(wiring.clock.now(), settings.gpu)
         engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say)
+        run = _until_detached(engine, watch, run_id, wiring.user) if not detach else _until_created(engine, watch)
+    finish(run, json=json, detached=run.closed is None)
+
+
+def _where(wiring: Wiring, gpu: str) -> Where:
+    from orchestrator.launch import Where
+
+    return Where(
+        mode=wiring.mode,
+        bucket=wiring.bucket.name,
+        user=wiring.user,
+        endpoints=wiring.endpoints,
+        require_cuda=wiring.mode == "gce" and gpu != "cpu",
+    )
+
+
+def _resume(ctx: typer.Context, text: str, *, detach: bool, json: bool) -> None:
+    from orchestrator.cli.finding import find_run
+    from orchestrator.cli.watch import watching
+    from orchestrator.core.budget import Caps
+    from orchestrator.resume import resume, stored_plan
+    from orchestrator.wiring import payload_of
+
+    wiring = options(ctx).wiring()
+    run_id = find_run(wiring, text)
+    with watching(quiet=json) as watch:
+        wiring.say = watch.say
+        plan = stored_plan(wiring.world(Caps()), run_id)
+        settings = plan.config
+        world = wiring.world(settings.budget.caps(), command=settings.alerts.command, webhook=settings.alerts.webhook)
+        engine = resume(
+            world,
+            plan,
+            run_id=run_id,
+            where=_where(wiring, settings.gpu),
+            fresh=lambda: payload_of(settings.payload.root),
+            say=watch.say,
+        )
         run = _until_detached(engine, watch, run_id, wiring.user) if not detach else _until_created(engine, watch)
     finish(run, json=json, detached=run.closed is None)
 
@@ -71,7 +132,7 @@ def _until_created(engine: Engine, watch: Watch) -> Run:
     while True:
         run, pause = engine.step()
         watch.show(run)
-        if run.closed is not None or (run.vm is not None and run.vm.started_at is not None):
+        if run.closed is not None or (run.vm is not None and run.vm.open and run.vm.started_at is not None):
             return run
         engine.world.clock.sleep(pause)
 
@@ -85,9 +146,7 @@ def _until_detached(engine: Engine, watch: Watch, run_id: str, user: str) -> Run
         if run.vms:
             watch.say(f"detached; the run goes on. `bench status {run_id}` shows it, `bench stop {run_id}` ends it.")
             return run
-        from orchestrator.core.events import StopRequested
-
-        engine.log.append(StopRequested(by=user, reason="interrupted before there was a machine"))
+        engine.request_stop(user, "interrupted before there was a machine")
         return engine.follow()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from orchestrator.cli.launch import BaselineOnly, ConfigFile, Gpu, Overrides
+from orchestrator.cli.launch import BaselineOnly, ConfigFile, FallbackGpu, Gpu, MaxPrice, OnDemandAfter, Overrides
 from orchestrator.cli.options import Json, emit_json, options
 
 
@@ -14,6 +14,9 @@ def plan(
     gpu: Gpu = "",
     baseline_only: BaselineOnly = False,
     set_: Overrides = None,
+    max_price: MaxPrice = "",
+    on_demand_after: OnDemandAfter = None,
+    fallback_gpu: FallbackGpu = None,
     json: Json = False,
 ) -> None:
     """Show what a launch would do, and cost at most.
@@ -26,7 +29,9 @@ def plan(
     from orchestrator.cli.plan_view import plan_view
     from orchestrator.core.describe import plan_document
 
-    settings, name = load_asked(Asked(gpu, config, tuple(set_ or ()), baseline_only))
+    settings, name = load_asked(
+        Asked(gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()))
+    )
     wiring = options(ctx).wiring()
     made = make_plan(wiring, settings, name)
     if json:

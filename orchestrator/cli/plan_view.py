@@ -29,9 +29,17 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     for name in ("", "zone", "machine", "model"):
         offers.add_column(name, no_wrap=True)
     offers.add_column("$/h", justify="right")
+    offers.add_column("$ expected", justify="right")
+    offers.add_column("why")
     for place, offer in enumerate(plan.offers[:most], 1):
         offers.add_row(
-            str(place), offer.zone, offer.machine_type, offer.provisioning.lower(), f"{offer.usd_per_hour:.4f}"
+            str(place),
+            offer.zone,
+            offer.machine_type,
+            offer.provisioning.lower(),
+            f"{offer.usd_per_hour:.4f}",
+            f"{offer.key:.4f}",
+            offer.why,
         )
     more = len(plan.offers) - most
     rest = [Text(f"… and {more} more zones", "dim")] if more > 0 else []

@@ -20,7 +20,6 @@ def stop(
     """
     from orchestrator.cli.finding import find_run
     from orchestrator.core.budget import Caps
-    from orchestrator.core.events import StopRequested
     from orchestrator.core.status import document
     from orchestrator.engine import Engine
     from orchestrator.wiring import utc_now
@@ -29,9 +28,9 @@ def stop(
     run_id = find_run(wiring, run)
     engine = Engine(wiring.world(Caps()), run_id)
     state = engine.look()
-    already = state.closed is not None
+    already = state.over
     if not already:
-        engine.log.append(StopRequested(by=wiring.user, reason=f"stopped by {wiring.user}"))
+        engine.request_stop(wiring.user, f"stopped by {wiring.user}")
         state = engine.follow()
     if json:
         emit_json(document(state, utc_now()))

@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.errors import BenchError
+from orchestrator.core.naming import run_of
 
 Window = Literal["run", "day", "month", "total"]
 WINDOWS: Final[tuple[Window, ...]] = ("run", "day", "month", "total")
@@ -61,6 +62,10 @@ class Entry(_Document):
     note: str = ""
     settled_usd: Amount | None = None
     settled_at: AwareDatetime | None = None
+    attempt: int = 0
+    """The last machine that somebody set out to ask for under this hold; 0: nothing was ever asked for."""
+    armed_by: str = ""
+    armed_at: AwareDatetime | None = None
 
     @property
     def spent(self) -> Decimal:
@@ -86,6 +91,8 @@ class ArchivedMonth(_Document):
     usd: Amount
     runs: int
     costs: int
+    days: dict[str, Amount] = Field(default_factory=dict)
+    """The same by day, `2026-11-21`: a client whose clock is far ahead archives days that others still count."""
 
 
 class Ledger(_Document):
@@ -202,21 +209,24 @@ def key_of(window: Window, at: datetime) -> str:
 def exposure(ledger: Ledger, window: Window, now: datetime, *, run_id: str = "") -> Exposure:
     """What is spent and held in the `window` that `now` falls into (for `run`: by `run_id`)."""
     if window == "run":
-        entry = ledger.runs.get(run_id)
-        return Exposure(entry.spent, entry.held) if entry else Exposure(ZERO, ZERO)
+        mine = [entry for key, entry in ledger.runs.items() if run_id and run_of(key) == run_of(run_id)]
+        return Exposure(sum((entry.spent for entry in mine), ZERO), sum((entry.held for entry in mine), ZERO))
     key = key_of(window, now)
     runs = [entry for entry in ledger.runs.values() if key_of(window, entry.held_at) == key]
     costs = [cost.usd for cost in ledger.costs.values() if key_of(window, cost.at) == key]
     archived = [
         month.usd for name, month in ledger.archive.items() if window == "total" or (window == "month" and name == key)
     ]
+    if window == "day":
+        archived = [month.days.get(key, ZERO) for month in ledger.archive.values()]
     spent = sum((entry.spent for entry in runs), ZERO) + sum(costs, ZERO) + sum(archived, ZERO)
     return Exposure(spent=spent, held=sum((entry.held for entry in runs), ZERO))
 
 
 def authorize(ledger: Ledger, caps: Caps, ceiling: Decimal, now: datetime, *, run_id: str = "") -> Approved | Refused:
     """Whether a run that can cost at most `ceiling` fits under every cap. A run that already holds something
-    (`run_id`) needs only the difference, in the windows of its first hold."""
+    (`run_id`) needs only the difference, in the windows of its first hold. A resumption (`hold_key`) is charged to the
+    day on which it is made, and to the window `run` with all that the run cost before."""
     mine = ledger.runs.get(run_id)
     at, already = (mine.held_at, mine.held) if mine else (now, ZERO)
     headroom: dict[str, Decimal] = {}
@@ -249,16 +259,16 @@ def hold(
     ledger: Ledger, run_id: str, ceiling: Decimal, ttl_s: int, now: datetime, gpu: str = "", *, note: str = ""
 ) -> Ledger:
     """Takes a hold. A second hold for the same run raises the first, and never lowers it; one for a run that is
-    settled changes nothing."""
+    settled changes nothing. That months were archived by a client whose clock is ahead keeps nobody from a hold."""
     entry = ledger.runs.get(run_id)
     if entry is None:
-        if _is_archived(ledger, run_id):
+        if "+" not in run_id and _is_archived(ledger, run_id) and key_of("month", now) >= ledger.archived_before:
             return ledger
         entry = Entry(hold_usd=ceiling, held_at=now, ttl_s=ttl_s, gpu=gpu, note=note)
     elif entry.settled_usd is None:
         hold_usd, ttl_s = max(entry.hold_usd, ceiling), max(entry.ttl_s, ttl_s)
         entry = entry.model_copy(update={"hold_usd": hold_usd, "ttl_s": ttl_s})
-    return compact(_with_run(ledger, run_id, entry), now)
+    return compact(with_run(ledger, run_id, entry), now)
 
 
 def settle(ledger: Ledger, run_id: str, actual: Decimal, now: datetime) -> Ledger:
@@ -271,7 +281,7 @@ def settle(ledger: Ledger, run_id: str, actual: Decimal, now: datetime) -> Ledge
         entry = Entry(hold_usd=ZERO, held_at=now, note="settled without a hold")
     if entry.settled_usd is not None and entry.settled_usd >= actual:
         return ledger
-    return compact(_with_run(ledger, run_id, entry.model_copy(update={"settled_usd": actual, "settled_at": now})), now)
+    return compact(with_run(ledger, run_id, entry.model_copy(update={"settled_usd": actual, "settled_at": now})), now)
 
 
 def release(ledger: Ledger, run_id: str, now: datetime) -> Ledger:
@@ -328,11 +338,15 @@ def compact(ledger: Ledger, now: datetime) -> Ledger:
     }
     costs = {name: cost for name, cost in ledger.costs.items() if key_of("month", cost.at) < before}
     archive = dict(ledger.archive)
-    additions = [(key_of("month", entry.held_at), entry.spent, 1, 0) for entry in done.values()]
-    additions += [(key_of("month", cost.at), cost.usd, 0, 1) for cost in costs.values()]
-    for month, amount, runs, extra in additions:
+    additions = [(entry.held_at, entry.spent, 1, 0) for entry in done.values()]
+    additions += [(cost.at, cost.usd, 0, 1) for cost in costs.values()]
+    for at, amount, runs, extra in additions:
+        month, day = key_of("month", at), key_of("day", at)
         old = archive.get(month, ArchivedMonth(usd=ZERO, runs=0, costs=0))
-        archive[month] = ArchivedMonth(usd=old.usd + amount, runs=old.runs + runs, costs=old.costs + extra)
+        days = {**old.days, day: old.days.get(day, ZERO) + amount}
+        archive[month] = ArchivedMonth(
+            usd=old.usd + amount, runs=old.runs + runs, costs=old.costs + extra, days=dict(sorted(days.items()))
+        )
     return ledger.model_copy(
         update={
             "runs": {run_id: entry for run_id, entry in ledger.runs.items() if run_id not in done},
@@ -357,5 +371,5 @@ def _is_current(alert_id: str, before: str, archived: Collection[str]) -> bool:
     return not (window == "run" and key in archived)
 
 
-def _with_run(ledger: Ledger, run_id: str, entry: Entry) -> Ledger:
+def with_run(ledger: Ledger, run_id: str, entry: Entry) -> Ledger:
     return ledger.model_copy(update={"runs": {**ledger.runs, run_id: entry}})

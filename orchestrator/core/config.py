@@ -190,6 +190,9 @@ def _impossible(config: Config) -> Iterator[tuple[yamltext.Path, str]]:
         return
     yield from _impossible_machine(config, gpu)
     yield from _impossible_places(config, gpu)
+    for name in config.placement.fallback_gpus:
+        if lookup(name) is None:
+            yield ("placement", "fallback_gpus"), f"unknown GPU '{name}'; {suggest(name, GPU_NAMES)}"
     for name, dtypes in (("measure", config.measure.dtypes), ("correctness", config.correctness.dtypes)):
         for dtype in dtypes:
             if dtype not in gpu.dtypes:

@@ -1,7 +1,8 @@
 """What to do next about a run, as data. No I/O: the engine looks, `decide` answers, the engine acts.
 
 The rules, in order: a closed run needs nothing; a machine that may exist is followed until it is known to be gone;
-a machine that is gone is settled and its run closed; a run without a machine gets the next offer, or ends.
+a run that lost its machine through no fault of its own, or never had one, gets the next offer as long as it may; any
+other is settled and closed. A machine that appears under a run that is over is deleted, and its cost is settled too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from orchestrator.core.machines import Instance, Operation
-from orchestrator.core.placement import Offer, rank
+from orchestrator.core.offering import open_offers
+from orchestrator.core.placement import Offer
 from orchestrator.core.run import Phase, Run, Vm
 
 
@@ -97,59 +99,62 @@ def decide(
     run: Run, observation: Observation, now: datetime, policy: Policy, offers: Sequence[Offer] | None
 ) -> tuple[Command, ...]:
     """What a client should do now. `offers` is None for one that only looks after a run and must not start machines."""
-    if run.closed is not None:
-        return ()
     vm = run.vm
-    if vm is None:
-        return _without_machine(run, now, policy, offers)
-    if vm.gone_at is not None:
-        outcome, detail = ending(run, vm)
-        return (Settle(run.cost(vm.gone_at)), Close(outcome, detail))
-    if observation.instance is None:
-        return _vanished(run, vm, observation.operations, now, policy, launching=offers is not None)
-    return _alive(run, vm, observation.instance, now, policy)
+    if vm is not None and vm.open:
+        if observation.instance is None:
+            return _vanished(run, vm, observation.operations, now, policy, launching=offers is not None)
+        return _alive(run, vm, observation.instance, now, policy)
+    if run.closed is not None:
+        return _after_the_end(run, now)
+    if run.goes_on:
+        return _next_machine(run, now, policy, offers)
+    outcome, detail = ending(run, vm) if vm is not None else (Phase.STOPPED, "")
+    if run.stop is not None and (vm is None or vm.generation < run.generation):
+        outcome, detail = Phase.STOPPED, run.stop.reason
+    return (Settle(run.due(now)), Close(outcome, detail))
 
 
-def _without_machine(run: Run, now: datetime, policy: Policy, offers: Sequence[Offer] | None) -> tuple[Command, ...]:
-    if run.stop is not None:
-        return (Settle(Decimal(0)), Close(Phase.STOPPED, run.stop.reason))
+def _after_the_end(run: Run, now: datetime) -> tuple[Command, ...]:
+    """A run that is over has nothing left to do, unless its end was recorded and its cost, or all of it, was not."""
+    if run.phase is Phase.REFUSED:
+        return ()
+    settled = run.settled.cost_usd if run.settled is not None else None
+    due = run.due(now)
+    return (Settle(due),) if settled is None or due > settled else ()
+
+
+def _next_machine(run: Run, now: datetime, policy: Policy, offers: Sequence[Offer] | None) -> tuple[Command, ...]:
     if run.rejected is not None:
-        return (Settle(Decimal(0)), Close(Phase.FAILED, f"{run.rejected.code}: {run.rejected.message}"))
+        return _give_up(run, now, Phase.FAILED, f"{run.rejected.code}: {run.rejected.message}")
     if offers is None:
         if now - run.updated_at < timedelta(seconds=policy.insert_limit_s):
             return (Wait(policy.poll_s),)
-        return (
-            Settle(Decimal(0)),
-            Close(Phase.STOPPED, "the client that launched it went away before it asked for a machine"),
-        )
+        if run.vm is None:
+            return _give_up(
+                run, now, Phase.STOPPED, "the client that launched it went away before it asked for a machine"
+            )
+        return _give_up(run, now, Phase.STOPPED, "nobody asked for another machine: `bench launch --resume` does")
     candidates = open_offers(run, offers)
     if not candidates:
-        return (Settle(Decimal(0)), Close(Phase.NO_CAPACITY, _tried(run)))
-    return (Create(candidates[0], attempt=1 + max((vm.attempt for vm in run.vms if not vm.refused), default=0)),)
+        return _give_up(run, now, Phase.NO_CAPACITY, _tried(run))
+    return (Create(candidates[0], attempt=run.next_attempt),)
 
 
-def open_offers(run: Run, offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """The offers that are still worth a try, best first."""
-    blocked = {offer.zone for offer in offers for fact in run.exhausted if _blocks(fact.scope, fact.zone, offer)}
-    hints = run.exhausted[-1].zones_available if run.exhausted else ()
-    return rank(offers, exhausted=blocked, hints=hints)
-
-
-def _blocks(scope: str, zone: str, offer: Offer) -> bool:
-    match scope:
-        case "all":
-            return True
-        case "region":
-            return offer.region == zone.rpartition("-")[0]
-        case _:
-            return offer.zone == zone
+def _give_up(run: Run, now: datetime, outcome: Phase, why: str) -> tuple[Command, ...]:
+    """Ends a run that should have another machine and gets none: with how its last one ended, if it had one."""
+    vm = run.vm
+    if vm is not None and vm.started_at is not None and vm.generation == run.generation:
+        outcome, detail = ending(run, vm)
+        why = f"{detail}; {why}"
+    return (Settle(run.due(now)), Close(outcome, why))
 
 
 def _tried(run: Run) -> str:
-    zones = [fact.zone for fact in run.exhausted]
+    facts = [fact for fact in run.exhausted if (fact.attempt, fact.generation) == (run.next_attempt, run.generation)]
+    zones = list(dict.fromkeys(fact.zone for fact in facts))
     if not zones:
         return "no zone is allowed"
-    return f"no machine in {len(zones)} zones: {', '.join(zones)} (last: {run.exhausted[-1].code})"
+    return f"no machine in {len(zones)} zones: {', '.join(zones)} (last: {facts[-1].code})"
 
 
 def _vanished(
@@ -161,8 +166,9 @@ def _vanished(
         if unanswered and now - vm.requested_at < timedelta(seconds=policy.insert_limit_s):
             # Also when somebody asked to stop: the request may still be on its way, and a machine that appears after
             # the run was closed would be nobody's.
-            return (Reinsert(vm),) if launching and run.stop is None else (Wait(policy.poll_s),)
-        return (RecordGone(vm, vm.requested_at, "never_made", None),)
+            again = launching and run.stop is None and run.closed is None
+            return (Reinsert(vm),) if again else (Wait(policy.poll_s),)
+        return (RecordGone(vm, vm.requested_at, "unanswered" if unanswered else "never_made", None),)
     started = vm.started_at or _started(operations)
     ended, how = _end(vm, operations, started, now)
     return (RecordGone(vm, ended, how, started),)
@@ -203,6 +209,8 @@ def _not_before(at: datetime, started: datetime | None) -> datetime:
 def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy) -> tuple[Command, ...]:
     if vm.started_at is None and instance.started_at is not None:
         return (RecordCreated(vm, instance),)
+    if run.closed is not None:
+        return (Delete(vm, "its run is over"),)
     if run.stop is not None:
         return (Delete(vm, run.stop.reason),)
     if instance.status in ("TERMINATED", "STOPPED", "SUSPENDED"):
@@ -210,6 +218,8 @@ def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy) 
     deadline = vm.deadline_at or vm.requested_at + timedelta(seconds=vm.max_run_s + policy.insert_limit_s)
     if now > deadline + timedelta(seconds=policy.deadline_slack_s):
         return (Delete(vm, "it outlived its deadline"),)
+    if run.hold_usd is not None and run.due(now) > run.hold_usd:
+        return (Delete(vm, f"its run has cost more than the ${run.hold_usd} held for it"),)
     if run.finished_at is not None and now > run.finished_at + timedelta(seconds=policy.exit_grace_s):
         return (Delete(vm, "it finished but did not delete itself"),)
     silent = run.last_word_at is None and vm.started_at is not None
@@ -220,11 +230,12 @@ def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy) 
 
 def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
     """How a run whose machine is gone has ended, and one line on why."""
-    last = run.diagnoses[-1] if run.diagnoses else None
+    last = run.said(vm.attempt).diagnosis
     said = f"{last.cause}: {last.detail}" if last else ""
     finished = run.finished
     if finished is not None and finished.outcome in ("succeeded", "incorrect"):
-        return Phase(finished.outcome), _wrong(run) or finished.detail
+        # A machine that goes on does not measure again what an earlier one found wrong.
+        return Phase.INCORRECT if run.wrong else Phase(finished.outcome), _wrong(run) or finished.detail
     if run.preempted or vm.how == "preempted" or (finished is not None and finished.outcome == "preempted"):
         return (
             Phase.PREEMPTED,
@@ -237,7 +248,7 @@ def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
         return outcome, said or finished.detail or finished.outcome
     if vm.how == "deadline":
         return Phase.EXPIRED, said or f"{vm.name} reached its deadline of {vm.max_run_s} s"
-    if vm.how == "never_made":
+    if vm.how in ("never_made", "unanswered"):
         return Phase.FAILED, f"{vm.name} was asked for but never made"
     return Phase.FAILED, said or f"{vm.name} is gone without a last word ({vm.how})"
 

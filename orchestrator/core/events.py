@@ -41,11 +41,28 @@ class RunPlanned(Fact):
     implementations: tuple[str, ...] = ()
     image: str = ""
     offers: int = 0
+    on_demand_after: int | None = None
+    """How many spot machines may be taken back before one that cannot be is asked for; None: never."""
 
 
 class BudgetHeld(Fact):
     kind = "budget_held"
     hold_usd: Decimal
+    generation: int = 0
+
+
+class RunResumed(Fact):
+    """A run that was over goes on, under a hold of its own. What ended the generations before it does not end this one.
+
+    Generations and not times decide what a fact belongs to: the clocks of two laptops may disagree.
+    """
+
+    kind = "run_resumed"
+    generation: int
+    """1 for the first resumption."""
+    attempts: int
+    """Machines that this generation may use."""
+    by: str = ""
 
 
 class PayloadStored(Fact):
@@ -67,6 +84,7 @@ class InstanceRequested(Fact):
     usd_per_hour: Decimal
     max_run_s: int
     request_id: str
+    generation: int = 0
 
 
 class ZoneExhausted(Fact):
@@ -78,6 +96,11 @@ class ZoneExhausted(Fact):
     code: str
     message: str = ""
     zones_available: tuple[str, ...] = ()
+    request_id: str = ""
+    machine_type: str = ""
+    provisioning: str = ""
+    """What could not be had; empty: nothing can be had there."""
+    generation: int = 0
 
 
 class InstanceRejected(Fact):
@@ -89,6 +112,8 @@ class InstanceRejected(Fact):
     code: str
     message: str = ""
     hint: str = ""
+    request_id: str = ""
+    generation: int = 0
 
 
 class InstanceCreated(Fact):
@@ -99,12 +124,15 @@ class InstanceCreated(Fact):
     instance_id: str
     started_at: datetime
     deadline_at: datetime
+    request_id: str = ""
 
 
 class StopRequested(Fact):
     kind = "stop_requested"
     by: str
     reason: str
+    generation: int | None = None
+    """The generation that is to end; None: this run, whatever becomes of it."""
 
 
 class InstanceGone(Fact):
@@ -113,7 +141,7 @@ class InstanceGone(Fact):
     vm: str
     ended_at: datetime
     how: str
-    """`deleted`, `preempted`, `deadline` or `lost`."""
+    """`deleted`, `preempted`, `deadline`, `lost`, `never_made` (the cloud says so) or `unanswered` (nobody does)."""
     started_at: datetime | None = None
 
 
@@ -121,6 +149,7 @@ class Settled(Fact):
     kind = "settled"
     cost_usd: Decimal
     released_usd: Decimal
+    generation: int = 0
 
 
 class RunClosed(Fact):
@@ -129,6 +158,9 @@ class RunClosed(Fact):
     kind = "run_closed"
     outcome: str
     detail: str = ""
+    generation: int = 0
+    cases_stored: int | None = None
+    """Files of finished cases that were in the bucket then; None: not counted."""
 
 
 # --- from machines --------------------------------------------------------------------------------------------------
@@ -261,9 +293,9 @@ FACTS: dict[str, type[Fact]] = {
     fact.kind: fact
     for fact in (
         RunPlanned, BudgetHeld, PayloadStored, InstanceRequested, ZoneExhausted, InstanceRejected, InstanceCreated,
-        StopRequested, InstanceGone, Settled, RunClosed, VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed,
-        EnvironmentRecorded, KernelBuilt, CaseChecked, CorrectnessFinished, MeasurementPlanned, CaseStarted,
-        CaseMeasured, Preempted, Diagnosed, Finished, VmExiting,
+        StopRequested, InstanceGone, Settled, RunClosed, RunResumed, VmBooted, PhaseStarted, PhaseFinished,
+        Healed, GatePassed, EnvironmentRecorded, KernelBuilt, CaseChecked, CorrectnessFinished, MeasurementPlanned,
+        CaseStarted, CaseMeasured, Preempted, Diagnosed, Finished, VmExiting,
     )
 }  # fmt: skip
 

@@ -63,6 +63,8 @@ class Refusal:
     scope: str
     hint: str = ""
     zones_available: tuple[str, ...] = ()
+    stock_out: bool = False
+    """Whether it was for want of machines, which later clients want to hear of."""
 
 
 @dataclass(frozen=True, slots=True)

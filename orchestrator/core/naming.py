@@ -12,9 +12,12 @@ TOOL: Final = "spotbench"
 RUN_LABEL: Final = "bench-run"
 ATTEMPT_LABEL: Final = "bench-attempt"
 USER_LABEL: Final = "bench-user"
+BUCKET_LABEL: Final = "bench-bucket"
 
 LEDGER: Final = "ledger/ledger.json"
 INDEX_PREFIX: Final = "index/"
+
+PLACEMENT_PREFIX: Final = "placement/"
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9]+-[0-9a-f]{4}")
 _EVENT_NAME = re.compile(
@@ -41,8 +44,15 @@ def label_value(text: str) -> str:
     return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
 
 
-def labels(run: str, attempt: int, user: str) -> dict[str, str]:
-    return {TOOL_LABEL: TOOL, RUN_LABEL: run, ATTEMPT_LABEL: str(attempt), USER_LABEL: label_value(user)}
+def labels(run: str, attempt: int, user: str, bucket: str) -> dict[str, str]:
+    """The bucket is among them because two buckets may share a project, and each may reap only its own machines."""
+    return {
+        TOOL_LABEL: TOOL,
+        RUN_LABEL: run,
+        ATTEMPT_LABEL: str(attempt),
+        USER_LABEL: label_value(user),
+        BUCKET_LABEL: label_value(bucket),
+    }
 
 
 def payload_object(sha256: str) -> str:
@@ -51,6 +61,20 @@ def payload_object(sha256: str) -> str:
 
 def index_object(run: str) -> str:
     return f"{INDEX_PREFIX}{run}.json"
+
+
+def plan_object(run: str) -> str:
+    return f"{run_prefix(run)}plan.json"
+
+
+def hold_key(run: str, generation: int) -> str:
+    """The name of a run's hold in the ledger; `<run-id>+1` for its first resumption, and so on."""
+    return f"{run}+{generation}" if generation else run
+
+
+def run_of(key: str) -> str:
+    """The run that a hold in the ledger is for."""
+    return key.partition("+")[0]
 
 
 def run_prefix(run: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -12,7 +12,7 @@ from orchestrator.core import quota as quota_rules
 from orchestrator.core.budget import Caps, Ledger, Refused, authorize, headroom
 from orchestrator.core.grids import case_ids
 from orchestrator.core.naming import instance_name
-from orchestrator.core.placement import Offer, rank, region_of
+from orchestrator.core.placement import Advice, Offer, rank, region_of, weigh
 from orchestrator.core.pricing import MAX_TTL_S, MachineSpec, PriceSheet, ceiling, ttl_within
 from orchestrator.core.quota import Quota
 from orchestrator.core.settings import Config, EffectiveGrids, effective_grids, harness
@@ -41,6 +41,12 @@ class LaunchPlan:
     notices: tuple[str, ...] = ()
     headroom: dict[str, Decimal] = field(default_factory=dict)
     """What each capped window has left once the ceiling is held."""
+    fallbacks: tuple[LaunchPlan, ...] = ()
+    """The plans for other GPUs, whose offers come after ours."""
+
+    def of(self, offer: Offer) -> LaunchPlan:
+        """The plan that an offer belongs to: image, disk and problems differ from GPU to GPU."""
+        return next((other for other in self.fallbacks if other.config.gpu == offer.gpu), self)
 
     @property
     def usd_per_hour(self) -> Decimal:
@@ -69,9 +75,11 @@ def plan(
     ledger: Ledger,
     caps: Caps,
     now: datetime,
+    advice: Sequence[Advice] = (),
+    stock_outs: Mapping[tuple[str, str, str], datetime] | None = None,
 ) -> LaunchPlan | PlanRefused:
     """The launch plan for `config`, or why there is none. `quotas` are by region, the project's among each; None where
-    they are not known."""
+    they are not known; `advice` and `stock_outs` (the last of each pool) weigh the offers."""
     gpu = config.gpu_spec
     notices: list[str] = []
     offers, unpriced = _offers(config, prices)
@@ -84,6 +92,10 @@ def plan(
             f"in {_listed(sorted({region_of(zone) for zone in config.allowed_zones()}))}",
             "choose other zones, or add their prices to configs/prices.yaml",
         )
+    offers, said = _cheap_enough(config, offers)
+    notices += said
+    if not offers:
+        return PlanRefused("offers", said[0], "raise --max-price (placement.max_usd_per_hour), or allow other regions")
     if quotas is not None:
         offers, short = quota_rules.allowed(gpu, offers, quotas)
         if not offers:
@@ -92,13 +104,13 @@ def plan(
     timed = _time(config, mode, offers, ledger, caps, now)
     if isinstance(timed, PlanRefused):
         return timed
-    offers, ttl_s, said = timed
+    offers, ttl_s, attempts, said = timed
     notices += said
     grids = effective_grids(config, mode)
     notices += _about_grids(config, mode, grids)
     if mode == "gce":
         notices += _about_prices(config, prices, offers, now)
-    worst = max(ceiling(offer.usd_per_hour, ttl_s, config.run.attempts) for offer in offers)
+    worst = max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers)
     fits = authorize(ledger, caps, worst, now)
     assert not isinstance(fits, Refused), "a deadline that ttl_within allows is one whose ceiling fits"
     cases = case_ids(grids.measure)
@@ -106,10 +118,10 @@ def plan(
         config=config,
         config_name=config_name,
         mode=mode,
-        offers=rank(offers),
+        offers=rank(weigh(offers, advice=advice, stock_outs=stock_outs, now=now)),
         ttl_s=ttl_s,
         ceiling_usd=worst,
-        attempts=config.run.attempts,
+        attempts=attempts,
         image=image,
         cases=cases,
         measurements_per_implementation=len(cases) * config.measure.repeats,
@@ -117,6 +129,53 @@ def plan(
         notices=tuple(notices),
         headroom=fits.headroom,
     )
+
+
+def with_fallbacks(
+    first: LaunchPlan | PlanRefused, others: Sequence[LaunchPlan | PlanRefused]
+) -> LaunchPlan | PlanRefused:
+    """One plan of several, for GPUs in the order of preference. One that is refused is left out, and said so; when all
+    are, the first refusal stands. All machines get the deadline that each of them can be paid for."""
+    made = [one for one in (first, *others) if isinstance(one, LaunchPlan)]
+    refused = [one for one in (first, *others) if isinstance(one, PlanRefused)]
+    if not made:
+        return first
+    if len(made) == 1:
+        lead, rest = made[0], []
+    else:
+        lead, *rest = made
+    ttl_s, attempts = min(one.ttl_s for one in made), min(one.attempts for one in made)
+    offers = tuple(offer for one in made for offer in one.offers)
+    return replace(
+        lead,
+        offers=offers,
+        ttl_s=ttl_s,
+        attempts=attempts,
+        ceiling_usd=max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers),
+        fallbacks=tuple(replace(one, ttl_s=ttl_s) for one in rest),
+        headroom=min((one.headroom for one in made), key=lambda left: min(left.values(), default=Decimal(0))),
+        notices=(
+            *lead.notices,
+            *(f"not to be had: {one.message}" for one in refused),
+            *(f"{one.config.gpu}: {notice}" for one in rest for notice in one.notices if notice not in lead.notices),
+        ),
+    )
+
+
+def _cheap_enough(config: Config, offers: tuple[Offer, ...]) -> tuple[tuple[Offer, ...], list[str]]:
+    most = config.placement.max_usd_per_hour
+    kept = tuple(offer for offer in offers if most is None or offer.usd_per_hour <= most)
+    if len(kept) == len(offers):
+        return offers, []
+    cheapest = min(offer.usd_per_hour for offer in offers)
+    return kept, [
+        f"{len(offers) - len(kept)} of {len(offers)} offers cost more than ${most}/h (the cheapest: ${cheapest})"
+    ]
+
+
+def priced_offers(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
+    """Every offer with a price, in no order: those that advice is worth asking for."""
+    return _offers(config, prices)[0]
 
 
 def priced_regions(config: Config, prices: PriceSheet) -> tuple[str, ...]:
@@ -169,32 +228,39 @@ def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tupl
     unpriced: list[str] = []
     for zone in config.allowed_zones():
         region = region_of(zone)
-        hourly = prices.hourly(
-            spec, region, machine.provisioning, machine.disk_gb, machine.external_ip, machine.disk_type
-        )
-        if hourly is None:
-            unpriced.append(zone)
-            continue
-        offers.append(
-            Offer(
-                gpu=gpu.name,
-                region=region,
-                zone=zone,
-                machine_type=config.machine_type,
-                accelerator=gpu.accelerator if gpu.attached else None,
-                accelerator_count=count if gpu.attached else 0,
-                provisioning=machine.provisioning.upper(),
-                usd_per_hour=hourly,
+        for model in _models(config):
+            hourly = prices.hourly(spec, region, model, machine.disk_gb, machine.external_ip, machine.disk_type)
+            if hourly is None:
+                unpriced += [zone] if model == machine.provisioning else []
+                continue
+            offers.append(
+                Offer(
+                    gpu=gpu.name,
+                    region=region,
+                    zone=zone,
+                    machine_type=config.machine_type,
+                    accelerator=gpu.accelerator if gpu.attached else None,
+                    accelerator_count=count if gpu.attached else 0,
+                    provisioning=model.upper(),
+                    usd_per_hour=hourly,
+                )
             )
-        )
     return tuple(offers), tuple(unpriced)
+
+
+def _models(config: Config) -> tuple[str, ...]:
+    """How a machine may be paid for: as asked; on demand too where that is allowed and sold."""
+    asked = config.machine.provisioning
+    wider = config.placement.on_demand_after is not None and config.gpu_spec.quota_standard is not None
+    return ("spot", "standard") if asked == "spot" and wider else (asked,)
 
 
 def _time(
     config: Config, mode: str, offers: tuple[Offer, ...], ledger: Ledger, caps: Caps, now: datetime
-) -> tuple[tuple[Offer, ...], int, list[str]] | PlanRefused:
-    """The offers that the budget can pay for, and how long: the time asked for where any offer allows it, else the
-    longest that the cheapest allows."""
+) -> tuple[tuple[Offer, ...], int, int, list[str]] | PlanRefused:
+    """The offers that the budget can pay for, how long, and on how many machines: the time asked for on as many of them
+    as it pays for, else on one the longest that the cheapest offer allows. A tight budget takes spare machines away
+    before it takes time."""
     wanted, shortest = min(config.run.max_minutes * 60, MAX_TTL_S), SHORTEST_S[mode]
     if wanted < shortest:
         return PlanRefused(
@@ -204,11 +270,12 @@ def _time(
         )
     left = headroom(ledger, caps, now)
     if left is None:
-        return offers, wanted, []
+        return offers, wanted, config.run.attempts, []
     dollars, _ = left
-    attempts = config.run.attempts
-    ttl = {offer: ttl_within(dollars, offer.usd_per_hour, attempts) for offer in offers}
     cheapest = min(offer.usd_per_hour for offer in offers)
+    enough = [n for n in range(config.run.attempts, 0, -1) if ttl_within(dollars, cheapest, n) >= wanted]
+    attempts = enough[0] if enough else 1
+    ttl = {offer: ttl_within(dollars, offer.usd_per_hour, attempts) for offer in offers}
     longest = min(wanted, max(ttl.values()))
     if longest < shortest:
         refused = authorize(ledger, caps, ceiling(cheapest, shortest, attempts), now)
@@ -216,12 +283,18 @@ def _time(
         return _budget_refused(config, refused, shortest)
     kept = tuple(offer for offer in offers if ttl[offer] >= longest)
     said = []
+    if attempts < config.run.attempts:
+        said.append(f"the budget pays for {attempts} of {config.run.attempts} machines")
     if longest < wanted:
         said.append(f"the budget shortens the run from {_minutes(wanted)} to {_minutes(longest)}")
     if len(kept) < len(offers):
-        dear = sorted({offer.region for offer in offers} - {offer.region for offer in kept})
+        dear = sorted({_place(offer) for offer in offers} - {_place(offer) for offer in kept})
         said.append(f"left out, too dear for {_minutes(longest)} within the budget: {', '.join(dear)}")
-    return kept, longest, said
+    return kept, longest, attempts, said
+
+
+def _place(offer: Offer) -> str:
+    return offer.region if offer.provisioning == "SPOT" else f"{offer.region} on demand"
 
 
 def _about_grids(config: Config, mode: str, grids: EffectiveGrids) -> list[str]:

@@ -67,12 +67,22 @@ class Machine(_Section):
 
 class RunLimits(_Section):
     max_minutes: Annotated[Int, Field(ge=1, le=10080)] = 30
-    attempts: Annotated[Int, Field(ge=1, le=20)] = 1
+    attempts: Annotated[Int, Field(ge=1, le=20)] = 3
     phase_limits_s: dict[Phase, Annotated[Int, Field(ge=1)]] = Field(default_factory=dict)
 
     def limits(self) -> dict[str, int]:
         """Every phase's limit in seconds: the defaults, with what was asked for over them."""
         return PHASE_LIMITS_S | {str(phase): seconds for phase, seconds in self.phase_limits_s.items()}
+
+
+class Placement(_Section):
+    """How far the search for a machine may go."""
+
+    max_usd_per_hour: Amount | None = None
+    on_demand_after: Annotated[Int, Field(ge=0, le=20)] | None = None
+    """Spot machines that may be taken back before one on demand is asked for; also where no spot machine is left."""
+    fallback_gpus: tuple[str, ...] = ()
+    """Other GPUs, in order, for when the one asked for cannot be had."""
 
 
 class Budget(_Section):
@@ -143,6 +153,7 @@ class Config(_Section):
     zones: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
     run: RunLimits = RunLimits()
+    placement: Placement = Placement()
     budget: Budget = Budget()
     alerts: Alerts = Alerts()
     measure: Measure
@@ -179,6 +190,34 @@ def baseline_only(config: Config) -> Config:
     """The same run without the bundled kernel: only what PyTorch brings."""
     kept = tuple(name for name in config.measure.implementations if name != KERNEL) or ("sdpa:default",)
     return config.model_copy(update={"measure": config.measure.model_copy(update={"implementations": kept})})
+
+
+def with_gpu(config: Config, gpu: Gpu) -> Config:
+    """The same run on another GPU: its own machine, image and zones, and of the types asked for those that it has."""
+    machine = config.machine.model_copy(
+        update={
+            "type": "",
+            "image_project": "",
+            "image_family": "",
+            "disk_gb": max(config.machine.disk_gb, gpu.min_disk_gb),
+            "provisioning": config.machine.provisioning if gpu.quota_standard is not None else "spot",
+        }
+    )
+
+    def kept(dtypes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dtype for dtype in dtypes if dtype in gpu.dtypes)
+
+    return config.model_copy(
+        update={
+            "gpu": gpu.name,
+            "machine": machine,
+            "zones": tuple(zone for zone in config.zones if zone in gpu.zones),
+            "regions": tuple(region for region in config.regions if region in gpu.regions),
+            "placement": config.placement.model_copy(update={"fallback_gpus": ()}),
+            "measure": config.measure.model_copy(update={"dtypes": kept(config.measure.dtypes)}),
+            "correctness": config.correctness.model_copy(update={"dtypes": kept(config.correctness.dtypes)}),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class StatusLine:
 
     @property
     def over(self) -> bool:
-        return self.phase in OUTCOMES
+        """Whether nothing is left to look after: it ended, and no machine can exist."""
+        return self.phase in OUTCOMES and not self.vm
 
     @property
     def created(self) -> datetime:
@@ -46,7 +47,7 @@ class StatusLine:
 
 def status_line(run: Run, now: datetime) -> StatusLine:
     vm = run.vm
-    open_vm = vm if vm is not None and vm.open and run.closed is None else None
+    open_vm = vm if vm is not None and vm.open else None
     end = run.updated_at if run.closed is not None else max(now, run.updated_at)
     return StatusLine(
         run_id=run.run_id,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
+from orchestrator.embedded import advice
 from orchestrator.embedded.errors import ApiError, error_document, not_found
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.inventory import Inventory
@@ -42,6 +43,7 @@ class Compute:
         weather: Weather,
         timeline: Timeline,
         observer: Observer | None = None,
+        advised: advice.Zones | None = None,
     ) -> None:
         self.project = project
         self.inventory = inventory
@@ -50,6 +52,7 @@ class Compute:
         self.weather = weather
         self.timeline = timeline
         self.observer = observer
+        self.advised = advised
         self.resources = Resources(project, inventory)
         self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
 
@@ -278,7 +281,11 @@ class Compute:
                 return document
         raise not_found(f"projects/{self.project}/global/networks/{name}")
 
-    def advice(self, _request: Request, region: str, kind: str) -> Document:
+    def advice(self, request: Request, region: str, kind: str) -> Document:
+        if self.advised is not None and kind == "capacity":
+            return advice.capacity(body_of(request), self.advised, self.inventory)
+        if self.advised is not None and kind == "capacityHistory":
+            return advice.history(body_of(request), self.advised, self.inventory, self.timeline.now())
         raise ApiError(501, f"This cloud has no advice on {kind} in {region}.")
 
 

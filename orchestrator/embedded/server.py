@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from orchestrator.embedded.advice import Zones
 from orchestrator.embedded.compute import Compute, Observer
 from orchestrator.embedded.control import Control
 from orchestrator.embedded.documents import parse_stamp, stamp
@@ -39,6 +40,7 @@ class EmbeddedCloud:
     timeline: the wall clock unless given; with a `SimulatedTimeline` use scripted machines.
     machines: what stands in for VMs: real processes unless given; see `scripted`.
     quotas: limits by `METRIC` or `region/METRIC`, over those of the inventory.
+    advice: what it says of spot machines by zone (see `advice.Zones`); it has no advice unless given.
     observer: told of every compute request that is answered, before the client is.
     """
 
@@ -54,6 +56,7 @@ class EmbeddedCloud:
         quotas: dict[str, float] | None = None,
         durations: Durations | None = None,
         observer: Observer | None = None,
+        advice: Zones | None = None,
     ) -> None:
         self.home = Path(home)
         self.home.mkdir(parents=True, exist_ok=True)
@@ -95,6 +98,7 @@ class EmbeddedCloud:
             weather=self.weather,
             timeline=self.timeline,
             observer=observer,
+            advised=advice,
         )
         self.proxy = Proxy(self.weather, self.timeline, self.fleet.witness, self.touch)
         try:

@@ -84,8 +84,8 @@ def test_a_launch_measures_fetches_and_leaves_nothing(bench: Bench) -> None:
     assert "not timed: sdpa:cudnn in 2 cases" in shown
 
     assert "succeeded" in bench("status").out
-    assert "VMs alive now: 0" in bench("status", "--live").out
-    assert bench("status", "--live", "--json").document["instances"] == []
+    assert "VMs alive now: 0, $0.00/h" in bench("status").out
+    assert bench("status", "--json").document["instances"] == []
     assert "measure" in bench("status", run["run_id"]).out
     assert bench("status", run["run_id"][-4:], "--json").document["state"] == "succeeded"
     assert "finish: succeeded" in bench("logs", "last").out
@@ -161,9 +161,22 @@ def test_a_hang_past_the_phases_limit_is_ended_by_the_agent(bench: Bench, weathe
     assert bench.fired() == [1]
 
 
-def test_a_preempted_run_says_so_and_what_it_measured_is_fetched(bench: Bench, weather: Callable[..., None]) -> None:
+def test_a_preempted_run_goes_on_on_another_machine_and_measures_nothing_twice(
+    bench: Bench, weather: Callable[..., None]
+) -> None:
     weather({"fault": "preempt", "at": {"case": 2}, "notice_s": 10})
-    run = launch(bench, "--set", "measure.repeats=400", code=8)
+    run = launch(bench, "--set", "measure.repeats=400")
+    assert (run["state"], run["cases_done"], run["attempts"]) == ("succeeded", 2, 2)
+    fetched = bench("fetch", run["run_id"], "--into", "out", "--json").document
+    assert fetched["complete"] is True
+    assert_our_account_is_the_bill(bench, run)
+
+
+def test_a_preempted_run_without_a_spare_machine_says_so_and_what_it_measured_is_fetched(
+    bench: Bench, weather: Callable[..., None]
+) -> None:
+    weather({"fault": "preempt", "at": {"case": 2}, "notice_s": 10})
+    run = launch(bench, "--set", "measure.repeats=400", "--set", "run.attempts=1", code=8)
     assert run["state"] == "preempted"
     fetched = bench("fetch", run["run_id"], "--into", "out", "--json").document
     assert fetched["complete"] is False

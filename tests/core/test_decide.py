@@ -53,11 +53,16 @@ def next_of(
     st.booleans(),
     st.sampled_from([None, instance(), instance("TERMINATED"), instance(started=None)]),
 )
-def test_there_is_an_answer_for_every_state_and_a_closed_run_needs_nothing(events, now, launching, seen) -> None:  # type: ignore[no-untyped-def]
+def test_there_is_an_answer_for_every_state_and_a_run_that_is_over_and_settled_needs_nothing(
+    events, now, launching, seen
+) -> None:  # type: ignore[no-untyped-def]
     run = replay(events)
     assert run is not None
     commands = do.decide(run, do.Observation(seen), at(now), POLICY, OFFERS if launching else None)
-    assert (commands == ()) == (run.closed is not None)
+    done = run.over and (
+        run.phase is Phase.REFUSED or (run.settled is not None and run.due(at(now)) <= run.settled.cost_usd)
+    )
+    assert (commands == ()) == done
 
 
 @given(logs(), st.floats(0, 1e6))
@@ -145,18 +150,18 @@ def test_a_stop_waits_for_an_unanswered_request_lest_its_machine_be_nobodys() ->
 
 
 @pytest.mark.parametrize(
-    ("operations", "now"),
+    ("operations", "now", "how"),
     [
-        ((), 1000.0),
-        ((operation("insert", 5, "STOCKOUT"),), 20.0),
-        ((operation("insert", None, status="PENDING"),), 1000.0),
+        ((), 1000.0, "unanswered"),
+        ((operation("insert", 5, "STOCKOUT"),), 20.0, "never_made"),
+        ((operation("insert", None, status="PENDING"),), 1000.0, "unanswered"),
     ],
 )
-def test_a_request_that_made_nothing_is_recorded_as_such(operations, now) -> None:  # type: ignore[no-untyped-def]
+def test_a_request_that_made_nothing_is_recorded_as_such(operations, now, how) -> None:  # type: ignore[no-untyped-def]
     log = Log().add(0, planned()).add(2, requested())
     (command,) = next_of(log, do.Observation(None, operations), now=now)
     assert isinstance(command, do.RecordGone)
-    assert (command.how, command.started_at) == ("never_made", None)
+    assert (command.how, command.started_at) == (how, None)
 
 
 def test_a_machine_that_came_and_went_unrecorded_is_learned_of_from_the_operations() -> None:
@@ -273,7 +278,7 @@ def test_how_a_run_ended() -> None:
     )
     assert ending(running(), "deadline") == (Phase.EXPIRED, f"{VM} reached its deadline of 1800 s")
     assert ending(running(), "lost") == (Phase.FAILED, f"{VM} is gone without a last word (lost)")
-    assert ending(Log().add(0, planned()).add(2, requested()), "never_made")[0] is Phase.FAILED
+    assert ending(Log().add(0, planned()).add(2, requested()), "unanswered")[0] is Phase.FAILED
 
 
 def test_two_clients_that_look_at_the_same_run_decide_the_same() -> None:

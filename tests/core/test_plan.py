@@ -96,7 +96,7 @@ def test_a_plan_never_asks_for_more_than_any_budget_allows(
         return
     assert SHORTEST_S[mode] <= plan.ttl_s <= minutes * 60
     assert isinstance(authorize(ledger, caps, plan.ceiling_usd, NOON), Approved)
-    assert all(ceiling(offer.usd_per_hour, plan.ttl_s, attempts) <= plan.ceiling_usd for offer in plan.offers)
+    assert all(ceiling(offer.usd_per_hour, plan.ttl_s, plan.attempts) <= plan.ceiling_usd for offer in plan.offers)
 
 
 # --- the budget -----------------------------------------------------------------------------------------------------
@@ -108,6 +108,7 @@ def test_a_budget_too_small_for_the_time_asked_shortens_the_run_on_the_cheapest_
     assert plan.ttl_s == 1090
     assert plan.ceiling_usd <= D("0.10") < ceiling(plan.usd_per_hour, plan.ttl_s + 1, 1)
     assert plan.notices == (
+        "the budget pays for 1 of 3 machines",
         "the budget shortens the run from 30 min to 18 min 10 s",
         "left out, too dear for 18 min 10 s within the budget: us-central1",
     )
@@ -117,7 +118,10 @@ def test_zones_too_dear_for_the_budget_are_left_out_when_others_allow_the_whole_
     plan = accepted(asked(TWO), caps=Caps(run=D("0.165")))
     assert {offer.region for offer in plan.offers} == {"us-east4"}
     assert plan.ttl_s == 1800
-    assert plan.notices == ("left out, too dear for 30 min within the budget: us-central1",)
+    assert plan.notices == (
+        "the budget pays for 1 of 3 machines",
+        "left out, too dear for 30 min within the budget: us-central1",
+    )
 
 
 def test_a_run_is_refused_when_the_money_left_does_not_pay_boot_and_one_case() -> None:

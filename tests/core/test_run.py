@@ -30,6 +30,12 @@ def some_facts() -> list[ev.Fact]:
         ev.StopRequested(by="ada", reason="enough"),
         ev.Settled(cost_usd=Decimal("0.01"), released_usd=Decimal("0.17")),
         ev.RunClosed(outcome="succeeded"),
+        ev.RunClosed(outcome="preempted", generation=1, cases_stored=1),
+        ev.RunResumed(generation=1, attempts=2, by="ada"),
+        ev.Settled(cost_usd=Decimal("0.02"), released_usd=Decimal("0.16"), generation=1),
+        ev.StopRequested(by="ada", reason="that one", generation=0),
+        requested(attempt=2),
+        gone(90, "preempted", attempt=2),
         ev.VmBooted(vm=VM, attempt=1),
         ev.PhaseStarted(phase="preflight", limit_s=10),
         ev.PhaseFinished(phase="preflight", exit_code=0, seconds=1),
@@ -60,7 +66,7 @@ def logs(draw: st.DrawFn) -> list[ev.Event]:
     """Events of three writers whose clocks disagree."""
     log = Log()
     for fact in draw(st.lists(st.sampled_from(some_facts()), min_size=1, max_size=25)):
-        writer = draw(st.sampled_from(["client-abc123", "vm-1", "boot-1", "client-odd"]))
+        writer = draw(st.sampled_from(["client-abc123", "vm-1", "boot-1", "vm-2", "client-odd"]))
         log.add(draw(st.floats(0, 3600)), fact, writer)
     return log.events
 

@@ -119,7 +119,7 @@ class Stage:
         )
 
     def plan(self, *overrides: str, world: World | None = None, caps: Caps | None = None) -> LaunchPlan:
-        settings = (f"zones=[{','.join(ZONES)}]", "measure.repeats=2", *overrides)
+        settings = (f"zones=[{','.join(ZONES)}]", "measure.repeats=2", "run.attempts=1", *overrides)
         config = configs.load("gpu: l4", source="story.yaml", overrides=settings, grids=GRIDS)
         ledger = world.ledger.read() if world else Ledger()
         made = plan(

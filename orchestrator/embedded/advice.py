@@ -1,0 +1,66 @@
+"""Capacity advice, where it is switched on: what `advice.capacity` and `advice.capacityHistory` answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from orchestrator.embedded.documents import stamp
+from orchestrator.embedded.errors import ApiError, invalid
+from orchestrator.embedded.inventory import Inventory
+
+Document = dict[str, Any]
+Zones = Mapping[str, Mapping[str, float]]
+"""By zone: `obtainability` and `preemption_rate` (0 to 1), `uptime_s`. What is left out is not answered."""
+
+
+def capacity(body: Document, zones: Zones, inventory: Inventory) -> Document:
+    """The most obtainable of the zones asked about. 400 for a request that is not complete."""
+    listed = body.get("distributionPolicy", {}).get("zones", [])
+    asked = [_zone(entry.get("zone", ""), inventory) for entry in listed]
+    selections = body.get("instanceFlexibilityPolicy", {}).get("instanceSelections", {})
+    machines = [name for chosen in selections.values() for name in chosen.get("machineTypes", [])]
+    model = body.get("instanceProperties", {}).get("scheduling", {}).get("provisioningModel", "STANDARD")
+    if not machines or int(body.get("size", 0)) < 1:
+        raise ApiError(400, "Required field 'size' or 'instanceSelections' not specified", "required")
+    if model != "SPOT":
+        raise invalid("instanceProperties.scheduling.provisioningModel", model, "Only SPOT is advised on.")
+    known = [zone for zone in asked or list(zones) if "obtainability" in zones.get(zone, {})]
+    if not known:
+        return {"recommendations": []}
+    best = max(known, key=lambda zone: (zones[zone]["obtainability"], zone))
+    scores: Document = {"obtainability": zones[best]["obtainability"]}
+    if "uptime_s" in zones[best]:
+        scores["estimatedUptime"] = f"{zones[best]['uptime_s']:g}s"
+    shard = {"zone": best, "machineType": machines[0], "instanceCount": int(body["size"]), "provisioningModel": "SPOT"}
+    return {"recommendations": [{"scores": scores, "shards": [shard]}]}
+
+
+def history(body: Document, zones: Zones, inventory: Inventory, now: datetime) -> Document:
+    """Thirty days of the zone's preemption rate. N1 machines with a GPU attached have no history."""
+    properties = body.get("instanceProperties", {})
+    machine = properties.get("machineType", "")
+    if not machine or not body.get("types"):
+        raise ApiError(400, "Required field 'types' or 'machineType' not specified", "required")
+    if machine.startswith("n1-") and properties.get("guestAccelerators"):
+        raise invalid("instanceProperties.guestAccelerators", machine, "There is no history of N1 with accelerators.")
+    zone = _zone(body.get("locationPolicy", {}).get("location", ""), inventory)
+    answer: Document = {"machineType": machine, "location": f"zones/{zone}"}
+    if "PREEMPTION" in body["types"] and "preemption_rate" in zones.get(zone, {}):
+        rate = zones[zone]["preemption_rate"]
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        days = [midnight - timedelta(days=back) for back in range(30, 0, -1)]
+        answer["preemptionHistory"] = [
+            {"interval": {"startTime": stamp(day), "endTime": stamp(day + timedelta(days=1))}, "preemptionRate": rate}
+            for day in days
+        ]
+    return answer
+
+
+def _zone(url: str, inventory: Inventory) -> str:
+    found = re.fullmatch(r"(?:.*/)?zones/([^/]+)", url)
+    if not found or found[1] not in inventory.zones:
+        raise invalid("zone", url, "The zone is not known.")
+    return found[1]

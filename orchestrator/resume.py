@@ -1,0 +1,99 @@
+"""A run goes on: one whose client is gone, or one that was over before everything was measured.
+
+Nothing is needed but the bucket: the plan and the payload are in it, and what was measured is skipped by the machine
+itself. A run that is still open goes on under its hold. One that is over was settled: it takes a new hold, for as many
+machines as it had, on the day on which it is resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable
+
+from orchestrator.core import events as ev
+from orchestrator.core.describe import plan_from
+from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.naming import payload_object, plan_object
+from orchestrator.core.plan import LaunchPlan
+from orchestrator.core.run import Phase, Run, replay
+from orchestrator.engine import Engine, World
+from orchestrator.launch import Payload, Where, engine_for, take_hold
+
+SCRIPT = "startup/startup.sh"
+
+
+def stored_plan(world: World, run_id: str) -> LaunchPlan:
+    """The plan of a run, as its launcher stored it. Raises `NotFound`, `ConfigError`."""
+    blob = world.bucket.read(plan_object(run_id))
+    if blob is None:
+        raise NotFound(f"{run_id} has no plan in the bucket", hint="its client died before it planned: launch again")
+    try:
+        return plan_from(json.loads(blob.data))
+    except json.JSONDecodeError as exc:
+        raise ConfigError(f"the plan of {run_id} is no JSON", hint="launch again") from exc
+
+
+def resume(
+    world: World,
+    plan: LaunchPlan,
+    *,
+    run_id: str,
+    where: Where,
+    fresh: Callable[[], Payload],
+    say: Callable[[str], None] = lambda _: None,
+) -> Engine:
+    """An engine that takes the run on. `fresh` makes the payload for a run that never stored one.
+
+    Raises `NotFound`, `BudgetExceeded`, and `ConfigError` for a run that has nothing left to do or is of another place.
+    """
+    log = world.log(run_id)
+    run = replay(log.read())
+    if run is None:
+        raise NotFound(f"there is no run {run_id}", hint="`bench status` lists the runs in this bucket")
+    if run.plan is not None and run.plan.mode != where.mode:
+        raise ConfigError(f"{run_id} was launched in mode {run.plan.mode}; this is {where.mode}")
+    _check(run)
+    payload = _payload(world, run, fresh)
+    generation = run.generation
+    if run.closed is not None:
+        generation += 1
+        take_hold(world, plan, run_id, log, generation)
+        log.append(ev.RunResumed(generation=generation, attempts=plan.attempts, by=where.user))
+    elif run.hold_usd is None:
+        take_hold(world, plan, run_id, log, generation)
+    if run.payload is None:
+        stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
+        log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
+    say(f"{run_id} goes on: {run.cases_done} of {run.cases_total} cases are done")
+    return engine_for(world, plan, payload, run_id, where, log)
+
+
+def _check(run: Run) -> None:
+    if run.closed is None:
+        return
+    if run.phase in (Phase.SUCCEEDED, Phase.INCORRECT):
+        raise ConfigError(f"{run.run_id} has measured everything", hint=f"`bench fetch {run.run_id}` brings it back")
+    if run.phase is Phase.REFUSED:
+        raise ConfigError(f"{run.run_id} was refused before it began", hint="launch again")
+    if not run.over:
+        raise ConfigError(f"{run.run_id} still has a machine", hint=f"`bench status {run.run_id}` looks after it")
+
+
+def _payload(world: World, run: Run, fresh: Callable[[], Payload]) -> Payload:
+    """What the run's machines have run so far: a run must not change its kernels half way."""
+    if run.payload is None:
+        return fresh()
+    name = payload_object(run.payload.sha256)
+    blob = world.bucket.read(name)
+    if blob is None:
+        raise NotFound(f"the payload of {run.run_id} is not in the bucket: {name}", hint="launch again")
+    if hashlib.sha256(blob.data).hexdigest() != run.payload.sha256:
+        raise ConfigError(f"{name} is not what its name says", hint="delete it, and launch again")
+    with tarfile.open(fileobj=io.BytesIO(blob.data), mode="r:gz") as archive:
+        script = archive.extractfile(SCRIPT)
+        if script is None:
+            raise ConfigError(f"{name} has no {SCRIPT}", hint="launch again")
+        return Payload(run.payload.sha256, blob.data, script.read().decode("utf-8"))
