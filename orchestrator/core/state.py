@@ -228,7 +228,9 @@ class Run:
             return False
         if said.finished is not None and said.finished.outcome != "preempted":
             return said.preempted and said.finished.outcome == "terminated"
-        return said.preempted or said.finished is not None or vm.how in ("preempted", "lost", "never_made", "unanswered")
+        return (
+            said.preempted or said.finished is not None or vm.how in ("preempted", "lost", "never_made", "unanswered")
+        )
 
     @property
     def goes_on(self) -> bool:

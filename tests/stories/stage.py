@@ -122,9 +122,7 @@ class Stage:
             history=StockOuts(bucket),
         )
 
-    def plan(
-        self, *overrides: str, world: World | None = None, caps: Caps | None = None, **known: Any
-    ) -> LaunchPlan:
+    def plan(self, *overrides: str, world: World | None = None, caps: Caps | None = None, **known: Any) -> LaunchPlan:
         settings = (f"zones=[{','.join(ZONES)}]", "measure.repeats=2", "run.attempts=1", *overrides)
         config = configs.load("gpu: l4", source="story.yaml", overrides=settings, grids=GRIDS)
         ledger = world.ledger.read() if world else Ledger()
