@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench install dev lint clean help
+.PHONY: demo test check bench chaos install dev lint clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -41,6 +41,12 @@ lint: $(STAMP)
 
 ## make check   lint, format, types, shell, tests
 check: lint test
+
+## make chaos   search for a run that breaks a promise: N=500 scenarios from SEED=1 on, or one SCENARIO='{...}'
+N    ?= 500
+SEED ?= 1
+chaos: $(STAMP)
+	@$(BIN)/python scripts/chaos.py --runs $(N) --seed $(SEED) --scenario '$(SCENARIO)'
 
 ## make bench   time the tool itself: start-up, status on 1,000 runs, the demo
 bench: $(STAMP)

@@ -12,11 +12,13 @@ from orchestrator.core import decide as do
 from orchestrator.core import events as ev
 from orchestrator.core.arming import NotArmed, arm, may_settle
 from orchestrator.core.budget import Alert, Caps, Ledger, alerts_due, mark_alerted, settle
+from orchestrator.core.diagnose import wants_diagnosis
 from orchestrator.core.errors import BudgetExceeded, NotFound, Unavailable
 from orchestrator.core.naming import cases_prefix, hold_key, instance_name
 from orchestrator.core.placement import Offer
 from orchestrator.core.run import Phase, Run, Vm, replay
 from orchestrator.core.status import encode, status_body, status_line
+from orchestrator.last_words import diagnosis_of, keep_serial
 from orchestrator.ports import (
     Accepted,
     Bucket,
@@ -163,6 +165,7 @@ class Engine:
             case do.Reinsert(vm=vm):
                 self._insert(run, vm.attempt, self._request(run, self._offer(vm), vm.attempt), self._offer(vm))
             case do.Delete(vm=vm):
+                keep_serial(self.world.bucket, self.world.cloud(), self.run_id, vm)
                 self.world.cloud().delete(vm.zone, vm.name, request_id(self.run_id, vm.zone, vm.attempt, "delete"))
             case do.RecordCreated(vm=vm, instance=instance):
                 self._created(vm.attempt, vm.max_run_s, vm.request_id, instance)
@@ -173,6 +176,7 @@ class Engine:
             case do.Settle(cost_usd=cost):
                 return self._settle(run, cost)
             case do.Close(outcome=outcome, detail=detail):
+                self._diagnose(outcome)
                 stored = sum(entry.name.endswith(".csv") for entry in self.world.bucket.list(cases_prefix(self.run_id)))
                 self.log.append(
                     ev.RunClosed(outcome=outcome.value, detail=detail, generation=run.generation, cases_stored=stored)
@@ -184,6 +188,16 @@ class Engine:
     def request_stop(self, by: str, reason: str) -> None:
         """Asks whoever drives the run to end it. A later resumption is not stopped by it."""
         self.log.append(ev.StopRequested(by=by, reason=reason, generation=self.look().generation))
+
+    def _diagnose(self, outcome: Phase) -> None:
+        """No run that went wrong is closed before somebody has said why."""
+        events = self.log.read()
+        if not wants_diagnosis(outcome, events):
+            return
+        run = replay(events)
+        attempt = run.vm.attempt if run is not None and run.vm is not None else 0
+        found = diagnosis_of(self.world.bucket, self.run_id, attempt, events)
+        self.log.append(ev.Diagnosed(cause=found.cause, detail=found.detail[:400], remedy=found.remedy))
 
     # --- machines ---------------------------------------------------------------------------------------------------
 

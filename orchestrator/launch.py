@@ -146,7 +146,7 @@ def instance_request(
         network=machine.network,
         external_ip=machine.external_ip,
         service_account=machine.service_account or None,
-        labels=labels(run_id, attempt, where.user),
+        labels=labels(run_id, attempt, where.user, where.bucket),
         metadata=metadata,
         request_id=request_id,
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.budget import Caps
 from orchestrator.core.decide import Policy
-from orchestrator.core.errors import ConfigError, Unavailable
+from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.naming import run_id
 from orchestrator.ports import Bucket, Clock, Cloud, EventLog, History, Notice, Notifier
 from orchestrator.settings import Settings, load_settings
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.adapters.index import RunIndex
     from orchestrator.adapters.ledger import LedgerStore
     from orchestrator.adapters.notify import Notifiers
+    from orchestrator.core.machines import Instance
     from orchestrator.embedded.client import CloudAddress
     from orchestrator.engine import World
     from orchestrator.launch import Payload as LaunchPayload
@@ -86,10 +87,17 @@ class Wiring:
             return None
         from orchestrator.embedded.client import CloudUnavailable, ensure_running
 
+        home, weather = self.home / "cloud", self.settings.weather
+        if weather is not None and not weather.is_file():
+            raise ConfigError(f"BENCH_WEATHER: there is no file {weather}", hint="docs/embedded-cloud.md has examples")
         try:
-            return ensure_running(self.home / "cloud", weather=self.settings.weather)
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise LocalError(f"cannot make {home}: {exc.strerror}", hint="BENCH_HOME names another folder") from exc
+        try:
+            return ensure_running(home, weather=weather)
         except CloudUnavailable as exc:
-            raise Unavailable(str(exc), hint="BENCH_HOME must be a folder that can be written") from exc
+            raise Unavailable(str(exc), hint=f"{home / 'daemon.log'} says more") from exc
 
     @cached_property
     def endpoints(self) -> dict[str, str] | None:
@@ -122,6 +130,14 @@ class Wiring:
 
     def cloud(self) -> Cloud:
         return self._cloud
+
+    def alive(self) -> tuple[Instance, ...]:
+        """Every machine of ours that exists now, asked of the cloud itself without its heavy client."""
+        from orchestrator.adapters.alive import alive
+
+        if self.address is None:
+            return alive(self.settings.project)
+        return alive(self.address.project, self.address.compute)
 
     @cached_property
     def ledger(self) -> LedgerStore:

@@ -13,11 +13,15 @@ ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "core": set(),
     "embedded": set(),
+    "analysis": {"core"},
+    "report": {"analysis", "core"},
     "ports": {"core"},
     "settings": {"core"},
     "adapters": {"core", "ports"},
-    "engine": {"core", "ports"},
+    "last_words": {"core", "ports"},
+    "engine": {"core", "ports", "last_words"},
     "launch": {"core", "ports", "engine"},
+    "reaping": {"core", "ports", "engine"},
     "resume": {"core", "ports", "engine", "launch"},
     "reconcile": {"core", "ports", "engine"},
     "log_tail": {"core", "ports"},
@@ -28,12 +32,16 @@ MAY_IMPORT = {
         "settings",
         "engine",
         "launch",
+        "last_words",
+        "reaping",
         "resume",
         "reconcile",
         "log_tail",
         "wiring",
         "adapters",
         "embedded",
+        "analysis",
+        "report",
     },
 }
 """For each part of `orchestrator`, the parts that it may import."""
@@ -82,8 +90,10 @@ def test_a_module_imports_only_what_its_part_may(path: Path) -> None:
     assert reached <= MAY_IMPORT[own] | {own}
 
 
-@pytest.mark.parametrize("path", [p for p in modules() if part_of(p) == "core"], ids=lambda path: path.name)
-def test_the_core_does_no_io(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", [p for p in modules() if part_of(p) in ("core", "analysis", "report")], ids=lambda path: path.as_posix()
+)
+def test_the_core_the_statistics_and_the_report_do_no_io(path: Path) -> None:
     assert {name.split(".")[0] for name in imports(path)} & PURE == set()
 
 
@@ -107,6 +117,12 @@ def test_the_agent_needs_the_standard_library_only() -> None:
         assert not outside, f"{path}: {outside}"
 
 
+LONGEST = 400
+ARGUED = {"orchestrator/embedded/fleet.py": "one life cycle under one lock reads better in one place"}
+"""What may be longer, and why."""
+
+
 def test_no_module_is_longer_than_it_can_be_argued_for() -> None:
     longest = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in modules()}
-    assert {name: lines for name, lines in longest.items() if lines > 400} == {}
+    assert {name: lines for name, lines in longest.items() if lines > LONGEST and name not in ARGUED} == {}
+    assert all(longest[name] > LONGEST for name in ARGUED), "what is short again needs no argument"

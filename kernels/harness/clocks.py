@@ -44,6 +44,10 @@ class Clocks(Protocol):
         """The device's state now; never raises."""
         ...
 
+    def energy_j(self) -> float | None:
+        """Joules used since some moment in the past, or None where they are not known or not asked for."""
+        ...
+
 
 class NoClocks:
     """For devices that NVML does not know. A CPU's frequency is no SM clock, so all stays empty."""
@@ -52,11 +56,16 @@ class NoClocks:
         """Nothing is known."""
         return Reading()
 
+    def energy_j(self) -> float | None:
+        """Nor is that."""
+        return None
+
 
 class Nvml:
     """One GPU's sensors. Raises `OSError` on construction when NVML or the GPU cannot be found."""
 
-    def __init__(self, uuid: str) -> None:
+    def __init__(self, uuid: str, *, energy: bool = False) -> None:
+        self.energy = energy
         self.library = ctypes.CDLL("libnvidia-ml.so.1")
         self.device = ctypes.c_void_p()
         self.require(self.library.nvmlInit_v2(), "nvmlInit_v2")
@@ -80,6 +89,31 @@ class Nvml:
             temperature_c=self.ask("nvmlDeviceGetTemperature", NVML_TEMPERATURE_GPU),
             throttle="" if reasons is None else throttle_words(reasons),
         )
+
+    def energy_j(self) -> float | None:
+        """Joules since the driver was loaded, or None. The counter moves every few hundredths of a second."""
+        if not self.energy:
+            return None
+        millijoules = ctypes.c_ulonglong()
+        code = self.library.nvmlDeviceGetTotalEnergyConsumption(self.device, ctypes.byref(millijoules))
+        return millijoules.value / 1000 if code == 0 else None
+
+    def settings(self) -> dict[str, float | bool | None]:
+        """What somebody may have set and another may have set otherwise: power limit, ECC, MIG, highest clocks."""
+        limit = self.ask("nvmlDeviceGetEnforcedPowerLimit")
+        return {
+            "power_limit_w": None if limit is None else limit / 1000,
+            "ecc": self.mode("nvmlDeviceGetEccMode"),
+            "mig": self.mode("nvmlDeviceGetMigMode"),
+            "sm_clock_max_mhz": self.ask("nvmlDeviceGetMaxClockInfo", NVML_CLOCK_SM),
+            "mem_clock_max_mhz": self.ask("nvmlDeviceGetMaxClockInfo", NVML_CLOCK_MEM),
+        }
+
+    def mode(self, function: str) -> bool | None:
+        """Whether a mode is on now, or None where the device does not have it."""
+        current, pending = ctypes.c_uint(), ctypes.c_uint()
+        code = getattr(self.library, function)(self.device, ctypes.byref(current), ctypes.byref(pending))
+        return bool(current.value) if code == 0 else None
 
     def ask(self, function: str, *arguments: int) -> float | None:
         """An unsigned answer, or None when the device does not give it."""
@@ -107,17 +141,18 @@ def throttle_words(bits: int) -> str:
     return "|".join([*named, *([f"{unknown:#x}"] if unknown else [])]) or "none"
 
 
-def nvml(device: torch.device) -> Nvml | None:
+def nvml(device: torch.device, *, energy: bool = False) -> Nvml | None:
     """The sensors of a CUDA device, found by UUID because CUDA may number devices differently; None without NVML."""
     if device.type != "cuda":
         return None
     try:
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-        return Nvml(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        return Nvml(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}", energy=energy)
     except (OSError, AttributeError):
         return None
 
 
-def clocks(device: torch.device) -> Clocks:
-    """The sensors of `device`, or none."""
-    return nvml(device) or NoClocks()
+def clocks(device: torch.device, *, sustained: bool = False) -> Clocks:
+    """The sensors of `device`, or none. Energy is read where measurements are `sustained`: a single call is shorter
+    than the steps of the counter."""
+    return nvml(device, energy=sustained) or NoClocks()

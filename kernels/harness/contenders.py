@@ -15,6 +15,7 @@ from kernels.attention.case import Case
 from kernels.attention.correctness import Check, Yardstick
 from kernels.attention.interface import AttentionKernel, BuildFailed, BuildRecord, Plan, Unavailable
 from kernels.harness.axes import Inputs
+from kernels.harness.spec import original
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ def build(device: torch.device, threads: int, out_dir: Path, cache_dir: Path) ->
 def bind(implementation: str, bench: Built | BuildFailed | None, case: Case, inputs: Inputs) -> Bound:
     """`implementation` on these inputs. Raises `Unavailable` if it cannot run, `BuildFailed` if it was not built."""
     q, k, v, causal = inputs.q, inputs.k, inputs.v, case.shape.causal
-    if implementation != "bench":
-        baseline = Sdpa(implementation.removeprefix("sdpa:"))
+    if original(implementation) != "bench":
+        baseline = Sdpa(original(implementation).removeprefix("sdpa:"))
         plan = baseline.prepare(q, k, v, causal)
         return Bound(implementation, baseline.resolved(q, k, v, causal), plan, baseline.scope)
     if bench is None:
@@ -67,7 +68,7 @@ def bind(implementation: str, bench: Built | BuildFailed | None, case: Case, inp
 def check(bound: Bound, by: Yardstick, inputs: Inputs) -> Check:
     """Judge one fresh output. What raises has not passed; but running out of memory raises `Unavailable`."""
     try:
-        through_torch = bound.implementation == "bench"
+        through_torch = original(bound.implementation) == "bench"
         with bound.scope(), correctness.poisoned(inputs.q, through_torch=through_torch):
             return correctness.judge(bound.plan(), by)
     except (torch.OutOfMemoryError, MemoryError) as exc:

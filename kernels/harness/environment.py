@@ -16,6 +16,7 @@ from kernels.harness.clocks import nvml
 from kernels.harness.stamps import now
 from kernels.harness.timing import clock_overhead_ns
 
+SETTINGS = ("power_limit_w", "ecc", "mig", "sm_clock_max_mhz", "mem_clock_max_mhz")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,6 +54,7 @@ def record(where: torch.device, threads: int) -> dict[str, object]:
         "kernel": platform.release(),
         "cpu": cpu_model(),
         "cpu_count": usable_cpus(),
+        **(sensors.settings() if sensors else dict.fromkeys(SETTINGS)),
         "threads": threads or torch.get_num_threads(),
         "cpu_clock_overhead_ns": clock_overhead_ns(),
         "git_commit": source.get("git_commit"),

@@ -19,6 +19,7 @@ MEASUREMENT_COLUMNS = (
     "dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal",
     "regime", "block", "repeat", "latency_us", "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
     "max_abs_error", "torch", "started_at", "skipped",
+    "position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent",
 )  # fmt: skip
 CORRECTNESS_COLUMNS = (
     "implementation", "case_id", "dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal",
@@ -71,6 +72,12 @@ def measured(origin: Origin, case: Case, backend: str, check: Check, sample: Sam
         "throttle": reading.throttle or "",
         "max_abs_error": number(check.max_abs_error),
         "started_at": sample.started_at,
+        "position": str(sample.position),
+        "calls": str(sample.calls),
+        "energy_j": known(sample.energy_j),
+        "cpu_mhz": known(sample.host.cpu_mhz),
+        "load_1m": known(sample.host.load_1m),
+        "steal_percent": known(sample.host.steal_percent),
     }
 
 

@@ -10,10 +10,12 @@ from typing import Any
 from kernels.attention.case import CASE_ID, DTYPE_NAMES, Case, Shape
 
 IMPLEMENTATIONS = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+CONTROL = ":aa"
+"""`bench:aa` is `bench` once more under a second name: what the two differ by is noise, and no result."""
 REGIMES = ("burst", "sustained", "graph")
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
 REQUIRED = ("implementations", "measure", "correctness", "repeats", "warmup", "regime", "seed")
-OPTIONAL = ("threads", "skip_cases", "run_id", "vm")
+OPTIONAL = ("threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci")
 
 
 class BadSpec(Exception):
@@ -22,7 +24,10 @@ class BadSpec(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A judged spec. `threads` counts CPU threads, 0 for PyTorch's default; `max_abs_error` is absolute."""
+    """A judged spec. `threads` counts CPU threads, 0 for PyTorch's default; `max_abs_error` is absolute.
+
+    `repeats` is how many blocks there are, or may be at most where `stop_at_relative_ci` ends a case earlier.
+    """
 
     implementations: tuple[str, ...]
     measure: tuple[Case, ...]
@@ -34,6 +39,7 @@ class Spec:
     seed: int
     threads: int
     skip_cases: frozenset[str]
+    stop_at_relative_ci: float | None
     run_id: str
     vm: str
 
@@ -51,7 +57,11 @@ def parse(text: str) -> Spec:
         raise BadSpec(f"the spec is not JSON: {exc}") from exc
     spec = table(data, "the spec", REQUIRED, OPTIONAL)
     judged = table(spec["correctness"], "correctness", ("shapes", "dtypes", "max_abs_error"))
-    implementations = names(spec["implementations"], "implementations", IMPLEMENTATIONS)
+    implementations = names(spec["implementations"], "implementations", (*IMPLEMENTATIONS, *map(twin, IMPLEMENTATIONS)))
+    for one in implementations:
+        if one != original(one) and original(one) not in implementations:
+            raise BadSpec(f"implementations: {one} is the control of {original(one)}, which is not among them")
+    tight = spec.get("stop_at_relative_ci")
     skip = spec.get("skip_cases", [])
     if not isinstance(skip, list) or not all(isinstance(one, str) and CASE_ID.fullmatch(one) for one in skip):
         raise BadSpec(f"skip_cases must be a list of case ids, not {shown(skip)}")
@@ -66,9 +76,20 @@ def parse(text: str) -> Spec:
         seed=integer(spec["seed"], "seed", 0),
         threads=integer(spec.get("threads", 0), "threads", 0),
         skip_cases=frozenset(skip),
+        stop_at_relative_ci=None if tight is None else positive(tight, "stop_at_relative_ci"),
         run_id=text_of(spec.get("run_id", ""), "run_id"),
         vm=text_of(spec.get("vm", ""), "vm"),
     )
+
+
+def original(implementation: str) -> str:
+    """What a name stands for: a control's implementation, or the implementation itself."""
+    return implementation.removesuffix(CONTROL)
+
+
+def twin(implementation: str) -> str:
+    """The name of an implementation's control."""
+    return implementation + CONTROL
 
 
 def cases(grid: Mapping[str, Any], where: str) -> tuple[Case, ...]:

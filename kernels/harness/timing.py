@@ -14,7 +14,9 @@ import torch
 
 from kernels.attention.interface import Plan
 from kernels.harness.clocks import Clocks, Reading
+from kernels.harness.host import Host, HostReading
 from kernels.harness.stamps import now
+from kernels.harness.stopping import Enough, never
 
 SUSTAINED_S = {"cuda": 0.05, "cpu": 0.02}
 """How long one sustained measurement keeps the device busy; its second half is what counts."""
@@ -37,7 +39,8 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement: microseconds per call, in which block, and what the device's sensors said right after."""
+    """One measurement: microseconds per call, in which block and at which place in it (from 1), what the device's
+    sensors said right after, and the host before the block. `energy_j` is of the whole measurement of `calls` calls."""
 
     implementation: str
     block: int
@@ -45,10 +48,19 @@ class Sample:
     latency_us: float
     reading: Reading
     started_at: str
+    position: int
+    calls: int
+    energy_j: float | None
+    host: HostReading
 
 
 class Timer(Protocol):
     """Microseconds per call of a plan."""
+
+    @property
+    def calls_made(self) -> int:
+        """How often one measurement calls the plan, timed or not."""
+        ...
 
     def __call__(self, plan: Plan) -> float:
         """Measure once; the caller has entered the plan's scope."""
@@ -63,8 +75,15 @@ def measure(
     timer: Callable[[Contender], Timer],
     rng: random.Random,
     clocks: Clocks,
+    enough: Enough = never,
+    host: Host | None = None,
 ) -> list[Sample]:
-    """`blocks` samples of each contender, interleaved, after `warmup` untimed calls of each."""
+    """`blocks` samples of each contender, interleaved, after `warmup` untimed calls of each.
+
+    The order is random in every odd block and turned around in the block after it, so that whatever a place in the
+    order does to a time, it does to all alike. `enough` may end the measuring before the last block.
+    """
+    host = host or Host()
     timers: dict[str, Timer] = {}
     for contender in contenders:
         with contender.scope():
@@ -72,12 +91,23 @@ def measure(
                 contender.plan()
             timers[contender.implementation] = timer(contender)
     samples = []
+    latencies: dict[str, list[float]] = {contender.implementation: [] for contender in contenders}
+    order = list(contenders)
     for block in range(1, blocks + 1):
-        for contender in rng.sample(list(contenders), len(contenders)):
-            started_at = now()
+        order = rng.sample(order, len(order)) if block % 2 else order[::-1]
+        around = host.read()
+        for position, contender in enumerate(order, start=1):
+            name = contender.implementation
+            started_at, before = now(), clocks.energy_j()
             with contender.scope():
-                latency_us = timers[contender.implementation](contender.plan)
-            samples.append(Sample(contender.implementation, block, block, latency_us, clocks.read(), started_at))
+                latency_us = timers[name](contender.plan)
+            after = clocks.energy_j()
+            used = None if before is None or after is None else after - before
+            reading, calls = clocks.read(), timers[name].calls_made
+            samples.append(Sample(name, block, block, latency_us, reading, started_at, position, calls, used, around))
+            latencies[name].append(latency_us)
+        if enough(latencies):
+            break
     return samples
 
 
@@ -96,6 +126,11 @@ class CpuTimer:
 
     def __init__(self, regime: str, contender: Contender) -> None:
         self.calls = 0 if regime == "burst" else calls_for(SUSTAINED_S["cpu"], host_us(contender.plan))
+
+    @property
+    def calls_made(self) -> int:
+        """One, or the warm half and the timed half."""
+        return max(1, self.calls)
 
     def __call__(self, plan: Plan) -> float:
         """Microseconds per call."""
@@ -128,6 +163,11 @@ class CudaTimer:
         elif regime == "graph":
             self.calls = calls_for(GRAPH_S, once_us)
             self.graph = captured(contender.plan, self.calls)
+
+    @property
+    def calls_made(self) -> int:
+        """One, or all that one graph or one sustained stretch holds."""
+        return self.calls
 
     def __call__(self, plan: Plan) -> float:
         """Microseconds per call."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -23,7 +24,7 @@ from google.cloud.storage.exceptions import DataCorruption
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.google_auth import credentials_for
 from orchestrator.adapters.google_errors import is_transient, translated
-from orchestrator.core.errors import LocalError, Unavailable
+from orchestrator.core.errors import LocalError, NotFound, Unavailable
 from orchestrator.ports import Blob, Entry
 
 THREADS: Final = 8
@@ -126,7 +127,7 @@ class GoogleBucket:
 
     def download(self, entry: Entry, to: Path) -> None:
         what = self._url(entry.name)
-        with self._doing(f"download {what}"):
+        with translated(f"download {what}", missing="it was there when it was listed: fetch again"):
             data = self._fetch(entry.name).data
         self._seen = True
         arrived = crc32c(data)
@@ -157,8 +158,17 @@ class GoogleBucket:
     def _url(self, name: str) -> str:
         return f"gs://{self._name}/{name}"
 
-    def _doing(self, what: str) -> Any:
-        return translated(what, missing=f"make the bucket: `gcloud storage buckets create gs://{self._name}`")
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        """Ours for theirs; a 404 here is the bucket's, since a missing object is an answer and not an error."""
+        try:
+            with translated(what):
+                yield
+        except NotFound as exc:
+            raise NotFound(
+                f"cannot {what}: there is no bucket gs://{self._name}",
+                hint=f"make it: `gcloud storage buckets create gs://{self._name}`, or name another with BENCH_BUCKET",
+            ) from exc
 
     def _upload(
         self,

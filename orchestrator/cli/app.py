@@ -9,7 +9,22 @@ import typer
 from typer.core import TyperGroup
 
 from orchestrator import __version__
-from orchestrator.cli import budget, cloud, costs, fetch, launch, logs, plan, status, stop
+from orchestrator.cli import (
+    budget,
+    cloud,
+    compare,
+    costs,
+    diagnose,
+    fetch,
+    history,
+    launch,
+    logs,
+    plan,
+    reap,
+    report,
+    status,
+    stop,
+)
 from orchestrator.cli.options import Options
 from orchestrator.core.errors import BenchError
 
@@ -75,7 +90,12 @@ app.command("plan")(plan.plan)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("fetch")(fetch.fetch)
+app.command("report")(report.report)
+app.command("compare")(compare.compare)
+app.command("history")(history.history)
 app.command("stop")(stop.stop)
+app.command("reap")(reap.reap)
+app.command("diagnose")(diagnose.diagnose)
 app.add_typer(costs.app, name="costs")
 app.command("budget")(budget.budget)
 app.add_typer(cloud.app, name="cloud")

@@ -26,6 +26,7 @@ def fetch(
 
     from orchestrator.adapters.fetch import fetch_run
     from orchestrator.cli.finding import find_run
+    from orchestrator.cli.reading import read_report, write_files
     from orchestrator.cli.results_view import results_view
     from orchestrator.core.budget import Caps
     from orchestrator.engine import Engine
@@ -37,6 +38,8 @@ def fetch(
     if state.closed is None:
         state, _ = engine.step()
     fetched = fetch_run(wiring.bucket, state, into)
+    if fetched.cases:
+        write_files(read_report(fetched.folder), fetched.folder)
     if json:
         emit_json(fetched.document())
         return

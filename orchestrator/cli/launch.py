@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -140,6 +141,7 @@ def _until_detached(engine: Engine, watch: Watch, run_id: str, user: str) -> Run
     try:
         return engine.follow(watch=watch.show, trouble=watch.trouble)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough: a second must not cut the farewell short
         run = engine.look()
         if run.vms:
             watch.say(f"detached; the run goes on. `bench status {run_id}` shows it, `bench stop {run_id}` ends it.")

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from orchestrator.cli.render import clock, usd
 from orchestrator.core.plan import LaunchPlan
+from orchestrator.core.results import is_control
 
 
 def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
@@ -16,9 +17,10 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     facts.add_column(style="dim")
     facts.add_column()
     repeats = plan.measurements_per_implementation // max(len(plan.cases), 1)
+    names = [name for name in plan.harness["implementations"] if not is_control(name)]
     facts.add_row(
         "measures",
-        f"{len(plan.cases)} cases x {repeats} repeats x {len(plan.harness['implementations'])} implementations",
+        f"{len(plan.cases)} cases x {repeats} repeats x {len(names)} implementations",
     )
     facts.add_row("at most", f"{clock(plan.ttl_s)} on each of {plan.attempts} machine(s): {usd(plan.ceiling_usd)}")
     facts.add_row("image", plan.image.rpartition("/")[2])

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.core.results import is_control
 from orchestrator.core.run import VM_PHASES, Phase, PhaseSpan, Run
 from orchestrator.core.status import StatusLine
 
@@ -142,7 +143,7 @@ def _footer(run: Run, now: datetime) -> RenderableType:
 def _last_case(run: Run) -> Text:
     last = run.measured[-1]
     text = Text("last  ", "dim").append(last.case_id, "dim")
-    for name, median in list(last.median_us.items())[:4]:
+    for name, median in [pair for pair in last.median_us.items() if not is_control(pair[0])][:4]:
         text.append(f"  {name} ", "dim").append(f"{median:.1f} µs")
     return text
 

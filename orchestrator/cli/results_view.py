@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.adapters.fetch import Fetched
-from orchestrator.core.results import Summary
+from orchestrator.core.results import Summary, is_control
 
 KERNEL = "bench"
 
@@ -19,9 +19,7 @@ def results_view(fetched: Fetched) -> RenderableType:
     skipped = list(_skips(fetched.summaries))
     parts += [Text(line, "dim") for line in skipped[:8]]
     parts.append(
-        Text.assemble(
-            ("in ", "dim"), str(fetched.folder), ("/  measurements.csv  summary.csv  environment.json", "dim")
-        )
+        Text.assemble(("in ", "dim"), str(fetched.folder), ("/  report.html  measurements.csv  summary.csv", "dim"))
     )
     if not fetched.complete:
         state = fetched.state.replace("_", " ")
@@ -41,6 +39,8 @@ def _table(summaries: Iterable[Summary]) -> RenderableType:
     """Medians in µs. The last column: the kernel against the fastest baseline of the case; over 1 is faster."""
     rows: dict[str, dict[str, Summary]] = {}
     for summary in summaries:
+        if is_control(summary.implementation):
+            continue
         rows.setdefault(summary.case_id, {})[summary.implementation] = summary
     timed = (s.implementation for case in rows.values() for s in case.values() if s.median_us is not None)
     names = sorted(dict.fromkeys(timed), key=lambda name: name != KERNEL)
@@ -88,7 +88,7 @@ def _skips(summaries: Iterable[Summary]) -> Iterable[str]:
     """Each reason once, with how many cases it left out."""
     counts: dict[tuple[str, str], int] = {}
     for summary in summaries:
-        if summary.skipped:
+        if summary.skipped and not is_control(summary.implementation):
             counts[summary.implementation, summary.skipped] = (
                 counts.get((summary.implementation, summary.skipped), 0) + 1
             )

@@ -10,6 +10,7 @@ from orchestrator.cli.options import Json, emit_json, options
 
 if TYPE_CHECKING:
     from orchestrator.core.status import StatusLine
+    from orchestrator.reaping import Finding
     from orchestrator.wiring import Wiring
 
 
@@ -17,18 +18,18 @@ def status(
     ctx: typer.Context,
     run: Annotated[str, typer.Argument(metavar="[RUN]", help="A run id, a unique part of one, or `last`.")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many runs to list, newest first.")] = 20,
-    live: Annotated[bool, typer.Option("--live", help="Ask the cloud itself which machines exist.")] = False,
     json: Json = False,
 ) -> None:
     """Show runs, and the machines alive now.
 
-    Open runs are looked after: settled and closed when they are over.
+    Open runs are looked after: settled and closed when they are over. The machines are those that the cloud itself
+    lists, whatever the runs believe.
     """
     wiring = options(ctx).wiring()
     if run:
         _one(wiring, run, json=json)
     else:
-        _all(wiring, limit=limit, ask=live, json=json)
+        _all(wiring, limit=limit, json=json)
 
 
 def _one(wiring: Wiring, text: str, *, json: bool) -> None:
@@ -56,20 +57,25 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
         console.print(state.closed.detail, markup=False)
 
 
-def _all(wiring: Wiring, *, limit: int, ask: bool, json: bool) -> None:
+def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     from rich.console import Console
 
+    from orchestrator.cli.alive_view import document, line, summary
     from orchestrator.cli.render import alive_line, runs_table
+    from orchestrator.core.errors import BenchError
     from orchestrator.wiring import utc_now
 
     lines = _lines(wiring)
-    instances = wiring.cloud().instances() if ask else ()
+    try:
+        findings, unasked = _alive(wiring), ""
+    except BenchError as exc:
+        findings, unasked = (), str(exc)
     if json:
         from dataclasses import asdict
 
-        alive = [{"name": i.name, "zone": i.zone, "status": i.status, "labels": dict(i.labels)} for i in instances]
-        extra = {"instances": alive} if ask else {}
-        emit_json({"schema": 1, "mode": wiring.mode, "runs": [asdict(line) for line in lines[-limit:]], **extra})
+        runs = [asdict(line) for line in lines[-limit:]]
+        machines = None if unasked else [document(finding) for finding in findings]
+        emit_json({"schema": 1, "mode": wiring.mode, "runs": runs, "instances": machines})
         return
     console = Console(highlight=False, soft_wrap=False)
     if not lines:
@@ -78,9 +84,25 @@ def _all(wiring: Wiring, *, limit: int, ask: bool, json: bool) -> None:
         console.print(runs_table(lines[::-1][:limit], utc_now()))
         if len(lines) > limit:
             console.print(f"… and {len(lines) - limit} older runs (--limit)", style="dim")
-    console.print(alive_line(lines) if not ask else f"VMs alive now: {len(instances)} (asked the cloud)")
-    for instance in instances:
-        console.print(f"  {instance.zone}/{instance.name}  {instance.status}  {instance.machine_type}", markup=False)
+    for finding in findings:
+        console.print(line(finding), markup=False, soft_wrap=True)
+    if unasked:
+        console.print(f"the cloud could not be asked ({unasked}); by the runs' own account:", style="yellow")
+        console.print(alive_line(lines))
+    else:
+        console.print(summary(findings), markup=False)
+
+
+def _alive(wiring: Wiring) -> tuple[Finding, ...]:
+    """Every machine that exists, with the verdict on it. When there is none, nothing more is loaded or read."""
+    instances = wiring.alive()
+    if not instances:
+        return ()
+    from orchestrator.cli.alive_view import price_of
+    from orchestrator.core.budget import Caps
+    from orchestrator.reaping import survey
+
+    return survey(wiring.world(Caps()), instances, price_of())
 
 
 def _lines(wiring: Wiring) -> list[StatusLine]:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator.cli.render import clock, live, usd
+from orchestrator.core.results import is_control
 
 if TYPE_CHECKING:
     from orchestrator.core.errors import Unavailable
@@ -73,7 +74,8 @@ class PlainWatch(Watch):
         for heal in run.heals:
             self._once(f"healed {heal.what}: {heal.detail}", at)
         for done in run.measured:
-            medians = "  ".join(f"{name} {median:.1f} us" for name, median in done.median_us.items())
+            shown = [(name, median) for name, median in done.median_us.items() if not is_control(name)]
+            medians = "  ".join(f"{name} {median:.1f} us" for name, median in shown)
             self._once(f"case {done.index}/{done.of} {done.case_id}: {medians}", at)
         for diagnosis in run.diagnoses:
             self._once(f"{diagnosis.cause}: {diagnosis.detail}", at)

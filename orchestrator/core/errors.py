@@ -15,7 +15,9 @@ BenchError 1                      something else went wrong
 │   ├── CredentialsMissing 6
 │   └── Unavailable 6
 ├── NotFound 10                   no such run, bucket or object
-└── LocalError 11                 this machine: a folder that cannot be written, a file in the way
+├── LocalError 11                 this machine: a folder that cannot be written, a file in the way
+├── Regression 12                 a comparison found something slower, beyond noise and tolerance
+└── NotComparable 13              runs that must not be set side by side, or that have nothing in common
 ```
 130 is Ctrl-C outside a followed run. A followed run detaches on Ctrl-C and exits 0: the run goes on.
 """
@@ -89,3 +91,11 @@ class NotFound(BenchError):
 
 class LocalError(BenchError):
     exit_code = 11
+
+
+class Regression(BenchError):
+    exit_code = 12
+
+
+class NotComparable(BenchError):
+    exit_code = 13

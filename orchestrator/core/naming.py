@@ -12,6 +12,7 @@ TOOL: Final = "spotbench"
 RUN_LABEL: Final = "bench-run"
 ATTEMPT_LABEL: Final = "bench-attempt"
 USER_LABEL: Final = "bench-user"
+BUCKET_LABEL: Final = "bench-bucket"
 
 LEDGER: Final = "ledger/ledger.json"
 INDEX_PREFIX: Final = "index/"
@@ -43,8 +44,15 @@ def label_value(text: str) -> str:
     return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
 
 
-def labels(run: str, attempt: int, user: str) -> dict[str, str]:
-    return {TOOL_LABEL: TOOL, RUN_LABEL: run, ATTEMPT_LABEL: str(attempt), USER_LABEL: label_value(user)}
+def labels(run: str, attempt: int, user: str, bucket: str) -> dict[str, str]:
+    """The bucket is among them because two buckets may share a project, and each may reap only its own machines."""
+    return {
+        TOOL_LABEL: TOOL,
+        RUN_LABEL: run,
+        ATTEMPT_LABEL: str(attempt),
+        USER_LABEL: label_value(user),
+        BUCKET_LABEL: label_value(bucket),
+    }
 
 
 def payload_object(sha256: str) -> str:

@@ -24,8 +24,12 @@ COLUMNS: Final = (
     "max_abs_error", "torch", "started_at", "skipped",
 )  # fmt: skip
 AXES: Final = ("dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal")
+LATER_COLUMNS: Final = ("position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent")
+"""Columns that files of older runs lack; they stand last."""
 BASELINE: Final = "sdpa:"
 """Implementations whose names begin so are what the others are compared with."""
+CONTROL: Final = ":aa"
+"""`bench:aa` is `bench` once more, measured beside it: what differs between the two is noise."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -65,6 +69,12 @@ class Row(BaseModel):
     torch: str = ""
     started_at: AwareDatetime | None = None
     skipped: str = ""
+    position: int | None = None
+    calls: int | None = None
+    energy_j: float | None = None
+    cpu_mhz: float | None = None
+    load_1m: float | None = None
+    steal_percent: float | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -122,6 +132,11 @@ def assemble(case_csvs: Mapping[str, str]) -> str:
     return _csv(tuple(columns), records)
 
 
+def is_control(implementation: str) -> bool:
+    """Whether this is another implementation under a second name."""
+    return implementation.endswith(CONTROL)
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What one implementation did on one case. Times are in microseconds and None where it was not timed."""
@@ -160,7 +175,7 @@ def summarize(rows: Iterable[Row]) -> tuple[Summary, ...]:
         baselines = {
             name: summary.median_us
             for name, summary in alone.items()
-            if name.startswith(BASELINE) and summary.median_us is not None
+            if name.startswith(BASELINE) and not is_control(name) and summary.median_us is not None
         }
         found += [_compared(summary, baselines) for summary in alone.values()]
     return tuple(found)

@@ -14,6 +14,7 @@ from orchestrator.core.catalog import GPU_NAMES, Gpu, lookup, suggest
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.grids import DTYPES, Grid, harness_shapes, once
 from orchestrator.core.placement import region_of
+from orchestrator.core.results import CONTROL
 
 PHASE_LIMITS_S: Final = {
     # in the order in which phases run
@@ -114,6 +115,10 @@ class Measure(_Section):
     ] = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
     repeats: Annotated[Int, Field(ge=1, le=100_000)] = 50
     warmup: Annotated[Int, Field(ge=0, le=10_000)] = 5
+    control: bool = True
+    """Measure the first implementation once more under a second name, as the measure of what is noise."""
+    stop_at_relative_ci: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """End a case early, once every median ratio is known this well (0.01: one per cent to each side)."""
     regime: Literal["burst", "sustained", "graph"] = "burst"
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 20261121
     threads: Annotated[Int, Field(ge=0, le=4096)] = 0
@@ -253,8 +258,10 @@ def effective_grids(config: Config, mode: str) -> EffectiveGrids:
 def harness(config: Config, grids: EffectiveGrids, *, skip_cases: Sequence[str] = ()) -> dict[str, Any]:
     """The harness's part of a run spec (docs/contracts.md, section 4)."""
     measure = config.measure
+    control = [measure.implementations[0] + CONTROL] if measure.control else []
+    stop = {} if measure.stop_at_relative_ci is None else {"stop_at_relative_ci": measure.stop_at_relative_ci}
     return {
-        "implementations": list(measure.implementations),
+        "implementations": [*measure.implementations, *control],
         "measure": {"shapes": harness_shapes(grids.measure), "dtypes": list(grids.measure.dtypes)},
         "correctness": {
             "shapes": harness_shapes(grids.correctness),
@@ -267,4 +274,5 @@ def harness(config: Config, grids: EffectiveGrids, *, skip_cases: Sequence[str] 
         "seed": measure.seed,
         "threads": measure.threads,
         "skip_cases": list(skip_cases),
+        **stop,
     }

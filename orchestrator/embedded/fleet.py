@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.embedded.admission import Admitted, admit, check_labels
+from orchestrator.embedded.capacity import foul_weather, over_quota, used
 from orchestrator.embedded.console import Console
-from orchestrator.embedded.errors import ApiError, OperationError, not_found, quota_exceeded, stockout
+from orchestrator.embedded.errors import ApiError, OperationError, not_found
 from orchestrator.embedded.guest import Guest, MachineFactory
 from orchestrator.embedded.inventory import Inventory, numeric_id, region_of
 from orchestrator.embedded.links import fingerprint
@@ -110,18 +111,8 @@ class Fleet:
         return None
 
     def usage(self, region: str | None) -> dict[str, float]:
-        """How much of each quota is used, in a region or in the project. A stopped VM uses its disk only."""
-        used: dict[str, float] = {}
-        for vm in self.all():
-            if region is None:
-                if vm.status != "TERMINATED":
-                    used["GPUS_ALL_REGIONS"] = used.get("GPUS_ALL_REGIONS", 0) + vm.admitted.gpu_count
-                    used["CPUS_ALL_REGIONS"] = used.get("CPUS_ALL_REGIONS", 0) + vm.admitted.machine.vcpus
-            elif region_of(vm.zone) == region:
-                for metric, amount in vm.admitted.usage(self.inventory).items():
-                    if vm.status != "TERMINATED" or metric.endswith("_GB") or metric == "INSTANCES":
-                        used[metric] = used.get(metric, 0) + amount
-        return used
+        """How much of each quota is used, in a region or in the project."""
+        return used(self.all(), self.inventory, region)
 
     # What is asked of it
 
@@ -138,7 +129,9 @@ class Fleet:
             now = self.timeline.now()
             vm_id = self.ids.new(now)
             operation = self.operations.begin("insert", zone, path, vm_id, now, user=user, request_id=request_id)
-            failure = self._foul_weather(admitted) or self._over_quota(admitted)
+            failure = foul_weather(admitted, self.project, self.weather) or over_quota(
+                admitted, self.all(), self.inventory
+            )
             if failure is not None:
                 self._later(self.durations.provision_s, lambda: self._done(operation, failure))
             else:
@@ -376,32 +369,6 @@ class Fleet:
 
     # What goes wrong
 
-    def _foul_weather(self, admitted: Admitted) -> OperationError | None:
-        zone, region = admitted.zone, region_of(admitted.zone)
-        fault = self.weather.take(admitted.name, lambda fault: refuses(fault, admitted))
-        if fault is None:
-            return None
-        if fault.kind == "stockout":
-            available = fault.params.get("zones_available")
-            return stockout(self.project, zone, admitted.machine.name, admitted.attachment, available)
-        whole = bool(fault.params.get("global"))
-        return quota_exceeded(fault.params["metric"], float(fault.params.get("limit", 0)), None if whole else region)
-
-    def _over_quota(self, admitted: Admitted) -> OperationError | None:
-        region = region_of(admitted.zone)
-        used = self.usage(region)
-        for metric, amount in admitted.usage(self.inventory).items():
-            limit = self.inventory.limit(metric, region) or 0
-            if used.get(metric, 0) + amount > limit:
-                return quota_exceeded(metric, limit, region)
-        wanted = {"GPUS_ALL_REGIONS": admitted.gpu_count, "CPUS_ALL_REGIONS": admitted.machine.vcpus}
-        used = self.usage(None)
-        for metric, count in wanted.items():
-            limit = self.inventory.limit(metric, None) or 0
-            if used.get(metric, 0) + count > limit:
-                return quota_exceeded(metric, limit, None)
-        return None
-
     def _hits(self, fault: Fault, vm: Vm, *kinds: str) -> bool:
         return hits_vm(fault, *kinds, vm=vm.name, zone=vm.zone, run_id=vm.run_id)
 
@@ -436,13 +403,3 @@ class Fleet:
 
     def _done(self, operation: str, error: OperationError | None = None) -> None:
         self.operations.finish(operation, self.timeline.now(), error)
-
-
-def refuses(fault: Fault, admitted: Admitted) -> bool:
-    """Whether a fault is meant for this insert."""
-    params = fault.params
-    if fault.kind not in ("stockout", "quota") or params.get("zone", admitted.zone) != admitted.zone:
-        return False
-    if params.get("region", region_of(admitted.zone)) != region_of(admitted.zone):
-        return False
-    return bool(params.get("machine_type", admitted.machine.name) == admitted.machine.name)

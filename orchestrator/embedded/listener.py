@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 LOOPBACK = "127.0.0.1"
+log = logging.getLogger(__name__)
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -80,17 +83,18 @@ class Server(ThreadingHTTPServer):
             self.connections.discard(request)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no error of ours."""
+    def handle_error(self, *_: Any) -> None:
+        """A client that hangs up is no error of ours; anything else is."""
+        if not isinstance(sys.exception(), (OSError, ValueError)):
+            log.exception("a request failed")
 
     def stop(self) -> None:
         """Stop listening and cut what is open."""
         ending = threading.Thread(target=self.shutdown)
         ending.start()
         try:
-            socket.create_connection(
-                self.server_address[:2], timeout=1
-            ).close()  # or it would notice only when next it looks
+            # Or it would notice only when next it looks.
+            socket.create_connection((LOOPBACK, self.server_address[1]), timeout=1).close()
         except OSError:
             pass
         ending.join()
@@ -167,6 +171,12 @@ class Listener:
                     self.reply(answer(request))
                 except Reset:
                     self.cut()
+                except OSError:
+                    raise  # the client hung up
+                except Exception:
+                    log.exception("%s %s failed", self.command, self.path)
+                    message = "the embedded cloud failed at this request; its log says why"
+                    self.reply(json_reply(500, {"error": {"code": 500, "message": message, "errors": []}}))
 
         for verb in VERBS:
             setattr(Answering, f"do_{verb}", Answering.handle_any)

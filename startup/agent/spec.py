@@ -51,8 +51,8 @@ class RunSpec:
 
     @property
     def others(self) -> list[str]:
-        """The implementations besides the bundled kernel."""
-        return [name for name in self.harness["implementations"] if name != "bench"]
+        """The implementations besides the bundled kernel and its control."""
+        return [name for name in self.harness["implementations"] if name not in ("bench", "bench:aa")]
 
 
 def parse(text: str) -> RunSpec:

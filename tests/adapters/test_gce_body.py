@@ -13,7 +13,13 @@ from orchestrator.adapters.gce_body import MAX_RUN_S, MAX_VALUE_BYTES, MIN_RUN_S
 from orchestrator.core.errors import ConfigError
 from tests.support.machine_requests import IMAGE, L4, RUN, T4
 
-LABELS = {"bench-attempt": "1", "bench-run": RUN, "bench-tool": "spotbench", "bench-user": "ann-example"}
+LABELS = {
+    "bench-attempt": "1",
+    "bench-run": RUN,
+    "bench-tool": "spotbench",
+    "bench-bucket": "my-bench",
+    "bench-user": "ann-example",
+}
 METADATA = {
     "items": [{"key": "bench-run", "value": "{}"}, {"key": "startup-script", "value": "#!/bin/bash\necho hello\n"}]
 }

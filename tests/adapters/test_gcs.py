@@ -252,4 +252,4 @@ def test_a_missing_bucket_names_the_command_that_makes_it() -> None:
         with pytest.raises(NotFound) as raised:
             bucket(server.url).read("x")
         assert "gcloud storage buckets create gs://bench" in raised.value.hint
-        assert str(raised.value) == "cannot read gs://bench/x: The specified bucket does not exist."
+        assert str(raised.value) == "cannot read gs://bench/x: there is no bucket gs://bench"

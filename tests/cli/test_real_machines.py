@@ -59,9 +59,9 @@ def test_a_launch_measures_fetches_and_leaves_nothing(bench: Bench) -> None:
     rows = rows_of(bench, run["run_id"])
     timed = [row for row in rows if row["latency_us"]]
     assert {(row["implementation"], row["case_id"]) for row in timed} == {
-        (i, c) for i in ("bench", "sdpa:flash") for c in CASES
+        (i, c) for i in ("bench", "sdpa:flash", "bench:aa") for c in CASES
     }
-    assert len(timed) == 2 * 2 * 5
+    assert len(timed) == 3 * 2 * 5
     assert all(float(row["latency_us"]) > 0 and not row["skipped"] for row in timed)
     skipped = [row for row in rows if row["skipped"]]
     assert {(row["implementation"], row["latency_us"]) for row in skipped} == {("sdpa:cudnn", "")}
@@ -75,14 +75,17 @@ def test_a_launch_measures_fetches_and_leaves_nothing(bench: Bench) -> None:
     assert {"environment.json", "build.json", "correctness.csv", "log.txt"} <= {
         file["path"] for file in manifest["files"]
     }
+    assert "against the fastest baseline" in (folder / "report.html").read_text()
+    point = bench("history", "--case", CASES[0], "--json").document["points"][0]
+    assert point["run_id"] == run["run_id"]
     shown = bench("fetch", "last", "--into", "out", width=120).out
     assert "q16-k16" in shown
     assert "q47-k47" in shown
     assert "not timed: sdpa:cudnn in 2 cases" in shown
 
     assert "succeeded" in bench("status").out
-    assert "VMs alive now: 0" in bench("status", "--live").out
-    assert bench("status", "--live", "--json").document["instances"] == []
+    assert "VMs alive now: 0, $0.00/h" in bench("status").out
+    assert bench("status", "--json").document["instances"] == []
     assert "measure" in bench("status", run["run_id"]).out
     assert bench("status", run["run_id"][-4:], "--json").document["state"] == "succeeded"
     assert "finish: succeeded" in bench("logs", "last").out
@@ -237,6 +240,32 @@ def test_a_client_that_is_killed_loses_nothing_and_another_process_sees_the_trut
     assert "VMs alive now: 0" in bench("status").out
 
 
+def test_ctrl_c_detaches_and_the_run_goes_on(bench: Bench) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "orchestrator.cli",
+        "launch",
+        "--gpu",
+        "l4",
+        *SMALL,
+        "--set",
+        "measure.repeats=300",
+    ]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert client.stdout is not None
+    said = []
+    for line in client.stdout:
+        said.append(line)
+        if "phase environment" in line:
+            client.send_signal(signal.SIGINT)
+    client.stdout.close()
+    assert (client.wait(), "detached; the run goes on" in "".join(said)) == (0, True), "".join(said)
+    assert "VMs alive now: 1" in bench("status").out
+    bench("stop", "last")
+
+
 def test_a_detached_run_goes_on_and_can_be_followed(bench: Bench) -> None:
     shown = bench("launch", "--gpu", "l4", "--detach", *SMALL).out
     assert "goes on without this terminal" in shown
@@ -247,4 +276,8 @@ def test_a_detached_run_goes_on_and_can_be_followed(bench: Bench) -> None:
 def test_a_baseline_alone_builds_and_times_no_kernel(bench: Bench) -> None:
     run = launch(bench, "--baseline-only")
     assert run["state"] == "succeeded"
-    assert {row["implementation"] for row in rows_of(bench, run["run_id"])} == {"sdpa:flash", "sdpa:cudnn"}
+    assert {row["implementation"] for row in rows_of(bench, run["run_id"])} == {
+        "sdpa:flash",
+        "sdpa:cudnn",
+        "sdpa:flash:aa",
+    }

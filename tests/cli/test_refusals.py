@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from orchestrator.embedded.client import running
+from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 
 
@@ -107,6 +110,28 @@ def test_settings_come_from_a_file_and_what_is_wrong_in_it_is_named(bench: Bench
     assert "not YAML" in bench("status", code=2).err
     file.write_text("[1]\n")
     assert "not a mapping" in bench("status", code=2).err
+
+
+def test_a_home_that_cannot_be_made_and_weather_that_is_not_there_are_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH_WEATHER", "nowhere.yaml")
+    assert "there is no file nowhere.yaml" in bench("status", code=2).err
+    monkeypatch.delenv("BENCH_WEATHER")
+    monkeypatch.setenv("BENCH_HOME", "/proc/nowhere")
+    assert "cannot make /proc/nowhere" in bench("status", code=11).err
+
+
+def test_a_bucket_that_is_gone_is_named(bench: Bench) -> None:
+    address = wire().address
+    assert address is not None
+    split = urlsplit(address.storage)
+    connection = http.client.HTTPConnection(str(split.hostname), split.port)
+    connection.request("DELETE", f"/storage/v1/b/{address.bucket}")
+    connection.getresponse().read()
+    connection.close()
+    for command in (["status"], ["launch", "--gpu", "l4"], ["costs"]):
+        assert f"there is no bucket gs://{address.bucket}" in bench(*command, code=10).err
 
 
 @pytest.mark.parametrize("command", [["status"], ["logs"], ["stop"], ["fetch"]])

@@ -42,7 +42,17 @@ def loaded_by(*arguments: str) -> set[str]:
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("launch", "--help"), ("--version",), ("costs", "--help")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("launch", "--help"),
+        ("--version",),
+        ("costs", "--help"),
+        ("report", "--help"),
+        ("compare", "--help"),
+    ],
+)
 def test_help_loads_nothing_heavy(bench: Bench, arguments: tuple[str, ...]) -> None:
     assert loaded_by(*arguments) == set()
 

@@ -217,7 +217,7 @@ def test_the_harness_is_told_all_that_it_needs() -> None:
     shape = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 16, "seq_k": 16, "head_dim": 16, "causal": False}
     correctness = spec.pop("correctness")
     assert spec == {
-        "implementations": list(IMPLEMENTATIONS),
+        "implementations": [*IMPLEMENTATIONS, "bench:aa"],
         "measure": {"shapes": [shape], "dtypes": ["float32"]},
         "repeats": 3,
         "warmup": 1,
@@ -228,6 +228,15 @@ def test_the_harness_is_told_all_that_it_needs() -> None:
     }
     assert len(correctness["shapes"]) == 7
     assert (correctness["dtypes"], correctness["max_abs_error"]) == (["float32"], 0.01)
+
+
+def test_a_control_may_be_left_out_and_a_case_may_end_when_its_interval_is_tight() -> None:
+    config = asked("gpu: l4\nmeasure: {control: false, stop_at_relative_ci: 0.01}")
+    spec = harness(config, effective_grids(config, "gce"))
+    assert spec["implementations"] == list(IMPLEMENTATIONS)
+    assert spec["stop_at_relative_ci"] == 0.01
+    alone = baseline_only(asked("gpu: l4"))
+    assert harness(alone, effective_grids(alone, "gce"))["implementations"][-1] == "sdpa:default:aa"
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -395,3 +404,8 @@ def test_any_value_under_any_key_is_read_or_refused(key: str, value: Any) -> Non
     section, _, name = key.partition(".")
     document = {"gpu": "l4"} | ({section: {name: value}} if name else {section: value})
     assert read_or_refused(json.dumps(document))
+
+
+def test_a_substitute_that_is_no_gpu_is_refused_with_what_was_meant() -> None:
+    with pytest.raises(ConfigError, match=r"placement.fallback_gpus: unknown GPU 't44'; did you mean 't4'"):
+        asked("gpu: l4", "placement.fallback_gpus=[t4, t44]")

@@ -91,9 +91,9 @@ def test_a_run_id_makes_a_legal_instance_name_and_label(when: datetime, gpu: str
     assert re.fullmatch(INSTANCE_NAME, naming.instance_name(run, 99))
 
 
-@given(st.text(max_size=100))
-def test_any_user_name_makes_a_legal_label(user: str) -> None:
-    for value in naming.labels(RUN, 1, user).values():
+@given(st.text(max_size=100), st.text(max_size=222))
+def test_any_user_and_bucket_make_legal_labels(user: str, bucket: str) -> None:
+    for value in naming.labels(RUN, 1, user, bucket).values():
         assert len(value) <= 63
         assert set(value) <= set(string.ascii_lowercase + string.digits + "_-")
 

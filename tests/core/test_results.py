@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.results import (
     COLUMNS,
+    LATER_COLUMNS,
     ResultsUnreadable,
     Summary,
     assemble,
@@ -85,7 +86,17 @@ def by_name(*records: dict[str, str]) -> dict[str, Summary]:
 def test_the_columns_are_those_of_the_contract() -> None:
     block = re.search(r"have one row a measurement:\n\n```\n(.*?)\n```", CONTRACT, re.DOTALL)
     assert block
-    assert tuple(re.split(r",\s*", block[1])) == COLUMNS
+    assert tuple(re.split(r",\s*", block[1])) == (*COLUMNS, *LATER_COLUMNS)
+
+
+def test_a_control_is_no_baseline_and_is_summed_up_beside_the_rest() -> None:
+    found = by_name(
+        record(),
+        record(implementation="sdpa:default", latency_us="20.0"),
+        record(implementation="sdpa:default:aa", latency_us="21.0", position="2", steal_percent="0.5"),
+    )
+    assert found["bench"].speedup == {"sdpa:default": 2.0}
+    assert found["sdpa:default:aa"].median_us == 21.0
 
 
 def test_a_row_is_read_as_it_was_written() -> None:

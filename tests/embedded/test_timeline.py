@@ -35,7 +35,11 @@ def test_callbacks_due_at_the_same_moment_fire_in_the_order_in_which_they_were_a
 def test_what_a_callback_arranges_fires_within_the_same_advance_when_it_falls_due_there() -> None:
     timeline = SimulatedTimeline()
     fired: list[str] = []
-    timeline.call_later(1, lambda: timeline.call_later(1, lambda: fired.append("second")))
+
+    def arrange() -> None:
+        timeline.call_later(1, lambda: fired.append("second"))
+
+    timeline.call_later(1, arrange)
     timeline.advance(2)
     assert fired == ["second"]
 

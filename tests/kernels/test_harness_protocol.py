@@ -41,7 +41,7 @@ def test_a_measured_run_says_and_writes_what_the_contract_promises(tmp_path: Pat
     assert code == 0, harness.log()
     last = "b1-h2-kv2-q10-k10-d16-full-float32"
     (planned,) = named(facts, "planned")
-    assert planned == {"fact": "planned", "cases": [FIRST, last], "total": 3, "measurements_per_implementation": 4}
+    assert planned == {"fact": "planned", "cases": [FIRST, last], "total": 3, "measurements_per_implementation": 12}
     assert [(f["case_id"], f["index"], f["of"]) for f in named(facts, "case_started")] == [(FIRST, 1, 2), (last, 2, 2)]
     for finished in named(facts, "case_finished"):
         case_id = finished["case_id"]
@@ -80,6 +80,24 @@ def judge_rows(table: list[dict[str, str]], case_id: str) -> None:
     assert absent["implementation"] == "sdpa:cudnn"
     assert absent["repeat"] == absent["latency_us"] == absent["block"] == ""
     assert "No viable backend" in absent["skipped"]
+
+
+def test_a_control_is_the_same_kernel_measured_beside_it_under_another_name(tmp_path: Path, kernel_cache: Path) -> None:
+    asked = spec(implementations=["bench", "sdpa:cudnn", "bench:aa", "sdpa:cudnn:aa"], skip_cases=[SECOND])
+    with HarnessProcess("measure", asked, tmp_path, cache=kernel_cache) as harness:
+        code, facts = harness.finish()
+    assert code == 0, harness.log()
+    (finished,) = named(facts, "case_finished")
+    assert set(finished["median_us"]) == {"bench", "bench:aa"}
+    assert set(finished["skipped"]) == {"sdpa:cudnn", "sdpa:cudnn:aa"}
+    table = [row for row in harness.rows(FIRST) if not row["skipped"]]
+    assert {(row["implementation"], row["backend"]) for row in table} == {
+        (name, table[0]["backend"]) for name in ("bench", "bench:aa")
+    }
+    assert sorted(row["position"] for row in table) == ["1"] * 4 + ["2"] * 4
+    assert {row["calls"] for row in table} == {"1"}
+    assert all(0 <= float(row["steal_percent"]) <= 100 for row in table if row["steal_percent"])
+    assert {row["energy_j"] for row in table} == {""}
 
 
 def test_no_case_starts_before_the_one_before_it_is_acknowledged(tmp_path: Path, kernel_cache: Path) -> None:

@@ -56,6 +56,18 @@ def test_what_the_agent_adds_may_be_absent_when_run_by_hand() -> None:
     assert (parsed.run_id, parsed.vm, parsed.threads, parsed.planned) == ("", "", 0, parsed.measure)
 
 
+def test_a_control_stands_for_an_implementation_that_is_there_too() -> None:
+    assert parse(json.dumps(spec(implementations=["bench", "bench:aa"]))).implementations == ("bench", "bench:aa")
+    assert "bench:aa is the control of bench" in refusal(spec(implementations=["sdpa:math", "bench:aa"]))
+    assert "is none of" in refusal(spec(implementations=["bench", "bench:aa:aa"]))
+
+
+def test_the_stopping_rule_is_off_unless_it_is_asked_for() -> None:
+    assert parse(json.dumps(spec())).stop_at_relative_ci is None
+    assert parse(json.dumps(spec(stop_at_relative_ci=0.02))).stop_at_relative_ci == 0.02
+    assert "stop_at_relative_ci must be a positive number" in refusal(spec(stop_at_relative_ci=0))
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"implementations": []}, "implementations must be a list with at least one of bench"),
     ({"implementations": ["bench", "bench"]}, "implementations repeats a name"),

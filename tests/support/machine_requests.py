@@ -25,7 +25,7 @@ L4 = InstanceRequest(
     network="default",
     external_ip=True,
     service_account="bench-vm@bench-project.iam.gserviceaccount.com",
-    labels=labels(RUN, 1, "Ann Example"),
+    labels=labels(RUN, 1, "Ann Example", "my-bench"),
     metadata={"startup-script": "#!/bin/bash\necho hello\n", "bench-run": "{}"},
     request_id="0b7e4f3a-5a0e-5c56-9b0f-6f5f8f1f2a3b",
 )

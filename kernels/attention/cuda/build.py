@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -157,7 +158,8 @@ def from_cache(entry: Entry, target: Target, compiler: Compiler, cache: Cache, c
 def fresh(entry: Entry, compiled: Compiled, target: Target, compiler: Compiler, cache: Cache, chip: Chip) -> Built:
     """A kernel just compiled: cached once it has passed its gates."""
     resources = gated(entry, compiled.log, target, chip)
-    cache.store(cache.path(entry, target, compiler), compiled.image, compiled.log)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time later, not the build now
+        cache.store(cache.path(entry, target, compiler), compiled.image, compiled.log)
     return Built(entry.name, compiled.image, compiled.seconds, False, entry.shared_bytes, resources)
 
 

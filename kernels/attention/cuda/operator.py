@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,11 @@ from kernels.attention.cuda.variants import Chip, Entry, chip_of, table
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 ALIGNMENTS = ("top-left", "bottom-right")
-DEFAULT_CACHE = Path.home() / ".cache" / "spotbench" / "kernels"
+
+
+def default_cache() -> Path:
+    """Where kernels are kept that nobody named a place for."""
+    return Path(os.environ.get("BENCH_KERNEL_CACHE", "~/.cache/bench-kernels")).expanduser()
 
 
 class Engine:
@@ -40,7 +45,7 @@ class Engine:
         self,
         device: torch.device,
         *,
-        cache_dir: Path = DEFAULT_CACHE,
+        cache_dir: Path | None = None,
         target: Target | None = None,
         compiler: Compiler | None = None,
     ) -> None:
@@ -54,7 +59,7 @@ class Engine:
         if self.target.capability > major * 10 + minor:
             raise Unsupported(f"a device of compute capability {major}.{minor} cannot run {self.target.name}")
         self.chip: Chip = chip
-        self.cache = Cache(cache_dir)
+        self.cache = Cache(cache_dir or default_cache())
         self.compiler = compiler
         self.functions: dict[str, Function] = {}
         self.built: dict[str, Built] = {}

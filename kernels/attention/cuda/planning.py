@@ -116,22 +116,22 @@ def blocks_per_sm(kernel: Kernel, chip: Chip) -> int:
     return max(1, min(by_shared, by_registers))
 
 
-def splits_for(blocks: int, slots: int, tiles: int) -> int:
+def splits_for(blocks: int, sm_count: int, blocks_per_sm: int, tiles: int) -> int:
     """Into how many parts the keys are cut so that the grid fills the chip.
 
-    One if it does so already to 80 %. Else the fewest parts with at least 85 % of the best share of busy slots over
-    the waves (the FlashAttention heuristic); but each part keeps at least 8 tiles, or joining costs more than it saves.
+    One if there is a block for 80 % of the SMs already. Else the fewest parts with at least 95 % of the best share of
+    busy slots over the waves; but each part keeps at least 8 tiles, or joining costs more than it saves.
     """
     most = min(MAX_SPLITS, tiles // MIN_TILES_PER_SPLIT)
-    if blocks >= 0.8 * slots or most <= 1:
+    if blocks >= 0.8 * sm_count or most <= 1:
         return 1
 
     def busy(splits: int) -> float:
-        waves = blocks * splits / slots
+        waves = blocks * splits / (sm_count * blocks_per_sm)
         return waves / math.ceil(waves)
 
     best = max(busy(splits) for splits in range(1, most + 1))
-    return next(splits for splits in range(1, most + 1) if busy(splits) >= 0.85 * best)
+    return next(splits for splits in range(1, most + 1) if busy(splits) >= 0.95 * best)
 
 
 def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> Launch:
@@ -147,7 +147,7 @@ def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> La
     if blocks > MAX_BLOCKS:
         raise Unsupported(f"{blocks} blocks are more than a grid can have")
     if splits is None:
-        splits = splits_for(all_heads * row_tiles, machine.sm_count * blocks_per_sm(kernel, chip), tiles)
+        splits = splits_for(all_heads * row_tiles, machine.sm_count, blocks_per_sm(kernel, chip), tiles)
     per_split = -(-tiles // max(1, min(splits, tiles)))
     return Launch(kernel, blocks, row_tiles, section, -(-tiles // per_split), per_split)
 
@@ -165,8 +165,12 @@ def choose(problem: Problem, machine: Machine, size: int) -> Kernel:
 
 
 def section_for(problem: Problem, machine: Machine) -> int:
-    """How many heads of Q to work on at a time: their K and V fill at most half of the L2 cache."""
+    """How many heads of Q to work on at a time, so that their K and V fit the L2 cache.
+
+    Sections of equal size, if at most twice as many as it takes: a short last one would end on its longest rows alone.
+    """
     per_kv_head = 2 * problem.seq_k * problem.head_dim * ELEMENT_BYTES
-    group = problem.heads // problem.kv_heads
-    kv_heads = max(1, machine.l2_bytes // 2 // per_kv_head)
-    return min(kv_heads * group, problem.batch * problem.heads)
+    group, kv_heads = problem.heads // problem.kv_heads, problem.batch * problem.kv_heads
+    fewest = -(-kv_heads // max(1, machine.l2_bytes // per_kv_head))
+    even = next((count for count in range(fewest, 2 * fewest + 1) if kv_heads % count == 0), fewest)
+    return -(-kv_heads // even) * group

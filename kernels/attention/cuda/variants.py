@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Protocol
 
 SOURCE = Path(__file__).parent / "source"
-HEADERS = ("device.cuh", "params.cuh", "fa2.cuh", "naive.cuh", "tiled.cuh")
+HEADERS = (
+    *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "block.cuh", "results.cuh"),
+    *("fa2.cuh", "naive.cuh", "tiled.cuh"),
+)
 
 C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}
 SHORT = {"float16": "fp16", "bfloat16": "bf16"}

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
+from kernels.attention.cuda.ladder import Rung
 from kernels.attention.cuda.operator import parameters_of, problem_of
 from kernels.attention.cuda.planning import Launch, Machine, check
-from kernels.attention.cuda.variants import SOURCE, Combine, Kernel, chip_of
+from kernels.attention.cuda.variants import SOURCE, Entry, Kernel, Tile, chip_of
 
 SHIM = Path(__file__).parent / "simt"
 
@@ -33,12 +34,12 @@ class Runner:
     """A program that holds some kernels, compiled for one code path."""
 
     program: Path
-    kernels: tuple[Kernel | Combine, ...]
+    kernels: tuple[Entry, ...]
     arch: int
 
     def run(
         self,
-        kernel: Kernel,
+        kernel: Kernel | Rung,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -58,13 +59,20 @@ class Runner:
         chip = chip_of(self.arch // 10)
         assert chip is not None
         check(problem, Machine(chip, 1, 1 << 20))
-        tiles = -(-problem.seq_k // kernel.tile.keys)
-        row_tiles = -(-problem.seq_q // kernel.tile.rows)
+        # A lower rung has no plan of its own: it takes whole heads, and this kernel stands in for the launch's shape.
+        shape = (
+            kernel if isinstance(kernel, Kernel) else Kernel(kernel.dtype, 64, False, True, Tile(64, 64, 4, 1, True))
+        )
+        tiles = -(-problem.seq_k // shape.tile.keys)
+        row_tiles = -(-problem.seq_q // shape.tile.rows)
         per_split = -(-tiles // splits)
         splits = -(-tiles // per_split)
         all_heads = problem.batch * problem.heads
-        section = min(section, all_heads) if kernel.causal else all_heads
-        launch = Launch(kernel, -(-all_heads // section) * section * row_tiles, row_tiles, section, splits, per_split)
+        section = min(section, all_heads) if shape.causal else all_heads
+        blocks = -(-all_heads // section) * section * row_tiles
+        if isinstance(kernel, Rung) and kernel.rung == "naive":
+            blocks = -(-all_heads * problem.seq_q // kernel.rows)
+        launch = Launch(shape, blocks, row_tiles, section, splits, per_split)
         parameters = parameters_of(problem, launch, scale)
         rows = all_heads * problem.seq_q
         combine = launch.combine
@@ -103,9 +111,7 @@ def storage_of(tensor: torch.Tensor) -> bytes:
     return bytes(flat.contiguous().view(torch.int16).numpy().tobytes())
 
 
-def compile_runner(
-    kernels: Sequence[Kernel | Combine], arch: int, folder: Path, *, flags: Sequence[str] = ()
-) -> Runner:
+def compile_runner(kernels: Sequence[Entry], arch: int, folder: Path, *, flags: Sequence[str] = ()) -> Runner:
     """Compile with g++; `arch` is 750 or 800."""
     table = ", ".join(f"{{{kernel.name}, {kernel.threads}}}" for kernel in kernels)
     text = "".join(kernel.source for kernel in kernels)

@@ -96,6 +96,12 @@ def test_a_damaged_cache_entry_is_built_anew(tmp_path: Path) -> None:
         assert build_one(entry, target, compiler, cache).cached
 
 
+def test_a_cache_that_cannot_be_written_does_not_fail_the_build(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    built = build_one(Combine("float16"), Target("sm_90"), Recorder(), Cache(tmp_path / "file" / "cache"))
+    assert built.image
+
+
 def test_the_build_record_names_every_kernels_resources(tmp_path: Path) -> None:
     entries = list(table(HOPPER))
     rows = describe(build_all(entries, Target("sm_90"), Recorder(), Cache(tmp_path)))

@@ -12,6 +12,7 @@ import torch
 
 from kernels.attention.cuda.compiler import Target
 from kernels.attention.cuda.errors import BuildFailed, Unsupported
+from kernels.attention.cuda.ladder import LADDER, bind_rung
 from kernels.attention.cuda.operator import Engine, attention, bind
 
 pytestmark = [
@@ -379,6 +380,18 @@ def test_a_captured_graph_gives_the_same_bits(engine: Engine) -> None:
     out.fill_(math.nan)
     graph.replay()
     assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("rung", LADDER)
+def test_every_rung_of_the_ladder_agrees_with_float64(engine: Engine, rung: str) -> None:
+    for head_dim, causal, seq_q, seq_k in itertools.product((37, 64, 128), (False, True), (1, 65, 300), (1, 33, 200)):
+        q, k, v = (
+            randn(2, h, s, head_dim, dtype=torch.float16, seed=s) for h, s in ((4, seq_q), (2, seq_k), (2, seq_k))
+        )
+        out = torch.full_like(q, math.nan)
+        bind_rung(rung, q, k, v, out, causal=causal, engine=engine)()
+        want, _ = exact(q, k, v, causal=causal, offset=0, scale=head_dim**-0.5)
+        assert ((out.double() - want).norm() / want.norm()).item() < 1.2e-3, (head_dim, causal, seq_q, seq_k)
 
 
 def test_torch_compile_traces_the_registered_operator() -> None:

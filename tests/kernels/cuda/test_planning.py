@@ -146,11 +146,13 @@ def test_every_problem_gets_a_kernel_of_the_table_and_a_grid_that_covers_it(
     assert (launch.combine is None) == (launch.splits == 1)
 
 
-@given(blocks=st.integers(1, 2000), slots=st.integers(1, 600), tiles=st.integers(1, 500))
-def test_a_full_grid_is_never_split_and_a_short_loop_neither(blocks: int, slots: int, tiles: int) -> None:
-    splits = splits_for(blocks, slots, tiles)
+@given(blocks=st.integers(1, 2000), sm_count=st.integers(1, 200), per_sm=st.integers(1, 4), tiles=st.integers(1, 500))
+def test_a_full_grid_is_never_split_and_a_short_loop_neither(
+    blocks: int, sm_count: int, per_sm: int, tiles: int
+) -> None:
+    splits = splits_for(blocks, sm_count, per_sm, tiles)
     assert 1 <= splits <= max(1, tiles // 8)
-    if blocks >= slots or tiles < 16:
+    if blocks >= sm_count or tiles < 16:
         assert splits == 1
 
 
@@ -202,6 +204,16 @@ def test_each_compute_capability_finds_its_family(capability: int, name: str | N
 def test_sections_keep_the_heads_of_a_group_together() -> None:
     launch = plan(problem(heads=32, kv_heads=4, seq_q=8192, seq_k=8192, head_dim=128, causal=True), machine(l2_mb=8))
     assert launch.section % 8 == 0
+
+
+@given(batch=st.integers(1, 64), kv_heads=st.integers(1, 64), group=st.integers(1, 8), seq=st.integers(1, 1 << 17))
+def test_sections_are_whole_groups_and_as_equal_as_can_be(batch: int, kv_heads: int, group: int, seq: int) -> None:
+    wanted = problem(batch=batch, heads=kv_heads * group, kv_heads=kv_heads, seq_q=1, seq_k=seq, causal=True)
+    section = plan(wanted, machine()).section
+    heads = batch * kv_heads * group
+    assert section % group == 0
+    sections = -(-heads // section)
+    assert sections * section - heads < sections * group, "one section fewer would do, or one is nearly empty"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the index arithmetic")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.attention.cuda.ladder import Rung
 from kernels.attention.cuda.variants import CHIPS, SCALAR_TILES, Combine, Kernel, Tile
 from tests.kernels.cuda.simt_runner import Runner, compile_runner
 
@@ -26,7 +27,8 @@ AHEAD_64 = Kernel("float16", 64, True, True, HOPPER.small[64, True])
 WIDE_128 = Kernel("bfloat16", 128, False, True, HOPPER.large[128, False])
 SINGLE_64 = Kernel("bfloat16", 64, True, True, Tile(128, 64, 4, 1, True))
 SCALAR_64 = Kernel("float16", 64, True, False, SCALAR_TILES[64])
-AMPERE = (AHEAD_64, WIDE_128, SINGLE_64, SCALAR_64, Combine("float16"), Combine("bfloat16"))
+RUNGS = (Rung("naive", "float16", 64, True), Rung("tiled", "bfloat16", 64, False), Rung("tiled", "float16", 64, True))
+AMPERE = (AHEAD_64, WIDE_128, SINGLE_64, SCALAR_64, Combine("float16"), Combine("bfloat16"), *RUNGS)
 STAGED_64 = Kernel("float16", 64, True, True, TURING.large[64, True])
 STAGED_256 = Kernel("float16", 256, False, True, TURING.large[256, False])
 TURING_KERNELS = (STAGED_64, STAGED_256, Combine("float16"))
@@ -42,7 +44,7 @@ def turing(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return compile_runner(TURING_KERNELS, 750, tmp_path_factory.mktemp("simt"))
 
 
-def draw(kernel: Kernel, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int) -> list[torch.Tensor]:
+def draw(kernel: Kernel | Rung, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seq_q * 1000 + seq_k)
     dtype = getattr(torch, kernel.dtype)
     return [
@@ -65,7 +67,7 @@ def expected(
 
 def assert_right(
     runner: Runner,
-    kernel: Kernel,
+    kernel: Kernel | Rung,
     tensors: list[torch.Tensor],
     scratch: Path,
     *,
@@ -147,6 +149,22 @@ def test_split_keys_are_joined_right(ampere: Runner, tmp_path: Path, splits: int
     for kernel, alignment in ((AHEAD_64, "bottom-right"), (AHEAD_64, "top-left"), (WIDE_128, "top-left")):
         tensors = draw(kernel, 1, 1, 20, 270, kernel.head_dim)
         assert_right(ampere, kernel, tensors, tmp_path, splits=splits, alignment=alignment)
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+def test_the_lower_rungs_agree_with_float64(ampere: Runner, tmp_path: Path, rung: Rung) -> None:
+    assert_right(ampere, rung, draw(rung, 2, 1, 67, 70, 48), tmp_path)
+
+
+@pytest.mark.parametrize("largest_first", [True, False])
+def test_a_maximum_that_grows_or_shrinks_along_the_keys_is_rescaled_right(
+    ampere: Runner, tmp_path: Path, largest_first: bool
+) -> None:
+    for kernel in (AHEAD_64, SINGLE_64):
+        q, k, v = draw(kernel, 1, 1, 70, 300, 64)
+        ramp = torch.linspace(0.2, 20.0, 300)
+        k = (k.float() * (ramp.flip(0) if largest_first else ramp)[:, None]).to(k.dtype)
+        assert_right(ampere, kernel, [q, k, v], tmp_path, alignment="bottom-right")
 
 
 def test_heads_that_do_not_fill_the_last_section_are_all_computed(ampere: Runner, tmp_path: Path) -> None:

@@ -1,0 +1,195 @@
+// What one block does: which rows and keys are its own, and when copies, barriers and arithmetic take their turns.
+#pragma once
+#include "warp.cuh"
+
+// Which output rows and which keys this block works on.
+struct Work {
+  int head, row0;   // head of all batches together
+  int first, last;  // tiles first .. last - 1 of keys
+};
+
+// Causal row tiles differ in length: the longest go first, so that the short ones fill the gaps at the end. Heads are
+// taken a section at a time, so that the K and V in flight fit the L2 cache; the last section may have heads too many.
+template <class C>
+DEVICE Work work_of_block(const AttentionParams& p, int block) {
+  Work w;
+  int row_tile;
+  if (C::CAUSAL) {
+    const int section = divide(block, p.section_tiles), within = block - section * (int)p.section_tiles.divisor;
+    const int place = divide(within, p.section);
+    row_tile = (int)p.row_tiles.divisor - 1 - place;
+    w.head = section * (int)p.section.divisor + within - place * (int)p.section.divisor;
+  } else {
+    w.head = divide(block, p.row_tiles);
+    row_tile = block - w.head * (int)p.row_tiles.divisor;
+  }
+  w.row0 = row_tile * C::BM;
+  w.last = (p.seq_k + C::BN - 1) / C::BN;
+  if (C::CAUSAL) {
+    int last_row = (w.row0 + C::BM < p.seq_q ? w.row0 + C::BM : p.seq_q) - 1;
+    int visible = last_row + p.causal_offset + 1;
+    int last = visible <= 0 ? 0 : (visible + C::BN - 1) / C::BN;
+    w.last = last < w.last ? last : w.last;
+  }
+  w.first = (int)blockIdx.y * p.tiles_per_split;
+  int end = w.first + p.tiles_per_split;
+  w.last = end < w.last ? end : w.last;
+  return w;
+}
+
+template <class C>
+struct Block {
+  const AttentionParams& p;
+  int first, last;             // as in Work
+  Warp<C> warp;
+  const char *k, *v;           // this thread's first chunk of the next K tile, of the V tile beside it
+  u32 q_tile;                  // shared memory: Q, then stages of K and V
+  u32 q_lane;                  // where this lane's ldmatrix rows of Q start
+
+  static constexpr u32 STAGE_BYTES = 2 * C::TILE_BYTES;
+
+  // Registers are full in the main loop: what takes a few instructions to find again is not kept across it.
+  __device__ __forceinline__ Share share_again() const { return share_of_thread<C>(thread_again(), p.head_dim); }
+
+  // This thread's first chunk of K's first stage.
+  __device__ __forceinline__ u32 chunk(const Share& share) const {
+    return q_tile + C::Q_BYTES + swizzled<C>(share.row0, share.chunk);
+  }
+
+  // ldmatrix: for Q and V, lanes 0-15 give rows 0-15 and lanes 16-31 the next 8 columns. For K, whose rows are the columns of
+  // the product, every other group of eight lanes gives the next 8 columns, and lanes 16-31 the next 8 rows.
+  __device__ __forceinline__ u32 k_lane() const {
+    const u32 lane = (u32)thread_again() & 31;
+    return q_tile + C::Q_BYTES + swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+  }
+  __device__ __forceinline__ u32 v_lane() const {
+    const u32 lane = (u32)thread_again() & 31;
+    return q_tile + C::Q_BYTES + C::TILE_BYTES + swizzled<C>(lane & 15, lane >> 4);
+  }
+
+  // How many keys the block's first row sees.
+  __device__ __forceinline__ int limit() const { return work_of_block<C>(p, block_again()).row0 + p.causal_offset + 1; }
+
+  // Tiles that end beyond the last key, or beyond what the block's first row sees. Once false it stays so.
+  __device__ __forceinline__ bool needs_mask(int n) const {
+    return (n + 1) * C::BN > p.seq_k || (C::CAUSAL && (n + 1) * C::BN > limit());
+  }
+
+  // A warp all of whose rows end before this tile has nothing to compute in it.
+  template <bool MASKED>
+  __device__ __forceinline__ bool active(int n) const {
+    return !(MASKED && C::CAUSAL) || n * C::BN < limit() + ((thread_again() >> 5) + 1) * C::MI * 16 - 1;
+  }
+
+  template <bool MASKED>
+  __device__ __forceinline__ void masked_scores(int n, u32 stage) {
+    warp.scores(opaque(q_lane), k_lane() + stage);
+    if (MASKED) {
+      const int thread = thread_again(), column = n * C::BN + 2 * (thread & 3);
+      warp.mask(p.seq_k - column, limit() + (thread >> 5) * C::MI * 16 + ((thread & 31) >> 2) - column);
+    }
+  }
+
+  __device__ __forceinline__ void next_tile() { k -= (u32)C::BN * p.k_row, v -= (u32)C::BN * p.v_row; }
+
+  // Two stages: the next tile's K and V are on their way during the whole of this one. One barrier a tile: it publishes the
+  // tile that has landed, and tells that every warp has left the stage about to be overwritten.
+  template <bool MASKED>
+  __device__ __forceinline__ void step_ahead(int n) {
+#if HAS_ASYNC_COPY
+    const u32 stage = n & 1 ? STAGE_BYTES : 0, other = STAGE_BYTES - stage;
+    copy_async_wait<0>();
+    sync_block();
+    if (n > first) {
+      next_tile();
+      const Share share = share_again();
+      copy_tile<C, C::BN, false>(chunk(share) + other, k, p.k_row, C::BN, share);
+      copy_tile<C, C::BN, false>(chunk(share) + other + C::TILE_BYTES, v, p.v_row, C::BN, share);
+      copy_async_commit();
+    }
+    if (active<MASKED>(n)) {
+      masked_scores<MASKED>(n, stage);
+      warp.template softmax<MASKED>(p.scale_log2);
+      warp.accumulate(v_lane() + stage);
+    }
+#endif
+  }
+
+  // One stage: V travels while S = Q K^T runs, the next K while the softmax and P V run.
+  template <bool MASKED>
+  __device__ __forceinline__ void step_single(int n) {
+    const bool computes = active<MASKED>(n);
+#if HAS_ASYNC_COPY
+    if constexpr (C::ASYNC) {
+      copy_async_wait<0>();
+      sync_block();  // K has landed; every warp has left V
+      const Share share = share_again();
+      copy_tile<C, C::BN, MASKED>(chunk(share) + C::TILE_BYTES, v, p.v_row, p.seq_k - n * C::BN, share);
+      copy_async_commit();
+      if (computes) masked_scores<MASKED>(n, 0);
+      copy_async_wait<0>();
+      sync_block();  // V has landed; every warp has left K
+      if (n > first) {
+        next_tile();
+        const Share share = share_again();
+        copy_tile<C, C::BN, false>(chunk(share), k, p.k_row, C::BN, share);
+        copy_async_commit();
+      }
+      if (computes) {
+        warp.template softmax<MASKED>(p.scale_log2);
+        warp.accumulate(v_lane());
+      }
+      return;
+    }
+#endif
+    const Share share = share_again();
+    Staged<C, C::BN> next;
+    next.load(v, p.v_row, p.seq_k - n * C::BN, share);
+    sync_block();  // K has landed; every warp has left V
+    if (computes) masked_scores<MASKED>(n, 0);
+    next.store(chunk(share) + C::TILE_BYTES);
+    if (n > first) {
+      next_tile();
+      next.load(k, p.k_row, C::BN, share);
+    }
+    if (computes) warp.template softmax<MASKED>(p.scale_log2);
+    sync_block();  // V has landed; every warp has left K
+    if (computes) warp.accumulate(v_lane());
+    if (n > first) next.store(chunk(share));
+  }
+
+  template <bool MASKED>
+  __device__ __forceinline__ void step(int n) {
+    if constexpr (C::STAGES == 2)
+      step_ahead<MASKED>(n);
+    else
+      step_single<MASKED>(n);
+  }
+
+  __device__ __forceinline__ void all_tiles(const char* q, int q_rows, const Share& share) {
+    const u32 chunk = this->chunk(share);
+    int n = last - 1;
+    k += (i64)n * ((u32)C::BN * p.k_row), v += (i64)n * ((u32)C::BN * p.v_row);
+    if (C::ASYNC && !share.valid) {
+      zero_tile<C, C::BM>(chunk - C::Q_BYTES);
+      for (int i = 0; i < 2 * C::STAGES; i++) zero_tile<C, C::BN>(chunk + i * C::TILE_BYTES);
+    }
+    copy_tile<C, C::BM, true>(chunk - C::Q_BYTES, q, p.q_row, q_rows, share);
+    const u32 stage = C::STAGES == 2 && (n & 1) ? STAGE_BYTES : 0;
+    copy_tile<C, C::BN, true>(chunk + stage, k, p.k_row, p.seq_k - n * C::BN, share);
+#if HAS_ASYNC_COPY
+    if constexpr (C::ASYNC) {
+      if constexpr (C::STAGES == 2)
+        copy_tile<C, C::BN, true>(chunk + stage + C::TILE_BYTES, v, p.v_row, p.seq_k - n * C::BN, share);
+      copy_async_commit();
+      if constexpr (C::Q_IN_REGISTERS) copy_async_wait<0>();
+    }
+#endif
+    if constexpr (C::Q_IN_REGISTERS) {
+      sync_block();
+      warp.keep_q(q_lane);
+    }
+    for (; n >= first && needs_mask(n); n--) step<true>(n);
+    for (; n >= first; n--) step<false>(n);
+  }
+};

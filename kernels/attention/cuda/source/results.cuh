@@ -1,0 +1,113 @@
+// From the accumulators of a warp to the output: whole, or as one of several parts that a second kernel joins.
+#pragma once
+#include "warp.cuh"
+
+template <class C>
+struct Results {
+  const AttentionParams& p;
+  int head, row0;  // this lane's first row
+  int lane;
+  u32 q_tile;      // the warp's own rows of Q's tile, free by now
+
+  // Normalises O and gives each row's log-sum-exp, base 2: -inf for a row that saw no key, whose output is zero.
+  __device__ __forceinline__ void normalise(Warp<C>& warp, float (&lse)[C::MI][2]) const {
+#pragma unroll
+    for (int i = 0; i < C::MI; i++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float sum = warp.sum[i][r];
+        sum += shuffle_xor(sum, 1);
+        sum += shuffle_xor(sum, 2);
+        float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+        lse[i][r] = sum == 0.0f ? MINUS_INFINITY : warp.top[i][r] + log2_approx(sum);
+#pragma unroll
+        for (int j = 0; j < C::NO; j++) warp.o[i][j][2 * r] *= inverse, warp.o[i][j][2 * r + 1] *= inverse;
+      }
+  }
+
+  __device__ __forceinline__ void write_partial(const Warp<C>& warp, const float (&lse)[C::MI][2]) const {
+    i64 all_rows = (i64)p.all_heads * p.seq_q, base = (i64)blockIdx.y * all_rows + (i64)head * p.seq_q;
+#pragma unroll
+    for (int i = 0; i < C::MI; i++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        int row = row0 + i * 16 + r * 8;
+        if (row >= p.seq_q) continue;
+        float* out = p.partial_out + (base + row) * p.head_dim;
+#pragma unroll
+        for (int j = 0; j < C::NO; j++) {
+          int column = j * 8 + (lane & 3) * 2;
+          if (C::VECTOR) {
+            if (column < p.head_dim) *(Pair*)(out + column) = Pair{warp.o[i][j][2 * r], warp.o[i][j][2 * r + 1]};
+          } else {
+            if (column < p.head_dim) out[column] = warp.o[i][j][2 * r];
+            if (column + 1 < p.head_dim) out[column + 1] = warp.o[i][j][2 * r + 1];
+          }
+        }
+        if ((lane & 3) == 0) p.partial_lse[base + row] = lse[i][r];
+      }
+  }
+
+  __device__ __forceinline__ void write(const Warp<C>& warp, const float (&lse)[C::MI][2]) const {
+    char* out = output_head(p, head);
+#pragma unroll
+    for (int i = 0; i < C::MI; i++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        int local = (lane >> 2) + i * 16 + r * 8, row = row0 + i * 16 + r * 8;
+        if (p.lse && (lane & 3) == 0 && row < p.seq_q)
+          p.lse[(i64)head * p.seq_q + row] = lse[i][r] * LN_2;
+#pragma unroll
+        for (int j = 0; j < C::NO; j++) {
+          u32 pair = pack<typename C::T>(warp.o[i][j][2 * r], warp.o[i][j][2 * r + 1]);
+          if (C::VECTOR) {
+            store_shared(q_tile + swizzled<C>(local, j) + (lane & 3) * 4, pair);
+          } else if (row < p.seq_q) {
+            int column = j * 8 + (lane & 3) * 2;
+            u16* element = (u16*)(out + row * p.out_row) + column;
+            if (column < p.head_dim) element[0] = (u16)pair;
+            if (column + 1 < p.head_dim) element[1] = (u16)(pair >> 16);
+          }
+        }
+      }
+    if (C::VECTOR) {
+      // Through shared memory, so that each lane stores 16 bytes and neighbours fill whole sectors.
+      sync_warp();
+      int warp_row0 = row0 - (lane >> 2);
+#pragma unroll
+      for (int index = lane; index < C::MI * 16 * C::CHUNKS; index += 32) {
+        int local = index / C::CHUNKS, chunk = index % C::CHUNKS, row = warp_row0 + local;
+        if (row < p.seq_q && chunk * 8 < p.head_dim)
+          *(Chunk*)(out + row * p.out_row + chunk * 16) = load_shared(q_tile + swizzled<C>(local, chunk));
+      }
+    }
+  }
+};
+
+// Joins the parts of a split computation: out = sum_i 2^(lse_i - max) out_i / sum_i 2^(lse_i - max). One warp a row,
+// four a block.
+template <class T>
+DEVICE void attention_combine(const AttentionParams& p) {
+  const int lane = (int)threadIdx.x & 31;
+  const i64 rows = (i64)p.all_heads * p.seq_q, row = (i64)blockIdx.x * 4 + ((int)threadIdx.x >> 5);
+  if (row >= rows) return;
+  const float* lse = p.partial_lse + row;
+  float top = MINUS_INFINITY, total = 0.0f;
+#pragma unroll 4
+  for (int i = 0; i < p.splits; i++) top = fmaxf(top, lse[i * rows]);
+  const float subtrahend = top == MINUS_INFINITY ? 0.0f : top;
+#pragma unroll 4
+  for (int i = 0; i < p.splits; i++) total += exp2_approx(lse[i * rows] - subtrahend);
+  const float inverse = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN part, which fmaxf ignores, makes the row NaN here
+
+  const int head = (int)(row / p.seq_q), query = (int)(row - (i64)head * p.seq_q);
+  u16* out = (u16*)(output_head(p, head) + query * p.out_row);
+  for (int column = lane; column < p.head_dim; column += 32) {
+    const float* part = p.partial_out + row * p.head_dim + column;
+    float value = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < p.splits; i++) value += exp2_approx(lse[i * rows] - subtrahend) * part[i * rows * p.head_dim];
+    out[column] = (u16)pack<T>(value * inverse, 0.0f);
+  }
+  if (p.lse && lane == 0) p.lse[row] = total == 0.0f ? MINUS_INFINITY : (top + log2_approx(total)) * LN_2;
+}

@@ -1,0 +1,119 @@
+// How a block is cut into tiles, and how the tiles of K and V get into shared memory.
+#pragma once
+#include "params.cuh"
+
+template <class T_, int D_, int BM_, int BN_, int WARPS_, int STAGES_, bool Q_IN_REGISTERS_, bool CAUSAL_, bool VECTOR_>
+struct Config {
+  typedef T_ T;
+  static constexpr int D = D_, BM = BM_, BN = BN_, WARPS = WARPS_, STAGES = STAGES_;
+  static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_, CAUSAL = CAUSAL_;
+  static constexpr bool VECTOR = VECTOR_;  // 16-byte accesses; else element by element, for any alignment and head dim
+  static constexpr bool ASYNC = VECTOR && HAS_ASYNC_COPY;
+
+  static constexpr int THREADS = WARPS * 32;
+  static constexpr int ROW_BYTES = D * 2;
+  static constexpr int CHUNKS = D / 8;                 // 16-byte chunks in a row
+  static constexpr int ROWS_PER_PASS = THREADS / CHUNKS;
+  static constexpr int MI = BM / WARPS / 16;           // 16-row fragments of a warp
+  static constexpr int KQ = D / 16, NS = BN / 8, NO = D / 8, KV = BN / 16;
+  static constexpr int Q_BYTES = BM * ROW_BYTES, TILE_BYTES = BN * ROW_BYTES;
+  static constexpr int PASSES = BN / ROWS_PER_PASS;
+
+  static_assert(BM % (WARPS * 16) == 0 && BN % 16 == 0 && D % 64 == 0, "tiles are made of 16x16 fragments and 128-byte rows");
+  static_assert(THREADS % CHUNKS == 0 && BM % ROWS_PER_PASS == 0 && BN % ROWS_PER_PASS == 0, "all threads copy equally much");
+  static_assert(STAGES == 1 || ASYNC, "only asynchronous copies can run a tile ahead");
+};
+
+// Byte offset of a 16-byte chunk in a tile. The low three bits of the chunk's index are XORed with those of the row, so that
+// eight rows of one column of chunks fall on eight different groups of banks: ldmatrix and the stores are free of conflicts.
+template <class C>
+DEVICE u32 swizzled(int row, int chunk) {
+  return (u32)(row * C::ROW_BYTES + ((chunk ^ (row & 7)) << 4));
+}
+
+// What one thread moves of every tile: chunk `chunk` of rows row0, row0 + ROWS_PER_PASS, ...
+struct Share {
+  int row0, chunk;
+  int valid;  // of the chunk's eight elements, how many lie inside the head dimension
+};
+
+template <class C>
+DEVICE Share share_of_thread(int thread, int head_dim) {
+  Share share;
+  share.row0 = (int)((u32)thread / C::CHUNKS);
+  share.chunk = (int)((u32)thread % C::CHUNKS);
+  int left = head_dim - share.chunk * 8;
+  share.valid = left < 0 ? 0 : (left > 8 ? 8 : left);
+  return share;
+}
+
+// From this thread's first chunk in a tile to its chunk in pass i. A pass moves by a multiple of eight rows, which leaves the
+// swizzle alone, except where rows are so long that a pass has only four.
+template <class C>
+DEVICE u32 chunk_of_pass(u32 first, int i) {
+  static_assert(C::ROWS_PER_PASS % 4 == 0, "");
+  return (C::ROWS_PER_PASS % 8 != 0 && (i & 1) ? first ^ 64 : first) + i * C::ROWS_PER_PASS * C::ROW_BYTES;
+}
+
+template <class C>
+DEVICE Chunk load_chunk(const char* source, int valid) {
+  Chunk c = {0, 0, 0, 0};
+  if (C::VECTOR) {
+    if (valid) c = *(const Chunk*)source;
+  } else {
+    const u16* element = (const u16*)source;
+    u32 word[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+      if (e < valid) word[e / 2] |= (u32)element[e] << (16 * (e & 1));
+    c.x = word[0], c.y = word[1], c.z = word[2], c.w = word[3];
+  }
+  return c;
+}
+
+// A tile through registers: loads first, stores later, so that arithmetic can stand between them.
+template <class C, int ROWS>
+struct Staged {
+  static constexpr int N = ROWS / C::ROWS_PER_PASS;
+  Chunk chunk[N];
+
+  template <class ROW_STRIDE>
+  __device__ __forceinline__ void load(const char* source, ROW_STRIDE row_stride, int rows, const Share& share) {
+#pragma unroll
+    for (int i = 0; i < N; i++, source += (u32)C::ROWS_PER_PASS * row_stride)
+      chunk[i] = load_chunk<C>(source, share.row0 + i * C::ROWS_PER_PASS < rows ? share.valid : 0);
+  }
+  __device__ __forceinline__ void store(u32 first) const {
+#pragma unroll
+    for (int i = 0; i < N; i++) store_shared(chunk_of_pass<C>(first, i), chunk[i]);
+  }
+};
+
+// Rows from `rows` on become zero, not garbage: a probability of 0 times a NaN would still be NaN. `first` is the address of
+// this thread's first chunk. Asynchronous copies leave chunks beyond the head dimension alone: those are zeroed once.
+template <class C, int ROWS, bool BOUNDED, class ROW_STRIDE>
+DEVICE void copy_tile(u32 first, const char* source, ROW_STRIDE row_stride, int rows, const Share& share) {
+#if HAS_ASYNC_COPY
+  if constexpr (C::ASYNC) {
+    if (share.valid) {
+#pragma unroll
+      for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++, source += (u32)C::ROWS_PER_PASS * row_stride) {
+        if (BOUNDED)
+          copy_async_or_zero(chunk_of_pass<C>(first, i), source, share.row0 + i * C::ROWS_PER_PASS < rows);
+        else
+          copy_async(chunk_of_pass<C>(first, i), source);
+      }
+    }
+    return;
+  }
+#endif
+  Staged<C, ROWS> staged;
+  staged.load(source, row_stride, rows, share);
+  staged.store(first);
+}
+
+template <class C, int ROWS>
+DEVICE void zero_tile(u32 first) {
+#pragma unroll
+  for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++) store_shared(chunk_of_pass<C>(first, i), Chunk{0, 0, 0, 0});
+}

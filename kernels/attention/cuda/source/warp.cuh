@@ -1,0 +1,163 @@
+// What one warp does with a tile of keys: scores, softmax, product with V. No barrier and no copy is here.
+#pragma once
+#include "tile.cuh"
+
+// O is rescaled only when a row's maximum has grown by more than this power of two since the last time. Until then the
+// exponentials are taken against the older maximum: they stay below 2^8, exact in relative terms, and most tiles skip the
+// multiplication of all of O.
+#define RESCALE_THRESHOLD 8.0f
+
+// A warp owns MI * 16 rows. In each 16-row fragment a lane holds rows lane / 4 and lane / 4 + 8, and of every eight columns
+// the two from 2 * (lane % 4) on; index [i][r] below is fragment i, row r of the two.
+template <class C>
+struct Warp {
+  typedef typename C::T T;
+  float o[C::MI][C::NO][4];
+  float s[C::MI][C::NS][4];
+  float top[C::MI][2];  // the maximum subtracted from the scores, times scale_log2
+  float sum[C::MI][2];  // this lane's part of the sum of exponentials
+  u32 q[C::Q_IN_REGISTERS ? C::MI : 1][C::Q_IN_REGISTERS ? C::KQ : 1][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < C::MI; i++) {
+#pragma unroll
+      for (int j = 0; j < C::NO; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) o[i][j][e] = 0.0f;
+#pragma unroll
+      for (int r = 0; r < 2; r++) top[i][r] = MINUS_INFINITY, sum[i][r] = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ void keep_q(u32 q_lane) {
+    if constexpr (C::Q_IN_REGISTERS) {
+#pragma unroll
+      for (int i = 0; i < C::MI; i++)
+#pragma unroll
+        for (int kk = 0; kk < C::KQ; kk++) load_matrices(q[i][kk], (q_lane ^ (kk << 5)) + i * 16 * C::ROW_BYTES);
+    }
+  }
+
+  // S = Q K^T. Moving along the head dimension by 16 flips bits 5 and up of a swizzled address: one XOR.
+  __device__ __forceinline__ void scores(u32 q_lane, u32 k_lane) {
+#pragma unroll
+    for (int i = 0; i < C::MI; i++)
+#pragma unroll
+      for (int j = 0; j < C::NS; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[i][j][e] = 0.0f;
+#pragma unroll
+    for (int kk = 0; kk < C::KQ; kk++) {
+      u32 a[C::MI][4];
+#pragma unroll
+      for (int i = 0; i < C::MI; i++) {
+        if constexpr (C::Q_IN_REGISTERS) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) a[i][e] = q[i][kk][e];
+        } else {
+          load_matrices(a[i], (q_lane ^ (kk << 5)) + i * 16 * C::ROW_BYTES);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < C::NS; j += 2) {
+        u32 b[4];
+        load_matrices(b, (k_lane ^ (kk << 5)) + j * 8 * C::ROW_BYTES);
+#pragma unroll
+        for (int i = 0; i < C::MI; i++) {
+          mma<T>(s[i][j], a[i], b[0], b[1]);
+          mma<T>(s[i][j + 1], a[i], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // Scores become -inf from the first key that there is not or that a row may not see. Both limits count from this lane's
+  // first column; each row sees one key more than the row above it.
+  __device__ __forceinline__ void mask(int keys_left, int first_row_limit) {
+#pragma unroll
+    for (int i = 0; i < C::MI; i++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        int limit = keys_left;
+        if (C::CAUSAL) {
+          int own = first_row_limit + i * 16 + r * 8;
+          limit = own < limit ? own : limit;
+        }
+#pragma unroll
+        for (int j = 0; j < C::NS; j++) {
+          if (j * 8 >= limit) s[i][j][2 * r] = MINUS_INFINITY;
+          if (j * 8 + 1 >= limit) s[i][j][2 * r + 1] = MINUS_INFINITY;
+        }
+      }
+  }
+
+  // S becomes exp2(scale_log2 S - top), unnormalised.
+  template <bool MASKED>
+  __device__ __forceinline__ void softmax(float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < C::MI; i++) {
+      float correction[2];
+      bool grown = false;
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float most = fmaxf(s[i][0][2 * r], s[i][0][2 * r + 1]);
+#pragma unroll
+        for (int j = 1; j < C::NS; j++) most = fmaxf(most, fmaxf(s[i][j][2 * r], s[i][j][2 * r + 1]));
+        most = fmaxf(most, shuffle_xor(most, 1));
+        most = fmaxf(most, shuffle_xor(most, 2));
+        float scaled = most * scale_log2;
+        bool grows = scaled > top[i][r] + RESCALE_THRESHOLD;  // false while everything so far is masked
+        correction[r] = grows ? exp2_approx(top[i][r] - scaled) : 1.0f;
+        top[i][r] = grows ? scaled : top[i][r];
+        grown |= grows;
+      }
+      // Rows that did not grow are multiplied by one: a row's result never depends on its neighbours in the warp.
+      if (any_lane(grown)) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          sum[i][r] *= correction[r];
+#pragma unroll
+          for (int j = 0; j < C::NO; j++) o[i][j][2 * r] *= correction[r], o[i][j][2 * r + 1] *= correction[r];
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float subtrahend = MASKED && top[i][r] == MINUS_INFINITY ? 0.0f : top[i][r];  // inf - inf would be NaN
+        float even = 0.0f, odd = 0.0f;
+#pragma unroll
+        for (int j = 0; j < C::NS; j++) {
+          s[i][j][2 * r] = exp2_approx(s[i][j][2 * r] * scale_log2 - subtrahend);
+          s[i][j][2 * r + 1] = exp2_approx(s[i][j][2 * r + 1] * scale_log2 - subtrahend);
+          even += s[i][j][2 * r], odd += s[i][j][2 * r + 1];
+        }
+        sum[i][r] += even + odd;
+      }
+    }
+  }
+
+  // O += P V.
+  __device__ __forceinline__ void accumulate(u32 v_lane) {
+#pragma unroll
+    for (int kk = 0; kk < C::KV; kk++) {
+      u32 a[C::MI][4];
+#pragma unroll
+      for (int i = 0; i < C::MI; i++) {
+        a[i][0] = pack<T>(s[i][2 * kk][0], s[i][2 * kk][1]);
+        a[i][1] = pack<T>(s[i][2 * kk][2], s[i][2 * kk][3]);
+        a[i][2] = pack<T>(s[i][2 * kk + 1][0], s[i][2 * kk + 1][1]);
+        a[i][3] = pack<T>(s[i][2 * kk + 1][2], s[i][2 * kk + 1][3]);
+      }
+#pragma unroll
+      for (int j = 0; j < C::NO; j += 2) {
+        u32 b[4];
+        load_matrices_transposed(b, (v_lane ^ (j << 4)) + kk * 16 * C::ROW_BYTES);
+#pragma unroll
+        for (int i = 0; i < C::MI; i++) {
+          mma<T>(o[i][j], a[i], b[0], b[1]);
+          mma<T>(o[i][j + 1], a[i], b[2], b[3]);
+        }
+      }
+    }
+  }
+};

@@ -1,0 +1,59 @@
+"""A run's results on disk, read whatever state they are in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.errors import LocalError, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """What `bench fetch` left in a folder, or anybody else. Documents that are missing or broken are empty."""
+
+    path: Path
+    csvs: tuple[Path, ...]
+    environment: dict[str, Any]
+    build: dict[str, Any]
+    manifest: dict[str, Any]
+    notes: tuple[str, ...]
+    """What could not be read."""
+
+
+def open_folder(path: Path) -> RunFolder:
+    """The folder, or a CSV alone. Raises `NotFound` where there are no measurements at all."""
+    if path.is_file():
+        return RunFolder(path.parent, (path,), {}, {}, {}, ())
+    whole = path / "measurements.csv"
+    cases = tuple(sorted((path / "cases").glob("*.csv"))) if (path / "cases").is_dir() else ()
+    csvs = (whole,) if whole.is_file() else cases
+    if not csvs:
+        raise NotFound(f"{path} holds no measurements.csv", hint="`bench fetch RUN` makes such a folder")
+    found = [_document(path / f"{name}.json") for name in ("environment", "build", "manifest")]
+    notes = tuple(note for _, note in found if note)
+    environment, build, manifest = (document for document, _ in found)
+    return RunFolder(path, csvs, environment, build, manifest, notes)
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a CSV, one at a time. Raises `LocalError`; what is no UTF-8 comes as a mark in its place."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            for line in file:
+                yield line.replace("\0", "")
+    except OSError as exc:
+        raise LocalError(f"cannot read {path}: {exc.strerror}") from exc
+
+
+def _document(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError) as exc:
+        return {}, f"{path.name} cannot be read ({exc})."
+    return (data, "") if isinstance(data, dict) else ({}, f"{path.name} is no JSON object.")

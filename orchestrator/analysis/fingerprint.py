@@ -1,0 +1,77 @@
+"""Whether two runs can be set side by side: by what their environments say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+
+class Level(StrEnum):
+    COMPARABLE = "comparable"
+    CAVEAT = "comparable with a caveat"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparability:
+    """`reasons` are sentences: those that refuse first, then the caveats."""
+
+    level: Level
+    reasons: tuple[str, ...]
+
+
+Fingerprint = Mapping[str, Any]
+"""Everything known of a run's environment: environment.json, with `image`, `zone` and `machine_type` of its manifest,
+`compiler` of its build, `regime` and `seed` of its rows. Unknown is None or absent."""
+
+DECISIVE: Final = ("device", "device_kind", "compute_capability", "regime")
+DECISIVE_ON_A_CPU: Final = ("cpu_count", "threads")
+MATTERS: Final = (
+    "device_uuid_sha256", "driver", "cuda", "torch", "cudnn", "compiler", "numpy", "power_limit_w", "ecc", "mig",
+    "sm_clock_max_mhz", "cpu", "cpu_count", "threads", "os", "kernel", "python", "image", "zone", "machine_type",
+)  # fmt: skip
+NAMES: Final = {
+    "device_uuid_sha256": "chip",
+    "power_limit_w": "power limit",
+    "sm_clock_max_mhz": "highest clock",
+    "machine_type": "machine type",
+    "cpu_count": "number of processors",
+    "compute_capability": "compute capability",
+    "device_kind": "kind of device",
+}
+
+
+def comparability(first: Fingerprint, second: Fingerprint, *, across_devices: bool = False) -> Comparability:
+    """How far times of the two may be compared. With `across_devices` a difference of devices is what is asked about,
+    and becomes a caveat."""
+    decisive = DECISIVE + (DECISIVE_ON_A_CPU if first.get("device_kind") == "cpu" else ())
+    refused: list[str] = []
+    caveats: list[str] = []
+    for key in decisive:
+        one, other = first.get(key), second.get(key)
+        if one != other:
+            words = _differ(key, one, other)
+            (caveats if across_devices and key != "regime" else refused).append(words)
+    for key in MATTERS:
+        one, other = first.get(key), second.get(key)
+        if key not in decisive and one != other:
+            caveats.append(_differ(key, one, other))
+    for which, own in (("first", first), ("second", second)):
+        if own.get("git_dirty"):
+            caveats.append(f"the {which} run's kernels have changes that no commit holds")
+    if refused:
+        return Comparability(Level.REFUSED, (*refused, *caveats))
+    return Comparability(Level.CAVEAT if caveats else Level.COMPARABLE, tuple(caveats))
+
+
+def _differ(key: str, one: Any, other: Any) -> str:
+    name = NAMES.get(key, key.replace("_", " "))
+    if key == "device_uuid_sha256":
+        return "another chip of the same kind" if one and other else f"which {name} it was is known of one run only"
+    return f"{name} differs: {_shown(one)} and {_shown(other)}"
+
+
+def _shown(value: Any) -> str:
+    return "unknown" if value is None or value == "" else str(value)

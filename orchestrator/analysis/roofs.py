@@ -1,0 +1,89 @@
+"""How fast attention could be: its arithmetic, its least traffic, and what a device's data sheet allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+BYTES: Final = {"float16": 2, "bfloat16": 2, "float32": 4}
+CONVENTION: Final = "4 × batch × heads × seq_q × seq_k × head_dim operations a call, half of that where causal"
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """What a data sheet promises: dense tensor-core TFLOP/s at `clock_mhz`, and GB/s of memory."""
+
+    names: tuple[str, ...]
+    """The device is the first whose every word occurs in the name that it gives itself."""
+    dtypes: tuple[str, ...]
+    tflops: float
+    clock_mhz: float
+    gb_per_s: float
+    source: str
+
+    @property
+    def ridge(self) -> float:
+        """FLOP a byte from which arithmetic and not memory is the limit."""
+        return self.tflops * 1e3 / self.gb_per_s
+
+
+HALF: Final = ("float16", "bfloat16")
+SPARSE: Final = "1,979 TFLOPS with sparsity, half of it dense"
+ROOFS: Final = (
+    Roof(("T4",), ("float16",), 65.0, 1590.0, 320.0, "NVIDIA T4 data sheet: 65 TFLOPS mixed precision, 320 GB/s"),
+    Roof(("L4",), HALF, 121.0, 2040.0, 300.0, "NVIDIA L4 data sheet: 242 TFLOPS with sparsity, half dense, 300 GB/s"),
+    Roof(("A100", "80GB"), HALF, 312.0, 1410.0, 2039.0, "NVIDIA A100 data sheet: 312 TFLOPS, 2,039 GB/s (80 GB SXM)"),
+    Roof(("A100",), HALF, 312.0, 1410.0, 1555.0, "NVIDIA A100 data sheet: 312 TFLOPS, 1,555 GB/s (40 GB)"),
+    Roof(("H200",), HALF, 989.0, 1830.0, 4800.0, f"NVIDIA H200 data sheet: {SPARSE}, 4.8 TB/s"),
+    Roof(("H100", "HBM3"), HALF, 989.0, 1830.0, 3350.0, f"NVIDIA H100 data sheet: {SPARSE}, 3.35 TB/s (SXM)"),
+)
+"""Clocks are those at which the promised rate is reached: SMs × FLOP per SM and cycle × clock = TFLOP/s."""
+
+
+def roof_of(device: str, dtype: str) -> Roof | None:
+    """The roof of a device by the name that it gives itself, for one dtype; None where no data sheet is known."""
+    words = device.replace("-", " ").split()
+    for roof in ROOFS:
+        if all(name in words for name in roof.names):
+            return roof if dtype in roof.dtypes else None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One call's arithmetic and the least that it must move: Q, K and V read once, the output written once."""
+
+    flop: float
+    bytes: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOP a byte."""
+        return self.flop / self.bytes
+
+    def tflops(self, latency_us: float) -> float:
+        return self.flop / latency_us / 1e6
+
+
+def work_of(axes: Mapping[str, str]) -> Work | None:
+    """The work of a case from its axes as they stand in the files; None where one is missing or no number."""
+    try:
+        batch, heads, kv_heads, seq_q, seq_k, head_dim = (
+            int(axes[name]) for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
+        )
+        size = BYTES[axes["dtype"]]
+        causal = axes["causal"] == "true"
+    except (KeyError, ValueError):
+        return None
+    if min(batch, heads, kv_heads, seq_q, seq_k, head_dim) < 1:
+        return None
+    flop = 4.0 * batch * heads * seq_q * seq_k * head_dim * (0.5 if causal else 1.0)
+    moved = 2.0 * batch * head_dim * size * (heads * seq_q + kv_heads * seq_k)
+    return Work(flop, moved)
+
+
+def share(value: float, roof: float) -> float:
+    """`value` of `roof` in per cent; NaN where either is unknown."""
+    return 100 * value / roof if roof > 0 else math.nan

@@ -1,0 +1,207 @@
+"""Reads measurements by the line into one group a run, case and implementation, whatever state the file is in.
+
+What cannot be used is counted and told, with the first line on which it was met; the rest is kept. Memory grows by
+about a hundred bytes a measurement.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.results import AXES, ResultsUnreadable
+
+Vector = NDArray[np.float64]
+
+NEEDED: Final = ("case_id", "implementation", "latency_us")
+SENSORS: Final = (
+    "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "position", "calls", "energy_j",
+    "cpu_mhz", "load_1m", "steal_percent",
+)  # fmt: skip
+"""Columns of numbers that a file may or may not have, in any row; unknown is NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    run_id: str
+    case_id: str
+    implementation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The measurements of one implementation on one case, by block. All vectors have the same length."""
+
+    key: Key
+    device: str
+    backend: str
+    regime: str
+    axes: Mapping[str, str]
+    block: NDArray[np.int64]
+    latency_us: Vector
+    at: Vector
+    """Seconds since 1970; NaN where the file does not say."""
+    sensors: Mapping[str, Vector]
+    throttled: NDArray[np.bool_]
+    max_abs_error: float
+    skipped: str
+    """Why there are no measurements; empty where there are some."""
+
+    @property
+    def count(self) -> int:
+        return int(self.latency_us.size)
+
+
+@dataclass(slots=True)
+class _Growing:
+    first: Mapping[str, str]
+    block: array[int] = field(default_factory=lambda: array("q"))
+    latency_us: array[float] = field(default_factory=lambda: array("d"))
+    at: array[float] = field(default_factory=lambda: array("d"))
+    throttled: array[int] = field(default_factory=lambda: array("b"))
+    sensors: dict[str, array[float]] = field(default_factory=dict)
+    backends: dict[str, None] = field(default_factory=dict)
+    max_abs_error: float = math.nan
+    skipped: str = ""
+
+
+@dataclass(slots=True)
+class Reader:
+    """Takes files one after another; `groups` gives what they held."""
+
+    growing: dict[Key, _Growing] = field(default_factory=dict)
+    faults: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """What is wrong: how often, and where first."""
+    rows: int = 0
+
+    def read(self, lines: Iterable[str], source: str) -> None:
+        """Takes one CSV. Raises `ResultsUnreadable` where the header is not that of a result file."""
+        reader = csv.reader(lines)
+        try:
+            header = next(reader, None)
+        except csv.Error as exc:
+            raise ResultsUnreadable(f"{source}: not a result file: {exc}") from exc
+        if header is None:
+            raise ResultsUnreadable(f"{source} is empty", hint="the run stored nothing; `bench logs RUN` says why")
+        if missing := [name for name in NEEDED if name not in header]:
+            raise ResultsUnreadable(
+                f"{source}: not a result file: no column {', '.join(missing)}", hint="fetch it with `bench fetch RUN`"
+            )
+        place = {name: index for index, name in enumerate(header)}
+        sensors = [(name, place.get(name)) for name in SENSORS]
+        while True:
+            try:
+                cells = next(reader, None)
+            except csv.Error as exc:
+                self._fault(f"lines are not CSV ({exc})", source, reader.line_num)
+                continue
+            if cells is None:
+                return
+            if cells:
+                self._row(cells, place, sensors, source, reader.line_num)
+
+    def _row(
+        self,
+        cells: Sequence[str],
+        place: Mapping[str, int],
+        sensors: Sequence[tuple[str, int | None]],
+        source: str,
+        line: int,
+    ) -> None:
+        self.rows += 1
+        if len(cells) != len(place):
+            self._fault("rows are torn: not as many cells as the header", source, line)
+            return
+
+        def cell(name: str) -> str:
+            index = place.get(name)
+            return "" if index is None else cells[index]
+
+        key = Key(cell("run_id"), cell("case_id"), cell("implementation"))
+        if not key.case_id or not key.implementation:
+            self._fault("rows name no case or no implementation", source, line)
+            return
+        group = self.growing.get(key)
+        if group is None:
+            group = self.growing[key] = _Growing({name: cell(name) for name in (*AXES, "device", "regime")})
+            group.sensors = {name: array("d") for name in SENSORS}
+        error = number(cell("max_abs_error"))
+        if not error <= group.max_abs_error and not math.isnan(error):
+            group.max_abs_error = error
+        if backend := cell("backend"):
+            group.backends[backend] = None
+        if reason := cell("skipped"):
+            group.skipped = group.skipped or reason
+            return
+        latency = number(cell("latency_us"))
+        if not 0 < latency < math.inf:
+            self._fault("rows have no usable latency", source, line)
+            return
+        block = number(cell("block"))
+        group.block.append(int(block) if block == block and abs(block) < 2**53 else -1 - len(group.block))
+        group.latency_us.append(latency)
+        group.at.append(moment(cell("started_at")))
+        group.throttled.append(cell("throttle") not in ("", "none"))
+        for name, index in sensors:
+            group.sensors[name].append(math.nan if index is None else number(cells[index]))
+
+    def _fault(self, what: str, source: str, line: int) -> None:
+        count, where = self.faults.get(what, (0, f"{source}:{line}"))
+        self.faults[what] = (count + 1, where)
+
+    def groups(self) -> tuple[Group, ...]:
+        """What was read, in the order in which it first came. Rows of one block that repeat are told and left out."""
+        found = []
+        for key, group in self.growing.items():
+            block = np.array(group.block, dtype=np.int64)
+            _, kept = np.unique(block, return_index=True)
+            if repeated := block.size - kept.size:
+                self.faults[f"rows repeat a block of {key.implementation} on {key.case_id}"] = (repeated, key.run_id)
+            wrong = bool(group.skipped)
+            if wrong and kept.size:
+                kept = kept[:0]
+            found.append(
+                Group(
+                    key=key,
+                    device=group.first["device"],
+                    backend=" ".join(group.backends),
+                    regime=group.first["regime"],
+                    axes={name: group.first[name] for name in AXES},
+                    block=block[kept],
+                    latency_us=np.array(group.latency_us)[kept],
+                    at=np.array(group.at)[kept],
+                    sensors={name: np.array(values)[kept] for name, values in group.sensors.items()},
+                    throttled=np.array(group.throttled, dtype=np.bool_)[kept],
+                    max_abs_error=group.max_abs_error,
+                    skipped=group.skipped if wrong or kept.size else "no usable measurement",
+                )
+            )
+        return tuple(found)
+
+    def told(self) -> tuple[str, ...]:
+        """What was left out, a sentence each. Complete after `groups`."""
+        return tuple(f"{count} {what} (first at {where})" for what, (count, where) in self.faults.items())
+
+
+def number(cell: str) -> float:
+    """The number in a cell; NaN for none."""
+    try:
+        return float(cell) if cell else math.nan
+    except ValueError:
+        return math.nan
+
+
+def moment(cell: str) -> float:
+    """Seconds since 1970 of an ISO 8601 time; NaN for none."""
+    try:
+        return datetime.fromisoformat(cell).timestamp() if cell else math.nan
+    except ValueError:
+        return math.nan

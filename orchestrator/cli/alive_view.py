@@ -1,0 +1,77 @@
+"""How machines that exist now are told to a person and to a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli.asking import bundled
+from orchestrator.core.placement import region_of
+from orchestrator.core.status import iso
+
+if TYPE_CHECKING:
+    from orchestrator.core.machines import Instance
+    from orchestrator.reaping import Finding, PriceOf
+
+USUAL_DISK_GB = 60
+
+
+def price_of() -> PriceOf:
+    """What a machine costs an hour by its type and region, for those whose run is not known: with the usual disk."""
+    from orchestrator.core.catalog import carrier_of
+    from orchestrator.core.pricing import MachineSpec, PriceSheet
+
+    sheet = PriceSheet.parse(bundled("prices.yaml").read_text(encoding="utf-8"), source="prices.yaml")
+
+    def price(instance: Instance) -> Decimal | None:
+        gpu = carrier_of(instance.machine_type)
+        accelerator = gpu.accelerator if gpu is not None else None
+        spec = MachineSpec(instance.machine_type, accelerator, 1 if accelerator else 0)
+        provisioning = "spot" if instance.preemptible else "standard"
+        return sheet.hourly(spec, region_of(instance.zone), provisioning, USUAL_DISK_GB, external_ip=True)
+
+    return price
+
+
+def rate(findings: Sequence[Finding]) -> Decimal:
+    """Dollars per hour of all of them together, as far as it is known."""
+    return sum((one.usd_per_hour for one in findings if one.usd_per_hour is not None), Decimal(0))
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    orphans = sum(1 for one in findings if one.orphan)
+    unknown = sum(1 for one in findings if one.usd_per_hour is None)
+    text = f"VMs alive now: {len(findings)}, ${rate(findings):.2f}/h"
+    if unknown:
+        text += f" and {unknown} of unknown price"
+    return text + (f"; no live run owns {orphans} of them: `bench reap`" if orphans else "")
+
+
+def line(finding: Finding) -> str:
+    instance = finding.instance
+    cost = f"${finding.cost_usd:.2f} so far" if finding.cost_usd is not None else "cost unknown"
+    hourly = f"${finding.usd_per_hour:.2f}/h" if finding.usd_per_hour is not None else "$?/h"
+    verdict = "orphan" if finding.orphan else "keep"
+    odd = f"  [{', '.join(finding.flags)}]" if finding.flags else ""
+    where = f"{instance.zone}/{instance.name}"
+    return f"{verdict:<6}  {where}  {instance.status}  {hourly}  {cost}{odd}  {finding.verdict.reason}"
+
+
+def document(finding: Finding) -> dict[str, Any]:
+    instance = finding.instance
+    return {
+        "name": instance.name,
+        "zone": instance.zone,
+        "status": instance.status,
+        "machine_type": instance.machine_type,
+        "labels": dict(instance.labels),
+        "run_id": finding.run_id,
+        "orphan": finding.orphan,
+        "reason": finding.verdict.reason,
+        "flags": list(finding.flags),
+        "created_at": iso(instance.created_at),
+        "deadline_at": iso(instance.deadline_at) if instance.deadline_at else None,
+        "usd_per_hour": str(finding.usd_per_hour) if finding.usd_per_hour is not None else None,
+        "cost_usd": str(finding.cost_usd) if finding.cost_usd is not None else None,
+    }

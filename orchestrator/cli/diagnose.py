@@ -1,0 +1,70 @@
+"""`bench diagnose RUN`: why a run ended so, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json, options
+
+if TYPE_CHECKING:
+    from orchestrator.core.diagnose import Diagnosis
+
+
+def diagnose(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.")] = "last",
+    json: Json = False,
+) -> None:
+    """Say why a run failed, from its events, its errors and what its machine said.
+
+    An ending that has no name is said to have none, and the lines that matter are shown.
+    """
+    from orchestrator.cli.finding import find_run
+    from orchestrator.core import diagnose as table
+    from orchestrator.core.run import Phase
+    from orchestrator.engine import Engine
+    from orchestrator.last_words import live_serial, log_of
+
+    wiring = options(ctx).wiring()
+    run_id = find_run(wiring, run)
+    from orchestrator.core.budget import Caps
+
+    engine = Engine(wiring.world(Caps()), run_id)
+    state, events = engine.look(), engine.log.read()
+    attempt = state.vm.attempt if state.vm is not None else 0
+    log = log_of(wiring.bucket, run_id, attempt) + live_serial(wiring.cloud, state.vm)
+    found = table.diagnose(facts=table.last_attempt(events), log=log)
+    nothing = found.cause == "unknown" and (state.closed is None or state.phase in table.EXPLAINS_ITSELF)
+    if state.phase is Phase.SUCCEEDED or nothing:
+        found = table.Diagnosis(
+            "", state.closed.detail if state.closed else "", "", table.matters(log) if nothing else ()
+        )
+    if json:
+        emit_json(
+            {
+                "schema": 1,
+                "run_id": run_id,
+                "state": state.phase.value,
+                "cause": found.cause or None,
+                "detail": found.detail,
+                "remedy": found.remedy,
+                "lines": list(found.lines),
+            }
+        )
+        return
+    for text in lines_of(run_id, state.phase.value.replace("_", " "), found):
+        typer.echo(text)
+
+
+def lines_of(run_id: str, state: str, found: Diagnosis) -> list[str]:
+    """What a person reads."""
+    if not found.cause:
+        said = [f"run {run_id} is {state}" + (f": {found.detail}" if found.detail else "; nothing is wrong with it")]
+    else:
+        named = "no rule knows this ending" if found.cause == "unknown" else found.cause.replace("_", " ")
+        said = [f"run {run_id} is {state}: {named}", f"  {found.detail}", f"  remedy: {found.remedy}"]
+    if found.lines:
+        said += ["the lines that matter:", *(f"  | {line}" for line in found.lines)]
+    return said

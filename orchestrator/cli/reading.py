@@ -1,0 +1,77 @@
+"""From what a user named, a folder, a file or a run, to a report of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import typer
+
+    from orchestrator.report.report import Report
+
+LOCAL = Path("results/local")
+
+
+def report_of(ctx: typer.Context, named: str) -> tuple[Report, Path]:
+    """The report of a folder, a CSV, or a run (fetched if it is not here), and the folder it is in."""
+    path = Path(named)
+    if path.exists():
+        return read_report(path), path if path.is_dir() else path.parent
+    if (LOCAL / named).is_dir():
+        return read_report(LOCAL / named), LOCAL / named
+    from orchestrator.adapters.fetch import fetch_run
+    from orchestrator.cli.finding import find_run
+    from orchestrator.cli.options import options
+    from orchestrator.core.budget import Caps
+    from orchestrator.engine import Engine
+
+    wiring = options(ctx).wiring()
+    run_id = find_run(wiring, named)
+    folder = fetch_run(wiring.bucket, Engine(wiring.world(Caps()), run_id).look(), LOCAL).folder
+    return read_report(folder), folder
+
+
+def read_report(path: Path) -> Report:
+    """The report of a folder or a CSV. Raises `NotFound`, `ResultsUnreadable`, `LocalError`."""
+    from orchestrator.adapters.run_folder import lines, open_folder
+    from orchestrator.analysis.samples import Reader
+    from orchestrator.analysis.study import study
+    from orchestrator.report.report import Report
+
+    folder = open_folder(path)
+    reader = Reader()
+    for source in folder.csvs:
+        reader.read(lines(source), source.name)
+    groups = reader.groups()
+    found = study(groups, reader.told())
+    return Report(found, folder.environment, folder.build, folder.manifest, folder.notes)
+
+
+def fingerprint(report: Report) -> dict[str, Any]:
+    """All that is known of how a run was measured (`orchestrator.analysis.fingerprint`)."""
+    vms = report.manifest.get("vms")
+    last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], dict) else {}
+    known = {"device": report.study.device, **report.environment, "regime": report.study.regime}
+    known |= {"compiler": report.build.get("compiler_version"), "image": report.manifest.get("image")}
+    return known | {"zone": last.get("zone"), "machine_type": last.get("machine_type")}
+
+
+def write_files(report: Report, folder: Path) -> tuple[Path, ...]:
+    """report.html, report.md, report.json and verdicts.csv in `folder`. Raises `LocalError`."""
+    import json
+
+    from orchestrator.adapters.files import write_atomically
+    from orchestrator.report.document import document, verdicts_csv
+    from orchestrator.report.html import page
+    from orchestrator.report.markdown import markdown
+
+    texts = {
+        "report.html": page(report),
+        "report.md": markdown(report),
+        "report.json": json.dumps(document(report), indent=1, allow_nan=False) + "\n",
+        "verdicts.csv": verdicts_csv(report),
+    }
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode())
+    return tuple(folder / name for name in texts)

@@ -1,0 +1,82 @@
+"""`bench report RUN|FOLDER`: what a run says, as one HTML file, as Markdown and as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json
+
+if TYPE_CHECKING:
+    from orchestrator.report.report import Report
+
+
+def report(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds one.")] = "last",
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write; by default the run's folder.")] = None,
+    into: Annotated[
+        Path | None, typer.Option("--into", help="A Markdown file whose part between the two marks is replaced.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option("--figures", help="A folder for the figures as files.")] = None,
+    formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, pdf, or several.")] = "svg",
+    json: Json = False,
+) -> None:
+    """Write the report of a run: report.html, report.md, report.json, verdicts.csv.
+
+    `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->.
+    """
+    from orchestrator.cli.reading import report_of, write_files
+    from orchestrator.report.document import document
+
+    found, folder = report_of(ctx, run)
+    written = list(write_files(found, out or folder))
+    if into is not None:
+        _replace_between_marks(into, found)
+        written.append(into)
+    if figures is not None:
+        written += _draw(found, figures, formats)
+    if json:
+        emit_json({**document(found), "files": [str(path) for path in written]})
+        return
+    for words in (found.title, found.headline(), *found.sentences()):
+        if words:
+            typer.echo(words)
+    for words in found.warnings():
+        typer.echo(f"note: {words}")
+    for path in written:
+        typer.echo(f"wrote {path}")
+
+
+def _replace_between_marks(path: Path, found: Report) -> None:
+    from orchestrator.adapters.files import write_atomically
+    from orchestrator.core.errors import LocalError
+    from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, markdown
+
+    try:
+        changed = between_marks(path.read_text(encoding="utf-8"), markdown(found))
+    except NoMarks as exc:
+        raise LocalError(f"{path}: {exc}", hint=f"put {BEGIN} and {END} where the table should be") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise LocalError(f"cannot read {path}: {exc}") from exc
+    write_atomically(path, changed.encode())
+
+
+def _draw(found: Report, folder: Path, formats: str) -> list[Path]:
+    from orchestrator.adapters.files import write_atomically
+    from orchestrator.adapters.rasterizer import converted
+    from orchestrator.core.errors import ConfigError
+    from orchestrator.report.files import boards, figure_svg
+
+    kinds = [kind.strip() for kind in formats.split(",") if kind.strip()]
+    if unknown := [kind for kind in kinds if kind not in ("svg", "png", "pdf")]:
+        raise ConfigError(f"--format {unknown[0]}: expected svg, png or pdf, or several with commas between")
+    written = []
+    for name, board in boards(found.study).items():
+        for kind in kinds:
+            path = folder / f"{name}.{kind}"
+            write_atomically(path, converted(figure_svg(board), kind))
+            written.append(path)
+    return written

@@ -1,0 +1,148 @@
+"""The figures that show every measurement: latencies case by case, and everything over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from orchestrator.analysis.samples import Group, Vector
+from orchestrator.analysis.study import Case, Study
+from orchestrator.report.figures import RIGHT, WIDTH, drawn, shown_cases
+from orchestrator.report.palette import Look, looks
+from orchestrator.report.svg import Board, Scale, legend, span
+from orchestrator.report.text import backend, labels, tick
+
+MOST_DOTS = 200
+"""Dots of one implementation on one case."""
+MOST_OVER_TIME = 1500
+
+
+def latencies(study: Study) -> Board | None:
+    """Every latency of every case: a dot each, a box over the middle half, a bar at the median."""
+    cases = [case for case in shown_cases(study.cases) if any(t.timed for t in case.timings)]
+    names = drawn(study)
+    if not cases or not names:
+        return None
+    look, titles = looks((study.subject, *study.baselines)), labels([case.case_id for case in study.cases])
+    columns = 2 if len(cases) > 1 else 1
+    gap = 40.0
+    width = (WIDTH - gap * (columns - 1)) / columns
+    height = 74.0 + 20 * len(names)
+    board = Board(WIDTH, 0, "Latency distributions, by case")
+    top = legend(board, 8, 18, [(backend(name), look[name]) for name in names], RIGHT) + 12
+    for place, case in enumerate(cases):
+        x, y = (place % columns) * (width + gap), top + (place // columns) * height
+        _panel(board, case, titles[case.case_id], {name: look[name] for name in names}, x, y, width)
+    board.height = top - (-len(cases) // columns) * height + 4
+    return board
+
+
+def _panel(board: Board, case: Case, title: str, look: Mapping[str, Look], x: float, y: float, width: float) -> None:
+    timed = {t.implementation: t.group.latency_us for t in case.timings if t.timed and t.implementation in look}
+    if not timed:
+        board.text(x, y + 16, f"{title}: not timed", "soft")
+        return
+    # The slowest hundredth is drawn at the edge: it would leave no room for the rest.
+    ends = [float(end) for times in timed.values() for end in (times.min(), np.quantile(times, 0.99))]
+    scale = Scale(*span(ends, log=True, pad=0.04), x + 14, x + width - 24, log=True)
+    bottom = y + 28 + 20 * len(look)
+    board.text(x, y + 16, title, "strong")
+    for value in scale.ticks(6):
+        board.line(scale(value), y + 24, scale(value), bottom, "grid")
+        board.text(scale(value), bottom + 16, tick(value), "middle soft")
+    board.text(x + width, y + 16, "µs a call (logarithmic)", "end soft")
+    for place, (name, own) in enumerate(look.items()):
+        if name in timed:
+            _strip(board, timed[name], own, scale, y + 34 + 20 * place)
+
+
+def _strip(board: Board, times: Vector, look: Look, scale: Scale, y: float) -> None:
+    number = look.colour[1:]
+    chosen = times[:: max(1, -(-times.size // MOST_DOTS))]
+    # A fixed pattern of heights, so that dots do not hide each other and a report is the same twice.
+    heights = (np.arange(chosen.size) * 0.618034 % 1 - 0.5) * 11
+    dots = "".join(f"M{scale(float(t)):.1f} {y + h:.1f}h0" for t, h in zip(chosen, heights, strict=True))
+    board.parts.append(f'<path d="{dots}" class="dot l{number}"/>')
+    low, middle, high = (scale(float(q)) for q in np.quantile(times, [0.25, 0.5, 0.75]))
+    board.box(low, y - 7, high - low, 14, f"b{number}")
+    board.line(middle, y - 8, middle, y + 8, f"l{number}")
+
+
+Reading = tuple[str, str, Callable[[Group], Vector], bool]
+"""Title, unit, what to read, and whether its axis is logarithmic."""
+
+
+def sensor(name: str) -> Callable[[Group], Vector]:
+    return lambda group: group.sensors[name]
+
+
+def relative(group: Group) -> Vector:
+    """Latencies over their median, so that all cases share one scale."""
+    value: Vector = group.latency_us / np.median(group.latency_us)
+    return value
+
+
+READINGS: Sequence[Reading] = (
+    ("latency", "times its median (logarithmic)", relative, True),
+    ("SM clock", "MHz", sensor("sm_clock_mhz"), False),
+    ("power", "W", sensor("power_w"), False),
+    ("temperature", "°C", sensor("temperature_c"), False),
+    ("host clock", "MHz", sensor("cpu_mhz"), False),
+    ("host load", "processes, 1 min", sensor("load_1m"), False),
+    ("stolen time", "% of the host", sensor("steal_percent"), False),
+)
+
+
+def over_time(study: Study) -> Board | None:
+    """What was read beside the latencies, over the run, one panel for each sensor that there was."""
+    names = drawn(study)
+    look = looks((study.subject, *study.baselines))
+    groups = [t.group for case in study.cases for t in case.timings if t.timed and t.implementation in names]
+    begun = min((float(np.nanmin(g.at)) for g in groups if not np.isnan(g.at).all()), default=None)
+    if begun is None:
+        return None
+    panels = [one for one in READINGS if any(not np.isnan(one[2](group)).all() for group in groups)]
+    ended = max(float(np.nanmax(g.at)) for g in groups if not np.isnan(g.at).all())
+    board = Board(WIDTH, 0, "Latency and sensors over the run")
+    top = legend(board, 76, 18, [(backend(name), look[name]) for name in names], RIGHT) + 14
+    across = Scale(0, max(ended - begun, 1e-3), 76, RIGHT)
+    height = 120.0
+    for place, panel in enumerate(panels):
+        _track(board, groups, look, panel, begun, across, top + place * height)
+    bottom = top + len(panels) * height
+    for value in across.ticks(10):
+        board.text(across(value), bottom + 2, tick(value), "middle soft")
+    board.text((76 + RIGHT) / 2, bottom + 22, "seconds since the first measurement", "middle")
+    board.height = bottom + 34
+    return board
+
+
+def _track(
+    board: Board,
+    groups: Sequence[Group],
+    look: Mapping[str, Look],
+    panel: Reading,
+    begun: float,
+    across: Scale,
+    y: float,
+) -> None:
+    title, unit, reading, log = panel
+    series: dict[str, list[Vector]] = {}
+    for group in groups:
+        series.setdefault(group.key.implementation, []).append(np.stack([group.at - begun, reading(group)]))
+    whole = {name: np.concatenate(parts, axis=1) for name, parts in series.items()}
+    known = {name: both[:, ~np.isnan(both).any(axis=0)] for name, both in whole.items()}
+    values = np.concatenate([both[1] for both in known.values()])
+    if not values.size:
+        return
+    low, high = (float(q) for q in np.quantile(values, [0.0, 0.995]))
+    scale = Scale(*span((low, high), log=log), y + 92, y + 24, log=log)
+    board.text(76, y + 14, f"{title}, {unit}", "strong")
+    for value in scale.ticks(4):
+        board.line(76, scale(value), RIGHT, scale(value), "grid")
+        board.text(68, scale(value) + 4.5, tick(value), "end soft")
+    for name, both in known.items():
+        chosen = both[:, :: max(1, -(-both.shape[1] // MOST_OVER_TIME))].T
+        dots = "".join(f"M{across(float(t)):.1f} {scale(float(v)):.1f}h0" for t, v in chosen)
+        board.parts.append(f'<path d="{dots}" class="dot l{look[name].colour[1:]}"/>')

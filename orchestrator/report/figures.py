@@ -1,0 +1,163 @@
+"""The figures of a report: how many times faster, at what rate, and how far from the exact answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from orchestrator.analysis.roofs import Roof
+from orchestrator.analysis.study import Case, Study
+from orchestrator.core.results import is_control
+from orchestrator.report.palette import looks
+from orchestrator.report.svg import Board, Scale, legend, span
+from orchestrator.report.text import backend, digits, labels, ratio, tick, within
+
+WIDTH = 860.0
+LEFT = 170.0
+RIGHT = WIDTH - 24
+MOST_CASES = 60
+"""More rows than a person compares by eye; the tables and files have all."""
+
+
+def shown_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """At most `MOST_CASES`, spread evenly over all."""
+    step = max(1, math.ceil(len(cases) / MOST_CASES))
+    return tuple(cases[::step])
+
+
+def drawn(study: Study) -> tuple[str, ...]:
+    """The implementations that have a time anywhere, the subject first, without controls."""
+    names = (study.subject, *study.baselines)
+    return tuple(
+        name for name in names if any((found := case.timing(name)) is not None and found.timed for case in study.cases)
+    )
+
+
+def rows_frame(
+    board: Board, scale: Scale, tops: Sequence[tuple[float, float]], names: Sequence[str], unit: str
+) -> None:
+    """Row bands with their names, and an axis above and below. `tops` are (top, height) of each row."""
+    first, last = tops[0][0], tops[-1][0] + tops[-1][1]
+    for place, (top, height) in enumerate(tops):
+        if place % 2 == 0:
+            board.box(0, top, WIDTH, height, "band")
+        board.text(LEFT - 14, top + height / 2 + 4.5, names[place], "end")
+    for value in scale.ticks():
+        x = scale(value)
+        board.line(x, first, x, last, "grid")
+        board.text(x, first - 8, tick(value), "middle soft")
+        if last - first > 300:
+            board.text(x, last + 18, tick(value), "middle soft")
+    board.text((LEFT + RIGHT) / 2, last + (40 if last - first > 300 else 24), unit, "middle")
+
+
+def speedup(study: Study) -> Board | None:
+    """The subject against each baseline, case by case, with intervals; the grey band is the case's noise floor."""
+    cases = [case for case in shown_cases(study.cases) if case.contrasts]
+    if not cases:
+        return None
+    look, names = looks((study.subject, *study.baselines)), labels([case.case_id for case in study.cases])
+    baselines = [name for name in drawn(study) if name != study.subject]
+    ends = [1.0]
+    for contrast in (one for case in cases for one in case.contrasts):
+        found = contrast.paired.ratio
+        ends += [found.low, found.mid, found.high] if found.known else [found.mid]
+    scale = Scale(*span(ends, log=True), LEFT, RIGHT, log=True)
+    height = 12.0 + 13 * len(baselines)
+    board = Board(WIDTH, 70 + 50 + height * len(cases), f"Speed-up of {study.subject} over each baseline, by case")
+    top = legend(board, LEFT, 18, [(f"over {backend(name)}", look[name]) for name in baselines], RIGHT) + 24
+    tops = [(top + place * height, height) for place in range(len(cases))]
+    rows_frame(
+        board, scale, tops, [names[case.case_id] for case in cases], "times as fast (logarithmic; right of 1 is faster)"
+    )
+    board.height = tops[-1][0] + height + 52
+    for (y, _), case in zip(tops, cases, strict=True):
+        noise = max((one.noise.floor for one in case.contrasts if one.noise is not None), default=0.0)
+        if noise:
+            left, right = scale(1 / (1 + noise)), scale(1 + noise)
+            board.box(left, y + 2, right - left, height - 4, "noise")
+        for contrast in case.contrasts:
+            at = y + 12.5 + 13 * baselines.index(contrast.baseline)
+            found, own = contrast.paired.ratio, look[contrast.baseline]
+            if found.known:
+                board.line(scale(found.low), at, scale(found.high), at, f"l{own.colour[1:]}")
+            told = f"{ratio(found.mid)} {within(found)} over {contrast.baseline}"
+            note = f"{names[case.case_id]}: {told}, {contrast.verdict}"
+            board.mark(scale(found.mid), at, own, note=note)
+    board.line(scale(1), tops[0][0], scale(1), tops[-1][0] + height, "axis")
+    return board
+
+
+def roofline(study: Study) -> Board | None:
+    """Rates by arithmetic intensity, under the roof of the device's data sheet where there is one."""
+    points = [
+        (case, timing)
+        for case in shown_cases(study.cases)
+        if case.work is not None
+        for timing in case.timings
+        if timing.timed and not is_control(timing.implementation)
+    ]
+    if not points:
+        return None
+    names = drawn(study)
+    look, case_names = looks((study.subject, *study.baselines)), labels([case.case_id for case in study.cases])
+    roofs = list(dict.fromkeys(case.roof for case, _ in points if case.roof is not None))
+    intensities = [case.work.intensity for case, _ in points if case.work is not None] + [roof.ridge for roof in roofs]
+    rates = [timing.tflops for _, timing in points] + [roof.tflops for roof in roofs]
+    board = Board(WIDTH, 440, "Rate by arithmetic intensity, and the device's roof")
+    top = legend(board, 76, 18, [(backend(name), look[name]) for name in names], RIGHT) + 10
+    x = Scale(*span(intensities, log=True), 76, RIGHT, log=True)
+    y = Scale(*span(rates, log=True, pad=0.08), 386, top, log=True)
+    for value in x.ticks():
+        board.line(x(value), top, x(value), 386, "grid")
+        board.text(x(value), 404, tick(value), "middle soft")
+    for value in y.ticks():
+        board.line(76, y(value), RIGHT, y(value), "grid")
+        board.text(68, y(value) + 4.5, tick(value), "end soft")
+    board.text((76 + RIGHT) / 2, 430, "arithmetic intensity, FLOP per byte (logarithmic)", "middle")
+    board.text(18, (top + 386) / 2, "TFLOP/s (logarithmic)", "middle", turned=True)
+    for roof in roofs:
+        draw_roof(board, roof, x, y)
+    for case, timing in points:
+        assert case.work is not None
+        note = f"{case_names[case.case_id]}, {timing.implementation}: {digits(timing.tflops)} TFLOP/s"
+        board.mark(x(case.work.intensity), y(timing.tflops), look[timing.implementation], note=note)
+    return board
+
+
+def draw_roof(board: Board, roof: Roof, x: Scale, y: Scale) -> None:
+    """Memory bandwidth up to the ridge, the arithmetic rate from there."""
+    begin = max(x.low, y.low * 1e3 / roof.gb_per_s)
+    corner = min(max(roof.ridge, x.low), x.high)
+    slope = [(x(begin), y(begin * roof.gb_per_s / 1e3)), (x(corner), y(corner * roof.gb_per_s / 1e3))]
+    board.path([*slope, (x(x.high), y(roof.tflops))], "roof")
+    board.text(RIGHT - 6, y(roof.tflops) - 8, f"{digits(roof.tflops)} TFLOP/s by the data sheet", "end strong")
+
+
+def errors(study: Study) -> Board | None:
+    """Largest difference from the exact answer, case by case, the subject beside PyTorch's own backends."""
+    known = [
+        (case, {t.implementation: t.max_abs_error for t in case.timings if 0 < t.max_abs_error < math.inf})
+        for case in shown_cases(study.cases)
+    ]
+    rows = [(case, found) for case, found in known if found]
+    values = [value for _, found in rows for name, value in found.items() if not is_control(name)]
+    if not values:
+        return None
+    look, names = looks((study.subject, *study.baselines)), labels([case.case_id for case in study.cases])
+    scale = Scale(*span(values, log=True), LEFT, RIGHT, log=True)
+    board = Board(WIDTH, 100, "Largest absolute error, by case")
+    present = [name for name in (study.subject, *study.baselines) if any(name in found for _, found in rows)]
+    top = legend(board, LEFT, 18, [(backend(name), look[name]) for name in present], RIGHT) + 24
+    height = 26.0
+    tops = [(top + place * height, height) for place in range(len(rows))]
+    unit = "largest absolute error against a float64 reference (logarithmic; left is better)"
+    rows_frame(board, scale, tops, [names[case.case_id] for case, _ in rows], unit)
+    board.height = tops[-1][0] + height + 52
+    for (y, _), (case, found) in zip(tops, rows, strict=True):
+        drawn_names = [name for name in present if name in found]
+        for place, name in enumerate(reversed(drawn_names)):
+            shift = (place - (len(drawn_names) - 1) / 2) * 3.0
+            note = f"{names[case.case_id]}, {name}: {digits(found[name])}"
+            board.mark(scale(found[name]), y + height / 2 + shift, look[name], 4.0, note)
+    return board

@@ -1,0 +1,69 @@
+"""Colours that everybody can tell apart, on white and on black, and a shape for each so that none rests on colour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+LIGHT: Final = {
+    "ink": "#1b1f24", "soft": "#57606a", "line": "#d0d7de", "paper": "#ffffff", "band": "#eef1f4",
+    "c0": "#0b62a8", "c1": "#c24a00", "c2": "#00795a", "c3": "#a3427f", "c4": "#8a6400", "c5": "#5b5f66",
+    "good": "#00795a", "bad": "#b3260a",
+}  # fmt: skip
+DARK: Final = {
+    "ink": "#e6edf3", "soft": "#9aa5b1", "line": "#3a424c", "paper": "#0f1318", "band": "#1d242c",
+    "c0": "#6cb6ff", "c1": "#ff9a5c", "c2": "#4fd1a5", "c3": "#f0a0d0", "c4": "#e6c35c", "c5": "#b4bcc6",
+    "good": "#4fd1a5", "bad": "#ff8f73",
+}  # fmt: skip
+"""After Okabe and Ito's colours for every kind of sight, darkened or lightened to 4.5:1 against the paper."""
+
+SHAPES: Final = ("circle", "square", "triangle", "diamond", "cross", "ring")
+KNOWN: Final = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How an implementation is drawn: a colour's class and a shape, the same in every figure."""
+
+    colour: str
+    shape: str
+
+
+def looks(implementations: Sequence[str]) -> Mapping[str, Look]:
+    """Known implementations always look alike; others take what is left, in order."""
+    found = {
+        name: Look(f"c{KNOWN.index(name)}", SHAPES[KNOWN.index(name)]) for name in implementations if name in KNOWN
+    }
+    free = [number for number in range(6) if f"c{number}" not in {look.colour for look in found.values()}] or [5]
+    for place, name in enumerate(name for name in implementations if name not in KNOWN):
+        number = free[place % len(free)]
+        found[name] = Look(f"c{number}", SHAPES[number])
+    return found
+
+
+def variables(colours: Mapping[str, str]) -> str:
+    """The colours as CSS custom properties."""
+    return "".join(f"--{name}:{value};" for name, value in colours.items())
+
+
+FIGURE_CSS: Final = (
+    "text{font:13px system-ui,-apple-system,'Segoe UI',sans-serif;fill:var(--ink)}"
+    ".soft{fill:var(--soft)}.end{text-anchor:end}.middle{text-anchor:middle}.strong{font-weight:600}"
+    ".grid{stroke:var(--line);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1.25}.band{fill:var(--band)}"
+    ".noise{fill:var(--soft);fill-opacity:.22}"
+    ".roof{stroke:var(--ink);stroke-width:2;fill:none}.paper{fill:var(--paper)}"
+    + "".join(
+        f".c{n}{{fill:var(--c{n});stroke:var(--c{n})}}.l{n}{{stroke:var(--c{n});stroke-width:2;fill:none}}"
+        f".b{n}{{fill:var(--c{n});fill-opacity:.28;stroke:var(--c{n})}}.o{n}{{stroke:var(--c{n});stroke-width:2;fill:var(--paper)}}"
+        for n in range(6)
+    )
+    + ".dot{stroke-width:2.6;stroke-linecap:round;stroke-opacity:.5}"
+)
+
+
+def literal(css: str, colours: Mapping[str, str]) -> str:
+    """The same CSS with colours in the place of variables, for a file that stands alone."""
+    for name, value in colours.items():
+        css = css.replace(f"var(--{name})", value)
+    return css

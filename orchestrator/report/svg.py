@@ -1,0 +1,132 @@
+"""A small drawing board: scales with sensible ticks, and SVG written by hand, every coordinate rounded to a tenth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from orchestrator.report.palette import Look
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps `low`..`high` to the pixels `begin`..`end`, linearly or by logarithm."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        at = math.log(max(value, 1e-300)) if self.log else value
+        share = (at - low) / (high - low) if high > low else 0.5
+        return self.begin + min(max(share, 0.0), 1.0) * (self.end - self.begin)
+
+    def ticks(self, most: int = 7) -> list[float]:
+        return log_ticks(self.low, self.high, most) if self.log else linear_ticks(self.low, self.high, most)
+
+
+def linear_ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers from `low` to `high`, at most `most` of them."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / max(most - 1, 1)
+    size = 10 ** math.floor(math.log10(rough))
+    step = next(step for step in (size, 2 * size, 5 * size, 10 * size) if step >= rough)
+    first = math.ceil(low / step - 1e-9)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """1, 2, 5 in each decade, or fewer where there are many decades, or round steps where there is not even one."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for mantissas in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        found = [m * 10.0**d for d in decades for m in mantissas if low * 0.999 <= m * 10.0**d <= high * 1.001]
+        if len(found) <= most:
+            return found if len(found) >= 3 else linear_ticks(low, high, max(most, 5))
+    every = -(-len(found) // most)
+    return found[::every]
+
+
+def span(values: Sequence[float], *, log: bool = False, pad: float = 0.06) -> tuple[float, float]:
+    """The least and the greatest, with a margin. All finite; positive where `log`."""
+    low, high = min(values), max(values)
+    if log:
+        margin = max((high / low) ** pad, 1.02)
+        return low / margin, high * margin
+    margin = (high - low) * pad or abs(high) * 0.1 or 1.0
+    return low - margin, high + margin
+
+
+@dataclass(slots=True)
+class Board:
+    """A figure in the making. `title` is read out in its place."""
+
+    width: float
+    height: float
+    title: str
+    parts: list[str] = field(default_factory=list)
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, style: str) -> None:
+        self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{style}"/>')
+
+    def box(self, x: float, y: float, width: float, height: float, style: str) -> None:
+        shape = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}"'
+        self.parts.append(f'<rect {shape} class="{style}"/>')
+
+    def text(self, x: float, y: float, words: str, style: str = "", *, turned: bool = False) -> None:
+        turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
+        kind = f' class="{style}"' if style else ""
+        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}"{kind}{turn}>{escape(words)}</text>')
+
+    def path(self, points: Sequence[tuple[float, float]], style: str) -> None:
+        steps = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        self.parts.append(f'<path d="M{steps}" class="{style}"/>')
+
+    def mark(self, x: float, y: float, look: Look, size: float = 4.5, note: str = "") -> None:
+        """A point, in the colour and shape of an implementation; `note` shows when it is pointed at."""
+        told = f"<title>{escape(note)}</title>" if note else ""
+        style, s = look.colour, size
+        match look.shape:
+            case "circle":
+                body = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{s:.1f}" class="{style}">{told}</circle>'
+            case "ring":
+                body = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{s:.1f}" class="o{style[1:]}">{told}</circle>'
+            case _:
+                d = {
+                    "square": f"M{x - s:.1f} {y - s:.1f}h{2 * s:.1f}v{2 * s:.1f}h{-2 * s:.1f}z",
+                    "triangle": f"M{x:.1f} {y - 1.2 * s:.1f}l{1.2 * s:.1f} {2.1 * s:.1f}h{-2.4 * s:.1f}z",
+                    "diamond": f"M{x:.1f} {y - 1.3 * s:.1f}l{1.3 * s:.1f} {1.3 * s:.1f}l{-1.3 * s:.1f} {1.3 * s:.1f}"
+                    f"l{-1.3 * s:.1f} {-1.3 * s:.1f}z",
+                    "cross": f"M{x - s:.1f} {y - s:.1f}l{2 * s:.1f} {2 * s:.1f}m{-2 * s:.1f} 0"
+                    f"l{2 * s:.1f} {-2 * s:.1f}",
+                }[look.shape]
+                kind = f"l{style[1:]}" if look.shape == "cross" else style
+                body = f'<path d="{d}" class="{kind}">{told}</path>'
+        self.parts.append(body)
+
+    def svg(self, css: str = "") -> str:
+        """The figure. With `css` it stands alone as a file."""
+        style = f"<style>{css}</style>" if css else ""
+        size = f'width="{self.width:.0f}" height="{self.height:.0f}"' if css else ""
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:.0f} {self.height:.0f}" {size} '
+            f'role="img" aria-label="{escape(self.title)}">{style}{"".join(self.parts)}</svg>'
+        )
+
+
+def legend(board: Board, x: float, y: float, names: Sequence[tuple[str, Look]], most_x: float) -> float:
+    """Marks and names in a row, wrapped before `most_x`; returns the y below it."""
+    at = x
+    for name, look in names:
+        width = 24 + 7.4 * len(name)
+        if at + width > most_x and at > x:
+            at, y = x, y + 20
+        board.mark(at + 6, y - 4.5, look)
+        board.text(at + 17, y, name)
+        at += width + 12
+    return y + 12

@@ -1,0 +1,75 @@
+"""How numbers and cases are written, everywhere alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.analysis.bootstrap import Interval
+
+UNKNOWN = "–"
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """`value` to so many significant digits, without an exponent for ordinary sizes; a dash for NaN."""
+    if math.isnan(value):
+        return UNKNOWN
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    places = significant - 1 - math.floor(math.log10(abs(value)))
+    if places > 6 + significant:
+        return f"{value:.{significant - 1}e}"
+    return f"{value:,.{max(0, places)}f}"
+
+
+def tick(value: float) -> str:
+    """A number on an axis: no more digits than it has."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def ratio(value: float) -> str:
+    return UNKNOWN if math.isnan(value) else f"{value:.2f}×" if value < 100 else f"{value:.0f}×"
+
+
+def within(interval: Interval, *, places: int = 2) -> str:
+    """The limits of an interval, in brackets; nothing where they are not known."""
+    return f"[{interval.low:.{places}f}, {interval.high:.{places}f}]" if interval.known else ""
+
+
+def percent(share: float, *, places: int = 1) -> str:
+    """A share (0.01) in per cent."""
+    return UNKNOWN if math.isnan(share) else f"{100 * share:.{places}f} %"
+
+
+def backend(implementation: str) -> str:
+    """An implementation's name as figures show it."""
+    return implementation.removeprefix("sdpa:")
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def common_parts(case_ids: Sequence[str]) -> list[str]:
+    """The parts of a case id that all of several cases have: said once, instead of on every line."""
+    if len(case_ids) < 2:
+        return []
+    shared = set(case_ids[0].split("-")).intersection(*(case_id.split("-") for case_id in case_ids[1:]))
+    return [part for part in case_ids[0].split("-") if part in shared]
+
+
+def labels(case_ids: Sequence[str]) -> dict[str, str]:
+    """Each case by what sets it apart from the others: `256 float32`, `q1 k300 causal bfloat16`."""
+    common = set(common_parts(case_ids))
+    found = {}
+    for case_id in case_ids:
+        parts = case_id.split("-")
+        own = [part for part in parts if part not in common]
+        lengths = {part[:1]: part[1:] for part in parts if part[:1] in ("q", "k") and part[1:].isdigit()}
+        if lengths.get("q") and lengths.get("q") == lengths.get("k"):
+            own = [part for part in own if part != f"k{lengths['k']}"]
+            own = [f"S {lengths['q']}" if part == f"q{lengths['q']}" else part for part in own]
+        found[case_id] = " ".join(own) or case_id
+    return found

@@ -1,0 +1,86 @@
+"""Asking what exists, without the heavy client: the same answer, and named errors."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.adapters.alive import alive, instance
+from orchestrator.core.errors import CredentialsMissing, PermissionDenied, ProviderError, Unavailable
+from tests.stories.stage import silent_vm, staged
+from tests.support.scripted_server import Answer, Reply, Request, google_error, scripted_server
+
+
+def listing(*names: str, token: str = "") -> Reply:
+    items = [{"name": name, "zone": "https://x/zones/us-central1-a", "id": "7", "status": "RUNNING"} for name in names]
+    page: dict[str, Any] = {"items": {"zones/us-central1-a": {"instances": items}, "zones/b": {"warning": {}}}}
+    return Reply(200, page | ({"nextPageToken": token} if token else {}))
+
+
+def answering(*answers: Answer) -> Any:
+    left = list(answers)
+
+    def answer(_: Request) -> Answer:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return scripted_server(answer)
+
+
+def test_both_ways_of_asking_give_the_same_answer(home: Path) -> None:
+    with staged(home, silent_vm) as stage:
+        engine = stage.begin(stage.world())
+        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
+            pass
+        assert alive(stage.cloud.project, stage.cloud.compute_url) == stage.world().cloud().instances()
+        engine.request_stop("ada", "enough")
+        engine.follow()
+        assert alive(stage.cloud.project, stage.cloud.compute_url) == ()
+
+
+def test_every_page_is_read() -> None:
+    with answering(listing("one", token="more"), listing("two")) as server:
+        assert [vm.name for vm in alive("p", server.url)] == ["one", "two"]
+
+
+def test_a_server_that_stumbles_is_asked_again() -> None:
+    with answering(google_error(503, "later", "backendError"), listing("one")) as server:
+        assert [vm.name for vm in alive("p", server.url)] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (google_error(403, "Required 'compute.instances.list' permission", "forbidden"), PermissionDenied, "instances.list"),
+        (Reply(401, data=b"what?"), CredentialsMissing, "list the VMs of p"),
+        (Reply(403, data=b"what?"), PermissionDenied, "HTTP 403"),
+        (google_error(404, "no such project", "notFound"), ProviderError, "no such project"),
+        (google_error(503, "later", "backendError"), Unavailable, "HTTP 503"),
+        (Reply(200, data=b"not json"), Unavailable, "not JSON"),
+    ],
+)  # fmt: skip
+def test_what_stands_in_the_way_has_a_name(answer: Answer, kind: type[Exception], words: str) -> None:
+    with answering(answer) as server, pytest.raises(kind, match=words):
+        alive("p", server.url)
+
+
+def test_a_server_that_is_not_there_is_unavailable() -> None:
+    with answering(listing()) as server:
+        url = server.url
+    with pytest.raises(Unavailable, match="list the VMs of p"):
+        alive("p", url)
+
+
+def test_a_deadline_is_worked_out_where_the_api_does_not_say_it() -> None:
+    found = instance(
+        {
+            "name": "vm", "lastStartTimestamp": "2026-11-21T04:00:00.000-08:00",
+            "scheduling": {"maxRunDuration": {"seconds": "600"}, "provisioningModel": "SPOT"}, "creationTimestamp": "soon",
+        }
+    )  # fmt: skip
+    assert found.started_at is not None
+    assert found.deadline_at == found.started_at + timedelta(minutes=10)
+    assert found.created_at == found.started_at
+    assert found.preemptible

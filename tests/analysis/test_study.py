@@ -1,0 +1,315 @@
+"""What a run says, from the files it left, whole or damaged."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.analysis.across import changes, history, quotient
+from orchestrator.analysis.bootstrap import Interval
+from orchestrator.analysis.fingerprint import Level, comparability
+from orchestrator.analysis.roofs import ROOFS, roof_of, work_of
+from orchestrator.analysis.study import false_verdicts
+from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
+from orchestrator.core.results import COLUMNS, ResultsUnreadable
+from tests.report.written import BEGUN, csv_text, records, skip, studied
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_run_says_what_the_kernel_is_against_each_baseline() -> None:
+    found = studied(csv_text(records()))
+    assert (found.subject, found.baselines, found.measurements) == ("bench", ("sdpa:default", "sdpa:math"), 400)
+    assert [case.axes["seq_q"] for case in found.cases] == ["128", "1024"]
+    assert {one.verdict for one in found.contrasts} == {Verdict.FASTER}
+    for case in found.cases:
+        by_name = {one.baseline: one for one in case.contrasts}
+        assert by_name["sdpa:default"].paired.ratio.mid == pytest.approx(1.5, rel=0.01)
+        assert by_name["sdpa:math"].paired.ratio.mid == pytest.approx(3.0, rel=0.01)
+        assert case.best is by_name["sdpa:default"]
+        assert case.best.noise is not None
+        assert case.best.noise.source is NoiseSource.CONTROL
+        assert case.best.order_shift == pytest.approx(1.0, abs=0.02)
+    assert found.geomean("sdpa:default")[0] == pytest.approx(1.5, rel=0.01)
+    assert math.isnan(found.geomean("sdpa:flash")[0])
+    assert false_verdicts(found.controls) == 0
+    assert found.answers == 4
+    assert (found.faults, found.notes) == ((), ())
+
+
+def test_a_rate_is_the_stated_arithmetic_over_the_median_and_its_share_of_the_data_sheets() -> None:
+    timing = studied(csv_text(records())).cases[1].timing("bench")
+    assert timing is not None
+    flop = 4 * 2 * 8 * 1024 * 1024 * 64
+    assert timing.tflops == pytest.approx(flop / timing.median_us.mid / 1e6)
+    assert timing.roof_percent == pytest.approx(100 * timing.tflops / 121)
+    assert timing.held_percent == pytest.approx(timing.roof_percent)
+    assert (timing.throttled, timing.count, timing.clock_mhz) == (0.0, 50, 2040.0)
+
+
+def test_a_causal_mask_halves_the_arithmetic_and_shared_heads_the_traffic() -> None:
+    axes = {"batch": "1", "heads": "8", "kv_heads": "8", "seq_q": "64", "seq_k": "64", "head_dim": "64"}
+    full = work_of(axes | {"causal": "false", "dtype": "float16"})
+    causal = work_of(axes | {"causal": "true", "dtype": "float16"})
+    shared = work_of(axes | {"kv_heads": "1", "causal": "false", "dtype": "float32"})
+    assert full is not None
+    assert causal is not None
+    assert shared is not None
+    assert causal.flop * 2 == full.flop == 4 * 8 * 64 * 64 * 64
+    assert full.bytes == 4 * 8 * 64 * 64 * 2
+    assert shared.bytes == (2 * 8 + 2) * 64 * 64 * 4
+    assert work_of(axes | {"causal": "false", "dtype": "int8"}) is None
+    assert work_of(axes | {"causal": "false", "dtype": "float16", "seq_q": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tflops"),
+    [
+        ("Tesla T4", "float16", 65), ("Tesla T4", "bfloat16", None), ("NVIDIA L4", "bfloat16", 121),
+        ("NVIDIA L40S", "float16", None), ("NVIDIA A100-SXM4-40GB", "float16", 312), ("NVIDIA H200", "bfloat16", 989),
+        ("NVIDIA H100 80GB HBM3", "float16", 989), ("NVIDIA H200", "float32", None), ("AMD EPYC", "float32", None),
+    ],
+)  # fmt: skip
+def test_a_roof_is_that_of_the_device_that_names_itself(device: str, dtype: str, tflops: float | None) -> None:
+    roof = roof_of(device, dtype)
+    assert (roof.tflops if roof else None) == tflops
+    assert all(one.source and one.ridge > 100 for one in ROOFS)
+
+
+def test_energy_is_summed_before_it_is_divided_by_calls() -> None:
+    rows = list(records(lengths=(128,), speeds={"bench": 1.0}, regime="sustained", calls="10"))
+    for place, row in enumerate(rows):
+        row["energy_j"] = "0" if place % 5 else "5"
+    timing = studied(csv_text(rows)).cases[0].timing("bench")
+    assert timing is not None
+    assert timing.joules == pytest.approx(0.1)
+
+
+def test_without_a_control_the_noise_comes_from_halves_and_that_is_said() -> None:
+    found = studied(csv_text(records(speeds={"bench": 1.5, "sdpa:default": 1.0})))
+    assert {one.noise.source for one in found.contrasts if one.noise} == {NoiseSource.HALVES}
+    assert "no A/A control" in found.notes[0]
+
+
+def test_the_order_of_the_file_does_not_matter() -> None:
+    rows = list(records())
+    assert studied(csv_text(rows[::-1])).contrasts == studied(csv_text(rows)).contrasts
+
+
+def test_order_is_known_by_the_clock_where_no_place_was_written() -> None:
+    rows = [row | {"position": "", "started_at": BEGUN.isoformat()} for row in records(lengths=(128,))]
+    assert math.isnan(studied(csv_text(rows)).contrasts[0].order_shift)
+    older = csv_text(records(lengths=(128,)), COLUMNS)
+    assert studied(older).contrasts[0].order_shift == pytest.approx(1.0, abs=0.02)
+
+
+# --- what may be wrong with a file ----------------------------------------------------------------------------------
+
+
+def test_an_empty_run_says_so() -> None:
+    found = studied(csv_text([]))
+    assert (found.cases, found.contrasts, found.measurements, found.subject) == ((), (), 0, "")
+    assert "not a single row" in found.notes[0]
+
+
+@pytest.mark.parametrize("text", ["", "\n", "a,b,c\n1,2,3\n", "\x00\x01"])
+def test_what_is_no_result_file_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ResultsUnreadable, match=r"measurements\.csv"):
+        studied(text)
+
+
+def test_one_implementation_alone_is_timed_and_compared_with_nothing() -> None:
+    found = studied(csv_text(records(speeds={"sdpa:math": 1.0})))
+    assert found.contrasts == ()
+    assert found.subject == "sdpa:math"
+    assert "Only one implementation" in found.notes[0]
+    assert all(case.timings[0].timed for case in found.cases)
+
+
+def test_where_everything_was_skipped_the_reasons_are_kept() -> None:
+    found = studied(csv_text([skip("bench", "no compiler"), skip("sdpa:cudnn", "needs CUDA")]))
+    assert "Every implementation was skipped" in found.notes[0]
+    assert [timing.skipped for timing in found.cases[0].timings] == ["no compiler", "needs CUDA"]
+
+
+def test_rows_that_cannot_be_used_are_counted_and_the_rest_is_kept() -> None:
+    rows = list(records(lengths=(128,)))
+    rows[0]["latency_us"], rows[1]["latency_us"], rows[2]["latency_us"] = "nan", "-3", "soon"
+    rows[3]["case_id"] = ""
+    found = studied(csv_text(rows))
+    assert found.measurements == 196
+    assert found.faults == (
+        "3 rows have no usable latency (first at measurements.csv:2)",
+        "1 rows name no case or no implementation (first at measurements.csv:5)",
+    )
+
+
+def test_a_repeated_row_counts_once() -> None:
+    rows = list(records(lengths=(128,)))
+    found = studied(csv_text(rows + rows[:3]))
+    assert found.contrasts == studied(csv_text(rows)).contrasts
+    assert sum(int(fault.split()[0]) for fault in found.faults) == 3
+
+
+def test_a_truncated_file_loses_its_last_row_only() -> None:
+    text = csv_text(records(lengths=(128,)))
+    found = studied(text[: len(text) - 60])
+    assert found.measurements == 199
+    assert "torn" in found.faults[0]
+
+
+def test_files_of_several_schemas_and_runs_are_read_together() -> None:
+    from orchestrator.analysis.samples import Reader
+    from orchestrator.analysis.study import study
+
+    reader = Reader()
+    reader.read(csv_text(records(lengths=(128,)), COLUMNS).splitlines(keepends=True), "old.csv")
+    reader.read(
+        csv_text(records(lengths=(1024,)), (*COLUMNS, "position", "novel")).splitlines(keepends=True), "new.csv"
+    )
+    reader.read(csv_text(records(run_id="20261121-040506-l4-0000", blocks=9)).splitlines(keepends=True), "other.csv")
+    found = study(reader.groups(), reader.told())
+    assert len(found.cases) == 2
+    assert "holds 2 runs" in found.notes[0]
+
+
+def test_an_implementation_with_a_skip_row_has_no_timing_whatever_else_there_is() -> None:
+    found = studied(csv_text([*records(lengths=(128,)), skip("bench", "wrong after timing")]))
+    bench = found.cases[0].timing("bench")
+    assert bench is not None
+    assert (bench.timed, bench.skipped) == (False, "wrong after timing")
+    assert found.contrasts == ()
+
+
+@pytest.mark.slow
+def test_a_million_rows_are_read_in_less_than_half_a_gigabyte() -> None:
+    program = (
+        "import resource\n"
+        "from itertools import chain, repeat\n"
+        "from orchestrator.analysis.samples import Reader\n"
+        "from orchestrator.analysis.study import study\n"
+        "from tests.report.written import csv_text, records\n"
+        "header, *rows = csv_text(records(lengths=(128,), blocks=1)).splitlines(keepends=True)\n"
+        "cells = [row.split(',') for row in rows]\n"
+        "def block(cells, n):\n    return ','.join([*cells[:15], str(n), str(n), *cells[17:]])\n"
+        "lines = chain([header], (block(c, n) for n in range(250_000) for c in cells))\n"
+        "reader = Reader(); reader.read(lines, 'x'); found = study(reader.groups(), reader.told())\n"
+        "assert found.measurements == 1_000_000, found\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 500_000
+
+
+# --- two runs and more ----------------------------------------------------------------------------------------------
+
+
+def other(speed: float, seed: int, **more: Any) -> str:
+    return csv_text(
+        records(speeds={"bench": 1.5 * speed, "sdpa:default": 1.0, "bench:aa": 1.5 * speed}, seed=seed, **more)
+    )
+
+
+def test_a_change_between_runs_is_found_and_none_where_there_is_none() -> None:
+    before = studied(other(1.0, 1))
+    for relative_to in ("", "sdpa:default"):
+        same = changes(before, studied(other(1.0, 2)), relative_to=relative_to, implementations=["bench"])
+        assert {one.verdict for one in same} <= {Verdict.SAME, Verdict.INCONCLUSIVE}
+        slower = changes(before, studied(other(0.9, 3)), relative_to=relative_to, implementations=["bench"])
+        assert {one.verdict for one in slower} == {Verdict.SLOWER}
+        assert slower[0].ratio.mid == pytest.approx(0.9, rel=0.02)
+        faster = changes(studied(other(0.9, 3)), before, relative_to=relative_to, implementations=["bench"])
+        assert {one.verdict for one in faster} == {Verdict.FASTER}
+
+
+def test_a_change_within_the_tolerance_is_no_regression() -> None:
+    before, after = studied(other(1.0, 1)), studied(other(0.96, 2))
+    assert {one.verdict for one in changes(before, after, implementations=["bench"])} == {Verdict.SLOWER}
+    assert {one.verdict for one in changes(before, after, implementations=["bench"], tolerance=0.1)} == {Verdict.SAME}
+
+
+def test_only_what_both_runs_timed_is_compared_and_controls_are_not() -> None:
+    before, after = studied(other(1.0, 1)), studied(other(1.0, 2, lengths=(1024, 2048)))
+    found = changes(before, after)
+    assert {one.case_id.split("-")[3] for one in found} == {"q1024"}
+    assert {one.implementation for one in found} == {"bench", "sdpa:default"}
+
+
+def test_a_slower_machine_cancels_out_of_speed_ups() -> None:
+    speeds = {"bench": 1.2, "sdpa:default": 0.8, "bench:aa": 1.2}
+    before, after = studied(other(1.0, 1)), studied(csv_text(records(speeds=speeds, seed=4)))
+    (relative, _) = changes(before, after, relative_to="sdpa:default", implementations=["bench"])
+    (absolute, _) = changes(before, after, implementations=["bench"])
+    assert relative.verdict in (Verdict.SAME, Verdict.INCONCLUSIVE)
+    assert absolute.verdict is Verdict.SLOWER
+
+
+def test_the_interval_of_a_quotient_covers_at_least_as_often_as_it_says() -> None:
+    import numpy as np
+
+    from orchestrator.analysis.bootstrap import median_interval
+
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(1000):
+        top, bottom = (median_interval(100 * np.exp(0.02 * rng.standard_normal(50))) for _ in range(2))
+        found = quotient(top, bottom)
+        covered += found.low <= 1 <= found.high
+    assert 940 <= covered <= 985
+
+
+def test_a_history_marks_where_a_new_level_begins_and_nowhere_else() -> None:
+    def at(value: float) -> Interval:
+        return Interval(value * 0.995, value, value * 1.005)
+
+    values = [100, 100.3, 99.9, 110, 110.2, 90, 90.1]
+    noise = Noise(0.004, NoiseSource.CONTROL)
+    found = history([(str(n), {}, at(value), noise) for n, value in enumerate(values)], relative=False, tolerance=0.02)
+    marked = {point.run_id: point.change for point in found if point.change in (Verdict.FASTER, Verdict.SLOWER)}
+    assert marked == {"3": Verdict.SLOWER, "5": Verdict.FASTER}
+    assert found[0].change is None
+
+
+FIRST = {
+    "device": "NVIDIA L4",
+    "device_kind": "cuda",
+    "regime": "burst",
+    "driver": "580",
+    "torch": "2.13",
+    "threads": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "across", "level", "reason"),
+    [
+        ({}, False, Level.COMPARABLE, ""),
+        ({"driver": "570"}, False, Level.CAVEAT, "driver differs: 580 and 570"),
+        ({"device_uuid_sha256": "x"}, False, Level.CAVEAT, "known of one run only"),
+        ({"git_dirty": True}, False, Level.CAVEAT, "the second run's kernels have changes"),
+        ({"threads": 2}, False, Level.CAVEAT, "threads differs"),
+        ({"device": "Tesla T4"}, False, Level.REFUSED, "device differs: NVIDIA L4 and Tesla T4"),
+        ({"device": "Tesla T4"}, True, Level.CAVEAT, "device differs"),
+        ({"regime": "sustained"}, True, Level.REFUSED, "regime differs"),
+        ({"image": None}, False, Level.COMPARABLE, ""),
+    ],
+)
+def test_runs_are_comparable_with_a_caveat_or_not_at_all_and_the_reason_is_given(
+    change: dict[str, Any], across: bool, level: Level, reason: str
+) -> None:
+    found = comparability(FIRST, FIRST | change, across_devices=across)
+    assert found.level is level
+    assert (reason in found.reasons[0]) if reason else found.reasons == ()
+
+
+def test_on_a_processor_another_number_of_threads_is_another_machine() -> None:
+    first = FIRST | {"device_kind": "cpu"}
+    assert comparability(first, first | {"threads": 2}).level is Level.REFUSED
+    chips = first | {"device_uuid_sha256": "a"}, first | {"device_uuid_sha256": "b"}
+    assert comparability(*chips).reasons == ("another chip of the same kind",)

@@ -1,0 +1,139 @@
+"""Many scenarios, and what came of them as one table; a scenario that breaks a promise, made as small as it gets."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.play import Arena, Rules, Seen
+from tests.chaos.promises import NAMES, Broken
+from tests.chaos.scenario import Scenario, from_seed
+
+EACH_ARENA = 25
+"""Scenarios that share a cloud: what is remembered of them all is gone through now and then."""
+SHRINKS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    scenario: Scenario
+    smallest: Scenario
+    promise: str
+    detail: str
+
+    @property
+    def again(self) -> str:
+        """The commands that show it again: as it was found, and made small."""
+        return f"make chaos N=1 SEED={self.scenario.seed}\nmake chaos SCENARIO='{self.smallest.line()}'"
+
+
+@dataclass
+class Tally:
+    """The sum of a campaign."""
+
+    played: int = 0
+    seconds: float = 0.0
+    moments: int = 0
+    checks: int = 0
+    kills: int = 0
+    refused: int = 0
+    machines: int = 0
+    preemptions: int = 0
+    resumes: int = 0
+    cases: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    fired: Counter[str] = field(default_factory=Counter)
+    broken: list[Counterexample] = field(default_factory=list)
+
+    def add(self, seen: Seen) -> None:
+        self.played += 1
+        for name in ("moments", "checks", "kills", "refused", "machines", "preemptions", "resumes", "cases"):
+            setattr(self, name, getattr(self, name) + getattr(seen, name))
+        self.outcomes.update(seen.outcomes)
+        self.fired.update(seen.fired)
+
+    def table(self) -> str:
+        """The promises and how often each was broken, then what the campaign went through."""
+        broken = Counter(one.promise for one in self.broken)
+        rows = [(name, str(broken[name])) for name in NAMES]
+        rows += [(name, str(broken[name])) for name in sorted(broken.keys() - set(NAMES))]
+        done = [
+            ("scenarios played", self.played + len(self.broken)),
+            ("moments judged", self.checks),
+            ("clients killed", self.kills),
+            ("launches refused by the budget", self.refused),
+            ("machines made", self.machines),
+            ("preemptions", self.preemptions),
+            ("resumes", self.resumes),
+            ("cases stored", self.cases),
+            ("seconds", round(self.seconds)),
+        ]
+        width = max(len(name) for name, _ in [*rows, *done])
+        lines = [f"{name:<{width}}  {count:>7}" for name, count in rows]
+        lines += ["", *(f"{name:<{width}}  {count:>7}" for name, count in done)]
+        lines += ["", "ended as: " + ", ".join(f"{name} {count}" for name, count in sorted(self.outcomes.items()))]
+        lines += ["fired: " + ", ".join(f"{name} {count}" for name, count in sorted(self.fired.items()))]
+        return "\n".join(lines)
+
+
+def campaign(
+    scenarios: Iterable[Scenario], home: Path, rules: Rules | None = None, say: Callable[[str], None] = lambda _: None
+) -> Tally:
+    """Plays them one after the other; each that breaks a promise is shrunk and kept."""
+    tally, began, arena = Tally(), time.monotonic(), Arena(home / "0", rules)
+    try:
+        for number, scenario in enumerate(scenarios, 1):
+            if arena.played >= EACH_ARENA:
+                arena.close()
+                arena = Arena(home / str(number), rules)
+            found = breaks(arena, scenario, tally)
+            if found is None:
+                continue
+            arena.close()  # what it left behind must not disturb the next
+            example = shrunk(scenario, found, home / f"shrink-{number}", rules)
+            tally.broken.append(example)
+            say(f"BROKEN {example.promise}: {example.detail}\n{example.again}")
+            arena = Arena(home / f"after-{number}", rules)
+    finally:
+        arena.close()
+        tally.seconds = time.monotonic() - began
+    return tally
+
+
+def breaks(arena: Arena, scenario: Scenario, tally: Tally | None = None) -> Broken | None:
+    """The promise that does not hold in a scenario, or None. A defect that is no broken promise counts as one."""
+    try:
+        seen = arena.play(scenario)
+    except Broken as broken:
+        return broken
+    except Exception as crash:
+        return Broken("crashes", f"{type(crash).__name__}: {crash}")
+    if tally is not None:
+        tally.add(seen)
+    return None
+
+
+def shrunk(scenario: Scenario, broken: Broken, home: Path, rules: Rules | None = None) -> Counterexample:
+    """Drops one thing after another as long as the same promise stays broken."""
+    smallest, detail, tries = scenario, str(broken), 0
+    smaller = True
+    while smaller and tries < SHRINKS:
+        smaller = False
+        for candidate in smallest.simpler():
+            tries += 1
+            arena = Arena(home / str(tries), rules)
+            try:
+                again = breaks(arena, candidate)
+            finally:
+                arena.close()
+            if again is not None and again.promise == broken.promise:
+                smallest, detail, smaller = candidate, str(again), True
+                break
+    return Counterexample(scenario, smallest, broken.promise, detail)
+
+
+def seeds(first: int, count: int) -> Iterable[Scenario]:
+    return (from_seed(seed) for seed in range(first, first + count))

@@ -1,0 +1,223 @@
+"""What happens in one search: who launches what, what goes wrong, who dies when, who interrupts whom. All of it data."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal
+
+Role = Literal["launch", "look", "stop", "reap", "relaunch"]
+Temper = Literal["good", "silent", "lingering", "failing", "wrong", "mute", "dying"]
+
+ZONES: Final = ("us-central1-a", "us-central1-b", "us-east1-b")
+PHASES: Final = ("preflight", "environment", "build", "correctness", "measure")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One `bench` process."""
+
+    role: Role
+    run: int = 0
+    """Which of the scenario's runs it is about."""
+    starts_s: float = 0.0
+    """Simulated seconds after the scenario began."""
+    dies_at: int = 0
+    """Its n-th moment (each call that it makes has one before and one after it) is its last; 0: it lives."""
+    dies_on: str = ""
+    """Or by name: `before insert`, `after delete`; the first such moment."""
+    late_s: float = 0.0
+    """A request for a machine that it was about to send when it died is on its way for so long, and then arrives; 0:
+    it was not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meddling:
+    """At the n-th moment of all clients together, another client does one thing, in the middle of somebody's call."""
+
+    moment: int
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    runs: int = 1
+    attempts: int = 1
+    max_minutes: int = 20
+    cases: int = 3
+    seconds_each: float = 20.0
+    temper: Temper = "good"
+    fits: float = 0.0
+    """How many ceilings fit under the day's cap; 0: no cap."""
+    clients: tuple[Client, ...] = (Client("launch"),)
+    faults: tuple[dict[str, Any], ...] = ()
+    meddlings: tuple[Meddling, ...] = field(default=())
+
+    def line(self) -> str:
+        """Everything, as one line of JSON that `parse` reads."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, line: str) -> Scenario:
+        document = json.loads(line)
+        document["clients"] = tuple(Client(**client) for client in document["clients"])
+        document["meddlings"] = tuple(Meddling(**one) for one in document["meddlings"])
+        document["faults"] = tuple(document["faults"])
+        return cls(**document)
+
+    def simpler(self) -> list[Scenario]:
+        """Every scenario that has one thing less."""
+        found = [replace(self, faults=without(self.faults, index)) for index in range(len(self.faults))]
+        found += [replace(self, meddlings=without(self.meddlings, index)) for index in range(len(self.meddlings))]
+        for index, client in enumerate(self.clients):
+            if client.role != "launch":
+                rest = self.clients[:index] + self.clients[index + 1 :]
+                kept = tuple(
+                    replace(one, client=one.client - (one.client > index))
+                    for one in self.meddlings
+                    if one.client != index
+                )
+                found.append(replace(self, clients=rest, meddlings=kept))
+            if client.dies_at or client.dies_on:
+                spared = replace(client, dies_at=0, dies_on="")
+                found.append(replace(self, clients=(*self.clients[:index], spared, *self.clients[index + 1 :])))
+        if self.runs > 1:
+            clients = tuple(client for client in self.clients if client.run == 0)
+            found.append(replace(self, runs=1, clients=clients, meddlings=()))
+        plain = Scenario(0)
+        names = ("attempts", "cases", "temper", "fits", "seconds_each")
+        found += [
+            replace(self, **{name: getattr(plain, name)})
+            for name in names
+            if getattr(self, name) != getattr(plain, name)
+        ]
+        return found
+
+
+def without(things: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+    return things[:index] + things[index + 1 :]
+
+
+def from_seed(seed: int) -> Scenario:
+    """The scenario of a seed: the same on every machine and in every process."""
+    dice = random.Random(seed)
+    runs = dice.choices((1, 2), (3, 1))[0]
+    clients = [
+        Client(
+            "launch",
+            run,
+            starts_s=dice.choice((0, 0, 3, 40)) * run,
+            dies_at=_death(dice),
+            dies_on=dice.choice(DEATHS),
+            late_s=dice.choice((0, 20, 60)),
+        )
+        for run in range(runs)
+    ]
+    others = ("look", "stop", "reap", "relaunch")
+    for _ in range(dice.randint(0, 3)):
+        role: Role = dice.choices(others, (6, 1, 4, 6))[0]  # type: ignore[assignment]
+        dies_at = dice.choice((0, 0, dice.randint(1, 60)))
+        clients.append(Client(role, dice.randrange(runs), dice.choice((1, 10, 45, 90, 200, 700, 1500)), dies_at))
+    meddlings = tuple(
+        Meddling(moment, dice.randrange(len(clients)))
+        for moment in sorted(dice.sample(range(1, 160), dice.choice((0, 0, 2, 6))))
+    )
+    return Scenario(
+        seed=seed,
+        runs=runs,
+        attempts=dice.choice((1, 1, 2, 3)),
+        max_minutes=dice.choice((12, 20, 30)),
+        cases=dice.randint(1, 5),
+        seconds_each=dice.choice((5.0, 20.0, 90.0)),
+        temper=dice.choices(
+            ("good", "silent", "lingering", "failing", "wrong", "mute", "dying"), (12, 1, 1, 1, 1, 1, 1)
+        )[0],  # type: ignore[arg-type]
+        fits=dice.choices((0.0, 0.5, 1.5, 2.5), (6, 1, 4, 3))[0],
+        clients=tuple(clients),
+        faults=tuple(a_fault(dice) for _ in range(dice.choices((0, 1, 2, 4), (1, 4, 4, 2))[0])),
+        meddlings=meddlings,
+    )
+
+
+DEATHS: Final = (*("",) * 5, "before insert", "before insert", "after insert", "before delete", "after delete")
+
+
+def _death(dice: random.Random) -> int:
+    return dice.choice((0, 0, dice.randint(1, 90)))
+
+
+def a_fault(dice: random.Random) -> dict[str, Any]:
+    """One fault of the weather catalogue."""
+    return dice.choices(FAULTS, WEIGHTS)[0](dice)
+
+
+def _at(dice: random.Random) -> dict[str, Any]:
+    return dice.choice(
+        (
+            {"seconds": dice.choice((0, 1, 30, 70, 300))},
+            {"phase": dice.choice(PHASES)},
+            {"case": dice.randint(1, 4)},
+        )
+    )
+
+
+def _stockout(dice: random.Random) -> dict[str, Any]:
+    hint: dict[str, Any] = {"zones_available": [dice.choice(ZONES)]} if dice.random() < 0.5 else {}
+    return {"fault": "stockout", "times": dice.randint(1, 3)} | hint
+
+
+def _quota(dice: random.Random) -> dict[str, Any]:
+    if dice.random() < 0.3:
+        return {"fault": "quota", "metric": "GPUS_ALL_REGIONS", "global": True}
+    return {"fault": "quota", "metric": "PREEMPTIBLE_NVIDIA_L4_GPUS", "region": "us-central1"}
+
+
+def _request(dice: random.Random) -> dict[str, Any]:
+    service = dice.choice(("compute", "storage"))
+    paths = (
+        ("", r"/instances\?", r"/instances/", "/operations")
+        if service == "compute"
+        else ("", "events", "ledger", "upload")
+    )
+    some: dict[str, Any] = {"service": service, "path": dice.choice(paths), "times": dice.randint(1, 4)}
+    if dice.random() < 0.6:
+        some["method"] = dice.choice(("GET", "POST", "DELETE") if service == "compute" else ("GET", "POST"))
+    return some
+
+
+def _http(dice: random.Random) -> dict[str, Any]:
+    return {"fault": "http", "status": dice.choice((403, 409, 429, 500, 503))} | _request(dice)
+
+
+def _reset(dice: random.Random) -> dict[str, Any]:
+    return {"fault": "reset", "after": dice.choice(("request", "response"))} | _request(dice)
+
+
+def _stall(dice: random.Random) -> dict[str, Any]:
+    return {"fault": "stall", "seconds": dice.choice((2, 20))} | _request(dice)
+
+
+FAULTS: Final = (
+    _stockout,
+    _quota,
+    _http,
+    _reset,
+    _stall,
+    lambda dice: {"fault": "slow_boot", "seconds": dice.choice((30, 200, 800))},
+    lambda dice: {
+        "fault": "preempt",
+        "at": _at(dice),
+        "notice_s": dice.choice((0, 5, 30)),
+        "times": dice.randint(1, 2),
+    },
+    lambda dice: {"fault": "preempt", "at": _at(dice), "notice_s": dice.choice((0, 30))},
+    lambda dice: {"fault": "lost", "at": _at(dice)},
+    lambda dice: {"fault": "hang", "at": _at(dice), "target": dice.choice(("harness", "agent"))},
+    lambda dice: {"fault": "kill", "at": _at(dice), "target": dice.choice(("harness", "agent"))},
+    lambda dice: {"fault": "never_boots"},
+    lambda dice: {"fault": "image_gone"},
+)
+WEIGHTS: Final = (*(4 for _ in FAULTS[:-2]), 2, 1)
+"""A run whose image is gone ends before it begins, so there is little to learn from many."""

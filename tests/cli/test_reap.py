@@ -1,0 +1,160 @@
+"""`bench reap`, `bench diagnose`, and what `bench status` says is alive: against machines that nobody remembers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from orchestrator.core import events as ev
+from orchestrator.core.naming import artifacts_prefix, instance_name, labels
+from orchestrator.wiring import Wiring, wire
+from tests.cli.conftest import Bench
+from tests.cli.test_start_up import loaded_by
+from tests.support.machine_requests import L4
+
+RUN = "20261120-010203-l4-00aa"
+Weather = Callable[..., None]
+
+
+def forgotten(wiring: Wiring, run: str = RUN, bucket: str | None = None) -> str:
+    """A machine that carries our labels, and whose run is not in the bucket."""
+    name = instance_name(run, 1)
+    tags = labels(run, 1, "ada", bucket or wiring.bucket.name)
+    image = wiring.cloud().image("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580")
+    wiring.cloud().insert(replace(L4, name=name, labels=tags, image=image, metadata={}, request_id=str(uuid4())))
+    return name
+
+
+def test_a_machine_whose_run_nobody_knows_is_listed_and_deleted_only_when_told_to(
+    bench: Bench, weather: Weather
+) -> None:
+    weather({"fault": "never_boots"})
+    name = forgotten(wire())
+    shown = bench("status", width=200).out
+    assert f"orphan  {L4.zone}/{name}  RUNNING" in shown
+    assert "VMs alive now: 1, $0." in shown
+    assert "no live run owns 1 of them: `bench reap`" in shown
+    assert "google.cloud.compute_v1" not in loaded_by("status")
+
+    listed = bench("reap").out
+    assert "there is no run" in listed
+    assert "1 VMs alive, 1 that no live run owns; `bench reap --yes` deletes them" in listed
+    bench("reap", "--yes", "--dry-run")
+    document = bench("reap", "--json").document
+    (found,) = document["machines"]
+    assert (found["name"], found["orphan"], document["deleted"]) == (name, True, 0)
+    assert Decimal(found["usd_per_hour"]) > 0
+    assert found["deadline_at"] is not None
+
+    assert "1 VMs alive, 1 deleted" in bench("reap", "--yes").out
+    assert bench("cloud", "status", "--json").document["instances"] == []
+    assert bench("reap", "--yes", "--json").document == {
+        "schema": 1, "mode": "embedded", "deleted": 0, "machines": [],
+    }  # fmt: skip
+    assert "VMs alive now: 0, $0.00/h" in bench("status").out
+
+
+def test_a_machine_of_another_bucket_is_left_alone(bench: Bench, weather: Weather) -> None:
+    weather({"fault": "never_boots"})
+    wiring = wire()
+    name = forgotten(wiring, bucket="somebody-elses")
+    assert "it belongs to the bucket somebody-elses" in bench("reap", "--yes").out
+    assert [vm["name"] for vm in bench.control("/control/status")["instances"]] == [name]
+    wiring.cloud().delete(L4.zone, name, "0e2a0c3c-2f3e-4a44-9d33-3f7d8d3c1a01")
+
+
+def test_status_says_so_when_the_cloud_cannot_be_asked(bench: Bench, weather: Weather) -> None:
+    weather(
+        {"fault": "http", "service": "compute", "path": "aggregated", "status": 403, "message": "no right", "times": 2}
+    )
+    shown = bench("status", width=200).out
+    assert "the cloud could not be asked" in shown
+    assert "VMs alive now: 0" in shown
+    assert bench("status", "--json").document["instances"] is None
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["it starts", "it does not start"])
+def test_a_timer_is_written_where_there_is_a_systemd(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nexit {0 if works else 1}\n')
+    (tools / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    said = bench("reap", "--install-timer", width=200).out
+    service, timer = (tmp_path / "config/systemd/user" / f"bench-reap.{kind}" for kind in ("service", "timer"))
+    assert "reap --yes" in service.read_text()
+    assert f"BENCH_HOME={bench.home}" in service.read_text()
+    assert "OnUnitActiveSec=15min" in timer.read_text()
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith("--user daemon-reload")
+    assert ("enable --now bench-reap.timer" in asked) == works
+    assert ("runs every 15 minutes" if works else "start it with") in said
+    again = bench("reap", "--install-timer", "--json").document
+    assert (again["active"], again["files"]) == (works, [str(service), str(timer)])
+
+
+def test_where_there_is_no_systemd_the_line_for_cron_is_printed(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = bench("reap", "--install-timer", width=200)
+    assert said.out.startswith("*/15 * * * * BENCH_HOME=")
+    assert "reap --yes" in said.out
+    assert "crontab -e" in said.err
+
+
+# --- diagnose -------------------------------------------------------------------------------------------------------
+
+
+def over(wiring: Wiring, run: str, outcome: str, log: str = "", *facts: Any) -> None:
+    """A run that ended so."""
+    events = wiring.log(run)
+    planned = ev.RunPlanned(
+        gpu="l4", config="l4", user="ada", mode="embedded", ceiling_usd=Decimal("0.18"), ttl_s=1800, attempts=1, cases=2,
+        measurements_per_implementation=600,
+    )  # fmt: skip
+    for fact in (planned, *facts, ev.Settled(cost_usd=Decimal(0), released_usd=Decimal("0.18"))):
+        events.append(fact)
+    events.append(ev.RunClosed(outcome=outcome))
+    if log:
+        wiring.bucket.create(f"{artifacts_prefix(run)}log.txt", log.encode(), content_type="text/plain")
+
+
+def test_a_failure_with_a_name_is_told_with_its_remedy(bench: Bench) -> None:
+    over(wire(), RUN, "failed", "booted\nImportError: x.so: undefined symbol: _ZN3c104cuda14ExchangeDeviceEa\n")
+    said = bench("diagnose", RUN, width=200).out
+    assert f"run {RUN} is failed: abi mismatch" in said
+    assert "remedy: rebuild the extension" in said
+    found = bench("diagnose", RUN, "--json").document
+    assert (found["cause"], found["state"]) == ("abi_mismatch", "failed")
+    assert "ExchangeDevice" in found["detail"]
+
+
+def test_a_failure_without_a_name_is_said_to_have_none_and_its_lines_are_shown(bench: Bench) -> None:
+    over(wire(), RUN, "failed", "booted\nthe fan reported an error\nbye\n")
+    said = bench("diagnose", RUN).out
+    assert "no rule knows this ending" in said
+    assert "  | the fan reported an error" in said
+    assert bench("diagnose", RUN, "--json").document["lines"][-1] == "bye"
+
+
+def test_a_run_that_went_well_has_nothing_to_diagnose(bench: Bench) -> None:
+    over(wire(), RUN, "succeeded", "Segmentation fault is a word in this log\n")
+    assert "nothing is wrong with it" in bench("diagnose", RUN).out
+    assert bench("diagnose", RUN, "--json").document["cause"] is None
+
+
+def test_a_refusal_is_diagnosed_from_the_events_alone(bench: Bench) -> None:
+    message = "Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally."
+    over(wire(), RUN, "failed", "", ev.InstanceRejected(attempt=1, zone="z", code="QUOTA_EXCEEDED", message=message))
+    assert bench("diagnose", RUN, "--json").document["cause"] == "quota_zero"

@@ -1,0 +1,109 @@
+"""Whether a machine should exist, from its labels and the log of its run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from orchestrator.core import events as ev
+from orchestrator.core.decide import Policy
+from orchestrator.core.machines import Instance
+from orchestrator.core.naming import labels
+from orchestrator.core.reap import Keep, Orphan, cost_so_far, flags, judge, owner
+from orchestrator.core.run import Run, replay
+from tests.core.builders import RATE, RUN, Log, at, created, gone, instance, planned, requested, running
+
+POLICY = Policy()
+
+
+def ours(status: str = "RUNNING", started: float | None = 4, **changes: Any) -> Instance:
+    return replace(instance(status, started), labels=labels(RUN, 1, "ada", "my-bench"), **changes)
+
+
+def run_of(log: Log) -> Run:
+    run = replay(log.events)
+    assert run is not None
+    return run
+
+
+def verdict(machine: Instance, log: Log | None, seconds: float, bucket: str = "my-bench") -> Keep | Orphan:
+    return judge(machine, run_of(log) if log else None, bucket, at(seconds), POLICY)
+
+
+def test_a_machine_of_a_live_run_is_kept() -> None:
+    assert verdict(ours(), running(), 60) == Keep(f"run {RUN} is running")
+
+
+def test_a_machine_that_is_asked_for_and_not_yet_made_is_kept() -> None:
+    log = Log().add(0, planned()).add(2, requested())
+    assert isinstance(verdict(ours("STAGING", None), log, 20), Keep)
+
+
+def test_a_machine_of_another_bucket_is_not_ours_to_judge() -> None:
+    assert verdict(ours(), None, 60, "another.bucket") == Keep("it belongs to the bucket my-bench")
+
+
+def test_a_bucket_whose_name_a_label_cannot_hold_still_knows_its_machines() -> None:
+    machine = replace(ours(), labels=labels(RUN, 1, "ada", "my.bench.example"))
+    assert isinstance(verdict(machine, running(), 60, "my.bench.example"), Keep)
+    assert isinstance(verdict(machine, None, 60, "my.bench.example"), Orphan)
+
+
+@pytest.mark.parametrize(
+    ("machine", "log", "seconds", "why"),
+    [
+        (ours(), None, 60, f"there is no run {RUN} in this bucket"),
+        (replace(ours(), labels={}), None, 60, "it names no run"),
+        (ours("TERMINATED"), running(), 60, "it stopped without being deleted"),
+        (ours(), running(), 4000, "it outlived its deadline by 37 min"),
+        (ours(), running().add(20, ev.RunClosed(outcome="failed")), 60, "its run is over"),
+        (ours(zone="asia-east1-a"), running(), 60, "its run never asked for it"),
+        (ours(), running().add(30, gone(30, "preempted")), 60, "its run gave it up"),
+        (ours(), running().add(30, ev.StopRequested(by="bob", reason="enough")), 60, "its run was stopped: enough"),
+        (ours(), running().vm(30, ev.Finished(outcome="failed")), 100, "it finished but did not delete itself"),
+        (ours(), Log().add(0, planned()).add(2, requested()).add(5, created(4)), 700, "it said nothing for 12 min"),
+        (ours(), running().add(30, requested(attempt=2)), 60, "its run has gone on to another machine"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_machine_that_no_live_run_owns_is_an_orphan(
+    machine: Instance, log: Log | None, seconds: float, why: str
+) -> None:
+    found = verdict(machine, log, seconds)
+    assert isinstance(found, Orphan)
+    assert found.reason.startswith(why)
+
+
+def test_a_machine_that_is_going_is_left_to_go() -> None:
+    assert verdict(ours("STOPPING"), None, 60) == Keep("it is going")
+
+
+def test_a_machine_that_has_just_finished_may_delete_itself() -> None:
+    assert isinstance(verdict(ours(), running().vm(30, ev.Finished(outcome="failed")), 40), Keep)
+
+
+def test_idle_and_stale_machines_are_flagged() -> None:
+    long = replace(ours(), deadline_at=None)
+    assert flags(long, run_of(running()), at(60)) == ()
+    assert flags(long, run_of(running()), at(10 + 31 * 60)) == ("idle",)
+    assert flags(long, None, at(13 * 3600)) == ("idle", "stale")
+    found = verdict(long, running(), 13 * 3600)
+    assert isinstance(found, Keep)
+    assert found.flags == ("idle", "stale")
+
+
+def test_a_name_alone_does_not_make_an_owner() -> None:
+    assert owner(ours(), None) is None
+    assert owner(ours(zone="asia-east1-a"), run_of(running())) is None
+    vm = owner(ours(), run_of(running()))
+    assert vm is not None
+    assert vm.usd_per_hour == RATE
+
+
+def test_what_a_machine_has_cost_is_known_when_its_price_is() -> None:
+    assert cost_so_far(ours(), None, at(60)) is None
+    assert cost_so_far(ours("STAGING", None), RATE, at(60)) == 0
+    assert cost_so_far(ours(), Decimal("3.6"), at(1004)) == 1

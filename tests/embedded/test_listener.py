@@ -1,0 +1,62 @@
+"""HTTP on loopback: errors of ours are said and logged, and closing cuts what is open."""
+
+from __future__ import annotations
+
+import pytest
+import requests
+
+from orchestrator.embedded.listener import Listener, Reply, Request, Reset
+
+
+def test_a_handler_that_fails_answers_500_and_leaves_its_trace_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(request: Request) -> Reply:
+        raise RuntimeError("on purpose")
+
+    listener = Listener("test", fail)
+    try:
+        answer = requests.get(listener.url + "/x", timeout=10)
+    finally:
+        listener.close()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, 500)
+    assert "on purpose" in caplog.text
+
+
+def test_a_request_is_seen_whole_and_a_head_gets_no_body() -> None:
+    seen: list[Request] = []
+
+    def echo(request: Request) -> Reply:
+        seen.append(request)
+        return Reply(200, request.body or b"body", {"X-Mine": "yes"})
+
+    listener = Listener("test", echo)
+    try:
+        with requests.Session() as session:
+            assert (
+                session.post(listener.url + "/a%2Fb?c=d&e=", data=(b"x" for _ in range(3)), timeout=10).content
+                == b"xxx"
+            )
+            assert session.head(listener.url + "/a", timeout=10).headers["Content-Length"] == "4"
+    finally:
+        listener.close()
+    request = seen[0]
+    assert (request.method, request.path, request.target) == ("POST", "/a%2Fb", "/a%2Fb?c=d&e=")
+    assert request.query == {"c": "d", "e": ""}
+    assert request.headers["transfer-encoding"] == "chunked"
+    assert seen[1].target == "/a"
+
+
+def test_a_reset_is_a_broken_connection_and_a_closed_listener_cuts_those_that_are_open() -> None:
+    def cut(request: Request) -> Reply:
+        if request.path == "/cut":
+            raise Reset
+        return Reply(200)
+
+    listener = Listener("test", cut)
+    with requests.Session() as session:
+        assert session.get(listener.url, timeout=10).status_code == 200
+        with pytest.raises(requests.ConnectionError):
+            session.get(listener.url + "/cut", timeout=10)
+        assert session.get(listener.url, timeout=10).status_code == 200
+        listener.close()
+        with pytest.raises(requests.ConnectionError):
+            session.get(listener.url, timeout=10)

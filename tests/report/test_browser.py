@@ -1,0 +1,74 @@
+"""The report as Chromium shows it: nothing is asked of anybody, nothing is complained of, and it can be looked at."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.report.html import page
+from tests.report.written import csv_text, records, reported
+
+CHROMIUM = shutil.which("chromium")
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-extensions", "--hide-scrollbars", "--enable-logging=stderr",
+    "--proxy-server=127.0.0.1:9", "--proxy-bypass-list=<-loopback>",
+)  # fmt: skip
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")]
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "options"),
+    [
+        ("phone", 500, ()),
+        ("laptop", 1366, ()),
+        ("laptop-dark", 1366, ("--blink-settings=preferredColorScheme=0",)),
+        ("print", 794, ()),
+    ],
+)
+def test_it_opens_from_disk_without_a_complaint_or_a_request(
+    tmp_path: Path, name: str, width: int, options: tuple[str, ...]
+) -> None:
+    """Pictures stay in $REPORT_PICTURES, or in the test's own folder."""
+    pictures = Path(os.environ.get("REPORT_PICTURES", tmp_path))
+    pictures.mkdir(parents=True, exist_ok=True)
+    picture = pictures / f"report-{name}.{'pdf' if name == 'print' else 'png'}"
+    make = f"--print-to-pdf={picture}" if name == "print" else f"--screenshot={picture}"
+    text = page(reported(csv_text(records(lengths=(128, 256, 1024)))))
+    complaints, asked = opened(text, tmp_path, make, f"--window-size={width},3000", *options)
+    assert (complaints, asked) == ([], set())
+    data = picture.read_bytes()
+    if name == "print":
+        assert data.startswith(b"%PDF")
+    else:
+        assert struct.unpack(">II", data[16:24])[0] == width
+    assert len(data) > 20_000
+
+
+def test_a_page_that_does_ask_and_complain_would_be_found_out(tmp_path: Path) -> None:
+    text = '<script>console.error("oh")</script><img src="http://127.0.0.1:9/x.png">'
+    complaints, asked = opened(text, tmp_path, f"--screenshot={tmp_path / 'x.png'}")
+    assert len(complaints) == 1
+    assert asked == {"http://127.0.0.1:9/x.png"}
+
+
+def opened(text: str, folder: Path, *options: str) -> tuple[list[str], set[str]]:
+    """What the console said of a page, and what the page, not the browser of itself, asked the network for."""
+    file, log = folder / "report.html", folder / "net.json"
+    file.write_text(text)
+    assert CHROMIUM is not None
+    command = [CHROMIUM, *QUIET, *options, f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}"]
+    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    begun = [
+        line for line in log.read_text().splitlines() if '"initiator":"file:' in line or '"initiator":"null' in line
+    ]
+    asked = {found for line in begun for found in re.findall(r'"url":"((?!file:|data:)[^"]*)"', line)}
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line], asked

@@ -1,0 +1,230 @@
+"""A report holds what was measured, nothing that it must fetch, and whatever can still be shown of what is broken."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import time
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.adapters.rasterizer import converted
+from orchestrator.core.errors import LocalError
+from orchestrator.report.document import document, verdicts_csv
+from orchestrator.report.files import boards, figure_svg
+from orchestrator.report.html import page
+from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, markdown
+from orchestrator.report.palette import DARK, LIGHT, looks
+from orchestrator.report.svg import Scale, linear_ticks, log_ticks
+from orchestrator.report.text import digits, labels, tick
+from tests.report.written import csv_text, records, reported, skip
+
+FULL = csv_text(records(lengths=(128, 256, 512, 1024, 2048, 4096)))
+BROKEN = {
+    "empty": csv_text([]),
+    "one implementation": csv_text(records(speeds={"bench": 1.0})),
+    "one measurement": csv_text(records(speeds={"bench": 1.0, "sdpa:default": 1.0}, blocks=1, lengths=(128,))),
+    "all skipped": csv_text([skip("bench", "no <compiler>"), skip("sdpa:cudnn", "a | b")]),
+    "not a number": csv_text(records(lengths=(128,), latency_us="nan")),
+    "no sensors, no axes": csv_text(records(power_w="", sm_clock_mhz="", started_at="", seq_q="", temperature_c="")),
+    "errors of zero": csv_text(records(max_abs_error="0")),
+    "infinite error": csv_text(records(max_abs_error="inf")),
+    "hostile": csv_text(records(device='<script>alert("1")</script>', lengths=(128,))),
+    "constant": csv_text(records(noise=0.0)),
+}
+
+
+class Balance(HTMLParser):
+    """Counts elements that are opened and not closed, and notes everything that would be fetched or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.reaches: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "link", "line", "rect", "path", "circle"):
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "srcset", "action", "data") and value != "data:,":
+                self.reaches.append(f"{tag} {name}={value}")
+            if name.startswith("on"):
+                self.reaches.append(f"{tag} {name}")
+        if tag in ("script", "iframe", "object", "img"):
+            self.reaches.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("path", "circle"):
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+
+
+def judged(text: str) -> Balance:
+    balance = Balance()
+    balance.feed(text)
+    balance.close()
+    assert balance.open == []
+    return balance
+
+
+def test_the_file_needs_nothing_else_and_runs_nothing() -> None:
+    text = page(reported(FULL))
+    assert judged(text).reaches == []
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org)", text)
+    assert len(text.encode()) <= 500_000
+
+
+def test_the_file_says_the_result_its_method_and_its_environment() -> None:
+    text = page(reported(FULL))
+    for words in ("Attention on NVIDIA L4", "faster in 6 of 6 cases", "A/A control: bench", "bootstrap over blocks",
+                  "Holm", "c0ffee", "121 TFLOP/s by the data sheet", "$0.1200", "prefers-color-scheme:dark", "@media print"):  # fmt: skip
+        assert words in text
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_whatever_state_a_run_is_in_its_report_is_whole(name: str) -> None:
+    report = reported(BROKEN[name], complete=False)
+    text = page(report)
+    assert judged(text).reaches == []
+    assert "<script>alert" not in text
+    assert "The run is not complete" in text
+    assert "nan" not in re.sub(r"<[^>]*>", " ", text).lower().replace("finance", "")
+    json.dumps(document(report), allow_nan=False)
+    assert markdown(report)
+    list(csv.DictReader(io.StringIO(verdicts_csv(report))))
+    for board in boards(report.study).values():
+        ElementTree.fromstring(figure_svg(board))
+
+
+def test_every_coordinate_of_every_figure_is_a_number_within_it() -> None:
+    for name, board in boards(reported(FULL).study).items():
+        svg = figure_svg(board)
+        assert "nan" not in svg
+        assert "inf" not in svg
+        assert "var(" not in svg
+        root = ElementTree.fromstring(svg)
+        assert board.height > 50, name
+        for element in root.iter():
+            for axis, end in (("x", board.width), ("cx", board.width), ("y", board.height), ("cy", board.height)):
+                if axis in element.attrib:
+                    assert -1 <= float(element.attrib[axis]) <= end + 1, (name, element.attrib)
+
+
+def test_the_document_and_the_csv_say_the_same() -> None:
+    report = reported(FULL)
+    data = json.loads(json.dumps(document(report), allow_nan=False))
+    rows = list(csv.DictReader(io.StringIO(verdicts_csv(report))))
+    told = [(case["case_id"], one) for case in data["cases"] for one in case["contrasts"]]
+    assert len(rows) == len(told) == 12
+    for row, (case_id, one) in zip(rows, told, strict=True):
+        assert (row["case_id"], row["baseline"], row["verdict"]) == (case_id, one["baseline"], one["verdict"])
+        assert float(row["ratio"]) == pytest.approx(one["ratio"]["mid"], rel=1e-5)
+    assert data["usd_per_answer"] == pytest.approx(0.12 / 12)
+
+
+def test_markdown_has_a_row_a_case_and_no_cell_breaks_out() -> None:
+    table = [line for line in markdown(reported(FULL)).splitlines() if line.startswith("|")]
+    assert len(table) == 2 + 6
+    assert {line.count("|") for line in table} == {8}
+    broken = markdown(reported(BROKEN["hostile"]))
+    assert "<script" not in broken
+
+
+def test_only_what_stands_between_the_marks_is_replaced() -> None:
+    before = f"# mine\n\n{BEGIN}\nold\n{END}\n\nrest\n"
+    once = between_marks(before, "new\n")
+    assert once == f"# mine\n\n{BEGIN}\nnew\n{END}\n\nrest\n"
+    assert between_marks(once, "new\n") == once
+    for wrong in ("", BEGIN, f"{END} {BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"):
+        with pytest.raises(NoMarks):
+            between_marks(wrong, "new")
+
+
+def test_six_hundred_measurements_are_reported_in_seconds_and_a_hundred_thousand_too() -> None:
+    begun = time.process_time()
+    page(reported(csv_text(records(lengths=(128, 256, 512), blocks=50))))
+    assert time.process_time() - begun < 3
+    many = csv_text(records(lengths=tuple(range(64, 64 + 50)), blocks=500))
+    begun = time.process_time()
+    report = reported(many)
+    text = page(report)
+    assert report.study.measurements == 100_000
+    assert time.process_time() - begun < 15
+    assert len(text) < 5_000_000
+
+
+def test_png_and_pdf_need_the_extra_and_svg_does_not() -> None:
+    assert converted("<svg/>", "svg") == b"<svg/>"
+    try:
+        import cairosvg  # noqa: F401
+    except (ImportError, OSError):
+        with pytest.raises(LocalError) as told:
+            converted("<svg/>", "png")
+        assert "spotbench[figures]" in told.value.hint
+    else:
+        svg = figure_svg(boards(reported(FULL).study)["speedup"])
+        assert converted(svg, "png").startswith(b"\x89PNG")
+        assert converted(svg, "pdf").startswith(b"%PDF")
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1.001, 1e6), st.integers(3, 10))
+def test_ticks_lie_within_their_axis_rise_and_are_few(low: float, factor: float, most: int) -> None:
+    for ticks in (log_ticks(low, low * factor, most), linear_ticks(low, low * factor, most)):
+        assert ticks == sorted(set(ticks))
+        assert len(ticks) <= max(most, 5)
+        assert all(low * 0.998 <= value <= low * factor * 1.002 for value in ticks)
+
+
+@given(st.floats(1e-6, 1e6), st.booleans())
+def test_a_scale_never_leaves_its_ends(value: float, log: bool) -> None:
+    scale = Scale(0.5, 100, 10, 20, log=log)
+    assert 10 <= scale(value) <= 20
+    assert scale(0.5) == 10
+    assert scale(100) == pytest.approx(20)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_every_colour_stands_out_from_its_paper(colours: dict[str, str]) -> None:
+    for name in ("ink", "soft", "c0", "c1", "c2", "c3", "c4", "c5", "good", "bad"):
+        light, dark = sorted((luminance(colours[name]), luminance(colours["paper"])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, name
+
+
+def test_no_two_implementations_share_a_shape_or_a_colour() -> None:
+    found = looks(("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math"))
+    assert len({look.colour for look in found.values()}) == len({look.shape for look in found.values()}) == 6
+    assert looks(("bench", "mine"))["mine"] != looks(("bench", "mine"))["bench"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(float("nan"), "–"), (0, "0"), (1234.6, "1,235"), (12.345, "12.3"), (0.012345, "0.0123"), (9.999, "10.00"), (3.2e-12, "3.20e-12")],
+)  # fmt: skip
+def test_numbers_have_three_digits(value: float, shown: str) -> None:
+    assert digits(value) == shown
+
+
+def test_ticks_have_no_digits_to_spare() -> None:
+    assert [tick(value) for value in (1.0, 0.05, 2500, 1e-7)] == ["1", "0.05", "2,500", "1e-07"]
+
+
+def test_a_case_is_called_by_what_sets_it_apart() -> None:
+    found = labels(["b2-h8-kv8-q16-k16-d64-full-float16", "b2-h8-kv8-q1-k300-d64-causal-float16"])
+    assert list(found.values()) == ["S 16 full", "q1 k300 causal"]
+    assert labels(["b2-h8-kv8-q16-k16-d64-full-float16"]) == {
+        "b2-h8-kv8-q16-k16-d64-full-float16": "b2 h8 kv8 S 16 d64 full float16"
+    }
