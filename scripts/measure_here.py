@@ -1,6 +1,6 @@
 """Measures a named grid on this very machine with the harness alone: for a GPU box of one's own, without any cloud.
 
-    python3 scripts/measure_here.py --grid hopper --dtypes float16,bfloat16 --regime burst --repeats 50 --out results/here
+    python3 scripts/measure_here.py --grid hopper --dtypes float16,bfloat16 --repeats 50 --out results/here
 
 Runs the harness's four steps as the agent does on a VM and assembles `measurements.csv`. Needs PyYAML, numpy and torch.
 """

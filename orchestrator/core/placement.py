@@ -114,7 +114,7 @@ def expected_hours(taken_back: float) -> float:
 
 def after_stock_out(age_s: float) -> float:
     """How obtainable a machine is in a zone that had none `age_s` ago: `DRY` at once, half way to 1 after an hour."""
-    return 1 - (1 - DRY) * 2 ** (-max(age_s, 0.0) / HALF_LIFE_S)
+    return DRY + (1 - DRY) * (1 - 2 ** (-max(age_s, 0.0) / HALF_LIFE_S))
 
 
 def weigh(
@@ -125,19 +125,26 @@ def weigh(
     now: datetime,
 ) -> tuple[Offer, ...]:
     """The offers with their expected dollars and the reason for them. `stock_outs` has the last one of each pool
-    (`Offer.pool`). Advice is on spot machines: it is not applied to others."""
+    (`Offer.pool`). Advice is on spot machines: it is not applied to others. A spot machine in a zone of which nothing
+    is said is taken to be like those in the other zones."""
     advised = {found.zone: found for found in advice}
+    elsewhere = _average(advice)
     dry = stock_outs or {}
-    return tuple(
-        _weighed(offer, advised.get(offer.zone) if offer.provisioning == "SPOT" else None, dry.get(offer.pool), now)
-        for offer in offers
-    )
+
+    def known(offer: Offer) -> Advice | None:
+        return advised.get(offer.zone, elsewhere) if offer.provisioning == "SPOT" else None
+
+    return tuple(_weighed(offer, known(offer), dry.get(offer.pool), now) for offer in offers)
 
 
 def _weighed(offer: Offer, advice: Advice | None, dry_at: datetime | None, now: datetime) -> Offer:
     obtainable, taken_back = 1.0, 0.0
     why = []
-    if advice is not None:
+    if advice is not None and not advice.zone:
+        obtainable = advice.obtainable if advice.obtainable is not None else 1.0
+        taken_back = advice.preemption_rate or 0.0
+        why.append("as elsewhere")
+    elif advice is not None:
         if advice.obtainable is not None:
             obtainable = advice.obtainable
             why.append(f"obtainable {advice.obtainable:.2f}")
@@ -154,6 +161,19 @@ def _weighed(offer: Offer, advice: Advice | None, dry_at: datetime | None, now: 
     hours = expected_hours(min(max(taken_back, 0.0), 0.99))
     dollars = float(offer.usd_per_hour) * hours / min(max(obtainable, LEAST), 1.0)
     return replace(offer, expected_usd=Decimal(f"{dollars:.6f}"), why=", ".join(why) or "price")
+
+
+def _average(advice: Sequence[Advice]) -> Advice | None:
+    """What is said of the zones on the whole, for a zone without a name; None when nothing is said."""
+    obtainable = [found.obtainable for found in advice if found.obtainable is not None]
+    rates = [found.preemption_rate for found in advice if found.preemption_rate is not None]
+    if not obtainable and not rates:
+        return None
+    return Advice(
+        "",
+        obtainable=sum(obtainable) / len(obtainable) if obtainable else None,
+        preemption_rate=sum(rates) / len(rates) if rates else None,
+    )
 
 
 def _ago(seconds: float) -> str:

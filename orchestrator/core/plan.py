@@ -140,10 +140,7 @@ def with_fallbacks(
     refused = [one for one in (first, *others) if isinstance(one, PlanRefused)]
     if not made:
         return first
-    if len(made) == 1:
-        lead, rest = made[0], []
-    else:
-        lead, *rest = made
+    lead, *rest = made
     ttl_s, attempts = min(one.ttl_s for one in made), min(one.attempts for one in made)
     offers = tuple(offer for one in made for offer in one.offers)
     return replace(
@@ -180,7 +177,7 @@ def priced_offers(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
 
 def priced_regions(config: Config, prices: PriceSheet) -> tuple[str, ...]:
     """The regions that a plan can use: those whose quotas are worth asking for."""
-    return tuple(sorted({offer.region for offer in _offers(config, prices)[0]}))
+    return tuple(sorted({offer.region for offer in priced_offers(config, prices)}))
 
 
 def run_spec(
@@ -258,9 +255,9 @@ def _models(config: Config) -> tuple[str, ...]:
 def _time(
     config: Config, mode: str, offers: tuple[Offer, ...], ledger: Ledger, caps: Caps, now: datetime
 ) -> tuple[tuple[Offer, ...], int, int, list[str]] | PlanRefused:
-    """The offers that the budget can pay for, how long, and on how many machines: the time asked for on as many of them
-    as it pays for, else on one the longest that the cheapest offer allows. A tight budget takes spare machines away
-    before it takes time."""
+    """The offers that the budget can pay for, how long, and on how many machines: the time asked for on as many as it
+    pays for, else on one the longest that the cheapest offer allows. A tight budget takes spare machines away before it
+    takes time."""
     wanted, shortest = min(config.run.max_minutes * 60, MAX_TTL_S), SHORTEST_S[mode]
     if wanted < shortest:
         return PlanRefused(

@@ -54,6 +54,10 @@ OUTCOMES: Final = frozenset(
 """How a run can end."""
 
 
+NO_FAULT: Final = frozenset({"preempted", "lost", "never_made", "unanswered"})
+"""Ways in which a machine can be gone that say nothing about what it ran."""
+
+
 @dataclass(frozen=True, slots=True)
 class Vm:
     """One request for a machine, and what became of it. An attempt may ask in several zones; at most one answers."""
@@ -228,7 +232,7 @@ class Run:
             return False
         if said.finished is not None and said.finished.outcome != "preempted":
             return said.preempted and said.finished.outcome == "terminated"
-        return said.preempted or said.finished is not None or vm.how in ("preempted", "lost", "never_made")
+        return said.preempted or said.finished is not None or vm.how in NO_FAULT
 
     @property
     def goes_on(self) -> bool:

@@ -404,3 +404,8 @@ def test_any_value_under_any_key_is_read_or_refused(key: str, value: Any) -> Non
     section, _, name = key.partition(".")
     document = {"gpu": "l4"} | ({section: {name: value}} if name else {section: value})
     assert read_or_refused(json.dumps(document))
+
+
+def test_a_substitute_that_is_no_gpu_is_refused_with_what_was_meant() -> None:
+    with pytest.raises(ConfigError, match=r"placement.fallback_gpus: unknown GPU 't44'; did you mean 't4'"):
+        asked("gpu: l4", "placement.fallback_gpus=[t4, t44]")

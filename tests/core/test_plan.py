@@ -13,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.budget import Approved, Caps, Ledger, authorize, hold, settle
-from orchestrator.core.catalog import GPU_NAMES
-from orchestrator.core.plan import SHORTEST_S, LaunchPlan, PlanRefused, priced_regions, run_spec
+from orchestrator.core.catalog import GPU_NAMES, lookup
+from orchestrator.core.describe import plan_document, plan_from
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.plan import SHORTEST_S, LaunchPlan, PlanRefused, priced_regions, run_spec, with_fallbacks
 from orchestrator.core.pricing import ceiling
+from orchestrator.core.settings import with_gpu
 from tests.core.asked import IMAGE, NOON, SHEET, D, accepted, asked, planned, refused, shipped
 
 
@@ -330,3 +333,63 @@ def test_no_phase_may_outlast_the_deadline_and_measuring_gets_what_a_longer_one_
     assert spec_of(long)["phase_limits_s"]["measure"] == 6900
     own = accepted(asked("gpu: l4\nrun: {max_minutes: 120, phase_limits_s: {measure: 900}}"))
     assert spec_of(own)["phase_limits_s"]["measure"] == 900
+
+
+# --- how far the search goes ------------------------------------------------------------------------------------------
+
+
+def test_a_price_that_nobody_offers_is_refused_with_the_cheapest_there_is() -> None:
+    answer = refused(asked(TWO + "placement: {max_usd_per_hour: 0.01}"))
+    assert answer.kind == "offers"
+    assert "cost more than $0.01/h (the cheapest: $" in answer.message
+    assert "--max-price" in answer.hint
+
+
+def test_a_plan_for_several_gpus_has_one_deadline_and_the_ceiling_of_the_dearest() -> None:
+    config = asked(TWO)
+    t4 = lookup("t4")
+    assert t4 is not None
+    one, other = accepted(config), accepted(with_gpu(config, t4))
+    both = with_fallbacks(one, [other])
+    assert isinstance(both, LaunchPlan)
+    assert both.offers == (*one.offers, *other.offers)
+    assert both.ttl_s == min(one.ttl_s, other.ttl_s)
+    assert both.ceiling_usd == max(one.ceiling_usd, other.ceiling_usd)
+    assert both.of(other.offers[0]).config.gpu == "t4"
+    assert both.of(one.offers[0]) is both
+    assert plan_from(json.loads(json.dumps(plan_document(both)))) == both
+
+
+def test_a_gpu_that_cannot_be_planned_is_left_out_and_its_substitute_leads() -> None:
+    config = asked(TWO)
+    one = accepted(config)
+    no = refused(asked(TWO + "placement: {max_usd_per_hour: 0.01}"))
+    led = with_fallbacks(no, [one])
+    assert isinstance(led, LaunchPlan)
+    assert led.offers == one.offers
+    assert f"not to be had: {no.message}" in led.notices
+    assert with_fallbacks(no, [no]) == no
+
+
+def test_a_plan_that_cannot_be_read_is_said_to_be_of_another_version() -> None:
+    document = plan_document(accepted(asked(TWO)))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        plan_from({key: value for key, value in document.items() if key != "settings"})
+
+
+def test_on_demand_machines_are_planned_where_they_are_allowed_and_named_when_they_are_too_dear() -> None:
+    wide = asked(TWO + "run: {attempts: 1}\nplacement: {on_demand_after: 1}")
+    assert {offer.provisioning for offer in accepted(wide).offers} == {"SPOT", "STANDARD"}
+    tight = accepted(wide, caps=Caps(run=D("0.30")))
+    assert {offer.provisioning for offer in tight.offers} == {"SPOT"}
+    assert "us-east4 on demand" in tight.notices[0]
+
+
+def test_another_gpu_keeps_what_it_can_of_what_was_asked() -> None:
+    t4, h100 = lookup("t4"), lookup("h100")
+    assert t4 is not None
+    assert h100 is not None
+    config = asked("gpu: l4\nmachine: {provisioning: standard}\nmeasure: {dtypes: [float16, bfloat16]}")
+    assert with_gpu(config, t4).measure.dtypes == ("float16",)
+    assert with_gpu(config, t4).machine.provisioning == "standard"
+    assert with_gpu(config, h100).machine.provisioning == "spot"

@@ -16,14 +16,17 @@ import yaml
 from orchestrator.adapters.eventlog import EventLog
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gcs import GoogleBucket
+from orchestrator.adapters.history import StockOuts
 from orchestrator.adapters.index import RunIndex
 from orchestrator.adapters.ledger import LedgerStore
 from orchestrator.core import config as configs
 from orchestrator.core.budget import Caps, Ledger
+from orchestrator.core.catalog import lookup
 from orchestrator.core.decide import Policy
-from orchestrator.core.plan import LaunchPlan, plan
+from orchestrator.core.plan import LaunchPlan, PlanRefused, plan, with_fallbacks
 from orchestrator.core.pricing import PriceSheet
 from orchestrator.core.run import Run
+from orchestrator.core.settings import Config, with_gpu
 from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
@@ -116,18 +119,32 @@ class Stage:
             caps=caps if caps is not None else Caps(),
             log=log,
             policy=Policy(poll_s=5),
+            history=StockOuts(bucket),
         )
 
-    def plan(self, *overrides: str, world: World | None = None, caps: Caps | None = None) -> LaunchPlan:
+    def plan(self, *overrides: str, world: World | None = None, caps: Caps | None = None, **known: Any) -> LaunchPlan:
         settings = (f"zones=[{','.join(ZONES)}]", "measure.repeats=2", "run.attempts=1", *overrides)
         config = configs.load("gpu: l4", source="story.yaml", overrides=settings, grids=GRIDS)
         ledger = world.ledger.read() if world else Ledger()
-        made = plan(
-            config, config_name="story", mode="gce", prices=SHEET, quotas=None, ledger=ledger, caps=caps or Caps(),
-            image=self.world().cloud().image(*config.image_source), now=self.timeline.now(),
-        )  # fmt: skip
+        made = self._plan(config, ledger, caps or Caps(), **known)
         assert isinstance(made, LaunchPlan), made
         return made
+
+    def plan_with(self, *fallback_gpus: str) -> LaunchPlan:
+        """A plan for an L4 that falls back on other GPUs."""
+        settings = (f"zones=[{','.join(ZONES)}]", "measure.repeats=2", "run.attempts=1")
+        config = configs.load("gpu: l4", source="story.yaml", overrides=settings, grids=GRIDS)
+        others = [gpu for name in fallback_gpus if (gpu := lookup(name))]
+        plans = [self._plan(each, Ledger(), Caps()) for each in (config, *(with_gpu(config, gpu) for gpu in others))]
+        made = with_fallbacks(plans[0], plans[1:])
+        assert isinstance(made, LaunchPlan), made
+        return made
+
+    def _plan(self, config: Config, ledger: Ledger, caps: Caps, **known: Any) -> LaunchPlan | PlanRefused:
+        return plan(
+            config, config_name="story", mode="gce", prices=SHEET, quotas=None, ledger=ledger, caps=caps,
+            image=self.world().cloud().image(*config.image_source), now=self.timeline.now(), **known,
+        )  # fmt: skip
 
     def begin(self, world: World, made: LaunchPlan | None = None, run_id: str = RUN) -> Engine:
         where = Where("gce", self.cloud.bucket, "ada", None, require_cuda=False)

@@ -1,0 +1,290 @@
+"""Machines that are taken back: another one goes on, nothing is measured twice, and the books stay right."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from orchestrator.core.budget import Caps
+from orchestrator.core.errors import BudgetExceeded, ConfigError, NotFound
+from orchestrator.core.run import Phase, Run
+from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
+from orchestrator.engine import Engine
+from orchestrator.launch import Payload, Where, begin
+from orchestrator.resume import resume, stored_plan
+from tests.stories.stage import RUN, Killed, Stage, same_to_the_cent, staged, weather
+
+CASES = 6
+THREE = "run.attempts=3"
+
+
+def stored(vm: ScriptedVm) -> set[str]:
+    """What the machine finds in the bucket, as the agent does."""
+    prefix = f"runs/{vm.spec['run_id']}/cases/"
+    url = f"{vm.guest.storage_url}/storage/v1/b/{vm.spec['bucket']}/o?prefix={quote(prefix, safe='')}"
+    names = [entry["name"] for entry in json.loads(vm.request("GET", url)).get("items", [])]
+    return {name.removeprefix(prefix).removesuffix(".csv") for name in names}
+
+
+def careful_vm(*, loses_word_of: str = "") -> Callable[[ScriptedVm], Steps]:
+    """A machine that leaves out what is stored. The first one dies between storing one case and saying so."""
+
+    def script(vm: ScriptedVm) -> Steps:
+        attempt = int(vm.labels["bench-attempt"])
+        vm.event("vm_booted", {"vm": vm.name, "zone": vm.zone, "attempt": attempt})
+        try:
+            for phase in ("preflight", "environment", "build", "correctness"):
+                vm.event("phase_started", {"phase": phase, "limit_s": 300})
+                yield 10
+                vm.event("phase_finished", {"phase": phase, "exit_code": 0, "seconds": 10})
+            vm.event("phase_started", {"phase": "measure", "limit_s": 1500})
+            done = stored(vm)
+            cases = [f"case-{n}" for n in range(1, CASES + 1) if f"case-{n}" not in done]
+            facts: dict[str, Any] = {"cases": len(cases), "total": CASES, "measurements_per_implementation": 12}
+            vm.event("measurement_planned", facts)
+            for index, case in enumerate(cases, 1):
+                vm.event("case_started", {"case_id": case, "index": index, "of": len(cases)})
+                yield 20
+                body = f"{case} by {vm.name}\n".encode()
+                vm.put(f"runs/{vm.spec['run_id']}/cases/{case}.csv", body, "text/csv", create=True)
+                if case == loses_word_of and attempt == 1:
+                    while True:
+                        yield 5
+                vm.event(
+                    "case_measured",
+                    {"case_id": case, "index": index, "of": len(cases), "rows": 2, "seconds": 20, "median_us": {}},
+                )
+            vm.event("finished", {"outcome": "succeeded", "exit_code": 0})
+        except ShutDown:
+            outcome = "preempted" if vm.preempted else "terminated"
+            vm.event("finished", {"outcome": outcome, "exit_code": 143})
+        vm.delete_self()
+        yield 1
+
+    return script
+
+
+def assert_sound(stage: Stage, run: Run) -> None:
+    """No machine, every hold settled, what was settled is the bill, and every case was measured by one machine only."""
+    assert run.over
+    assert stage.cloud.instances() == []
+    entries = [entry for key, entry in stage.ledger().runs.items() if key.startswith(run.run_id)]
+    assert all(entry.held == 0 and entry.spent <= entry.hold_usd for entry in entries)
+    assert same_to_the_cent(sum((entry.spent for entry in entries), Decimal(0)), stage.billed(run.run_id))
+    assert run.cases_done == len(stage.world().bucket.list(f"runs/{run.run_id}/cases/"))
+    assert len({fact.case_id for fact in run.measured}) == len(run.measured)
+
+
+MOMENTS: dict[str, dict[str, Any]] = {
+    "with notice, while it measures": {"at": {"case": 3}, "notice_s": 30},
+    "at once, while it measures": {"at": {"case": 3}, "notice_s": 0},
+    "70 s after it runs, with notice": {"at": {"seconds": 70}, "notice_s": 30},
+    "before its first word": {"at": {"seconds": 1}, "notice_s": 0},
+    "while it builds": {"at": {"phase": "build"}, "notice_s": 0},
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+def test_a_machine_taken_back_at_any_moment_is_replaced_and_nothing_is_measured_twice(
+    home: Path, moment: dict[str, Any]
+) -> None:
+    with staged(home, careful_vm()) as stage:
+        weather(stage, {"fault": "preempt", **moment})
+        run = stage.launch(THREE)
+        assert (run.phase, run.cases_done) == (Phase.SUCCEEDED, CASES)
+        assert stage.fired() == [1]
+        assert [vm.attempt for vm in run.vms] == [1, 2]
+        assert run.vms[0].zone != run.vms[1].zone
+        assert_sound(stage, run)
+
+
+def test_a_machine_that_vanishes_without_a_trace_is_replaced(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        weather(stage, {"fault": "lost", "at": {"case": 4}})
+        run = stage.launch(THREE)
+        assert (run.phase, run.cases_done, len(run.vms)) == (Phase.SUCCEEDED, CASES, 2)
+        assert_sound(stage, run)
+
+
+def test_a_case_that_was_stored_but_never_told_of_counts_and_is_not_measured_again(home: Path) -> None:
+    with staged(home, careful_vm(loses_word_of="case-3")) as stage:
+        engine = stage.begin(stage.world(), stage.plan(THREE))
+        while not stage.world().bucket.list(f"runs/{RUN}/cases/case-3"):
+            _, pause = engine.step()
+            stage.timeline.advance(pause)
+        assert engine.look().cases_done == 2
+        vm = engine.look().vm
+        assert vm is not None
+        assert stage.cloud.preempt(vm.name, 0)
+        run = engine.follow()
+        assert (run.phase, run.cases_done, len(run.measured)) == (Phase.SUCCEEDED, CASES, CASES - 1)
+        assert_sound(stage, run)
+
+
+def test_when_the_last_machine_dies_before_it_told_of_a_case_the_files_are_counted(home: Path) -> None:
+    with staged(home, careful_vm(loses_word_of="case-2")) as stage:
+        weather(stage, {"fault": "preempt", "at": {"seconds": 150}, "notice_s": 0})
+        run = stage.launch("run.attempts=1")
+        assert (run.phase, run.cases_done, len(run.measured)) == (Phase.PREEMPTED, 2, 1)
+        assert_sound(stage, run)
+
+
+def test_when_every_machine_is_taken_back_the_run_ends_within_its_hold(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        weather(stage, {"fault": "preempt", "at": {"seconds": 70}, "notice_s": 0, "times": 5})
+        run = stage.launch(THREE)
+        assert (run.phase, len(run.vms)) == (Phase.PREEMPTED, 3)
+        assert stage.fired() == [3]
+        assert_sound(stage, run)
+
+
+def test_when_no_zone_has_another_machine_the_run_says_both(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        engine = stage.begin(stage.world(), stage.plan(THREE))
+        while engine.step()[0].cases_done < 2:
+            stage.timeline.advance(5)
+        weather(stage, {"fault": "stockout", "times": 9})
+        vm = engine.look().vm
+        assert vm is not None
+        stage.cloud.preempt(vm.name, 0)
+        run = engine.follow()
+        assert run.phase is Phase.PREEMPTED
+        assert run.closed is not None
+        assert "took" in run.closed.detail
+        assert "no machine in 3 zones" in run.closed.detail
+        assert_sound(stage, run)
+
+
+def test_once_enough_spot_machines_were_taken_back_one_on_demand_is_asked_for(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        weather(stage, {"fault": "preempt", "at": {"seconds": 70}, "notice_s": 0, "times": 2})
+        run = stage.launch(THREE, "placement.on_demand_after=2")
+        assert [vm.provisioning for vm in run.vms] == ["SPOT", "SPOT", "STANDARD"]
+        assert run.phase is Phase.SUCCEEDED
+        assert_sound(stage, run)
+
+
+# --- resumed by another client ---------------------------------------------------------------------------------------
+
+
+def packed() -> Payload:
+    """A payload that can be found again by its name."""
+    script = b"#!/bin/bash\n"
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        member = tarfile.TarInfo("startup/startup.sh")
+        member.size = len(script)
+        archive.addfile(member, io.BytesIO(script))
+    data = buffer.getvalue()
+    return Payload(sha256(data).hexdigest(), data, script.decode())
+
+
+PAYLOAD = packed()
+
+
+def where(stage: Stage) -> Where:
+    return Where("gce", stage.cloud.bucket, "ada", None, require_cuda=False)
+
+
+def begun(stage: Stage, *, dies_after: int = 0, attempts: str = THREE) -> Engine:
+    world = stage.world(dies_after=dies_after)
+    return begin(world, stage.plan(attempts), PAYLOAD, run_id=RUN, where=where(stage))
+
+
+def resumed(stage: Stage, caps: Caps | None = None) -> Engine:
+    world = stage.world(caps)
+    return resume(world, stored_plan(world, RUN), run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD)
+
+
+def test_a_run_that_ended_preempted_is_resumed_under_a_hold_of_its_own_and_finishes(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        weather(stage, {"fault": "preempt", "at": {"case": 4}, "notice_s": 0})
+        first = begun(stage, attempts="run.attempts=1").follow()
+        assert (first.phase, first.cases_done) == (Phase.PREEMPTED, 3)
+        run = resumed(stage).follow()
+        assert (run.phase, run.cases_done) == (Phase.SUCCEEDED, CASES)
+        assert set(stage.ledger().runs) == {RUN, f"{RUN}+1"}
+        assert same_to_the_cent(run.cost(stage.timeline.now()), stage.billed())
+        assert_sound(stage, run)
+
+
+def test_a_run_whose_client_died_at_any_append_is_resumed_or_is_over_and_never_has_two_machines_at_once(
+    home: Path,
+) -> None:
+    for dies_after in range(2, 6):
+        with staged(home / str(dies_after), careful_vm()) as stage:
+            with pytest.raises(Killed):
+                begun(stage, dies_after=dies_after).follow()
+            stage.timeline.advance(200)
+            run = resumed(stage).follow()
+            assert (run.phase, run.cases_done) == (Phase.SUCCEEDED, CASES), dies_after
+            assert len(stage.bill()) == 1
+            assert_sound(stage, run)
+
+
+def test_of_two_clients_that_resume_one_run_one_asks_for_a_machine(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        with pytest.raises(Killed):
+            begun(stage, dies_after=3).follow()
+        one, other = resumed(stage), resumed(stage)
+        for _ in range(4):
+            one.step()
+            other.step()
+        assert len(stage.cloud.instances()) == 1
+        assert len(stage.bill()) == 1
+        other.follow()
+        assert_sound(stage, one.follow())
+
+
+def test_a_resumption_that_the_budget_does_not_allow_is_refused_and_leaves_the_run_as_it_was(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        weather(stage, {"fault": "preempt", "at": {"case": 4}, "notice_s": 0})
+        first = begun(stage, attempts="run.attempts=1").follow()
+        hold = stage.ledger().runs[RUN].hold_usd
+        with pytest.raises(BudgetExceeded) as refusal:
+            resumed(stage, Caps(run=hold))
+        assert refusal.value.exit_code == 3
+        assert Engine(stage.world(), RUN).look() == first
+
+
+def test_what_cannot_be_resumed_is_refused_with_the_reason(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        with pytest.raises(NotFound, match="has no plan"):
+            resumed(stage)
+        begun(stage).follow()
+        with pytest.raises(ConfigError, match="has measured everything"):
+            resumed(stage)
+        made = stored_plan(stage.world(), RUN)
+        elsewhere = replace(where(stage), mode="embedded")
+        with pytest.raises(ConfigError, match="launched in mode gce"):
+            resume(stage.world(), made, run_id=RUN, where=elsewhere, fresh=lambda: PAYLOAD)
+        with pytest.raises(NotFound, match="there is no run"):
+            resume(stage.world(), made, run_id=RUN[:-1] + "9", where=where(stage), fresh=lambda: PAYLOAD)
+
+
+def test_a_plan_that_was_stored_is_the_plan_that_was_made(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        made = stage.plan(THREE, "placement.on_demand_after=1")
+        begin(stage.world(), made, PAYLOAD, run_id=RUN, where=where(stage))
+        assert stored_plan(stage.world(), RUN) == made
+
+
+def test_a_machine_that_appears_under_a_run_that_is_over_is_deleted_and_paid_for(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        sleeper = begun(stage)
+        stage.timeline.advance(300)  # a laptop sleeps right after the hold was taken
+        assert stage.look_after().phase is Phase.STOPPED
+        run = sleeper.follow()
+        assert run.phase is Phase.STOPPED
+        assert stage.bill() == []
+        assert_sound(stage, run)
