@@ -2,7 +2,7 @@
 
     python3 scripts/measure_here.py --grid hopper --dtypes float16,bfloat16 --repeats 50 --out results/here
 
-Runs the harness's four steps as the agent does on a VM and assembles `measurements.csv`. Needs PyYAML, numpy and torch.
+Runs the harness's four steps as the agent does on a VM and assembles `measurements.csv`. Needs PyYAML, numpy, torch.
 """
 
 from __future__ import annotations
