@@ -241,7 +241,10 @@ def test_a_client_that_is_killed_loses_nothing_and_another_process_sees_the_trut
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(bench: Bench) -> None:
+    # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
     command = [
+        "env",
+        "--default-signal=INT",
         sys.executable,
         "-m",
         "orchestrator.cli",
