@@ -158,10 +158,13 @@ class Reader:
         self.faults[what] = (count + 1, where)
 
     def groups(self) -> tuple[Group, ...]:
-        """What was read, in the order in which it first came. Rows of one block that repeat are told and left out."""
+        """What was read, in the order in which it first came. Rows of one block that repeat are told and left out.
+        The reader is empty afterwards, so that nothing is held twice."""
         found = []
-        for key, group in self.growing.items():
-            block = np.array(group.block, dtype=np.int64)
+        while self.growing:
+            key = next(iter(self.growing))
+            group = self.growing.pop(key)
+            block = np.frombuffer(group.block, dtype=np.int64)
             _, kept = np.unique(block, return_index=True)
             if repeated := block.size - kept.size:
                 self.faults[f"rows repeat a block of {key.implementation} on {key.case_id}"] = (repeated, key.run_id)
@@ -176,10 +179,10 @@ class Reader:
                     regime=group.first["regime"],
                     axes={name: group.first[name] for name in AXES},
                     block=block[kept],
-                    latency_us=np.array(group.latency_us)[kept],
-                    at=np.array(group.at)[kept],
-                    sensors={name: np.array(values)[kept] for name, values in group.sensors.items()},
-                    throttled=np.array(group.throttled, dtype=np.bool_)[kept],
+                    latency_us=np.frombuffer(group.latency_us)[kept],
+                    at=np.frombuffer(group.at)[kept],
+                    sensors={name: np.frombuffer(values)[kept] for name, values in group.sensors.items()},
+                    throttled=np.frombuffer(group.throttled, dtype=np.bool_)[kept],
                     max_abs_error=group.max_abs_error,
                     skipped=group.skipped if wrong or kept.size else "no usable measurement",
                 )

@@ -13,7 +13,7 @@ from orchestrator.report.svg import Board, Scale, legend, span
 from orchestrator.report.text import backend, digits, labels, ratio, tick, within
 
 WIDTH = 860.0
-LEFT = 170.0
+LEFT = 236.0
 RIGHT = WIDTH - 24
 MOST_CASES = 60
 """More rows than a person compares by eye; the tables and files have all."""
