@@ -185,6 +185,31 @@ def test_a_preempted_run_without_a_spare_machine_says_so_and_what_it_measured_is
     assert_our_account_is_the_bill(bench, run)
 
 
+def test_a_run_that_was_cut_short_is_resumed_by_another_process_and_measures_nothing_twice(
+    bench: Bench, weather: Callable[..., None]
+) -> None:
+    weather({"fault": "preempt", "at": {"case": 2}, "notice_s": 10})
+    cut = launch(bench, "--set", "measure.repeats=400", "--set", "run.attempts=1", code=8)
+    assert cut["cases_done"] == 1
+    whole = bench("launch", "--resume", cut["run_id"], "--json").document
+    assert (whole["run_id"], whole["state"], whole["cases_done"]) == (cut["run_id"], "succeeded", 2)
+    fetched = bench("fetch", cut["run_id"], "--into", "out", "--json").document
+    assert fetched["complete"] is True
+    again = bench("launch", "--resume", cut["run_id"], code=2)
+    assert "has measured everything" in again.err
+    assert "no other choice" in bench("launch", "--resume", "last", "--gpu", "l4", code=2).err
+
+
+def test_a_plan_says_why_and_how_far_it_would_go(bench: Bench) -> None:
+    wide = bench("plan", "--gpu", "l4", "--fallback-gpu", "t4", "--on-demand-after", "1", "--json").document
+    assert {offer["gpu"] for offer in wide["offers"]} == {"l4", "t4"}
+    assert {offer["provisioning"] for offer in wide["offers"]} == {"SPOT", "STANDARD"}
+    assert all(offer["why"] for offer in wide["offers"])
+    assert "expected" in bench("plan", "--gpu", "l4").out
+    none = bench("plan", "--gpu", "l4", "--max-price", "0.01", code=4)
+    assert "cost more than $0.01/h" in none.err
+
+
 def test_a_payload_that_is_not_what_it_should_be_stops_the_machine(bench: Bench, weather: Callable[..., None]) -> None:
     from orchestrator.wiring import wire
 

@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.core.budget import Caps
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NotFound
+from orchestrator.core.naming import payload_object, plan_object
 from orchestrator.core.run import Phase, Run
 from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
 from orchestrator.engine import Engine
@@ -288,3 +289,19 @@ def test_a_machine_that_appears_under_a_run_that_is_over_is_deleted_and_paid_for
         assert run.phase is Phase.STOPPED
         assert stage.bill() == []
         assert_sound(stage, run)
+
+
+def test_a_payload_that_is_gone_or_not_what_its_name_says_is_never_run(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        with pytest.raises(Killed):
+            begun(stage, dies_after=4).follow()
+        bucket, name = stage.world().bucket, payload_object(PAYLOAD.sha256)
+        bucket.replace(name, b"something else", generation=None)
+        with pytest.raises(ConfigError, match="not what its name says"):
+            resumed(stage)
+        (stage.cloud.home / "objects" / stage.cloud.bucket / name).unlink()
+        with pytest.raises(NotFound, match="payload"):
+            resumed(stage)
+        bucket.replace(plan_object(RUN), b"no plan", generation=None)
+        with pytest.raises(ConfigError, match="is no JSON"):
+            resumed(stage)
