@@ -86,8 +86,8 @@ def launch(
         where = _where(wiring, settings.gpu)
         run_id = new_run_id(wiring.clock.now(), settings.gpu)
         engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say)
-        run = _until_detached(engine, watch, run_id, wiring.user) if not detach else _until_created(engine, watch)
-    finish(run, json=json, detached=run.closed is None)
+        run = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
+    finish(run, json=json)
 
 
 def _where(wiring: Wiring, gpu: str) -> Where:
@@ -124,8 +124,8 @@ def _resume(ctx: typer.Context, text: str, *, detach: bool, json: bool) -> None:
             fresh=lambda: payload_of(settings.payload.root),
             say=watch.say,
         )
-        run = _until_detached(engine, watch, run_id, wiring.user) if not detach else _until_created(engine, watch)
-    finish(run, json=json, detached=run.closed is None)
+        run = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
+    finish(run, json=json)
 
 
 def _until_created(engine: Engine, watch: Watch) -> Run:
@@ -137,7 +137,8 @@ def _until_created(engine: Engine, watch: Watch) -> Run:
         engine.world.clock.sleep(pause)
 
 
-def _until_detached(engine: Engine, watch: Watch, run_id: str, user: str) -> Run:
+def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
+    run_id = engine.run_id
     try:
         return engine.follow(watch=watch.show, trouble=watch.trouble)
     except KeyboardInterrupt:
@@ -150,7 +151,7 @@ def _until_detached(engine: Engine, watch: Watch, run_id: str, user: str) -> Run
         return engine.follow()
 
 
-def finish(run: Run, *, json: bool, detached: bool) -> None:
+def finish(run: Run, *, json: bool) -> None:
     """The last words of a launch, and its exit code."""
     from orchestrator.cli.outcome import raise_for
     from orchestrator.cli.render import ending_lines
@@ -162,5 +163,5 @@ def finish(run: Run, *, json: bool, detached: bool) -> None:
     else:
         for line in ending_lines(run, utc_now()):
             typer.echo(line)
-    if not detached:
+    if run.closed is not None:
         raise_for(run)
