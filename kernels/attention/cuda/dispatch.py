@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from kernels.attention.cuda import hopper
 from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.planning import Machine, Problem, plan
 from kernels.attention.cuda.portable import Portable
 
 
 def ways(problem: Problem, machine: Machine) -> list[Way]:
-    """Every way that computes this problem, the portable one first. Raises `Unsupported` when there is none."""
-    return [Portable(plan(problem, machine))]
+    """Every way that computes this problem. Raises `Unsupported` when there is none."""
+    return [*hopper.ways(problem, machine), Portable(plan(problem, machine))]
 
 
 def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
     """The way to take, and why. Raises `Unsupported`."""
-    return ways(problem, machine)[0], "the only way there is"
+    return ways(problem, machine)[0], "the first that computes it"
