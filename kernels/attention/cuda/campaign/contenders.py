@@ -7,11 +7,12 @@ With the log-sum-exp written: PyTorch's FLASH backend always writes it; cuDNN an
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from kernels.attention.cuda.campaign import exact
 from kernels.attention.cuda.campaign.cells import Cell
 from kernels.attention.cuda.campaign.timing import Call, Contender
 from kernels.attention.cuda.engine import Engine
-from kernels.attention.cuda.errors import BuildFailed, Unavailable
+from kernels.attention.cuda.errors import Unavailable
 from kernels.attention.cuda.launching import Bound
 from kernels.attention.cuda.operator import bind
 
@@ -82,8 +83,17 @@ def make_inputs(cell: Cell, count: int) -> list[Inputs]:
     ]
 
 
-Entrant = tuple[list[Call], Callable[[], AbstractContextManager[object]] | None, Callable[[], torch.Tensor]]
-"""The calls, the pin, and how to get the first call's output."""
+Pin = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """Calls, what pins their backend, and how to get the first call's output and, from us, its log-sum-exp."""
+
+    calls: list[Call]
+    output: Callable[[], torch.Tensor]
+    pin: Pin = nullcontext
+    sums: torch.Tensor | None = None
 
 
 class GpuStable:
@@ -104,7 +114,7 @@ class GpuStable:
         }
 
     def prepare(self, cell: Cell, *, check: bool) -> Field:
-        """Every contender that this cell can have, warm and right; a wrong one is absent with its error as the reason."""
+        """Every contender that this cell can have, warm and right; a wrong one is absent, its error the reason."""
         found = Field()
         inputs = make_inputs(cell, sets_for(cell, self.engine.machine.l2_bytes))
         entrants = self.entrants(cell, inputs)
@@ -113,27 +123,25 @@ class GpuStable:
             if self.only and name.partition(":")[0] not in self.only:
                 continue
             try:
-                calls, pin, output = make()
-                entrant = Contender(name, tuple(calls), pin) if pin else Contender(name, tuple(calls))
-                with entrant.pinned():
-                    result = output()
+                entrant = make()
+                contender = Contender(name, tuple(entrant.calls), entrant.pin)
+                with contender.pinned():
+                    result = entrant.output()
                     torch.cuda.synchronize()
-            except (Unavailable, BuildFailed, RuntimeError, NotImplementedError, AssertionError, TypeError) as exc:
+            except Exception as exc:  # whatever a rival raises, it is absent and says why
                 found.absent[name] = (str(exc).strip() or type(exc).__name__).splitlines()[0][:200]
                 continue
-            if wanted is not None and name in ERROR_NAMES:
-                found.errors[name] = exact.difference(result, wanted)
-                if not found.errors[name]["relative"] < RELATIVE_ERROR[cell.dtype]:
-                    found.absent[name] = f"wrong: relative error {found.errors[name]['relative']:.3g}"
+            if isinstance(entrant.calls[0], Bound):
+                found.ways[name] = entrant.calls[0].way
+            if wanted is not None and sums is not None and name in ERROR_NAMES:
+                errors = exact.difference(result, wanted)
+                if entrant.sums is not None:
+                    errors["lse_max_abs"] = (entrant.sums.double() - sums).abs().max().item()
+                found.errors[name] = errors
+                if not errors["relative"] < RELATIVE_ERROR[cell.dtype]:
+                    found.absent[name] = f"wrong: relative error {errors['relative']:.3g}"
                     continue
-            bound = calls[0]
-            if isinstance(bound, Bound):
-                found.ways[name] = bound.way
-                lse = next((x for x in bound.kept if isinstance(x, torch.Tensor) and x.dtype == torch.float32), None)
-                if lse is not None and sums is not None:
-                    found.errors[name]["lse_max_abs"] = (lse.double() - sums).abs().max().item()
-            found.contenders.append(entrant)
-            del result
+            found.contenders.append(contender)
         return found
 
     def entrants(self, cell: Cell, inputs: list[Inputs]) -> dict[str, Callable[[], Entrant]]:
@@ -166,7 +174,7 @@ class GpuStable:
                 call()
             return outputs[0]
 
-        return calls, None, output
+        return Entrant(calls, output, sums=sums[0])
 
     def flash_attention_4(self, cell: Cell, inputs: list[Inputs]) -> Entrant:
         """Its own layout, [B, S, H, D], and no log-sum-exp."""
@@ -184,7 +192,7 @@ class GpuStable:
             calls[0]()
             return outputs[0].transpose(1, 2)
 
-        return list(calls), None, output
+        return Entrant(list(calls), output)
 
     def flex(self, cell: Cell, inputs: list[Inputs]) -> Entrant:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -202,14 +210,14 @@ class GpuStable:
         calls: list[Call] = [partial(self.flex_calls[cell], *one) for one in inputs]
         calls[0]()
         self.flex_s -= time.perf_counter() - started
-        return outcome(calls, None)
+        return outcome(calls)
 
 
 ERROR_NAMES = ("ours", "ours:lse", "cudnn", "flash", "efficient", "fa4", "flex")
 """Whose results are compared with float64. The rest compute what one of these does."""
 
 
-def outcome(calls: list[Call], pin: Callable[[], AbstractContextManager[object]] | None) -> Entrant:
+def outcome(calls: list[Call], pin: Pin = nullcontext) -> Entrant:
     """For calls that return their output, alone or first of several."""
 
     def output() -> torch.Tensor:
@@ -217,7 +225,7 @@ def outcome(calls: list[Call], pin: Callable[[], AbstractContextManager[object]]
         first: torch.Tensor = result if isinstance(result, torch.Tensor) else result[0]  # type: ignore[index]
         return first
 
-    return calls, pin, output
+    return Entrant(calls, output, pin)
 
 
 def sdpa(backend: str, cell: Cell, inputs: list[Inputs]) -> Entrant:
@@ -231,12 +239,12 @@ def sdpa(backend: str, cell: Cell, inputs: list[Inputs]) -> Entrant:
 
 def cudnn_with_sums(cell: Cell, inputs: list[Inputs]) -> Entrant:
     operator = torch.ops.aten._scaled_dot_product_cudnn_attention
-    return outcome([partial(operator, *one, None, True, 0.0, cell.causal, False) for one in inputs], None)
+    return outcome([partial(operator, *one, None, True, 0.0, cell.causal, False) for one in inputs])
 
 
 def efficient_with_sums(cell: Cell, inputs: list[Inputs]) -> Entrant:
     operator = torch.ops.aten._scaled_dot_product_efficient_attention
-    return outcome([partial(operator, *one, None, True, 0.0, cell.causal) for one in inputs], None)
+    return outcome([partial(operator, *one, None, True, 0.0, cell.causal) for one in inputs])
 
 
 def version_of(name: str) -> str | None:
@@ -249,10 +257,7 @@ def version_of(name: str) -> str | None:
 def flash_attention_4() -> tuple[Callable[..., Any] | None, str]:
     """Its forward function, or None and why."""
     try:
-        from flash_attn.cute.interface import _flash_attn_fwd
+        forward: Callable[..., Any] = importlib.import_module("flash_attn.cute.interface")._flash_attn_fwd
     except Exception as exc:  # a compiler in Python: it can fail to import in any way
         return None, f"flash-attn-4 does not import: {type(exc).__name__}: {exc}"[:200]
-    forward: Callable[..., Any] = _flash_attn_fwd
     return forward, ""
-
-

@@ -7,9 +7,7 @@ import torch
 ROWS = 2048
 
 
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp of every head from the rounded inputs, [B, H, S_q, D] and [B, H, S_q].
 
     Causal is top-left. A head and some rows at a time, so that the scores fit the memory.

@@ -23,7 +23,7 @@ HOST_SHAPES = ((1, 1, 64, 64), (2, 8, 128, 64), (2, 8, 512, 64), (4, 16, 256, 12
 
 def median_ms(call: Call, times: int = 12) -> float:
     """Milliseconds of one call, the first two left out."""
-    found = []
+    found: list[float] = []
     for _ in range(times):
         before, after = between_events(call)
         torch.cuda.synchronize()
@@ -74,8 +74,7 @@ def resources(engine: Engine) -> dict[str, Any]:
     """Registers, spills, and warnings that ptxas made wgmma wait for itself, over all kernels loaded so far."""
     built = list(engine.built.values())
     logs = [function.log for function in engine.functions.values()]
-    for path in engine.cache.folder.glob(f"*-{engine.target.name}-*.json"):
-        logs.append(path.read_text())
+    logs += [path.read_text() for path in engine.cache.folder.glob(f"*-{engine.target.name}-*.json")]
     return {
         "loaded": len(built),
         "registers": max((one.resources.registers for one in built if one.resources), default=0),
@@ -107,5 +106,7 @@ def host_cost(engine: Engine) -> dict[str, Any]:
                     for _ in range(HOST_CALLS):
                         call()
                     took[name].append((time.perf_counter() - started) / HOST_CALLS * 1e6)
-        rows.append({"shape": list(shape), **{f"{name}_us": round(statistics.median(t[1:]), 2) for name, t in took.items()}})
+        rows.append(
+            {"shape": list(shape), **{f"{name}_us": round(statistics.median(t[1:]), 2) for name, t in took.items()}}
+        )
     return {"kind": "host", "shapes": rows}

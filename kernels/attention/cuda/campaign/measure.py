@@ -47,7 +47,9 @@ def line(row: dict[str, Any]) -> str:
             ratio = f" {rivals[best] / found['ours']:.3f}x {best}" if best else ""
             fa4 = f" {found['fa4'] / found['ours']:.3f}x fa4" if "fa4" in found else ""
             words.append(f"{regime} {found['ours']:.1f}us {rate(cell, found['ours'])}{ratio}{fa4}")
-    wrong = [f"{name}: {why}" for name, why in row["absent"].items() if why.startswith("wrong") or name.startswith("ours")]
+    wrong = [
+        f"{name}: {why}" for name, why in row["absent"].items() if why.startswith("wrong") or name.startswith("ours")
+    ]
     return f"{cell.name} [{row['ways'].get('ours', '-')}] " + " | ".join(words + wrong)
 
 

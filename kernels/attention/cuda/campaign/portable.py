@@ -1,6 +1,6 @@
-"""Measures the kernel on the GPU at hand against every backend of PyTorch, and the code paths of other chips with it.
+"""Measures the portable kernel against every backend of PyTorch, and the code paths of other chips with it.
 
-    python -m kernels.attention.cuda.campaign.measure OUT.jsonl [--quick]
+    python -m kernels.attention.cuda.campaign.portable OUT.jsonl [--quick]
 
 Writes one JSON object a line: `environment`, `build`, `host` (what a call costs the host), then one `cell` for each
 problem. A contender that is wrong on a cell's inputs has no time there, only its error. `fa2@sm_75` and the like are
@@ -14,6 +14,7 @@ import dataclasses
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -21,9 +22,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.attention.cuda.campaign.timing import Call, Times, between_events, compare
-from kernels.attention.cuda.campaign.tune import say, sdpa, tflops
 from kernels.attention.cuda.compiler import Target
 from kernels.attention.cuda.driver import driver
 from kernels.attention.cuda.engine import Engine
@@ -41,6 +42,36 @@ LADDER_LENGTH = 1024
 GEMM_SIZE = 8192
 HOST_CALLS = 2000
 RELATIVE_ERROR = {"float16": 1.2e-3, "bfloat16": 8e-3}
+
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def say(*words: object) -> None:
+    """To standard output, at once."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
+    """PyTorch's attention pinned to a backend, whose context it enters on each call."""
+    chosen = BACKENDS[backend]
+
+    def call() -> object:
+        with sdpa_kernel(chosen):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return call
+
+
+def tflops(batch: int, heads: int, seq: int, head_dim: int, causal: bool, us: float) -> float:
+    """4 B H S^2 D operations, half of them if causal, over the time."""
+    return 4 * batch * heads * seq**2 * head_dim * (0.5 if causal else 1.0) / us / 1e6
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Makes the Markdown tables of README.md from what `measure` wrote.
+"""Makes the Markdown tables of README.md from what `portable` wrote.
 
-python -m kernels.attention.cuda.campaign.tables RESULTS.jsonl README.md   # rewrites what stands between the marks
+python -m kernels.attention.cuda.campaign.portable_tables RESULTS.jsonl README.md  # between the marks
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def lanes(engine: Engine, shape: tuple[int, int, int, int, int, int, bool], dtyp
         call = bind(q, k, v, out, causal=causal, lse=lse, engine=engine)
         call()
         wanted = found[0].wanted if found else (out.clone(), lse.clone())
-        found.append(Lane(torch.cuda.Stream(), call, (out, lse), wanted, torch.zeros((), device="cuda", dtype=torch.int64)))
+        found.append(
+            Lane(torch.cuda.Stream(), call, (out, lse), wanted, torch.zeros((), device="cuda", dtype=torch.int64))
+        )
     torch.cuda.synchronize()
     return found
 
@@ -87,7 +89,9 @@ def stress(engine: Engine, launches: int) -> dict[str, Any]:
                 pair[number % 2].launch()
             torch.cuda.synchronize()
             differing = sum(int(one.differing) for one in pair)
-            rows.append({"shape": list(shape), "dtype": str(dtype)[6:], "way": pair[0].call.way, "differing": differing})
+            rows.append(
+                {"shape": list(shape), "dtype": str(dtype)[6:], "way": pair[0].call.way, "differing": differing}
+            )
     return {
         "kind": "stress",
         "launches": each * len(rows),

@@ -8,6 +8,7 @@ sustained: calls back to back from the host for half a second, at the clocks tha
 
 from __future__ import annotations
 
+import importlib
 import random
 import statistics
 import time
@@ -139,11 +140,10 @@ class Gauges:
     def __init__(self) -> None:
         self.library: Any = None
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self.handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-            self.library = pynvml
+            library: Any = importlib.import_module("pynvml")
+            library.nvmlInit()
+            self.handle = library.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+            self.library = library
         except Exception:  # whatever is missing here, the times are as good without it
             self.library = None
 

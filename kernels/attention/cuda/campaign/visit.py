@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +48,9 @@ class Visitor:
                 burst[name] += values
             state = self.watch.state()
             row["burst_us"] = rounded(burst)
-            row["graph_us"] = rounded(self.graph_rounds(racing, counts, rounds.graph, cold=False))
+            row["graph_us"] = rounded(self.graph_rounds(field, slow, counts, rounds.graph, cold=False))
             if cold:
-                row["cold_us"] = rounded(self.graph_rounds(racing, counts, rounds.cold, cold=True))
+                row["cold_us"] = rounded(self.graph_rounds(field, slow, counts, rounds.cold, cold=True))
             row |= {"graph_calls": counts, "laggards": sorted(slow), "state": state}
         row["seconds"] = round(self.watch.now() - started, DIGITS)
         return row
@@ -63,15 +64,23 @@ class Visitor:
         return self.shuffled_rounds(list(field), rounds, lambda order: self.watch.burst([field[n] for n in order]))
 
     def graph_rounds(
-        self, field: dict[str, Contender], counts: dict[str, int], rounds: int, *, cold: bool
+        self, field: dict[str, Contender], slow: set[str], counts: dict[str, int], rounds: int, *, cold: bool
     ) -> dict[str, list[float]]:
-        graphs: dict[str, Call] = {
-            name: self.watch.capture(one, counts[name], cold) for name, one in field.items()
-        }
-        total = self.shuffled_rounds(list(field), rounds, lambda order: self.watch.replay([graphs[n] for n in order]))
-        return {name: [us / counts[name] for us in values] for name, values in total.items()}
+        """The first rounds for all, the rest without the laggards."""
+        graphs: dict[str, Call] = {name: self.watch.capture(one, counts[name], cold) for name, one in field.items()}
 
-    def shuffled_rounds(self, names: list[str], rounds: int, once: Any) -> dict[str, list[float]]:
+        def once(order: list[str]) -> list[float]:
+            return self.watch.replay([graphs[name] for name in order])
+
+        found = self.shuffled_rounds(list(field), LAGGARD_ROUNDS, once)
+        more = self.shuffled_rounds([name for name in field if name not in slow], rounds - LAGGARD_ROUNDS, once)
+        for name, values in more.items():
+            found[name] += values
+        return {name: [us / counts[name] for us in values] for name, values in found.items()}
+
+    def shuffled_rounds(
+        self, names: list[str], rounds: int, once: Callable[[list[str]], list[float]]
+    ) -> dict[str, list[float]]:
         """Rounds in random order; what each round gave, by name."""
         found: dict[str, list[float]] = {name: [] for name in names}
         order = list(names)
@@ -88,9 +97,7 @@ class Visitor:
         times: dict[str, list[dict[str, Any]]] = {one.name: [] for one in field}
         for one in [*field, *reversed(field)]:
             result = self.watch.sustain(one, SUSTAINED_S)
-            times[one.name].append(
-                {"us": round(result.us, DIGITS), "calls": result.calls, "state": dict(result.state)}
-            )
+            times[one.name].append({"us": round(result.us, DIGITS), "calls": result.calls, "state": dict(result.state)})
         return {"kind": "sustained", "cell": as_row(cell), "times": times, "absent": found.absent}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.attention.cuda.campaign import tables
+from kernels.attention.cuda.campaign import portable_tables as tables
 
 FOLDER = Path(tables.__file__).parents[1]
 RESULTS, README = FOLDER / "results" / "h200.jsonl", FOLDER / "README.md"
