@@ -1,35 +1,20 @@
-"""Makes the Markdown tables of README.md from what `portable` wrote.
+"""Makes the Markdown tables of PORTABLE.md from what `portable` wrote.
 
-python -m kernels.attention.cuda.campaign.portable_tables RESULTS.jsonl README.md  # between the marks
+python -m kernels.attention.cuda.campaign.portable_tables RESULTS.jsonl PORTABLE.md  # between its marks
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from kernels.attention.cuda.campaign.numbers import geometric_mean, of_kind, read
+from kernels.attention.cuda.campaign.pages import Row, fill, markdown
 from kernels.attention.cuda.ladder import IDEAS, LADDER
 
-Row = dict[str, Any]
-BEGIN, END = "<!-- begin: {name} -->", "<!-- end: {name} -->"
 REGIMES = ("burst", "graph")
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of a results file."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line]
-
-
-def of_kind(rows: Iterable[Row], kind: str) -> list[Row]:
-    return [row for row in rows if row["kind"] == kind]
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def ratios(rows: Iterable[Row], ours: str, rival: str, regime: str, **where: object) -> list[float]:
@@ -39,12 +24,6 @@ def ratios(rows: Iterable[Row], ours: str, rival: str, regime: str, **where: obj
         for row in of_kind(rows, "cell")
         if {ours, rival} <= row["times"].keys() and all(row[key] == value for key, value in where.items())
     ]
-
-
-def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(cells) + " |" for cells in body]
-    return "\n".join(lines)
 
 
 def speeds(rows: Sequence[Row]) -> str:
@@ -132,23 +111,9 @@ def facts(rows: Sequence[Row]) -> str:
 SECTIONS = {"facts": facts, "verdicts": verdicts, "ladder": ladder, "errors": errors, "speeds": speeds}
 
 
-def fill(text: str, rows: Sequence[Row]) -> str:
-    """The text with each marked section made anew. Raises ValueError for a section without its end mark."""
-    for name, make in SECTIONS.items():
-        begin, end = BEGIN.format(name=name), END.format(name=name)
-        if begin not in text:
-            continue
-        before, _, rest = text.partition(begin)
-        _, found, after = rest.partition(end)
-        if not found:
-            raise ValueError(f"{begin} has no {end}")
-        text = f"{before}{begin}\n{make(rows)}\n{end}{after}"
-    return text
-
-
 def main() -> None:
-    results, readme = map(Path, sys.argv[1:3])
-    readme.write_text(fill(readme.read_text(), read(results)))
+    results, page = map(Path, sys.argv[1:3])
+    page.write_text(fill(page.read_text(), read(results), SECTIONS))
 
 
 if __name__ == "__main__":

@@ -93,20 +93,10 @@ class CudaStopwatch:
         return [before.elapsed_time(after) * 1e3 for before, after in events]
 
     def capture(self, contender: Contender, calls: int, cold: bool) -> Call:
-        ways = contender.calls if cold else contender.calls[:1]
         with contender.pinned():
-            side = torch.cuda.Stream()
-            with torch.cuda.stream(side):
-                for call in ways:
-                    call()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for number in range(calls):
-                    ways[number % len(ways)]()
-        graph.replay()  # the first replay of a graph uploads it
+            replay = capture(contender.calls if cold else contender.calls[:1], calls)
+        replay()  # the first replay of a graph uploads it
         torch.cuda.synchronize()
-        replay: Call = graph.replay
         return replay
 
     def replay(self, graphs: Sequence[Call]) -> list[float]:
@@ -185,6 +175,22 @@ def between_events(call: Call) -> tuple[Any, Any]:
     call()
     after.record()
     return before, after
+
+
+def capture(call: Call | Sequence[Call], calls: int) -> Call:
+    """A graph of `calls` calls in a row, by turns where there are several."""
+    turns = [call] if callable(call) else [*call]
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for one in turns:
+            one()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(calls):
+            turns[number % len(turns)]()
+    replay: Call = graph.replay
+    return replay
 
 
 def graph_calls(single_us: float) -> int:

@@ -12,7 +12,6 @@ import argparse
 import json
 import math
 import random
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from kernels.attention.cuda.build import build_one
 from kernels.attention.cuda.campaign.cells import BF16, DECODE_LENGTHS, FP16, HEAD_DIMS, MASKS, Cell, chosen, from_row
 from kernels.attention.cuda.campaign.contenders import BACKENDS, RELATIVE_ERROR, make_inputs
 from kernels.attention.cuda.campaign.numbers import of_kind, read
-from kernels.attention.cuda.campaign.portable import driver_version
+from kernels.attention.cuda.campaign.portable import driver_version, say
 from kernels.attention.cuda.campaign.race import REFERENCE, against_reference, choice, race, row_of
 from kernels.attention.cuda.campaign.timing import Contender, CudaStopwatch
 from kernels.attention.cuda.dispatch import ways
@@ -144,11 +143,6 @@ def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str
         else:
             absent[way.name] = f"wrong: {error:.3g} from cuDNN's answer"
     return field, absent
-
-
-def say(words: str) -> None:
-    sys.stdout.write(words + "\n")
-    sys.stdout.flush()
 
 
 def told(row: Mapping[str, Any]) -> str:
