@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -55,6 +56,11 @@ class Choice:
     at: str
 
 
+def stem(way: str) -> str:
+    """A way's name without the number of parts that it cuts the keys into: `decode-16x32w8s3` of `decode-16x32w8s3-4`."""
+    return re.sub(r"-\d+$", "", way)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """The cells of one chip, and where they were measured, with what."""
@@ -65,19 +71,21 @@ class Table:
     def pick(self, key: Key, names: Collection[str]) -> tuple[str, str] | None:
         """One of the ways that compute the problem, and why: the winner of the nearest cell whose winner is among them.
 
-        None where all such cells are too far.
+        Into how many parts a way cuts the keys depends on the sizes, so it may differ. None where all cells are too far.
         """
-        kind = (key.dtype, key.head_dim, key.causal)
+        kind, by_stem = (key.dtype, key.head_dim, key.causal), {stem(name): name for name in names}
         near = (
             (key.distance(cell.key), cell.key, cell)
             for cell in self.cells
-            if (cell.key.dtype, cell.key.head_dim, cell.key.causal) == kind and cell.way in names
+            if (cell.key.dtype, cell.key.head_dim, cell.key.causal) == kind and stem(cell.way) in by_stem
         )
         distance, _, cell = min(near, default=(math.inf, key, None), key=lambda one: one[:2])
         if cell is None or distance > FAR:
             return None
         where = "here" if distance == 0 else f"{distance:.1f} doublings away, at {cell.key.words}"
-        return cell.way, f"measured {where} on {self.about['device']}: {cell.margin:.1%} before {cell.second or 'none'}"
+        return by_stem[
+            stem(cell.way)
+        ], f"measured {where} on {self.about['device']}: {cell.margin:.1%} before {cell.second or 'none'}"
 
     def merged(self, about: Mapping[str, Any], cells: Iterable[Choice]) -> Table:
         """This table with the new cells in the place of the old."""

@@ -143,7 +143,7 @@ def test_medians_pool_the_visits_and_ratios_take_the_best_backend() -> None:
 
 def test_a_graph_is_about_four_milliseconds_long() -> None:
     assert graph_calls(1000.0) == 4
-    assert graph_calls(1.0) == 100
+    assert graph_calls(1.0) == 256
     assert graph_calls(50_000.0) == 1
 
 

@@ -133,6 +133,11 @@ def test_a_winner_that_cannot_compute_the_problem_gives_way_to_the_next_nearest(
     assert table.pick(key(), ()) is None
 
 
+def test_the_same_way_with_the_keys_in_another_number_of_parts_is_the_same_way() -> None:
+    table = Table(ABOUT).merged(ABOUT, [cell("decode-16x32-16", key(seq_q=1)), cell("fa2-64x64", key(seq_q=2))])
+    assert table.pick(key(seq_q=1), ("fa2-64x64", "decode-16x32-4"))[0] == "decode-16x32-4"  # type: ignore[index]
+
+
 def test_what_is_far_from_every_cell_or_of_another_kind_is_not_in_the_table() -> None:
     table = Table(ABOUT).merged(ABOUT, [cell("a", key())])
     far = int(1024 * 2 ** (FAR + 1))

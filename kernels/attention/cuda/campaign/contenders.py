@@ -154,6 +154,7 @@ class GpuStable:
             "cudnn:lse": partial(cudnn_with_sums, cell, inputs),
         }
         if cell.group == "small":
+            found["ours:dependent"] = partial(self.dependent, cell, inputs)
             found["efficient:lse"] = partial(efficient_with_sums, cell, inputs)
         if cell.group != "decode":
             found["fa4"] = partial(self.flash_attention_4, cell, inputs)
@@ -175,6 +176,23 @@ class GpuStable:
             return outputs[0]
 
         return Entrant(calls, output, sums=sums[0])
+
+    def dependent(self, cell: Cell, inputs: list[Inputs]) -> Entrant:
+        """Our way again, but each launch begins while the one before it ends (programmatic dependent launch)."""
+        outputs = [torch.full_like(q, math.nan) for q, _, _ in inputs]
+        plain = bind(*inputs[0], outputs[0], causal=cell.causal, engine=self.engine).way
+        way = f"{plain}-dependent"
+        calls: list[Call] = [
+            bind(*one, out, causal=cell.causal, engine=self.engine, way=way)
+            for one, out in zip(inputs, outputs, strict=True)
+        ]
+
+        def output() -> torch.Tensor:
+            for call in calls:
+                call()
+            return outputs[0]
+
+        return Entrant(calls, output)
 
     def flash_attention_4(self, cell: Cell, inputs: list[Inputs]) -> Entrant:
         """Its own layout, [B, S, H, D], and no log-sum-exp."""
@@ -213,7 +231,7 @@ class GpuStable:
         return outcome(calls)
 
 
-ERROR_NAMES = ("ours", "ours:lse", "cudnn", "flash", "efficient", "fa4", "flex")
+ERROR_NAMES = ("ours", "ours:lse", "ours:dependent", "cudnn", "flash", "efficient", "fa4", "flex")
 """Whose results are compared with float64. The rest compute what one of these does."""
 
 

@@ -13,6 +13,7 @@ import json
 import random
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--flex", type=float, default=0.0, metavar="SECONDS", help="what FlexAttention may compile for")
     parser.add_argument("--launches", type=int, default=10_000, help="of the test that results repeat bit for bit")
     asked = parser.parse_args()
+    warnings.simplefilter("ignore")  # a backend says in ten lines why it does not take a cell; the row has the reason
     started = time.perf_counter()
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     with asked.out.open("w") as out, torch.no_grad():

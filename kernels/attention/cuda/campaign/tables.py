@@ -26,7 +26,18 @@ from kernels.attention.cuda.campaign.numbers import (
 from kernels.attention.cuda.campaign.pages import fill, markdown
 from kernels.attention.cuda.campaign.reach import REGIMES, is_claimed, ratios, times_of, verdicts
 
-NAMES = ("ours", "ours:lse", "cudnn", "cudnn:lse", "flash", "efficient", "efficient:lse", "flex", "fa4")
+NAMES = (
+    "ours",
+    "ours:lse",
+    "ours:dependent",
+    "cudnn",
+    "cudnn:lse",
+    "flash",
+    "efficient",
+    "efficient:lse",
+    "flex",
+    "fa4",
+)
 RIVALS = ("cudnn", "flash", "efficient", "flex", "fa4")
 GROUPS = ("main", "small", "decode", "middle", "long")
 

@@ -25,7 +25,7 @@ FLUSH_BYTES = 256 * 2**20
 SPIN_CYCLES = 300_000
 IDLE_S = 0.004
 GRAPH_MS = 4.0
-MAX_GRAPH_CALLS = 100
+MAX_GRAPH_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import json
 import math
 import random
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -209,6 +210,7 @@ def main() -> None:
         where = of_kind(rows, "about")[-1]["about"]
         asked.table.write_text(table_of(asked.merge, where, [choice(row) for row in of_kind(rows, "race")]).text())
         return
+    warnings.simplefilter("ignore")  # of a backend that does not take a cell
     started = time.perf_counter()
     end = started + asked.seconds
     with torch.no_grad():
