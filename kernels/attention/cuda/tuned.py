@@ -57,7 +57,7 @@ class Choice:
 
 
 def stem(way: str) -> str:
-    """A way's name without the number of parts that it cuts the keys into: `decode-16x32w8s3` of `decode-16x32w8s3-4`."""
+    """A way's name without the number of parts that it cuts the keys into: `fa2-64x64w4s2` of `fa2-64x64w4s2-4`."""
     return re.sub(r"-\d+$", "", way)
 
 
@@ -71,7 +71,7 @@ class Table:
     def pick(self, key: Key, names: Collection[str]) -> tuple[str, str] | None:
         """One of the ways that compute the problem, and why: the winner of the nearest cell whose winner is among them.
 
-        Into how many parts a way cuts the keys depends on the sizes, so it may differ. None where all cells are too far.
+        Into how many parts it cuts the keys depends on the sizes, so that may differ. None where all cells are too far.
         """
         kind, by_stem = (key.dtype, key.head_dim, key.causal), {stem(name): name for name in names}
         near = (

@@ -58,20 +58,31 @@ class Stable(Protocol):
         """Versions of everything that takes part."""
 
 
+def is_seen(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
+    """The causal mask as FlexAttention wants it told."""
+    return query >= key
+
+
+def settle(device: torch.device) -> None:
+    """Wait for the device, so that what a call did wrong is found here."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def sets_for(cell: Cell, l2_bytes: int) -> int:
     """How many sets of inputs it takes to leave the L2 cache; 1 where one does not fit it anyway."""
     wanted = math.ceil(SETS_OF_L2 * l2_bytes / cell.set_bytes)
     return 1 if wanted < 2 else min(MAX_SETS, wanted)
 
 
-def make_inputs(cell: Cell, count: int) -> list[Inputs]:
+def make_inputs(cell: Cell, count: int, device: torch.device) -> list[Inputs]:
     """N(0, 1), the same for every visit of a cell."""
-    generator = torch.Generator("cuda").manual_seed(cell.seq_q * 131 + cell.seq_k * 7 + cell.head_dim)
+    generator = torch.Generator(device).manual_seed(cell.seq_q * 131 + cell.seq_k * 7 + cell.head_dim)
     dtype = getattr(torch, cell.dtype)
 
     def tensor(heads: int, rows: int) -> torch.Tensor:
         shape = (cell.batch, heads, rows, cell.head_dim)
-        return torch.randn(shape, device="cuda", dtype=torch.float32, generator=generator).to(dtype)
+        return torch.randn(shape, device=device, dtype=torch.float32, generator=generator).to(dtype)
 
     return [
         (
@@ -116,7 +127,7 @@ class GpuStable:
     def prepare(self, cell: Cell, *, check: bool) -> Field:
         """Every contender that this cell can have, warm and right; a wrong one is absent, its error the reason."""
         found = Field()
-        inputs = make_inputs(cell, sets_for(cell, self.engine.machine.l2_bytes))
+        inputs = make_inputs(cell, sets_for(cell, self.engine.machine.l2_bytes), self.engine.device)
         entrants = self.entrants(cell, inputs)
         wanted, sums = exact.attention(*inputs[0], causal=cell.causal) if check else (None, None)
         for name, make in entrants.items():
@@ -127,7 +138,7 @@ class GpuStable:
                 contender = Contender(name, tuple(entrant.calls), entrant.pin)
                 with contender.pinned():
                     result = entrant.output()
-                    torch.cuda.synchronize()
+                    settle(self.engine.device)
             except Exception as exc:  # whatever a rival raises, it is absent and says why
                 found.absent[name] = (str(exc).strip() or type(exc).__name__).splitlines()[0][:200]
                 continue
@@ -164,7 +175,7 @@ class GpuStable:
 
     def ours(self, cell: Cell, inputs: list[Inputs], lse: bool) -> Entrant:
         outputs = [torch.full_like(q, math.nan) for q, _, _ in inputs]
-        sums = [torch.full(q.shape[:3], math.nan, device="cuda") if lse else None for q, _, _ in inputs]
+        sums = [torch.full(q.shape[:3], math.nan, device=q.device) if lse else None for q, _, _ in inputs]
         calls: list[Call] = [
             bind(q, k, v, out, causal=cell.causal, lse=one, engine=self.engine)
             for (q, k, v), out, one in zip(inputs, outputs, sums, strict=True)
@@ -223,7 +234,8 @@ class GpuStable:
             compiled = torch.compile(flex_attention, dynamic=False)
             mask = None
             if cell.causal:
-                mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, cell.seq_q, cell.seq_k, device="cuda")  # noqa: ARG005
+                sizes = (None, None, cell.seq_q, cell.seq_k)
+                mask = create_block_mask(is_seen, *sizes, device=str(self.engine.device))
             self.flex_calls[cell] = partial(compiled, block_mask=mask)
         calls: list[Call] = [partial(self.flex_calls[cell], *one) for one in inputs]
         calls[0]()

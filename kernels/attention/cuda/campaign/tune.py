@@ -114,7 +114,7 @@ def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
 
 def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str, str]]:
     """Every way that computes the cell right, warm, and cuDNN to compare with; and what is wrong with the others."""
-    q, k, v = make_inputs(cell, 1)[0]
+    q, k, v = make_inputs(cell, 1, engine.device)[0]
     options: dict[str, Any] = {"is_causal": cell.causal, "enable_gqa": cell.heads != cell.kv_heads}
     attend = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, **options)
     field: dict[str, Contender] = {}
