@@ -11,6 +11,7 @@ from kernels.attention.cuda.errors import CudaError
 
 JIT_INFO_LOG, JIT_INFO_LOG_BYTES, JIT_LOG_VERBOSE = 3, 4, 12  # CUjit_option
 FUNCTION_LOCAL_BYTES, FUNCTION_REGISTERS, FUNCTION_MAX_DYNAMIC_SHARED = 3, 4, 8  # CUfunction_attribute
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
 DEVICE_SM_COUNT, DEVICE_L2_BYTES = 16, 38  # CUdevice_attribute
 LOG_BYTES = 1 << 16
 
@@ -24,6 +25,19 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
     ]
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: an id, and 64 bytes of which each id uses its own."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+    @classmethod
+    def programmatic_stream_serialization(cls) -> LaunchAttribute:
+        """Lets a launch begin before the one ahead of it on the stream has ended."""
+        attribute = cls(id=PROGRAMMATIC_STREAM_SERIALIZATION)
+        attribute.value[0] = 1
+        return attribute
 
 
 @dataclass(frozen=True, slots=True)

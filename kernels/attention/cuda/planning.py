@@ -58,11 +58,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The chip at hand."""
+    """The chip at hand. `hopper`: kernels may use the instructions that Hopper alone has."""
 
     chip: Chip
     sm_count: int
     l2_bytes: int
+    hopper: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,13 @@ them and fails if one is missing, spills registers, or asks for more shared memo
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from kernels.attention.cuda.parameters import Parameters
 
 SOURCE = Path(__file__).parent / "source"
 HEADERS = (
@@ -121,11 +124,15 @@ def rung_entry_point(rung: str, name: str, threads: int, arguments: str) -> str:
 
 
 def entry_point(name: str, threads: int, call: str, *, header: str = "fa2.cuh") -> str:
-    """An `extern "C"` kernel, so that its name is the same for every compiler."""
+    """An `extern "C"` kernel, so that its name is the same for every compiler.
+
+    It refuses to compile if the two sides disagree about the parameters' size.
+    """
     return (
         f'#include "{header}"\n'
         f'extern "C" __global__ void __launch_bounds__({threads})\n'
         f"{name}(const __grid_constant__ AttentionParams p) {{\n  {call};\n}}\n"
+        f'static_assert(sizeof(AttentionParams) == {ctypes.sizeof(Parameters)}, "parameters differ");\n'
     )
 
 

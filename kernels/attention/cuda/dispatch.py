@@ -1,0 +1,17 @@
+"""Which way computes a problem: all there are, and the one to take."""
+
+from __future__ import annotations
+
+from kernels.attention.cuda.launching import Way
+from kernels.attention.cuda.planning import Machine, Problem, plan
+from kernels.attention.cuda.portable import Portable
+
+
+def ways(problem: Problem, machine: Machine) -> list[Way]:
+    """Every way that computes this problem, the portable one first. Raises `Unsupported` when there is none."""
+    return [Portable(plan(problem, machine))]
+
+
+def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
+    """The way to take, and why. Raises `Unsupported`."""
+    return ways(problem, machine)[0], "the only way there is"
