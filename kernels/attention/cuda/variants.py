@@ -17,7 +17,7 @@ from kernels.attention.cuda.parameters import Parameters
 SOURCE = Path(__file__).parent / "source"
 HEADERS = (
     *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "block.cuh", "results.cuh"),
-    *("fa2.cuh", "naive.cuh", "tiled.cuh"),
+    *("fa2.cuh", "decode.cuh", "naive.cuh", "tiled.cuh"),
 )
 
 C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}

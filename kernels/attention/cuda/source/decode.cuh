@@ -183,6 +183,22 @@ struct DecodeWarp {
       stage = stage + 2 * C::TILE_BYTES == C::RING_BYTES ? 0 : stage + 2 * C::TILE_BYTES;
     }
 #else
+    if constexpr (C::D > 128 || C::MI > 1) {  // no registers to hold tiles in while computing
+      for (int n = first; n < d.last; n += C::WARPS) {
+        Chunk tile[C::PASSES];
+        sync_warp();
+        load(tile, k, p.k_row, n);
+        store(first_chunk(), tile);
+        load(tile, v, p.v_row, n);
+        store(first_chunk() + C::TILE_BYTES, tile);
+        sync_warp();
+        warp.scores(q_lane, k_lane());
+        mask(n);
+        warp.template softmax<true>(p.scale_log2);
+        warp.accumulate(v_lane());
+      }
+      return;
+    }
     Chunk k_next[C::PASSES], v_next[C::PASSES];
     load(k_next, k, p.k_row, first);
     load(v_next, v, p.v_row, first);
