@@ -69,22 +69,30 @@ class DecodeKernel:
 
 TILES = {
     "turing": {
-        **{(64, 16): DecodeTile(16, 32, 4, 1), (64, 32): DecodeTile(32, 32, 4, 1)},
-        **{(128, 16): DecodeTile(16, 16, 4, 1), (256, 16): DecodeTile(16, 16, 2, 1)},
+        (64, 16): DecodeTile(16, 32, 4, 1),
+        (64, 32): DecodeTile(32, 32, 4, 1),
+        (128, 16): DecodeTile(16, 16, 4, 1),
+        (256, 16): DecodeTile(16, 16, 2, 1),
     },
     "ampere": {
-        **{(64, 16): DecodeTile(16, 32, 4, 2), (64, 32): DecodeTile(32, 32, 4, 2)},
-        **{(128, 16): DecodeTile(16, 16, 4, 2), (128, 32): DecodeTile(32, 16, 4, 2)},
+        (64, 16): DecodeTile(16, 32, 4, 2),
+        (64, 32): DecodeTile(32, 32, 4, 2),
+        (128, 16): DecodeTile(16, 16, 4, 2),
+        (128, 32): DecodeTile(32, 16, 4, 2),
         (256, 16): DecodeTile(16, 16, 4, 2),
     },
     "ada": {
-        **{(64, 16): DecodeTile(16, 32, 4, 2), (64, 32): DecodeTile(32, 32, 4, 2)},
-        **{(128, 16): DecodeTile(16, 16, 4, 2), (128, 32): DecodeTile(32, 16, 4, 2)},
+        (64, 16): DecodeTile(16, 32, 4, 2),
+        (64, 32): DecodeTile(32, 32, 4, 2),
+        (128, 16): DecodeTile(16, 16, 4, 2),
+        (128, 32): DecodeTile(32, 16, 4, 2),
         (256, 16): DecodeTile(16, 16, 2, 2),
     },
     "hopper": {
-        **{(64, 16): DecodeTile(16, 32, 8, 3), (64, 32): DecodeTile(32, 32, 8, 3)},
-        **{(128, 16): DecodeTile(16, 16, 8, 3), (128, 32): DecodeTile(32, 16, 8, 3)},
+        (64, 16): DecodeTile(16, 32, 8, 3),
+        (64, 32): DecodeTile(32, 32, 8, 3),
+        (128, 16): DecodeTile(16, 16, 8, 3),
+        (128, 32): DecodeTile(32, 16, 8, 3),
         (256, 16): DecodeTile(16, 16, 4, 3),
     },
 }
@@ -105,7 +113,7 @@ class DecodeLaunch:
     tickets: bool
 
 
-def why_not(problem: Problem, machine: Machine) -> str | None:
+def why_not(problem: Problem) -> str | None:
     """Why this is no way of computing a problem; None if it is one."""
     if not problem.is_vector:
         return "decoding needs rows that start on 16-byte boundaries"

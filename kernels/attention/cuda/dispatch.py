@@ -14,7 +14,7 @@ def ways(problem: Problem, machine: Machine) -> list[Way]:
     found: list[Way] = []
     if problem.mask is None and problem.lengths is None and problem.window_offset is None:
         found.append(Portable(plan(problem, machine)))
-    if why_not_decode(problem, machine) is None:
+    if why_not_decode(problem) is None:
         found.append(Decode(plan_decode(problem, machine)))
     return found
 

@@ -43,7 +43,9 @@ def turing(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return compile_program(TURING, 750, tmp_path_factory.mktemp("decode"))
 
 
-def draw(kernel: DecodeKernel, batch: int, kv_heads: int, group: int, seq_q: int, seq_k: int, head_dim: int) -> list[torch.Tensor]:
+def draw(
+    kernel: DecodeKernel, batch: int, kv_heads: int, group: int, seq_q: int, seq_k: int, head_dim: int
+) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seq_q * 1000 + seq_k)
     dtype = getattr(torch, kernel.dtype)
     return [
@@ -92,13 +94,30 @@ def decode(
 
 
 def assert_right(
-    program: Program, kernel: DecodeKernel, tensors: list[torch.Tensor], scratch: Path, *, causal: bool = False,
-    alignment: str = "bottom-right", splits: int = 1, tickets: bool = True, eager: bool = False, reverse: bool = False,
+    program: Program,
+    kernel: DecodeKernel,
+    tensors: list[torch.Tensor],
+    scratch: Path,
+    *,
+    causal: bool = False,
+    alignment: str = "bottom-right",
+    splits: int = 1,
+    tickets: bool = True,
+    eager: bool = False,
+    reverse: bool = False,
 ) -> None:
     q, k, v = tensors
     got, lse = decode(
-        program, kernel, tensors, scratch, causal=causal, alignment=alignment, splits=splits, tickets=tickets,
-        eager=eager, reverse=reverse,
+        program,
+        kernel,
+        tensors,
+        scratch,
+        causal=causal,
+        alignment=alignment,
+        splits=splits,
+        tickets=tickets,
+        eager=eager,
+        reverse=reverse,
     )
     offset = k.shape[2] - q.shape[2] if alignment == "bottom-right" else 0
     want, want_lse = expected(q, k, v, causal, offset)
@@ -123,8 +142,16 @@ def assert_right(
     ],
 )
 def test_the_ampere_path_agrees_with_float64(
-    ampere: Program, tmp_path: Path, kernel: DecodeKernel, group: int, seq_q: int, seq_k: int, head_dim: int,
-    splits: int, eager: bool, reverse: bool,
+    ampere: Program,
+    tmp_path: Path,
+    kernel: DecodeKernel,
+    group: int,
+    seq_q: int,
+    seq_k: int,
+    head_dim: int,
+    splits: int,
+    eager: bool,
+    reverse: bool,
 ) -> None:
     tensors = draw(kernel, 2, 2, group, seq_q, seq_k, head_dim)
     assert_right(ampere, kernel, tensors, tmp_path, causal=True, splits=splits, eager=eager, reverse=reverse)
