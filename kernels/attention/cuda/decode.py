@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
-from kernels.attention.cuda.planning import Machine, Problem
-from kernels.attention.cuda.portable import parameters_but_launch
-from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip, Combine, entry_point, padded
+from kernels.attention.cuda.planning import Machine, Problem, visible_keys
+from kernels.attention.cuda.portable import joining, parameters_but_launch
+from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip, entry_point, padded
 
 MOST_ROWS = 64
 """Packed rows, queries times heads of a group, up to which this is a way: each 16 or 32 read all of K and V."""
@@ -164,11 +164,9 @@ def plan_decode(
     rows = problem.seq_q * problem.group
     row_tiles = -(-rows // tile.rows)
     items = problem.batch * problem.kv_heads * row_tiles
-    keys = problem.seq_k
-    if problem.window_offset is not None and problem.causal:
-        keys = min(keys, problem.seq_q + problem.causal_offset - problem.window_offset)
     if splits is None:
-        splits = splits_for(items, machine.sm_count * blocks_per_sm(kernel, machine.chip), keys)
+        slots = machine.sm_count * blocks_per_sm(kernel, machine.chip)
+        splits = splits_for(items, slots, visible_keys(problem, problem.seq_q))
     if tickets is None:
         tickets = splits * min(rows, tile.rows) * problem.head_dim * 4 <= MOST_JOINED_BYTES
     return DecodeLaunch(kernel, row_tiles, items, min(splits, MOST_SPLITS), tickets and splits > 1)
@@ -192,6 +190,8 @@ class Decode:
         parameters = parameters_but_launch(problem, scale)
         parameters.lse = buffers.lse
         parameters.row_tiles = Divisor.of(launch.row_tiles)
+        parameters.pack, parameters.packs = Divisor.of(problem.group), Divisor.of(problem.kv_heads)
+        parameters.all_heads = problem.batch * problem.kv_heads
         parameters.splits = launch.splits
         if launch.splits > 1:
             partial = buffers.scratch(launch.splits * rows * (problem.head_dim + 1) * 4)
@@ -201,6 +201,5 @@ class Decode:
             parameters.tickets = buffers.counter(4 * launch.items)
         steps = [Step(launch.kernel, (launch.items, launch.splits, 1), (parameters,))]
         if launch.splits > 1 and not launch.tickets:
-            combine = Combine(problem.dtype)
-            steps.append(Step(combine, (-(-rows // combine.rows_per_block), 1, 1), (parameters,)))
+            steps.append(joining(problem, parameters))
         return steps

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from kernels.attention.cuda.decode import Decode, plan_decode
 from kernels.attention.cuda.decode import why_not as why_not_decode
+from kernels.attention.cuda.general import General, plan_general
 from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.planning import Machine, Problem, plan
 from kernels.attention.cuda.portable import Portable
+
+LEAST_KEYS_TO_DECODE = 512
 
 
 def ways(problem: Problem, machine: Machine) -> list[Way]:
     """Every way that computes this problem, the portable one first. Raises `Unsupported` when there is none."""
     found: list[Way] = []
-    if problem.mask is None and problem.lengths is None and problem.window_offset is None:
+    if problem.is_plain:
         found.append(Portable(plan(problem, machine)))
+    general = plan_general(problem, machine)
+    if not problem.is_plain or general.pack > 1:
+        found.append(General(general))
     if why_not_decode(problem) is None:
         found.append(Decode(plan_decode(problem, machine)))
     return found
@@ -22,6 +28,9 @@ def ways(problem: Problem, machine: Machine) -> list[Way]:
 def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
     """The way to take, and why. Raises `Unsupported`."""
     found = ways(problem, machine)
-    if isinstance(found[-1], Decode) and problem.seq_k >= 512:
-        return found[-1], "few queries over many keys: decoding reads K and V once for a whole group of heads"
+    by_kind: dict[type, Way] = {type(way): way for way in found}
+    if Decode in by_kind and problem.seq_k >= LEAST_KEYS_TO_DECODE:
+        return by_kind[Decode], "few queries over many keys: decoding reads K and V once for a whole group of heads"
+    if problem.is_plain and General in by_kind:
+        return by_kind[General], "the queries of one head do not fill a tile: the heads of a group are packed"
     return found[0], "the only way there is"

@@ -41,8 +41,8 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("splits", "tiles_per_split")),
         ("scale_log2", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in ("tickets", "q_starts", "k_starts", "mask")),
-        *((name, ctypes.c_int64) for name in ("mask_batch", "mask_head", "mask_row")),
+        *((name, ctypes.c_int64) for name in ("mask_batch", "mask_head", "mask_row", "all_rows")),
         ("mask_key", ctypes.c_uint32),
         *((name, ctypes.c_int32) for name in ("window_offset", "align_ends")),
-        ("kv_heads", Divisor),
+        *((name, Divisor) for name in ("pack", "packs")),
     ]

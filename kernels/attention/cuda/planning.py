@@ -161,9 +161,21 @@ def check(problem: Problem, machine: Machine) -> None:
 
 def blocks_per_sm(kernel: Kernel, chip: Chip) -> int:
     """How many blocks an SM holds at a time, if each thread takes all the registers it may."""
-    by_shared = chip.shared_bytes_per_sm // (kernel.shared_bytes + SHARED_BYTES_RESERVED)
-    by_registers = REGISTERS_PER_SM // (kernel.threads * (REGISTERS_PER_THREAD + 1))
+    return slots_per_sm(kernel.shared_bytes, kernel.threads, chip)
+
+
+def slots_per_sm(shared_bytes: int, threads: int, chip: Chip) -> int:
+    """The same for any kernel."""
+    by_shared = chip.shared_bytes_per_sm // (shared_bytes + SHARED_BYTES_RESERVED)
+    by_registers = REGISTERS_PER_SM // (threads * (REGISTERS_PER_THREAD + 1))
     return max(1, min(by_shared, by_registers))
+
+
+def visible_keys(problem: Problem, queries: int) -> int:
+    """How many keys at most `queries` neighbouring queries see together; at least 1."""
+    if problem.window_offset is None or not problem.causal:
+        return problem.seq_k
+    return max(1, min(problem.seq_k, problem.causal_offset - problem.window_offset + queries))
 
 
 def splits_for(blocks: int, sm_count: int, blocks_per_sm: int, tiles: int) -> int:

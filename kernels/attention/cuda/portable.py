@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import UNLIMITED, Divisor, Parameters
 from kernels.attention.cuda.planning import ELEMENT_BYTES, LOG2_E, Launch, Problem
+from kernels.attention.cuda.variants import Combine
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,14 @@ class Portable:
             parameters.partial_out = partial
             parameters.partial_lse = partial + launch.splits * rows * problem.head_dim * 4
         steps = [Step(launch.kernel, (launch.blocks, launch.splits, 1), (parameters,))]
-        combine = launch.combine
-        if combine is not None:
-            steps.append(Step(combine, (-(-rows // combine.rows_per_block), 1, 1), (parameters,)))
-        return steps
+        return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]
+
+
+def joining(problem: Problem, parameters: Parameters) -> Step:
+    """The launch that joins the parts: for it the rows of all heads are one after the other."""
+    combine, own = Combine(problem.dtype), Parameters.from_buffer_copy(parameters)
+    own.all_heads = problem.out_rows // own.seq_q
+    return Step(combine, (-(-problem.out_rows // combine.rows_per_block), 1, 1), (own,))
 
 
 def parameters_of(problem: Problem, launch: Launch, scale: float) -> Parameters:
@@ -68,8 +73,8 @@ def parameters_but_launch(problem: Problem, scale: float) -> Parameters:
         **steps,
         heads=Divisor.of(problem.heads),
         group=Divisor.of(problem.group),
-        kv_heads=Divisor.of(problem.kv_heads),
-        all_heads=problem.heads if lengths else problem.batch * problem.heads,
+        all_heads=problem.batch * problem.heads,
+        all_rows=problem.out_rows,
         seq_q=lengths.total_q if lengths else problem.seq_q,
         seq_k=problem.seq_k,
         head_dim=problem.head_dim,

@@ -9,7 +9,7 @@
 //   Packed groups: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023, for the sharing itself.
 //   Split keys: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023.
 #pragma once
-#include "warp.cuh"
+#include "scope.cuh"
 
 template <class T_, int D_, int MI_, int KEYS_, int WARPS_, int STAGES_>
 struct DecodeConfig {
@@ -36,68 +36,10 @@ struct DecodeConfig {
   static_assert(BM * MOST_SPLITS * 4 <= WARPS * RING_BYTES, "the parts' weights take the place of the rings");
 };
 
-// The packed rows and the keys of one block. Packed row r is query r / group of the group's head r % group.
-struct Decoded {
-  int item;                // row tile of a head of K and V, of all batches: what blocks of different splits have in common
-  int batch, kv_head;
-  int row0, rows;          // first packed row of the tile; packed rows of the tile that there are
-  int q_start, k_start;    // first rows in packed tensors
-  int seq_q, seq_k;
-  int below, above;        // query i sees keys i + below .. i + above
-  int first, last;         // tiles first .. last - 1 of keys
-  int open_from, open_to;  // keys that every row of the tile sees
-};
-
-template <class C>
-DEVICE Decoded decoded_of_block(const AttentionParams& p) {
-  Decoded d;
-  d.item = (int)blockIdx.x;
-  const int head = divide(d.item, p.row_tiles), row_tile = d.item - head * (int)p.row_tiles.divisor;
-  d.batch = divide(head, p.kv_heads), d.kv_head = head - d.batch * (int)p.kv_heads.divisor;
-  d.q_start = p.q_starts ? p.q_starts[d.batch] : 0, d.k_start = p.k_starts ? p.k_starts[d.batch] : 0;
-  d.seq_q = p.q_starts ? p.q_starts[d.batch + 1] - d.q_start : p.seq_q;
-  d.seq_k = p.k_starts ? p.k_starts[d.batch + 1] - d.k_start : p.seq_k;
-  const int shift = p.align_ends ? d.seq_k - d.seq_q : 0;
-  d.below = p.window_offset + shift, d.above = p.causal_offset + shift;
-
-  const int all_rows = d.seq_q * (int)p.group.divisor;
-  d.row0 = row_tile * C::BM;
-  d.rows = all_rows - d.row0 < C::BM ? all_rows - d.row0 : C::BM;
-  const int first_query = divide(d.row0, p.group), last_query = d.rows > 0 ? divide(d.row0 + d.rows - 1, p.group) : 0;
-  const int from = first_query + d.below, to = last_query + d.above + 1;
-  const int visible_from = from > 0 ? from : 0, visible_to = to < d.seq_k ? to : d.seq_k;
-  d.open_from = last_query + d.below;
-  d.open_to = first_query + d.above + 1 < d.seq_k ? first_query + d.above + 1 : d.seq_k;
-
-  const int begin = visible_from / C::KEYS, end = visible_to > visible_from && d.rows > 0 ? (visible_to + C::KEYS - 1) / C::KEYS : begin;
-  const int share = (end - begin + p.splits - 1) / p.splits;
-  d.first = begin + (int)blockIdx.y * share;
-  d.last = d.first + share < end ? d.first + share : end;
-  return d;
-}
-
-// Where packed row r of the tile lies: its query and its head of Q.
-struct Place {
-  int query, head;
-};
-
-DEVICE Place place_of_row(const AttentionParams& p, const Decoded& d, int r) {
-  const int row = d.row0 + r, query = divide(row, p.group);
-  return Place{query, d.kv_head * (int)p.group.divisor + row - query * (int)p.group.divisor};
-}
-
-// The row's index among the rows of all heads: in the log-sum-exp and in the parts. A packed tensor is one batch.
-DEVICE i64 index_of_place(const AttentionParams& p, const Decoded& d, const Place& at) {
-  const i64 head = p.q_starts ? at.head : (i64)d.batch * (int)p.heads.divisor + at.head;
-  return head * p.seq_q + d.q_start + at.query;
-}
-
-DEVICE i64 batch_of_tensor(const AttentionParams& p, const Decoded& d) { return p.q_starts ? 0 : d.batch; }
-
 template <class C>
 struct DecodeWarp {
   const AttentionParams& p;
-  const Decoded& d;
+  const Scope& scope;
   Warp<C> warp;
   const char *k, *v;  // this lane's chunk of this lane's first row
   int lane;
@@ -114,14 +56,14 @@ struct DecodeWarp {
   __device__ __forceinline__ u32 k_lane() const { return ring + swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1); }
   __device__ __forceinline__ u32 v_lane() const { return ring + C::TILE_BYTES + swizzled<C>(lane & 15, lane >> 4); }
 
-  __device__ __forceinline__ bool has_row(int n, int i) const { return n * C::KEYS + lane / C::CHUNKS + i * C::ROWS_PER_PASS < d.seq_k; }
+  __device__ __forceinline__ bool has_row(int n, int i) const { return n * C::KEYS + lane / C::CHUNKS + i * C::ROWS_PER_PASS < scope.seq_k; }
 
 #if HAS_ASYNC_COPY
   // Tile n of K or V into the ring; a group of its own, empty where there is no such tile.
   __device__ __forceinline__ void fetch(u32 first, const char* source, u32 row_stride, int n) const {
-    if (n < d.last && valid) {
+    if (n < scope.last && valid) {
       source += (i64)n * C::KEYS * row_stride;
-      if ((n + 1) * C::KEYS <= d.seq_k) {
+      if ((n + 1) * C::KEYS <= scope.seq_k) {
 #pragma unroll
         for (int i = 0; i < C::PASSES; i++, source += (u32)C::ROWS_PER_PASS * row_stride) copy_async(chunk_of(first, i), source);
       } else {
@@ -139,26 +81,11 @@ struct DecodeWarp {
     source += (i64)n * C::KEYS * row_stride;
 #pragma unroll
     for (int i = 0; i < C::PASSES; i++, source += (u32)C::ROWS_PER_PASS * row_stride)
-      chunk[i] = n < d.last && valid && has_row(n, i) ? *(const Chunk*)source : Chunk{0, 0, 0, 0};
+      chunk[i] = n < scope.last && valid && has_row(n, i) ? *(const Chunk*)source : Chunk{0, 0, 0, 0};
   }
   __device__ __forceinline__ void store(u32 first, const Chunk (&chunk)[C::PASSES]) const {
 #pragma unroll
     for (int i = 0; i < C::PASSES; i++) store_shared(chunk_of(first, i), chunk[i]);
-  }
-
-  // Scores of tile n of keys that a row does not see become -inf; most tiles are seen whole by all rows.
-  __device__ __forceinline__ void mask(int n) {
-    const int key0 = n * C::KEYS;
-    if (key0 >= d.open_from && key0 + C::KEYS <= d.open_to) return;
-    const int column = key0 + 2 * (lane & 3);
-#pragma unroll
-    for (int i = 0; i < C::MI; i++)
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const int query = place_of_row(p, d, i * 16 + r * 8 + (lane >> 2)).query;
-        const int limit = query + d.above + 1 < d.seq_k ? query + d.above + 1 : d.seq_k;
-        warp.mask_row(i, r, query + d.below - column, limit - column);
-      }
   }
 
   // This warp's share of the block's tiles: every WARPS-th. Groups of copies are committed in the order K, V, K, V ..., a ring
@@ -166,14 +93,14 @@ struct DecodeWarp {
   __device__ __forceinline__ void all_tiles(int first) {
 #if HAS_ASYNC_COPY
     u32 stage = 0;
-    for (int n = first; n < d.last; n += C::WARPS) {
+    for (int n = first; n < scope.last; n += C::WARPS) {
       const int ahead = n + C::STAGES * C::WARPS;
       copy_async_wait<2 * C::STAGES - 1>();
       sync_warp();
       warp.scores(q_lane, k_lane() + stage);
       sync_warp();
       fetch(first_chunk() + stage, k, p.k_row, ahead);
-      mask(n);
+      if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
       warp.template softmax<true>(p.scale_log2);
       copy_async_wait<2 * C::STAGES - 1>();
       sync_warp();
@@ -184,7 +111,7 @@ struct DecodeWarp {
     }
 #else
     if constexpr (C::D > 128 || C::MI > 1) {  // no registers to hold tiles in while computing
-      for (int n = first; n < d.last; n += C::WARPS) {
+      for (int n = first; n < scope.last; n += C::WARPS) {
         Chunk tile[C::PASSES];
         sync_warp();
         load(tile, k, p.k_row, n);
@@ -193,7 +120,7 @@ struct DecodeWarp {
         store(first_chunk() + C::TILE_BYTES, tile);
         sync_warp();
         warp.scores(q_lane, k_lane());
-        mask(n);
+        if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
         warp.template softmax<true>(p.scale_log2);
         warp.accumulate(v_lane());
       }
@@ -202,7 +129,7 @@ struct DecodeWarp {
     Chunk k_next[C::PASSES], v_next[C::PASSES];
     load(k_next, k, p.k_row, first);
     load(v_next, v, p.v_row, first);
-    for (int n = first; n < d.last; n += C::WARPS) {
+    for (int n = first; n < scope.last; n += C::WARPS) {
       sync_warp();
       store(first_chunk(), k_next);
       store(first_chunk() + C::TILE_BYTES, v_next);
@@ -210,7 +137,7 @@ struct DecodeWarp {
       load(k_next, k, p.k_row, n + C::WARPS);
       load(v_next, v, p.v_row, n + C::WARPS);
       warp.scores(q_lane, k_lane());
-      mask(n);
+      if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
       warp.template softmax<true>(p.scale_log2);
       warp.accumulate(v_lane());
     }
@@ -294,17 +221,15 @@ DEVICE void join_warps(DecodeWarp<C>& of, u32 sums, int w) {
 DEVICE float inverse_of(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 
 template <class T>
-DEVICE void write_four(const AttentionParams& p, const Decoded& d, const Place& at, int column, const float (&x)[4]) {
-  char* row = p.out + batch_of_tensor(p, d) * p.out_batch + at.head * p.out_head + (d.q_start + at.query) * p.out_row;
-  *(Words*)(row + column * 2) = Words{pack<T>(x[0], x[1]), pack<T>(x[2], x[3])};
+DEVICE void write_four(const AttentionParams& p, const Scope& scope, const Place& at, int column, const float (&x)[4]) {
+  *(Words*)(out_row(p, scope, at) + column * 2) = Words{pack<T>(x[0], x[1]), pack<T>(x[2], x[3])};
 }
 
 // The block's rows, normalised: to the output, or to this split's part of it.
 template <class C>
-DEVICE void write_block(const AttentionParams& p, const Decoded& d, u32 sums, u32 rings, int thread) {
-  const i64 all_rows = (i64)p.all_heads * p.seq_q;
+DEVICE void write_block(const AttentionParams& p, const Scope& scope, u32 sums, u32 rings, int thread) {
   const int fours = p.head_dim / 4;
-  for (int index = thread; index < d.rows * (C::D / 4); index += C::THREADS) {
+  for (int index = thread; index < scope.rows * (C::D / 4); index += C::THREADS) {
     const int row = index / (C::D / 4), four = index % (C::D / 4);
     if (four >= fours) continue;
     float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -318,13 +243,13 @@ DEVICE void write_block(const AttentionParams& p, const Decoded& d, u32 sums, u3
     const float inverse = inverse_of(sum.y), lse = sum.y == 0.0f ? MINUS_INFINITY : sum.x + log2_approx(sum.y);
 #pragma unroll
     for (int e = 0; e < 4; e++) x[e] *= inverse;
-    const Place at = place_of_row(p, d, row);
-    const i64 place = index_of_place(p, d, at);
+    const Place at = place_of_row(p, scope, row);
+    const i64 place = index_of_place(p, scope, at);
     if (p.splits == 1) {
-      write_four<typename C::T>(p, d, at, four * 4, x);
+      write_four<typename C::T>(p, scope, at, four * 4, x);
       if (four == 0 && p.lse) p.lse[place] = lse * LN_2;
     } else {
-      const i64 part = (i64)blockIdx.y * all_rows + place;
+      const i64 part = (i64)blockIdx.y * p.all_rows + place;
       *(Chunk*)(p.partial_out + part * p.head_dim + four * 4) =
           Chunk{(u32)__float_as_int(x[0]), (u32)__float_as_int(x[1]), (u32)__float_as_int(x[2]), (u32)__float_as_int(x[3])};
       if (four == 0) p.partial_lse[part] = lse;
@@ -335,17 +260,16 @@ DEVICE void write_block(const AttentionParams& p, const Decoded& d, u32 sums, u3
 // out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s - max) over the parts of the block's rows, all of which are written.
 // A warp a row for the weights, then a thread for every four columns, with eight parts' loads on their way at once.
 template <class C>
-DEVICE void join_parts(const AttentionParams& p, const Decoded& d, u32 weights, int thread) {
+DEVICE void join_parts(const AttentionParams& p, const Scope& scope, u32 weights, int thread) {
   constexpr int AT_ONCE = 8;
   const int lane = thread & 31;
-  const i64 all_rows = (i64)p.all_heads * p.seq_q;
-  for (int row = thread >> 5; row < d.rows; row += C::WARPS) {
-    const i64 place = index_of_place(p, d, place_of_row(p, d, row));
+  for (int row = thread >> 5; row < scope.rows; row += C::WARPS) {
+    const i64 place = index_of_place(p, scope, place_of_row(p, scope, row));
     float lse[C::MOST_SPLITS / 32], top = MINUS_INFINITY, total = 0.0f;
 #pragma unroll
     for (int i = 0; i < C::MOST_SPLITS / 32; i++) {
       const int split = lane + 32 * i;
-      lse[i] = split < p.splits ? load_fresh(p.partial_lse + split * all_rows + place) : MINUS_INFINITY;
+      lse[i] = split < p.splits ? load_fresh(p.partial_lse + split * p.all_rows + place) : MINUS_INFINITY;
       top = fmaxf(top, lse[i]);
     }
 #pragma unroll
@@ -361,12 +285,12 @@ DEVICE void join_parts(const AttentionParams& p, const Decoded& d, u32 weights, 
   }
   sync_block();
   const int fours = p.head_dim / 4;
-  for (int index = thread; index < d.rows * (C::D / 4); index += C::THREADS) {
+  for (int index = thread; index < scope.rows * (C::D / 4); index += C::THREADS) {
     const int row = index / (C::D / 4), four = index % (C::D / 4);
     if (four >= fours) continue;
-    const Place at = place_of_row(p, d, row);
-    const char* part = (const char*)(p.partial_out + index_of_place(p, d, at) * p.head_dim + four * 4);
-    const i64 stride = all_rows * p.head_dim * 4;
+    const Place at = place_of_row(p, scope, row);
+    const char* part = (const char*)(p.partial_out + index_of_place(p, scope, at) * p.head_dim + four * 4);
+    const i64 stride = p.all_rows * p.head_dim * 4;
     float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int split = 0; split < p.splits; split += AT_ONCE) {
       Chunk chunk[AT_ONCE];
@@ -381,51 +305,50 @@ DEVICE void join_parts(const AttentionParams& p, const Decoded& d, u32 weights, 
           x[2] += weight * __int_as_float((int)chunk[i].z), x[3] += weight * __int_as_float((int)chunk[i].w);
         }
     }
-    write_four<typename C::T>(p, d, at, four * 4, x);
+    write_four<typename C::T>(p, scope, at, four * 4, x);
   }
 }
 
-// Grid: (batch * heads of K and V * row_tiles; splits). Shared memory: Config::Q_BYTES + WARPS * RING_BYTES. With more than one
+// Grid: (packs of all batches * row_tiles; splits). Shared memory: Config::Q_BYTES + WARPS * RING_BYTES. With more than one
 // split and no tickets, `attention_combine` must follow.
 template <class C>
 DEVICE void attention_decode(const AttentionParams& p) {
   SHARED_MEMORY(memory);
   const u32 q_tile = shared_address(memory), rings = q_tile + C::Q_BYTES;
   const int thread = (int)threadIdx.x, lane = thread & 31, w = thread >> 5;
-  const Decoded d = decoded_of_block<C>(p);
+  const int item = (int)blockIdx.x, pack = divide(item, p.row_tiles);
+  const Scope scope = scope_of<C>(p, pack, item - pack * (int)p.row_tiles.divisor);
 
-  DecodeWarp<C> of = {p, d};
+  DecodeWarp<C> of = {p, scope};
   of.lane = lane;
   of.valid = lane % C::CHUNKS * 8 < p.head_dim;
   of.q_lane = q_tile + swizzled<C>(lane & 15, lane >> 4);
   of.ring = rings + w * C::RING_BYTES;
-  const i64 batch = batch_of_tensor(p, d), key = d.k_start + lane / C::CHUNKS;
-  of.k = p.k + batch * p.k_batch + d.kv_head * p.k_head + key * p.k_row + lane % C::CHUNKS * 16;
-  of.v = p.v + batch * p.v_batch + d.kv_head * p.v_head + key * p.v_row + lane % C::CHUNKS * 16;
-  of.start(d.first + w);
+  const i64 row0 = lane / C::CHUNKS, chunk0 = lane % C::CHUNKS * 16;
+  of.k = first_k_row(p, scope) + row0 * p.k_row + chunk0;
+  of.v = first_v_row(p, scope) + row0 * p.v_row + chunk0;
+  of.start(scope.first + w);
 
   for (int index = thread; index < C::BM * C::CHUNKS; index += C::THREADS) {
     const int row = index / C::CHUNKS, chunk = index % C::CHUNKS;
     Chunk c = {0, 0, 0, 0};
-    if (row < d.rows && chunk * 8 < p.head_dim) {
-      const Place at = place_of_row(p, d, row);
-      c = *(const Chunk*)(p.q + batch * p.q_batch + at.head * p.q_head + (d.q_start + at.query) * p.q_row + chunk * 16);
-    }
+    if (row < scope.rows && chunk * 8 < p.head_dim)
+      c = *(const Chunk*)(q_row(p, scope, place_of_row(p, scope, row)) + chunk * 16);
     store_shared(q_tile + swizzled<C>(row, chunk), c);
   }
   of.warp.clear();
   sync_block();
   of.warp.keep_q(of.q_lane);
-  of.all_tiles(d.first + w);
+  of.all_tiles(scope.first + w);
 
   join_warps(of, q_tile, w);
-  write_block<C>(p, d, q_tile, rings, thread);
+  write_block<C>(p, scope, q_tile, rings, thread);
   if (p.splits == 1 || !p.tickets) return;
   fence_device();
   sync_block();  // every thread's part is on its way before the ticket is
-  if (thread == 0) store_shared(q_tile, take_ticket(p.tickets + d.item, (u32)p.splits - 1));
+  if (thread == 0) store_shared(q_tile, take_ticket(p.tickets + item, (u32)p.splits - 1));
   sync_block();
   if (load_shared_word(q_tile) != (u32)p.splits - 1) return;
   fence_device();
-  join_parts<C>(p, d, rings, thread);
+  join_parts<C>(p, scope, rings, thread);
 }
