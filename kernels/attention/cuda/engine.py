@@ -27,29 +27,35 @@ class Counters:
     A kernel leaves its slot zeroed. Two launches may share one only if the second cannot start before the first ends.
     """
 
-    SLOT_BYTES, SLOTS_PER_POOL = 32, 1024
+    SLOT_BYTES, POOL_BYTES = 32, 32 * 1024
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pools: list[torch.Tensor] = []
-        self.free: list[int] = []
+        self.free: dict[int, list[int]] = {}
         self.lock = threading.Lock()
 
-    def take(self) -> int:
-        """A slot's device address."""
+    def size_of(self, size: int) -> int:
+        """What a slot for `size` bytes takes: the next power of two, at least 32 bytes."""
+        return max(self.SLOT_BYTES, 1 << (size - 1).bit_length())
+
+    def take(self, size: int = SLOT_BYTES) -> int:
+        """The device address of a slot of at least `size` bytes."""
+        size = self.size_of(size)
         with self.lock:
-            if not self.free:
-                pool = torch.zeros(self.SLOTS_PER_POOL * self.SLOT_BYTES, dtype=torch.uint8, device=self.device)
+            free = self.free.setdefault(size, [])
+            if not free:
+                count = max(1, self.POOL_BYTES // size)
+                pool = torch.zeros(count * size, dtype=torch.uint8, device=self.device)
                 torch.cuda.current_stream(self.device).synchronize()  # zero for launches on every stream
                 self.pools.append(pool)
-                ends = range(self.SLOTS_PER_POOL - 1, -1, -1)
-                self.free.extend(pool.data_ptr() + i * self.SLOT_BYTES for i in ends)
-            return self.free.pop()
+                free.extend(pool.data_ptr() + i * size for i in range(count - 1, -1, -1))
+            return free.pop()
 
-    def give_back(self, slot: int) -> None:
+    def give_back(self, slot: int, size: int = SLOT_BYTES) -> None:
         """For a call that will not be launched again and whose launches have ended."""
         with self.lock:
-            self.free.append(slot)
+            self.free[self.size_of(size)].append(slot)
 
 
 class Engine:

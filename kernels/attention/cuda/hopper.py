@@ -142,6 +142,8 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
     """Why no kernel here computes the problem; None if they do."""
     if not machine.hopper:
         return "this device, or what is compiled for, has no tensor copies and no wgmma"
+    if problem.mask is not None or problem.lengths is not None:
+        return "no masks and no packed sequences of different lengths"
     if problem.dtype not in C_TYPE or problem.head_dim > HEAD_DIMS[-1] or not problem.is_vector:
         return "head dimensions up to 128, rows that begin on 16 bytes"
     q, kv = (problem.batch, problem.heads, problem.seq_q), (problem.batch, problem.kv_heads, problem.seq_k)
@@ -154,8 +156,9 @@ def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Every kernel here that computes the problem; none where `refusal` gives a reason."""
     if refusal(problem, machine) is not None:
         return []
+    windowed = problem.window_offset is not None
     found = [
-        HopperWay(HopperKernel(problem.dtype, padded(problem.head_dim), problem.causal, False, shape), machine)
+        HopperWay(HopperKernel(problem.dtype, padded(problem.head_dim), problem.causal, windowed, shape), machine)
         for shape in SHAPES[padded(problem.head_dim), problem.causal]
     ]
     return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
@@ -204,6 +207,7 @@ class HopperWay:
             seq_k=problem.seq_k,
             head_dim=problem.head_dim,
             last_offset=problem.causal_offset,
+            first_offset=problem.window_offset or 0,
             scale_log2=scale * LOG2_E,
         )
         q = self.map(problem, problem.q, problem.heads, problem.seq_q, shape.rows)
