@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -66,13 +66,22 @@ class Table:
     """The cells of one chip, and where they were measured, with what."""
 
     about: Mapping[str, Any]
-    cells: tuple[Choice, ...] = field(default=())
+    cells: tuple[Choice, ...] = ()
+    picked: dict[tuple[Key, tuple[str, ...]], tuple[str, str] | None] = field(default_factory=dict, compare=False)
+    """What was answered before: a search takes longer than an eager call may."""
 
-    def pick(self, key: Key, names: Collection[str]) -> tuple[str, str] | None:
+    def pick(self, key: Key, names: Sequence[str]) -> tuple[str, str] | None:
         """One of the ways that compute the problem, and why: the winner of the nearest cell whose winner is among them.
 
         Into how many parts it cuts the keys depends on the sizes, so that may differ. None where all cells are too far.
         """
+        asked = key, tuple(names)
+        if asked not in self.picked:
+            self.picked[asked] = self.search(key, names)
+        return self.picked[asked]
+
+    def search(self, key: Key, names: Sequence[str]) -> tuple[str, str] | None:
+        """`pick`, without memory."""
         kind, by_stem = (key.dtype, key.head_dim, key.causal), {stem(name): name for name in names}
         near = (
             (key.distance(cell.key), cell.key, cell)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from kernels.attention.cuda import dispatch
 from kernels.attention.cuda.campaign import tune
 from kernels.attention.cuda.campaign.cells import Cell, square
 from kernels.attention.cuda.campaign.race import (
@@ -21,7 +22,9 @@ from kernels.attention.cuda.campaign.race import (
     scores,
 )
 from kernels.attention.cuda.campaign.timing import Contender
-from kernels.attention.cuda.tuned import FAR, Choice, Key, Table, parse
+from kernels.attention.cuda.planning import Layout, Machine, Problem
+from kernels.attention.cuda.tuned import FAR, FOLDER, Choice, Key, Table, parse, stem
+from kernels.attention.cuda.variants import chip_of
 from tests.kernels.cuda.simulated import SimulatedWatch, Work
 
 CELL = square("tune", "bfloat16", 4, 16, 1024, 128, True)
@@ -162,3 +165,54 @@ def test_a_race_is_told_in_one_line_with_the_ratio_to_cudnn() -> None:
     assert "fa90-a" in words
     assert "1.100x" in words
     assert "+11.1% fa2-b" in words
+
+
+def problem(seq: int, **changes: object) -> Problem:
+    sizes: dict[str, object] = {"dtype": "bfloat16", "batch": 4, "heads": 16, "kv_heads": 16, "head_dim": 128}
+    lies = Layout(16 * seq * 128, seq * 128, 128, 4096)
+    layouts = dict.fromkeys(("q", "k", "v", "out"), lies)
+    return Problem(**{**sizes, "seq_q": seq, "seq_k": seq, "causal": True, "causal_offset": 0, **layouts, **changes})  # type: ignore[arg-type]
+
+
+def hopper() -> Machine:
+    chip = chip_of(90)
+    assert chip is not None
+    return Machine(chip, 132, 50 * 2**20, hopper=True)
+
+
+def test_dispatch_goes_by_the_table_where_it_reaches_and_by_rule_elsewhere() -> None:
+    posed, there_are = problem(1024), dispatch.ways(problem(1024), hopper())
+    last = there_are[-1].name
+    table = Table(ABOUT).merged(ABOUT, [cell(last, key())])
+    measured = dispatch.by_table(posed, there_are, table)
+    assert measured is not None
+    assert measured[0].name == last
+    assert dispatch.by_table(posed, there_are, None) is None
+    assert dispatch.by_table(problem(16), dispatch.ways(problem(16), hopper()), table) is None
+
+
+def test_a_window_is_not_in_the_table() -> None:
+    posed = problem(1024, window_offset=-256)
+    table = Table(ABOUT).merged(ABOUT, [cell(way.name, key()) for way in dispatch.ways(posed, hopper())])
+    assert dispatch.by_table(posed, dispatch.ways(posed, hopper()), table) is None
+
+
+def test_every_table_that_ships_names_ways_that_exist() -> None:
+    for path in FOLDER.glob("*.json"):
+        table = parse(path.read_text())
+        assert table.text() == path.read_text()
+        for one in table.cells:
+            batch = one.key.all_heads // 4 if one.key.all_heads % 4 == 0 else 1
+            heads = one.key.all_heads // batch
+            posed = problem(
+                one.key.seq_q,
+                dtype=one.key.dtype,
+                batch=batch,
+                heads=heads,
+                kv_heads=heads // one.key.group if heads % one.key.group == 0 else heads,
+                seq_k=one.key.seq_k,
+                head_dim=one.key.head_dim,
+                causal=one.key.causal,
+            )
+            names = {stem(way.name) for way in dispatch.ways(posed, hopper())}
+            assert stem(one.way) in names, one
