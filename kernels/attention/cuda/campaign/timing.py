@@ -180,15 +180,17 @@ def between_events(call: Call) -> tuple[Any, Any]:
 def capture(call: Call | Sequence[Call], calls: int) -> Call:
     """A graph of `calls` calls in a row, by turns where there are several."""
     turns = [call] if callable(call) else [*call]
-    side = torch.cuda.Stream()
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):
         for one in turns:
             one()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for number in range(calls):
-            turns[number % len(turns)]()
+        torch.cuda.synchronize()
+        graph.capture_begin()  # not torch.cuda.graph, which empties PyTorch's memory cache each time
+        try:
+            for number in range(calls):
+                turns[number % len(turns)]()
+        finally:
+            graph.capture_end()
     replay: Call = graph.replay
     return replay
 
