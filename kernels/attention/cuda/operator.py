@@ -113,9 +113,10 @@ def way_for(problem: Problem, engine: Engine, *, way: str | None, splits: int | 
         return Portable(plan(problem, engine.machine, splits=splits))
     if way is None:
         return choose(problem, engine.machine)[0]
-    found = [one for one in ways(problem, engine.machine) if one.name == way or one.name.startswith(f"{way}-")]
+    there_are = ways(problem, engine.machine, dependent=way.endswith("-dependent"))
+    found = [one for one in there_are if one.name == way or one.name.startswith(f"{way}-")]
     if not found:
-        names = ", ".join(one.name for one in ways(problem, engine.machine))
+        names = ", ".join(one.name for one in there_are) or "none"
         raise Unsupported(f"no way named {way!r} computes this problem; there are {names}")
     return found[0]
 

@@ -1,8 +1,8 @@
 """Ways for few keys: kernels that see all keys of a head at once and take one pass of softmax over them.
 
-There are two kinds. `registers` loads Q, K and V from global memory straight into the fragments of the tensor cores; each
-warp has its own keys and all warps of a block the same rows. `shared` copies everything into shared memory first, where
-several groups of rows use it. Both join what their warps found in shared memory. README.md says when which one pays.
+There are two kinds. `registers` loads Q, K and V from global memory straight into the fragments of the tensor cores;
+each warp has its own keys and all warps of a block the same rows. `shared` copies everything into shared memory first,
+where several groups of rows use it. Both join what their warps found in shared memory. README.md says which one pays.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from kernels.attention.cuda.parameters import Divisor
 from kernels.attention.cuda.planning import ELEMENT_BYTES, LOG2_E, MAX_TILE_SPAN, Machine, Problem
 from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip
 
-HEADERS = tuple(f"small/{name}.cuh" for name in ("device", "params", "scores", "join", "registers", "shared"))
 MAX_GRID_YZ = 65535
 SHARED_BYTES_FOR_TWO = 96 * 1024
 """Up to here the parts to be joined get a place of their own: a second block still fits where an SM has 228 KB."""
 
 
 class SmallParameters(ctypes.Structure):
-    """`SmallParams` of `source/small/params.cuh`, field for field. Strides are in bytes."""
+    """`SmallParams` of `source/small/problem.cuh`, field for field. Strides are in bytes."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse")),
@@ -175,7 +174,7 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
     if (
         size is None
         or problem.dtype not in machine.chip.dtypes
-        or 80 > min(machine.chip.capabilities)  # cp.async
+        or min(machine.chip.capabilities) < 80  # cp.async
         or not problem.is_vector
         or max(problem.heads, problem.batch) > MAX_GRID_YZ
         or span >= MAX_TILE_SPAN
@@ -191,7 +190,7 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
 
 def table(chip: Chip) -> Iterator[SmallKernel]:
     """Every kernel of a chip, but for the dependent ones."""
-    if 80 > min(chip.capabilities):
+    if min(chip.capabilities) < 80:
         return
     for dtype in chip.dtypes:
         for size, shapes in SHAPES.items():

@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parent / "source"
 HEADERS = (
     *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "block.cuh", "results.cuh"),
     *("fa2.cuh", "naive.cuh", "tiled.cuh"),
+    *(f"small/{name}.cuh" for name in ("instructions", "problem", "scores", "join", "registers", "shared")),
 )
 
 C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}

@@ -1,6 +1,6 @@
 // One warp's scores and the only pass of softmax over them: every key that the warp will ever see is there at once.
 #pragma once
-#include "small/params.cuh"
+#include "small/problem.cuh"
 
 // MI fragments of 16 rows by NS fragments of 8 keys. In a fragment a lane holds rows lane / 4 and lane / 4 + 8, and of the
 // keys the two from 2 * (lane % 4) on; index [i][r] is fragment i, row r of the two.

@@ -1,7 +1,7 @@
 // What the kernels for few keys are given: as in params.cuh, without what only long sequences need.
 #pragma once
 #include "params.cuh"
-#include "small/device.cuh"
+#include "small/instructions.cuh"
 
 struct SmallParams {
   const char* q;
