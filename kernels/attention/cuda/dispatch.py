@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from kernels.attention.cuda import small
+from kernels.attention.cuda import hopper, small
 from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.planning import Machine, Problem, plan
 from kernels.attention.cuda.portable import Portable
 
 
 def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Way]:
-    """Every way that computes this problem, the portable one first. Raises `Unsupported` when there is none.
+    """Every way that computes this problem. Raises `Unsupported` when there is none.
 
     `dependent`: those instead that begin while the launch before them on the stream is ending; there may be none.
     """
     if dependent:
         return [*small.ways(problem, machine, dependent=True)]
-    return [Portable(plan(problem, machine)), *small.ways(problem, machine)]
+    return [*hopper.ways(problem, machine), Portable(plan(problem, machine)), *small.ways(problem, machine)]
 
 
 def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
     """The way to take, and why. Raises `Unsupported`."""
-    return ways(problem, machine)[0], "the portable kernel"
+    return ways(problem, machine)[0], "the first that computes it"

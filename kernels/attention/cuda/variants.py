@@ -18,6 +18,10 @@ SOURCE = Path(__file__).parent / "source"
 HEADERS = (
     *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "block.cuh", "results.cuh"),
     *("fa2.cuh", "naive.cuh", "tiled.cuh"),
+    *(
+        f"hopper/{name}.cuh"
+        for name in ("instructions", "problem", "schedule", "wgmma", "producer", "consumer", "fa90")
+    ),
     *(f"small/{name}.cuh" for name in ("instructions", "problem", "scores", "join", "registers", "shared")),
 )
 
