@@ -12,6 +12,7 @@ from kernels.attention.cuda.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
 from kernels.attention.cuda.driver import DEVICE_L2_BYTES, DEVICE_SM_COUNT, Function, driver
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
+from kernels.attention.cuda.host import Host, TorchHost
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.variants import Chip, Entry, chip_of, table
 
@@ -68,6 +69,7 @@ class Engine:
     ) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
+        self.host: Host = TorchHost()
         major, minor = torch.cuda.get_device_capability(self.device)
         self.target = target or Target.native(major * 10 + minor)
         chip = chip_of(self.target.capability)
@@ -137,7 +139,9 @@ engines_lock = threading.Lock()
 
 
 def engine_of(device: torch.device) -> Engine:
-    """The process's engine for a device, made when first asked for."""
+    """The process's engine for a CUDA device, made when first asked for. Raises `Unsupported` for any other device."""
+    if device.type != "cuda":
+        raise Unsupported(f"the CUDA kernel needs tensors on a CUDA device, not on {device}")
     index = device.index if device.index is not None else torch.cuda.current_device()
     found = engines.get(index)
     if found is None:

@@ -15,11 +15,12 @@ import torch
 
 from kernels.attention.cuda.dispatch import choose, ways
 from kernels.attention.cuda.driver import driver
-from kernels.attention.cuda.engine import Engine, engine_of
+from kernels.attention.cuda.engine import Engine, engine_of, engines
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.launching import Bound, Buffers, Way
 from kernels.attention.cuda.planning import Layout, Problem, plan
 from kernels.attention.cuda.portable import Portable
+from kernels.attention.cuda.quick import Quick
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 ALIGNMENTS = ("top-left", "bottom-right")
@@ -82,22 +83,27 @@ def bind(
     splits: int | None = None,
     way: str | None = None,
     engine: Engine | None = None,
+    buffers: Buffers | None = None,
 ) -> Bound:
     """A call with its tensors bound, to be made as often as wanted. Arguments as for `attention`.
 
     `out` is [B, H, S_q, D] with any strides; `lse`, if given, contiguous float32 [B, H, S_q]; `splits` takes the
-    portable kernel and cuts the keys into that many parts; `way` names the way to take, or the beginning of its name.
+    portable kernel and cuts the keys into that many parts; `way` names the way to take, or the beginning of its name;
+    `buffers` is where the kernels get other memory from.
     """
     if scale is None:
         scale = 1.0 / math.sqrt(q.shape[-1])
     if not (math.isfinite(scale) and scale > 0.0):
         raise Unsupported(f"scale must be positive and finite, not {scale}")
-    if q.device.type != "cuda":
-        raise Unsupported(f"the CUDA kernel needs tensors on a CUDA device, not on {q.device}")
+    if buffers is not None:
+        engine = buffers.engine
+    elif engine is None:
+        engine = engine_of(q.device)
+    if q.device.type != engine.device.type:
+        raise Unsupported(f"the CUDA kernel needs tensors on {engine.device}, not on {q.device}")
     problem = problem_of(q, k, v, out, causal=causal, alignment=causal_alignment)
-    engine = engine or engine_of(q.device)
     driver().enter(engine.device.index)
-    buffers = Buffers(engine)
+    buffers = buffers or Buffers(engine)
     if lse is not None:
         if lse.shape != q.shape[:3] or lse.dtype != torch.float32 or not lse.is_contiguous() or lse.device != q.device:
             raise ValueError("lse must be contiguous float32 [B, H, S_q] on the device of q")
@@ -125,10 +131,9 @@ def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, causal_alignment: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp; what the registered operator calls."""
-    out = torch.empty_like(q)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    bind(q, k, v, out, causal=causal, scale=scale, causal_alignment=causal_alignment, lse=lse)()
-    return out, lse
+    answer = quick.attention(q, k, v, causal, scale, causal_alignment, True)
+    assert isinstance(answer, tuple)
+    return answer
 
 
 def forward_shapes(
@@ -144,6 +149,19 @@ library = torch.library.Library("spotbench", "FRAGMENT")
 library.define("attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, str alignment) -> (Tensor, Tensor)")
 library.impl("attention", forward, "CUDA")
 torch.library.register_fake("spotbench::attention", forward_shapes, lib=library)
+
+
+def as_operator(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, alignment: str, lse: bool
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """A call that PyTorch's compiler, modes and subclasses can see."""
+    if scale is None:
+        scale = 1.0 / math.sqrt(q.shape[-1])
+    result, sums = torch.ops.spotbench.attention(q, k, v, causal, scale, alignment)
+    return (result, sums) if lse else result
+
+
+quick = Quick(bind, engine_of, as_operator)
 
 
 def attention(
@@ -168,11 +186,10 @@ def attention(
     Returns the output, like q, and with `return_lse` also log(sum(exp(scores))), float32 [B, H, S_q]. Under
     torch.compile it becomes the operator spotbench::attention. Raises `Unsupported`; never computes by other means.
     """
-    if scale is None:
-        scale = 1.0 / math.sqrt(q.shape[-1])
-    if torch.compiler.is_compiling() and out is None and engine is None:
-        result, sums = torch.ops.spotbench.attention(q, k, v, causal, scale, causal_alignment)
-        return (result, sums) if return_lse else result
+    if out is None and (engine is None or engine is engines.get(engine.device.index)):
+        if torch.compiler.is_compiling():
+            return as_operator(q, k, v, causal, scale, causal_alignment, return_lse)
+        return quick.attention(q, k, v, causal, scale, causal_alignment, return_lse)
     if out is None:
         out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
