@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernels.attention.cuda import hopper
+from kernels.attention.cuda import hopper, small
 from kernels.attention.cuda.decode import Decode, plan_decode
 from kernels.attention.cuda.decode import why_not as why_not_decode
 from kernels.attention.cuda.general import General, plan_general
@@ -17,11 +17,17 @@ from kernels.attention.cuda.variants import padded
 LEAST_KEYS_TO_DECODE = 512
 
 
-def ways(problem: Problem, machine: Machine) -> list[Way]:
-    """Every way that computes this problem. Raises `Unsupported` when there is none."""
+def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Way]:
+    """Every way that computes this problem. Raises `Unsupported` when there is none.
+
+    `dependent`: those instead that begin while the launch before them on the stream is ending; there may be none.
+    """
+    if dependent:
+        return [*small.ways(problem, machine, dependent=True)]
     found: list[Way] = [*hopper.ways(problem, machine)]
     if problem.is_plain:
         found.append(Portable(plan(problem, machine)))
+        found.extend(small.ways(problem, machine))
     general = plan_general(problem, machine)
     if not problem.is_plain or general.pack > 1:
         found.append(General(general))

@@ -213,6 +213,7 @@ class HopperWay:
         q = self.map(problem, problem.q, problem.heads, problem.seq_q, shape.rows)
         k = self.map(problem, problem.k, problem.kv_heads, problem.seq_k, shape.keys)
         v = self.map(problem, problem.v, problem.kv_heads, problem.seq_k, shape.keys)
+        q.tensor, k.tensor, v.tensor = "q", "k", "v"
         return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (q, k, v, parameters))]
 
     def map(self, problem: Problem, layout: Layout, heads: int, rows: int, box_rows: int) -> TensorMap:
