@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.cuda.campaign.tune import say, sdpa
+from kernels.attention.cuda.campaign.portable import say, sdpa
 from kernels.attention.cuda.operator import attention, bind
 
 Call = Callable[[], object]

@@ -21,8 +21,8 @@ import torch
 
 from kernels.attention.cuda import dispatch, small
 from kernels.attention.cuda.build import build_all
+from kernels.attention.cuda.campaign.portable import BACKENDS, say, sdpa
 from kernels.attention.cuda.campaign.timing import between_events, capture, compare
-from kernels.attention.cuda.campaign.tune import BACKENDS, say, sdpa
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.errors import BuildFailed, Unsupported
 from kernels.attention.cuda.operator import bind, problem_of
