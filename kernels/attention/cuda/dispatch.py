@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.attention.cuda import hopper, small
+from kernels.attention.cuda import hopper, small, small_hopper
 from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.planning import Machine, Problem, plan
 from kernels.attention.cuda.portable import Portable
@@ -13,9 +13,10 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
 
     `dependent`: those instead that begin while the launch before them on the stream is ending; there may be none.
     """
+    few_keys = [*(way for kind in (small, small_hopper) for way in kind.ways(problem, machine, dependent=dependent))]
     if dependent:
-        return [*small.ways(problem, machine, dependent=True)]
-    return [*hopper.ways(problem, machine), Portable(plan(problem, machine)), *small.ways(problem, machine)]
+        return few_keys
+    return [*hopper.ways(problem, machine), Portable(plan(problem, machine)), *few_keys]
 
 
 def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:

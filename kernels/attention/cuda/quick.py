@@ -1,7 +1,7 @@
 """The host's fast path: what a call costs once a call like it has been made before.
 
 A call like it: the same types, sizes, strides, device and options. Its plan is kept; what is left to do is to allocate
-the output, write the addresses into the arguments and launch. Plans belong to a thread, which changes them without a lock.
+the output, write the addresses into the arguments and launch. Plans belong to a thread: they need no lock.
 
 Whatever is unusual (a tensor that misses its 16-byte boundary, a subclass, a mode that listens to operators, another
 current device, a stream under capture whose kernels need memory of their own) takes the slower, general way.
