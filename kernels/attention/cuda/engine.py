@@ -25,32 +25,59 @@ def default_cache() -> Path:
 class Counters:
     """Zeroed device memory for kernels that hand out their own work: a slot for each bound call.
 
-    A kernel leaves its slot zeroed. Two launches may share one only if the second cannot start before the first ends.
+    A kernel leaves its slot zeroed. Two launches may share one only if the second cannot start before the first ends,
+    and nobody knows whether the launches of a slot given back have ended. So slots are used again only when a good many
+    have come back, and after waiting for the device.
     """
 
-    SLOT_BYTES, SLOTS_PER_POOL = 32, 1024
+    SLOT_BYTES, POOL_BYTES, ENOUGH_BYTES = 32, 32 * 1024, 4 * 1024 * 1024
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pools: list[torch.Tensor] = []
-        self.free: list[int] = []
-        self.lock = threading.Lock()
+        self.free: dict[int, list[int]] = {}
+        self.returned: dict[int, list[int]] = {}
+        self.lock = threading.RLock()  # a slot may be given back by a collector that runs while one is taken
 
-    def take(self) -> int:
-        """A slot's device address."""
-        with self.lock:
-            if not self.free:
-                pool = torch.zeros(self.SLOTS_PER_POOL * self.SLOT_BYTES, dtype=torch.uint8, device=self.device)
-                torch.cuda.current_stream(self.device).synchronize()  # zero for launches on every stream
-                self.pools.append(pool)
-                ends = range(self.SLOTS_PER_POOL - 1, -1, -1)
-                self.free.extend(pool.data_ptr() + i * self.SLOT_BYTES for i in ends)
-            return self.free.pop()
+    def size_of(self, size: int) -> int:
+        """What a slot for `size` bytes takes: the next power of two, at least 32 bytes."""
+        return max(self.SLOT_BYTES, 1 << (size - 1).bit_length())
 
-    def give_back(self, slot: int) -> None:
-        """For a call that will not be launched again and whose launches have ended."""
+    def take(self, size: int = SLOT_BYTES) -> int:
+        """The device address of a slot of at least `size` bytes."""
+        size = self.size_of(size)
         with self.lock:
-            self.free.append(slot)
+            free = self.free.setdefault(size, [])
+            if not free:
+                free.extend(self.used_again(size) or self.made(size))
+            return free.pop()
+
+    def used_again(self, size: int) -> list[int]:
+        """Slots that came back, if there are enough to be worth a wait and nothing forbids one."""
+        returned = self.returned.get(size, [])
+        if len(returned) * size < self.ENOUGH_BYTES or self.capturing():
+            return []
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.returned[size] = []
+        return returned
+
+    def made(self, size: int) -> list[int]:
+        """New slots."""
+        count = max(1, self.POOL_BYTES // size)
+        pool = torch.zeros(count * size, dtype=torch.uint8, device=self.device)
+        if self.device.type == "cuda" and not self.capturing():
+            torch.cuda.current_stream(self.device).synchronize()  # zero for launches on every stream
+        self.pools.append(pool)
+        return [pool.data_ptr() + i * size for i in range(count - 1, -1, -1)]
+
+    def capturing(self) -> bool:
+        return self.device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
+    def give_back(self, slot: int, size: int = SLOT_BYTES) -> None:
+        """For a call that will not be launched again; its launches may be still under way."""
+        with self.lock:
+            self.returned.setdefault(self.size_of(size), []).append(slot)
 
 
 class Engine:

@@ -1,7 +1,7 @@
 """The kernels for Hopper: which there are, what they are given, and when they can be used.
 
-A kernel reads Q, K and V through tensor maps, which the driver encodes from addresses and strides. What a map cannot describe
-(rows that do not begin on 16 bytes, heads broadcast with stride 0) is left to the portable kernel.
+A kernel reads Q, K and V through tensor maps, which the driver encodes from addresses and strides. What a map cannot
+describe (rows that do not begin on 16 bytes, heads broadcast with stride 0) is left to the portable kernel.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ class Shape:
     keys: int
     stages: int
     ping_pong: bool = False
-    compact: bool = False
-    q_in_registers: bool = False
 
     @property
     def rows(self) -> int:
@@ -41,9 +39,8 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """E.g. `192x128s2p`: 192 rows, 128 keys, 2 stages; p ping-pong, c compact, q with Q in registers."""
-        flags = zip("pcq", (self.ping_pong, self.compact, self.q_in_registers), strict=True)
-        return f"{self.rows}x{self.keys}s{self.stages}{''.join(letter for letter, on in flags if on)}"
+        """E.g. `192x128s2p`: 192 rows, 128 keys, 2 stages; p for ping-pong."""
+        return f"{self.rows}x{self.keys}s{self.stages}{'p' if self.ping_pong else ''}"
 
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory for a padded head dimension: Q once, K and V a stage."""
@@ -52,7 +49,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class HopperKernel:
-    """One specialisation of `source/hopper/fa90.cuh`. `head_dim` is padded; `right` and `left` say which edges are masked."""
+    """One specialisation of `source/hopper/fa90.cuh`. `head_dim` is padded; `right`, `left`: which edges are masked."""
 
     dtype: str
     head_dim: int
@@ -77,15 +74,14 @@ class HopperKernel:
     def source(self) -> str:
         s = self.shape
         numbers = ", ".join(map(str, (self.head_dim, s.warpgroups, s.keys, s.stages)))
-        flags = ", ".join(
-            str(flag).lower() for flag in (self.right, self.left, s.ping_pong, s.compact, s.q_in_registers)
-        )
+        flags = ", ".join(str(flag).lower() for flag in (self.right, self.left, s.ping_pong))
         config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}>"
         maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in "qkv")
+        parameters = f"{maps}, const __grid_constant__ HopperParams p"
         return (
             f'#include "hopper/fa90.cuh"\n'
             f'extern "C" __global__ void __launch_bounds__({self.threads}, 1)\n'
-            f"{self.name}({maps}, const __grid_constant__ HopperParams p) {{\n  attention_fa90<{config}>(q, k, v, p);\n}}\n"
+            f"{self.name}({parameters}) {{\n  attention_fa90<{config}>(q, k, v, p);\n}}\n"
             f'static_assert(sizeof(HopperParams) == {ctypes.sizeof(HopperParameters)}, "parameters differ");\n'
             f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
         )
@@ -106,24 +102,30 @@ class HopperParameters(ctypes.Structure):
 
 FULL, CAUSAL = False, True
 SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
-    (128, FULL): (Shape(2, 128, 2), Shape(2, 128, 2, compact=True), Shape(2, 176, 2), Shape(2, 128, 2, ping_pong=True)),
-    (128, CAUSAL): (Shape(2, 128, 2, ping_pong=True), Shape(2, 128, 2), Shape(2, 128, 2, compact=True)),
+    (128, FULL): (
+        Shape(2, 128, 2),
+        Shape(2, 128, 2, ping_pong=True),
+        Shape(2, 176, 2),
+        Shape(2, 64, 4, ping_pong=True),
+    ),
+    (128, CAUSAL): (
+        Shape(2, 128, 2),
+        Shape(2, 128, 2, ping_pong=True),
+        Shape(2, 64, 4),
+    ),
     (64, FULL): (
         Shape(3, 128, 2, ping_pong=True),
-        Shape(3, 128, 2, ping_pong=True, compact=True),
+        Shape(4, 64, 4, ping_pong=True),
         Shape(2, 128, 3, ping_pong=True),
-        Shape(2, 128, 3, ping_pong=True, q_in_registers=True),
-        Shape(3, 112, 2, ping_pong=True, q_in_registers=True),
-        Shape(4, 64, 4),
     ),
     (64, CAUSAL): (
         Shape(3, 128, 2, ping_pong=True),
-        Shape(2, 128, 3, ping_pong=True),
-        Shape(3, 128, 2, ping_pong=True, compact=True),
-        Shape(2, 128, 3, ping_pong=True, q_in_registers=True),
+        Shape(4, 64, 4),
+        Shape(4, 64, 4, ping_pong=True),
+        Shape(2, 64, 4),
     ),
 }
-"""The shapes worth trying, by padded head dimension and mask; the first is the one to take where nothing was measured."""
+"""The shapes that won somewhere, by padded head dimension and mask; the first is for what was not measured."""
 
 
 def padded(head_dim: int) -> int:
@@ -140,6 +142,8 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
     """Why no kernel here computes the problem; None if they do."""
     if not machine.hopper:
         return "this device, or what is compiled for, has no tensor copies and no wgmma"
+    if problem.mask is not None or problem.lengths is not None:
+        return "no masks and no packed sequences of different lengths"
     if problem.dtype not in C_TYPE or problem.head_dim > HEAD_DIMS[-1] or not problem.is_vector:
         return "head dimensions up to 128, rows that begin on 16 bytes"
     q, kv = (problem.batch, problem.heads, problem.seq_q), (problem.batch, problem.kv_heads, problem.seq_k)
@@ -152,8 +156,9 @@ def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Every kernel here that computes the problem; none where `refusal` gives a reason."""
     if refusal(problem, machine) is not None:
         return []
+    windowed = problem.window_offset is not None
     found = [
-        HopperWay(HopperKernel(problem.dtype, padded(problem.head_dim), problem.causal, False, shape), machine)
+        HopperWay(HopperKernel(problem.dtype, padded(problem.head_dim), problem.causal, windowed, shape), machine)
         for shape in SHAPES[padded(problem.head_dim), problem.causal]
     ]
     return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
@@ -202,6 +207,7 @@ class HopperWay:
             seq_k=problem.seq_k,
             head_dim=problem.head_dim,
             last_offset=problem.causal_offset,
+            first_offset=problem.window_offset or 0,
             scale_log2=scale * LOG2_E,
         )
         q = self.map(problem, problem.q, problem.heads, problem.seq_q, shape.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -44,9 +45,9 @@ class Buffers:
         address: int = memory.data_ptr()
         return address
 
-    def counter(self) -> int:
-        """32 zero bytes of this call's own, which its kernels leave zero."""
-        slot = Slot(self.engine)
+    def counter(self, size: int = 32) -> int:
+        """`size` zero bytes of this call's own, which its kernels leave zero."""
+        slot = Slot(self.engine, size)
         self.kept.append(slot)
         return slot.address
 
@@ -54,12 +55,10 @@ class Buffers:
 class Slot:
     """A counter's slot, given back when nobody holds it any more."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, size: int) -> None:
         self.counters = engine.counters
-        self.address = engine.counters.take()
-
-    def __del__(self) -> None:
-        self.counters.give_back(self.address)
+        self.address = engine.counters.take(size)
+        weakref.finalize(self, self.counters.give_back, self.address, size)
 
 
 class Way(Protocol):

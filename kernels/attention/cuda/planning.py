@@ -34,8 +34,39 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Mask:
+    """What is added to the scaled scores, or which keys are seen: element type, address, and strides in bytes, 0 where
+    it is broadcast."""
+
+    dtype: str
+    address: int
+    batch: int
+    head: int
+    row: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Sequences of different lengths, one behind the other in packed tensors.
+
+    Sequence b is rows q_starts[b] .. q_starts[b + 1] - 1; both arrays are int32 on the device. With `align_ends` the
+    limits of what a row sees count from the last key for the last row of each sequence.
+    """
+
+    q_starts: int
+    k_starts: int
+    total_q: int
+    align_ends: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
-    """One attention call without its data. Row r of Q sees the keys 0 .. r + causal_offset if `causal`."""
+    """One attention call without its data.
+
+    Row r of Q sees the keys up to r + causal_offset if `causal`, and from r + window_offset on if that is a number.
+    With `lengths`, `batch` counts sequences and `seq_q` and `seq_k` are the longest.
+    """
 
     dtype: str
     batch: int
@@ -50,6 +81,24 @@ class Problem:
     k: Layout
     v: Layout
     out: Layout
+    window_offset: int | None = None
+    mask: Mask | None = None
+    lengths: Lengths | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no window, mask or lengths: what the kernels without features compute."""
+        return self.window_offset is None and self.mask is None and self.lengths is None
+
+    @property
+    def group(self) -> int:
+        """How many heads of Q share a head of K and V."""
+        return self.heads // self.kv_heads
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of the output over all heads."""
+        return self.heads * (self.lengths.total_q if self.lengths else self.batch * self.seq_q)
 
     @property
     def is_vector(self) -> bool:
@@ -112,9 +161,21 @@ def check(problem: Problem, machine: Machine) -> None:
 
 def blocks_per_sm(kernel: Kernel, chip: Chip) -> int:
     """How many blocks an SM holds at a time, if each thread takes all the registers it may."""
-    by_shared = chip.shared_bytes_per_sm // (kernel.shared_bytes + SHARED_BYTES_RESERVED)
-    by_registers = REGISTERS_PER_SM // (kernel.threads * (REGISTERS_PER_THREAD + 1))
+    return slots_per_sm(kernel.shared_bytes, kernel.threads, chip)
+
+
+def slots_per_sm(shared_bytes: int, threads: int, chip: Chip) -> int:
+    """The same for any kernel."""
+    by_shared = chip.shared_bytes_per_sm // (shared_bytes + SHARED_BYTES_RESERVED)
+    by_registers = REGISTERS_PER_SM // (threads * (REGISTERS_PER_THREAD + 1))
     return max(1, min(by_shared, by_registers))
+
+
+def visible_keys(problem: Problem, queries: int) -> int:
+    """How many keys at most `queries` neighbouring queries see together; at least 1."""
+    if problem.window_offset is None or not problem.causal:
+        return problem.seq_k
+    return max(1, min(problem.seq_k, problem.causal_offset - problem.window_offset + queries))
 
 
 def splits_for(blocks: int, sm_count: int, blocks_per_sm: int, tiles: int) -> int:

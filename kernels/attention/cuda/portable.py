@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.attention.cuda.launching import Buffers, Step
-from kernels.attention.cuda.parameters import Divisor, Parameters
+from kernels.attention.cuda.parameters import UNLIMITED, Divisor, Parameters
 from kernels.attention.cuda.planning import ELEMENT_BYTES, LOG2_E, Launch, Problem
+from kernels.attention.cuda.variants import Combine
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,37 +36,57 @@ class Portable:
             parameters.partial_out = partial
             parameters.partial_lse = partial + launch.splits * rows * problem.head_dim * 4
         steps = [Step(launch.kernel, (launch.blocks, launch.splits, 1), (parameters,))]
-        combine = launch.combine
-        if combine is not None:
-            steps.append(Step(combine, (-(-rows // combine.rows_per_block), 1, 1), (parameters,)))
-        return steps
+        return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]
+
+
+def joining(problem: Problem, parameters: Parameters) -> Step:
+    """The launch that joins the parts: for it the rows of all heads are one after the other."""
+    combine, own = Combine(problem.dtype), Parameters.from_buffer_copy(parameters)
+    own.all_heads = problem.out_rows // own.seq_q
+    return Step(combine, (-(-problem.out_rows // combine.rows_per_block), 1, 1), (own,))
 
 
 def parameters_of(problem: Problem, launch: Launch, scale: float) -> Parameters:
     """The launch's parameters but for the pointers to what the kernel writes beside `out`."""
-    q, k, v, out = problem.q, problem.k, problem.v, problem.out
+    parameters = parameters_but_launch(problem, scale)
+    parameters.row_tiles = Divisor.of(launch.row_tiles)
+    parameters.section = Divisor.of(launch.section)
+    parameters.section_tiles = Divisor.of(launch.section * launch.row_tiles)
+    parameters.splits = launch.splits
+    parameters.tiles_per_split = launch.tiles_per_split
+    return parameters
+
+
+def parameters_but_launch(problem: Problem, scale: float) -> Parameters:
+    """What the problem alone decides. A packed tensor is one batch as long as all of its sequences."""
+    q, k, v, out, mask, lengths = problem.q, problem.k, problem.v, problem.out, problem.mask, problem.lengths
     steps = {
         f"{name}_{axis}": getattr(of, axis) * ELEMENT_BYTES
         for name, of in (("q", q), ("k", k), ("v", v), ("out", out))
         for axis in ("batch", "head", "row")
     }
-    return Parameters(
+    parameters = Parameters(
         q=q.address,
         k=k.address,
         v=v.address,
         out=out.address,
         **steps,
         heads=Divisor.of(problem.heads),
-        group=Divisor.of(problem.heads // problem.kv_heads),
+        group=Divisor.of(problem.group),
         all_heads=problem.batch * problem.heads,
-        seq_q=problem.seq_q,
+        all_rows=problem.out_rows,
+        seq_q=lengths.total_q if lengths else problem.seq_q,
         seq_k=problem.seq_k,
         head_dim=problem.head_dim,
-        causal_offset=problem.causal_offset,
-        row_tiles=Divisor.of(launch.row_tiles),
-        section=Divisor.of(launch.section),
-        section_tiles=Divisor.of(launch.section * launch.row_tiles),
-        splits=launch.splits,
-        tiles_per_split=launch.tiles_per_split,
+        causal_offset=problem.causal_offset if problem.causal else UNLIMITED,
+        window_offset=-UNLIMITED if problem.window_offset is None else problem.window_offset,
         scale_log2=scale * LOG2_E,
     )
+    if mask:
+        parameters.mask = mask.address
+        parameters.mask_batch, parameters.mask_head, parameters.mask_row = mask.batch, mask.head, mask.row
+        parameters.mask_key = mask.key
+    if lengths:
+        parameters.q_starts, parameters.k_starts = lengths.q_starts, lengths.k_starts
+        parameters.align_ends = lengths.align_ends
+    return parameters

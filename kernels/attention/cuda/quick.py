@@ -1,7 +1,7 @@
 """The host's fast path: what a call costs once a call like it has been made before.
 
 A call like it: the same types, sizes, strides, device and options. Its plan is kept; what is left to do is to allocate
-the output, write the addresses into the arguments and launch. Plans belong to a thread: they need no lock.
+the output, write the addresses into the arguments and launch. Plans belong to a thread, which needs no lock for them.
 
 Whatever is unusual (a tensor that misses its 16-byte boundary, a subclass, a mode that listens to operators, another
 current device, a stream under capture whose kernels need memory of their own) takes the slower, general way.
@@ -15,18 +15,18 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from kernels.attention.cuda.driver import LaunchConfig, TensorMap, driver
-from kernels.attention.cuda.engine import Engine
+from kernels.attention.cuda.engine import Counters, Engine
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.host import Host
 from kernels.attention.cuda.launching import Bound, Buffers, Slot
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Answer = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Answer: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 Options = tuple[bool, float | None, str, bool]
 """causal, scale, causal_alignment, return_lse."""
 Check = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
@@ -82,7 +82,8 @@ def check_by_guard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Check:
 
     if q is k or k is v or v is q or any(x.requires_grad for x in (q, k, v)):
         return check_by_key(q, k, v)
-    check: Check = TensorGuards(q, k, v, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    guards: Any = TensorGuards  # its stub is older than it is
+    check: Check = guards(q, k, v, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
 
@@ -105,10 +106,13 @@ class Slots:
         self.slots: dict[tuple[int, ...], Slot] = {}
         self.lock = threading.Lock()
 
-    def address(self, engine: Engine, stream: int, number: int) -> int:
+    def address(self, engine: Engine, stream: int, number: int, size: int) -> int:
         """The address of a stream's counter number `number`, zero whenever no launch on the stream is under way."""
+        key = (id(engine), stream, number, engine.counters.size_of(size))
         with self.lock:
-            slot = self.slots.setdefault((id(engine), stream, number), Slot(engine))
+            slot = self.slots.get(key)
+            if slot is None:
+                slot = self.slots[key] = Slot(engine, size)
         return slot.address
 
 
@@ -120,9 +124,9 @@ class OfStream(Buffers):
     stream: int = 0
     asked: int = 0
 
-    def counter(self) -> int:
+    def counter(self, size: int = Counters.SLOT_BYTES) -> int:
         self.asked += 1
-        return self.slots.address(self.engine, self.stream, self.asked)
+        return self.slots.address(self.engine, self.stream, self.asked, size)
 
     @property
     def has_state(self) -> bool:

@@ -16,8 +16,8 @@ from kernels.attention.cuda.parameters import Parameters
 
 SOURCE = Path(__file__).parent / "source"
 HEADERS = (
-    *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "block.cuh", "results.cuh"),
-    *("fa2.cuh", "naive.cuh", "tiled.cuh"),
+    *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "scope.cuh", "block.cuh", "results.cuh"),
+    *("fa2.cuh", "decode.cuh", "naive.cuh", "tiled.cuh"),
     *(
         f"hopper/{name}.cuh"
         for name in ("instructions", "problem", "schedule", "wgmma", "producer", "consumer", "fa90")
@@ -44,6 +44,11 @@ class Tile:
     stages: int
     q_in_registers: bool
 
+    @property
+    def name(self) -> str:
+        """E.g. `128x64w4s2q`: the q tells that Q is kept in registers."""
+        return f"{self.rows}x{self.keys}w{self.warps}s{self.stages}{'q' if self.q_in_registers else ''}"
+
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory for a padded head dimension: Q once, K and V a stage."""
         return (self.rows + 2 * self.stages * self.keys) * head_dim * 2
@@ -62,17 +67,8 @@ class Kernel:
     @property
     def name(self) -> str:
         """The entry point's name, e.g. `fa2_bf16_d128_causal_vector_128x64w4s2`."""
-        t = self.tile
-        return "_".join(
-            (
-                "fa2",
-                SHORT[self.dtype],
-                f"d{self.head_dim}",
-                "causal" if self.causal else "full",
-                "vector" if self.vector else "scalar",
-                f"{t.rows}x{t.keys}w{t.warps}s{t.stages}{'q' if t.q_in_registers else ''}",
-            )
-        )
+        mask, kind = "causal" if self.causal else "full", "vector" if self.vector else "scalar"
+        return f"fa2_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{kind}_{self.tile.name}"
 
     @property
     def threads(self) -> int:

@@ -135,7 +135,7 @@ class OnCpu(Engine):
         self.machine = Machine(chip=HOPPER, sm_count=132, l2_bytes=50 << 20, hopper=hopper)
         self.functions: dict[str, Function] = {}
         self.lock = threading.Lock()
-        self.counters = ZeroCounters(self.device)
+        self.counters = Counters(self.device)
 
     def function(self, entry: Entry) -> Function:
         found = self.functions.get(entry.name)
@@ -144,18 +144,6 @@ class OnCpu(Engine):
             driver().enter(0)
             found = self.functions[entry.name] = driver().load(image, entry.name, entry.shared_bytes)
         return found
-
-
-class ZeroCounters(Counters):
-    """The same, without a stream to wait for."""
-
-    def take(self) -> int:
-        with self.lock:
-            if not self.free:
-                pool = torch.zeros(self.SLOTS_PER_POOL * self.SLOT_BYTES, dtype=torch.uint8)
-                self.pools.append(pool)
-                self.free.extend(pool.data_ptr() + i * self.SLOT_BYTES for i in range(self.SLOTS_PER_POOL))
-            return self.free.pop()
 
 
 class OneHost:

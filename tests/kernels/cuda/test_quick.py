@@ -220,7 +220,7 @@ def test_parts_of_split_keys_are_kept_for_one_stream_alone(stub: Stub) -> None:
         for stream in (0x1000, 0x2000):
             engine.host.stream = stream
             before = stub.launches
-            call(quick, [draw(1, 1, 8, 64)[0], *draw(1, 1, 8192, 64)[1:]])
+            call(quick, [draw(1, 1, 64, 64)[0], *draw(1, 1, 8192, 64)[1:]])
             for number in range(before, stub.launches):
                 launch = stub.launch(number)
                 assert launch.stream == stream

@@ -14,12 +14,10 @@ struct Consumer {
   Barriers<C> barriers;
   int warpgroup, warp, lane;
   u32 q_matrix, k_matrix, v_matrix;  // as wgmma addresses them; stage 0
-  u32 q_rows;                        // shared address of this warp's first row of Q
 
   float out[C::OUT_REGISTERS];
   float score[C::SCORE_REGISTERS];
   u32 weight[C::SCORE_REGISTERS / 2];  // exponentials, packed
-  u32 q_kept[C::Q_IN_REGISTERS ? C::D / 4 : 1];
   float top[2], sum[2], correction[2];
 
   static constexpr int UNITS = 16;  // wgmma counts shared memory in 16 bytes
@@ -33,10 +31,7 @@ struct Consumer {
     for (int step = 0; step < C::D / 16; step++) {
       const u32 chunk = step / 4, within = step % 4 * 32 / UNITS;
       const u64 k = descriptor(k_matrix + stage * (C::KV_BYTES / UNITS) + chunk * (C::KV_CHUNK_BYTES / UNITS) + within);
-      if constexpr (C::Q_IN_REGISTERS)
-        wgmma_registers_rows<T, C::KEYS>(score, q_kept + 4 * step, k, step > 0);
-      else
-        wgmma_shared<T, C::KEYS>(score, descriptor(q_matrix + chunk * (C::Q_CHUNK_BYTES / UNITS) + within), k, step > 0);
+      wgmma_shared<T, C::KEYS>(score, descriptor(q_matrix + chunk * (C::Q_CHUNK_BYTES / UNITS) + within), k, step > 0);
     }
     warpgroup_commit();
   }
@@ -148,7 +143,7 @@ struct Consumer {
     warpgroup_wait<1>();
     settled(score);
     release(barriers.k_empty(following.stage));
-    if (!C::Q_IN_REGISTERS && n == tile.first) release(barriers.q_empty());
+    if (n == tile.first) release(barriers.q_empty());
     if (masked) mask(tile, n);
     softmax();
     warpgroup_wait<0>();
@@ -174,22 +169,6 @@ struct Consumer {
     return n;
   }
 
-  __device__ __forceinline__ void keep_q() {
-    if constexpr (C::Q_IN_REGISTERS) {
-      const u32 row = (u32)lane & 15, start = q_rows + row * C::CHUNK_ROW_BYTES;
-#pragma unroll
-      for (int step = 0; step < C::D / 16; step++) {
-        const u32 chunk = (u32)(step % 4 * 2 + (lane >> 4)) ^ (row & 7);
-        u32 loaded[4];
-        load_matrices(loaded, start + step / 4 * C::Q_CHUNK_BYTES + chunk * 16);
-#pragma unroll
-        for (int i = 0; i < 4; i++) q_kept[4 * step + i] = loaded[i];
-      }
-      __syncwarp();
-      release(barriers.q_empty());
-    }
-  }
-
   __device__ __forceinline__ void attend(const Tile& tile, Place<C>& place) {
     // Tiles n with first_free <= n < end_free need no mask for any row of this warpgroup.
     const int rows_begin = tile.row0 + warpgroup * C::WARPGROUP_ROWS;
@@ -202,26 +181,22 @@ struct Consumer {
       const int unseen = rows_begin + C::WARPGROUP_ROWS - 1 + p.first_offset;
       if (unseen > 0) first_free = (unseen + C::KEYS - 1) / C::KEYS;
     }
-    keep_q();
     int n = skip_unseen(tile, tile.last - 1, place);
     barrier_wait(barriers.k_full(place.stage), place.parity);
     start_scores(place.stage);
     warpgroup_wait<0>();
     settled(score);
     release(barriers.k_empty(place.stage));
-    if (!C::Q_IN_REGISTERS && n == tile.first) release(barriers.q_empty());
+    if (n == tile.first) release(barriers.q_empty());
     if (n >= end_free || (C::BOUNDED_LEFT && n < first_free)) mask(tile, n);
     softmax();
     pack_weights();
     n--;
-    if constexpr (C::COMPACT) {
-      for (; n >= tile.first; n--) step(tile, n, place, n >= end_free || (C::BOUNDED_LEFT && n < first_free));
-    } else {
-      for (; n >= tile.first && n >= end_free; n--) step(tile, n, place, true);
-      for (; n >= first_free; n--) step(tile, n, place, false);
-      if (C::BOUNDED_LEFT)
-        for (; n >= tile.first; n--) step(tile, n, place, true);
-    }
+    // Loops of their own, so that the one for most tiles carries no code for masks.
+    for (; n >= tile.first && n >= end_free; n--) step(tile, n, place, true);
+    for (; n >= first_free; n--) step(tile, n, place, false);
+    if (C::BOUNDED_LEFT)
+      for (; n >= tile.first; n--) step(tile, n, place, true);
     barrier_wait(barriers.v_full(place.stage), place.parity);
     start_output(place.stage);
     warpgroup_wait<0>();

@@ -33,7 +33,6 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
     consumer.q_matrix = matrix(rows, 16);
     consumer.k_matrix = matrix(k_tiles, 16);
     consumer.v_matrix = matrix(v_tiles, C::KV_CHUNK_BYTES);
-    consumer.q_rows = rows + (within >> 5) * 16 * C::CHUNK_ROW_BYTES;
     consumer.run(&tile_slot);
   }
 }

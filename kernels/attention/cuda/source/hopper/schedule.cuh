@@ -3,8 +3,7 @@
 #include "hopper/problem.cuh"
 
 // How a kernel is built. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
-template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, bool COMPACT_,
-          bool Q_IN_REGISTERS_>
+template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_>
 struct Hopper {
   typedef TYPE T;
   static constexpr int D = HEAD_DIM;  // padded: 64 or 128
@@ -12,8 +11,6 @@ struct Hopper {
   static constexpr bool BOUNDED_RIGHT = RIGHT;       // causal, or the right edge of a window
   static constexpr bool BOUNDED_LEFT = LEFT;         // the left edge of a window
   static constexpr bool PING_PONG = PING_PONG_;      // warpgroups take turns at the tensor cores
-  static constexpr bool COMPACT = COMPACT_;          // one loop that masks where it must, in place of a loop for each kind
-  static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
 
   static constexpr int WARPGROUP_THREADS = 128, WARPGROUP_ROWS = 64, WARPS_PER_WARPGROUP = 4;
   static constexpr int ROWS = WARPGROUPS * WARPGROUP_ROWS;
@@ -23,9 +20,12 @@ struct Hopper {
   static constexpr int KV_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, KV_BYTES = CHUNKS * KV_CHUNK_BYTES;
   static constexpr int BARRIERS = 2 + 4 * STAGES;
 
-  // Registers a thread, in steps of 8; together they are the 64 K of an SM. The producer only copies.
+  // Registers a thread, in steps of 8. The producer, which only copies, gives most of its own to the consumers; together they
+  // have what the block was launched with, and a block that asks for more waits for ever.
   static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 ? 32 : 24;
-  static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 1 ? 240 : WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 120;
+  static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
+  static constexpr int LAUNCH_REGISTERS = 65536 / ((WARPGROUPS + 1) * WARPGROUP_THREADS) / 8 * 8;
+  static_assert(PRODUCER_REGISTERS + WARPGROUPS * CONSUMER_REGISTERS <= (WARPGROUPS + 1) * LAUNCH_REGISTERS, "");
   static constexpr int SCORE_REGISTERS = KEYS / 2, OUT_REGISTERS = D / 2;
 };
 
