@@ -162,6 +162,9 @@ def gated(entry: Entry, log: str, target: Target, chip: Chip) -> Resources | Non
     except ValueError as exc:
         raise BuildFailed(f"{entry.name}: {exc}") from exc
     check_gates(entry, chip, resources)
+    complaint = re.search(r"[^\n]*\bC75\d\d\b[^\n]*", log)
+    if complaint:  # ptxas runs wgmma one after another, or leaves registers where they are
+        raise BuildFailed(f"{entry.name}: {complaint.group(0).strip()}")
     return resources
 
 

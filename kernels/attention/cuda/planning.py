@@ -204,7 +204,7 @@ def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> La
     kernel = choose(problem, machine, size)
     row_tiles = -(-problem.seq_q // kernel.tile.rows)
     tiles = -(-problem.seq_k // kernel.tile.keys)
-    section = section_for(problem, machine) if problem.causal else all_heads
+    section = section_for(problem, machine.l2_bytes) if problem.causal else all_heads
     blocks = -(-all_heads // section) * section * row_tiles
     if blocks > MAX_BLOCKS:
         raise Unsupported(f"{blocks} blocks are more than a grid can have")
@@ -226,13 +226,13 @@ def choose(problem: Problem, machine: Machine, size: int) -> Kernel:
     return Kernel(problem.dtype, size, problem.causal, True, chip.small[size, problem.causal])
 
 
-def section_for(problem: Problem, machine: Machine) -> int:
+def section_for(problem: Problem, l2_bytes: int) -> int:
     """How many heads of Q to work on at a time, so that their K and V fit the L2 cache.
 
     Sections of equal size, if at most twice as many as it takes: a short last one would end on its longest rows alone.
     """
     per_kv_head = 2 * problem.seq_k * problem.head_dim * ELEMENT_BYTES
     group, kv_heads = problem.heads // problem.kv_heads, problem.batch * problem.kv_heads
-    fewest = -(-kv_heads // max(1, machine.l2_bytes // per_kv_head))
+    fewest = -(-kv_heads // max(1, l2_bytes // per_kv_head))
     even = next((count for count in range(fewest, 2 * fewest + 1) if kv_heads % count == 0), fewest)
     return -(-kv_heads // even) * group

@@ -18,6 +18,14 @@ SOURCE = Path(__file__).parent / "source"
 HEADERS = (
     *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "scope.cuh", "block.cuh", "results.cuh"),
     *("fa2.cuh", "decode.cuh", "naive.cuh", "tiled.cuh"),
+    *(
+        f"hopper/{name}.cuh"
+        for name in ("instructions", "problem", "schedule", "wgmma", "producer", "consumer", "fa90")
+    ),
+    *(
+        f"small/{name}.cuh"
+        for name in ("instructions", "problem", "scores", "exchange", "registers", "shared", "warpgroups")
+    ),
 )
 
 C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}

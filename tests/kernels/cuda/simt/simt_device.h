@@ -241,11 +241,12 @@ inline void run_block(int threads) {
 inline void launch(Index grid, int threads, size_t shared_size, std::function<void()> kernel) {
   body = kernel;
   lanes.resize(threads);
-  for (block_index.y = 0; block_index.y < grid.y; block_index.y++)
-    for (block_index.x = 0; block_index.x < grid.x; block_index.x++) {
-      shared.assign(shared_size, (char)0xff);  // NaN in every 16-bit format
-      run_block(threads);
-    }
+  for (block_index.z = 0; block_index.z < grid.z; block_index.z++)
+    for (block_index.y = 0; block_index.y < grid.y; block_index.y++)
+      for (block_index.x = 0; block_index.x < grid.x; block_index.x++) {
+        shared.assign(shared_size, (char)0xff);  // NaN in every 16-bit format
+        run_block(threads);
+      }
 }
 
 }  // namespace simt
