@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -140,6 +143,15 @@ def test_a_campaign_that_was_cut_short_says_so(rows: list[Row]) -> None:
     assert "cut short" not in tables.facts(rows)
     skipped = {"kind": "skipped", "cell": as_row(CELL), "why": "0.1 s were left"}
     assert CELL.name in tables.left_out([skipped])
+
+
+def test_the_command_makes_the_pages_and_the_figure(rows: list[Row], tmp_path: Path) -> None:
+    results, page, figure = tmp_path / "campaign.jsonl.gz", tmp_path / "PAGE.md", tmp_path / "figure.svg"
+    results.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    page.write_text(f"{BEGIN.format(name='reach')}\n{END.format(name='reach')}\n")
+    tables.main([str(results), str(page), "--figure", str(figure)])
+    assert tables.reach(rows) in page.read_text()
+    assert figure.read_text() == draw(rows)
 
 
 def test_the_figure_is_whole_xml_with_a_curve_for_everybody_in_every_panel(rows: list[Row]) -> None:
