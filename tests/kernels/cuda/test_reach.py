@@ -14,13 +14,15 @@ import pytest
 from kernels.attention.cuda.campaign import tables
 from kernels.attention.cuda.campaign.cells import Cell, as_row, campaign, square
 from kernels.attention.cuda.campaign.figure import NAMES, draw
-from kernels.attention.cuda.campaign.numbers import Row
+from kernels.attention.cuda.campaign.numbers import Row, read
 from kernels.attention.cuda.campaign.pages import BEGIN, END, fill
 from kernels.attention.cuda.campaign.reach import MEAN, NO, OPEN, YES, Verdict, judged, lost, spread, times_of, verdicts
 from kernels.attention.cuda.campaign.runner import run
 from kernels.attention.cuda.campaign.visit import Visitor
 from tests.kernels.cuda.simulated import SPEEDS, SimulatedStable, SimulatedWatch
 
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = Path(tables.__file__).parents[1]
 ENVIRONMENT: Row = {
     "kind": "environment",
     "device": "NVIDIA H200",
@@ -161,3 +163,13 @@ def test_the_figure_is_whole_xml_with_a_curve_for_everybody_in_every_panel(rows:
     words = "".join(e.text or "" for e in root.iter("{http://www.w3.org/2000/svg}text"))
     assert all(name in words for name in NAMES.values())
     assert "cuDNN 91900" in words
+
+
+@pytest.mark.parametrize(
+    "results", sorted(ROOT.glob("results/*-campaign/campaign.jsonl.gz"))[-1:], ids=lambda p: p.parent.name
+)
+def test_the_published_pages_and_figure_are_what_the_published_rows_give(results: Path) -> None:
+    rows = read(results)
+    for page in (FOLDER / "README.md", FOLDER / "MEASURED.md"):
+        assert fill(page.read_text(), rows, tables.SECTIONS) == page.read_text()
+    assert (results.parent / "tflops.svg").read_text() == draw(rows)
