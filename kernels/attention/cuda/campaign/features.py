@@ -65,9 +65,9 @@ def problems(head_dim: int) -> Iterator[tuple[str, dict[str, Call]]]:
             name,
             {"general": ours, "efficient": efficient(q, k, v, own), "fa2 unmasked": bind(q, k, v, made(q), way="fa2")},
         )
-    rows = [x.transpose(1, 2).reshape(-1, 16, head_dim) for x in (q, k, v)]
+    a, b, c = (x.transpose(1, 2).reshape(-1, 16, head_dim) for x in (q, k, v))
     starts = torch.arange(5, device="cuda", dtype=torch.int32) * 4096
-    packed = bind_varlen(*rows, made(rows[0]), starts, starts, 4096, 4096, causal=True)
+    packed = bind_varlen(a, b, c, made(a), starts, starts, 4096, 4096, causal=True)
     yield "four sequences of 4096, causal", {"varlen": packed, "fa2": plain}
     q, k, v = (randn(1, 16, 16384, head_dim) for _ in range(3))
     windowed = bind(q, k, v, made(q), causal=True, window=(1024, 0), way="general")
