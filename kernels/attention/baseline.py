@@ -98,7 +98,7 @@ class Witness(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 
 
 def dispatched(call: Callable[[], object]) -> str:
-    """The backend that the one attention within `call` ran on, by the operators that ran; empty where they do not tell."""
+    """The backend that the one attention within `call` ran on, by the operators seen; empty where they do not tell."""
     try:
         with Witness() as witness:
             call()
@@ -107,8 +107,8 @@ def dispatched(call: Callable[[], object]) -> str:
     names = [name for operator in witness.operators for name, ran in OPERATORS.items() if operator.startswith(ran)]
     if names:
         return names[0] if len(set(names)) == 1 else ""
-    plain = any(operator.startswith(("aten::bmm", "aten::matmul", "aten::_safe_softmax")) for operator in witness.operators)
-    return "math" if plain else ""
+    plain = ("aten::bmm", "aten::matmul", "aten::_safe_softmax")
+    return "math" if any(operator.startswith(plain) for operator in witness.operators) else ""
 
 
 def chosen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
