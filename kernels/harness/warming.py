@@ -40,7 +40,7 @@ class Warming:
 
 def settled(before: Window, after: Window) -> bool:
     """Whether nothing moved from one window to the next, as far as their own noise lets one see."""
-    times = all(close(before.times[name], after.times[name]) for name in after.times)
+    times = all(close(before.times[name], after.times[name]) for name in after.times if name in before.times)
     if not before.clocks or not after.clocks:
         return times
     was, now = statistics.median(before.clocks), statistics.median(after.clocks)
