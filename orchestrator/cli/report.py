@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from orchestrator.cli.options import Json, emit_json
 
 if TYPE_CHECKING:
+    from orchestrator.analysis.regimes import Setting
     from orchestrator.report.report import Report
 
 
@@ -22,41 +24,45 @@ def report(
     ] = None,
     figures: Annotated[Path | None, typer.Option("--figures", help="A folder for the figures as files.")] = None,
     formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, pdf, or several.")] = "svg",
+    regime: Annotated[
+        list[str] | None,
+        typer.Option("--regime", help="Whose table the Markdown gets: burst, sustained-warm, all; by default one."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write the report of a run: report.html, report.md, report.json, verdicts.csv.
 
     `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->.
     """
-    from orchestrator.cli.reading import report_of, write_files
+    from orchestrator.cli.reading import chosen, report_of, write_files
     from orchestrator.report.document import document
 
     found, folder = report_of(ctx, run)
-    written = list(write_files(found, out or folder))
+    settings = chosen(found, regime or ())
+    written = list(write_files(found, out or folder, settings))
     if into is not None:
-        _replace_between_marks(into, found)
+        _replace_between_marks(into, found, settings)
         written.append(into)
     if figures is not None:
         written += _draw(found, figures, formats)
     if json:
         emit_json({**document(found), "files": [str(path) for path in written]})
         return
-    for words in (found.title, found.headline(), *found.sentences()):
-        if words:
-            typer.echo(words)
+    for words in (found.title, *found.headlines(), *found.sentences()):
+        typer.echo(words)
     for words in found.warnings():
         typer.echo(f"note: {words}")
     for path in written:
         typer.echo(f"wrote {path}")
 
 
-def _replace_between_marks(path: Path, found: Report) -> None:
+def _replace_between_marks(path: Path, found: Report, settings: Sequence[Setting]) -> None:
     from orchestrator.adapters.files import write_atomically
     from orchestrator.core.errors import LocalError
     from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, markdown
 
     try:
-        changed = between_marks(path.read_text(encoding="utf-8"), markdown(found))
+        changed = between_marks(path.read_text(encoding="utf-8"), markdown(found, settings))
     except NoMarks as exc:
         raise LocalError(f"{path}: {exc}", hint=f"put {BEGIN} and {END} where the table should be") from exc
     except (OSError, UnicodeDecodeError) as exc:

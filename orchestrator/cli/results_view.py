@@ -15,7 +15,7 @@ KERNEL = "bench"
 
 
 def results_view(fetched: Fetched) -> RenderableType:
-    parts: list[RenderableType] = [_headline(fetched), _table(fetched.summaries)]
+    parts: list[RenderableType] = [_headline(fetched), *_tables(fetched.summaries)]
     skipped = list(_skips(fetched.summaries))
     parts += [Text(line, "dim") for line in skipped[:8]]
     parts.append(
@@ -33,6 +33,17 @@ def _headline(fetched: Fetched) -> Text:
         f"  {fetched.measurements} measurements of {fetched.cases} cases on ",
         (fetched.device or "an unknown device", "bold"),
     )
+
+
+def _tables(summaries: Sequence[Summary]) -> Iterable[RenderableType]:
+    """A table for each regime (and each state of the caches): their times answer different questions."""
+    settings: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        settings.setdefault(", ".join(filter(None, (summary.regime, summary.cache))), []).append(summary)
+    for name, own in settings.items():
+        if len(settings) > 1:
+            yield Text(name or "regime unknown", "bold")
+        yield _table(own)
 
 
 def _table(summaries: Iterable[Summary]) -> RenderableType:

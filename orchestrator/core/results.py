@@ -57,6 +57,7 @@ class Row(BaseModel):
     head_dim: int
     causal: bool
     regime: str = ""
+    cache: str = ""
     block: int | None = None
     repeat: int | None = None
     latency_us: Positive | None = None
@@ -139,7 +140,8 @@ def is_control(implementation: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What one implementation did on one case. Times are in microseconds and None where it was not timed."""
+    """What one implementation did on one case in one regime, caches warm or cold. Times are in microseconds and None
+    where it was not timed."""
 
     run_id: str
     device: str
@@ -150,6 +152,7 @@ class Summary:
     axes: Mapping[str, str]
     """dtype, batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, as they stand in the files."""
     count: int
+    cache: str = ""
     median_us: float | None = None
     mean_us: float | None = None
     min_us: float | None = None
@@ -164,11 +167,21 @@ class Summary:
 
 
 def summarize(rows: Iterable[Row]) -> tuple[Summary, ...]:
-    """A summary for each case and implementation, cases by their numbers, implementations as they first come.
-    An implementation with any skip row on a case has no timing there, whatever other rows it has."""
-    cases: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    """A summary for each case, regime and implementation: cases by their numbers, the others as they first come. What
+    differs in its regime or its caches is never summed up together. An implementation with any skip row on a case has
+    no timing there, whatever other rows it has; a skip row that names no regime holds in all."""
+    cases: dict[tuple[str, str, str, str], dict[str, list[Row]]] = {}
+    nowhere: list[Row] = []
     for row in rows:
-        cases.setdefault((row.run_id, row.case_id), {}).setdefault(row.implementation, []).append(row)
+        if row.skipped and not row.regime:
+            nowhere.append(row)
+        else:
+            key = (row.run_id, row.case_id, row.regime, row.cache)
+            cases.setdefault(key, {}).setdefault(row.implementation, []).append(row)
+    for row in nowhere:
+        timed = [key for key in cases if key[:2] == (row.run_id, row.case_id) and key[2]]
+        for key in timed or [(row.run_id, row.case_id, "", "")]:
+            cases.setdefault(key, {}).setdefault(row.implementation, []).append(row)
     found: list[Summary] = []
     for key in sorted(cases, key=lambda key: (key[0], case_order(key[1]))):
         alone = {name: _summary(group) for name, group in cases[key].items()}
@@ -186,7 +199,8 @@ def _summary(group: Sequence[Row]) -> Summary:
     skipped = next((row.skipped for row in group if row.skipped), "")
     times = [] if skipped else sorted(row.latency_us for row in group if row.latency_us is not None)
     errors = [row.max_abs_error for row in group if row.max_abs_error is not None]
-    identity = first.model_dump(include={"run_id", "device", "case_id", "implementation", "backend", "regime"})
+    identity = first.model_dump(include={"run_id", "device", "case_id", "implementation", "backend"})
+    identity |= {name: next((getattr(row, name) for row in group if row.regime), "") for name in ("regime", "cache")}
     axes = {name: _text(getattr(first, name)) for name in AXES}
     error = max(errors) if errors else None
     if not times:
@@ -226,7 +240,7 @@ def summary_csv(summaries: Sequence[Summary]) -> str:
     numbers = ("median_us", "mean_us", "min_us", "p5_us", "p95_us")
     ratios = {name: f"speedup_vs_{name.replace(':', '_')}" for name in baselines}
     columns = (
-        *("run_id", "device", "case_id", "implementation", "backend", *AXES, "regime", "count", *numbers),
+        *("run_id", "device", "case_id", "implementation", "backend", *AXES, "regime", "cache", "count", *numbers),
         *("throttled", "max_abs_error", *ratios.values(), "skipped"),
     )
     records: list[dict[str, str]] = []

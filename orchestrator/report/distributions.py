@@ -8,7 +8,7 @@ import numpy as np
 
 from orchestrator.analysis.samples import Group, Vector
 from orchestrator.analysis.study import Case, Study
-from orchestrator.report.figures import RIGHT, WIDTH, drawn, shown_cases
+from orchestrator.report.figures import RIGHT, WIDTH, drawn, shown
 from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Board, Scale, legend, span
 from orchestrator.report.text import backend, labels, tick
@@ -20,11 +20,11 @@ MOST_OVER_TIME = 1500
 
 def latencies(study: Study) -> Board | None:
     """Every latency of every case: a dot each, a box over the middle half, a bar at the median."""
-    cases = [case for case in shown_cases(study.cases) if any(t.timed for t in case.timings)]
+    cases = [case for case in shown(study.cases) if any(t.timed for t in case.timings)]
     names = drawn(study)
     if not cases or not names:
         return None
-    look, titles = looks((study.subject, *study.baselines)), labels([case.case_id for case in study.cases])
+    look, titles = looks((study.subject, *study.baselines)), labels(study.case_ids)
     columns = 2 if len(cases) > 1 else 1
     gap = 40.0
     width = (WIDTH - gap * (columns - 1)) / columns

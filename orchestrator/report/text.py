@@ -43,6 +43,17 @@ def percent(share: float, *, places: int = 1) -> str:
     return UNKNOWN if math.isnan(share) else f"{100 * share:.{places}f} %"
 
 
+def size(bytes_: float) -> str:
+    """A number of bytes, in the unit that leaves it three digits."""
+    if math.isnan(bytes_):
+        return UNKNOWN
+    for unit in ("B", "KiB", "MiB"):
+        if abs(bytes_) < 1000:
+            return f"{bytes_:.0f} {unit}" if unit == "B" else f"{digits(bytes_)} {unit}"
+        bytes_ /= 1024
+    return f"{digits(bytes_)} GiB"
+
+
 def backend(implementation: str) -> str:
     """An implementation's name as figures show it."""
     return implementation.removeprefix("sdpa:")

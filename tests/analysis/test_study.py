@@ -13,11 +13,13 @@ import pytest
 from orchestrator.analysis.across import changes, history, quotient
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.fingerprint import Level, comparability
+from orchestrator.analysis.ranks import holm
+from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import ROOFS, roof_of, work_of
 from orchestrator.analysis.study import false_verdicts
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
 from orchestrator.core.results import COLUMNS, ResultsUnreadable
-from tests.report.written import BEGUN, csv_text, records, skip, studied
+from tests.report.written import BEGUN, both, csv_text, records, skip, studied
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,6 +108,80 @@ def test_order_is_known_by_the_clock_where_no_place_was_written() -> None:
     assert math.isnan(studied(csv_text(rows)).contrasts[0].order_shift)
     older = csv_text(records(lengths=(128,)), COLUMNS)
     assert studied(older).contrasts[0].order_shift == pytest.approx(1.0, abs=0.02)
+
+
+# --- several regimes in one run --------------------------------------------------------------------------------------
+
+
+def test_each_regime_has_verdicts_of_its_own_and_nothing_is_pooled() -> None:
+    found = studied(csv_text(both()))
+    assert [one.name for one in found.settings] == ["burst, cold", "sustained, cold"]
+    assert found.regime == "burst and sustained"
+    assert len(found.case_ids) == 2
+    assert len(found.cases) == 4
+    burst, sustained = found.parts()
+    assert burst.measurements == sustained.measurements == 400
+    assert burst.geomean("sdpa:default")[0] == pytest.approx(1.5, rel=0.01)
+    assert sustained.geomean("sdpa:default")[0] == pytest.approx(0.9 / 0.8, rel=0.01)
+    alone = studied(csv_text(row for row in both() if row["regime"] == "burst"))
+    assert [one.median_us for one in burst.cases[0].timings] == [one.median_us for one in alone.cases[0].timings]
+    assert [one.paired for one in burst.contrasts] == [one.paired for one in alone.contrasts]
+
+
+def test_blocks_pair_within_their_regime_and_their_caches_only() -> None:
+    """Block 1 of one regime is no neighbour of block 1 of another."""
+    rows = [row | {"cache": "warm"} if row["regime"] == "sustained" else row for row in both(lengths=(128,))]
+    rows = [row for row in rows if (row["implementation"] == "bench") == (row["regime"] == "burst")]
+    found = studied(csv_text(rows))
+    assert [case.setting for case in found.cases] == [Setting("burst", "cold"), Setting("sustained", "warm")]
+    assert found.contrasts == ()
+
+
+def test_all_questions_of_all_regimes_are_corrected_for_together() -> None:
+    one, two = studied(csv_text(records())), studied(csv_text(both()))
+    raw = [contrast.paired.test.p for contrast in two.contrasts]
+    assert [contrast.p for contrast in two.contrasts] == list(holm(raw))
+    assert len(raw) == 2 * len(one.contrasts)
+
+
+def test_what_was_skipped_without_a_regime_is_skipped_in_every_one() -> None:
+    wrong = skip("bench", "wrong on these inputs", regime="")
+    found = studied(csv_text([*both(lengths=(128,)), wrong]))
+    assert len(found.cases) == 2
+    for case in found.cases:
+        timing = case.timing("bench")
+        assert timing is not None
+        assert (timing.timed, timing.skipped) == (False, "wrong on these inputs")
+    only = studied(csv_text([*both(lengths=(128,)), skip("sdpa:math", "no graph", regime="sustained", cache="cold")]))
+    kept = [timing.timed for case in only.cases if (timing := case.timing("sdpa:math")) is not None]
+    assert kept == [True, False]
+
+
+def test_a_case_that_ended_early_or_never_settled_is_told() -> None:
+    rows = [row | {"stopped": "dollars", "warmed": "limit"} for row in records(lengths=(128,))]
+    assert studied(csv_text(rows)).notes == (
+        "In 4 of 4 timings the warm-up ended before times and clocks had settled: they may hold some of it.",
+        "1 of 1 cases ended when their dollars were spent, before their last repeat.",
+    )
+
+
+def test_the_most_memory_a_call_held_is_that_of_its_rows() -> None:
+    rows = list(records(lengths=(128,), peak_memory_bytes="1048576"))
+    rows[0]["peak_memory_bytes"] = ""
+    peaks = {one.implementation: one.peak_bytes for one in studied(csv_text(rows)).cases[0].timings}
+    assert set(peaks.values()) == {1048576.0}
+    unknown = studied(csv_text(records(lengths=(128,)))).cases[0].timings[0]
+    assert math.isnan(unknown.peak_bytes)
+
+
+@pytest.mark.parametrize(("regime", "cache"), [("burst", "cold"), ("graph", "warm"), ("sustained", "mixed")])
+def test_a_setting_says_in_one_sentence_what_it_means(regime: str, cache: str) -> None:
+    setting = Setting(regime, cache)
+    assert setting.meaning.count(".") == 1
+    assert len(setting.meaning) > 40
+    assert (setting.name, setting.slug) == (f"{regime}, {cache}", f"{regime}-{cache}")
+    assert "does not know" in Setting("novel").meaning
+    assert Setting("").meaning == Setting("").name == ""
 
 
 # --- what may be wrong with a file ----------------------------------------------------------------------------------
@@ -241,6 +317,26 @@ def test_only_what_both_runs_timed_is_compared_and_controls_are_not() -> None:
     assert {one.implementation for one in found} == {"bench", "sdpa:default"}
 
 
+def test_a_regime_is_compared_with_itself_only() -> None:
+    before, after = studied(csv_text(both())), studied(csv_text(both(noise=0.011)))
+    found = changes(before, after, implementations=["bench"])
+    assert [(one.case_id.split("-")[3], one.setting.regime) for one in found] == [
+        ("q128", "burst"), ("q1024", "burst"), ("q128", "sustained"), ("q1024", "sustained"),
+    ]  # fmt: skip
+    burst = studied(csv_text(row for row in both() if row["regime"] == "burst"))
+    assert {one.setting.regime for one in changes(before, burst)} == {"burst"}
+    assert changes(studied(csv_text(records(regime="graph"))), before) == ()
+
+
+def test_an_older_run_that_does_not_name_its_caches_is_compared_where_that_leaves_no_doubt() -> None:
+    older, named = studied(csv_text(records())), studied(csv_text(records(cache="cold")))
+    assert len(changes(older, named, implementations=["bench"])) == 2
+    assert len(changes(named, older, implementations=["bench"])) == 2
+    two = studied(csv_text([*records(cache="cold"), *records(cache="warm")]))
+    assert changes(older, two) == changes(two, older) == ()
+    assert changes(named, studied(csv_text(records(cache="warm")))) == ()
+
+
 def test_a_slower_machine_cancels_out_of_speed_ups() -> None:
     speeds = {"bench": 1.2, "sdpa:default": 0.8, "bench:aa": 1.2}
     before, after = studied(other(1.0, 1)), studied(csv_text(records(speeds=speeds, seed=4)))
@@ -279,8 +375,10 @@ def test_a_history_marks_where_a_new_level_begins_and_nowhere_else() -> None:
 FIRST = {
     "device": "NVIDIA L4",
     "device_kind": "cuda",
-    "regime": "burst",
+    "regimes": ("burst",),
     "driver": "580",
+    "payload_sha256": "a",
+    "git_commit": "c0",
     "torch": "2.13",
     "threads": 4,
 }
@@ -296,7 +394,13 @@ FIRST = {
         ({"threads": 2}, False, Level.CAVEAT, "threads differs"),
         ({"device": "Tesla T4"}, False, Level.REFUSED, "device differs: NVIDIA L4 and Tesla T4"),
         ({"device": "Tesla T4"}, True, Level.CAVEAT, "device differs"),
-        ({"regime": "sustained"}, True, Level.REFUSED, "regime differs"),
+        ({"regimes": ("sustained",)}, True, Level.REFUSED, "no regime is in both: burst and sustained"),
+        ({"regimes": ("burst", "graph")}, False, Level.CAVEAT, "only burst is in both"),
+        ({"nvrtc": "13.1"}, False, Level.CAVEAT, "nvrtc differs: unknown and 13.1"),
+        ({"power_limit_w": 300}, False, Level.CAVEAT, "power limit differs"),
+        ({"ecc": False}, False, Level.CAVEAT, "ecc differs"),
+        ({"payload_sha256": "b"}, False, Level.CAVEAT, "although the commit does not"),
+        ({"payload_sha256": "b", "git_commit": "c1"}, False, Level.COMPARABLE, ""),
         ({"image": None}, False, Level.COMPARABLE, ""),
     ],
 )

@@ -100,7 +100,7 @@ def test_what_must_not_be_compared_is_refused_with_the_reason(bench: Bench, runs
     assert refused.document["comparisons"][0]["comparability"] == "refused"
     assert "device differs: NVIDIA L4 and Tesla T4" in refused.err
     bench("compare", runs["before"], runs["t4"], "--across-devices", "--json", code=12)
-    assert "regime differs" in bench("compare", runs["before"], runs["sustained"], "--across-devices", code=13).err
+    assert "no regime is in both" in bench("compare", runs["before"], runs["sustained"], "--across-devices", code=13).err
     assert "two runs at least" in bench("compare", runs["before"], code=2).err
     both = ("--absolute", "--relative-to", "sdpa:default")
     assert "either" in bench("compare", runs["before"], runs["same"], *both, code=2).err

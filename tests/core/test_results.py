@@ -243,6 +243,34 @@ def test_cases_are_compared_within_their_own_run_and_come_in_the_order_of_their_
     ]
 
 
+def test_what_differs_in_its_regime_or_its_caches_is_never_summed_up_together() -> None:
+    rows = parse_csv(
+        text_of(
+            record(latency_us="10", cache="cold"),
+            record(latency_us="30", cache="warm"),
+            record(latency_us="50", regime="sustained", cache="cold"),
+            record(latency_us="25", regime="sustained", cache="cold", implementation="sdpa:flash"),
+        )
+    )
+    found = [(s.regime, s.cache, s.implementation, s.median_us, dict(s.speedup)) for s in summarize(rows)]
+    assert found == [
+        ("burst", "cold", "bench", 10, {}),
+        ("burst", "warm", "bench", 30, {}),
+        ("sustained", "cold", "bench", 50, {"sdpa:flash": 0.5}),
+        ("sustained", "cold", "sdpa:flash", 25, {}),
+    ]
+
+
+def test_a_skip_without_a_regime_holds_in_all_of_them_and_alone_has_none() -> None:
+    wrong = skip("bench", "wrong", regime="")
+    rows = parse_csv(text_of(record(), record(regime="sustained"), wrong))
+    assert [(s.regime, s.count, s.skipped) for s in summarize(rows)] == [
+        ("burst", 0, "wrong"),
+        ("sustained", 0, "wrong"),
+    ]
+    assert [(s.regime, s.skipped) for s in summarize(parse_csv(text_of(wrong)))] == [("", "wrong")]
+
+
 def test_the_summary_file_has_a_line_for_each_and_says_what_is_missing() -> None:
     rows = parse_csv(
         text_of(
@@ -254,13 +282,13 @@ def test_the_summary_file_has_a_line_for_each_and_says_what_is_missing() -> None
     )
     assert summary_csv(summarize(rows)) == (
         "run_id,device,case_id,implementation,backend,dtype,batch,heads,kv_heads,seq_q,seq_k,head_dim,causal,regime,"
-        "count,median_us,mean_us,min_us,p5_us,p95_us,throttled,max_abs_error,speedup_vs_sdpa_flash,skipped\n"
+        "cache,count,median_us,mean_us,min_us,p5_us,p95_us,throttled,max_abs_error,speedup_vs_sdpa_flash,skipped\n"
         f"20261121-040506-l4-7f3a,NVIDIA L4,{CASE},bench,fa2,float16,2,8,8,128,128,64,false,burst,"
-        "2,11.000,11.000,10.000,10.100,11.900,1,0.001,2.0000,\n"
+        ",2,11.000,11.000,10.000,10.100,11.900,1,0.001,2.0000,\n"
         f"20261121-040506-l4-7f3a,NVIDIA L4,{CASE},sdpa:flash,flash,float16,2,8,8,128,128,64,false,burst,"
-        "1,22.000,22.000,22.000,22.000,22.000,0,,,\n"
+        ",1,22.000,22.000,22.000,22.000,22.000,0,,,\n"
         f"20261121-040506-l4-7f3a,NVIDIA L4,{CASE},sdpa:cudnn,,float16,2,8,8,128,128,64,false,burst,"
-        '0,,,,,,0,0.001,,"not available, at all"\n'
+        ',0,,,,,,0,0.001,,"not available, at all"\n'
     )
 
 

@@ -23,7 +23,7 @@ from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, mar
 from orchestrator.report.palette import DARK, LIGHT, looks
 from orchestrator.report.svg import Scale, linear_ticks, log_ticks
 from orchestrator.report.text import digits, labels, tick
-from tests.report.written import csv_text, records, reported, skip
+from tests.report.written import both, csv_text, records, reported, skip
 
 FULL = csv_text(records(lengths=(128, 256, 512, 1024, 2048, 4096)))
 BROKEN = {
@@ -37,6 +37,13 @@ BROKEN = {
     "infinite error": csv_text(records(max_abs_error="inf")),
     "hostile": csv_text(records(device='<script>alert("1")</script>', lengths=(128,))),
     "constant": csv_text(records(noise=0.0)),
+    "two regimes, one without a comparison": csv_text(
+        row for row in both() if row["regime"] == "burst" or row["implementation"] == "bench"
+    ),
+    "a regime of which nothing is known": csv_text(records(regime="", cache="odd <b>")),
+    "repeated": csv_text([*records(lengths=(128,)), *records(lengths=(128,))]),
+    "torn": csv_text(both())[:-40],
+    "two runs": csv_text([*records(lengths=(128,)), *records(lengths=(256,), run_id="20261121-040506-l4-0000")]),
 }
 
 
@@ -87,6 +94,53 @@ def test_the_file_says_the_result_its_method_and_its_environment() -> None:
     for words in ("Attention on NVIDIA L4", "faster in 6 of 6 cases", "A/A control: bench", "bootstrap over blocks",
                   "Holm", "c0ffee", "121 TFLOP/s by the data sheet", "$0.1200", "prefers-color-scheme:dark", "@media print"):  # fmt: skip
         assert words in text
+
+
+def test_several_regimes_stand_side_by_side_and_each_says_what_it_means() -> None:
+    report = reported(csv_text(both(peak_memory_bytes="3145728")))
+    text = page(report)
+    assert judged(text).reaches == []
+    for words in ("Side by side", "burst, cold: bench, µs", "sustained, cold: bench, µs", "One call at a time", "steady",
+                  "burst, cold: bench against the fastest baseline", "sustained, cold: bench against",
+                  "Each regime is judged alone", "3.00 MiB", "mJ a call"):  # fmt: skip
+        assert words in text
+    assert set(boards(report.study)) == {
+        "speedup", "error", *(f"{name}-{regime}-cold" for name in ("latency", "roofline", "over-time")
+                              for regime in ("burst", "sustained")),
+    }  # fmt: skip
+    data = document(report)
+    assert [one["regime"] for one in data["cases"]] == ["burst", "burst", "sustained", "sustained"]
+    assert [one["meaning"] for one in data["settings"]] == [one.meaning for one in report.study.settings]
+    rows = list(csv.DictReader(io.StringIO(verdicts_csv(report))))
+    assert [(row["regime"], row["cache"]) for row in rows] == [("burst", "cold")] * 4 + [("sustained", "cold")] * 4
+
+
+def test_markdown_has_the_table_of_one_regime_says_which_and_what_else_there_is() -> None:
+    report = reported(csv_text(both()))
+    picked = markdown(report)
+    assert "**burst, cold**: One call at a time" in picked
+    assert "Also measured, and in the whole report: sustained, cold." in picked
+    assert picked.count("| verdict |") == 1
+    other = markdown(report, report.study.settings[1:])
+    assert "**sustained, cold**: Calls back to back" in other
+    assert markdown(report, report.study.settings).count("| verdict |") == 2
+    for words in ("burst, cold: bench against", "sustained, cold: bench against"):
+        assert words in picked
+        assert words in other
+
+
+def test_a_busy_host_and_implementations_that_differ_from_themselves_are_said_first() -> None:
+    busy = reported(csv_text(records(lengths=(128,), load_1m="9.5", steal_percent="4")))
+    assert busy.busy() == (
+        "The host was busy with other work: a load of 9.5 on 4 processors.",
+        "The host gave 4.0 % of the processors' time to other machines.",
+    )
+    quiet = reported(FULL)
+    assert quiet.busy() == quiet.unsteady() == ()
+    false = reported(csv_text(records(speeds={"bench": 1.5, "sdpa:default": 1.0, "bench:aa": 1.4})))
+    assert "different in 2 of 2 cases" in false.unsteady()[0]
+    assert "cannot be told from it" in false.unsteady()[1]
+    assert set(false.unsteady()) <= set(false.warnings())
 
 
 @pytest.mark.parametrize("name", BROKEN)

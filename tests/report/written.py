@@ -17,6 +17,7 @@ from orchestrator.analysis.study import Study, study
 from orchestrator.core.results import COLUMNS, LATER_COLUMNS
 from orchestrator.report.report import Report
 
+NEWEST = ("cache", "stopped", "warmed", "peak_memory_bytes")
 RUN = "20261121-040506-l4-7f3a"
 SPEEDS = {"bench": 1.5, "sdpa:default": 1.0, "sdpa:math": 0.5, "bench:aa": 1.5}
 BEGUN = datetime(2026, 11, 21, 4, 5, 6, tzinfo=UTC)
@@ -56,6 +57,16 @@ def records(
                 } | changes  # fmt: skip
 
 
+def both(**changes: Any) -> list[dict[str, str]]:
+    """One run in two regimes: in the sustained one everything is slower, and the kernel has lost its lead."""
+    burst = records(cache="cold", **changes)
+    speeds = {"bench": 0.9, "sdpa:default": 0.8, "sdpa:math": 0.4, "bench:aa": 0.9}
+    sustained = records(
+        speeds=speeds, seed=2, regime="sustained", cache="cold", calls="100", energy_j="3", stopped="repeats", **changes
+    )
+    return [*burst, *sustained]
+
+
 def skip(implementation: str, reason: str, **changes: str) -> dict[str, str]:
     """The one row of an implementation that was not timed."""
     row = next(records(lengths=(128,), speeds={implementation: 1.0}))
@@ -66,7 +77,7 @@ def skip(implementation: str, reason: str, **changes: str) -> dict[str, str]:
 def csv_text(rows: Iterator[dict[str, str]] | Sequence[dict[str, str]], columns: Sequence[str] = ()) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(
-        text, columns or (*COLUMNS, *LATER_COLUMNS), extrasaction="ignore", restval="", lineterminator="\n"
+        text, columns or (*COLUMNS, *LATER_COLUMNS, *NEWEST), extrasaction="ignore", restval="", lineterminator="\n"
     )
     writer.writeheader()
     writer.writerows(rows)
