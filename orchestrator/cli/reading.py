@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import typer
@@ -48,22 +48,6 @@ def read_report(path: Path) -> Report:
     groups = reader.groups()
     found = study(groups, reader.told())
     return Report(found, folder.environment, folder.build, folder.manifest, folder.notes)
-
-
-def fingerprint(report: Report) -> dict[str, Any]:
-    """All that is known of how a run was measured (`orchestrator.analysis.fingerprint`)."""
-    vms = report.manifest.get("vms")
-    last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], dict) else {}
-    known: dict[str, Any] = {"device": report.study.device, **report.environment}
-    known["regimes"] = tuple(dict.fromkeys(one.regime for one in report.study.settings if one.regime))
-    elsewhere = {
-        "compiler": report.build.get("compiler_version"),
-        "image": report.manifest.get("image"),
-        "payload_sha256": report.manifest.get("payload_sha256"),
-        "zone": last.get("zone"),
-        "machine_type": last.get("machine_type"),
-    }
-    return known | {key: value for key, value in elsewhere.items() if not known.get(key)}
 
 
 def chosen(report: Report, named: Sequence[str]) -> tuple[Setting, ...]:

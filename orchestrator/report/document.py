@@ -8,13 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.analysis.across import Change, Point
+from orchestrator.analysis.across import Point
 from orchestrator.analysis.bootstrap import Interval
-from orchestrator.analysis.fingerprint import Comparability
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Contrast, Timing
 from orchestrator.analysis.verdicts import Noise
+from orchestrator.report.comparison import Comparison
 from orchestrator.report.report import Report
 
 
@@ -142,16 +142,18 @@ def _cell(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
 
 
-def changes_document(
-    before: Report, after: Report, comparable: Comparability, found: Sequence[Change]
-) -> dict[str, Any]:
+def changes_document(comparison: Comparison) -> dict[str, Any]:
     """Two runs side by side; `ratio` over 1 is faster in the second."""
+    before, after = comparison.before, comparison.after
     return {
         "before": before.study.run_id,
         "after": after.study.run_id,
         "devices": [before.study.device, after.study.device],
-        "comparability": comparable.level.value,
-        "reasons": list(comparable.reasons),
+        "commits": [report.environment.get("git_commit") for report in (before, after)],
+        "comparability": comparison.comparable.level.value,
+        "reasons": list(comparison.comparable.reasons),
+        "relative_to": comparison.relative_to or None,
+        "headline": comparison.headline(),
         "changes": [
             {
                 "case_id": one.case_id,
@@ -165,7 +167,7 @@ def changes_document(
                 **_noise(one.noise),
                 "verdict": one.verdict.value,
             }
-            for one in found
+            for one in comparison.changes
         ],
     }
 

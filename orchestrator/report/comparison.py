@@ -1,0 +1,116 @@
+"""Runs held against one: what changed, whether they may be compared at all, and what that comes to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.analysis.across import Change, changes
+from orchestrator.analysis.fingerprint import Comparability, Level, comparability
+from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.study import DEFAULT, KERNEL
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.report.report import Report
+from orchestrator.report.text import count
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`after` held against `before`; a ratio over 1 is faster in `after`."""
+
+    before: Report
+    after: Report
+    comparable: Comparability
+    relative_to: str
+    """Speed-ups over this one are compared; times where it is empty."""
+    tolerance: float
+    """A change within it (0.02: two per cent) is no verdict of faster or slower."""
+    changes: tuple[Change, ...]
+
+    @property
+    def refused(self) -> bool:
+        return self.comparable.level is Level.REFUSED
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return tuple(dict.fromkeys(one.setting for one in self.changes))
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.implementation for one in self.changes))
+
+    def of(self, verdict: Verdict) -> tuple[Change, ...]:
+        """The changes with this verdict, those that are farthest from 1 first."""
+        found = [one for one in self.changes if one.verdict is verdict]
+        return tuple(sorted(found, key=lambda one: -max(one.ratio.mid, 1 / one.ratio.mid)))
+
+    def headline(self) -> str:
+        """What it comes to, in one sentence."""
+        if self.refused:
+            return f"Not comparable: {self.comparable.reasons[0]}."
+        if not self.changes:
+            return "The runs have no case, regime and implementation in common."
+        words = Counter(one.verdict for one in self.changes)
+        said = ", ".join(f"{words[word]} {word}" for word in Verdict if words[word])
+        return f"{count(len(self.changes), 'comparison')}: {said}."
+
+    def unit(self) -> str:
+        """What stands under `before` and `after`."""
+        return f"times as fast as {self.relative_to} in the same run" if self.relative_to else "µs a call"
+
+
+def compared(
+    before: Report,
+    after: Report,
+    *,
+    relative_to: str = "",
+    absolute: bool = False,
+    implementations: Sequence[str] = (),
+    tolerance: float = 0.02,
+    across_devices: bool = False,
+) -> Comparison:
+    """`after` held against `before`. Speed-ups over PyTorch's default are compared where both runs have it, unless
+    `absolute`; the kernel's where both have that, or else every implementation's."""
+
+    def both(name: str) -> bool:
+        return all(name in (report.study.subject, *report.study.baselines) for report in (before, after))
+
+    found = comparability(fingerprint(before), fingerprint(after), across_devices=across_devices)
+    found = with_caveats(found, before, after)
+    base = relative_to or (DEFAULT if both(DEFAULT) and not absolute else "")
+    wanted = tuple(implementations) or ((KERNEL,) if both(KERNEL) else ())
+    made: tuple[Change, ...] = ()
+    if found.level is not Level.REFUSED:
+        made = changes(before.study, after.study, relative_to=base, implementations=wanted, tolerance=tolerance)
+    return Comparison(before, after, found, base, tolerance, made)
+
+
+def with_caveats(found: Comparability, before: Report, after: Report) -> Comparability:
+    """The same with what the two runs themselves warn of: a busy host, implementations that differ from themselves."""
+    said = [
+        f"{which} run: {words[:1].lower()}{words[1:].rstrip('.')}"
+        for which, report in (("first", before), ("second", after))
+        for words in (*report.busy(), *report.unsteady())
+    ]
+    if not said:
+        return found
+    level = Level.CAVEAT if found.level is Level.COMPARABLE else found.level
+    return Comparability(level, (*found.reasons, *said))
+
+
+def fingerprint(report: Report) -> dict[str, Any]:
+    """All that is known of how a run was measured (`orchestrator.analysis.fingerprint`)."""
+    vms = report.manifest.get("vms")
+    last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], dict) else {}
+    known: dict[str, Any] = {"device": report.study.device, **report.environment}
+    known["regimes"] = tuple(dict.fromkeys(one.regime for one in report.study.settings if one.regime))
+    elsewhere = {
+        "compiler": report.build.get("compiler_version"),
+        "image": report.manifest.get("image"),
+        "payload_sha256": report.manifest.get("payload_sha256"),
+        "zone": last.get("zone"),
+        "machine_type": last.get("machine_type"),
+    }
+    return known | {key: value for key, value in elsewhere.items() if not known.get(key)}
