@@ -152,7 +152,7 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
         notes.append(f"The file holds {len(sizes)} runs; this is {run_id}, and {', '.join(others)} are left out.")
     own = everywhere([group for group in groups if group.key.run_id == run_id])
     names = list(dict.fromkeys(group.key.implementation for group in own if not is_control(group.key.implementation)))
-    names.sort(key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    names.sort(key=standing)
     subject = next((name for name in (KERNEL, DEFAULT) if name in names), names[0] if names else "")
     by_case: dict[tuple[Setting, str], list[Group]] = {}
     for group in own:
@@ -171,6 +171,12 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
         faults=tuple(faults),
         notes=(*notes, *_notes(cases, baselines)),
     )
+
+
+def standing(implementation: str) -> tuple[int, str, bool]:
+    """A key to sort by: as in `ORDER`, others by name, and each control right after its implementation."""
+    name = implementation.removesuffix(CONTROL)
+    return ORDER.index(name) if name in ORDER else len(ORDER), name, is_control(implementation)
 
 
 def everywhere(groups: Sequence[Group]) -> list[Group]:
@@ -224,7 +230,8 @@ def _notes(cases: Sequence[Case], baselines: Sequence[str]) -> list[str]:
 def _case(case_id: str, setting: Setting, groups: Sequence[Group], subject: str) -> Case:
     axes = groups[0].axes
     work, roof = work_of(axes), roof_of(groups[0].device, axes.get("dtype", ""))
-    timings = {group.key.implementation: timing_of(group, work, roof) for group in groups}
+    ordered = sorted(groups, key=lambda group: standing(group.key.implementation))
+    timings = {group.key.implementation: timing_of(group, work, roof) for group in ordered}
     timed = {name: one.group for name, one in timings.items() if one.timed}
     controls = []
     for name in timed:

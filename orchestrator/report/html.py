@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from html import escape
 
+from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Study
 from orchestrator.report import distributions, figures, tables
@@ -24,7 +25,6 @@ def page(report: Report) -> str:
         f"<h1>{escape(report.title)}</h1>",
         f'<p class="soft">{escape(" · ".join(fact for fact in facts if fact))}</p>',
         *(f'<p class="warn">{escape(words)}</p>' for words in report.warnings()),
-        *_settings(study),
         *_summary(report),
         _speedups(study),
     ]
@@ -39,20 +39,15 @@ def page(report: Report) -> str:
     return framed(f"{report.title} · {study.run_id}", [*parts, *_method(report)])
 
 
-def _settings(study: Study) -> Iterable[str]:
-    """What each regime means."""
-    told = [one for one in study.settings if one.meaning]
-    if told:
-        words = "".join(f"<dt>{escape(one.name)}</dt><dd>{escape(one.meaning)}</dd>" for one in told)
-        yield f"<dl>{words}</dl>"
-
-
 def _summary(report: Report) -> Iterable[str]:
+    """What each regime means, and the result in words."""
     for part in report.study.parts():
-        prefix = report.prefix(part)
-        if words := headline_of(part, prefix):
-            yield f'<p class="lead">{escape(words)}</p>'
-        yield from (f"<p>{escape(words)}</p>" for words in sentences_of(part, prefix))
+        setting = part.settings[0] if part.settings else Setting("")
+        told = [f"<h3>{escape(setting.name)}</h3>"] if setting.name else []
+        told += [f'<p class="soft">{escape(setting.meaning)}</p>'] if setting.meaning else []
+        told += [f'<p class="lead">{escape(words)}</p>'] if (words := headline_of(part)) else []
+        told += [f"<p>{escape(words)}</p>" for words in sentences_of(part)]
+        yield f'<div class="setting">{"".join(told)}</div>' if told else ""
     if words := report.money():
         yield f"<p>{escape(words)}</p>"
 

@@ -17,7 +17,7 @@ body{{margin:0 auto;max-width:62rem;padding:1.5rem 1rem 4rem;background:var(--pa
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}}
 h1{{font-size:1.7rem;line-height:1.2;margin:.2rem 0 .4rem}}h2{{font-size:1.25rem;margin:2.4rem 0 .4rem}}
 h3{{font-size:1.05rem;margin:1.6rem 0 .3rem}}
-dl{{margin:.6rem 0;max-width:46rem}}dt{{font-weight:600}}dd{{margin:0 0 .4rem}}
+.setting{{border-left:.25rem solid var(--line);padding:.1rem .9rem;margin:.9rem 0}}.setting h3{{margin:.1rem 0}}
 p{{margin:.4rem 0;max-width:46rem}}.lead{{font-size:1.1rem}}.soft,figcaption,caption{{color:var(--soft)}}
 .warn{{border-left:.25rem solid var(--bad);padding:.3rem .8rem;margin:.6rem 0;background:var(--band)}}
 figure{{margin:.6rem 0}}.wide{{overflow-x:auto}}svg{{display:block;min-width:43rem;width:100%;height:auto}}
@@ -25,7 +25,8 @@ figcaption,caption{{font-size:.9rem;text-align:left;max-width:46rem}}
 table{{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;width:100%}}
 th,td{{padding:.28rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}}
 th{{font-weight:600;border-bottom:1.5px solid var(--soft)}}th:first-child,td:first-child{{text-align:left}}
-td.left,th.left{{text-align:left}}td.wrap{{white-space:normal;text-align:left}}
+td.left,th.left,th.wrap{{text-align:left}}td.wrap{{white-space:normal;text-align:left}}
+th.group{{text-align:center;border-bottom:1px solid var(--line)}}
 .faster{{color:var(--good);font-weight:600}}.slower{{color:var(--bad);font-weight:600}}
 {FIGURE_CSS}
 @media print{{body{{max-width:none;padding:0;font-size:10pt}}figure,tr{{break-inside:avoid}}h2,h3{{break-after:avoid}}
@@ -54,15 +55,24 @@ def figure(title: str, board: Board | None, caption: str, *, level: int = 2) -> 
 
 
 def table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (), wrap: Sequence[int] = ()
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Sequence[int] = (),
+    wrap: Sequence[int] = (),
+    groups: Sequence[tuple[str, int]] = (),
 ) -> str:
-    """Cells are HTML already. Columns in `left` are words, the first always is; those in `wrap` are long ones."""
+    """Cells are HTML already. Columns in `left` are words, the first always is; those in `wrap` are long ones. `groups`
+    stand above the heads: what they say, and over how many columns."""
     mark = [' class="wrap"' if n in wrap else ' class="left"' if n in left else "" for n in range(len(heads))]
-    head = "".join(f'<th scope="col"{m}>{escape(name)}</th>' for name, m in zip(heads, mark, strict=True))
+    above = "".join(f'<th scope="colgroup" class="group" colspan="{n}">{escape(name)}</th>' for name, n in groups)
+    head = f"<tr>{above}</tr>" if groups else ""
+    names = "".join(f'<th scope="col"{m}>{escape(name)}</th>' for name, m in zip(heads, mark, strict=True))
+    head += f"<tr>{names}</tr>"
     body = "".join(
         "<tr>" + "".join(f"<td{m}>{cell}</td>" for cell, m in zip(row, mark, strict=True)) + "</tr>" for row in rows
     )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
 
 
 def word(verdict: str) -> str:

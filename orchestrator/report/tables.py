@@ -15,17 +15,15 @@ def side_by_side(study: Study, names: Mapping[str, str]) -> str:
     """Each case in a line, the subject against the fastest baseline in each setting. Nothing is summed over them."""
     parts = study.parts()
     found = {(part.settings[0], case.case_id): case for part in parts for case in part.cases}
-    heads = ["case"]
-    for part in parts:
-        name = part.settings[0].name
-        heads += [f"{name}: {part.subject}, µs", "fastest rival, µs", "ratio", "verdict"]
+    heads = ["case", *[f"{study.subject}, µs", "fastest rival, µs", "ratio", "verdict"] * len(parts)]
+    groups = [("", 1), *((part.settings[0].name, 4) for part in parts)]
     rows = []
     for case_id in study.case_ids:
         row = [escape(names[case_id])]
         for part in parts:
             row += _against_best(found.get((part.settings[0], case_id)), part.subject)
         rows.append(row)
-    return table(heads, rows, left=range(4, len(heads), 4))
+    return table(heads, rows, left=range(4, len(heads), 4), groups=groups)
 
 
 def _against_best(case: Case | None, subject: str) -> list[str]:
