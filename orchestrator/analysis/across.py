@@ -11,7 +11,7 @@ from orchestrator.analysis.bootstrap import LEVEL, Interval
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Case, Study
-from orchestrator.analysis.verdicts import Noise, Verdict, control_noise, decide, halves_noise
+from orchestrator.analysis.verdicts import MARGIN, Noise, Verdict, control_noise, decide, halves_noise
 from orchestrator.core.results import is_control
 
 LIMIT = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -95,7 +95,7 @@ def _decided(change: Change, p: float, tolerance: float) -> Change:
     noise = change.noise
     if noise is not None and tolerance > noise.floor:
         noise = replace(noise, floor=tolerance)
-    return replace(change, p=p, verdict=decide(change.ratio, p, noise))
+    return replace(change, p=p, verdict=decide(change.ratio, p, noise, max(MARGIN, tolerance)))
 
 
 def estimate(case: Case, name: str, relative_to: str = "") -> Interval | None:
@@ -167,7 +167,7 @@ def history(
         floor = max(floors, key=lambda one: one.floor, default=None)
         if floor is not None:
             floor = replace(floor, floor=max(floor.floor, tolerance))
-        verdict = decide(ratio, chance(ratio), floor)
+        verdict = decide(ratio, chance(ratio), floor, max(MARGIN, tolerance))
         found.append(Point(run_id, fingerprint, value, noise, ratio, verdict))
         if verdict in (Verdict.FASTER, Verdict.SLOWER):
             level = value, noise

@@ -33,13 +33,16 @@ def set_(
     from orchestrator.cli.finding import find_run
     from orchestrator.cli.reading import report_of
     from orchestrator.core.baselines import Baseline, Older, checked_name, placed
-    from orchestrator.core.errors import ConfigError
+    from orchestrator.core.errors import ConfigError, NotFound
+    from orchestrator.core.naming import cases_prefix
     from orchestrator.core.status import iso
     from orchestrator.report.comparison import fingerprint
 
     checked_name(name)
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
+    if not wiring.bucket.list(cases_prefix(run_id)):
+        raise NotFound(f"run {run_id} has stored no case in this bucket", hint="`bench status` lists the runs")
     found, _ = report_of(ctx, run_id)
     if not found.study.measurements:
         raise ConfigError(f"run {run_id} measured nothing: it cannot be a baseline")

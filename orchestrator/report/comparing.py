@@ -41,8 +41,8 @@ def page(comparisons: Sequence[Comparison]) -> str:
 METHOD = (
     "Two runs share no blocks, so their intervals are combined as independent ones. faster and slower need an interval "
     "without 1, a p-value below 0.05 after Holm’s correction over all rows, and a ratio beyond the noise of either run "
-    "and beyond the tolerance; same is an interval within 1 % (or the noise or tolerance) of 1; the rest is "
-    "inconclusive. Every regime is compared with itself only."
+    "and beyond the tolerance; same is an interval within 1 % of 1 (or the tolerance, or the noise up to 3 %); the "
+    "rest is inconclusive. Every regime is compared with itself only."
 )
 
 

@@ -172,11 +172,14 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def history_document(case_id: str, implementation: str, relative_to: str, points: Sequence[Point]) -> dict[str, Any]:
+def history_document(
+    case_id: str, setting: Setting | None, implementation: str, relative_to: str, points: Sequence[Point]
+) -> dict[str, Any]:
     """One case over runs; `change` is the verdict against the run that began the level before."""
     return {
         "schema": 1,
         "case_id": case_id,
+        **_setting(setting or Setting("")),
         "implementation": implementation,
         "relative_to": relative_to or None,
         "points": [

@@ -118,7 +118,7 @@ def _method(report: Report) -> Iterable[str]:
         "even ones. Ratios are taken within blocks; intervals come from a bootstrap over blocks. <b>faster</b> and "
         "<b>slower</b> need three things at once: an interval without 1, a signed-rank test that holds after Holm’s "
         "correction over the whole run, and a ratio beyond the noise floor, which is what one implementation shows "
-        "against itself. <b>same</b> is an interval within 1 % (or the noise floor) of 1; anything else is "
+        "against itself. <b>same</b> is an interval within 1 % of 1 (or the noise floor, up to 3 %); anything else is "
         f"<b>inconclusive</b>. Each regime is judged alone. TFLOP/s by {escape(CONVENTION)}.</p>"
     )
     known = {**report.environment, **{f"build {key}": value for key, value in report.build.items()}}

@@ -21,7 +21,17 @@ from orchestrator.analysis.bootstrap import (
     widening,
 )
 from orchestrator.analysis.ranks import cumulative, holm, mid_ranks, signed_ranks
-from orchestrator.analysis.verdicts import MARGIN, Noise, NoiseSource, Verdict, decide, distance, halves_noise, paired
+from orchestrator.analysis.verdicts import (
+    MARGIN,
+    WIDEST_SAME,
+    Noise,
+    NoiseSource,
+    Verdict,
+    decide,
+    distance,
+    halves_noise,
+    paired,
+)
 
 positive = st.floats(1e-3, 1e6)
 ps = st.lists(st.floats(0, 1), max_size=20)
@@ -209,6 +219,8 @@ CONTROL = Noise(0.02, NoiseSource.CONTROL)
         (Interval(0.97, 1.0, 1.03), 0.9, Noise(0.001, NoiseSource.CONTROL), Verdict.INCONCLUSIVE),
         (Interval(1.002, 1.004, 1.006), 0.001, Noise(0.001, NoiseSource.CONTROL), Verdict.FASTER),
         (Interval(math.nan, 1.5, math.nan), 0.03, CONTROL, Verdict.INCONCLUSIVE),
+        (Interval(0.98, 1.0, 1.02), 0.9, Noise(0.2, NoiseSource.CONTROL), Verdict.SAME),
+        (Interval(0.95, 1.0, 1.05), 0.9, Noise(0.2, NoiseSource.CONTROL), Verdict.INCONCLUSIVE),
     ],
 )
 def test_a_win_needs_interval_test_and_noise_at_once(
@@ -227,7 +239,7 @@ def test_swapping_the_two_swaps_the_verdict(a: float, b: float, c: float, p: flo
     near_a_limit = any(
         math.isclose(abs(math.log(end)), limit, rel_tol=1e-9, abs_tol=1e-12)
         for end in (low, mid, high)
-        for limit in (math.log1p(floor), math.log1p(MARGIN), 0.0)
+        for limit in (math.log1p(floor), math.log1p(MARGIN), math.log1p(WIDEST_SAME), 0.0)
     )
     assert near_a_limit or there is swapped.get(here, here)
 
