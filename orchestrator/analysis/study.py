@@ -135,6 +135,11 @@ class Study:
         """Contrasts that came to a conclusion."""
         return sum(1 for one in self.contrasts if one.verdict is not Verdict.INCONCLUSIVE)
 
+    def spread(self, baseline: str) -> tuple[float, float]:
+        """The least and the greatest ratio against `baseline`; NaN where there is none."""
+        found = [one.paired.ratio.mid for one in self.contrasts if one.baseline == baseline]
+        return (min(found), max(found)) if found else (math.nan, math.nan)
+
     def geomean(self, baseline: str) -> tuple[float, int]:
         """The geometric mean of the ratios against `baseline`, and over how many cases."""
         logs = [math.log(one.paired.ratio.mid) for one in self.contrasts if one.baseline == baseline]

@@ -22,6 +22,12 @@ def report(
     into: Annotated[
         Path | None, typer.Option("--into", help="A Markdown file whose part between the two marks is replaced.")
     ] = None,
+    mark: Annotated[
+        str, typer.Option("--mark", help="The name that the marks carry, where a file has several pairs.")
+    ] = "",
+    table: Annotated[
+        str, typer.Option("--table", help="What goes between the marks: cases, or a row for each of the baselines.")
+    ] = "cases",
     figures: Annotated[Path | None, typer.Option("--figures", help="A folder for the figures as files.")] = None,
     formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, pdf, or several.")] = "svg",
     regime: Annotated[
@@ -32,7 +38,8 @@ def report(
 ) -> None:
     """Write the report of a run: report.html, report.md, report.json, verdicts.csv.
 
-    `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->.
+    `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->; with `--mark NAME`,
+    between <!-- bench:begin NAME --> and <!-- bench:end NAME -->.
     """
     from orchestrator.cli.reading import chosen, report_of, write_files
     from orchestrator.report.document import document
@@ -41,7 +48,7 @@ def report(
     settings = chosen(found, regime or ())
     written = list(write_files(found, out or folder, settings))
     if into is not None:
-        _replace_between_marks(into, found, settings)
+        _replace_between_marks(into, mark, _fragment(found, table, settings))
         written.append(into)
     if figures is not None:
         written += _draw(found, figures, formats)
@@ -56,15 +63,28 @@ def report(
         typer.echo(f"wrote {path}")
 
 
-def _replace_between_marks(path: Path, found: Report, settings: Sequence[Setting]) -> None:
+def _fragment(found: Report, table: str, settings: Sequence[Setting]) -> str:
+    from orchestrator.core.errors import ConfigError
+    from orchestrator.report.markdown import by_baseline, markdown
+
+    if table not in ("cases", "baselines"):
+        raise ConfigError(f"--table {table}: expected cases or baselines")
+    return markdown(found, settings) if table == "cases" else by_baseline(found)
+
+
+def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:
     from orchestrator.adapters.files import write_atomically
-    from orchestrator.core.errors import LocalError
-    from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, markdown
+    from orchestrator.core.errors import ConfigError, LocalError
+    from orchestrator.report.markdown import NoMarks, between_marks, marks
 
     try:
-        changed = between_marks(path.read_text(encoding="utf-8"), markdown(found, settings))
+        begin, end = marks(mark)
+    except ValueError as exc:
+        raise ConfigError(f"--mark {exc}") from exc
+    try:
+        changed = between_marks(path.read_text(encoding="utf-8"), fragment, mark)
     except NoMarks as exc:
-        raise LocalError(f"{path}: {exc}", hint=f"put {BEGIN} and {END} where the table should be") from exc
+        raise LocalError(f"{path}: {exc}", hint=f"put {begin} and {end} where the table should be") from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise LocalError(f"cannot read {path}: {exc}") from exc
     write_atomically(path, changed.encode())

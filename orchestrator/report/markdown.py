@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Study
+from orchestrator.analysis.verdicts import Verdict
 from orchestrator.report.report import Report
 from orchestrator.report.text import backend, common_parts, digits, labels, percent, ratio, within
 
 BEGIN = "<!-- bench:begin -->"
 END = "<!-- bench:end -->"
+MARK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def marks(name: str = "") -> tuple[str, str]:
+    """The two marks; a document with several pairs tells them apart by a name that both carry. Raises `ValueError` for
+    a name that is none."""
+    if name and MARK.fullmatch(name) is None:
+        raise ValueError(f"{name!r} is no name for a mark: letters, digits, dots, hyphens and underscores")
+    return (f"<!-- bench:begin {name} -->", f"<!-- bench:end {name} -->") if name else (BEGIN, END)
 
 
 class NoMarks(Exception):
@@ -81,10 +93,56 @@ def cell(words: str) -> str:
     return words.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
-def between_marks(document: str, fragment: str) -> str:
-    """`document` with what stands between its two marks replaced. Raises `NoMarks`."""
-    if document.count(BEGIN) != 1 or document.count(END) != 1 or document.index(BEGIN) > document.index(END):
-        raise NoMarks(f"expected one {BEGIN} and, after it, one {END}")
-    before, _, rest = document.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{fragment.strip()}\n{END}{after}"
+def between_marks(document: str, fragment: str, name: str = "") -> str:
+    """`document` with what stands between its two marks of that name replaced. Raises `NoMarks`."""
+    begin, end = marks(name)
+    if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
+        raise NoMarks(f"expected one {begin} and, after it, one {end}")
+    before, _, rest = document.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{fragment.strip()}\n{end}{after}"
+
+
+def by_baseline(report: Report) -> str:
+    """A table with a row a baseline: how many times faster the subject is in each setting, over all its cases."""
+    study = report.study
+    parts = [part for part in study.parts() if part.contrasts]
+    if not parts:
+        return "Nothing was compared.\n"
+    heads = [part.settings[0].name or "ratio" for part in parts]
+    what = f"how many times as fast {study.subject} is (geometric mean; worst and best of {len(study.case_ids)} cases)"
+    lines = [
+        f"{cell(report.title)}, run {study.run_id}: {what}.",
+        "",
+        "| against |" + "".join(f" {head} | faster / slower / undecided or same |" for head in heads),
+        "|---|" + "--:|--:|" * len(heads),
+    ]
+    for baseline in study.baselines:
+        row = "".join(_over_cases(part, baseline) for part in parts)
+        lines.append(f"| {cell(backend(baseline))} |{row}")
+    itself = [[one.paired.ratio.mid for one in part.controls] for part in parts]
+    if all(itself):
+        rows = (f" {_mean(found):.3f} ({min(found):.3f}, {max(found):.3f}) | {_wrong(part)} |" for part, found in
+                zip(parts, itself, strict=True))  # fmt: skip
+        lines.append("| itself (A/A) |" + "".join(rows))
+    return "\n".join(lines) + "\n"
+
+
+def _over_cases(part: Study, baseline: str) -> str:
+    mean, cases = part.geomean(baseline)
+    if not cases:
+        return " not timed | |"
+    words = Counter(one.verdict for one in part.contrasts if one.baseline == baseline)
+    worst, best = part.spread(baseline)
+    rest = cases - words[Verdict.FASTER] - words[Verdict.SLOWER]
+    return f" {mean:.2f} ({worst:.2f}, {best:.2f}) | {words[Verdict.FASTER]} / {words[Verdict.SLOWER]} / {rest} |"
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def _wrong(part: Study) -> str:
+    words = Counter(one.verdict for one in part.controls)
+    rest = len(part.controls) - words[Verdict.FASTER] - words[Verdict.SLOWER]
+    return f"{words[Verdict.FASTER]} / {words[Verdict.SLOWER]} / {rest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -78,6 +79,44 @@ def test_a_folder_of_cases_alone_is_enough(bench: Bench, tmp_path: Path) -> None
     out = bench("report", str(tmp_path / "run")).out
     assert "Attention on NVIDIA L4" in out
     assert "environment.json is no JSON object" in out
+
+
+def test_a_packed_file_is_read_as_it_is_and_one_that_was_cut_off_as_far_as_it_goes(
+    bench: Bench, tmp_path: Path
+) -> None:
+    text = measured(1.0, 1)
+    whole, cut, other = (tmp_path / name for name in ("whole", "cut", "other"))
+    packed = gzip.compress(text.encode())
+    for path, data in ((whole, packed), (cut, packed[: len(packed) // 2]), (other, b"no gzip")):
+        path.mkdir()
+        (path / "measurements.csv.gz").write_bytes(data)
+    plain = bench("report", str(folder(tmp_path / "plain", text)), "--json").document
+    assert bench("report", str(whole), "--json").document["cases"] == plain["cases"]
+    half = bench("report", str(cut)).out
+    assert "torn" in half
+    assert 0 < json.loads((cut / "report.json").read_text())["measurements"] < plain["measurements"]
+    assert "cannot read" in bench("report", str(other), code=11).err
+
+
+def test_a_row_a_baseline_goes_between_marks_that_carry_a_name(bench: Bench, tmp_path: Path) -> None:
+    run = str(folder(tmp_path / "run", csv_text(both())))
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- bench:begin a -->\n<!-- bench:end a -->\n<!-- bench:begin b -->\nkept\n<!-- bench:end b -->\n"
+    )
+    bench("report", run, "--into", str(page), "--mark", "a", "--table", "baselines")
+    text = page.read_text()
+    assert "| against | burst, cold | faster / slower / undecided or same | sustained, cold |" in text
+    assert re.search(r"\| default \| 1\.5\d \(1\.\d\d, 1\.\d\d\) \| 2 / 0 / 0 \| 1\.1\d ", text)
+    assert re.search(r"\| itself \(A/A\) \| 1\.00\d .* \| 0 / 0 / 2 \|", text)
+    assert "<!-- bench:begin b -->\nkept\n<!-- bench:end b -->" in text
+    assert "<!-- bench:begin c -->" in bench("report", run, "--into", str(page), "--mark", "c", code=11).err
+    assert "no name for a mark" in bench("report", run, "--into", str(page), "--mark", "-->", code=2).err
+    assert "cases or baselines" in bench("report", run, "--into", str(page), "--table", "all", code=2).err
+    alone = csv_text(records(speeds={"bench": 1.0}))
+    page.write_text("<!-- bench:begin -->\n<!-- bench:end -->\n")
+    bench("report", str(folder(tmp_path / "alone", alone)), "--into", str(page), "--table", "baselines")
+    assert "Nothing was compared." in page.read_text()
 
 
 def test_a_regression_has_an_exit_code_of_its_own(bench: Bench, runs: dict[str, str]) -> None:
