@@ -53,8 +53,8 @@ def lines(path: Path) -> Iterator[str]:
             for line in file:
                 yield line.replace("\0", "")
     except EOFError:
-        # A packed file that was cut off: what came before the cut is whole lines and at most one that is torn.
-        return
+        # Cut off in the middle: a line that is no row makes the reader say where.
+        yield "the packed file was cut off here\n"
     except (OSError, zlib.error) as exc:
         raise LocalError(f"cannot read {path}: {getattr(exc, 'strerror', None) or exc}") from exc
 
