@@ -24,7 +24,10 @@ COLUMNS: Final = (
     "max_abs_error", "torch", "started_at", "skipped",
 )  # fmt: skip
 AXES: Final = ("dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal")
-LATER_COLUMNS: Final = ("position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent")
+LATER_COLUMNS: Final = (
+    "position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent",
+    "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us", "peak_memory_bytes",
+)  # fmt: skip
 """Columns that files of older runs lack; they stand last."""
 BASELINE: Final = "sdpa:"
 """Implementations whose names begin so are what the others are compared with."""
@@ -57,7 +60,6 @@ class Row(BaseModel):
     head_dim: int
     causal: bool
     regime: str = ""
-    cache: str = ""
     block: int | None = None
     repeat: int | None = None
     latency_us: Positive | None = None
@@ -76,6 +78,13 @@ class Row(BaseModel):
     cpu_mhz: float | None = None
     load_1m: float | None = None
     steal_percent: float | None = None
+    cache: str = ""
+    input_sets: int | None = None
+    warmup_calls: int | None = None
+    warmed: str = ""
+    stopped: str = ""
+    timer_overhead_us: float | None = None
+    peak_memory_bytes: int | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -17,7 +17,6 @@ from orchestrator.analysis.study import Study, study
 from orchestrator.core.results import COLUMNS, LATER_COLUMNS
 from orchestrator.report.report import Report
 
-NEWEST = ("cache", "stopped", "warmed", "peak_memory_bytes")
 RUN = "20261121-040506-l4-7f3a"
 SPEEDS = {"bench": 1.5, "sdpa:default": 1.0, "sdpa:math": 0.5, "bench:aa": 1.5}
 BEGUN = datetime(2026, 11, 21, 4, 5, 6, tzinfo=UTC)
@@ -77,7 +76,7 @@ def skip(implementation: str, reason: str, **changes: str) -> dict[str, str]:
 def csv_text(rows: Iterator[dict[str, str]] | Sequence[dict[str, str]], columns: Sequence[str] = ()) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(
-        text, columns or (*COLUMNS, *LATER_COLUMNS, *NEWEST), extrasaction="ignore", restval="", lineterminator="\n"
+        text, columns or (*COLUMNS, *LATER_COLUMNS), extrasaction="ignore", restval="", lineterminator="\n"
     )
     writer.writeheader()
     writer.writerows(rows)
