@@ -147,7 +147,7 @@ def _track(
     low, high = (float(q) for q in np.quantile(values, [0.0, 0.995]))
     scale = Scale(*span((low, high), log=log), y + 92, y + 24, log=log)
     board.text(76, y + 14, f"{title}, {unit}", "strong")
-    for value in scale.ticks(4):
+    for value in found if len(found := scale.ticks(4)) > 1 else scale.ticks(7):
         board.line(76, scale(value), RIGHT, scale(value), "grid")
         board.text(68, scale(value) + 4.5, tick(value), "end soft")
     for name, both in known.items():

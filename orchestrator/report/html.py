@@ -29,7 +29,8 @@ def page(report: Report) -> str:
         _speedups(study),
     ]
     if several and study.contrasts:
-        parts += ["<h2>Side by side</h2>", _shared(study), tables.side_by_side(study, names)]
+        said = "The rival is the fastest baseline of the case in that regime. Nothing is summed over regimes."
+        parts += ["<h2>Side by side</h2>", _shared(study, said), tables.side_by_side(study, names)]
     for part in study.parts():
         parts += _part(part, names, several=several)
     errors = "On the very inputs that were timed. What fails its check is not timed."
@@ -95,20 +96,20 @@ def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[s
         level=level,
     )
     if part.contrasts:
-        yield f"<h{level}>Verdicts</h{level}>{_shared(part)}"
+        yield f"<h{level}>Verdicts</h{level}>{_shared(part, CORRECTED)}"
         yield tables.verdicts(part, names)
     if any(timing.timed for case in part.cases for timing in case.timings):
         yield f"<h{level}>Times</h{level}>"
         yield tables.times(part, names)
 
 
-def _shared(study: Study) -> str:
+CORRECTED = "p is of the signed-rank test, corrected for every comparison of the run."
+
+
+def _shared(study: Study, more: str) -> str:
     common = "-".join(common_parts(study.case_ids))
     shared = f"All cases share {common}. " if common else ""
-    return (
-        f'<p class="soft">{escape(shared)}A ratio over 1: {escape(study.subject)} is faster. p is of the '
-        "signed-rank test, corrected for every comparison of the run.</p>"
-    )
+    return f'<p class="soft">{escape(shared)}A ratio over 1: {escape(study.subject)} is faster. {escape(more)}</p>'
 
 
 def _method(report: Report) -> Iterable[str]:

@@ -13,7 +13,7 @@ CSS = f"""
 @media (prefers-color-scheme:dark){{:root{{{variables(DARK)}}}}}
 @media print{{:root{{color-scheme:light;{variables(LIGHT)}}}}}
 *{{box-sizing:border-box}}
-body{{margin:0 auto;max-width:62rem;padding:1.5rem 1rem 4rem;background:var(--paper);color:var(--ink);
+body{{margin:0 auto;max-width:66rem;padding:1.5rem 1rem 4rem;background:var(--paper);color:var(--ink);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}}
 h1{{font-size:1.7rem;line-height:1.2;margin:.2rem 0 .4rem}}h2{{font-size:1.25rem;margin:2.4rem 0 .4rem}}
 h3{{font-size:1.05rem;margin:1.6rem 0 .3rem}}
@@ -30,7 +30,9 @@ th.group{{text-align:center;border-bottom:1px solid var(--line)}}
 .faster{{color:var(--good);font-weight:600}}.slower{{color:var(--bad);font-weight:600}}
 {FIGURE_CSS}
 @media print{{body{{max-width:none;padding:0;font-size:10pt}}figure,tr{{break-inside:avoid}}h2,h3{{break-after:avoid}}
-.wide{{overflow:visible}}svg{{min-width:0}}table{{font-size:8pt}}th,td{{padding:.15rem .35rem}}}}
+.wide{{overflow:visible}}svg{{min-width:0}}table{{font-size:7.5pt}}
+th,td{{padding:.12rem .22rem;white-space:normal}}}}
+@page{{margin:10mm}}
 """.replace("\n", "")
 
 

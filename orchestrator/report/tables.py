@@ -15,7 +15,7 @@ def side_by_side(study: Study, names: Mapping[str, str]) -> str:
     """Each case in a line, the subject against the fastest baseline in each setting. Nothing is summed over them."""
     parts = study.parts()
     found = {(part.settings[0], case.case_id): case for part in parts for case in part.cases}
-    heads = ["case", *[f"{study.subject}, µs", "fastest rival, µs", "ratio", "verdict"] * len(parts)]
+    heads = ["case", *[f"{study.subject}, µs", "rival, µs", "ratio", "verdict"] * len(parts)]
     groups = [("", 1), *((part.settings[0].name, 4) for part in parts)]
     rows = []
     for case_id in study.case_ids:
@@ -59,13 +59,13 @@ def times(part: Study, names: Mapping[str, str]) -> str:
     timed = [(case, t) for case in part.cases for t in case.timings if t.timed]
     columns = (
         ("% of roof", [digits(t.roof_percent) for _, t in timed]),
-        ("% at held clock", [digits(t.held_percent) for _, t in timed]),
-        ("SM clock, MHz", [digits(t.clock_mhz, 4) for _, t in timed]),
+        ("% at clock", [digits(t.held_percent) for _, t in timed]),
+        ("SM MHz", [digits(t.clock_mhz, 4) for _, t in timed]),
         ("mJ a call", [digits(t.joules * 1e3) for _, t in timed]),
         ("peak memory", [size(t.peak_bytes) for _, t in timed]),
     )
     known = [(head, cells) for head, cells in columns if any(cell != UNKNOWN for cell in cells)]
-    heads = ["case", "implementation", "backend", "median µs", "95 % interval", "p5", "p95", "TFLOP/s"]
+    heads = ["case", "implementation", "backend", "median µs", "95 % interval", "p5 to p95", "TFLOP/s"]
     heads += [*(head for head, _ in known), "throttled", "max error"]
     rows = []
     for place, (case, t) in enumerate(timed):
@@ -73,7 +73,7 @@ def times(part: Study, names: Mapping[str, str]) -> str:
         rows.append(
             [
                 escape(names[case.case_id]), escape(t.implementation), escape(t.backend), digits(t.median_us.mid, 4),
-                within(t.median_us, places=places), digits(t.p5_us), digits(t.p95_us), digits(t.tflops),
+                within(t.median_us, places=places), f"{digits(t.p5_us)} to {digits(t.p95_us)}", digits(t.tflops),
                 *(cells[place] for _, cells in known), percent(t.throttled, places=0), digits(t.max_abs_error, 2),
             ]
         )  # fmt: skip

@@ -74,15 +74,13 @@ def test_it_opens_from_disk_without_a_complaint_or_a_request(
 @pytest.mark.parametrize("width", [500, 1366])
 def test_a_page_is_no_wider_than_its_window(tmp_path: Path, page: str, width: int) -> None:
     """Wide tables and figures scroll in a frame of their own; the page itself never does."""
-    measure = "<script>document.title = document.documentElement.scrollWidth</script></body>"
-    file = tmp_path / "page.html"
-    file.write_text(PAGES[page]().replace("</body>", measure))
-    assert CHROMIUM is not None
-    command = [CHROMIUM, *QUIET, f"--window-size={width},3000", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=90)
-    found = re.search(r"<title>(\d+)</title>", done.stdout)
-    assert found, done.stderr
-    assert int(found[1]) <= width
+    assert across(tmp_path, PAGES[page](), width) <= width
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nothing_is_cut_off_on_paper(tmp_path: Path, page: str) -> None:
+    """A4 with margins of 10 mm has 718 CSS pixels across, and nothing scrolls on it."""
+    assert across(tmp_path, PAGES[page]().replace("@media print{", "@media all{"), 718) <= 718
 
 
 def test_a_page_that_does_ask_and_complain_would_be_found_out(tmp_path: Path) -> None:
@@ -90,6 +88,19 @@ def test_a_page_that_does_ask_and_complain_would_be_found_out(tmp_path: Path) ->
     complaints, asked = opened(text, tmp_path, f"--screenshot={tmp_path / 'x.png'}")
     assert len(complaints) == 1
     assert asked == {"http://127.0.0.1:9/x.png"}
+
+
+def across(folder: Path, text: str, width: int) -> int:
+    """How wide a page is, in CSS pixels, in a window of this width."""
+    measure = "<script>document.title = document.documentElement.scrollWidth</script></body>"
+    file = folder / "page.html"
+    file.write_text(text.replace("</body>", measure))
+    assert CHROMIUM is not None
+    command = [CHROMIUM, *QUIET, f"--window-size={width},3000", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
+    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=90)
+    found = re.search(r"<title>(\d+)</title>", done.stdout)
+    assert found, done.stderr
+    return int(found[1])
 
 
 def opened(text: str, folder: Path, *options: str) -> tuple[list[str], set[str]]:
