@@ -221,6 +221,7 @@ class Fleet:
             project=self.project,
             project_number=self.project_number,
             machine_type=admitted.machine.name,
+            image=f"projects/{admitted.image.project}/global/images/{admitted.image.name}",
             metadata=dict(admitted.metadata),
             labels=dict(admitted.labels),
             service_account=admitted.service_account,
