@@ -148,13 +148,17 @@ def _judge(found: Sequence[Comparison], fail_on: str) -> None:
         raise Regression(
             f"{len(slower)} slower; worst {worst.implementation} on {where}, {worst.ratio.mid:.3f} times as fast"
         )
+    gone = [one for comparison in found for one in comparison.lost]
+    if gone and fail_on != "never":
+        first = gone[0]
+        raise Regression(f"{len(gone)} not timed any more; {first.implementation} on {first.case_id}: {first.reason}")
     for one in found:
         if one.refused:
             raise NotComparable(
                 f"{one.before.study.run_id} and {one.after.study.run_id}: {one.comparable.reasons[0]}",
                 hint="--across-devices compares devices; different regimes never compare",
             )
-    if found and not any(one.changes for one in found):
+    if found and not any(one.changes or one.lost for one in found):
         raise NotComparable(
             "the runs have no case, regime and implementation in common", hint="`bench report` shows what is in each"
         )

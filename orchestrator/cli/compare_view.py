@@ -21,6 +21,7 @@ def show(one: Comparison) -> None:
     for reason in one.comparable.reasons:
         console.print(f"  {reason}", style="dim", markup=False)
     if not one.changes:
+        console.print(one.headline(), markup=False)
         return
     for setting in one.settings:
         if len(one.settings) > 1:

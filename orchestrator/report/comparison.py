@@ -7,13 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.across import Change, changes
+from orchestrator.analysis.across import Change, changes, matched
 from orchestrator.analysis.fingerprint import Comparability, Level, comparability
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.study import DEFAULT, KERNEL
+from orchestrator.analysis.study import DEFAULT, KERNEL, Study
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.core.results import is_control
 from orchestrator.report.report import Report
 from orchestrator.report.text import count
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What was timed before and is not any more, with the reason that the later run gives."""
+
+    case_id: str
+    setting: Setting
+    implementation: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,7 @@ class Comparison:
     tolerance: float
     """A change within it (0.02: two per cent) is no verdict of faster or slower."""
     changes: tuple[Change, ...]
+    lost: tuple[Lost, ...]
 
     @property
     def refused(self) -> bool:
@@ -50,11 +62,16 @@ class Comparison:
         """What it comes to, in one sentence."""
         if self.refused:
             return f"Not comparable: {self.comparable.reasons[0]}."
-        if not self.changes:
+        if not self.changes and not self.lost:
             return "The runs have no case, regime and implementation in common."
         words = Counter(one.verdict for one in self.changes)
         said = ", ".join(f"{words[word]} {word}" for word in Verdict if words[word])
-        return f"{count(len(self.changes), 'comparison')}: {said}."
+        gone = f" {count(len(self.lost), 'timing')} lost: {self._gone()}." if self.lost else ""
+        return f"{count(len(self.changes), 'comparison')}{f': {said}' if said else ''}.{gone}"
+
+    def _gone(self) -> str:
+        reasons = Counter((one.implementation, one.reason) for one in self.lost)
+        return "; ".join(f"{name} ({number}): {reason}" for (name, reason), number in reasons.items())
 
     def unit(self) -> str:
         """What stands under `before` and `after`."""
@@ -82,9 +99,38 @@ def compared(
     base = relative_to or (DEFAULT if both(DEFAULT) and not absolute else "")
     wanted = tuple(implementations) or ((KERNEL,) if both(KERNEL) else ())
     made: tuple[Change, ...] = ()
+    gone: tuple[Lost, ...] = ()
     if found.level is not Level.REFUSED:
         made = changes(before.study, after.study, relative_to=base, implementations=wanted, tolerance=tolerance)
-    return Comparison(before, after, found, base, tolerance, made)
+        gone = lost(before.study, after.study, wanted)
+    return Comparison(before, after, found, base, tolerance, made, gone)
+
+
+def lost(before: Study, after: Study, implementations: Sequence[str] = ()) -> tuple[Lost, ...]:
+    """Timings that the later run has given up, a wrong answer first among the reasons. Controls are no results."""
+    return tuple(
+        Lost(case.case_id, case.setting, timing.implementation, now.skipped)
+        for case, other in matched(before, after)
+        for timing in case.timings
+        if timing.timed
+        and not is_control(timing.implementation)
+        and (not implementations or timing.implementation in implementations)
+        and (now := other.timing(timing.implementation)) is not None
+        and not now.timed
+    )
+
+
+def apart(before: Study, after: Study) -> tuple[str, ...]:
+    """What of the earlier run has no counterpart in the later one, in words."""
+    said = []
+    missing = set(before.case_ids) - set(after.case_ids)
+    if missing:
+        said.append(f"{len(missing)} of {count(len(before.case_ids), 'case')} of the first run are not in the second")
+    met = {case.case_id for case, _ in matched(before, after)}
+    otherwise = [name for name in before.case_ids if name in after.case_ids and name not in met]
+    if otherwise:
+        said.append(f"{count(len(otherwise), 'case')} timed in other regimes or caches, not compared")
+    return tuple(said)
 
 
 def with_caveats(found: Comparability, before: Report, after: Report) -> Comparability:
@@ -94,6 +140,7 @@ def with_caveats(found: Comparability, before: Report, after: Report) -> Compara
         for which, report in (("first", before), ("second", after))
         for words in (*report.busy(), *report.unsteady())
     ]
+    said = [*apart(before.study, after.study), *said]
     if not said:
         return found
     level = Level.CAVEAT if found.level is Level.COMPARABLE else found.level

@@ -154,6 +154,15 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
         "reasons": list(comparison.comparable.reasons),
         "relative_to": comparison.relative_to or None,
         "headline": comparison.headline(),
+        "lost": [
+            {
+                "case_id": one.case_id,
+                **_setting(one.setting),
+                "implementation": one.implementation,
+                "reason": one.reason,
+            }
+            for one in comparison.lost
+        ],
         "changes": [
             {
                 "case_id": one.case_id,

@@ -47,7 +47,7 @@ def _summary(report: Report) -> Iterable[str]:
         told = [f"<h3>{escape(setting.name)}</h3>"] if setting.name else []
         told += [f'<p class="soft">{escape(setting.meaning)}</p>'] if setting.meaning else []
         told += [f'<p class="lead">{escape(words)}</p>'] if (words := headline_of(part)) else []
-        told += [f"<p>{escape(words)}</p>" for words in sentences_of(part)]
+        told += [f"<p>{escape(words)}</p>" for words in sentences_of(part, len(report.study.case_ids))]
         yield f'<div class="setting">{"".join(told)}</div>' if told else ""
     if words := report.money():
         yield f"<p>{escape(words)}</p>"

@@ -118,7 +118,7 @@ def by_baseline(report: Report) -> str:
         "|---|" + "--:|--:|" * len(heads),
     ]
     for baseline in study.baselines:
-        row = "".join(_over_cases(part, baseline) for part in parts)
+        row = "".join(_over_cases(part, baseline, len(study.case_ids)) for part in parts)
         lines.append(f"| {cell(backend(baseline))} |{row}")
     itself = [[one.paired.ratio.mid for one in part.controls] for part in parts]
     if all(itself):
@@ -128,14 +128,17 @@ def by_baseline(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _over_cases(part: Study, baseline: str) -> str:
+def _over_cases(part: Study, baseline: str, total: int) -> str:
     mean, cases = part.geomean(baseline)
     if not cases:
         return " not timed | |"
     words = Counter(one.verdict for one in part.contrasts if one.baseline == baseline)
     worst, best = part.spread(baseline)
     rest = cases - words[Verdict.FASTER] - words[Verdict.SLOWER]
-    return f" {mean:.2f} ({worst:.2f}, {best:.2f}) | {words[Verdict.FASTER]} / {words[Verdict.SLOWER]} / {rest} |"
+    fewer = f", {cases} cases" if cases < total else ""
+    return (
+        f" {mean:.2f} ({worst:.2f}, {best:.2f}){fewer} | {words[Verdict.FASTER]} / {words[Verdict.SLOWER]} / {rest} |"
+    )
 
 
 def _mean(ratios: Sequence[float]) -> float:

@@ -96,7 +96,8 @@ class Report:
     def sentences(self) -> tuple[str, ...]:
         """The rest of what can be said in words, setting by setting, and what it cost."""
         parts = self.study.parts()
-        said = [words for part in parts for words in sentences_of(part, self.prefix(part))]
+        total = len(self.study.case_ids)
+        said = [words for part in parts for words in sentences_of(part, total, self.prefix(part))]
         return (*said, self.money()) if self.money() else tuple(said)
 
     def money(self) -> str:
@@ -121,13 +122,13 @@ def headline_of(part: Study, prefix: str = "") -> str:
     return f"{prefix}{part.subject} against the fastest baseline of each case: {said} of {count(len(best), 'case')}."
 
 
-def sentences_of(part: Study, prefix: str = "") -> tuple[str, ...]:
-    """What else can be said of one setting in words."""
+def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:
+    """What else can be said of one setting in words; the grid has `total` cases."""
     said = []
     for baseline in [DEFAULT] if DEFAULT in part.baselines else part.baselines[:1]:
         mean, cases = part.geomean(baseline)
         if cases:
-            grid = f"all {count(cases, 'case')} of the grid" if cases == len(part.cases) else count(cases, "case")
+            grid = f"all {count(cases, 'case')} of the grid" if cases == total else f"{cases} of {count(total, 'case')}"
             said.append(f"{prefix}Geometric mean against {baseline} over {grid}: {ratio(mean)}.")
     controls = part.controls
     if controls:

@@ -29,7 +29,9 @@ def side_by_side(study: Study, names: Mapping[str, str]) -> str:
 def _against_best(case: Case | None, subject: str) -> list[str]:
     best = case.best if case is not None else None
     own = case.timing(subject) if case is not None else None
-    if case is None or own is None or not own.timed:
+    if case is None:  # timed in another regime only
+        return ["", "", "", ""]
+    if own is None or not own.timed:
         return [UNKNOWN, UNKNOWN, UNKNOWN, "not timed"]
     rival = case.timing(best.baseline) if best is not None else None
     if best is None or rival is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import re
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import pytest
 from orchestrator.core.naming import artifacts_prefix, cases_prefix
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
-from tests.report.written import ENVIRONMENT, MANIFEST, both, csv_text, folder, records
+from tests.report.written import ENVIRONMENT, MANIFEST, both, csv_text, folder, records, skip
 
 RUNS = [f"20261121-04050{n}-l4-000{n}" for n in range(6)]
 
@@ -197,6 +199,31 @@ def test_a_regression_in_one_regime_of_two_is_a_regression(bench: Bench, tmp_pat
     document = bench("compare", str(before), str(after), "--json", code=12).document
     found = {(one["regime"], one["verdict"]) for one in document["comparisons"][0]["changes"]}
     assert found == {("burst", "same"), ("sustained", "slower")}
+
+
+def test_a_kernel_that_is_not_timed_any_more_is_a_regression_and_cases_without_a_counterpart_are_told(
+    bench: Bench, tmp_path: Path
+) -> None:
+    before = folder(tmp_path / "a", measured(1.0, 1))
+    kept = [row for row in csv.DictReader(io.StringIO(measured(1.0, 2))) if "q1024" in row["case_id"]]
+    wrong = skip("bench", "wrong: largest error 0.5")
+    rivals = [row for row in csv.DictReader(io.StringIO(measured(1.0, 2))) if "q128" in row["case_id"]]
+    after = folder(
+        tmp_path / "b", csv_text([*kept, wrong, *(row for row in rivals if row["implementation"] != "bench")])
+    )
+    ran = bench("compare", str(before), str(after), "--html", "c.html", "--markdown", "c.md", code=12)
+    assert "1 not timed any more; bench on b2-h8-kv8-q128" in ran.err
+    said = "1 timing lost: bench (1): wrong: largest error 0.5."
+    assert said in " ".join(ran.out.split())
+    assert said in Path("c.html").read_text()
+    assert said in Path("c.md").read_text()
+    bench("compare", str(before), str(after), "--fail-on", "never")
+    fewer = folder(tmp_path / "c", csv_text(kept))
+    assert "1 of 2 cases of the first run are not in the second" in bench("compare", str(before), str(fewer)).out
+    graph = folder(tmp_path / "d", csv_text([row | {"regime": "graph"} for row in rivals] + kept))
+    assert "1 case timed in other regimes" in bench("compare", str(before), str(graph)).out
+    nothing = folder(tmp_path / "e", csv_text([wrong]))
+    assert "1 not timed any more" in bench("compare", str(before), str(nothing), code=12).err
 
 
 # --- baselines ------------------------------------------------------------------------------------------------------
