@@ -185,23 +185,28 @@ def standing(implementation: str) -> tuple[int, str, bool]:
 
 
 def everywhere(groups: Sequence[Group]) -> list[Group]:
-    """Skips that name no regime hold in every setting that the case was timed in: an implementation that was wrong is
-    timed in none. Groups that name one are as they were."""
+    """Skips that name no regime, or no caches, hold in every setting of the case that fits them: an implementation that
+    was wrong is timed in none. Other groups are as they were."""
     timed: dict[str, dict[Setting, None]] = {}
     for group in groups:
-        if group.key.setting.regime:
+        if group.count:
             timed.setdefault(group.key.case_id, {})[group.key.setting] = None
-    spread: list[Group] = []
+    kept: list[Group] = []
     skips: dict[Key, Group] = {}
     for group in groups:
-        settings = timed.get(group.key.case_id)
-        if group.skipped and not group.key.setting.regime and settings:
-            for setting in settings:
+        own = group.key.setting
+        fitting = [
+            one
+            for one in timed.get(group.key.case_id, {})
+            if own.regime in ("", one.regime) and own.cache in ("", one.cache) and one != own
+        ]
+        if group.skipped and fitting:
+            for setting in fitting:
                 key = replace(group.key, setting=setting)
                 skips[key] = replace(group, key=key)
         else:
-            spread.append(group)
-    return [*(one for one in spread if one.key not in skips), *skips.values()]
+            kept.append(group)
+    return [*(one for one in kept if one.key not in skips), *skips.values()]
 
 
 def _notes(cases: Sequence[Case], baselines: Sequence[str]) -> list[str]:
