@@ -111,7 +111,7 @@ def plan_general(
     pack = pack or packing(problem, tile.rows)
     packs = problem.batch * problem.heads // pack
     row_tiles = -(-problem.seq_q * pack // tile.rows)
-    section = max(1, section_for(problem, machine) // pack)
+    section = max(1, section_for(problem, machine.l2_bytes) // pack)
     blocks = -(-packs // section) * section * row_tiles
     if blocks > MAX_BLOCKS:
         raise Unsupported(f"{blocks} blocks are more than a grid can have")

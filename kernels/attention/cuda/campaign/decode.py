@@ -12,6 +12,7 @@ the problem.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import random
 import statistics
@@ -77,7 +78,7 @@ def copy_bandwidth() -> float:
     """Bytes a second, read and written, of a copy of 2 GiB: the best of ten."""
     source = torch.empty(2**31, dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
-    found = []
+    found: list[float] = []
     for _ in range(10):
         before, after = between_events(lambda: target.copy_(source))
         torch.cuda.synchronize()
@@ -124,7 +125,7 @@ def backend_calls(backend: SDPBackend, sets: Sequence[tuple[torch.Tensor, ...]])
         call(*sets[0][:3])
     except RuntimeError:
         return None
-    return [lambda q=q, k=k, v=v: call(q, k, v) for q, k, v in sets]
+    return [functools.partial(call, *one[:3]) for one in sets]
 
 
 def forced(
