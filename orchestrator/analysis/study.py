@@ -26,7 +26,7 @@ from orchestrator.analysis.verdicts import (
     halves_noise,
     paired,
 )
-from orchestrator.core.results import CONTROL, case_order, is_control
+from orchestrator.core.results import CONTROL, TIMER_SHARE, case_order, is_control
 
 KERNEL = "bench"
 DEFAULT = "sdpa:default"
@@ -228,6 +228,16 @@ def _notes(cases: Sequence[Case], baselines: Sequence[str]) -> list[str]:
         notes.append(
             f"In {limits} of {len(timed)} timings the warm-up ended before times and clocks had settled: they may hold "
             "some of it."
+        )
+    shares = [
+        float(np.nanmedian(own)) / one.median_us.mid
+        for one in timed
+        if not np.isnan(own := one.group.sensors["timer_overhead_us"]).all()
+    ]
+    if noticed := [one for one in shares if one > TIMER_SHARE]:
+        notes.append(
+            f"In {len(noticed)} of {len(timed)} timings the timer itself takes over {TIMER_SHARE:.0%} of the median "
+            f"(up to {max(noticed):.0%}), which is not taken off: differences of that order are its own."
         )
     spent = sum(1 for case in cases if any(one.group.words.get("stopped") == "dollars" for one in case.timings))
     if spent:

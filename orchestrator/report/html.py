@@ -11,7 +11,7 @@ from orchestrator.analysis.study import Study
 from orchestrator.report import distributions, figures, tables
 from orchestrator.report.page import figure, framed, table
 from orchestrator.report.report import Report, headline_of, sentences_of
-from orchestrator.report.text import common_parts, count, labels
+from orchestrator.report.text import common_parts, count, in_words, labels
 
 
 def page(report: Report) -> str:
@@ -127,7 +127,7 @@ def _method(report: Report) -> Iterable[str]:
         key: report.manifest[key] for key in ("gpu", "image", "mode", "started_at", "vms") if key in report.manifest
     }
     lines = [
-        [escape(key.replace("_", " ")), escape(str(value))]
+        [escape(key.replace("_", " ")), escape(in_words(value))]
         for key, value in known.items()
         if value not in (None, "", [], {}) and key not in ("schema", "build schema", "build details")
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,6 +57,15 @@ def size(bytes_: float) -> str:
 def backend(implementation: str) -> str:
     """An implementation's name as figures show it."""
     return implementation.removeprefix("sdpa:")
+
+
+def in_words(value: object) -> str:
+    """A value of a document: lists and objects as a person writes them."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{str(key).replace('_', ' ')} {in_words(one)}" for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return "; ".join(in_words(one) for one in value)
+    return UNKNOWN if value is None else str(value)
 
 
 def count(number: int, one: str, many: str = "") -> str:

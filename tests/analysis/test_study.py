@@ -166,6 +166,12 @@ def test_a_case_that_ended_early_or_never_settled_is_told() -> None:
     )
 
 
+def test_where_the_timer_is_a_part_of_what_it_times_that_is_said() -> None:
+    rows = list(records(lengths=(128, 2048), timer_overhead_us="0.5"))
+    (note,) = studied(csv_text(rows)).notes
+    assert note.startswith("In 4 of 8 timings the timer itself takes over 2% of the median (up to 9%)")
+
+
 def test_the_most_memory_a_call_held_is_that_of_its_rows() -> None:
     rows = list(records(lengths=(128,), peak_memory_bytes="1048576"))
     rows[0]["peak_memory_bytes"] = ""

@@ -22,7 +22,7 @@ from orchestrator.report.html import page
 from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, markdown
 from orchestrator.report.palette import DARK, LIGHT, looks
 from orchestrator.report.svg import Scale, linear_ticks, log_ticks
-from orchestrator.report.text import digits, labels, tick
+from orchestrator.report.text import digits, in_words, labels, size, tick
 from tests.report.written import both, csv_text, records, reported, skip
 
 FULL = csv_text(records(lengths=(128, 256, 512, 1024, 2048, 4096)))
@@ -282,6 +282,18 @@ def test_no_two_implementations_share_a_shape_or_a_colour() -> None:
 )  # fmt: skip
 def test_numbers_have_three_digits(value: float, shown: str) -> None:
     assert digits(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(float("nan"), "–"), (0, "0 B"), (999, "999 B"), (4096, "4.00 KiB"), (3 << 20, "3.00 MiB"), (5 << 30, "5.00 GiB"), (1 << 40, "1,024 GiB")],
+)  # fmt: skip
+def test_sizes_have_the_unit_that_leaves_three_digits(number: float, shown: str) -> None:
+    assert size(number) == shown
+
+
+def test_documents_are_shown_as_a_person_writes_them() -> None:
+    assert in_words([{"vm": "a", "zone_name": None}, {"vm": "b"}]) == "vm a, zone name –; vm b"
+    assert (in_words(True), in_words(3), in_words(("x", 1))) == ("True", "3", "x; 1")
 
 
 def test_ticks_have_no_digits_to_spare() -> None:
