@@ -174,7 +174,7 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
         cases=tuple(cases),
         measurements=sizes.get(run_id, 0),
         faults=tuple(faults),
-        notes=(*notes, *_notes(cases, baselines)),
+        notes=(*notes, *_notes(cases)),
     )
 
 
@@ -209,15 +209,15 @@ def everywhere(groups: Sequence[Group]) -> list[Group]:
     return [*(one for one in kept if one.key not in skips), *skips.values()]
 
 
-def _notes(cases: Sequence[Case], baselines: Sequence[str]) -> list[str]:
+def _notes(cases: Sequence[Case]) -> list[str]:
     timed = [timing for case in cases for timing in case.timings if timing.timed]
     if not cases:
         return ["There is not a single row: the run measured nothing."]
     if not timed:
         return ["Every implementation was skipped on every case: there are reasons below, and no times."]
     notes = []
-    if not baselines:
-        notes.append("Only one implementation was measured: there is nothing to compare it with.")
+    if len({timing.implementation for timing in timed if not is_control(timing.implementation)}) == 1:
+        notes.append("Only one implementation was timed: there is nothing to compare it with.")
     if not any(is_control(timing.implementation) for timing in timed):
         notes.append(
             "There was no A/A control in this run. The noise floor comes from odd blocks against even ones, which does "

@@ -86,9 +86,9 @@ def _changes(one: Comparison, names: Mapping[str, str]) -> Iterable[str]:
             told = f"{setting.meaning} {shared}Before and after: {one.unit()}."
             yield f'<p class="soft">{escape(told)}</p>'
         heads = ["case", *(["implementation"] if several else [])]
-        heads += ["before", "after", "ratio", "95 % interval", "p", "noise", "verdict"]
+        heads += ["ratio", "95 % interval", "verdict", "before", "after", "p", "noise"]
         rows = (_row(change, names, several=several) for change in one.changes if change.setting == setting)
-        yield table(heads, rows, left=(1, len(heads) - 1) if several else (len(heads) - 1,))
+        yield table(heads, rows, left=(1, 4) if several else (3,))
 
 
 def _row(change: Change, names: Mapping[str, str], *, several: bool) -> list[str]:
@@ -96,8 +96,8 @@ def _row(change: Change, names: Mapping[str, str], *, several: bool) -> list[str
     p = "&lt; 0.0001" if change.p < 1e-4 else f"{change.p:.4f}"
     return [
         escape(names[change.case_id]), *([escape(change.implementation)] if several else []),
-        digits(change.before.mid, 4), digits(change.after.mid, 4), f"{change.ratio.mid:.3f}×",
-        within(change.ratio, places=3), p, noise, word(change.verdict.value),
+        f"{change.ratio.mid:.3f}×", within(change.ratio, places=3), word(change.verdict.value),
+        digits(change.before.mid, 4), digits(change.after.mid, 4), p, noise,
     ]  # fmt: skip
 
 

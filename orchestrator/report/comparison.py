@@ -151,7 +151,9 @@ def fingerprint(report: Report) -> dict[str, Any]:
     """All that is known of how a run was measured (`orchestrator.analysis.fingerprint`)."""
     vms = report.manifest.get("vms")
     last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], dict) else {}
-    known: dict[str, Any] = {"device": report.study.device, **report.environment}
+    known: dict[str, Any] = dict(report.environment)
+    # What ran is what the rows name, whatever file of another machine lies beside them.
+    known["device"] = report.study.device or known.get("device")
     known["regimes"] = tuple(dict.fromkeys(one.regime for one in report.study.settings if one.regime))
     elsewhere = {
         "compiler": report.build.get("compiler_version"),

@@ -11,8 +11,9 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Study
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.core.results import is_control
 from orchestrator.report.report import Report
-from orchestrator.report.text import backend, common_parts, digits, labels, percent, ratio, within
+from orchestrator.report.text import backend, common_parts, count, digits, labels, percent, ratio, within
 
 BEGIN = "<!-- bench:begin -->"
 END = "<!-- bench:end -->"
@@ -39,15 +40,33 @@ def markdown(report: Report, settings: Sequence[Setting] = ()) -> str:
     facts = (f"**{cell(report.title)}**", study.run_id, study.regime, f"{study.measurements:,} measurements")
     lines = [" · ".join(fact for fact in facts if fact), ""]
     lines += [f"> {cell(words)}" for words in report.warnings()] + ([""] if report.warnings() else [])
-    lines += [words + "  " for words in (*report.headlines(), *report.sentences())] + [""]
+    said = (*report.headlines(), *report.sentences())
+    lines += [words + "  " for words in said] + ([""] if said else [])
     names = labels(study.case_ids)
     for part in study.parts():
         if not part.settings or part.settings[0] in chosen:
             lines += [*_table(part, names), ""]
+    lines += [f"Not timed: {cell(words)}  " for words in skips(study)]
     left = [one.name for one in study.settings if one not in chosen]
     if left:
         lines.append(f"Also measured, and in the whole report: {' and '.join(left)}.")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def skips(study: Study) -> list[str]:
+    """Each reason why something was not timed, once, with where that was."""
+    where: dict[tuple[str, str], dict[str, int]] = {}
+    for case in study.cases:
+        for one in case.timings:
+            if one.skipped and not is_control(one.implementation):
+                cases = where.setdefault((one.implementation, one.skipped), {})
+                cases[case.setting.name] = cases.get(case.setting.name, 0) + 1
+    several = len(study.settings) > 1
+    said = []
+    for (name, why), cases in where.items():
+        counts = (f"{count(number, 'case')}{f' of {own}' if several else ''}" for own, number in cases.items())
+        said.append(f"{name} in {' and '.join(counts)}: {why}")
+    return said
 
 
 def _table(part: Study, names: Mapping[str, str]) -> list[str]:

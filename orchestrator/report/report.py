@@ -50,7 +50,12 @@ class Report:
 
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before any number."""
-        partial = () if self.manifest.get("complete", True) else ("The run is not complete: some cases are missing.",)
+        partial: tuple[str, ...] = ()
+        if not self.manifest.get("complete", True):
+            partial = ("The run is not complete: some cases are missing.",)
+        named = self.environment.get("device")
+        if named and self.study.device and named != self.study.device:
+            partial = (*partial, f"The rows name {self.study.device}, and environment.json is of another: {named}.")
         return (
             *partial,
             *self.busy(),

@@ -41,9 +41,9 @@ def _against_best(case: Case | None, subject: str) -> list[str]:
 
 
 def verdicts(part: Study, names: Mapping[str, str]) -> str:
-    heads = ("case", "against", "ratio", "95 % interval", "p", "effect", "noise", "verdict")
+    heads = ("case", "against", "ratio", "95 % interval", "verdict", "p", "effect", "noise")
     rows = (_verdict(names[case.case_id], one) for case in part.cases for one in case.contrasts)
-    return table(heads, rows, left=(1, 7))
+    return table(heads, rows, left=(1, 4))
 
 
 def _verdict(name: str, one: Contrast) -> list[str]:
@@ -51,8 +51,8 @@ def _verdict(name: str, one: Contrast) -> list[str]:
     p = "&lt; 0.0001" if one.p < 1e-4 else f"{one.p:.4f}"
     noise = f"{percent(one.noise.floor)}" if one.noise is not None else UNKNOWN
     return [
-        escape(name), escape(backend(one.baseline)), ratio(found.ratio.mid), within(found.ratio), p,
-        f"{found.test.effect:+.2f}", noise, word(one.verdict.value),
+        escape(name), escape(backend(one.baseline)), ratio(found.ratio.mid), within(found.ratio),
+        word(one.verdict.value), p, f"{found.test.effect:+.2f}", noise,
     ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator.adapters.rasterizer import converted
 from orchestrator.core.errors import LocalError
+from orchestrator.report.comparison import compared
 from orchestrator.report.document import document, verdicts_csv
 from orchestrator.report.files import boards, figure_svg
 from orchestrator.report.html import page
@@ -126,6 +127,12 @@ def test_markdown_has_the_table_of_one_regime_says_which_and_what_else_there_is(
     for words in ("burst, cold: bench against", "sustained, cold: bench against"):
         assert words in picked
         assert words in other
+
+
+def test_rows_of_one_device_beside_the_environment_of_another_are_found_out() -> None:
+    other = reported(csv_text(records(device="Tesla T4", lengths=(128,))))
+    assert "The rows name Tesla T4, and environment.json is of another: NVIDIA L4." in other.warnings()
+    assert compared(reported(FULL), other).refused
 
 
 def test_a_busy_host_and_implementations_that_differ_from_themselves_are_said_first() -> None:
