@@ -242,6 +242,14 @@ def _notes(cases: Sequence[Case]) -> list[str]:
     spent = sum(1 for case in cases if any(one.group.words.get("stopped") == "dollars" for one in case.timings))
     if spent:
         notes.append(f"{spent} of {len(cases)} cases ended when their dollars were spent, before their last repeat.")
+    settings = {case.setting for case in cases}
+    if vague := sorted(one.regime for one in settings if not one.cache and any(
+        other.cache and other.regime == one.regime for other in settings
+    )):  # fmt: skip
+        notes.append(
+            f"Some rows of {' and '.join(vague)} do not say whether their caches were warm or cold, as older files do "
+            "not: they stand apart."
+        )
     if len({timing.group.device for timing in timed}) > 1:
         notes.append("The rows name more than one device: times of different cases must not be compared.")
     return notes

@@ -282,8 +282,8 @@ def summarize(rows: Iterable[Row]) -> tuple[Summary, ...]:
             case.setdefault((regime, cache), {}).setdefault(row.implementation, _Tally(held)).add(held)
     found: list[Summary] = []
     for key in sorted(cases, key=lambda key: (key[0], case_order(key[1]))):
-        for regime in cases[key].values():
-            alone = {name: tally.summary() for name, tally in regime.items()}
+        for tallies in cases[key].values():
+            alone = {name: tally.summary() for name, tally in tallies.items()}
             baselines = {
                 name: summary.median_us
                 for name, summary in alone.items()

@@ -261,6 +261,13 @@ def test_files_of_several_schemas_and_runs_are_read_together() -> None:
     assert "holds 2 runs" in found.notes[0]
 
 
+def test_rows_of_an_older_schema_that_do_not_name_their_caches_stand_apart_and_that_is_said() -> None:
+    old, new = records(lengths=(128,)), records(lengths=(256,), cache="cold")
+    found = studied(csv_text([*old, *new]))
+    assert [one.name for one in found.settings] == ["burst, cold", "burst"]
+    assert "Some rows of burst do not say whether their caches were warm or cold" in found.notes[0]
+
+
 def test_an_implementation_with_a_skip_row_has_no_timing_whatever_else_there_is() -> None:
     found = studied(csv_text([*records(lengths=(128,)), skip("bench", "wrong after timing")]))
     bench = found.cases[0].timing("bench")
