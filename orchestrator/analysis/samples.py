@@ -82,6 +82,14 @@ class _Growing:
     skipped: str = ""
 
 
+REPEATS: Final = "rows repeat a block that was there"
+ALONE: Final = (
+    ("rows are", "row is"), ("rows have", "row has"), ("rows name", "row names"), ("rows repeat", "row repeats"),
+    ("lines are", "line is"),
+)  # fmt: skip
+"""What many do, and one does."""
+
+
 @dataclass(slots=True)
 class Reader:
     """Takes files one after another; `groups` gives what they held."""
@@ -176,9 +184,9 @@ class Reader:
             found = self.settings[regime, cache] = Setting(regime, cache)
         return found
 
-    def _fault(self, what: str, source: str, line: int) -> None:
-        count, where = self.faults.get(what, (0, f"{source}:{line}"))
-        self.faults[what] = (count + 1, where)
+    def _fault(self, what: str, source: str, line: int, times: int = 1) -> None:
+        count, where = self.faults.get(what, (0, f"{source}:{line}" if line else source))
+        self.faults[what] = (count + times, where)
 
     def groups(self) -> tuple[Group, ...]:
         """What was read, in the order in which it first came. Rows of one block that repeat are told and left out.
@@ -190,7 +198,7 @@ class Reader:
             block = np.frombuffer(group.block, dtype=np.int64)
             _, kept = np.unique(block, return_index=True)
             if repeated := block.size - kept.size:
-                self.faults[_repeats(key)] = (repeated, key.run_id)
+                self._fault(REPEATS, _named(key), 0, repeated)
             wrong = bool(group.skipped)
             if wrong and kept.size:
                 kept = kept[:0]
@@ -214,12 +222,19 @@ class Reader:
 
     def told(self) -> tuple[str, ...]:
         """What was left out, a sentence each. Complete after `groups`."""
-        return tuple(f"{count} {what} (first at {where})" for what, (count, where) in self.faults.items())
+        return tuple(f"{_counted(count, what)} (first at {where})" for what, (count, where) in self.faults.items())
 
 
-def _repeats(key: Key) -> str:
-    where = f" ({key.setting.name})" if key.setting.name else ""
-    return f"rows repeat a block of {key.implementation} on {key.case_id}{where}"
+def _named(key: Key) -> str:
+    where = f", {key.setting.name}" if key.setting.name else ""
+    return f"{key.implementation} on {key.case_id}{where}"
+
+
+def _counted(count: int, what: str) -> str:
+    if count == 1:
+        for many, one in ALONE:
+            what = what.replace(many, one)
+    return f"{count} {what}"
 
 
 def number(cell: str) -> float:

@@ -214,7 +214,7 @@ def _notes(cases: Sequence[Case]) -> list[str]:
     if not cases:
         return ["There is not a single row: the run measured nothing."]
     if not timed:
-        return ["Every implementation was skipped on every case: there are reasons below, and no times."]
+        return ["Every implementation was skipped on every case: there are reasons, and no times."]
     notes = []
     if len({timing.implementation for timing in timed if not is_control(timing.implementation)}) == 1:
         notes.append("Only one implementation was timed: there is nothing to compare it with.")

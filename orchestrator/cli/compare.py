@@ -155,7 +155,8 @@ def _judge(found: Sequence[Comparison], fail_on: str) -> None:
     for one in found:
         if one.refused:
             raise NotComparable(
-                f"{one.before.study.run_id} and {one.after.study.run_id}: {one.comparable.reasons[0]}",
+                f"{' and '.join(run.study.run_id or 'no run' for run in (one.before, one.after))}: "
+                f"{one.comparable.reasons[0]}",
                 hint="--across-devices compares devices; different regimes never compare",
             )
     if found and not any(one.changes or one.lost for one in found):

@@ -39,15 +39,22 @@ def read_report(path: Path) -> Report:
     from orchestrator.adapters.run_folder import lines, open_folder
     from orchestrator.analysis.samples import Reader
     from orchestrator.analysis.study import study
+    from orchestrator.core.results import ResultsUnreadable
     from orchestrator.report.report import Report
 
     folder = open_folder(path)
     reader = Reader()
+    notes = list(folder.notes)
     for source in folder.csvs:
-        reader.read(lines(source), source.name)
+        try:
+            reader.read(lines(source), source.name)
+        except ResultsUnreadable as exc:
+            if len(folder.csvs) == 1:
+                raise
+            notes.append(f"Left out: {exc}.")
     groups = reader.groups()
     found = study(groups, reader.told())
-    return Report(found, folder.environment, folder.build, folder.manifest, folder.notes)
+    return Report(found, folder.environment, folder.build, folder.manifest, tuple(notes))
 
 
 def chosen(report: Report, named: Sequence[str]) -> tuple[Setting, ...]:

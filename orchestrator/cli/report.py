@@ -43,6 +43,7 @@ def report(
     """
     from orchestrator.cli.reading import chosen, report_of, write_files
     from orchestrator.report.document import document
+    from orchestrator.report.markdown import skips
 
     found, folder = report_of(ctx, run)
     settings = chosen(found, regime or ())
@@ -57,6 +58,8 @@ def report(
         return
     for words in (found.title, *found.headlines(), *found.sentences()):
         typer.echo(words)
+    for words in skips(found.study):
+        typer.echo(f"not timed: {words}")
     for words in found.warnings():
         typer.echo(f"note: {words}")
     for path in written:

@@ -94,6 +94,10 @@ def compared(
     def both(name: str) -> bool:
         return all(name in (report.study.subject, *report.study.baselines) for report in (before, after))
 
+    for which, report in (("first", before), ("second", after)):
+        if not report.study.cases:
+            nothing = Comparability(Level.REFUSED, (f"the {which} run measured nothing",))
+            return Comparison(before, after, nothing, relative_to, tolerance, (), ())
     found = comparability(fingerprint(before), fingerprint(after), across_devices=across_devices)
     found = with_caveats(found, before, after)
     base = relative_to or (DEFAULT if both(DEFAULT) and not absolute else "")

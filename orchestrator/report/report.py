@@ -133,7 +133,7 @@ def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:
     for baseline in [DEFAULT] if DEFAULT in part.baselines else part.baselines[:1]:
         mean, cases = part.geomean(baseline)
         if cases:
-            grid = f"all {count(cases, 'case')} of the grid" if cases == total else f"{cases} of {count(total, 'case')}"
+            grid = f"all {cases} cases of the grid" if cases == total > 1 else f"{cases} of {count(total, 'case')}"
             said.append(f"{prefix}Geometric mean against {baseline} over {grid}: {ratio(mean)}.")
     controls = part.controls
     if controls:

@@ -74,6 +74,25 @@ def test_a_broken_run_is_reported_as_far_as_it_goes(bench: Bench, tmp_path: Path
     assert "no column case_id" in bench("report", str(tmp_path / "other.csv"), code=1).err
 
 
+def test_one_file_that_is_none_of_ours_hides_no_other(bench: Bench, tmp_path: Path) -> None:
+    cases = tmp_path / "run" / "cases"
+    cases.mkdir(parents=True)
+    (cases / "a.csv").write_text(measured(1.0, 1))
+    (cases / "b.csv").write_text("something else\n1\n")
+    out = bench("report", str(tmp_path / "run")).out
+    assert "faster in 2 of 2 cases" in out
+    assert "Left out: b.csv: not a result file" in out
+
+
+def test_what_was_not_timed_is_said_with_its_reason(bench: Bench, tmp_path: Path) -> None:
+    skipped = folder(tmp_path / "skipped", csv_text([skip("bench", "no compiler"), skip("sdpa:cudnn", "needs CUDA")]))
+    out = bench("report", str(skipped)).out
+    assert "not timed: bench in 1 case: no compiler" in out
+    assert "not timed: sdpa:cudnn in 1 case: needs CUDA" in out
+    empty = folder(tmp_path / "empty", csv_text([]))
+    assert "the second run measured nothing" in bench("compare", str(skipped), str(empty), code=13).err
+
+
 def test_a_folder_of_cases_alone_is_enough(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "run" / "cases").mkdir(parents=True)
     (tmp_path / "run" / "cases" / "one.csv").write_text(measured(1.0, 1))
