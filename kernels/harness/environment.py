@@ -89,7 +89,7 @@ def protocol(where: torch.device, asked: Spec) -> dict[str, object]:
         "case_budget_s": asked.case_budget_s,
         "cache": asked.cache,
         "cache_turned_over": input_sets.AIM,
-        "most_input_sets": input_sets.MOST_SETS,
+        "most_input_sets": input_sets.MOST_SETS[where.type],
         "timer": "CUDA events" if cuda else "perf_counter_ns",
         "rest_times": timers.REST_TIMES if cuda else 0,
         "rest_most_s": timers.REST_MOST_S if cuda else 0,

@@ -17,7 +17,8 @@ from kernels.harness.axes import Inputs
 
 AIM = 2
 """Between two uses of a set, others of this many times the cache's size are read: caches do not forget in order."""
-MOST_SETS = 256
+MOST_SETS = {"cuda": 256, "cpu": 128}
+"""On a processor each copy costs a call and a look before it is timed, which tiny problems have to pay for."""
 ASSUMED_CACHE_BYTES = 32 << 20
 """Where the size of the cache cannot be found out."""
 SHARE_OF_MEMORY = {"cuda": 4, "cpu": 8}
@@ -32,8 +33,8 @@ class Rotation:
     cache: str
 
 
-def rotation(asked: str, set_bytes: int, cache_bytes: int, free_bytes: int) -> Rotation:
-    """The copies that it takes for `asked` (`cold` or `warm`). `set_bytes` is what one call reads and writes.
+def rotation(asked: str, set_bytes: int, cache_bytes: int, free_bytes: int, most: int = MOST_SETS["cuda"]) -> Rotation:
+    """The copies, at `most`, that `asked` takes (`cold` or `warm`). `set_bytes` is what one call reads and writes.
 
     A set that is larger than `AIM` caches by itself is still given a second one where memory allows. What is asked for
     cold and cannot be had is `mixed`: some of the inputs may be in the cache still.
@@ -41,7 +42,7 @@ def rotation(asked: str, set_bytes: int, cache_bytes: int, free_bytes: int) -> R
     if asked == "warm":
         return Rotation(1, "warm")
     wanted = 1 + max(1, math.ceil(AIM * cache_bytes / set_bytes))
-    sets = max(1, min(wanted, MOST_SETS, free_bytes // set_bytes))
+    sets = max(1, min(wanted, most, free_bytes // set_bytes))
     between = (sets - 1) * set_bytes
     return Rotation(sets, "cold" if between >= cache_bytes or set_bytes >= AIM * cache_bytes else "mixed")
 

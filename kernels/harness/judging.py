@@ -20,6 +20,7 @@ from kernels.harness.contenders import Bound, Built, bind, build, check, check_c
 from kernels.harness.facts import Facts, log
 from kernels.harness.input_sets import (
     ASSUMED_CACHE_BYTES,
+    MOST_SETS,
     Rotation,
     cache_bytes,
     copies,
@@ -109,7 +110,7 @@ def spread(session: Session, bench: Built | BuildFailed | None, judged: Judged) 
     case, device = judged.case, session.device
     size = set_bytes(case)
     cache = cache_bytes(device) or ASSUMED_CACHE_BYTES
-    asked = rotation(session.spec.cache, size, cache, free_bytes(device))
+    asked = rotation(session.spec.cache, size, cache, free_bytes(device), MOST_SETS[device.type])
     sets = copies(judged.inputs, asked.sets)
     plans: dict[str, list[Plan]] = {}
     peaks: dict[str, int | None] = {}

@@ -141,6 +141,7 @@ class CudaTimer:
 def captured(contender: Contender, calls: int) -> torch.cuda.CUDAGraph:
     """A graph of `calls` calls on the input sets in turn. What loads or allocates for the first time must have happened
     before. Raises `Unavailable`."""
+    outer = torch.cuda.current_stream()
     try:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -155,6 +156,8 @@ def captured(contender: Contender, calls: int) -> torch.cuda.CUDAGraph:
         graph.replay()
         torch.cuda.synchronize()
     except RuntimeError as exc:
+        # A capture that fails may leave its own stream the current one.
+        torch.cuda.set_stream(outer)
         first = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
         raise Unavailable(f"its calls cannot be captured in a graph: {first[:160]}") from exc
     return graph

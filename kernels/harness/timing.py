@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from kernels.attention.interface import Unavailable
 from kernels.harness.clocks import Clocks, Reading
 from kernels.harness.host import Host, HostReading
@@ -91,11 +93,11 @@ def measure(
     ready = []
     for contender in contenders:
         with contender.scope():
-            called[contender.implementation] = fixed_calls(contender, warmup)
             try:
+                called[contender.implementation] = fixed_calls(contender, warmup)
                 timers[contender.implementation] = timer(contender)
-            except Unavailable as exc:
-                refused[contender.implementation] = str(exc)
+            except (Unavailable, torch.OutOfMemoryError, MemoryError) as exc:
+                refused[contender.implementation] = str(exc) if isinstance(exc, Unavailable) else "out of memory"
                 continue
         ready.append(contender)
     course = Course(ready, timers, rng, clocks, host or Host(), pause)
@@ -107,6 +109,8 @@ def measure(
             for sample in course.block():
                 latencies[sample.implementation].append(sample.latency_us)
                 keep(sample)
+            for name in course.refused:
+                latencies.pop(name, None)
             if reason := enough(latencies):
                 stopped = reason
                 break
@@ -116,13 +120,14 @@ def measure(
         warming=Warming(called, ended),
         overhead_us={name: one.overhead_us for name, one in timers.items()},
         host_us={name: one.host_us for name, one in timers.items()},
-        refused=refused,
+        refused=refused | course.refused,
     )
 
 
 @dataclass
 class Course:
-    """Block after block of all contenders. `number` counts the blocks so far."""
+    """Block after block of all contenders. `number` counts the blocks so far; `refused` has what ran out of memory on
+    the way and is left out from then on."""
 
     contenders: Sequence[Contender]
     timers: Mapping[str, Timer]
@@ -132,6 +137,7 @@ class Course:
     pause: Callable[[float], None]
     number: int = 0
     order: list[Contender] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.turns = Turns(len(self.contenders[0].plans) if self.contenders else 1)
@@ -141,13 +147,18 @@ class Course:
         self.number += 1
         odd = self.number % 2
         self.order = self.rng.sample(self.contenders, len(self.contenders)) if odd else self.order[::-1]
+        self.order = [one for one in self.order if one.implementation not in self.refused]
         around = self.host.read()
         for position, contender in enumerate(self.order, start=1):
             timer = self.timers[contender.implementation]
             plans = self.turns.take(contender, timer.calls_made)
             started_at, before = now(), self.clocks.energy_j()
-            with contender.scope():
-                latency_us = timer(plans)
+            try:
+                with contender.scope():
+                    latency_us = timer(plans)
+            except (torch.OutOfMemoryError, MemoryError):
+                self.refused[contender.implementation] = "out of memory while it was timed"
+                continue
             after = self.clocks.energy_j()
             yield Sample(
                 implementation=contender.implementation,
@@ -171,6 +182,7 @@ class Course:
         times: dict[str, list[float]] = {}
         for sample in samples:
             times.setdefault(sample.implementation, []).append(sample.latency_us)
+        times = {name: own for name, own in times.items() if name not in self.refused}
         return Window(times, [s.reading.sm_clock_mhz for s in samples if s.reading.sm_clock_mhz is not None])
 
 

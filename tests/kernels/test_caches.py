@@ -30,13 +30,14 @@ from kernels.harness.input_sets import (
 
 CPU = torch.device("cpu")
 CASE = Case(Shape(batch=2, heads=4, kv_heads=2, seq_q=9, seq_k=11, head_dim=8, causal=True), "bfloat16")
+MOST = MOST_SETS["cpu"]
 SIZE = st.integers(1, 1 << 40)
 
 
 @given(SIZE, SIZE, SIZE)
 def test_what_is_called_cold_has_turned_the_cache_over_since_it_was_last_read(size: int, cache: int, free: int) -> None:
-    turns = rotation("cold", size, cache, free)
-    assert 1 <= turns.sets <= MOST_SETS
+    turns = rotation("cold", size, cache, free, MOST)
+    assert 1 <= turns.sets <= MOST
     assert turns.sets == 1 or turns.sets * size <= free
     passed_through = max((turns.sets - 1) * size, size / AIM)
     assert (turns.cache == "cold") == (passed_through >= cache)
@@ -45,9 +46,9 @@ def test_what_is_called_cold_has_turned_the_cache_over_since_it_was_last_read(si
 
 @given(SIZE, SIZE)
 def test_with_memory_to_spare_only_problems_that_are_tiny_beside_the_cache_are_not_cold(size: int, cache: int) -> None:
-    turns = rotation("cold", size, cache, 1 << 60)
-    assert turns.cache == "cold" or (MOST_SETS - 1) * size < cache
-    if turns.sets < MOST_SETS:
+    turns = rotation("cold", size, cache, 1 << 60, MOST)
+    assert turns.cache == "cold" or (MOST - 1) * size < cache
+    if turns.sets < MOST:
         assert (turns.sets - 1) * size >= AIM * cache > (turns.sets - 2) * size or turns.sets == 2
 
 

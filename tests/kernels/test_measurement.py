@@ -211,6 +211,33 @@ def test_a_contender_that_a_regime_cannot_time_is_left_out_with_the_reason() -> 
     assert measured(journal, "b", warmup=0)[0].refused == {}
 
 
+@pytest.mark.parametrize("when", [0, 1, 2, 7, 30])
+@pytest.mark.parametrize("warmup", [0, "steady"])
+def test_a_contender_that_runs_out_of_memory_is_left_out_and_the_others_are_measured_on(
+    when: int, warmup: int | str
+) -> None:
+    calls: list[str] = []
+
+    class Greedy(Journal.Stopwatch):
+        def __call__(self, plans: Sequence[Callable[[], torch.Tensor]]) -> float:
+            calls.append(self.name)
+            if self.name == "b" and calls.count("b") > when:
+                raise MemoryError
+            return super().__call__(plans)
+
+    journal = Journal(lasts=lambda _: 5.0)
+    kept: list[Sample] = []
+    done = measure(
+        [journal.contender(name) for name in "abc"], blocks=12, warmup=warmup,
+        timer=lambda one: Greedy(journal, one.implementation), rng=axes.order(CASE, 1), clocks=NoClocks(),
+        keep=kept.append, pause=lambda _: None, enough=rule(0.5),
+    )  # fmt: skip
+    refused = {"b": "out of memory while it was timed"} if when < 30 else {}
+    assert dict(done.refused) == refused
+    assert {name: len(times) for name, times in done.latencies.items()} == dict.fromkeys("ac" if refused else "abc", 12)
+    assert sum(sample.implementation == "a" for sample in kept) == 12
+
+
 def test_where_nothing_can_be_timed_nothing_is() -> None:
     def timer(_: Contender) -> Timer:
         raise Unavailable("no")
