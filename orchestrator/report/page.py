@@ -25,7 +25,7 @@ figcaption,caption{{font-size:.9rem;text-align:left;max-width:46rem}}
 table{{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;width:100%}}
 th,td{{padding:.28rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}}
 th{{font-weight:600;border-bottom:1.5px solid var(--soft)}}th:first-child,td:first-child{{text-align:left}}
-td.left,th.left,th.wrap{{text-align:left}}td.wrap{{white-space:normal;text-align:left}}
+td.left,th.left,th.wrap{{text-align:left}}td.wrap{{white-space:normal;overflow-wrap:anywhere;text-align:left}}
 th.group{{text-align:center;border-bottom:1px solid var(--line)}}
 .faster{{color:var(--good);font-weight:600}}.slower{{color:var(--bad);font-weight:600}}
 {FIGURE_CSS}
