@@ -20,6 +20,7 @@ from orchestrator.ports import Bucket, Clock, Cloud, EventLog, History, Notice, 
 from orchestrator.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from orchestrator.adapters.baselines import BaselineStore
     from orchestrator.adapters.index import RunIndex
     from orchestrator.adapters.ledger import LedgerStore
     from orchestrator.adapters.notify import Notifiers
@@ -150,6 +151,12 @@ class Wiring:
         from orchestrator.adapters.index import RunIndex
 
         return RunIndex(self.bucket)
+
+    @cached_property
+    def baselines(self) -> BaselineStore:
+        from orchestrator.adapters.baselines import BaselineStore
+
+        return BaselineStore(self.bucket, self.clock)
 
     @cached_property
     def history(self) -> History:

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from orchestrator import __version__
 from orchestrator.cli import (
+    baseline,
     budget,
     cloud,
     compare,
@@ -92,6 +93,7 @@ app.command("logs")(logs.logs)
 app.command("fetch")(fetch.fetch)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
+app.add_typer(baseline.app, name="baseline")
 app.command("history")(history.history)
 app.command("stop")(stop.stop)
 app.command("reap")(reap.reap)

@@ -17,7 +17,8 @@ BenchError 1                      something else went wrong
 ├── NotFound 10                   no such run, bucket or object
 ├── LocalError 11                 this machine: a folder that cannot be written, a file in the way
 ├── Regression 12                 a comparison found something slower, beyond noise and tolerance
-└── NotComparable 13              runs that must not be set side by side, or that have nothing in common
+├── NotComparable 13              runs that must not be set side by side, or that have nothing in common
+└── Undecided 14                  `--fail-on inconclusive`, and a comparison came to no conclusion
 ```
 130 is Ctrl-C outside a followed run. A followed run detaches on Ctrl-C and exits 0: the run goes on.
 """
@@ -99,3 +100,7 @@ class Regression(BenchError):
 
 class NotComparable(BenchError):
     exit_code = 13
+
+
+class Undecided(BenchError):
+    exit_code = 14

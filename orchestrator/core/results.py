@@ -263,16 +263,27 @@ def _larger(one: float | None, other: float | None) -> float | None:
 
 
 def summarize(rows: Iterable[Row]) -> tuple[Summary, ...]:
-    """A summary for each case, regime and implementation, cases by their numbers, the others as they first come. An
-    implementation with any skip row on a case has no timing there in that regime, whatever other rows it has."""
-    cases: dict[tuple[str, str], dict[str, dict[str, _Tally]]] = {}
+    """A summary for each case, regime (with its caches) and implementation, cases by their numbers, the others as they
+    first come. An implementation with any skip row on a case has no timing there in that regime, whatever other rows it
+    has; a skip row that names no regime, or no caches, holds in all of them."""
+    cases: dict[tuple[str, str], dict[tuple[str, str], dict[str, _Tally]]] = {}
+    vague: list[Row] = []
     for row in rows:
-        regime = cases.setdefault((row.run_id, row.case_id), {}).setdefault(row.regime, {})
-        regime.setdefault(row.implementation, _Tally(row)).add(row)
+        case = cases.setdefault((row.run_id, row.case_id), {})
+        if row.skipped and not (row.regime and row.cache):
+            vague.append(row)
+        else:
+            case.setdefault((row.regime, row.cache), {}).setdefault(row.implementation, _Tally(row)).add(row)
+    for row in vague:
+        case = cases[row.run_id, row.case_id]
+        own = [key for key in case if row.regime in ("", key[0]) and row.cache in ("", key[1])]
+        for regime, cache in own or [(row.regime, row.cache)]:
+            held = row.model_copy(update={"regime": regime, "cache": cache})
+            case.setdefault((regime, cache), {}).setdefault(row.implementation, _Tally(held)).add(held)
     found: list[Summary] = []
     for key in sorted(cases, key=lambda key: (key[0], case_order(key[1]))):
-        for regime in cases[key].values():
-            alone = {name: tally.summary() for name, tally in regime.items()}
+        for tallies in cases[key].values():
+            alone = {name: tally.summary() for name, tally in tallies.items()}
             baselines = {
                 name: summary.median_us
                 for name, summary in alone.items()

@@ -249,6 +249,36 @@ def test_cases_are_compared_within_their_own_run_and_come_in_the_order_of_their_
     ]
 
 
+def test_what_differs_in_its_regime_or_its_caches_is_never_summed_up_together() -> None:
+    rows = parse_csv(
+        text_of(
+            record(latency_us="10", cache="cold"),
+            record(latency_us="30", cache="warm"),
+            record(latency_us="50", regime="sustained", cache="cold"),
+            record(latency_us="25", regime="sustained", cache="cold", implementation="sdpa:flash"),
+        )
+    )
+    found = [(s.regime, s.cache, s.implementation, s.median_us, dict(s.speedup)) for s in summarize(rows)]
+    assert found == [
+        ("burst", "cold", "bench", 10, {}),
+        ("burst", "warm", "bench", 30, {}),
+        ("sustained", "cold", "bench", 50, {"sdpa:flash": 0.5}),
+        ("sustained", "cold", "sdpa:flash", 25, {}),
+    ]
+
+
+def test_a_skip_that_names_no_regime_or_no_caches_holds_in_all_of_them_and_alone_is_kept() -> None:
+    wrong = skip("bench", "wrong", regime="")
+    rows = parse_csv(text_of(record(cache="cold"), record(regime="sustained", cache="warm"), wrong))
+    assert [(s.regime, s.cache, s.count, s.skipped) for s in summarize(rows)] == [
+        ("burst", "cold", 0, "wrong"),
+        ("sustained", "warm", 0, "wrong"),
+    ]
+    rows = parse_csv(text_of(record(cache="cold"), record(regime="sustained"), skip("bench", "wrong")))
+    assert [(s.regime, s.count, s.skipped) for s in summarize(rows)] == [("burst", 0, "wrong"), ("sustained", 1, "")]
+    assert [(s.regime, s.skipped) for s in summarize(parse_csv(text_of(wrong)))] == [("", "wrong")]
+
+
 def test_the_summary_file_has_a_line_for_each_and_says_what_is_missing() -> None:
     rows = parse_csv(
         text_of(
