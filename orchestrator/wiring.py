@@ -39,6 +39,11 @@ def wire(*, project: str = "", bucket: str = "") -> Wiring:
     return Wiring(settings)
 
 
+def wire_embedded() -> Wiring:
+    """The embedded cloud, whatever the settings say of a project."""
+    return Wiring(load_settings().model_copy(update={"project": "", "bucket": ""}))
+
+
 def utc_now() -> datetime:
     return datetime.now(UTC)
 

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "resume": {"core", "ports", "engine", "launch"},
     "reconcile": {"core", "ports", "engine"},
     "log_tail": {"core", "ports"},
+    "doctor": {"core"},
     "wiring": {"core", "ports", "settings", "engine", "launch", "adapters", "embedded"},
     "cli": {
         "core",
@@ -37,6 +38,7 @@ MAY_IMPORT = {
         "resume",
         "reconcile",
         "log_tail",
+        "doctor",
         "wiring",
         "adapters",
         "embedded",

@@ -15,8 +15,10 @@ from orchestrator.cli import (
     compare,
     costs,
     diagnose,
+    doctor,
     fetch,
     history,
+    init,
     launch,
     logs,
     plan,
@@ -85,6 +87,8 @@ def root(
     ctx.obj = Options(project=project, bucket=bucket)
 
 
+app.command("init")(init.init)
+app.command("doctor")(doctor.doctor)
 app.command("launch")(launch.launch)
 app.command("plan")(plan.plan)
 app.command("status")(status.status)

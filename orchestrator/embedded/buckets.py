@@ -176,6 +176,10 @@ class Buckets:
 CAREFUL: Document = {
     "location": "US-CENTRAL1",
     "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}, "publicAccessPrevention": "enforced"},
-    "lifecycle": {"rule": [{"action": {"type": "Delete"}, "condition": {"age": 30, "matchesPrefix": ["payloads/"]}}]},
-    "softDeletePolicy": {"retentionDurationSeconds": "0"},
+    "lifecycle": {
+        "rule": [
+            {"action": {"type": "Delete"}, "condition": {"age": 180, "matchesPrefix": ["payloads/"]}},
+            {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}},
+        ]
+    },
 }
