@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 from google.auth.credentials import Credentials
 from google.auth.exceptions import GoogleAuthError
@@ -113,7 +114,7 @@ class Rest:
         return answer
 
     def _once(self, request: Request) -> Answer:
-        url = self._endpoints[request.service].rstrip("/") + request.path
+        url = self._endpoints[request.service].rstrip("/") + quote(request.path, safe="/:@")
         begun = datetime.now(UTC)
         try:
             reply = self._session().request(

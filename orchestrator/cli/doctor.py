@@ -104,7 +104,16 @@ def _agreed(steps: Sequence[Step], *, yes: bool, json: bool) -> bool:
     typer.echo("this would be done, and costs nothing:")
     for step in steps:
         typer.echo(f"  {describe(step)}")
-    return typer.confirm("do it?")
+    return confirmed()
+
+
+def confirmed() -> bool:
+    """Whether somebody says yes; nobody there, or an interruption, is a no."""
+    try:
+        return typer.confirm("do it?")
+    except typer.Abort:
+        typer.echo("\nnothing was done; --yes does it without asking")
+        return False
 
 
 def _mend(clinic: Clinic, steps: Sequence[Step], say: Callable[[str], None]) -> None:

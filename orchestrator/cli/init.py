@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.doctor import confirmed
 from orchestrator.cli.options import Json, Options, emit_json, options
 
 if TYPE_CHECKING:
@@ -179,4 +180,4 @@ def _agreed(steps: Sequence[Step], *, yes: bool, replace: bool, json: bool) -> b
         )
     if yes:
         return True
-    return not json and typer.confirm("do it?")
+    return not json and confirmed()

@@ -114,7 +114,7 @@ class Buckets:
             case "GET", "/iam":
                 return self._policy(self.policies.get(f"bucket {name}"), name)
             case "PUT", "/iam":
-                return self._policy(self.policies.set(f"bucket {name}", body), name)
+                return self._policy(self._changed(f"bucket {name}", body), name)
             case "GET", "/iam/testPermissions":
                 wanted = parse_qs(split.query).get("permissions", [])
                 answer: Document = {"kind": "storage#testIamPermissionsResponse"}
@@ -168,6 +168,13 @@ class Buckets:
         document |= {key: told[key] for key in ("lifecycle", "labels", "versioning") if key in told}
         self.store.put("bucket", name, document)
         return document
+
+    def _changed(self, resource: str, policy: Any) -> Document:
+        try:
+            return self.policies.set(resource, policy)
+        except ApiError as error:
+            # Cloud Storage calls a changed policy a precondition that was not met.
+            raise (ApiError(412, error.message) if error.status == 409 else error) from None
 
     def _policy(self, policy: Document, name: str) -> Document:
         return {"kind": "storage#policy", "resourceId": f"projects/_/buckets/{name}", **policy}

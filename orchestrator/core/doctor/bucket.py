@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
 from orchestrator.core.permissions import BUCKET, BUCKET_READER, OBJECT_USER, names
@@ -17,7 +15,7 @@ STORAGE = "storage.googleapis.com"
 
 def bucket(subject: Subject) -> Conversation[Verdict]:
     name = subject.bucket
-    answer = yield Request("storage", "GET", f"/storage/v1/b/{quote(name, safe='')}", {"projection": "noAcl"})
+    answer = yield Request("storage", "GET", f"/storage/v1/b/{name}", {"projection": "noAcl"})
     if answer.status == 404:
         step = MakeBucket(subject.project, name, subject.regions[0])
         return bad(f"there is no bucket gs://{name}", "", step)
@@ -39,7 +37,7 @@ def bucket(subject: Subject) -> Conversation[Verdict]:
 
 
 def rights(subject: Subject) -> Conversation[Verdict]:
-    path = f"/storage/v1/b/{quote(subject.bucket, safe='')}/iam/testPermissions"
+    path = f"/storage/v1/b/{subject.bucket}/iam/testPermissions"
     wanted = names(BUCKET)
     answer = yield Request("storage", "GET", path, {"permissions": list(wanted)})
     grant = _grant(subject, OBJECT_USER)

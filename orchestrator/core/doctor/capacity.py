@@ -46,7 +46,9 @@ def of_gpu(gpu: Gpu) -> Callable[[Subject], Conversation[Verdict]]:
         standard = [room for room in rooms if room.standard]
         if spot:
             more = f", on demand in {len(standard)}" if standard else ""
-            return fine(f"spot in {len(spot)} of {len(rooms)} regions ({_some(spot)}){more}")
+            lent = sum(room.lent for room in spot)
+            out_of = f"; in {lent} out of the on-demand quota, as none was granted for spot" if lent else ""
+            return fine(f"spot in {len(spot)} of {len(rooms)} regions ({_some(spot)}){more}{out_of}")
         wish = _ask_for(subject, gpu.quota_preemptible, regions[0])
         if standard:
             return doubt(f"no spot quota; on demand in {len(standard)} of {len(rooms)} regions ({_some(standard)})", wish)
@@ -63,6 +65,8 @@ class Room:
     region: str
     spot: bool
     standard: bool
+    lent: bool
+    """Spot counts against the on-demand quota there."""
     shortage: str
 
 
@@ -74,7 +78,8 @@ def _room(gpu: Gpu, region: str, quotas: tuple[Quota, ...]) -> Room:
         found = shortage(gpu, offer, quotas)
         short[provisioning] = found.text if found else ""
     sold = gpu.quota_standard is not None
-    return Room(region, not short["SPOT"], sold and not short["STANDARD"], short["SPOT"])
+    lent = any(quota.metric == gpu.quota_preemptible and quota.limit == 0 for quota in quotas)
+    return Room(region, not short["SPOT"], sold and not short["STANDARD"], lent, short["SPOT"])
 
 
 def _some(rooms: list[Room]) -> str:

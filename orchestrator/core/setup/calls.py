@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
 from orchestrator.core.rest import Answer, Conversation, Pause, Request, Service
 from orchestrator.core.setup.plan import APIS, LAUNCHER_ROLE, MACHINE_ROLE, Standing, Wanted, custom_role, grants
@@ -40,7 +39,7 @@ def survey(wanted: Wanted, settings: Mapping[str, str]) -> Conversation[Standing
         for entry in services.document.get("services", ())
         if services.good and entry.get("state") == "ENABLED"
     )
-    bucket = yield Request("storage", "GET", f"/storage/v1/b/{quote(wanted.bucket, safe='')}", {"projection": "noAcl"})
+    bucket = yield Request("storage", "GET", f"/storage/v1/b/{wanted.bucket}", {"projection": "noAcl"})
     account = yield account_of(project, wanted.email)
     roles: dict[str, frozenset[str]] = {}
     for role_id in (MACHINE_ROLE, LAUNCHER_ROLE):
@@ -122,7 +121,7 @@ def _make_role(step: MakeRole) -> Outcome:
 def read_policy(kind: str, owner: str, email: str = "") -> Request:
     """Asks for the policy of a `project`, a `bucket`, or an `account` (of the project `owner`)."""
     if kind == "bucket":
-        path = f"/storage/v1/b/{quote(owner, safe='')}/iam"
+        path = f"/storage/v1/b/{owner}/iam"
         return Request("storage", "GET", path, {"optionsRequestedPolicyVersion": POLICY_VERSION})
     if kind == "account":
         path = f"/v1/projects/{owner}/serviceAccounts/{email}:getIamPolicy"
@@ -133,7 +132,7 @@ def read_policy(kind: str, owner: str, email: str = "") -> Request:
 
 def _write_policy(kind: str, owner: str, email: str, policy: Mapping[str, Any]) -> Request:
     if kind == "bucket":
-        return Request("storage", "PUT", f"/storage/v1/b/{quote(owner, safe='')}/iam", body=policy)
+        return Request("storage", "PUT", f"/storage/v1/b/{owner}/iam", body=policy)
     if kind == "account":
         path = f"/v1/projects/{owner}/serviceAccounts/{email}:setIamPolicy"
         return Request("iam", "POST", path, body={"policy": policy})
