@@ -13,7 +13,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orchestrator.core.errors import ConfigError
 
-
 Cap = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 CAPS: Final = ("per_run_usd", "per_day_usd", "per_month_usd", "total_usd")
 

@@ -41,8 +41,8 @@ class OnlyLooking(RuntimeError):
 class Rest:
     """Sends requests; thread-safe: each thread has a session of its own.
 
-    endpoints: base URLs by service, over Google's own. changes: whether anything but looking is allowed. remembers: whether
-    a question that was answered well is not sent a second time.
+    endpoints: base URLs by service, over Google's own. changes: whether anything but looking is allowed.
+    remembers: whether a question that was answered well is not sent a second time.
     """
 
     def __init__(
@@ -89,12 +89,13 @@ class Rest:
             return found
 
     def ask(self, request: Request) -> Answer:
-        """One request; a lost answer to a question that only looks is asked for once more. Raises nothing of its own."""
+        """One request; a lost answer to a question that only looks is asked for once more. Raises nothing."""
         if not self._changes and not request.reads:
             raise OnlyLooking(f"{request.method} {request.path}")
         if not (self._remembers and request.reads):
             return self._send(request)
-        key = json.dumps([request.service, request.method, request.path, dict(request.query), request.body], default=dict)
+        whole = [request.service, request.method, request.path, dict(request.query), request.body]
+        key = json.dumps(whole, default=dict)
         with self._guard:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:  # two checks that want to know the same thing ask once

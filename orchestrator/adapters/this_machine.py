@@ -53,8 +53,8 @@ def compiler() -> str:
 
 
 def writable(folder: Path) -> tuple[str, int]:
-    """Why nothing can be written to a folder (or below its nearest parent, where it is not made yet), and the bytes free
-    there. The first is empty where all is well."""
+    """Why nothing can be written to a folder (or its nearest parent, where it is not made yet), and the bytes free.
+    The first is empty where all is well."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         if not there.is_dir():

@@ -75,7 +75,7 @@ def load_asked(asked: Asked) -> tuple[Config, str]:
 
 
 def settled(text: str, *, own: bool) -> tuple[str, ...]:
-    """What this user's settings put in the place of a bundled configuration's values, or of what is not said in one's own."""
+    """What this user's settings put in the place of a bundled configuration's values, or add to one of one's own."""
     from orchestrator.core import yamltext
     from orchestrator.settings import load_settings
 

@@ -133,7 +133,10 @@ def cloud_tasks(clinic: Clinic) -> tuple[Task, ...]:
     """Those of the project; the embedded cloud is a project like any other."""
     subject = _before(clinic)
     listed = checks.cloud_checks(subject)
-    return (Task(checks.CREDENTIALS, clinic.prove), *(Task(check, partial(clinic.look, made)) for check, made in listed))
+    return (
+        Task(checks.CREDENTIALS, clinic.prove),
+        *(Task(check, partial(clinic.look, made)) for check, made in listed),
+    )
 
 
 def _before(clinic: Clinic) -> Subject:

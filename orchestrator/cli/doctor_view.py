@@ -35,7 +35,15 @@ def page(results: Sequence[Result], where: str, seconds: float) -> RenderableTyp
         quiet = "dim" if result.verdict.level in (Level.OK, Level.SKIPPED) else ""
         table.add_row(Text(mark, style), Text(result.check.title), Text(result.verdict.why, quiet))
     count = counted(results)
-    parts = [f"{count[level]} {word}" for level, word in ((Level.OK, "ok"), (Level.WARN, "to know"), (Level.FAIL, "to mend"), (Level.SKIPPED, "not looked at"))]
+    parts = [
+        f"{count[level]} {word}"
+        for level, word in (
+            (Level.OK, "ok"),
+            (Level.WARN, "to know"),
+            (Level.FAIL, "to mend"),
+            (Level.SKIPPED, "not looked at"),
+        )
+    ]
     total = Text(f"{', '.join(parts)}; {seconds:.1f} s, nothing spent", "bold" if count[Level.FAIL] else "")
     return Group(table, *_remedies(results), Text(), total)
 

@@ -61,7 +61,9 @@ def init(
         project = project or typer.prompt("project id")
         bucket = bucket or typer.prompt("bucket", default=f"{project}-bench")
         location = location or typer.prompt("where the bucket lies", default=asked.DEFAULT_LOCATION)
-        launcher = launcher or typer.prompt("who may launch (user:…; empty: only owners)", default="", show_default=False)
+        launcher = launcher or typer.prompt(
+            "who may launch (user:…; empty: only owners)", default="", show_default=False
+        )
         for key, default in asked.DEFAULT_CAPS.items():
             text = f"cap in dollars, {key.removesuffix('_usd').replace('_', ' ')}"
             caps[key] = caps[key] or typer.prompt(text, default=default)
@@ -128,7 +130,14 @@ def _carry_out(wanted: Wanted, setup: Setup, *, yes: bool, replace: bool, json: 
         _show(wanted, steps)
     if steps and not _agreed(steps, yes=yes, replace=replace, json=json):
         if json:
-            emit_json({"schema": 1, "project": wanted.project, "bucket": wanted.bucket, "steps": [_step(s, False) for s in steps]})
+            emit_json(
+                {
+                    "schema": 1,
+                    "project": wanted.project,
+                    "bucket": wanted.bucket,
+                    "steps": [_step(s, False) for s in steps],
+                }
+            )
         return
     for step in steps:
         try:
@@ -138,7 +147,12 @@ def _carry_out(wanted: Wanted, setup: Setup, *, yes: bool, replace: bool, json: 
             hint = f"{exc.hint}. {len(done)} of {len(steps)} steps are done; the rest: `bench init` again"
             if json:
                 emit_json(
-                    {"schema": 1, "project": wanted.project, "bucket": wanted.bucket, "steps": [*done, *(_step(s, False) for s in left)]}
+                    {
+                        "schema": 1,
+                        "project": wanted.project,
+                        "bucket": wanted.bucket,
+                        "steps": [*done, *(_step(s, False) for s in left)],
+                    }
                 )
             raise type(exc)(str(exc), hint=hint) from exc
         done.append(_step(step, True))
@@ -176,7 +190,8 @@ def _agreed(steps: Sequence[Step], *, yes: bool, replace: bool, json: bool) -> b
     over = [key for step in steps if isinstance(step, WriteSettings) for key in step.replaces]
     if yes and over and not replace:
         raise ConfigError(
-            f"settings.yaml says otherwise: {', '.join(over)}", hint="--replace overwrites them; without --yes you are asked"
+            f"settings.yaml says otherwise: {', '.join(over)}",
+            hint="--replace overwrites them; without --yes you are asked",
         )
     if yes:
         return True

@@ -40,7 +40,9 @@ LOOKER: Final = (
     Need("serviceusage.services.list", "see which APIs are on", "core/doctor/project.py apis"),
     Need("compute.regions.list", "see the quotas of all regions at once", "core/doctor/capacity.py regions"),
     Need("compute.networks.get", "see the network", "core/doctor/machine.py network"),
-    Need("compute.subnetworks.list", "see whether Google is reached without an address", "core/doctor/machine.py network"),
+    Need(
+        "compute.subnetworks.list", "see whether Google is reached without an address", "core/doctor/machine.py network"
+    ),
     Need("compute.routers.list", "see whether there is a Cloud NAT", "core/doctor/machine.py network"),
     Need("iam.serviceAccounts.get", "see the machine's account", "core/doctor/machine.py account"),
 )
@@ -54,9 +56,7 @@ BUCKET: Final = (
 )
 """On the bucket, for whoever runs `bench`. The machine needs the same."""
 
-BUCKET_LOOKER: Final = (
-    Need("storage.buckets.get", "see where the bucket lies", "core/doctor/bucket.py bucket"),
-)
+BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket lies", "core/doctor/bucket.py bucket"),)
 """On the bucket, for `bench doctor`."""
 
 ACCOUNT: Final = (Need("iam.serviceAccounts.actAs", "start machines that run as it", "adapters/gce.py insert"),)

@@ -108,7 +108,9 @@ class Buckets:
             case "DELETE", None:
                 status = stored(b"")
                 if status >= 400:
-                    raise ApiError(409 if status != 404 else 404, "The bucket you tried to delete is not empty or not there.")
+                    raise ApiError(
+                        409 if status != 404 else 404, "The bucket you tried to delete is not empty or not there."
+                    )
                 self.store.drop("bucket", name)
                 return None
             case "GET", "/iam":
@@ -128,7 +130,9 @@ class Buckets:
             raise ApiError(400, f"Invalid bucket name: '{name}'", "invalid")
         status = stored(json.dumps({"name": name}).encode())
         if status == 409 and not self.weather.holds(name, "bucket_missing", bucket=name):
-            raise ApiError(409, "Your previous request to create the named bucket succeeded and you already own it.", "conflict")
+            raise ApiError(
+                409, "Your previous request to create the named bucket succeeded and you already own it.", "conflict"
+            )
         self.weather.end("bucket_missing", bucket=name)
         self.weather.end("bucket_elsewhere", bucket=name)
         return self._put(name, {key: body[key] for key in KEPT if key in body})

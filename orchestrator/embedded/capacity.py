@@ -40,9 +40,7 @@ def limited(inventory: Inventory, weather: Weather, metric: str, region: str | N
     return listed if short is None else float(short.params.get("limit", 0))
 
 
-def over_quota(
-    admitted: Admitted, vms: list[Vm], inventory: Inventory, weather: Weather
-) -> OperationError | None:
+def over_quota(admitted: Admitted, vms: list[Vm], inventory: Inventory, weather: Weather) -> OperationError | None:
     """The first quota that the insert would exceed, as the operation's error."""
     region = region_of(admitted.zone)
     for place, wanted in ((region, admitted.usage(inventory)), (None, project_wide(admitted))):

@@ -1,7 +1,7 @@
 """Conditions: what is wrong with a project from the start, and stays wrong until somebody mends it.
 
-They are written into the same document as the faults of `weather`, but they are not used up: one holds for every request
-that it concerns, until the weather is replaced. A preflight can see each of them; a fault that strikes once, later, none can.
+They are written into the same document as the faults of `weather`, but they are not used up: one holds for every
+request that it concerns, until the weather is replaced or somebody mends it. A preflight can see each of them.
 """
 
 from __future__ import annotations

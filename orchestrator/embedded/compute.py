@@ -63,7 +63,7 @@ class Compute:
 
     def answer(self, request: Request) -> Reply:
         """One request to one answer. Raises `Reset` when the weather cuts the connection."""
-        service = self.management.service_of(request.method, request.path) if serves(request.path) else "compute"
+        service = self.management.service_of(request.path) if serves(request.path) else "compute"
         fault = self.weather.take(
             request.target, lambda fault: hits_request(fault, service, request.method, request.target)
         )

@@ -37,9 +37,7 @@ def serves(path: str) -> bool:
 class Management:
     """Answers requests; raises `ApiError`. Thread-safe."""
 
-    def __init__(
-        self, *, project: str, store: Store, policies: Policies, weather: Weather, timeline: Timeline
-    ) -> None:
+    def __init__(self, *, project: str, store: Store, policies: Policies, weather: Weather, timeline: Timeline) -> None:
         self.project = project
         self.number = numeric_id(project)[:12]
         self.store = store
@@ -48,7 +46,7 @@ class Management:
         self.timeline = timeline
         self.routes = [(service, verb, re.compile(path), answer) for service, verb, path, answer in self._routes()]
 
-    def service_of(self, verb: str, path: str) -> str:
+    def service_of(self, path: str) -> str:
         """The service that a request is for; empty when there is no such method."""
         return next((service for service, _, pattern, _ in self.routes if pattern.fullmatch(path)), "")
 
@@ -170,7 +168,7 @@ class Management:
         body = body_of(request)
         account = str(body.get("accountId", ""))
         if not ACCOUNT_ID.fullmatch(account):
-            raise ApiError(400, f"The account ID \"{account}\" does not have a length between 6 and 30, or is malformed.")
+            raise ApiError(400, f'The account ID "{account}" does not have a length between 6 and 30, or is malformed.')
         email = f"{account}@{self.project}.iam.gserviceaccount.com"
         if self.store.get("service_account", email) is not None:
             raise ApiError(409, f"Service account {account} already exists within project projects/{self.project}.")

@@ -101,7 +101,9 @@ def gate(weather: Weather, project: str, service: str, verb: str, path: str) -> 
 def admit_insert(weather: Weather, project: str, body: Any) -> None:
     """Lets an insert pass, or raises what Google says where billing is off, or a network or an account is missing."""
     if weather.holds("insert", "billing_off"):
-        raise ApiError(403, f"This API method requires billing to be enabled on project {project}.", "billingNotEnabled")
+        raise ApiError(
+            403, f"This API method requires billing to be enabled on project {project}.", "billingNotEnabled"
+        )
     for interface in body.get("networkInterfaces", []):
         network = str(interface.get("network", "default")).rpartition("/")[2]
         if weather.holds("insert", "network_missing", network=network):
@@ -110,7 +112,9 @@ def admit_insert(weather: Weather, project: str, body: Any) -> None:
         email = str(account.get("email", "default"))
         for kind in ("service_account_missing", "service_account_disabled"):
             if weather.holds("insert", kind, email=email):
-                raise ApiError(400, f"The resource 'projects/{project}/serviceAccounts/{email}' was not found or is disabled.")
+                raise ApiError(
+                    400, f"The resource 'projects/{project}/serviceAccounts/{email}' was not found or is disabled."
+                )
 
 
 def held(weather: Weather, permissions: Iterable[str], victim: str) -> list[str]:
@@ -123,7 +127,8 @@ def disabled(api: str, title: str, project: str) -> ApiError:
     page = f"https://console.developers.google.com/apis/api/{api}/overview?project={project}"
     return ApiError(
         403,
-        f"{title} has not been used in project {project} before or it is disabled. Enable it by visiting {page} then retry.",
+        f"{title} has not been used in project {project} before or it is disabled. Enable it by visiting {page} then"
+        " retry.",
         "accessNotConfigured",
         details=[
             {

@@ -10,8 +10,8 @@ from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.store import Store
 
 Document = dict[str, Any]
-KINDS = ("user:", "serviceAccount:", "group:", "domain:", "principal:", "principalSet:", "projectOwner:", "projectEditor:",
-         "projectViewer:", "allUsers", "allAuthenticatedUsers")  # fmt: skip
+KINDS = ("user:", "serviceAccount:", "group:", "domain:", "principal:", "principalSet:", "projectOwner:",
+         "projectEditor:", "projectViewer:", "allUsers", "allAuthenticatedUsers")  # fmt: skip
 
 
 class Policies:
@@ -27,7 +27,7 @@ class Policies:
         return found or {"version": 1, "etag": etag(0), "bindings": []}
 
     def set(self, resource: str, policy: Any) -> Document:
-        """The policy as stored. Raises `ApiError`: 409 when it was changed since it was read, 400 for who is not there."""
+        """The policy as stored. Raises `ApiError`: 409 when it changed since it was read, 400 for who is not there."""
         if not isinstance(policy, dict) or not isinstance(policy.get("bindings", []), list):
             raise ApiError(400, "Invalid JSON payload received. The policy has no list of bindings.")
         bindings = [self._binding(binding) for binding in policy.get("bindings", [])]
@@ -39,7 +39,8 @@ class Policies:
             if policy.get("etag", before["etag"]) != before["etag"]:
                 raise ApiError(
                     409,
-                    "There were concurrent policy changes. Please retry the whole read-modify-write with exponential backoff.",
+                    "There were concurrent policy changes. Please retry the whole read-modify-write with exponential"
+                    " backoff.",
                     "aborted",
                 )
             number = int.from_bytes(base64.b64decode(before["etag"]), "big") + 1

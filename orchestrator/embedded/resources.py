@@ -164,7 +164,7 @@ class Resources:
         return link("projects", self.project, "regions", region, "subnetworks/default")
 
     def subnetworks(self, region: str, victim: str) -> list[dict[str, Any]]:
-        """The subnet of the default network in a region; from it, Google's own APIs can be reached without an address."""
+        """The default network's subnet in a region; from it, Google's APIs can be reached without an address."""
         place = link("projects", self.project, "regions", region)
         return [
             self._basics("subnetwork", "default", "regions", region, "subnetworks")
@@ -177,7 +177,7 @@ class Resources:
         ]
 
     def routers(self, region: str, victim: str) -> list[dict[str, Any]]:
-        """A router with Cloud NAT for the default network, so that a machine without an address reaches the internet."""
+        """A router with Cloud NAT: a machine of the default network reaches the internet without an address."""
         if self.weather.holds(victim, "no_nat", region=region):
             return []
         nat = {

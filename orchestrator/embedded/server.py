@@ -20,8 +20,8 @@ from orchestrator.embedded.guest import MachineFactory
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.listener import Listener, Reply, Request
 from orchestrator.embedded.machine import ProcessMachine
-from orchestrator.embedded.meter import Bill, Meter
 from orchestrator.embedded.management import Management
+from orchestrator.embedded.meter import Bill, Meter
 from orchestrator.embedded.operations import Ids, Operations
 from orchestrator.embedded.policies import Policies
 from orchestrator.embedded.proxy import Proxy

@@ -213,7 +213,12 @@ def test_a_script_that_does_not_agree_gets_nothing_mended(clinic: Bench) -> None
 def test_a_fix_that_cannot_be_made_says_why(clinic: Bench) -> None:
     clinic.control(
         "/control/weather",
-        {"faults": [{"fault": "bucket_missing"}, {"fault": "permission_missing", "permission": "storage.buckets.create"}]},
+        {
+            "faults": [
+                {"fault": "bucket_missing"},
+                {"fault": "permission_missing", "permission": "storage.buckets.create"},
+            ]
+        },
     )
     out = clinic("doctor", "--gpu", "l4", *ACCOUNT, "--fix", "--yes", code=10).out
     assert "not done: cannot make the bucket" in out
@@ -244,7 +249,12 @@ class Ward:
         from orchestrator.adapters.google_auth import credentials_for
 
         subject = Subject("bench-embedded", "bench-embedded", embedded=True, **changes)
-        rest = Rest(credentials_for("x"), endpoints(self.cloud.compute_url, self.cloud.storage_url), remembers=True, timeout_s=timeout_s)
+        rest = Rest(
+            credentials_for("x"),
+            endpoints(self.cloud.compute_url, self.cloud.storage_url),
+            remembers=True,
+            timeout_s=timeout_s,
+        )
 
         def task(check: Any, made: Callable[..., Any]) -> Task:
             return Task(replace(check, limit_s=limit_s), lambda: rest.hold(made(subject)))
@@ -282,7 +292,11 @@ def test_a_session_that_only_looks_refuses_to_send_anything_else(ward: Ward) -> 
     from orchestrator.adapters.google_auth import credentials_for
 
     rest = Rest(credentials_for("x"), endpoints(ward.cloud.compute_url, ward.cloud.storage_url))
-    for method, path in (("POST", "/v1/projects/p/services:batchEnable"), ("PUT", "/storage/v1/b/b/iam"), ("PATCH", "/x")):
+    for method, path in (
+        ("POST", "/v1/projects/p/services:batchEnable"),
+        ("PUT", "/storage/v1/b/b/iam"),
+        ("PATCH", "/x"),
+    ):
         with pytest.raises(OnlyLooking):
             rest.ask(Request("compute", method, path))  # type: ignore[arg-type]
     assert ward.recorder.exchanges == 0

@@ -39,10 +39,16 @@ def test_an_api_that_is_off_is_told_from_a_right_that_is_missing() -> None:
 
 
 def test_every_page_of_a_list_is_read_and_lists_over_places_are_joined() -> None:
-    flat = lead(everything(Request("compute", "GET", "/l")), {"/l": [good(items=[1], nextPageToken="t"), good(items=[2]), good()]})
+    flat = lead(
+        everything(Request("compute", "GET", "/l")),
+        {"/l": [good(items=[1], nextPageToken="t"), good(items=[2]), good()]},
+    )
     assert flat.result.document == {"items": [1, 2]}
     assert flat.asked[1].query == {"pageToken": "t"}
-    scoped = lead(everything(Request("compute", "GET", "/l")), {"/l": [good(items={"a": 1}, nextPageToken="t"), good(items={"b": 2})]})
+    scoped = lead(
+        everything(Request("compute", "GET", "/l")),
+        {"/l": [good(items={"a": 1}, nextPageToken="t"), good(items={"b": 2})]},
+    )
     assert scoped.result.document == {"items": {"a": 1, "b": 2}}
     assert lead(everything(Request("compute", "GET", "/l")), {"/l": good()}).result.document == {"items": []}
     assert lead(everything(Request("compute", "GET", "/l")), {"/l": refusal(403)}).result.status == 403

@@ -86,7 +86,9 @@ def test_accounts_and_roles_are_made_once_and_found_again(owner: Owner) -> None:
     assert owner.post(f"{P}/roles", role)["stage"] == "GA"
     assert owner.ask("POST", f"{P}/roles", role)[0] == 409
     assert owner.ask("POST", f"{P}/roles", {"roleId": "-"})[0] == 400
-    status, changed = owner.ask("PATCH", f"{P}/roles/benchMachine", {"title": "new", "stage": "BETA"}, updateMask="title")
+    status, changed = owner.ask(
+        "PATCH", f"{P}/roles/benchMachine", {"title": "new", "stage": "BETA"}, updateMask="title"
+    )
     assert (status, changed["title"], changed["stage"]) == (200, "new", "GA")
     assert owner.get(f"{P}/roles/benchMachine")["includedPermissions"] == ["compute.instances.delete"]
     assert owner.ask("GET", f"{P}/roles/other")[0] == 404
@@ -194,7 +196,9 @@ def test_a_quota_that_is_short_is_listed_so_and_counts_at_an_insert(owner: Owner
         ({"fault": "service_account_disabled"}, 400),
     ],
 )
-def test_what_a_preflight_would_have_seen_refuses_the_insert_too(owner: Owner, condition: dict[str, Any], status: int) -> None:
+def test_what_a_preflight_would_have_seen_refuses_the_insert_too(
+    owner: Owner, condition: dict[str, Any], status: int
+) -> None:
     owner.cloud.weather.add(condition)
     assert owner.ask("POST", f"{C}/zones/{ZONE}/instances", insert_body())[0] == status
 

@@ -30,7 +30,11 @@ def lead(conversation: Conversation[T], reply: Callable[[Request], Answer] | Rep
     ever). What nothing is said of is 404."""
     asked: list[Request] = []
     paused: list[float] = []
-    given = {key: list(value) if isinstance(value, list) else [value] for key, value in reply.items()} if isinstance(reply, Mapping) else {}
+    given = (
+        {key: list(value) if isinstance(value, list) else [value] for key, value in reply.items()}
+        if isinstance(reply, Mapping)
+        else {}
+    )
 
     def answer(request: Request) -> Answer:
         if callable(reply):

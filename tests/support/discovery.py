@@ -69,7 +69,9 @@ class Discovery:
                 flat = "{+" in entry["path"]
                 template = entry["flatPath"] if flat else entry["path"]
                 variables = tuple(re.findall(r"\{\+?(\w+)\}", template))
-                pattern = re.compile(re.sub(r"\\\{\\?\+?\w+\\\}", "([^/:]+)" if flat else "([^/]+)", re.escape(template)))
+                pattern = re.compile(
+                    re.sub(r"\\\{\\?\+?\w+\\\}", "([^/:]+)" if flat else "([^/]+)", re.escape(template))
+                )
                 found.append(
                     Method(
                         entry["id"],

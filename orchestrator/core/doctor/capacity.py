@@ -39,7 +39,9 @@ def of_gpu(gpu: Gpu) -> Callable[[Subject], Conversation[Verdict]]:
         listed = yield from everything(_regions(subject))
         if not listed.good:
             return refused(listed, subject.project, COMPUTE, subject.set_up)
-        by_region = {str(entry.get("name")): _quotas(entry, str(entry.get("name"))) for entry in listed.document["items"]}
+        by_region = {
+            str(entry.get("name")): _quotas(entry, str(entry.get("name"))) for entry in listed.document["items"]
+        }
         regions = [region for region in gpu.regions if region in subject.regions]
         rooms = tuple(_room(gpu, region, by_region.get(region, ())) for region in regions)
         spot = [room for room in rooms if room.spot]
@@ -51,7 +53,9 @@ def of_gpu(gpu: Gpu) -> Callable[[Subject], Conversation[Verdict]]:
             return fine(f"spot in {len(spot)} of {len(rooms)} regions ({_some(spot)}){more}{out_of}")
         wish = _ask_for(subject, gpu.quota_preemptible, regions[0])
         if standard:
-            return doubt(f"no spot quota; on demand in {len(standard)} of {len(rooms)} regions ({_some(standard)})", wish)
+            return doubt(
+                f"no spot quota; on demand in {len(standard)} of {len(rooms)} regions ({_some(standard)})", wish
+            )
         why = f"no quota for {gpu.title} in any of {len(rooms)} regions: {rooms[0].shortage}"
         return bad(why, wish) if subject.chosen else doubt(why, wish)
 
@@ -131,10 +135,17 @@ def of_image(project: str, family: str) -> Callable[[Subject], Conversation[Verd
         fresh = {str(entry.get("family")) for entry in _items(others) if not _retired(entry)} - {family}
         successor = next((str(one["replacement"]) for one in deprecated if "replacement" in one), "").rpartition("/")[2]
         new = successor or closest(family, fresh) or ""
-        what = f"is {str(deprecated[0].get('state', 'DEPRECATED')).lower()}" if deprecated else "is gone, or was renamed"
+        what = (
+            f"is {str(deprecated[0].get('state', 'DEPRECATED')).lower()}" if deprecated else "is gone, or was renamed"
+        )
         if new:
-            return bad(f"the family {family} {what}; nearest: {new}", f"bench plan --gpu {_gpu(subject, project, family)} --set machine.image_family={new}")
-        return bad(f"the family {family} {what}", f"gcloud compute images list --project={project} --no-standard-images")
+            return bad(
+                f"the family {family} {what}; nearest: {new}",
+                f"bench plan --gpu {_gpu(subject, project, family)} --set machine.image_family={new}",
+            )
+        return bad(
+            f"the family {family} {what}", f"gcloud compute images list --project={project} --no-standard-images"
+        )
 
     return image
 

@@ -32,7 +32,8 @@ _CLOUD: Final[tuple[tuple[Check, CloudCheck], ...]] = (
 def cloud_checks(subject: Subject) -> tuple[tuple[Check, CloudCheck], ...]:
     """The checks of a project, its quotas one by one, and its images."""
     quotas = tuple(
-        (Check(f"quota.{gpu.name}", f"quota, {gpu.name}", "gce", ("apis",)), capacity.of_gpu(gpu)) for gpu in subject.gpus
+        (Check(f"quota.{gpu.name}", f"quota, {gpu.name}", "gce", ("apis",)), capacity.of_gpu(gpu))
+        for gpu in subject.gpus
     )
     images = tuple(
         (Check(f"image.{family}", "image", "gce", ("apis",), exit_code=10), capacity.of_image(owner, family))

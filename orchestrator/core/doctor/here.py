@@ -96,7 +96,9 @@ def embedded(found: Embedded) -> Verdict:
         case "old":
             return doubt(f"it runs an older version of this program{found.detail}", "bench cloud stop")
         case _:
-            return doubt(f"it left its address and does not answer{found.detail}", "bench cloud stop; bench cloud start")
+            return doubt(
+                f"it left its address and does not answer{found.detail}", "bench cloud stop; bench cloud start"
+            )
 
 
 def compiler(path: str, uses: bool) -> Verdict:
@@ -113,5 +115,7 @@ def torch(version: str, uses: bool) -> Verdict:
     if version:
         return fine(f"torch {version}")
     if uses:
-        return doubt("no torch in this Python: runs in the embedded cloud have nothing to compare with", "pip install torch")
+        return doubt(
+            "no torch in this Python: runs in the embedded cloud have nothing to compare with", "pip install torch"
+        )
     return fine("none, and none is needed: machines in the cloud bring their own")

@@ -85,10 +85,14 @@ def python(host: str) -> HostConversation:
     if ran.code == 127:
         return bad("there is no python3", on(host, "sudo apt-get install -y python3 python3-venv"))
     if ran.code != 0:
-        return doubt(f"python3 cannot make environments: {_last(ran)}", on(host, "sudo apt-get install -y python3-venv"))
+        return doubt(
+            f"python3 cannot make environments: {_last(ran)}", on(host, "sudo apt-get install -y python3-venv")
+        )
     if release(ran.first)[:2] < AGENT_PYTHON:
         least = ".".join(map(str, AGENT_PYTHON))
-        return bad(f"python {ran.first} is too old; {least} or newer is needed", on(host, "sudo apt-get install -y python3"))
+        return bad(
+            f"python {ran.first} is too old; {least} or newer is needed", on(host, "sudo apt-get install -y python3")
+        )
     return fine(f"python {ran.first}")
 
 
@@ -100,7 +104,9 @@ def compiler(host: str) -> HostConversation:
     torch = yield "python3 -c 'import torch; print(torch.__version__)'"
     if torch.code == 0:
         return fine(f"none; torch {torch.first} brings what the CUDA kernel is built with")
-    return doubt("neither a compiler nor torch: torch is installed at each first run", on(host, "sudo apt-get install -y g++"))
+    return doubt(
+        "neither a compiler nor torch: torch is installed at each first run", on(host, "sudo apt-get install -y g++")
+    )
 
 
 def disk(host: str) -> HostConversation:
@@ -110,7 +116,10 @@ def disk(host: str) -> HostConversation:
         return doubt(f"how full its disk is cannot be told: {ran.first}", on(host, "df -h"))
     free = int(fields[3])
     if free < ROOM_KB:
-        return bad(f"{free / 2**20:.1f} GiB left; PyTorch and its libraries need {ROOM_KB / 2**20:.0f}", on(host, "du -xh --max-depth=2 ~ | sort -h | tail"))
+        return bad(
+            f"{free / 2**20:.1f} GiB left; PyTorch and its libraries need {ROOM_KB / 2**20:.0f}",
+            on(host, "du -xh --max-depth=2 ~ | sort -h | tail"),
+        )
     return fine(f"{free / 2**20:.0f} GiB free")
 
 

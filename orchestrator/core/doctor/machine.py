@@ -14,7 +14,13 @@ from orchestrator.core.setup.plan import ACCOUNT_ID, MACHINE_ROLE, OWN_MACHINES,
 from orchestrator.core.setup.steps import GrantOnAccount, GrantOnBucket, GrantOnProject, MakeAccount, MakeRole, short
 
 DELETING_ROLES: Final = frozenset(
-    {"roles/owner", "roles/editor", "roles/compute.admin", "roles/compute.instanceAdmin", "roles/compute.instanceAdmin.v1"}
+    {
+        "roles/owner",
+        "roles/editor",
+        "roles/compute.admin",
+        "roles/compute.instanceAdmin",
+        "roles/compute.instanceAdmin.v1",
+    }
 )
 """Google's own roles that let a machine delete itself; each lets it do far more."""
 STORING_ROLES: Final = WRITING_ROLES | {"roles/owner", "roles/editor"}
@@ -46,7 +52,9 @@ def account(subject: Subject) -> Conversation[Verdict]:
         return refused(tested, subject.project, "iam.googleapis.com", subject.set_up)
     if set(names(ACCOUNT)) - set(tested.document.get("permissions", ())):
         known = (step,) if subject.who else ()
-        return bad(f"this account may not start machines as {email} (iam.serviceAccounts.actAs)", _by_hand(step), *known)
+        return bad(
+            f"this account may not start machines as {email} (iam.serviceAccounts.actAs)", _by_hand(step), *known
+        )
     return fine(f"{email} is there, and machines can be started as it")
 
 
@@ -59,12 +67,16 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
     """Whether that account can write to the bucket and delete its own machine, as the policies say."""
     email = subject.service_account
     if email is None:
-        return fine("those of the default account" if not subject.embedded else "the embedded cloud's machines need none")
+        return fine(
+            "those of the default account" if not subject.embedded else "the embedded cloud's machines need none"
+        )
     member = f"serviceAccount:{email}"
     on_bucket = yield read_policy("bucket", subject.bucket)
     on_project = yield read_policy("project", subject.project)
     held = {grant for grant in _seen(on_project) if grant.member == member}
-    writes = any(grant.member == member and _may_write(grant) for grant in _seen(on_bucket)) or any(map(_may_write, held))
+    writes = any(grant.member == member and _may_write(grant) for grant in _seen(on_bucket)) or any(
+        map(_may_write, held)
+    )
     if on_bucket.good and not writes:
         why = f"{email} may not write to gs://{subject.bucket}: nothing that it measures would be kept"
         return bad(why, "", GrantOnBucket(subject.bucket, OBJECT_USER, member))
@@ -79,7 +91,9 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
         return doubt(f"{email} cannot delete its machine: the deadline will, later and dearer", "", *steps)
     dark = [name for name, answer in (("bucket", on_bucket), ("project", on_project)) if not answer.good]
     if dark:
-        return doubt(f"the policy of the {' and the '.join(dark)} may not be read, so this cannot be told", subject.set_up)
+        return doubt(
+            f"the policy of the {' and the '.join(dark)} may not be read, so this cannot be told", subject.set_up
+        )
     if foreign and not ends:
         return fine(f"it can write to the bucket, and has {', '.join(sorted(set(foreign)))}")
     return fine("it can write to the bucket and delete its own machine")
@@ -111,16 +125,19 @@ def network(subject: Subject) -> Conversation[Verdict]:
     listed = yield from everything(Request("compute", "GET", f"/compute/v1/projects/{owner}/aggregated/subnetworks"))
     if not listed.good:
         return refused(listed, subject.project, COMPUTE, subject.set_up)
-    subnets = {region: found for region, found in _scoped(listed, "subnetworks", name)}
+    subnets = dict(_scoped(listed, "subnetworks", name))
     # A legacy network has no subnets at all, and every region is part of it.
     bare = [region for region in subject.regions if region not in subnets] if "IPv4Range" not in answer.document else []
     if len(bare) == len(subject.regions):
-        make = f"gcloud compute networks subnets create {name}-{bare[0]} --network={name} --region={bare[0]} --range=10.10.0.0/20 --project={owner}"
-        return bad(f"{name} has no subnet in any region where machines are asked for", make)
+        make = f"gcloud compute networks subnets create {name}-{bare[0]} --network={name} --range=10.10.0.0/20"
+        where = f"--region={bare[0]} --project={owner}"
+        return bad(f"{name} has no subnet in any region where machines are asked for", f"{make} {where}")
     if subject.external_ip:
         gap = f"; no subnet in {len(bare)} of {len(subject.regions)} regions" if bare else ""
         return fine(f"{name} is there; machines get an address of their own{gap}")
-    return (yield from _without_address(subject, owner, name, {r: s for r, s in subnets.items() if r in subject.regions}))
+    return (
+        yield from _without_address(subject, owner, name, {r: s for r, s in subnets.items() if r in subject.regions})
+    )
 
 
 def _without_address(
@@ -134,14 +151,16 @@ def _without_address(
     cut_off = [r for r, s in subnets.items() if not s.get("privateIpGoogleAccess") and r not in translated]
     if cut_off:
         subnet = subnets[cut_off[0]].get("name", "default")
-        mend = f"gcloud compute networks subnets update {subnet} --region={cut_off[0]} --enable-private-ip-google-access --project={owner}"
+        where = f"--region={cut_off[0]} --project={owner}"
+        mend = f"gcloud compute networks subnets update {subnet} {where} --enable-private-ip-google-access"
         why = f"without an address, a machine in {_list(cut_off)} reaches neither Cloud Storage nor Compute Engine"
         return bad(why, mend)
     closed = [region for region in subnets if region not in translated]
     if closed and subject.allow_install:
-        router = f"--router=bench-nat --region={closed[0]} --project={owner}"
-        make = f"gcloud compute routers create bench-nat --network={name} --region={closed[0]} --project={owner}"
-        nat = f"gcloud compute routers nats create nat {router} --auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
+        where = f"--region={closed[0]} --project={owner}"
+        make = f"gcloud compute routers create bench-nat --network={name} {where}"
+        every = "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
+        nat = f"gcloud compute routers nats create nat --router=bench-nat {where} {every}"
         why = f"no Cloud NAT in {_list(closed)}: nothing can be installed there; the image must bring PyTorch"
         return doubt(why, f"{make} && {nat}")
     return fine(f"{name} is there; machines without an address reach what they need")

@@ -45,7 +45,7 @@ def wanted(
         )
     if not ACCOUNT.fullmatch(account_id):
         raise ConfigError(
-            f"--service-account {account_id}: 6 to 30 lower-case letters, digits and hyphens, without the part from the @ on",
+            f"--service-account {account_id}: 6 to 30 lower-case letters, digits, hyphens; nothing from the @ on",
             hint=f"for example: {ACCOUNT_ID}",
         )
     zones = [zone for gpu in CATALOG for zone in gpu.zones]

@@ -142,8 +142,8 @@ def _write_policy(kind: str, owner: str, email: str, policy: Mapping[str, Any]) 
 
 def _grant(kind: str, owner: str, email: str, role: str, member: str, condition: Condition | None) -> Outcome:
     """Read, change, write; all of it again when the policy changed meanwhile, or knows the account not yet."""
-    answer = Answer(0)
-    for pause in (*PAUSES_S, 0.0):
+    pauses = iter(PAUSES_S)
+    while True:
         found = yield read_policy(kind, owner, email)
         if not found.good:
             return found
@@ -152,15 +152,13 @@ def _grant(kind: str, owner: str, email: str, role: str, member: str, condition:
             return found
         answer = yield _write_policy(kind, owner, email, policy)
         # 409 and 412: somebody else was faster. 400 and 404: the account or role is too young to be known here.
-        if answer.status not in (400, 404, 409, 412) or not pause:
-            break
+        pause = next(pauses, None) if answer.status in (400, 404, 409, 412) else None
+        if pause is None:
+            return answer
         yield Pause(pause)
-    return answer
 
 
-def with_grant(
-    policy: Mapping[str, Any], role: str, member: str, condition: Condition | None
-) -> dict[str, Any] | None:
+def with_grant(policy: Mapping[str, Any], role: str, member: str, condition: Condition | None) -> dict[str, Any] | None:
     """The policy with one more member in one binding, or None where the member is in it already."""
     wanted = {"title": condition.title, "expression": condition.expression} if condition else None
     bindings = [dict(binding) for binding in policy.get("bindings", ())]

@@ -20,7 +20,10 @@ from orchestrator.core.setup.steps import (
     describe,
 )
 
-HEAD = "#!/usr/bin/env bash\n# What `bench init` would do. It can be run again: what is there already is reported and left.\nset -u\n"
+HEAD = """#!/usr/bin/env bash
+# What `bench init` would do. It can be run again: what is there already is reported and left.
+set -u
+"""
 
 
 def script(steps: Iterable[Step], settings: str = "settings.yaml") -> str:
@@ -52,12 +55,14 @@ def command(step: Step, settings: str = "settings.yaml") -> str:
             return "\n".join([*lines, *([_lifecycle(step.bucket)] if step.lifecycle else [])])
         case MakeAccount():
             title = quote(step.title)
-            return f"gcloud iam service-accounts create {step.account_id} --project={step.project} --display-name={title}"
+            return (
+                f"gcloud iam service-accounts create {step.account_id} --project={step.project} --display-name={title}"
+            )
         case MakeRole():
             verb = "update" if step.exists else "create"
             return (
-                f"gcloud iam roles {verb} {step.role_id} --project={step.project} --title={quote(step.title)} --stage=GA"
-                f" --permissions={','.join(step.permissions)}"
+                f"gcloud iam roles {verb} {step.role_id} --project={step.project} --title={quote(step.title)}"
+                f" --stage=GA --permissions={','.join(step.permissions)}"
             )
         case GrantOnProject():
             condition = "None"

@@ -1,4 +1,4 @@
-"""What is missing between a project as it is and one that `bench` can use: pure, and nothing where nothing is missing."""
+"""What is missing between a project as it is and one that `bench` can use: nothing, where nothing is missing."""
 
 from __future__ import annotations
 
@@ -181,9 +181,8 @@ def _launcher(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
     role = custom_role(LAUNCHER_ROLE, project)
     if Grant(role, member) not in standing.on_project:
         steps.append(GrantOnProject(project, role, member))
-    for wide in (OBJECT_USER, BUCKET_READER):
-        if Grant(wide, member) not in standing.on_bucket:
-            steps.append(GrantOnBucket(wanted.bucket, wide, member))
+    on_bucket = [role for role in (OBJECT_USER, BUCKET_READER) if Grant(role, member) not in standing.on_bucket]
+    steps += [GrantOnBucket(wanted.bucket, role, member) for role in on_bucket]
     if Grant(ACCOUNT_USER, member) not in standing.on_account:
         steps.append(GrantOnAccount(project, wanted.email, ACCOUNT_USER, member))
     return tuple(steps)

@@ -98,7 +98,8 @@ class WriteSettings:
 
 
 Step = (
-    EnableApis | MakeBucket | MendBucket | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount | WriteSettings
+    EnableApis | MakeBucket | MendBucket | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount
+    | WriteSettings
 )  # fmt: skip
 
 
