@@ -34,7 +34,7 @@ def wire(*, project: str = "", bucket: str = "") -> Wiring:
     if settings.project and not settings.bucket:
         raise ConfigError(
             f"project {settings.project} is set but no bucket is",
-            hint="set BENCH_BUCKET (or --bucket) to a bucket of that project; runs, results and the ledger live there",
+            hint=f"`bench init --project {settings.project}` makes one; or name one that is there with BENCH_BUCKET",
         )
     return Wiring(settings)
 

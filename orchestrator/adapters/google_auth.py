@@ -20,7 +20,7 @@ from orchestrator.core.identity import Identity
 SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 REMEDY: Final = (
     "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, "
-    "or leave the project out of the configuration to use the embedded cloud"
+    "or leave the project out of the configuration to use the embedded cloud; `bench doctor` looks at the rest"
 )
 METADATA_TIMEOUT_S: Final = 1.0
 

@@ -50,6 +50,7 @@ def init(
     Shows what it will do, asks, and does what is missing; a second time there is nothing to do.
     """
     from orchestrator.core.setup import asked
+    from orchestrator.core.setup.plan import ACCOUNT_ID
 
     opts = options(ctx)
     project, bucket = project or opts.project, bucket or opts.bucket
@@ -75,7 +76,7 @@ def init(
         project,
         bucket or f"{project}-bench",
         location=location or asked.DEFAULT_LOCATION,
-        account_id=service_account or asked.ACCOUNT_ID,
+        account_id=service_account or ACCOUNT_ID,
         launcher=launcher,
         caps={key: caps[key] or default for key, default in asked.DEFAULT_CAPS.items()},
         keeps_names=not embedded,

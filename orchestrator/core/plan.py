@@ -333,7 +333,8 @@ def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
     return PlanRefused(
         "quota",
         worst.text + others,
-        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions",
+        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions;"
+        " `bench doctor` shows where there is room",
         {
             "metric": worst.metric,
             "region": worst.region,

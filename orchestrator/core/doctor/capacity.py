@@ -168,4 +168,4 @@ def _items(answer: Answer) -> list[Mapping[str, Any]]:
 
 
 def _retired(entry: Mapping[str, Any]) -> bool:
-    return entry.get("deprecated", {}).get("state", "ACTIVE") != "ACTIVE"
+    return bool(entry.get("deprecated", {}).get("state", "ACTIVE") != "ACTIVE")

@@ -75,8 +75,8 @@ def command(step: Step, settings: str = "settings.yaml") -> str:
             where = f"iam service-accounts add-iam-policy-binding {step.email} --project={step.project}"
             return _binding(where, step)
         case _:
-            lines = "".join(f"\n#   {key}: {json.dumps(value)}" for key, value in step.values)
-            return f"# by hand: these lines, in {settings}{lines}"
+            said = "".join(f"\n#   {key}: {json.dumps(value)}" for key, value in step.values)
+            return f"# by hand: these lines, in {settings}{said}"
 
 
 def _binding(where: str, step: GrantOnProject | GrantOnBucket | GrantOnAccount) -> str:

@@ -99,14 +99,14 @@ def _resources(step: Step, declared: frozenset[str]) -> str:
             body = [("project", step.project), ("account_id", step.account_id), ("display_name", step.title)]
             return _resource("google_service_account", "bench", [*body, *after("google_project_service.iam")])
         case MakeRole():
-            body = [
+            role_body: Body = [
                 ("project", step.project),
                 ("role_id", step.role_id),
                 ("title", step.title),
                 ("permissions", list(step.permissions)),
                 *after("google_project_service.iam"),
             ]
-            return _resource("google_project_iam_custom_role", step.role_id, body)
+            return _resource("google_project_iam_custom_role", step.role_id, role_body)
         case GrantOnProject():
             address = f"google_project_iam_custom_role.{short(step.role)}"
             role = Raw(f"{address}.name") if address in declared else step.role
