@@ -24,6 +24,9 @@ def doctor(
     config: ConfigFile = None,
     gpu: Gpu = "",
     set_: Overrides = None,
+    host: Annotated[
+        str, typer.Option("--host", metavar="USER@BOX[:PORT]", help="Look at a machine of your own instead.")
+    ] = "",
     fix: Annotated[bool, typer.Option("--fix", help="Do what is safe and free, after asking.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: do not ask.")] = False,
     json: Json = False,
@@ -40,6 +43,8 @@ def doctor(
     from orchestrator.cli.doctor_view import document, page
     from orchestrator.core.doctor.verdicts import exit_code, fixes
 
+    if host:
+        _host(ctx, host, json=json)
     clinic = _clinic(ctx, config, gpu, tuple(set_ or ()))
     begun = time.monotonic()
     results = _examine((*here_tasks(clinic, config), *cloud_tasks(clinic)), quiet=json)
@@ -58,6 +63,32 @@ def doctor(
         where = f"{project}, gs://{bucket}" if subject else clinic.wiring.settings.project
         kind = "the embedded cloud: " if clinic.wiring.mode == "embedded" else ""
         Console(highlight=False, soft_wrap=False).print(page(results, kind + where, time.monotonic() - begun))
+    raise typer.Exit(exit_code(results))
+
+
+def _host(ctx: typer.Context, name: str, *, json: bool) -> None:
+    """The page of a host and of this machine. Exits."""
+    import time
+
+    from rich.console import Console
+
+    from orchestrator.adapters.ssh import SshShell
+    from orchestrator.cli.doctor_tasks import Clinic, here_tasks, host_tasks
+    from orchestrator.cli.doctor_view import document, page
+    from orchestrator.core.doctor.verdicts import exit_code
+    from orchestrator.core.hosts import parse_target
+
+    target, begun = parse_target(name), time.monotonic()
+    shell = SshShell(target)
+    try:
+        here = here_tasks(Clinic(options(ctx).wiring(), None, ()), None)
+        results = _examine((*here, *host_tasks(target, shell.run)), quiet=json)
+    finally:
+        shell.close()
+    if json:
+        emit_json(document(results, "host", "", "") | {"host": str(target)})
+    else:
+        Console(highlight=False).print(page(results, str(target), time.monotonic() - begun))
     raise typer.Exit(exit_code(results))
 
 

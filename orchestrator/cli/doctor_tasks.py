@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.adapters.rest import Rest
     from orchestrator.adapters.setup import Setup
     from orchestrator.core.config import Config
+    from orchestrator.core.hosts import Target
     from orchestrator.wiring import Wiring
 
 RunCommand = Callable[[str], tuple[int, str, str]]
@@ -169,7 +170,7 @@ def here_tasks(clinic: Clinic, config: Path | None) -> tuple[Task, ...]:
     )
 
 
-def host_tasks(host: str, run: RunCommand) -> tuple[Task, ...]:
+def host_tasks(host: Target, run: RunCommand) -> tuple[Task, ...]:
     """Those of a machine that the user owns."""
 
     def look(check: HostCheck) -> Verdict:

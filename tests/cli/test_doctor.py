@@ -17,6 +17,7 @@ from orchestrator.cli.doctor_tasks import host_tasks
 from orchestrator.core.doctor.checks import cloud_checks
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Level
+from orchestrator.core.hosts import Target
 from orchestrator.core.rest import Request
 from orchestrator.doctor import Task, examine
 from orchestrator.embedded.client import running, stop
@@ -378,7 +379,7 @@ def test_a_host_is_looked_at_by_plain_commands_and_one_that_does_not_answer_only
         asked.append(command)
         return 255, "", "Connection refused"
 
-    results = examine(host_tasks("ada@box:2222", run))
+    results = examine(host_tasks(Target("ada", "box", 2222), run))
     assert [result.verdict.level for result in results] == [Level.FAIL, *[Level.SKIPPED] * 5]
     assert "Connection refused" in results[0].verdict.why
     assert len(asked) == 1

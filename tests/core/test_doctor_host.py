@@ -9,8 +9,9 @@ import pytest
 from orchestrator.core.doctor import host
 from orchestrator.core.doctor.host import HOST_CHECKS, HostCheck, Ran
 from orchestrator.core.doctor.verdicts import Level, Verdict
+from orchestrator.core.hosts import Target
 
-BOX = "ada@box:2222"
+BOX = Target("ada", "box", 2222)
 
 
 def judged(check: HostCheck, replies: Mapping[str, Ran]) -> Verdict:
@@ -77,7 +78,7 @@ def test_a_host_is_judged_by_what_its_commands_say(
 
 def test_a_remedy_on_a_host_is_one_command_with_its_port() -> None:
     assert host.on(BOX, "df -h") == "ssh -p 2222 ada@box 'df -h'"
-    assert host.on("box", "df -h") == "ssh box 'df -h'"
+    assert host.on(Target("", "box", None), "df -h") == "ssh box 'df -h'"
 
 
 def test_nothing_is_asked_of_a_host_that_does_not_answer() -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from orchestrator.core.doctor.here import release
 from orchestrator.core.doctor.verdicts import Check, Verdict, bad, doubt, fine
+from orchestrator.core.hosts import Target
 
 AGENT_PYTHON: Final = (3, 8)
 """The oldest that the bootstrap takes (`startup/startup.sh`)."""
@@ -34,22 +35,21 @@ class Ran:
 
 
 HostConversation = Generator[str, Ran, Verdict]
-HostCheck = Callable[[str], HostConversation]
-"""Takes the host as it was named: `user@box`."""
+HostCheck = Callable[[Target], HostConversation]
 
 
-def reachable(host: str) -> HostConversation:
+def reachable(host: Target) -> HostConversation:
     """A shell answers, and has what the bootstrap is written in."""
     ran = yield "command -v bash curl tar setsid || true"
     if ran.code != 0:
-        return bad(f"no shell answers: {ran.first or f'exit {ran.code}'}", f"ssh -v {host.partition(':')[0]} true")
+        return bad(f"no shell answers: {ran.first or f'exit {ran.code}'}", f"ssh -v {words(host)} true")
     lacks = [name for name in ("bash", "curl", "tar", "setsid") if f"/{name}\n" not in f"{ran.out}\n"]
     if lacks:
         return bad(f"it has no {', '.join(lacks)}", on(host, "sudo apt-get install -y bash curl tar util-linux"))
     return fine("a shell answers")
 
 
-def gpu(host: str) -> HostConversation:
+def gpu(host: Target) -> HostConversation:
     ran = yield "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader"
     if ran.code == 0 and ran.out.strip():
         found = [line.strip() for line in ran.out.strip().splitlines()]
@@ -66,7 +66,7 @@ def gpu(host: str) -> HostConversation:
     return doubt("no NVIDIA GPU: only the CPU kernel can be measured there", on(host, "lspci | grep -i nvidia"))
 
 
-def driver(host: str) -> HostConversation:
+def driver(host: Target) -> HostConversation:
     ran = yield "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
     if ran.code != 0 or not ran.out.strip():
         return doubt("no NVIDIA driver answers", on(host, "nvidia-smi"))
@@ -80,7 +80,7 @@ def driver(host: str) -> HostConversation:
     return fine(f"driver {version}")
 
 
-def python(host: str) -> HostConversation:
+def python(host: Target) -> HostConversation:
     ran = yield "python3 -c 'import sys, venv, ensurepip; print(\"%d.%d.%d\" % sys.version_info[:3])'"
     if ran.code == 127:
         return bad("there is no python3", on(host, "sudo apt-get install -y python3 python3-venv"))
@@ -96,7 +96,7 @@ def python(host: str) -> HostConversation:
     return fine(f"python {ran.first}")
 
 
-def compiler(host: str) -> HostConversation:
+def compiler(host: Target) -> HostConversation:
     """NVRTC comes with PyTorch and is enough on a GPU; a compiler is the second way there and the only one without."""
     ran = yield "command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || command -v g++ || command -v clang++"
     if ran.code == 0 and ran.out.strip():
@@ -109,7 +109,7 @@ def compiler(host: str) -> HostConversation:
     )
 
 
-def disk(host: str) -> HostConversation:
+def disk(host: Target) -> HostConversation:
     ran = yield 'df -Pk "$HOME" | tail -n 1'
     fields = ran.out.split()
     if ran.code != 0 or len(fields) < 4 or not fields[3].isdigit():
@@ -123,11 +123,15 @@ def disk(host: str) -> HostConversation:
     return fine(f"{free / 2**20:.0f} GiB free")
 
 
-def on(host: str, command: str) -> str:
+def on(host: Target, command: str) -> str:
     """The command, to be run there."""
-    name, _, port = host.partition(":")
-    where = f"-p {port} {name}" if port else name
-    return f"ssh {where} '{command}'"
+    return f"ssh {words(host)} '{command}'"
+
+
+def words(host: Target) -> str:
+    """What comes after `ssh` to reach it."""
+    name = f"{host.user}@{host.name}" if host.user else host.name
+    return f"-p {host.port} {name}" if host.port else name
 
 
 def _last(ran: Ran) -> str:
@@ -136,9 +140,9 @@ def _last(ran: Ran) -> str:
 
 HOST_CHECKS: Final[tuple[tuple[Check, HostCheck], ...]] = (
     (Check("host.reachable", "reachable", "host", limit_s=30.0), reachable),
-    (Check("host.gpu", "GPU", "host", ("host.reachable",)), gpu),
-    (Check("host.driver", "driver", "host", ("host.reachable",)), driver),
-    (Check("host.python", "Python", "host", ("host.reachable",)), python),
-    (Check("host.compiler", "compiler", "host", ("host.reachable",), limit_s=20.0), compiler),
-    (Check("host.disk", "disk", "host", ("host.reachable",)), disk),
+    (Check("host.gpu", "GPU", "host", ("host.reachable",), exit_code=14), gpu),
+    (Check("host.driver", "driver", "host", ("host.reachable",), exit_code=14), driver),
+    (Check("host.python", "Python", "host", ("host.reachable",), exit_code=14), python),
+    (Check("host.compiler", "compiler", "host", ("host.reachable",), exit_code=14, limit_s=20.0), compiler),
+    (Check("host.disk", "disk", "host", ("host.reachable",), exit_code=14), disk),
 )
