@@ -33,7 +33,9 @@ def test_every_permission_is_listed_with_the_code_that_needs_it(name: str) -> No
     assert found[1] == table(TABLES[name])
 
 
-@pytest.mark.parametrize("need", [need for group in TABLES.values() for need in group], ids=lambda need: need.permission)
+@pytest.mark.parametrize(
+    "need", [need for group in TABLES.values() for need in group], ids=lambda need: need.permission
+)
 def test_the_code_that_is_said_to_need_a_permission_is_there(need: Need) -> None:
     path, _, function = need.code.partition(" ")
     folder = ROOT if path.startswith("startup/") else ROOT / "orchestrator"
