@@ -37,10 +37,8 @@ def doctor(
     """
     import time
 
-    from rich.console import Console
-
     from orchestrator.cli.doctor_tasks import Clinic, cloud_tasks, here_tasks
-    from orchestrator.cli.doctor_view import document, page
+    from orchestrator.cli.doctor_view import document, show
     from orchestrator.core.doctor.verdicts import exit_code, fixes
 
     if host:
@@ -62,7 +60,7 @@ def doctor(
     else:
         where = f"{project}, gs://{bucket}" if subject else clinic.wiring.settings.project
         kind = "the embedded cloud: " if clinic.wiring.mode == "embedded" else ""
-        Console(highlight=False, soft_wrap=False).print(page(results, kind + where, time.monotonic() - begun))
+        show(results, kind + where, time.monotonic() - begun)
     raise typer.Exit(exit_code(results))
 
 
@@ -70,11 +68,9 @@ def _host(ctx: typer.Context, name: str, *, json: bool) -> None:
     """The page of a host and of this machine. Exits."""
     import time
 
-    from rich.console import Console
-
     from orchestrator.adapters.ssh import SshShell
     from orchestrator.cli.doctor_tasks import Clinic, here_tasks, host_tasks
-    from orchestrator.cli.doctor_view import document, page
+    from orchestrator.cli.doctor_view import document, show
     from orchestrator.core.doctor.verdicts import exit_code
     from orchestrator.core.hosts import parse_target
 
@@ -88,7 +84,7 @@ def _host(ctx: typer.Context, name: str, *, json: bool) -> None:
     if json:
         emit_json(document(results, "host", "", "") | {"host": str(target)})
     else:
-        Console(highlight=False).print(page(results, str(target), time.monotonic() - begun))
+        show(results, str(target), time.monotonic() - begun)
     raise typer.Exit(exit_code(results))
 
 

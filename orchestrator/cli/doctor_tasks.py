@@ -44,6 +44,17 @@ class Clinic:
 
         return Rest(self.credentials, self.endpoints, remembers=True)
 
+    def look_unknown(self, check: checks.CloudCheck) -> Verdict:
+        """The same as `look` by nobody in particular: a refusal is an answer too, and has a date."""
+        from orchestrator.adapters.google_auth import credentials_for
+        from orchestrator.adapters.rest import Rest
+
+        nobody = Rest(credentials_for("nobody"), self.endpoints)
+        try:
+            return nobody.hold(check(self.subject()))
+        finally:
+            nobody.close()
+
     @property
     def rest(self) -> Rest:
         with self._guard:
@@ -134,10 +145,9 @@ def cloud_tasks(clinic: Clinic) -> tuple[Task, ...]:
     """Those of the project; the embedded cloud is a project like any other."""
     subject = _before(clinic)
     listed = checks.cloud_checks(subject)
-    return (
-        Task(checks.CREDENTIALS, clinic.prove),
-        *(Task(check, partial(clinic.look, made)) for check, made in listed),
-    )
+    looks = {checks.CLOCK: clinic.look_unknown}
+    made = (Task(check, partial(looks.get(check.name, clinic.look), asks)) for check, asks in listed)
+    return (Task(checks.CREDENTIALS, clinic.prove), *made)
 
 
 def _before(clinic: Clinic) -> Subject:

@@ -44,6 +44,8 @@ TARGETS = ("harness", "agent")
 SERVICES = ("compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling")
 
 
+MOST_VICTIMS = 100
+"""A condition meets every request, and its record must not grow with each."""
 EVERY_KEY = KEYS | climate.CONDITIONS
 
 
@@ -77,7 +79,7 @@ class Fault:
         return {
             "fault": self.kind,
             **self.params,
-            "times": self.times,
+            **({} if self.times == climate.FOREVER else {"times": self.times}),
             "id": self.id,
             "fired": self.fired,
             "victims": list(self.victims),
@@ -176,7 +178,8 @@ class Weather:
         with self.lock:
             fault.reserved -= 1
             fault.fired += 1
-            fault.victims.append(victim)
+            if len(fault.victims) < MOST_VICTIMS:
+                fault.victims.append(victim)
         self.changed()
 
     def release(self, fault: Fault) -> None:

@@ -180,7 +180,9 @@ def test_the_exit_code_is_of_the_class_of_what_failed_first(clinic: Bench, fault
 def test_what_hangs_on_a_failed_check_is_skipped_and_says_so(clinic: Bench) -> None:
     found = look(clinic, {"fault": "project_missing"})
     assert found["apis"]["level"] == "skipped"
-    assert found["quota.l4"]["why"] == "because of: APIs"
+    assert found["quota.l4"]["why"] == "because of: project", "what is at the bottom of it is named"
+    out = clinic("doctor", "--gpu", "l4", *ACCOUNT, code=6).out
+    assert "because of: project (billing, APIs, permissions" in " ".join(out.split())
 
 
 def test_the_page_fits_on_a_screen_and_leads_from_a_fault_to_a_command(clinic: Bench) -> None:

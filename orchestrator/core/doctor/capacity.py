@@ -80,7 +80,7 @@ def _room(gpu: Gpu, region: str, quotas: tuple[Quota, ...]) -> Room:
         zone = next(zone for zone in gpu.zones if zone.startswith(f"{region}-"))
         offer = Offer(gpu.name, region, zone, gpu.default_machine, gpu.accelerator, 1, provisioning, Decimal(0))
         found = shortage(gpu, offer, quotas)
-        short[provisioning] = found.text if found else ""
+        short[provisioning] = f"{found.metric} in {region} is {found.limit:g}, {found.usage:g} in use" if found else ""
     sold = gpu.quota_standard is not None
     lent = any(quota.metric == gpu.quota_preemptible and quota.limit == 0 for quota in quotas)
     return Room(region, not short["SPOT"], sold and not short["STANDARD"], lent, short["SPOT"])
@@ -129,7 +129,7 @@ def of_image(project: str, family: str) -> Callable[[Subject], Conversation[Verd
         query = {"filter": f'family="{family}"', "fields": "items(name,family,deprecated),nextPageToken"}
         old = yield from everything(Request("compute", "GET", base, query))
         deprecated = [entry["deprecated"] for entry in _items(old) if entry.get("deprecated")]
-        stem = "-".join(family.split("-")[:2])
+        stem = family.partition("-")[0]
         query = {"filter": f'family eq "{stem}.*"', "fields": "items(name,family,deprecated),nextPageToken"}
         others = yield from everything(Request("compute", "GET", base, query))
         fresh = {str(entry.get("family")) for entry in _items(others) if not _retired(entry)} - {family}

@@ -13,9 +13,11 @@ from orchestrator.core.rest import Conversation
 CloudCheck = Callable[[Subject], Conversation[Verdict]]
 
 CREDENTIALS: Final = Check("credentials", "credentials", "gce")
+CLOCK: Final = "clock"
+"""The one check that needs no credentials: a wrong clock is why they may not be taken."""
 _PROJECT: Final = ("credentials", "project")
 _CLOUD: Final[tuple[tuple[Check, CloudCheck], ...]] = (
-    (Check("clock", "clock", "gce"), project.clock),
+    (Check(CLOCK, "clock", "gce"), project.clock),
     (Check("project", "project", "gce", ("credentials",)), project.project),
     (Check("billing", "billing", "gce", _PROJECT), project.billing),
     (Check("apis", "APIs", "gce", _PROJECT), project.apis),

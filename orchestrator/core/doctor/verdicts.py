@@ -70,7 +70,10 @@ class Result:
 def skipped(results: Mapping[str, Result], needs: Iterable[str]) -> Verdict | None:
     """Why a check is not made: the first of its `needs` that found no firm ground; None when it can be made."""
     for name in needs:
-        if results[name].verdict.level in (Level.FAIL, Level.SKIPPED):
+        found = results[name].verdict
+        if found.level is Level.SKIPPED:  # what is at the bottom of it is of more use
+            return found
+        if found.level is Level.FAIL:
             return Verdict(Level.SKIPPED, f"because of: {results[name].check.title}")
     return None
 
