@@ -22,6 +22,7 @@ from orchestrator.cli import (
     launch,
     logs,
     plan,
+    prices,
     reap,
     report,
     status,
@@ -91,6 +92,7 @@ app.command("init")(init.init)
 app.command("doctor")(doctor.doctor)
 app.command("launch")(launch.launch)
 app.command("plan")(plan.plan)
+app.command("prices")(prices.prices)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("fetch")(fetch.fetch)

@@ -112,7 +112,7 @@ class Clinic:
             _ = self.endpoints  # starts the embedded cloud, where that is what is looked at
             found = proven(self.credentials)
         except CredentialsMissing as exc:
-            return project.credentials(None, str(exc))
+            return project.credentials(None, str(exc).partition(". ")[0])
         except BenchError as exc:
             return bad(str(exc), "bench cloud stop; bench cloud start")
         self.who = found.member

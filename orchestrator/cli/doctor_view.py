@@ -55,7 +55,7 @@ def _lines(results: Sequence[Result]) -> list[list[Result]]:
 def remedies(results: Sequence[Result]) -> list[Text]:
     """The command for each thing that is wrong, one a line, to be copied whole."""
     told: dict[str, list[Result]] = {}
-    for result in results:
+    for result in sorted(results, key=lambda one: one.verdict.level is not Level.FAIL):
         if result.verdict.remedy:
             told.setdefault(result.verdict.remedy, []).append(result)
     lines = [Text(), Text("what mends it", "bold")] if told else []

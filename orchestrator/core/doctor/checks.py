@@ -23,18 +23,18 @@ _CLOUD: Final[tuple[tuple[Check, CloudCheck], ...]] = (
     (Check("apis", "APIs", "gce", _PROJECT), project.apis),
     (Check("roles", "permissions", "gce", _PROJECT), project.roles),
     (Check("bucket", "bucket", "gce", ("credentials",), exit_code=10), bucket.bucket),
-    (Check("bucket.rights", "bucket, rights", "gce", ("bucket",)), bucket.rights),
+    (Check("bucket.rights", "bucket rights", "gce", ("bucket",)), bucket.rights),
     (Check("account", "machine's account", "gce", _PROJECT), machine.account),
     (Check("account.rights", "machine's rights", "gce", ("account", "bucket")), machine.machine_rights),
     (Check("network", "network", "gce", ("apis",)), machine.network),
-    (Check("quota.all", "quota, all GPUs", "gce", ("apis",)), capacity.all_gpus),
+    (Check("quota.all", "quota all GPUs", "gce", ("apis",)), capacity.all_gpus),
 )
 
 
 def cloud_checks(subject: Subject) -> tuple[tuple[Check, CloudCheck], ...]:
     """The checks of a project, its quotas one by one, and its images."""
     quotas = tuple(
-        (Check(f"quota.{gpu.name}", f"quota, {gpu.name}", "gce", ("apis",)), capacity.of_gpu(gpu))
+        (Check(f"quota.{gpu.name}", f"quota {gpu.name}", "gce", ("apis",)), capacity.of_gpu(gpu))
         for gpu in subject.gpus
     )
     images = tuple(
