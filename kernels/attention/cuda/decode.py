@@ -76,14 +76,14 @@ TILES = {
     },
     "ampere": {
         (64, 16): DecodeTile(16, 32, 4, 2),
-        (64, 32): DecodeTile(32, 32, 4, 2),
+        (64, 32): DecodeTile(32, 16, 4, 4),
         (128, 16): DecodeTile(16, 16, 4, 2),
         (128, 32): DecodeTile(32, 16, 4, 2),
         (256, 16): DecodeTile(16, 16, 4, 2),
     },
     "ada": {
         (64, 16): DecodeTile(16, 32, 4, 2),
-        (64, 32): DecodeTile(32, 32, 4, 2),
+        (64, 32): DecodeTile(32, 16, 4, 4),
         (128, 16): DecodeTile(16, 16, 4, 2),
         (128, 32): DecodeTile(32, 16, 4, 2),
         (256, 16): DecodeTile(16, 16, 2, 2),

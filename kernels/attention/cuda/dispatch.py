@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernels.attention.cuda import hopper, small
+from kernels.attention.cuda import hopper, small, small_hopper
 from kernels.attention.cuda.decode import Decode, plan_decode
 from kernels.attention.cuda.decode import why_not as why_not_decode
 from kernels.attention.cuda.general import General, plan_general
@@ -22,12 +22,16 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
 
     `dependent`: those instead that begin while the launch before them on the stream is ending; there may be none.
     """
+    few_keys: list[Way] = []
+    if problem.is_plain:
+        few_keys += small.ways(problem, machine, dependent=dependent)
+        few_keys += small_hopper.ways(problem, machine, dependent=dependent)
     if dependent:
-        return [*small.ways(problem, machine, dependent=True)]
+        return few_keys
     found: list[Way] = [*hopper.ways(problem, machine)]
     if problem.is_plain:
         found.append(Portable(plan(problem, machine)))
-        found.extend(small.ways(problem, machine))
+        found.extend(few_keys)
     general = plan_general(problem, machine)
     if not problem.is_plain or general.pack > 1:
         found.append(General(general))

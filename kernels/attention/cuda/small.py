@@ -18,7 +18,7 @@ from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip
 
 MAX_GRID_YZ = 65535
 SHARED_BYTES_FOR_TWO = 96 * 1024
-"""Up to here the parts to be joined get a place of their own: a second block still fits where an SM has 228 KB."""
+"""Up to here the exchange between warps has a place of its own: a second block still fits where an SM has 228 KB."""
 
 
 class SmallParameters(ctypes.Structure):
@@ -64,11 +64,16 @@ class Shape:
 
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory for a padded head dimension."""
-        joining = self.key_warps * self.all_rows * (head_dim + 8 + 2) * 4
+        exchange = exchange_bytes(self.all_rows, head_dim, self.key_warps)
         if self.kind == "registers":
-            return 0 if self.key_warps == 1 else joining
-        tiles = (self.all_rows + 2 * self.all_keys) * head_dim * 2
-        return tiles + joining if tiles + joining <= SHARED_BYTES_FOR_TWO else max(tiles, joining)
+            return 0 if self.key_warps == 1 else exchange
+        tiles = (self.all_rows + 2 * self.all_keys) * head_dim * ELEMENT_BYTES
+        return tiles + exchange if tiles + exchange <= SHARED_BYTES_FOR_TWO else max(tiles, exchange)
+
+
+def exchange_bytes(rows: int, head_dim: int, parties: int) -> int:
+    """What `parties` leave for each other in shared memory: float32 output, and a maximum and a sum for each row."""
+    return rows * parties * (head_dim * 4 + 8)
 
 
 def in_registers(rows: int, warps: int, keys: int) -> Shape:

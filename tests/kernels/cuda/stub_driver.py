@@ -24,6 +24,7 @@ from kernels.attention.cuda.hopper import HopperKernel, HopperParameters
 from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.small import SmallKernel, SmallParameters
+from kernels.attention.cuda.small_hopper import GroupKernel
 from kernels.attention.cuda.variants import CHIPS, Entry
 
 SOURCE = Path(__file__).parent / "stub" / "libcuda.c"
@@ -117,6 +118,8 @@ def sizes_of(entry: Entry) -> list[int]:
     """The sizes of a kernel's arguments."""
     if isinstance(entry, SmallKernel):
         return [ctypes.sizeof(SmallParameters)]
+    if isinstance(entry, GroupKernel):
+        return [ctypes.sizeof(TensorMap)] * 3 + [ctypes.sizeof(SmallParameters)]
     if isinstance(entry, HopperKernel):
         return [ctypes.sizeof(TensorMap)] * 3 + [ctypes.sizeof(HopperParameters)]
     return [ctypes.sizeof(Parameters)]

@@ -392,3 +392,20 @@ def test_small_kernels_are_remembered_like_all_others(stub: Stub) -> None:
             assert list(launch.grid) == [4, 4, 2]
             assert [given.q, given.k, given.v] == [x.data_ptr() for x in tensors]
             assert (given.out, given.lse) == (answer[0].data_ptr(), answer[1].data_ptr())
+
+
+@pytest.mark.parametrize("cluster", ["", "c4"])
+def test_small_kernels_with_tensor_maps_follow_their_tensors(stub: Stub, cluster: str) -> None:
+    engine = OnCpu(hopper=True)
+    way = f"small-w64k2x128b4{cluster}"
+    quick = Quick(lambda *a, **o: bind(*a, way=way, **o), lambda device: engine, as_operator)
+    for _ in range(3):
+        tensors = draw(2, 4, 500, 64, kv_heads=2)
+        answer = call(quick, tensors, causal=True)
+        launch = stub.launch()
+        maps = [Map.from_buffer_copy(bytes(launch.argument(number, TensorMap))) for number in range(3)]
+        assert [one.address for one in maps] == [x.data_ptr() for x in tensors]
+        assert [one.box[1] for one in maps] == [64, *[32 if cluster else 128] * 2]
+        given = launch.argument(3, SmallParameters)
+        assert (given.out, given.row_tiles) == (answer.data_ptr(), 8)
+        assert list(launch.grid) == [8, 4, 2]

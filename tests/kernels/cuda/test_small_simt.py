@@ -26,7 +26,9 @@ DEEP = SmallKernel("bfloat16", 128, True, in_registers(16, 8, 16))
 SHARED = SmallKernel("float16", 64, True, in_shared(2, 4, 64))
 SHARED_DEEP = SmallKernel("bfloat16", 128, False, in_shared(2, 4, 32))
 OVER_ALL = SmallKernel("float16", 64, False, in_shared(4, 4, 64))
-KERNELS = (FOUR, ONE, WIDE, DEEP, SHARED, SHARED_DEEP, OVER_ALL)
+MANY = SmallKernel("bfloat16", 64, False, in_registers(16, 8, 16))
+SHARED_MANY = SmallKernel("float16", 64, True, in_shared(1, 8, 16))
+KERNELS = (FOUR, ONE, WIDE, DEEP, SHARED, SHARED_DEEP, OVER_ALL, MANY, SHARED_MANY)
 
 
 @pytest.fixture(scope="module")

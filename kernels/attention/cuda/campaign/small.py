@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.cuda import dispatch, small
+from kernels.attention.cuda import dispatch, small, small_hopper
 from kernels.attention.cuda.build import build_all
 from kernels.attention.cuda.campaign.timing import between_events, capture, compare
 from kernels.attention.cuda.campaign.tune import BACKENDS, say, sdpa
@@ -81,7 +81,7 @@ def contenders(
     if dependent:
         all_ways += dispatch.ways(problem, engine.machine, dependent=True)
     wanted = [way for way in all_ways if any(way.name.startswith(prefix) for prefix in prefixes)]
-    kernels = [way.kernel for way in wanted if isinstance(way, small.Small)]
+    kernels = [way.kernel for way in wanted if isinstance(way, small.Small | small_hopper.SmallHopper)]
     build_all(kernels, engine.target, engine.find_compiler(), engine.cache)  # in parallel; bind finds them in the cache
     for name in dict.fromkeys(way.name for way in wanted):
         try:

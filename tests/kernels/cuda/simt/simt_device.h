@@ -353,7 +353,6 @@ DEVICE u32 take_ticket(u32* counter, u32 last) {
   *counter = before >= last ? 0 : before + 1;
   return before;
 }
-DEVICE void fence_device() {}
 
 DEVICE void load_matrices(u32 (&r)[4], u32 address) {
   simt::lane().address = address;

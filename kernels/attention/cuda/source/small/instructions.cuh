@@ -17,8 +17,18 @@ DEVICE void let_next_start() {}
 #endif
 
 #ifdef SIMT_SHIM
+#define DEVICE_MEMBER inline
+DEVICE u32 shuffle_word(u32 x, int mask) {
+  float carrier;
+  std::memcpy(&carrier, &x, 4);
+  carrier = shuffle_xor(carrier, mask);
+  std::memcpy(&x, &carrier, 4);
+  return x;
+}
 DEVICE Chunk load_or_zero(const char* from, bool load) { return load ? *(const Chunk*)from : Chunk{0, 0, 0, 0}; }
 #else
+#define DEVICE_MEMBER __device__ __forceinline__
+DEVICE u32 shuffle_word(u32 x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 // 16 bytes, or zeros with nothing read. Volatile, so that loads stay in front of the arithmetic in whose shadow they are.
 DEVICE Chunk load_or_zero(const char* from, bool load) {
   Chunk c;

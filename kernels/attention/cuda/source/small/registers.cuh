@@ -10,7 +10,7 @@
 //
 // Each warp has its own KEYS keys; all warps of a block have the same ROWS rows.
 #pragma once
-#include "small/join.cuh"
+#include "small/exchange.cuh"
 
 template <class T_, int D_, int ROWS_, int WARPS_, int KEYS_, bool CAUSAL_, bool DEPENDENT_>
 struct InRegisters {
@@ -21,7 +21,7 @@ struct InRegisters {
   static constexpr int MI = ROWS / 16, NS = KEYS / 8, KV = KEYS / 16;
   static constexpr int QUADS = D / 32;   // chunks of a row of Q or K that one lane loads
   static constexpr int OCTETS = D / 64;  // chunks of a row of V that one lane loads
-  typedef Joining<D, ROWS, WARPS, THREADS> Join;
+  typedef ::Exchange<MI * 4 * OCTETS, 2 * OCTETS, WARPS, 32> Exchange;
   static_assert(ROWS % 16 == 0 && KEYS % 16 == 0 && D % 64 == 0, "fragments are 16 by 16, a row of V is shared by eight lanes");
 };
 
@@ -32,7 +32,7 @@ DEVICE u32 halves(u32 first, u32 second, bool upper) {
 
 DEVICE u32 word_of(const Chunk& c, int i) { return i == 0 ? c.x : i == 1 ? c.y : i == 2 ? c.z : c.w; }
 
-// Grid: (row_tiles, heads, batch). Shared memory: Join::BYTES, none with one warp.
+// Grid: (row_tiles, heads, batch). Shared memory: Exchange::BYTES, none with one warp.
 template <class C>
 DEVICE void attention_in_registers(const SmallParams& p) {
   typedef typename C::T T;
@@ -121,49 +121,45 @@ DEVICE void attention_in_registers(const SmallParams& p) {
   }
   scores.add_up();
 
+  // Unit (2 i + r) * 2 OCTETS + 2 c + e: columns 64 c + 8 (2 place + e) .. + 7 of row 16 i + 8 r + group.
+  typedef typename C::Exchange E;
+  float units[E::UNITS][8], top[E::ROWS], sum[E::ROWS];
+#pragma unroll
+  for (int r = 0; r < E::ROWS; r++) {
+    top[r] = scores.top[r / 2][r % 2], sum[r] = scores.sum[r / 2][r % 2];
+#pragma unroll
+    for (int n = 0; n < E::UNITS_PER_ROW; n++)
+#pragma unroll
+      for (int j = 0; j < 8; j++) units[r * E::UNITS_PER_ROW + n][j] = o[r / 2][n / 2 * 8 + j][2 * (r % 2) + n % 2];
+  }
+  float mine[E::OWN][8], own_top[E::OWN_ROWS], own_sum[E::OWN_ROWS];
+  SHARED_MEMORY(memory);
   if constexpr (C::WARPS == 1) {
-    char* const out = p.out + b.batch * p.out_batch + b.head * p.out_head + b.row0 * p.out_row;
 #pragma unroll
-    for (int i = 0; i < C::MI; i++)
+    for (int r = 0; r < E::ROWS; r++) {
+      own_top[r] = top[r], own_sum[r] = sum[r];
+      const float inverse = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
 #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const int row = i * 16 + r * 8 + group;
-        if (b.row0 + row >= p.seq_q) continue;
-        const float inverse = inverse_of(scores.sum[i][r]);
+      for (int n = 0; n < E::UNITS_PER_ROW; n++)
 #pragma unroll
-        for (int c = 0; c < C::OCTETS; c++)
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            const int chunk = c * 8 + 2 * place + e;
-            float x[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++) x[j] = o[i][c * 8 + j][2 * r + e];
-            if (chunk * 8 < p.head_dim) *(Chunk*)(out + row * p.out_row + chunk * 16) = packed<T>(x, inverse);
-          }
-        if (p.lse && place == 0) write_lse(p, b, b.row0 + row, scores.top[i][r], scores.sum[i][r]);
-      }
+        for (int j = 0; j < 8; j++) mine[r * E::UNITS_PER_ROW + n][j] = units[r * E::UNITS_PER_ROW + n][j] * inverse;
+    }
   } else {
-    typedef typename C::Join J;
-    SHARED_MEMORY(memory);
-    float* const parts = (float*)memory;
-#pragma unroll
-    for (int i = 0; i < C::MI; i++)
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const int row = i * 16 + r * 8 + group;
-        float* const mine = part_row<J>(parts, warp, row);
-#pragma unroll
-        for (int c = 0; c < C::OCTETS; c++)
-#pragma unroll
-          for (int e = 0; e < 2; e++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-              *(Quad*)(mine + place_of(c * 16 + 4 * place + 2 * e + half) * 4) =
-                  Quad{o[i][c * 8 + 4 * half][2 * r + e], o[i][c * 8 + 4 * half + 1][2 * r + e],
-                       o[i][c * 8 + 4 * half + 2][2 * r + e], o[i][c * 8 + 4 * half + 3][2 * r + e]};
-        if (place == 0) *part_state<J>(parts, warp, row) = Pair{scores.top[i][r], scores.sum[i][r]};
-      }
+    E::leave(memory, warp, lane, units, top, sum, mine);
     sync_block();
-    join_and_write<T, J>(p, b, parts);
+    if (!E::finishes(warp)) return;
+    E::pick_up(memory, warp, lane, mine, own_top, own_sum);
+  }
+#pragma unroll
+  for (int n = 0; n < E::OWN_ROWS; n++) {
+    const int r = E::first_row(warp) + n, row = b.row0 + r / 2 * 16 + r % 2 * 8 + group;
+    if (row >= p.seq_q) continue;
+#pragma unroll
+    for (int m = 0; m < E::OWN_PER_ROW; m++) {
+      const int in_row = (warp * E::OWN + n * E::OWN_PER_ROW + m) % E::UNITS_PER_ROW;
+      const int column = in_row / 2 * 64 + (2 * place + in_row % 2) * 8;
+      if (column < p.head_dim) *(Chunk*)(out_row(p, b, row) + column * 2) = packed<T>(mine[n * E::OWN_PER_ROW + m]);
+    }
+    if (p.lse && place == 0 && (warp * E::OWN) % E::UNITS_PER_ROW == 0) write_lse(p, b, row, own_top[n], own_sum[n]);
   }
 }

@@ -3,7 +3,7 @@
 // ROW_WARPS warps take 16 rows each, and for each of them KEY_WARPS warps take KEYS keys each. K is waited for first, V under
 // cover of the scores.
 #pragma once
-#include "small/join.cuh"
+#include "small/exchange.cuh"
 
 template <class T_, int D_, int ROW_WARPS_, int KEY_WARPS_, int KEYS_, bool CAUSAL_, bool DEPENDENT_>
 struct InShared {
@@ -14,9 +14,10 @@ struct InShared {
   static constexpr int ROW_BYTES = D * 2, CHUNKS = D / 8, ROWS_PER_PASS = THREADS / CHUNKS;
   static constexpr int Q_BYTES = ROWS * ROW_BYTES, K_BYTES = ALL_KEYS * ROW_BYTES;
   static constexpr int NS = KEYS / 8, KV = KEYS / 16;
-  typedef Joining<D, ROWS, KEY_WARPS, THREADS> Join;
-  // A place of its own spares the joining one barrier, but must not cost a second block on the SM.
-  static constexpr bool OWN_PLACE = Q_BYTES + 2 * K_BYTES + Join::BYTES <= 96 * 1024;
+  typedef ::Exchange<D / 16, D / 32, KEY_WARPS, 32> Exchange;  // for each row warp
+  static constexpr int EXCHANGE_BYTES = ROW_WARPS * Exchange::BYTES;
+  // A place of its own spares one barrier, but must not cost a second block on the SM.
+  static constexpr bool OWN_PLACE = Q_BYTES + 2 * K_BYTES + EXCHANGE_BYTES <= 96 * 1024;
   static_assert(KEYS % 16 == 0 && D % 64 == 0 && ROWS_PER_PASS % 8 == 0, "a pass of copies keeps its swizzle");
 };
 
@@ -40,7 +41,7 @@ DEVICE void copy_rows(u32 tile, const char* source, i64 row_stride, int rows, in
   }
 }
 
-// Grid: (row_tiles, heads, batch). Shared memory: Q, K, V and, in a place of its own or over Q and K, Join::BYTES.
+// Grid: (row_tiles, heads, batch). Shared memory: Q, K, V and, in a place of its own or over the rest, EXCHANGE_BYTES.
 template <class C>
 DEVICE void attention_in_shared(const SmallParams& p) {
   typedef typename C::T T;
@@ -105,18 +106,30 @@ DEVICE void attention_in_shared(const SmallParams& p) {
   }
   scores.add_up();
 
-  typedef typename C::Join J;
-  if constexpr (!C::OWN_PLACE && J::BYTES > C::Q_BYTES + C::K_BYTES) sync_block();  // every warp has left V too
-  float* const parts = (float*)(C::OWN_PLACE ? memory + C::Q_BYTES + 2 * C::K_BYTES : memory);
+  // Unit r D / 32 + h: of row 8 r + group, columns 32 h .. + 31, of which the lane has two in every eight.
+  typedef typename C::Exchange E;
+  float units[E::UNITS][8], mine[E::OWN][8], own_top[E::OWN_ROWS], own_sum[E::OWN_ROWS];
 #pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const int row = warp_row + r * 8 + group;
-    float* const mine = part_row<J>(parts, key_warp, row);
+  for (int u = 0; u < E::UNITS; u++)
 #pragma unroll
-    for (int j = 0; j < C::D / 8; j++)
-      *(Pair*)(mine + place_of(2 * j + (place >> 1)) * 4 + (place & 1) * 2) = Pair{o[j][2 * r], o[j][2 * r + 1]};
-    if (place == 0) *part_state<J>(parts, key_warp, row) = Pair{scores.top[0][r], scores.sum[0][r]};
-  }
+    for (int j = 0; j < 8; j++) units[u][j] = o[u % E::UNITS_PER_ROW * 4 + j / 2][u / E::UNITS_PER_ROW * 2 + j % 2];
+  if constexpr (!C::OWN_PLACE) sync_block();  // every warp has left V too
+  char* const place_of_rows =
+      memory + (C::OWN_PLACE ? C::Q_BYTES + 2 * C::K_BYTES : 0) + row_warp * E::BYTES;
+  E::leave(place_of_rows, key_warp, lane, units, scores.top[0], scores.sum[0], mine);
   sync_block();
-  join_and_write<T, J>(p, b, parts);
+  if (!E::finishes(key_warp)) return;
+  E::pick_up(place_of_rows, key_warp, lane, mine, own_top, own_sum);
+#pragma unroll
+  for (int n = 0; n < E::OWN_ROWS; n++) {
+    const int row = b.row0 + warp_row + (E::first_row(key_warp) + n) * 8 + group;
+#pragma unroll
+    for (int m = 0; m < E::OWN_PER_ROW; m++) {
+      const Chunk chunk = gathered(packed<T>(mine[n * E::OWN_PER_ROW + m]), lane);
+      const int column = (key_warp * E::OWN + n * E::OWN_PER_ROW + m) % E::UNITS_PER_ROW * 32 + place * 8;
+      if (row < p.seq_q && column < p.head_dim) *(Chunk*)(out_row(p, b, row) + column * 2) = chunk;
+    }
+    if (p.lse && row < p.seq_q && place == 0 && (key_warp * E::OWN) % E::UNITS_PER_ROW == 0)
+      write_lse(p, b, row, own_top[n], own_sum[n]);
+  }
 }
