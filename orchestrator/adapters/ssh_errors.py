@@ -86,11 +86,11 @@ def unknown_key(target: Target, connection: Connection, exc: HostKeyUnknown) -> 
 
 
 def changed_key(target: Target, connection: Connection, exc: BadHostKeyException) -> HostKeyRefused:
-    file = known_hosts_files(connection)[0]
+    file, name = known_hosts_files(connection)[0], _shown_by(connection, exc.hostname)
     return HostKeyRefused(
         f"{target} shows another key than the one that is known of it: expected {sha256_of(exc.expected_key)}, "
         f"got {sha256_of(exc.key)}. Somebody may be in between",
-        hint=f"ask its owner whether it was installed anew; only then: ssh-keygen -f {file} -R '{_shown_by(connection, exc.hostname)}'",
+        hint=f"ask its owner whether it was installed anew; only then: ssh-keygen -f {file} -R '{name}'",
     )
 
 
