@@ -200,14 +200,8 @@ def host_tasks(host: Target, run: RunCommand) -> tuple[Task, ...]:
 
 def _documents(config: Path | None) -> Verdict:
     from orchestrator.cli.asking import Asked, bundled, known_gpus, load_asked
-    from orchestrator.settings import load_settings
 
     troubles: list[tuple[str, str]] = []
-    settings = ""
-    try:
-        settings = str(load_settings().home / "settings.yaml")
-    except ConfigError as exc:
-        troubles.append((settings, str(exc)))
     asked = [Asked(gpu, None, (), False) for gpu in known_gpus() if bundled(f"{gpu}.yaml").is_file()]
     asked += [Asked("", config, (), False)] if config else []
     for one in asked:
@@ -215,7 +209,7 @@ def _documents(config: Path | None) -> Verdict:
             load_asked(one)
         except ConfigError as exc:
             troubles.append((str(one.path or one.gpu), str(exc)))
-    return here.documents(troubles, len(asked), settings)
+    return here.documents(troubles, len(asked))
 
 
 def _prices() -> Verdict:

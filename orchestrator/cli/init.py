@@ -57,7 +57,7 @@ def init(
     caps = {"per_run_usd": per_run, "per_day_usd": per_day, "per_month_usd": per_month}
     if embedded:
         project, bucket = _embedded(bucket)
-    asks = not (yes or print_ or json or embedded) and sys.stdin.isatty()
+    asks = not (yes or print_ or json) and sys.stdin.isatty()
     if asks:
         project = project or typer.prompt("project id")
         bucket = bucket or typer.prompt("bucket", default=f"{project}-bench")

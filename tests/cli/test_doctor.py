@@ -16,7 +16,8 @@ from orchestrator.adapters.setup import endpoints
 from orchestrator.cli.doctor_tasks import host_tasks
 from orchestrator.core.doctor.checks import cloud_checks
 from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import Level
+from orchestrator.core.doctor.verdicts import Check, Level, Verdict, fine
+from orchestrator.core.errors import LocalError
 from orchestrator.core.hosts import Target
 from orchestrator.core.rest import Request
 from orchestrator.doctor import Task, examine
@@ -372,6 +373,25 @@ def test_an_embedded_cloud_that_died_and_left_its_address_is_named(bench: Bench)
 def embedded_of(bench: Bench) -> str:
     checks = bench("doctor", "--json").document["checks"]
     return next(str(check["why"]) for check in checks if check["name"] == "embedded")
+
+
+def test_a_check_that_breaks_is_a_warning_and_the_others_go_on() -> None:
+    def broken() -> Verdict:
+        raise ZeroDivisionError("odd")
+
+    def refused() -> Verdict:
+        raise LocalError("no room")
+
+    first, second, third = (Check(name, name, "here") for name in ("a", "b", "c"))
+    seen: list[str] = []
+    results = examine(
+        [Task(first, broken), Task(second, refused), Task(third, lambda: fine("good"))],
+        lambda result: seen.append(result.check.name),
+    )
+    assert [result.verdict.level for result in results] == [Level.WARN, Level.WARN, Level.OK]
+    assert "ZeroDivisionError: odd" in results[0].verdict.why
+    assert "no room" in results[1].verdict.why
+    assert sorted(seen) == ["a", "b", "c"]
 
 
 def test_a_host_is_looked_at_by_plain_commands_and_one_that_does_not_answer_only_once() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import orchestrator
 from orchestrator.adapters.google_auth import credentials_for
 from orchestrator.adapters.rest import Rest
 from orchestrator.adapters.setup import Setup, endpoints
@@ -52,6 +57,37 @@ def test_a_yes_from_a_person_is_enough(bench: Bench) -> None:
     result = CliRunner().invoke(app, [*PRACTISE, "--per-run", "0.50"], input="y\n", prog_name="bench")
     assert result.exit_code == 0
     assert "done: write to settings.yaml: per_run_usd: 0.50" in result.stdout
+
+
+def test_a_person_at_a_terminal_is_asked_for_what_was_not_said(bench: Bench) -> None:
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "orchestrator.cli", "init", "--embedded"]
+    root = str(Path(orchestrator.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path]), "TERM": "dumb"}
+    child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=environment, close_fds=True)
+    os.close(there)
+    # bucket is known in practice; then: where, who, three caps, and the yes
+    os.write(here, b"\n" + b"user:ada@example.com\n" + b"0.75\n\n\n" + b"y\n")
+    said = b""
+    while True:
+        try:
+            piece = os.read(here, 4096)
+        except OSError:  # the other end is closed: it has ended
+            break
+        if not piece:
+            break
+        said += piece
+    os.close(here)
+    assert child.wait(30) == 0, said.decode()
+    text = said.decode()
+    for words in (
+        "where the bucket lies [us-central1]",
+        "who may launch",
+        "cap in dollars, per run [1.00]",
+        "do it? [y/N]",
+    ):
+        assert words in text
+    assert yaml.safe_load((bench.home / "settings.yaml").read_text())["per_run_usd"] == "0.75"
 
 
 def test_settings_are_replaced_only_when_that_was_said(bench: Bench) -> None:

@@ -342,10 +342,10 @@ def test_the_folder_the_files_and_the_prices_are_judged() -> None:
     assert here.home("/h", "read-only", 0).level is Level.FAIL
     assert here.home("/h", "", 10).level is Level.WARN
     assert here.home("/h", "", 1 << 40).level is Level.OK
-    assert here.documents((), 5, "/h/settings.yaml").level is Level.OK
-    mine = here.documents((("my.yaml", "my.yaml:2: x\nmore"), ("l4", "y")), 5, "/h/settings.yaml")
+    assert here.documents((), 5).level is Level.OK
+    mine = here.documents((("my.yaml", "my.yaml:2: x\nmore"), ("l4", "y")), 5)
     assert (mine.why, mine.remedy) == ("my.yaml:2: x (and 1 more)", "bench plan my.yaml")
-    assert "EDITOR" in here.documents((("/h/settings.yaml", "bad"),), 5, "/h/settings.yaml").remedy
+    assert here.documents((("l4", "--set budget.per_run_usd=x"),), 5).remedy == "bench plan --gpu l4"
     ages = [here.prices(date(2026, 6, 1), day).level for day in (date(2026, 5, 1), date(2026, 6, 9), date(2026, 12, 1))]
     assert ages == [Level.WARN, Level.OK, Level.WARN]
 

@@ -59,12 +59,13 @@ def home(path: str, trouble: str, free_bytes: int) -> Verdict:
     return fine(f"{path}, {free_bytes / 1e9:.0f} GB free")
 
 
-def documents(troubles: Sequence[tuple[str, str]], read: int, settings: str) -> Verdict:
-    """The settings file and every configuration: (name, what is wrong with it). `settings` is that file's path."""
+def documents(troubles: Sequence[tuple[str, str]], read: int) -> Verdict:
+    """Every configuration, bundled ones by their GPU: (name, what is wrong with it). What the settings put in the place
+    of a bundled value is judged with it."""
     if troubles:
         name, what = troubles[0]
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
-        remedy = f"${{EDITOR:-vi}} {settings}" if name == settings else f"bench plan {name}"
+        remedy = f"bench plan {name}" if "." in name else f"bench plan --gpu {name}"
         return bad(f"{what.splitlines()[0]}{more}", remedy)
     return fine(f"settings and {read} configurations can be read")
 
