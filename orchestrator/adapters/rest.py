@@ -34,6 +34,12 @@ GOOGLE: Final[Mapping[str, str]] = {
 }
 
 
+def endpoints(compute: str, storage: str) -> Mapping[str, str]:
+    """Base URLs of every service for a cloud that answers for all of them at one address, but for storage."""
+    services = ("compute", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling")
+    return {**dict.fromkeys(services, compute), "storage": storage}
+
+
 class OnlyLooking(RuntimeError):
     """A request that might change something was about to be sent by someone who only looks: a bug, not a refusal."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +97,3 @@ def failure(answer: Answer, doing: str) -> ProviderError | NotFound:
     if answer.status == 404:
         return NotFound(text, hint="`bench doctor` says what is missing")
     return ProviderError(text, hint="`bench doctor` says what is missing")
-
-
-def endpoints(compute: str, storage: str) -> Mapping[str, str]:
-    """Base URLs of every service for a cloud that answers for all of them at one address, but for storage."""
-    services = ("compute", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling")
-    return {**dict.fromkeys(services, compute), "storage": storage}

@@ -68,7 +68,7 @@ class Clinic:
 
     @cached_property
     def endpoints(self) -> dict[str, str] | None:
-        from orchestrator.adapters.setup import endpoints
+        from orchestrator.adapters.rest import endpoints
 
         address = self.wiring.address
         return None if address is None else dict(endpoints(address.compute, address.storage))

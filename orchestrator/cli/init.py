@@ -97,8 +97,8 @@ def _embedded(bucket: str) -> tuple[str, str]:
 
 def _setup(opts: Options, embedded: bool) -> Setup:
     from orchestrator.adapters.google_auth import credentials_for
-    from orchestrator.adapters.rest import Rest
-    from orchestrator.adapters.setup import Setup, endpoints
+    from orchestrator.adapters.rest import Rest, endpoints
+    from orchestrator.adapters.setup import Setup
     from orchestrator.settings import load_settings
     from orchestrator.wiring import wire_embedded
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.rest import OnlyLooking, Rest
-from orchestrator.adapters.setup import endpoints
+from orchestrator.adapters.rest import OnlyLooking, Rest, endpoints
 from orchestrator.cli.doctor_tasks import host_tasks
 from orchestrator.core.doctor.checks import cloud_checks
 from orchestrator.core.doctor.subject import Subject

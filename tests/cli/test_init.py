@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import orchestrator
 from orchestrator.adapters.google_auth import credentials_for
-from orchestrator.adapters.rest import Rest
-from orchestrator.adapters.setup import Setup, endpoints
+from orchestrator.adapters.rest import Rest, endpoints
+from orchestrator.adapters.setup import Setup
 from orchestrator.cli.app import app
 from orchestrator.core.errors import ConfigError, NotFound, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.setup.plan import Wanted
