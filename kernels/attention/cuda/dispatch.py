@@ -75,4 +75,7 @@ def by_rule(problem: Problem, found: Sequence[Way]) -> tuple[Way, str]:
         return by_kind[Decode], "few queries over many keys: decoding reads K and V once for a whole group of heads"
     if problem.is_plain and General in by_kind:
         return by_kind[General], "the queries of one head do not fill a tile: the heads of a group are packed"
+    one_pass = next((way for name in small.PREFERRED for way in found if way.name == name), None)
+    if one_pass is not None and problem.batch * problem.heads * problem.seq_q <= small.FEW_ROWS:
+        return one_pass, "few keys and few rows: one pass over all keys, with every load under way at once"
     return found[0], "the first that computes it"

@@ -214,7 +214,7 @@ def test_a_captured_launch_has_a_counter_that_no_other_launch_uses(stub: Stub) -
 
 def test_parts_of_split_keys_are_kept_for_one_stream_alone(stub: Stub) -> None:
     engine = OnCpu(hopper=False)
-    quick = Quick(bind, lambda device: engine, as_operator)
+    quick = Quick(lambda *a, **o: bind(*a, splits=4, **o), lambda device: engine, as_operator)
     partial: dict[int, set[int]] = {}
     for _ in range(3):
         for stream in (0x1000, 0x2000):

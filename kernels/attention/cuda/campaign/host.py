@@ -12,19 +12,38 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from torch.nn.attention import sdpa_kernel
 
-from kernels.attention.cuda.campaign.tune import say, sdpa
+from kernels.attention.cuda.campaign.contenders import BACKENDS
 from kernels.attention.cuda.operator import attention, bind
 
 Call = Callable[[], object]
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BACK_TO_BACK_S, MAX_CALLS, SYNC_CALLS = 0.01, 500, 30
 SPIN_CYCLES, CALLS_UNDER_SPIN = 4_000_000, 100
+
+
+def say(*words: object) -> None:
+    """To standard output, at once."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
+    """PyTorch's attention pinned to a backend, whose context it enters on each call."""
+    chosen = BACKENDS[backend]
+
+    def call() -> object:
+        with sdpa_kernel(chosen):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return call
 
 
 def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> dict[str, Call]:

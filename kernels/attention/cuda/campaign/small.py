@@ -18,14 +18,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.attention.cuda import dispatch, small, small_hopper
+from kernels.attention.cuda import dispatch
 from kernels.attention.cuda.build import build_all
+from kernels.attention.cuda.campaign.contenders import BACKENDS
+from kernels.attention.cuda.campaign.host import say, sdpa
 from kernels.attention.cuda.campaign.timing import between_events, capture, compare
-from kernels.attention.cuda.campaign.tune import BACKENDS, say, sdpa
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.errors import BuildFailed, Unsupported
+from kernels.attention.cuda.hopper import HopperWay
 from kernels.attention.cuda.operator import bind, problem_of
+from kernels.attention.cuda.small import Small
+from kernels.attention.cuda.small_hopper import SmallHopper
+from kernels.attention.cuda.variants import Entry
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Call = Callable[[], object]
@@ -47,18 +53,6 @@ def inputs_of(shape: Sequence[int], dtype: torch.dtype, sets: int) -> list[Input
     ]
 
 
-def rotating(calls: Sequence[Call]) -> Call:
-    """One call that makes the given ones in turn."""
-    place = 0
-
-    def call() -> object:
-        nonlocal place
-        place = (place + 1) % len(calls)
-        return calls[place]()
-
-    return call
-
-
 def contenders(
     engine: Engine, sets: Sequence[Inputs], causal: bool, prefixes: Sequence[str], dependent: bool
 ) -> dict[str, list[Call]]:
@@ -73,15 +67,14 @@ def contenders(
             continue
         found[backend] = calls
     q, k, v = sets[0]
-    with torch.no_grad():
-        expected = sdpa("math", q.float(), k.float(), v.float(), causal)()
-    assert isinstance(expected, torch.Tensor)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=causal)
     problem = problem_of(q, k, v, q, causal=causal, alignment="top-left")
     all_ways = dispatch.ways(problem, engine.machine)
     if dependent:
         all_ways += dispatch.ways(problem, engine.machine, dependent=True)
     wanted = [way for way in all_ways if any(way.name.startswith(prefix) for prefix in prefixes)]
-    kernels = [way.kernel for way in wanted if isinstance(way, small.Small | small_hopper.SmallHopper)]
+    kernels: list[Entry] = [way.kernel for way in wanted if isinstance(way, Small | SmallHopper | HopperWay)]
     build_all(kernels, engine.target, engine.find_compiler(), engine.cache)  # in parallel; bind finds them in the cache
     for name in dict.fromkeys(way.name for way in wanted):
         try:
@@ -104,7 +97,7 @@ def contenders(
 def graphs(found: dict[str, list[Call]], *, cold: bool, rounds: int) -> dict[str, float]:
     """Median microseconds a call, from graphs replayed in random order."""
     per_graph = {name: max(GRAPH_CALLS, len(calls)) if cold else GRAPH_CALLS for name, calls in found.items()}
-    replays = {name: capture(rotating(calls if cold else calls[:1]), per_graph[name]) for name, calls in found.items()}
+    replays = {name: capture(calls if cold else calls[:1], per_graph[name]) for name, calls in found.items()}
     times: dict[str, list[float]] = {name: [] for name in found}
     order, chance = list(found), random.Random(1)
     for round_ in range(rounds + 1):

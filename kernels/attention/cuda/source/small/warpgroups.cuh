@@ -250,18 +250,21 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
   const int blocks = keys <= 0 ? 0 : (keys + C::KEYS - 1) / C::KEYS;
   const int own_blocks = b.keys <= 0 ? 0 : (b.keys + C::KEYS - 1) / C::KEYS;
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < C::ROW_GROUPS + 2 * C::BLOCKS; i++) barrier_init(barriers + i * 8, 1);
-    barrier_init_done();
-    prefetch_map(q_map);
-    prefetch_map(k_map);
-    prefetch_map(v_map);
+  // The thread that starts a copy has made its barrier itself: without a cluster it need not wait for anybody.
+  const bool copies_q = thread == 0 && key_group == 0, copies_kv = thread == 0 && row_group == 0;
+  if (threadIdx.x == C::THREADS - 1) prefetch_map(q_map), prefetch_map(k_map), prefetch_map(v_map);
+  if (copies_q) barrier_init(barriers + row_group * 8, 1);
+  if (copies_kv)
+    for (int block = key_group; block < C::BLOCKS; block += C::KEY_GROUPS)
+      barrier_init(few.k_full(block), 1), barrier_init(few.v_full(block), 1);
+  if (copies_q || copies_kv) barrier_init_done();
+  if (C::CLUSTER > 1) {
+    sync_block();
+    cluster_arrive();
   }
-  sync_block();
-  if (C::CLUSTER > 1) cluster_arrive();
   if (C::DEPENDENT) wait_for_previous();
   const int kv_head = divide(b.head, p.group);
-  if (thread == 0 && key_group == 0) {
+  if (copies_q) {
     const u32 full = barriers + row_group * 8;
     barrier_arrive_expecting(full, C::Q_BYTES);
 #pragma unroll
@@ -269,7 +272,7 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
       copy_box(few.q_tile + c * C::Q_CHUNK_BYTES, q_map, full, c * C::COLUMNS, b.row0 + row_group * 64, b.head, b.batch);
   }
   if (C::CLUSTER > 1) cluster_wait();
-  if (thread == 0 && row_group == 0) {
+  if (copies_kv) {
     // Each key group starts the copies of its own blocks, in the order in which it will want them.
     const u32 rank = C::CLUSTER > 1 ? cluster_rank() : 0;
     for (int block = key_group; block < blocks; block += C::KEY_GROUPS)
@@ -289,6 +292,7 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
         }
       }
   }
+  if (C::CLUSTER == 1) sync_block();  // the barriers are there for everybody
   if (C::DEPENDENT) let_next_start();
   barrier_wait(barriers + row_group * 8, 0);
   few.template attend_to<C::MOST>(own_blocks <= key_group ? 0 : (own_blocks - key_group + C::KEY_GROUPS - 1) / C::KEY_GROUPS);
