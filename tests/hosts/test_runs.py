@@ -208,17 +208,21 @@ def test_a_run_that_fails_leaves_nothing_and_says_why(bench: Bench, host: Sshd, 
     assert_nothing_is_left(host, before)
 
 
-def test_the_host_itself_ends_a_run_at_its_deadline(bench: Bench, host: Sshd, paced: tuple[str, ...]) -> None:
-    before = outside_the_cache(host)
-    with start_client(*paced, "--set", "measure.repeats=600000", "--set", "run.max_minutes=1") as killed:
-        await_truth(lambda: in_phase(host, "environment"), "the harness")
-        killed.send_signal(signal.SIGKILL)
-    # A minute's deadline: the machine's own watchdog fires at half of it.
-    await_truth(lambda: processes(host) == [], "the end of the run on the host", 50)
-    run = bench("status", "last", "--json").document
-    assert run["state"] == "failed"
-    assert run["diagnoses"][-1]["cause"] == "deadline"
-    assert_nothing_is_left(host, before)
+def test_a_host_that_cannot_be_reached_keeps_nobody_from_seeing_the_rest(
+    bench: Bench, host: Sshd, wire: Wire, paced: tuple[str, ...]
+) -> None:
+    run = launch(bench, paced, "--detach", "--set", "measure.repeats=500")
+    wire.cut(down_s=3600)
+    shown = bench("status")
+    assert run["run_id"] in shown.out.replace("\n", "") or run["run_id"][:20] in shown.out
+    assert "UNREACHABLE" in shown.out
+    assert "cannot be reached" in bench("status", run["run_id"], code=6).err
+    assert bench("costs", "--json").document["runs"][0]["run_id"] == run["run_id"]
+    assert "what is in the bucket so far" in bench("fetch", run["run_id"], "--into", "out").err
+    wire.down_until = 0
+    await_truth(lambda: processes(host) == [], "the end of the run on the host")
+    assert bench("fetch", run["run_id"], "--into", "out", "--json").document["cases"] == 2
+    assert bench("status", run["run_id"], "--json").document["state"] == "succeeded"
 
 
 def test_a_run_whose_steward_is_killed_is_buried_and_goes_on_without_measuring_twice(
