@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import getpass
 import gzip
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -19,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Bench
-from tests.hosts.conftest import CASES
+from tests.hosts.conftest import CASES, Client, Start
 from tests.hosts.looking import await_truth, files, in_phase, outside_the_cache, processes, spooled
 from tests.support.sshd import Sshd, Wire
 
@@ -277,3 +279,42 @@ def test_secrets_of_the_user_and_of_the_host_are_in_nothing_that_is_written(
 def contents(path: Path) -> bytes:
     data = path.read_bytes()
     return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+
+
+REAL = (
+    "--gpu", "cpu",
+    "--set", "measure.grid={shapes: [{batch: 1, heads: 2, seq: 16, head_dim: 64}, {batch: 1, heads: 2, seq: 47, head_dim: 64}], dtypes: [float32]}",
+    "--set", "correctness.grid={shapes: [{batch: 1, heads: 2, seq: 33, head_dim: 64}], dtypes: [float32]}",
+    "--set", "measure.implementations=[bench, 'sdpa:math', 'sdpa:cudnn']",
+    "--set", "measure.repeats=5",
+    "--set", "environment.min_free_gb=0",
+)  # fmt: skip
+
+
+def test_a_host_and_the_embedded_cloud_bring_back_files_of_one_kind_with_the_same_rows(
+    bench: Bench, client: Client, start: Start
+) -> None:
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    with start(environment={"PATH": path}) as server:
+        client.reaches(server)
+        user, port = getpass.getuser(), server.port
+        client.configure(f"Host localhost\n  HostName 127.0.0.1\n  IdentityFile {server.user_key}")
+        own = bench("launch", "--host", f"{user}@localhost:{port}", "--json", *REAL).document
+        assert_nothing_is_left(server, set())
+    rented = bench("launch", "--json", *REAL).document
+    assert (own["state"], rented["state"]) == ("succeeded", "succeeded")
+    folders = [
+        Path(bench("fetch", run["run_id"], "--into", "out", "--json").document["folder"]) for run in (own, rented)
+    ]
+    assert files(folders[0]) - {"serial-1.txt"} == files(folders[1]) - {"serial-1.txt"}
+    for name in ("measurements.csv", "correctness.csv", "summary.csv"):
+        mine, theirs = ((folder / name).read_text().splitlines() for folder in folders)
+        assert mine[0] == theirs[0], name
+        assert len(mine) == len(theirs), name
+    counted = [
+        Counter((row["case_id"], row["implementation"], bool(row["skipped"])) for row in rows_of(bench, run["run_id"]))
+        for run in (own, rented)
+    ]
+    assert counted[0] == counted[1]
+    assert sum(counted[0].values()) == 2 * (3 * 5 + 1)
+    assert {row["device"] for run in (own, rented) for row in rows_of(bench, run["run_id"])} == {own["device"]}

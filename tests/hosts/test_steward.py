@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import pytest
 
 from startup.host.services import Machine, Server, owns
 from startup.host.spool import BadName, Spool
+from tests.hosts.conftest import base_python, with_stand_ins
 from tests.hosts.looking import await_truth
 from tests.startup.machine import CASES, ROOT, payload, run_spec
 
@@ -29,14 +29,19 @@ RUN = "20261121-040000-host-0001"
 
 @dataclass
 class Here:
-    """A host's cache folder on this machine."""
+    """A host's home on this machine, with something called torch in it."""
 
-    cache: Path
+    home: Path
+    python: str
+
+    @property
+    def cache(self) -> Path:
+        return self.home / ".cache" / "spotbench"
 
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        words = json.dumps({"cache": str(self.cache), **arguments})
-        command = [sys.executable, str(HAND), operation, words]
-        ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+        command = [self.python, str(HAND), operation, json.dumps(arguments)]
+        environment = {"HOME": str(self.home), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=environment)
         answer: dict[str, Any] = json.loads(ran.stdout.rpartition("@@spotbench@@")[2])
         return answer
 
@@ -63,12 +68,14 @@ class Here:
 
     def events(self, vm: str = VM) -> list[dict[str, Any]]:
         folder = self.cache / "runs" / vm / "spool" / "runs" / RUN / "events"
-        return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+        return [json.loads(path.read_text()) for path in sorted(folder.iterdir())] if folder.exists() else []
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Here]:
-    made = Here(tmp_path / "cache")
+    with_stand_ins(tmp_path / "home")
+    base_python(tmp_path / "python")
+    made = Here(tmp_path / "home", str(tmp_path / "python" / "python3"))
     yield made
     for run in made.ask("runs")["runs"]:
         made.ask("stop", vm=run["vm"])
