@@ -241,11 +241,12 @@ inline void run_block(int threads) {
 inline void launch(Index grid, int threads, size_t shared_size, std::function<void()> kernel) {
   body = kernel;
   lanes.resize(threads);
-  for (block_index.y = 0; block_index.y < grid.y; block_index.y++)
-    for (block_index.x = 0; block_index.x < grid.x; block_index.x++) {
-      shared.assign(shared_size, (char)0xff);  // NaN in every 16-bit format
-      run_block(threads);
-    }
+  for (block_index.z = 0; block_index.z < grid.z; block_index.z++)
+    for (block_index.y = 0; block_index.y < grid.y; block_index.y++)
+      for (block_index.x = 0; block_index.x < grid.x; block_index.x++) {
+        shared.assign(shared_size, (char)0xff);  // NaN in every 16-bit format
+        run_block(threads);
+      }
 }
 
 }  // namespace simt
@@ -255,6 +256,12 @@ inline void launch(Index grid, int threads, size_t shared_size, std::function<vo
 
 static inline float __int_as_float(int x) {
   float value;
+  std::memcpy(&value, &x, 4);
+  return value;
+}
+
+static inline int __float_as_int(float x) {
+  int value;
   std::memcpy(&value, &x, 4);
   return value;
 }
@@ -322,6 +329,29 @@ DEVICE Chunk load_shared(u32 address) {
   Chunk chunk;
   std::memcpy(&chunk, simt::shared_bytes(address, 16), 16);
   return chunk;
+}
+
+DEVICE u32 load_shared_word(u32 address) {
+  u32 word;
+  std::memcpy(&word, simt::shared_bytes(address, 4), 4);
+  return word;
+}
+DEVICE void store_shared(u32 address, const Pair& pair) { std::memcpy(simt::shared_bytes(address, 8), &pair, 8); }
+DEVICE Pair load_shared_pair(u32 address) {
+  Pair pair;
+  std::memcpy(&pair, simt::shared_bytes(address, 8), 8);
+  return pair;
+}
+DEVICE Chunk load_fresh(const Chunk* global) {
+  if ((uintptr_t)global % 16 != 0) simt::fail("misaligned load");
+  return *global;
+}
+DEVICE float load_fresh(const float* global) { return *global; }
+// Blocks run one after the other.
+DEVICE u32 take_ticket(u32* counter, u32 last) {
+  const u32 before = *counter;
+  *counter = before >= last ? 0 : before + 1;
+  return before;
 }
 
 DEVICE void load_matrices(u32 (&r)[4], u32 address) {
