@@ -8,7 +8,7 @@ gone for this port only once everything of it is in the bucket and nothing of it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -135,24 +135,21 @@ class HostCloud:
             if self.clock.now() > run.deadline_at + LATE:
                 return None  # it ended by itself; what it stored is brought home when it is seen again
             raise
-        if not answer.get("exists") or answer.get("status") == "gone":
-            self._settle(record, name, run, answer)
-            return None
-        self._bring_home(target, answer)
-        return self._instance(zone, name, run, answer)
+        if answer.get("exists") and answer.get("status") != "gone":
+            self._bring_home(target, answer)
+            return self._instance(zone, name, run, answer)
+        self._settle(record, name, run, answer)
+        return None
 
     def instances(self) -> tuple[Instance, ...]:
         """Every run that may be on a host. One that cannot be asked is listed as the bucket knows it."""
         found = []
-        for entry in self.bucket.list(RECORD_PREFIX):
-            zone = entry.name.rpartition("/")[2].removesuffix(".json")
-            record = self.record(zone)
-            for name, run in record.open_runs().items() if record is not None else ():
-                try:
-                    seen = self.instance(zone, name)
-                except BenchError:
-                    seen = self._unseen(zone, name, run)
-                found += [seen] if seen is not None else []
+        for zone, name, run in self._open_runs():
+            try:
+                seen = self.instance(zone, name)
+            except BenchError:
+                seen = self._unseen(zone, name, run)
+            found += [seen] if seen is not None else []
         return tuple(found)
 
     def operations(self, zone: str, instance_id: str) -> tuple[Operation, ...]:
@@ -210,11 +207,25 @@ class HostCloud:
                 return
         raise Unavailable(f"{name} changes faster than it can be written", hint="try again")
 
+    def bring_home(self, run_id: str) -> None:
+        """Brings home what hosts have of one run that is not known to be removed there."""
+        for zone, name, run in self._open_runs():
+            if run.run_id == run_id:
+                self.instance(zone, name)
+
     def close(self) -> None:
         for shell in self._shells.values():
             shell.close()
 
     # --- how ---
+
+    def _open_runs(self) -> Iterator[tuple[str, str, HostRun]]:
+        """Zone, name and entry of every run that a host may have anything of."""
+        for entry in self.bucket.list(RECORD_PREFIX):
+            zone = entry.name.removeprefix(RECORD_PREFIX).removesuffix(".json")
+            record = self.record(zone)
+            for name, run in record.open_runs().items() if record is not None else ():
+                yield zone, name, run
 
     def _shell(self, target: Target) -> RemoteShell:
         key = str(target)
