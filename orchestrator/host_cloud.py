@@ -95,6 +95,8 @@ class HostCloud:
             message = f"{target} measures for {answer['message']}; two runs at once would disturb each other"
             return Refusal(code="HOST_BUSY", message=message, scope="zone", hint=f"`bench status` shows {target}")
         if (error := trouble(answer, target)) is not None:
+            if isinstance(error, Unavailable):
+                raise error
             self._record(target, python, request.name, run.model_copy(update=never))
             return Refusal(code="HOST_UNFIT", message=str(error), scope="all", hint=error.hint)
         instance = self._instance(request.zone, request.name, run, answer)
