@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda.launching import Buffers, Step
@@ -97,6 +99,12 @@ TILES = {
     },
 }
 """The tile of a chip for a padded head dimension and a number of packed rows, 16 or 32."""
+
+
+def every_kernel(chip: Chip) -> Iterator[DecodeKernel]:
+    """All that a plan chooses on a chip."""
+    for dtype, ((head_dim, _), tile) in itertools.product(chip.dtypes, TILES[chip.name].items()):
+        yield DecodeKernel(dtype, head_dim, tile)
 
 
 @dataclass(frozen=True, slots=True)

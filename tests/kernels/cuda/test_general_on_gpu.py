@@ -236,7 +236,7 @@ def test_packed_sequences_are_computed_each_by_itself(engine: Engine, head_dim: 
             out,
             *starts,
             max(lengths[0]),
-            max(max(lengths[1]), 1),
+            max(*lengths[1], 1),
             causal=causal,
             causal_alignment=alignment,
             window=window,

@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels.attention.cuda.campaign.timing import between_events
 from kernels.attention.cuda.decode import Decode, DecodeTile, plan_decode
 from kernels.attention.cuda.engine import engine_of
+from kernels.attention.cuda.errors import BuildFailed
 from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import bind, problem_of
 
@@ -190,7 +191,11 @@ def sweep(cell: Cell, copy: float) -> Iterator[str]:
     contenders: dict[str, Sequence[Call]] = {}
     for shape in TILES[cell.head_dim]:
         tile = DecodeTile(*shape)
-        calls = [forced(*one, tile, None, None) for one in sets]
+        try:
+            calls = [forced(*one, tile, None, None) for one in sets]
+        except BuildFailed as exc:
+            yield f"  {tile.name}: {exc}"
+            continue
         contenders[calls[0].way] = calls
     planned = forced(*sets[0], None, None, None)
     parts = int(planned.way.rpartition("-")[2]) if planned.way.count("-") == 2 else 1
