@@ -83,11 +83,10 @@ GROUP_SHAPES: dict[int, tuple[GroupShape, ...]] = {
     128: (
         *(single(1, 1, 128, 1), single(1, 2, 64, 2)),
         *(single(1, 2, 128, 2), GroupShape(1, 2, 64, 4), single(1, 4, 64, 4), GroupShape(2, 1, 64, 4)),
+        *(single(1, 2, 128, 2, 2), GroupShape(1, 2, 64, 4, 2), GroupShape(1, 2, 64, 4, 4), GroupShape(2, 1, 64, 4, 2)),
     ),
 }
-"""By padded head dimension. Measurement decides between those that fit a problem.
-
-No clusters at 128: one of them was wrong on an H200, for a reason not understood, and none is worth the doubt."""
+"""By padded head dimension. Measurement decides between those that fit a problem."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,9 @@ DEVICE void copy_box_to_all(u32 to, const TensorMap& map, u32 barrier, int colum
       "r"(batch), "h"(members) : "memory");
 }
 
+// In a cluster a shared address carries its block's rank above the 18 bits that a matrix descriptor has room for.
+DEVICE u32 within_block(u32 address) { return address & 0x3ffff; }
+
 template <class C>
 struct FewKeys {
   typedef typename C::T T;
@@ -64,7 +67,7 @@ struct FewKeys {
 
   DEVICE_MEMBER void start_scores(float (&s)[C::KEYS / 2], int block) {
     barrier_wait(k_full(block), 0);
-    const u32 q = matrix(q_tile, 0), k = matrix(k_tiles + block * C::KV_BYTES, 0);
+    const u32 q = matrix(within_block(q_tile), 0), k = matrix(within_block(k_tiles) + block * C::KV_BYTES, 0);
     warpgroup_fence();
 #pragma unroll
     for (int step = 0; step < C::D / 16; step++)
@@ -75,7 +78,7 @@ struct FewKeys {
 
   DEVICE_MEMBER void start_output(int block, bool accumulate) {
     barrier_wait(v_full(block), 0);
-    const u32 v = matrix(v_tiles + block * C::KV_BYTES, C::KV_CHUNK_BYTES);
+    const u32 v = matrix(within_block(v_tiles) + block * C::KV_BYTES, C::KV_CHUNK_BYTES);
     warpgroup_fence();
 #pragma unroll
     for (int step = 0; step < C::KEYS / 16; step++)
