@@ -23,7 +23,8 @@ OWN_PLACE_BYTES = 226 * 1024
 class GroupShape:
     """How a block works: warpgroups of 64 rows, each with every `key_groups`-th of `blocks` blocks of `keys` keys.
 
-    `cluster` thread blocks of the same head load K and V together. `ahead` keeps two blocks of scores at a time.
+    `cluster` thread blocks of the same head load K and V together. `ahead` keeps two blocks of scores at
+    a time; without it there is one, and all of K is loaded before V.
     """
 
     row_groups: int
@@ -67,23 +68,33 @@ def single(row_groups: int, key_groups: int, keys: int, blocks: int, cluster: in
 
 GROUP_SHAPES: dict[int, tuple[GroupShape, ...]] = {
     64: (
-        *(single(1, 1, 128, 1), single(1, 2, 64, 2)),
-        *(single(1, 2, 128, 2), single(1, 4, 64, 4), GroupShape(1, 2, 64, 4), GroupShape(2, 1, 128, 2)),
-        *(single(1, 2, 128, 2, 2), single(1, 2, 128, 2, 4), GroupShape(2, 1, 64, 4), GroupShape(2, 1, 64, 4, 2)),
-        *(GroupShape(1, 2, 128, 4), GroupShape(1, 2, 64, 8), single(1, 2, 128, 4), single(1, 4, 128, 4)),
+        *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
+        *(GroupShape(1, 2, 128, 2), GroupShape(1, 4, 64, 4), GroupShape(1, 2, 64, 4), GroupShape(2, 1, 128, 2)),
+        *(
+            GroupShape(1, 2, 128, 2, 2),
+            GroupShape(1, 2, 128, 2, 4),
+            GroupShape(2, 1, 64, 4),
+            GroupShape(2, 1, 64, 4, 2),
+        ),
+        *(GroupShape(1, 2, 128, 4), GroupShape(1, 2, 64, 8), single(1, 2, 128, 4), GroupShape(1, 4, 128, 4)),
         *(
             GroupShape(1, 2, 128, 4, 2),
             GroupShape(1, 2, 128, 4, 4),
             GroupShape(1, 2, 128, 4, 8),
             single(1, 2, 128, 4, 4),
         ),
-        *(GroupShape(1, 2, 64, 8, 2), GroupShape(1, 2, 64, 8, 4), single(1, 4, 128, 4, 4)),
+        *(GroupShape(1, 2, 64, 8, 2), GroupShape(1, 2, 64, 8, 4), GroupShape(1, 4, 128, 4, 4)),
         *(GroupShape(2, 1, 64, 8), single(2, 1, 128, 4), single(2, 1, 128, 4, 2), single(2, 1, 128, 4, 4)),
     ),
     128: (
-        *(single(1, 1, 128, 1), single(1, 2, 64, 2)),
-        *(single(1, 2, 128, 2), GroupShape(1, 2, 64, 4), single(1, 4, 64, 4), GroupShape(2, 1, 64, 4)),
-        *(single(1, 2, 128, 2, 2), GroupShape(1, 2, 64, 4, 2), GroupShape(1, 2, 64, 4, 4), GroupShape(2, 1, 64, 4, 2)),
+        *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
+        *(GroupShape(1, 2, 128, 2), GroupShape(1, 2, 64, 4), GroupShape(1, 4, 64, 4), GroupShape(2, 1, 64, 4)),
+        *(
+            GroupShape(1, 2, 128, 2, 2),
+            GroupShape(1, 2, 64, 4, 2),
+            GroupShape(1, 2, 64, 4, 4),
+            GroupShape(2, 1, 64, 4, 2),
+        ),
     ),
 }
 """By padded head dimension. Measurement decides between those that fit a problem."""

@@ -2,8 +2,8 @@
 //
 // ROW_GROUPS warpgroups take 64 rows each, and for each of them KEY_GROUPS warpgroups take every KEY_GROUPS-th of BLOCKS blocks
 // of KEYS keys. Nothing is overwritten, so no warpgroup ever waits for another one before the end: each starts on its first
-// block when that has landed. K comes before V: most of the softmax is done when the last V lands. The output of a block is
-// under way during the softmax of the next one and, if AHEAD, the scores of the next one during the softmax of this one.
+// block when that has landed. The output of a block is under way during the softmax of the next one and, if AHEAD, the scores
+// of the next one during the softmax of this one; if not, all of K comes before V, so that the softmax can be done when V lands.
 //
 // With CLUSTER > 1, that many blocks, neighbours in the same head, load a share of every block of keys each, for all of them.
 #pragma once
@@ -283,21 +283,26 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
   if (copies_kv) {
     // Each key group starts the copies of its own blocks, in the order in which it will want them.
     const u32 rank = C::CLUSTER > 1 ? cluster_rank() : 0;
-    for (int of_v = 0; of_v < 2; of_v++)
-      for (int block = key_group; block < blocks; block += C::KEY_GROUPS) {
-        const u32 full = of_v ? few.v_full(block) : few.k_full(block);
-        const u32 to = (of_v ? v_tiles : k_tiles) + block * C::KV_BYTES + rank * C::BOX_ROWS * C::ROW_BYTES;
-        barrier_arrive_expecting(full, C::KV_BYTES);
+    const auto load = [&](int block, bool of_v) {
+      const u32 full = of_v ? few.v_full(block) : few.k_full(block);
+      const u32 to = (of_v ? v_tiles : k_tiles) + block * C::KV_BYTES + rank * C::BOX_ROWS * C::ROW_BYTES;
+      barrier_arrive_expecting(full, C::KV_BYTES);
 #pragma unroll
-        for (int c = 0; c < C::CHUNKS; c++) {
-          const u32 place = to + c * C::KV_CHUNK_BYTES;
-          const int row = block * C::KEYS + (int)rank * C::BOX_ROWS;
-          if (C::CLUSTER > 1)
-            copy_box_to_all(place, of_v ? v_map : k_map, full, c * C::COLUMNS, row, kv_head, b.batch, (1 << C::CLUSTER) - 1);
-          else
-            copy_box(place, of_v ? v_map : k_map, full, c * C::COLUMNS, row, kv_head, b.batch);
-        }
+      for (int c = 0; c < C::CHUNKS; c++) {
+        const u32 place = to + c * C::KV_CHUNK_BYTES;
+        const int row = block * C::KEYS + (int)rank * C::BOX_ROWS;
+        if (C::CLUSTER > 1)
+          copy_box_to_all(place, of_v ? v_map : k_map, full, c * C::COLUMNS, row, kv_head, b.batch, (1 << C::CLUSTER) - 1);
+        else
+          copy_box(place, of_v ? v_map : k_map, full, c * C::COLUMNS, row, kv_head, b.batch);
       }
+    };
+    if (C::AHEAD) {
+      for (int block = key_group; block < blocks; block += C::KEY_GROUPS) load(block, false), load(block, true);
+    } else {
+      for (int block = key_group; block < blocks; block += C::KEY_GROUPS) load(block, false);
+      for (int block = key_group; block < blocks; block += C::KEY_GROUPS) load(block, true);
+    }
   }
   if (C::CLUSTER == 1) sync_block();  // the barriers are there for everybody
   if (C::DEPENDENT) let_next_start();
