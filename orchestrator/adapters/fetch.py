@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from orchestrator.adapters.files import safe_path, write_atomically
 from orchestrator.adapters.gcs import crc32c
 from orchestrator.core.errors import LocalError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix
-from orchestrator.core.results import Summary, assemble, parse_csv, summarize, summary_csv
+from orchestrator.core.results import Summary, assemble, read_rows, summarize, summary_csv
 from orchestrator.core.run import Run
 from orchestrator.core.status import iso
 from orchestrator.ports import Bucket, Entry
@@ -64,15 +66,11 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
         if not _same(path, entry):
             bucket.download(entry, path)
             fresh += 1
-    texts = {
-        path.stem: path.read_text(encoding="utf-8")
-        for entry, path in entries
-        if entry.name.startswith(cases_prefix(run.run_id))
-    }
-    rows = [row for name in sorted(texts) for row in parse_csv(texts[name])]
-    summaries = summarize(rows)
-    complete = run.closed is not None and run.cases_total > 0 and len(texts) >= run.cases_total
-    write_atomically(folder / "measurements.csv", assemble(texts).encode())
+    cases = {path.stem: path for entry, path in entries if entry.name.startswith(cases_prefix(run.run_id))}
+    summaries = summarize(row for name in sorted(cases) for row in read_rows(_lines(cases[name])))
+    complete = run.closed is not None and run.cases_total > 0 and len(cases) >= run.cases_total
+    assembled = assemble({name: partial(_lines, path) for name, path in cases.items()})
+    write_atomically(folder / "measurements.csv", (line.encode() for line in assembled))
     write_atomically(folder / "summary.csv", summary_csv(summaries).encode())
     write_atomically(folder / "manifest.json", _manifest(run, entries, folder, complete=complete))
     return Fetched(
@@ -80,14 +78,20 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
         state=run.phase.value,
         folder=folder,
         complete=complete,
-        cases=len(texts),
+        cases=len(cases),
         cases_total=run.cases_total,
-        measurements=sum(1 for row in rows if row.latency_us is not None),
+        measurements=sum(summary.count for summary in summaries),
         downloaded=fresh,
         already_there=len(entries) - fresh,
         summaries=summaries,
         device=run.environment.device if run.environment else "",
     )
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """A file's lines, so that no more than one of them has to be in memory."""
+    with path.open(encoding="utf-8", newline="") as file:
+        yield from file
 
 
 def _writable(folder: Path) -> None:

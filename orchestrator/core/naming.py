@@ -18,6 +18,7 @@ LEDGER: Final = "ledger/ledger.json"
 INDEX_PREFIX: Final = "index/"
 
 PLACEMENT_PREFIX: Final = "placement/"
+BASELINES_PREFIX: Final = "baselines/"
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9]+-[0-9a-f]{4}")
 _EVENT_NAME = re.compile(
@@ -61,6 +62,10 @@ def payload_object(sha256: str) -> str:
 
 def index_object(run: str) -> str:
     return f"{INDEX_PREFIX}{run}.json"
+
+
+def baseline_object(name: str) -> str:
+    return f"{BASELINES_PREFIX}{name}.json"
 
 
 def plan_object(run: str) -> str:

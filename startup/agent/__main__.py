@@ -37,12 +37,15 @@ class Conductor:
         self.spec = parse(self.metadata.attribute("bench-run") or "")
         endpoints = json.loads(self.metadata.attribute("bench-endpoints") or "{}")
         payload = json.loads(self.metadata.attribute("bench-payload") or "{}")
-        zone = self.metadata.get("instance/zone") or ""
+        zone = last_part(self.metadata.get("instance/zone"))
+        machine_type = last_part(self.metadata.get("instance/machine-type"))
+        machine = {"zone": zone, "machine_type": machine_type, "image": self.metadata.get("instance/image") or ""}
         site = Site(
             self.home,
-            zone.rsplit("/", 1)[-1],
+            zone,
             self.metadata.get("instance/id") or "",
             str(payload.get("sha256", "")),
+            {key: told for key, told in machine.items() if told},
         )
         storage_url = endpoints.get("storage", GOOGLE_STORAGE)
         storage = Storage(storage_url, self.spec.bucket, self.metadata, self.spec.timing)
@@ -78,6 +81,11 @@ class Conductor:
         if self.stop.request("preempted"):
             self.events.append("preempted", detail="the metadata server says that this VM is being preempted")
             self.log.say("preempted")
+
+
+def last_part(path: str | None) -> str:
+    """The name at the end of a resource's path; empty for none."""
+    return (path or "").rsplit("/", 1)[-1]
 
 
 def main(environ: Mapping[str, str], stream: TextIO) -> int:
