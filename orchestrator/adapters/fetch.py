@@ -71,7 +71,9 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     }
     rows = [row for name in sorted(texts) for row in parse_csv(texts[name])]
     summaries = summarize(rows)
-    complete = run.closed is not None and run.cases_total > 0 and len(texts) >= run.cases_total
+    complete = (
+        (run.closed is not None or run.kept is not None) and run.cases_total > 0 and len(texts) >= run.cases_total
+    )
     write_atomically(folder / "measurements.csv", assemble(texts).encode())
     write_atomically(folder / "summary.csv", summary_csv(summaries).encode())
     write_atomically(folder / "manifest.json", _manifest(run, entries, folder, complete=complete))

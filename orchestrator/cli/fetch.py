@@ -35,7 +35,7 @@ def fetch(
     run_id = find_run(wiring, run)
     engine = Engine(wiring.world(Caps()), run_id)
     state = engine.look()
-    if state.closed is None:
+    if state.closed is None and state.kept is None:
         state, _ = engine.step()
     fetched = fetch_run(wiring.bucket, state, into)
     if fetched.cases:

@@ -12,9 +12,10 @@ from orchestrator.cli.options import Json, emit_json, options
 
 if TYPE_CHECKING:
     from orchestrator.cli.watch import Watch
+    from orchestrator.core.plan import LaunchPlan
     from orchestrator.core.run import Run
-    from orchestrator.engine import Engine
-    from orchestrator.launch import Where
+    from orchestrator.engine import Engine, World
+    from orchestrator.launch import Payload, Where
     from orchestrator.wiring import Wiring
 
 Gpu = Annotated[
@@ -39,6 +40,11 @@ FallbackGpu = Annotated[
     list[str] | None, typer.Option("--fallback-gpu", metavar="GPU", help="Another GPU if the first cannot be had.")
 ]
 
+Keep = Annotated[
+    bool, typer.Option("--keep", help="The machine stays for the next launch, at most run.idle_minutes without a run.")
+]
+Cold = Annotated[bool, typer.Option("--cold", help="A machine of its own, also where one is kept.")]
+
 
 def launch(
     ctx: typer.Context,
@@ -50,6 +56,8 @@ def launch(
     max_price: MaxPrice = "",
     on_demand_after: OnDemandAfter = None,
     fallback_gpu: FallbackGpu = None,
+    keep: Keep = False,
+    cold: Cold = False,
     resume: Annotated[
         str,
         typer.Option("--resume", metavar="RUN", help="Go on with a run that lost its client, or was cut short."),
@@ -58,36 +66,59 @@ def launch(
 ) -> None:
     """Rent a machine, measure, delete the machine.
 
-    Follows the run live; Ctrl-C detaches and the run goes on.
+    Follows the run live; Ctrl-C detaches and the run goes on. A machine that an earlier launch kept is taken over.
     """
     if resume:
-        if config or gpu or set_ or baseline_only or max_price or fallback_gpu or on_demand_after is not None:
+        choices = (config, gpu, set_, baseline_only, max_price, fallback_gpu, keep, cold)
+        if any(choices) or on_demand_after is not None:
             from orchestrator.core.errors import ConfigError
 
             raise ConfigError("--resume goes on with the plan of the run: it takes no other choice of what to measure")
         _resume(ctx, resume, detach=detach, json=json)
         return
-    from orchestrator.cli.asking import Asked, load_asked, make_plan
+    from orchestrator.cli.asking import Asked, load_asked, plan_for_launch
     from orchestrator.cli.watch import watching
     from orchestrator.launch import begin
     from orchestrator.wiring import new_run_id, payload_of
 
     settings, name = load_asked(
-        Asked(gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()))
+        Asked(
+            gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()), keep
+        )
     )
     payload = payload_of(settings.payload.root)
     wiring = options(ctx).wiring()
     with watching(quiet=json) as watch:
         wiring.say = watch.say
         watch.step("planning")
-        plan = make_plan(wiring, settings, name)
+        plan, refused = plan_for_launch(wiring, settings, name, cold=cold)
         watch.planned(plan)
         world = wiring.world(settings.budget.caps(), command=settings.alerts.command, webhook=settings.alerts.webhook)
         where = _where(wiring, settings.gpu)
         run_id = new_run_id(wiring.clock.now(), settings.gpu)
-        engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say)
+        engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say, cold=cold, refused=refused)
         run = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
+        if not detach and run.closed is not None and run.taken is not None:
+            run = _after_a_kept_machine(world, run, plan, payload, where, watch, wiring.user)
     finish(run, json=json)
+
+
+def _after_a_kept_machine(
+    world: World, run: Run, plan: LaunchPlan, payload: Payload, where: Where, watch: Watch, user: str
+) -> Run:
+    """The run that pays for the machine is settled, if that is over; a run that lost it goes on, on one of its own."""
+    from orchestrator.core.run import Phase
+    from orchestrator.resume import resume
+    from orchestrator.takeover import settle_owner
+
+    assert run.taken is not None
+    lost = run.phase not in (Phase.SUCCEEDED, Phase.INCORRECT) and run.stop is None
+    settle_owner(world, run.taken.owner, wait=not plan.config.run.keep or lost)
+    if not lost or (run.finished is not None and run.finished.outcome == "failed"):
+        return run
+    watch.say(f"{run.taken.vm} is gone: the run goes on, on a machine of its own")
+    engine = resume(world, plan, run_id=run.run_id, where=where, fresh=lambda: payload, say=watch.say)
+    return _until_detached(engine, watch, user)
 
 
 def _where(wiring: Wiring, gpu: str) -> Where:
@@ -132,7 +163,8 @@ def _until_created(engine: Engine, watch: Watch) -> Run:
     while True:
         run, pause = engine.step()
         watch.show(run)
-        if run.closed is not None or (run.vm is not None and run.vm.open and run.vm.started_at is not None):
+        there = run.vm is not None and run.vm.open and run.vm.started_at is not None
+        if run.closed is not None or there or run.booted_at is not None:
             return run
         engine.world.clock.sleep(pause)
 
@@ -140,11 +172,11 @@ def _until_created(engine: Engine, watch: Watch) -> Run:
 def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
     run_id = engine.run_id
     try:
-        return engine.follow(watch=watch.show, trouble=watch.trouble)
+        return engine.follow(watch=watch.show, trouble=watch.trouble, until=lambda run: run.kept is not None)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough: a second must not cut the farewell short
         run = engine.look()
-        if run.vms:
+        if run.vms or run.taken is not None:
             watch.say(f"detached; the run goes on. `bench status {run_id}` shows it, `bench stop {run_id}` ends it.")
             return run
         engine.request_stop(user, "interrupted before there was a machine")
@@ -163,5 +195,4 @@ def finish(run: Run, *, json: bool) -> None:
     else:
         for line in ending_lines(run, utc_now()):
             typer.echo(line)
-    if run.closed is not None:
-        raise_for(run)
+    raise_for(run)

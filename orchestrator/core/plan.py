@@ -213,6 +213,7 @@ def run_spec(
             "min_free_gb": min(config.environment.min_free_gb, 1) if embedded else config.environment.min_free_gb,
         },
         "harness": {**plan.harness, "skip_cases": list(skip_cases)},
+        **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if config.run.keep else {}),
     }
 
 

@@ -29,12 +29,22 @@ SIGNALLED = 128
 
 @dataclass(frozen=True)
 class Site:
-    """Where the agent is: the VM, and the payload that it runs. `home` holds payload/, out/ and log.txt."""
+    """Where the agent is: the VM, and the payload that it runs. `home` holds payload/, out/ and log.txt.
+
+    A run on a VM that was made for another has a folder of its own below it, and its log begins at a byte of log.txt.
+    """
 
     home: Path
     zone: str
     instance_id: str
     payload_sha256: str
+    folder: str = ""
+    payload: str = "payload"
+    log_start: int = 0
+
+    @property
+    def work(self) -> Path:
+        return self.home / self.folder
 
 
 class Agent:
@@ -60,20 +70,28 @@ class Agent:
         self.events = events
         self.host = host
         self.prefix = f"runs/{spec.run_id}/"
-        self.payload = site.home / "payload"
-        self.files = Files(spec.run_id, site.home / "out", storage)
+        self.payload = site.home / site.payload
+        self.files = Files(spec.run_id, site.work / "out", storage)
+        log_name = self.prefix + "artifacts/log.txt"
         self.uploader = LogUploader(
-            site.home / "log.txt", self.prefix + "artifacts/log.txt", storage, clock, spec.timing.log_every_s
+            site.home / "log.txt", log_name, storage, clock, spec.timing.log_every_s, site.log_start
         )
-        self.harness = Harness(host, site.home / "spec.json", site.home / "out", self.payload, spec.timing)
+        self.harness = Harness(host, site.work / "spec.json", site.work / "out", self.payload, spec.timing)
         self.packages = Packages(host, spec.allow_install, spec.min_free_gb, self.healed)
         self.phase = "boot"
         self.limit = Patience(clock, 0)
         self.incorrect = False
         self.not_built = False
+        self.ending = Ending("failed", 1)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the VM waits for another run: it has done this one, and nobody wants its end."""
+        return self.spec.idle_limit_s > 0 and self.ending.exit_code in (DONE, INCORRECT) and not self.stop.reason
 
     def run(self) -> int:
-        """The whole run. The last word is in the bucket, and its marker set, unless the bucket is out of reach."""
+        """The whole run. Its last word is in the bucket, and its marker set, unless the bucket is out of reach. Of a VM
+        that is kept, or that another run pays for, that word is the keeper's."""
         try:
             ending = self.work()
         except Halt as halt:
@@ -82,6 +100,7 @@ class Agent:
             self.log.say(traceback.format_exc())
             detail = f"{type(error).__name__}: {error}"
             ending = Ending("failed", 1, detail, Diagnosis("agent_crashed", detail))
+        self.ending = ending
         self.finish(ending)
         return ending.exit_code
 
@@ -91,6 +110,10 @@ class Agent:
         # Every later stamp depends on the clock, so it is compared before the first event.
         storage_error, skew_s = self.compare_clocks()
         corrected = clock_skew(self.clock, skew_s, self.spec.timing.clock_skew_s)
+        if self.spec.taken:
+            self.events.append(
+                "machine_taken", vm=self.spec.vm, zone=self.site.zone, attempt=self.spec.attempt, **self.spec.taken
+            )
         self.events.append(
             "vm_booted",
             vm=self.spec.vm,
@@ -239,10 +262,12 @@ class Agent:
         self.events.append("phase_finished", phase="finish", exit_code=1 if lost else 0, seconds=seconds)
         self.events.flush(patience)
         self.uploader.upload(patience)
+        if self.keeps and not self.spec.taken:
+            return
         self.events.append(
             "finished", outcome=ending.outcome, exit_code=ending.exit_code, phase=ended_in, detail=detail
         )
-        if self.events.flush(patience):
+        if self.events.flush(patience) and not self.spec.taken:
             (self.site.home / "last-word").touch()
         self.events.close()
 
