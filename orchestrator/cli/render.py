@@ -172,9 +172,10 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
     mark = "✓" if run.phase is Phase.SUCCEEDED else "✗"
     took = clock((run.updated_at - run.created_at).total_seconds())
     cases = f"{run.cases_done} of {run.cases_total} cases in {took}"
-    yield (
-        f"{mark} {run.phase.value.replace('_', ' ')}: {cases}, {usd(run.cost(now))} of at most {usd(run.ceiling_usd)}"
-    )
+    money = f"{usd(run.cost(now))} of at most {usd(run.ceiling_usd)}"
+    if run.guest_of is not None:
+        money = f"on a kept machine that {run.guest_of.owner} pays for"
+    yield f"{mark} {run.phase.value.replace('_', ' ')}: {cases}, {money}"
     if run.measured:
         yield f"  bench fetch {run.run_id}"
 
