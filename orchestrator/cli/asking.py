@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orchestrator.core.config import Config
     from orchestrator.core.plan import LaunchPlan, PlanRefused
     from orchestrator.wiring import Wiring
@@ -26,6 +29,15 @@ class Asked:
     on_demand_after: int | None = None
     fallback_gpus: tuple[str, ...] = ()
     keep: bool = False
+    hosts: tuple[str, ...] = ()
+
+    def known(self, wiring: Wiring) -> Asked:
+        """The same, with the configuration that suits the host where only a host was named."""
+        if not self.hosts or self.gpu or self.path is not None:
+            return self
+        from orchestrator.cli.hosting import gpu_of
+
+        return replace(self, gpu=gpu_of(wiring, self))
 
     @property
     def every_override(self) -> tuple[str, ...]:
@@ -37,6 +49,8 @@ class Asked:
             said.append(f"placement.fallback_gpus=[{', '.join(gpu.lower() for gpu in self.fallback_gpus)}]")
         if self.keep:
             said.append("run.keep=true")
+        if self.hosts:
+            said.append(f"host.targets={json.dumps(self.hosts)}")
         return (*self.overrides, *said)
 
 
@@ -85,7 +99,15 @@ def known_gpus() -> tuple[str, ...]:
 
 def make_plan(wiring: Wiring, config: Config, name: str) -> LaunchPlan:
     """Everything decided before a cent is spent. Raises what stands in the way, with exit codes 2, 3, 4 or 6."""
-    answer = try_plan(wiring, config, name)
+    if config.host.targets:
+        from orchestrator.cli.hosting import plan_hosts
+
+        return plan_hosts(wiring, config, name)
+    return agreed(try_plan(wiring, config, name))
+
+
+def agreed(answer: LaunchPlan | PlanRefused) -> LaunchPlan:
+    """The plan, or its refusal as an error."""
     from orchestrator.core.plan import LaunchPlan
 
     if isinstance(answer, LaunchPlan):
@@ -111,9 +133,12 @@ def plan_for_launch(
         return make_plan(wiring, config.model_copy(update={"budget": free}), name), refused
 
 
-def try_plan(wiring: Wiring, config: Config, name: str) -> LaunchPlan | PlanRefused:
+def try_plan(
+    wiring: Wiring, config: Config, name: str, plan_once: Callable[[], LaunchPlan | PlanRefused] | None = None
+) -> LaunchPlan | PlanRefused:
     """The plan, or why there is none. Before money is refused, holds of clients that died are looked after."""
-    answer = _plan_all(wiring, config, name)
+    plan_again = plan_once or (lambda: _plan_all(wiring, config, name))
+    answer = plan_again()
     if getattr(answer, "kind", "") != "budget" or all(
         e.settled_usd is not None for e in wiring.ledger.read().runs.values()
     ):
@@ -121,7 +146,7 @@ def try_plan(wiring: Wiring, config: Config, name: str) -> LaunchPlan | PlanRefu
     from orchestrator.reconcile import reconcile
 
     found = reconcile(wiring.world(config.budget.caps()))
-    return _plan_all(wiring, config, name) if any(one.settled for one in found) else answer
+    return plan_again() if any(one.settled for one in found) else answer
 
 
 def _plan_all(wiring: Wiring, config: Config, name: str) -> LaunchPlan | PlanRefused:

@@ -39,6 +39,10 @@ OnDemandAfter = Annotated[
 FallbackGpu = Annotated[
     list[str] | None, typer.Option("--fallback-gpu", metavar="GPU", help="Another GPU if the first cannot be had.")
 ]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", metavar="USER@BOX[:PORT]", help="Measure on a machine of your own, over SSH; rent none."),
+]
 
 Keep = Annotated[
     bool, typer.Option("--keep", help="The machine stays for the next launch, at most run.idle_minutes without a run.")
@@ -58,6 +62,7 @@ def launch(
     fallback_gpu: FallbackGpu = None,
     keep: Keep = False,
     cold: Cold = False,
+    host: Hosts = None,
     resume: Annotated[
         str,
         typer.Option("--resume", metavar="RUN", help="Go on with a run that lost its client, or was cut short."),
@@ -69,7 +74,7 @@ def launch(
     Follows the run live; Ctrl-C detaches and the run goes on. A machine that an earlier launch kept is taken over.
     """
     if resume:
-        choices = (config, gpu, set_, baseline_only, max_price, fallback_gpu, keep, cold)
+        choices = (config, gpu, set_, baseline_only, max_price, fallback_gpu, keep, cold, host)
         if any(choices) or on_demand_after is not None:
             from orchestrator.core.errors import ConfigError
 
@@ -81,22 +86,25 @@ def launch(
     from orchestrator.launch import begin
     from orchestrator.wiring import new_run_id, payload_of
 
-    settings, name = load_asked(
-        Asked(
-            gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()), keep
-        )
-    )
-    payload = payload_of(settings.payload.root)
+    asked = Asked(
+        gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()),
+        keep=keep, hosts=tuple(host or ()),
+    )  # fmt: skip
     wiring = options(ctx).wiring()
+    settings, name = load_asked(asked.known(wiring))
+    payload = payload_of(settings.payload.root)
     with watching(quiet=json) as watch:
         wiring.say = watch.say
         watch.step("planning")
         plan, refused = plan_for_launch(wiring, settings, name, cold=cold)
         watch.planned(plan)
         world = wiring.world(settings.budget.caps(), command=settings.alerts.command, webhook=settings.alerts.webhook)
-        where = _where(wiring, settings.gpu)
-        run_id = new_run_id(wiring.clock.now(), settings.gpu)
-        engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say, cold=cold, refused=refused)
+        where = _where(wiring, plan)
+        run_id = new_run_id(wiring.clock.now(), plan.label)
+        engine = begin(
+            world, plan, payload, run_id=run_id, where=where, say=watch.say,
+            cold=cold or plan.mode == "host", refused=refused,
+        )  # fmt: skip
         run = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
         if not detach and run.closed is not None and run.taken is not None:
             run = _after_a_kept_machine(world, run, plan, payload, where, watch, wiring.user)
@@ -121,15 +129,16 @@ def _after_a_kept_machine(
     return _until_detached(engine, watch, user)
 
 
-def _where(wiring: Wiring, gpu: str) -> Where:
+def _where(wiring: Wiring, plan: LaunchPlan) -> Where:
     from orchestrator.launch import Where
 
+    mode = "host" if plan.mode == "host" else wiring.mode
     return Where(
-        mode=wiring.mode,
+        mode=mode,
         bucket=wiring.bucket.name,
         user=wiring.user,
         endpoints=wiring.endpoints,
-        require_cuda=wiring.mode == "gce" and gpu != "cpu",
+        require_cuda=mode != "embedded" and plan.config.gpu != "cpu",
     )
 
 
@@ -151,7 +160,7 @@ def _resume(ctx: typer.Context, text: str, *, detach: bool, json: bool) -> None:
             world,
             plan,
             run_id=run_id,
-            where=_where(wiring, settings.gpu),
+            where=_where(wiring, plan),
             fresh=lambda: payload_of(settings.payload.root),
             say=watch.say,
         )

@@ -12,12 +12,14 @@ BenchError 1                      something else went wrong
 ├── ProviderError 6               the cloud said no, or did not answer
 │   ├── QuotaExceeded 6
 │   ├── PermissionDenied 6
+│   │   └── HostKeyRefused 6      a machine is not known to be the one that was meant
 │   ├── CredentialsMissing 6
 │   └── Unavailable 6
 ├── NotFound 10                   no such run, bucket or object
 ├── LocalError 11                 this machine: a folder that cannot be written, a file in the way
 ├── Regression 12                 a comparison found something slower, beyond noise and tolerance
-└── NotComparable 13              runs that must not be set side by side, or that have nothing in common
+├── NotComparable 13              runs that must not be set side by side, or that have nothing in common
+└── HostUnfit 14                  a machine of yours was reached, and lacks something that a run needs
 ```
 130 is Ctrl-C outside a followed run. A followed run detaches on Ctrl-C and exits 0: the run goes on.
 """
@@ -77,6 +79,10 @@ class PermissionDenied(ProviderError):
     pass
 
 
+class HostKeyRefused(PermissionDenied):
+    """Over SSH, a host showed a key that is not in known_hosts, or not the one that is there."""
+
+
 class CredentialsMissing(ProviderError):
     pass
 
@@ -99,3 +105,7 @@ class Regression(BenchError):
 
 class NotComparable(BenchError):
     exit_code = 13
+
+
+class HostUnfit(BenchError):
+    exit_code = 14
