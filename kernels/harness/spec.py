@@ -15,7 +15,7 @@ CONTROL = ":aa"
 REGIMES = ("burst", "sustained", "graph")
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
 REQUIRED = ("implementations", "measure", "correctness", "repeats", "warmup", "regime", "seed")
-OPTIONAL = ("threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci")
+OPTIONAL = ("threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci", "on_request")
 
 
 class BadSpec(Exception):
@@ -42,6 +42,8 @@ class Spec:
     stop_at_relative_ci: float | None
     run_id: str
     vm: str
+    on_request: bool
+    """Whether the agent names each case to measure, one after another, and their end."""
 
     @property
     def planned(self) -> tuple[Case, ...]:
@@ -79,6 +81,7 @@ def parse(text: str) -> Spec:
         stop_at_relative_ci=None if tight is None else positive(tight, "stop_at_relative_ci"),
         run_id=text_of(spec.get("run_id", ""), "run_id"),
         vm=text_of(spec.get("vm", ""), "vm"),
+        on_request=truth(spec.get("on_request", False), "on_request"),
     )
 
 
@@ -159,6 +162,13 @@ def positive(data: object, where: str) -> float:
     if not isinstance(data, (int, float)) or isinstance(data, bool) or not 0 < data < float("inf"):
         raise BadSpec(f"{where} must be a positive number, not {shown(data)}")
     return float(data)
+
+
+def truth(data: object, where: str) -> bool:
+    """True or false. Raises `BadSpec`."""
+    if not isinstance(data, bool):
+        raise BadSpec(f"{where} must be true or false, not {shown(data)}")
+    return data
 
 
 def text_of(data: object, where: str) -> str:

@@ -29,14 +29,21 @@ def fetch(
     from orchestrator.cli.reading import read_report, write_files
     from orchestrator.cli.results_view import results_view
     from orchestrator.core.budget import Caps
+    from orchestrator.core.errors import Unavailable
     from orchestrator.engine import Engine
 
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
     engine = Engine(wiring.world(Caps()), run_id)
     state = engine.look()
+    if state.plan is not None and state.plan.grid not in ("", run_id):
+        engine = Engine(wiring.world(Caps()), state.plan.grid)
+        state = engine.look()
     if state.closed is None and state.kept is None:
-        state, _ = engine.step()
+        try:
+            state, _ = engine.step()
+        except Unavailable as exc:  # what is in the bucket can be had without the machine
+            typer.echo(f"note: {exc}; what the bucket has is fetched", err=True)
     fetched = fetch_run(wiring.bucket, state, into)
     if fetched.cases:
         write_files(read_report(fetched.folder), fetched.folder)

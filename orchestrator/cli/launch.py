@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.core.run import Run
     from orchestrator.engine import Engine, World
     from orchestrator.launch import Payload, Where
+    from orchestrator.shared_grid import Handing
     from orchestrator.wiring import Wiring
 
 Gpu = Annotated[
@@ -82,6 +83,7 @@ def launch(
         _resume(ctx, resume, detach=detach, json=json)
         return
     from orchestrator.cli.asking import Asked, load_asked, plan_for_launch
+    from orchestrator.cli.grid import launch_grid
     from orchestrator.cli.watch import watching
     from orchestrator.launch import begin
     from orchestrator.wiring import new_run_id, payload_of
@@ -98,17 +100,20 @@ def launch(
         watch.step("planning")
         plan, refused = plan_for_launch(wiring, settings, name, cold=cold)
         watch.planned(plan)
-        world = wiring.world(settings.budget.caps(), command=settings.alerts.command, webhook=settings.alerts.webhook)
         where = _where(wiring, plan)
-        run_id = new_run_id(wiring.clock.now(), plan.label)
-        engine = begin(
-            world, plan, payload, run_id=run_id, where=where, say=watch.say,
-            cold=cold or plan.mode == "host", refused=refused,
-        )  # fmt: skip
-        run = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
-        if not detach and run.closed is not None and run.taken is not None:
-            run = _after_a_kept_machine(world, run, plan, payload, where, watch, wiring.user)
-    finish(run, json=json)
+        if len(plan.offers) > 1 and plan.mode == "host":
+            ended: Run | Handing = launch_grid(wiring, plan, payload, where, watch, detach=detach)
+        else:
+            caps, alerts = settings.budget.caps(), settings.alerts
+            world = wiring.world(caps, command=alerts.command, webhook=alerts.webhook)
+            run_id = new_run_id(wiring.clock.now(), plan.label)
+            own = cold or plan.mode == "host"
+            engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say, cold=own, refused=refused)
+            run = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
+            if not detach and run.closed is not None and run.taken is not None:
+                run = _after_a_kept_machine(world, run, plan, payload, where, watch, wiring.user)
+            ended = run
+    finish(ended, json=json)
 
 
 def _after_a_kept_machine(
@@ -144,6 +149,7 @@ def _where(wiring: Wiring, plan: LaunchPlan) -> Where:
 
 def _resume(ctx: typer.Context, text: str, *, detach: bool, json: bool) -> None:
     from orchestrator.cli.finding import find_run
+    from orchestrator.cli.grid import lead_of, resume_grid
     from orchestrator.cli.watch import watching
     from orchestrator.core.budget import Caps
     from orchestrator.resume import resume, stored_plan
@@ -154,18 +160,21 @@ def _resume(ctx: typer.Context, text: str, *, detach: bool, json: bool) -> None:
     with watching(quiet=json) as watch:
         wiring.say = watch.say
         plan = stored_plan(wiring.world(Caps()), run_id)
-        settings = plan.config
-        world = wiring.world(settings.budget.caps(), command=settings.alerts.command, webhook=settings.alerts.webhook)
-        engine = resume(
-            world,
-            plan,
-            run_id=run_id,
-            where=_where(wiring, plan),
-            fresh=lambda: payload_of(settings.payload.root),
-            say=watch.say,
-        )
-        run = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
-    finish(run, json=json)
+        if lead := lead_of(wiring, run_id):
+            ended: Run | Handing = resume_grid(wiring, lead, lambda one: _where(wiring, one), watch)
+        else:
+            settings = plan.config
+            caps, alerts = settings.budget.caps(), settings.alerts
+            engine = resume(
+                wiring.world(caps, command=alerts.command, webhook=alerts.webhook),
+                plan,
+                run_id=run_id,
+                where=_where(wiring, plan),
+                fresh=lambda: payload_of(settings.payload.root),
+                say=watch.say,
+            )
+            ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
+    finish(ended, json=json)
 
 
 def _until_created(engine: Engine, watch: Watch) -> Run:
@@ -192,8 +201,15 @@ def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
         return engine.follow()
 
 
-def finish(run: Run, *, json: bool) -> None:
+def finish(run: Run | Handing, *, json: bool) -> None:
     """The last words of a launch, and its exit code."""
+    from orchestrator.core.run import Run
+
+    if not isinstance(run, Run):
+        from orchestrator.cli.grid import finish_grid
+
+        finish_grid(run, json=json)
+        return
     from orchestrator.cli.outcome import raise_for
     from orchestrator.cli.render import ending_lines
     from orchestrator.core.status import document

@@ -40,6 +40,7 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
     from orchestrator.cli.finding import find_run
     from orchestrator.cli.render import live as live_view
     from orchestrator.core.budget import Caps
+    from orchestrator.core.errors import Unavailable
     from orchestrator.core.keeping import advise
     from orchestrator.core.status import document
     from orchestrator.engine import Engine
@@ -47,10 +48,13 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
 
     engine = Engine(wiring.world(Caps()), find_run(wiring, text))
     state = engine.look()
-    while not (state.over and state.settled is not None) and state.phase.value != "refused":
-        state, pause = engine.step()
-        if pause:
-            break
+    try:
+        while not (state.over and state.settled is not None) and state.phase.value != "refused":
+            state, pause = engine.step()
+            if pause:
+                break
+    except Unavailable as exc:  # what the bucket knows can be told without the machine
+        typer.echo(f"note: {exc}", err=True)
     advice = advise(state, _cold(wiring, state), utc_now())
     if json:
         emit_json({**document(state, utc_now()), "keep_or_stop": advice.document() if advice is not None else None})

@@ -14,6 +14,7 @@ from startup.agent.clock import Clock, Patience
 from startup.agent.diagnosis import Diagnosis, Ending, Halt, failed
 from startup.agent.events import EventWriter
 from startup.agent.facts import Facts, Files
+from startup.agent.grants import Grants
 from startup.agent.harness import BAD_SPEC, DONE, GATE_FAILED, INCORRECT, NOT_BUILT, Harness, HarnessExit
 from startup.agent.heals import Healed, clock_skew, cuda_path, disk_space, driver_wait
 from startup.agent.host import Host
@@ -78,6 +79,7 @@ class Agent:
         )
         self.harness = Harness(host, site.work / "spec.json", site.work / "out", self.payload, spec.timing)
         self.packages = Packages(host, spec.allow_install, spec.min_free_gb, self.healed)
+        self.grants = Grants(spec.run_id, storage, clock, log, spec.timing)
         self.phase = "boot"
         self.limit = Patience(clock, 0)
         self.incorrect = False
@@ -138,7 +140,8 @@ class Agent:
         if self.incorrect:
             what = "the kernel was not built" if self.not_built else "an implementation was wrong on a case"
             return Ending("incorrect", INCORRECT, what)
-        return Ending("succeeded", DONE, "every case is measured")
+        shared = bool(self.spec.harness.get("on_request"))
+        return Ending("succeeded", DONE, "the grid is measured" if shared else "every case is measured")
 
     @contextmanager
     def entered(self, phase: str) -> Iterator[None]:
@@ -218,7 +221,7 @@ class Agent:
 
     def step(self, name: str) -> None:
         """One step of the harness. Raises Halt when the run cannot go on after it."""
-        facts = Facts(self.files, self.events, self.log, self.patience, self.stop)
+        facts = Facts(self.files, self.events, self.log, self.patience, self.stop, self.next_case)
         outcome = self.harness.run(name, self.limit, facts.receive)
         if outcome.code == DONE and facts.diagnosis is None:
             return
@@ -234,6 +237,10 @@ class Agent:
             diagnosis = facts.diagnosis or unexplained(name, outcome)
             code = outcome.code if outcome.code >= 0 else SIGNALLED - outcome.code
             raise Halt(Ending("failed", code or GATE_FAILED, diagnosis.detail, diagnosis))
+
+    def next_case(self) -> str:
+        """The next case of a grid that several machines share; empty when all of it is done."""
+        return self.grants.next(self.limit, self.stop)
 
     def diagnose(self, diagnosis: Diagnosis | None) -> None:
         if diagnosis is not None:
