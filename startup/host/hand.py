@@ -268,7 +268,7 @@ def validate(arguments: dict[str, Any]) -> dict[str, Any]:
     to. What earlier runs built here is thrown away: it was built by what was here then."""
     cache = cache_folder(arguments.get("cache", ""))
     shutil.rmtree(str(cache / "build"), ignore_errors=True)
-    answer = ran(sys.executable, "-c", TORCH, timeout_s=180)
+    answer = ran(sys.executable, "-B", "-c", TORCH, timeout_s=180)  # -B: nothing is written outside the cache folder
     try:
         found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
