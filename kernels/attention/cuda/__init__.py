@@ -3,5 +3,6 @@
 from kernels.attention.cuda.errors import CudaError, Unsupported
 from kernels.attention.cuda.kernel import CudaKernel, kernel
 from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.varlen import attention_varlen, bind_varlen
 
-__all__ = ["CudaError", "CudaKernel", "Unsupported", "attention", "bind", "kernel"]
+__all__ = ["CudaError", "CudaKernel", "Unsupported", "attention", "attention_varlen", "bind", "bind_varlen", "kernel"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.attention.cuda.compiler import FLAGS, Compiled, Compiler, Target
-from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.variants import Chip, Entry, chip_of, headers
 from kernels.attention.interface import BuildFailed
 
@@ -69,16 +67,10 @@ def check_gates(entry: Entry, chip: Chip, resources: Resources | None) -> None:
         )
 
 
-def full_source(entry: Entry) -> str:
-    """The entry's source, which refuses to compile if the two sides disagree about the parameters' size."""
-    size = ctypes.sizeof(Parameters)
-    return f'{entry.source}static_assert(sizeof(AttentionParams) == {size}, "parameters differ");\n'
-
-
 def source_sha256(entries: Iterable[Entry]) -> str:
     """One hash of all sources that the entries are made of."""
     digest = hashlib.sha256()
-    for text in [*headers().values(), *(full_source(entry) for entry in entries)]:
+    for text in [*headers().values(), *(entry.source for entry in entries)]:
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()
 
@@ -132,7 +124,7 @@ def build_all(
     workers = max(1, min(workers or os.cpu_count() or 1, len(missing)))
 
     def compile_share(share: Sequence[Entry]) -> list[Built]:
-        compiled = compiler.compile([full_source(entry) for entry in share], headers(), target)
+        compiled = compiler.compile([entry.source for entry in share], headers(), target)
         return [fresh(entry, one, target, compiler, cache, chip) for entry, one in zip(share, compiled, strict=True)]
 
     with ThreadPoolExecutor(workers) as pool:
@@ -170,6 +162,9 @@ def gated(entry: Entry, log: str, target: Target, chip: Chip) -> Resources | Non
     except ValueError as exc:
         raise BuildFailed(f"{entry.name}: {exc}") from exc
     check_gates(entry, chip, resources)
+    complaint = re.search(r"[^\n]*\bC75\d\d\b[^\n]*", log)
+    if complaint:  # ptxas runs wgmma one after another, or leaves registers where they are
+        raise BuildFailed(f"{entry.name}: {complaint.group(0).strip()}")
     return resources
 
 

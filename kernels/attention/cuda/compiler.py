@@ -35,13 +35,23 @@ class Target:
     name: str
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"(sm|compute)_\d{2,3}", self.name):
-            raise ValueError(f"no such target: {self.name!r}; expected sm_NN or compute_NN")
+        if not re.fullmatch(r"(sm|compute)_\d{2,3}a?", self.name):
+            raise ValueError(f"no such target: {self.name!r}; expected sm_NN, sm_NNa or compute_NN")
+
+    @classmethod
+    def native(cls, capability: int) -> Target:
+        """The target with all instructions of a device: `sm_90a` has those of Hopper's that no later chip has."""
+        return cls("sm_90a" if capability == 90 else f"sm_{capability}")
+
+    @property
+    def has_hopper_instructions(self) -> bool:
+        """wgmma, setmaxnreg and tensor copies."""
+        return self.name == "sm_90a"
 
     @property
     def capability(self) -> int:
         """Compute capability as one number: 75, 80, 90, 120."""
-        return int(self.name.rpartition("_")[2])
+        return int(self.name.rpartition("_")[2].rstrip("a"))
 
     @property
     def is_ptx(self) -> bool:
@@ -139,6 +149,7 @@ class Nvcc:
         with tempfile.TemporaryDirectory(prefix="attention-nvcc-") as scratch:
             folder = Path(scratch)
             for name, text in {**headers, "kernel.cu": source}.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text(text)
             kind = "ptx" if target.is_ptx else "cubin"
             command = [str(self.path), f"-{kind}", f"-arch={target.name}", *FLAGS, "-o", f"kernel.{kind}", "kernel.cu"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,7 +12,10 @@ from kernels.attention.cuda.errors import CudaError
 
 JIT_INFO_LOG, JIT_INFO_LOG_BYTES, JIT_LOG_VERBOSE = 3, 4, 12  # CUjit_option
 FUNCTION_LOCAL_BYTES, FUNCTION_REGISTERS, FUNCTION_MAX_DYNAMIC_SHARED = 3, 4, 8  # CUfunction_attribute
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
 DEVICE_SM_COUNT, DEVICE_L2_BYTES = 16, 38  # CUdevice_attribute
+MAP_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
+MAP_INTERLEAVE_NONE, MAP_SWIZZLE_128_BYTES, MAP_L2_PROMOTION_256_BYTES, MAP_OUTSIDE_IS_ZERO = 0, 3, 3, 0
 LOG_BYTES = 1 << 16
 
 
@@ -24,6 +28,32 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
     ]
+
+
+class TensorMap(ctypes.Structure):
+    """CUtensorMap: 128 bytes that only the driver can read. The driver wants them at a multiple of 64."""
+
+    _fields_ = [("words", ctypes.c_uint64 * 16)]
+    ALIGNMENT = 64
+
+    @classmethod
+    def aligned(cls) -> TensorMap:
+        """A map in memory of its own."""
+        memory = ctypes.create_string_buffer(ctypes.sizeof(cls) + cls.ALIGNMENT)
+        return cls.from_buffer(memory, -ctypes.addressof(memory) % cls.ALIGNMENT)
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: an id, and 64 bytes of which each id uses its own."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+    @classmethod
+    def programmatic_stream_serialization(cls) -> LaunchAttribute:
+        """Lets a launch begin before the one ahead of it on the stream has ended."""
+        attribute = cls(id=PROGRAMMATIC_STREAM_SERIALIZATION)
+        attribute.value[0] = 1
+        return attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +73,8 @@ class Driver:
     def __init__(self) -> None:
         self.library: Any = ctypes.CDLL("libcuda.so.1")
         self.library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        self.library.cuTensorMapEncodeTiled.argtypes = [pointer, number, ctypes.c_uint, *[pointer] * 5, *[number] * 4]
         self.contexts: dict[int, int] = {}
 
     def check(self, code: int, doing: str) -> None:
@@ -89,6 +121,29 @@ class Driver:
             self.check(code, f"asking about {name}")
         text = log.value.decode(errors="replace")
         return Function(function.value or 0, module.value or 0, found[0].value, found[1].value, text)
+
+    def tensor_map(
+        self, dtype: str, address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+    ) -> TensorMap:
+        """The map of a tensor: sizes of its dimensions, innermost first; strides in bytes of all but that one; what one
+        copy moves. Its rows land swizzled in 128 bytes; what lies outside arrives as zeros."""
+        rank, made = len(sizes), TensorMap.aligned()
+        code = self.library.cuTensorMapEncodeTiled(
+            ctypes.addressof(made),
+            MAP_TYPES[dtype],
+            rank,
+            address,
+            (ctypes.c_uint64 * rank)(*sizes),
+            (ctypes.c_uint64 * (rank - 1))(*strides),
+            (ctypes.c_uint32 * rank)(*box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            MAP_INTERLEAVE_NONE,
+            MAP_SWIZZLE_128_BYTES,
+            MAP_L2_PROMOTION_256_BYTES,
+            MAP_OUTSIDE_IS_ZERO,
+        )
+        self.check(code, f"encoding a tensor map of sizes {tuple(sizes)}, strides {tuple(strides)}")
+        return made
 
     def unload(self, function: Function) -> None:
         self.check(self.library.cuModuleUnload(ctypes.c_void_p(function.module)), "unloading a module")

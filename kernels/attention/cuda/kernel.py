@@ -12,8 +12,9 @@ import torch
 
 from kernels.attention.cuda.build import describe, source_sha256
 from kernels.attention.cuda.compiler import FLAGS
+from kernels.attention.cuda.engine import Engine, engines
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unavailable
-from kernels.attention.cuda.operator import Engine, attention, bind, engines
+from kernels.attention.cuda.operator import attention, bind
 from kernels.attention.cuda.planning import refusal
 from kernels.attention.cuda.variants import chip_of
 from kernels.attention.interface import BuildRecord, Plan

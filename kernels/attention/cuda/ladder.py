@@ -13,10 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention.cuda.driver import driver
+from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.operator import Bound, Engine, bind, parameters_of, problem_of
-from kernels.attention.cuda.planning import Launch, Problem, plan
-from kernels.attention.cuda.variants import C_TYPE, SHORT, Entry, padded, rung_entry_point
+from kernels.attention.cuda.launching import Bound, Step
+from kernels.attention.cuda.operator import bind, problem_of
+from kernels.attention.cuda.planning import plan
+from kernels.attention.cuda.portable import parameters_of
+from kernels.attention.cuda.variants import C_TYPE, SHORT, padded, rung_entry_point
 
 LADDER = ("naive", "tiled", "fa2")
 IDEAS = {
@@ -55,20 +58,6 @@ class Rung:
         return rung_entry_point(self.rung, self.name, self.threads, arguments)
 
 
-class BoundRung(Bound):
-    """A lower rung with its tensors bound."""
-
-    def __init__(self, engine: Engine, rung: Rung, problem: Problem, launch: Launch, scale: float) -> None:
-        self.rung = rung
-        super().__init__(engine, launch, parameters_of(problem, launch, scale), ())
-
-    def entries(self) -> list[tuple[Entry, int, int]]:
-        p, rows = self.parameters, self.rung.rows
-        all_rows = p.all_heads * p.seq_q
-        blocks = -(-all_rows // rows) if self.rung.rung == "naive" else p.all_heads * -(-p.seq_q // rows)
-        return [(self.rung, blocks, 1)]
-
-
 def bind_rung(
     rung: str,
     q: torch.Tensor,
@@ -88,6 +77,9 @@ def bind_rung(
     launch = plan(problem, engine.machine, splits=1)
     driver().enter(engine.device.index)
     entry = Rung(rung, problem.dtype, padded(problem.head_dim), causal)
-    bound = BoundRung(engine, entry, problem, launch, 1.0 / math.sqrt(problem.head_dim))
-    bound.tensors = (q, k, v, out)
-    return bound
+    parameters = parameters_of(problem, launch, 1.0 / math.sqrt(problem.head_dim))
+    all_heads = problem.batch * problem.heads
+    blocks = (
+        -(-all_heads * problem.seq_q // entry.rows) if rung == "naive" else all_heads * -(-problem.seq_q // entry.rows)
+    )
+    return Bound(engine, entry.name, [Step(entry, (blocks, 1, 1), (parameters,))], (q, k, v, out))

@@ -1,8 +1,11 @@
-"""`AttentionParams` of `source/fa2.cuh`, field for field."""
+"""`AttentionParams` of `source/params.cuh`, field for field."""
 
 from __future__ import annotations
 
 import ctypes
+
+UNLIMITED = (1 << 30) - 1
+"""A causal_offset that hides nothing; its negative is a window_offset that hides nothing."""
 
 
 class Divisor(ctypes.Structure):
@@ -37,4 +40,9 @@ class Parameters(ctypes.Structure):
         *((name, Divisor) for name in ("row_tiles", "section", "section_tiles")),
         *((name, ctypes.c_int32) for name in ("splits", "tiles_per_split")),
         ("scale_log2", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("tickets", "q_starts", "k_starts", "mask")),
+        *((name, ctypes.c_int64) for name in ("mask_batch", "mask_head", "mask_row", "all_rows")),
+        ("mask_key", ctypes.c_uint32),
+        *((name, ctypes.c_int32) for name in ("window_offset", "align_ends")),
+        *((name, Divisor) for name in ("pack", "packs")),
     ]

@@ -34,8 +34,39 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Mask:
+    """What is added to the scaled scores, or which keys are seen: element type, address, and strides in bytes, 0 where
+    it is broadcast."""
+
+    dtype: str
+    address: int
+    batch: int
+    head: int
+    row: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Sequences of different lengths, one behind the other in packed tensors.
+
+    Sequence b is rows q_starts[b] .. q_starts[b + 1] - 1; both arrays are int32 on the device. With `align_ends` the
+    limits of what a row sees count from the last key for the last row of each sequence.
+    """
+
+    q_starts: int
+    k_starts: int
+    total_q: int
+    align_ends: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
-    """One attention call without its data. Row r of Q sees the keys 0 .. r + causal_offset if `causal`."""
+    """One attention call without its data.
+
+    Row r of Q sees the keys up to r + causal_offset if `causal`, and from r + window_offset on if that is a number.
+    With `lengths`, `batch` counts sequences and `seq_q` and `seq_k` are the longest.
+    """
 
     dtype: str
     batch: int
@@ -50,6 +81,24 @@ class Problem:
     k: Layout
     v: Layout
     out: Layout
+    window_offset: int | None = None
+    mask: Mask | None = None
+    lengths: Lengths | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no window, mask or lengths: what the kernels without features compute."""
+        return self.window_offset is None and self.mask is None and self.lengths is None
+
+    @property
+    def group(self) -> int:
+        """How many heads of Q share a head of K and V."""
+        return self.heads // self.kv_heads
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of the output over all heads."""
+        return self.heads * (self.lengths.total_q if self.lengths else self.batch * self.seq_q)
 
     @property
     def is_vector(self) -> bool:
@@ -58,11 +107,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The chip at hand."""
+    """The chip at hand. `hopper`: kernels may use the instructions that Hopper alone has."""
 
     chip: Chip
     sm_count: int
     l2_bytes: int
+    hopper: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +161,21 @@ def check(problem: Problem, machine: Machine) -> None:
 
 def blocks_per_sm(kernel: Kernel, chip: Chip) -> int:
     """How many blocks an SM holds at a time, if each thread takes all the registers it may."""
-    by_shared = chip.shared_bytes_per_sm // (kernel.shared_bytes + SHARED_BYTES_RESERVED)
-    by_registers = REGISTERS_PER_SM // (kernel.threads * (REGISTERS_PER_THREAD + 1))
+    return slots_per_sm(kernel.shared_bytes, kernel.threads, chip)
+
+
+def slots_per_sm(shared_bytes: int, threads: int, chip: Chip) -> int:
+    """The same for any kernel."""
+    by_shared = chip.shared_bytes_per_sm // (shared_bytes + SHARED_BYTES_RESERVED)
+    by_registers = REGISTERS_PER_SM // (threads * (REGISTERS_PER_THREAD + 1))
     return max(1, min(by_shared, by_registers))
+
+
+def visible_keys(problem: Problem, queries: int) -> int:
+    """How many keys at most `queries` neighbouring queries see together; at least 1."""
+    if problem.window_offset is None or not problem.causal:
+        return problem.seq_k
+    return max(1, min(problem.seq_k, problem.causal_offset - problem.window_offset + queries))
 
 
 def splits_for(blocks: int, sm_count: int, blocks_per_sm: int, tiles: int) -> int:
@@ -142,7 +204,7 @@ def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> La
     kernel = choose(problem, machine, size)
     row_tiles = -(-problem.seq_q // kernel.tile.rows)
     tiles = -(-problem.seq_k // kernel.tile.keys)
-    section = section_for(problem, machine) if problem.causal else all_heads
+    section = section_for(problem, machine.l2_bytes) if problem.causal else all_heads
     blocks = -(-all_heads // section) * section * row_tiles
     if blocks > MAX_BLOCKS:
         raise Unsupported(f"{blocks} blocks are more than a grid can have")
@@ -164,13 +226,13 @@ def choose(problem: Problem, machine: Machine, size: int) -> Kernel:
     return Kernel(problem.dtype, size, problem.causal, True, chip.small[size, problem.causal])
 
 
-def section_for(problem: Problem, machine: Machine) -> int:
+def section_for(problem: Problem, l2_bytes: int) -> int:
     """How many heads of Q to work on at a time, so that their K and V fit the L2 cache.
 
     Sections of equal size, if at most twice as many as it takes: a short last one would end on its longest rows alone.
     """
     per_kv_head = 2 * problem.seq_k * problem.head_dim * ELEMENT_BYTES
     group, kv_heads = problem.heads // problem.kv_heads, problem.batch * problem.kv_heads
-    fewest = -(-kv_heads // max(1, machine.l2_bytes // per_kv_head))
+    fewest = -(-kv_heads // max(1, l2_bytes // per_kv_head))
     even = next((count for count in range(fewest, 2 * fewest + 1) if kv_heads % count == 0), fewest)
     return -(-kv_heads // even) * group

@@ -6,15 +6,22 @@ them and fails if one is missing, spills registers, or asks for more shared memo
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kernels.attention.cuda.parameters import Parameters
+
 SOURCE = Path(__file__).parent / "source"
 HEADERS = (
-    *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "block.cuh", "results.cuh"),
-    *("fa2.cuh", "naive.cuh", "tiled.cuh"),
+    *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "scope.cuh", "block.cuh", "results.cuh"),
+    *("fa2.cuh", "decode.cuh", "naive.cuh", "tiled.cuh"),
+    *(
+        f"hopper/{name}.cuh"
+        for name in ("instructions", "problem", "schedule", "wgmma", "producer", "consumer", "fa90")
+    ),
 )
 
 C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}
@@ -32,6 +39,11 @@ class Tile:
     warps: int
     stages: int
     q_in_registers: bool
+
+    @property
+    def name(self) -> str:
+        """E.g. `128x64w4s2q`: the q tells that Q is kept in registers."""
+        return f"{self.rows}x{self.keys}w{self.warps}s{self.stages}{'q' if self.q_in_registers else ''}"
 
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory for a padded head dimension: Q once, K and V a stage."""
@@ -51,17 +63,8 @@ class Kernel:
     @property
     def name(self) -> str:
         """The entry point's name, e.g. `fa2_bf16_d128_causal_vector_128x64w4s2`."""
-        t = self.tile
-        return "_".join(
-            (
-                "fa2",
-                SHORT[self.dtype],
-                f"d{self.head_dim}",
-                "causal" if self.causal else "full",
-                "vector" if self.vector else "scalar",
-                f"{t.rows}x{t.keys}w{t.warps}s{t.stages}{'q' if t.q_in_registers else ''}",
-            )
-        )
+        mask, kind = "causal" if self.causal else "full", "vector" if self.vector else "scalar"
+        return f"fa2_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{kind}_{self.tile.name}"
 
     @property
     def threads(self) -> int:
@@ -121,11 +124,15 @@ def rung_entry_point(rung: str, name: str, threads: int, arguments: str) -> str:
 
 
 def entry_point(name: str, threads: int, call: str, *, header: str = "fa2.cuh") -> str:
-    """An `extern "C"` kernel, so that its name is the same for every compiler."""
+    """An `extern "C"` kernel, so that its name is the same for every compiler.
+
+    It refuses to compile if the two sides disagree about the parameters' size.
+    """
     return (
         f'#include "{header}"\n'
         f'extern "C" __global__ void __launch_bounds__({threads})\n'
         f"{name}(const __grid_constant__ AttentionParams p) {{\n  {call};\n}}\n"
+        f'static_assert(sizeof(AttentionParams) == {ctypes.sizeof(Parameters)}, "parameters differ");\n'
     )
 
 

@@ -123,7 +123,7 @@ def test_without_any_compiler_the_failure_says_what_to_install(tmp_path: Path, m
     assert "NVRTC" in failure.value.remedy
 
 
-@pytest.mark.parametrize("name", ["sm_9", "sm90", "compute", "sm_90a", ""])
+@pytest.mark.parametrize("name", ["sm_9", "sm90", "compute", "sm_90b", ""])
 def test_a_malformed_target_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="no such target"):
         Target(name)

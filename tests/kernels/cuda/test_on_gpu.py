@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from kernels.attention.cuda.compiler import Target
+from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import BuildFailed, Unsupported
 from kernels.attention.cuda.ladder import LADDER, bind_rung
-from kernels.attention.cuda.operator import Engine, attention, bind
+from kernels.attention.cuda.operator import attention, bind
 
 pytestmark = [
     pytest.mark.gpu,

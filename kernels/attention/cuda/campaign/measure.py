@@ -26,10 +26,12 @@ from kernels.attention.cuda.campaign.timing import Call, Times, between_events, 
 from kernels.attention.cuda.campaign.tune import say, sdpa, tflops
 from kernels.attention.cuda.compiler import Target
 from kernels.attention.cuda.driver import driver
+from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import BuildFailed, Unavailable
 from kernels.attention.cuda.ladder import bind_rung
-from kernels.attention.cuda.operator import Bound, Engine, bind
-from kernels.attention.cuda.variants import Entry, entry_point
+from kernels.attention.cuda.launching import Bound, Step
+from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.variants import entry_point
 
 BATCH, HEADS = 4, 16
 LENGTHS = (512, 1024, 2048, 4096, 8192)
@@ -73,13 +75,6 @@ class Nothing:
         return entry_point(self.name, self.threads, "(void)p")
 
 
-class BoundNothing(Bound):
-    """An empty launch, bound like any other."""
-
-    def entries(self) -> list[tuple[Entry, int, int]]:
-        return [(Nothing(), 1, 1)]
-
-
 def environment(engine: Engine) -> dict[str, Any]:
     """Where this was measured, and the rate of a large matrix product there: the roof that a kernel can hope for."""
     a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -118,9 +113,9 @@ def host_cost(engine: Engine) -> dict[str, Any]:
     q = torch.randn(1, 1, 64, 64, device="cuda", dtype=torch.float16)
     out = torch.empty_like(q)
     plan = bind(q, q, q, out, engine=engine)
-    nothing = BoundNothing(engine, plan.launch, plan.parameters, ())
-    _, config, function = nothing.steps[0]
-    launch, arguments = driver().library.cuLaunchKernelEx, nothing.arguments
+    nothing = Bound(engine, "nothing", [Step(Nothing(), (1, 1, 1), plan.plan[0].arguments)], ())
+    _, config, function, arguments = nothing.steps[0]
+    launch = driver().library.cuLaunchKernelEx
     calls: dict[str, Call] = {"bound": plan, "empty": lambda: launch(config, function, arguments, None)}
     with torch.no_grad():
         calls["sdpa"] = lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)

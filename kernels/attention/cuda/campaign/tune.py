@@ -24,8 +24,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernels.attention.cuda.build import build_one
 from kernels.attention.cuda.campaign.timing import Call, compare
 from kernels.attention.cuda.compiler import Target
+from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import BuildFailed
-from kernels.attention.cuda.operator import Engine, bind
+from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.variants import Chip, Kernel, Tile
 
 BACKENDS = {

@@ -1,6 +1,6 @@
 // What one block does: which rows and keys are its own, and when copies, barriers and arithmetic take their turns.
 #pragma once
-#include "warp.cuh"
+#include "scope.cuh"
 
 // Which output rows and which keys this block works on.
 struct Work {
@@ -37,6 +37,16 @@ DEVICE Work work_of_block(const AttentionParams& p, int block) {
   return w;
 }
 
+struct Nothing {};
+template <bool GENERAL>
+struct ScopeIf {
+  typedef Nothing Type;
+};
+template <>
+struct ScopeIf<true> {
+  typedef Scope Type;
+};
+
 template <class C>
 struct Block {
   const AttentionParams& p;
@@ -45,6 +55,7 @@ struct Block {
   const char *k, *v;           // this thread's first chunk of the next K tile, of the V tile beside it
   u32 q_tile;                  // shared memory: Q, then stages of K and V
   u32 q_lane;                  // where this lane's ldmatrix rows of Q start
+  typename ScopeIf<C::GENERAL>::Type scope;
 
   static constexpr u32 STAGE_BYTES = 2 * C::TILE_BYTES;
 
@@ -67,27 +78,46 @@ struct Block {
     return q_tile + C::Q_BYTES + C::TILE_BYTES + swizzled<C>(lane & 15, lane >> 4);
   }
 
+  __device__ __forceinline__ int keys() const {
+    if constexpr (C::GENERAL)
+      return scope.seq_k;
+    else
+      return p.seq_k;
+  }
+
   // How many keys the block's first row sees.
   __device__ __forceinline__ int limit() const { return work_of_block<C>(p, block_again()).row0 + p.causal_offset + 1; }
 
   // Tiles that end beyond the last key, or beyond what the block's first row sees. Once false it stays so.
   __device__ __forceinline__ bool needs_mask(int n) const {
+    if constexpr (C::GENERAL) return C::HAS_MASK || !is_open<C>(scope, n);
     return (n + 1) * C::BN > p.seq_k || (C::CAUSAL && (n + 1) * C::BN > limit());
   }
 
   // A warp all of whose rows end before this tile has nothing to compute in it.
   template <bool MASKED>
   __device__ __forceinline__ bool active(int n) const {
+    if constexpr (C::GENERAL) return !MASKED || sees<C>(p, scope, n, (thread_again() >> 5) * C::MI * 16);
     return !(MASKED && C::CAUSAL) || n * C::BN < limit() + ((thread_again() >> 5) + 1) * C::MI * 16 - 1;
   }
 
   template <bool MASKED>
   __device__ __forceinline__ void masked_scores(int n, u32 stage) {
     warp.scores(opaque(q_lane), k_lane() + stage);
-    if (MASKED) {
+    if constexpr (C::GENERAL) {
+      const int thread = thread_again(), warp_row = (thread >> 5) * C::MI * 16;
+      if constexpr (C::HAS_MASK) add_mask<C>(p, scope, warp, n, warp_row, thread & 31);
+      if (MASKED && !is_open<C>(scope, n)) hide<C>(p, scope, warp, n, warp_row, thread & 31);
+    } else if (MASKED) {
       const int thread = thread_again(), column = n * C::BN + 2 * (thread & 3);
       warp.mask(p.seq_k - column, limit() + (thread >> 5) * C::MI * 16 + ((thread & 31) >> 2) - column);
     }
+  }
+
+  // Scores that a mask has been added to are scaled already.
+  template <bool MASKED>
+  __device__ __forceinline__ void softmax() {
+    warp.template softmax<MASKED>(C::HAS_MASK ? 1.0f : p.scale_log2);
   }
 
   __device__ __forceinline__ void next_tile() { k -= (u32)C::BN * p.k_row, v -= (u32)C::BN * p.v_row; }
@@ -109,7 +139,7 @@ struct Block {
     }
     if (active<MASKED>(n)) {
       masked_scores<MASKED>(n, stage);
-      warp.template softmax<MASKED>(p.scale_log2);
+      softmax<MASKED>();
       warp.accumulate(v_lane() + stage);
     }
 #endif
@@ -124,7 +154,7 @@ struct Block {
       copy_async_wait<0>();
       sync_block();  // K has landed; every warp has left V
       const Share share = share_again();
-      copy_tile<C, C::BN, MASKED>(chunk(share) + C::TILE_BYTES, v, p.v_row, p.seq_k - n * C::BN, share);
+      copy_tile<C, C::BN, MASKED>(chunk(share) + C::TILE_BYTES, v, p.v_row, keys() - n * C::BN, share);
       copy_async_commit();
       if (computes) masked_scores<MASKED>(n, 0);
       copy_async_wait<0>();
@@ -136,7 +166,7 @@ struct Block {
         copy_async_commit();
       }
       if (computes) {
-        warp.template softmax<MASKED>(p.scale_log2);
+        softmax<MASKED>();
         warp.accumulate(v_lane());
       }
       return;
@@ -144,7 +174,7 @@ struct Block {
 #endif
     const Share share = share_again();
     Staged<C, C::BN> next;
-    next.load(v, p.v_row, p.seq_k - n * C::BN, share);
+    next.load(v, p.v_row, keys() - n * C::BN, share);
     sync_block();  // K has landed; every warp has left V
     if (computes) masked_scores<MASKED>(n, 0);
     next.store(chunk(share) + C::TILE_BYTES);
@@ -152,7 +182,7 @@ struct Block {
       next_tile();
       next.load(k, p.k_row, C::BN, share);
     }
-    if (computes) warp.template softmax<MASKED>(p.scale_log2);
+    if (computes) softmax<MASKED>();
     sync_block();  // V has landed; every warp has left K
     if (computes) warp.accumulate(v_lane());
     if (n > first) next.store(chunk(share));
@@ -166,6 +196,17 @@ struct Block {
       step_single<MASKED>(n);
   }
 
+  // The rows of a pack's heads, each from where it lies.
+  __device__ __forceinline__ void copy_packed_q(u32 first, const Share& share) const {
+#pragma unroll
+    for (int i = 0; i < C::BM / C::ROWS_PER_PASS; i++) {
+      const int local = share.row0 + i * C::ROWS_PER_PASS;
+      const bool inside = local < scope.rows;
+      const char* source = q_row(p, scope, place_of_row(p, scope, inside ? local : 0)) + share.chunk * 16;
+      store_shared(chunk_of_pass<C>(first, i), load_chunk<C>(source, inside ? share.valid : 0));
+    }
+  }
+
   __device__ __forceinline__ void all_tiles(const char* q, int q_rows, const Share& share) {
     const u32 chunk = this->chunk(share);
     int n = last - 1;
@@ -174,13 +215,16 @@ struct Block {
       zero_tile<C, C::BM>(chunk - C::Q_BYTES);
       for (int i = 0; i < 2 * C::STAGES; i++) zero_tile<C, C::BN>(chunk + i * C::TILE_BYTES);
     }
-    copy_tile<C, C::BM, true>(chunk - C::Q_BYTES, q, p.q_row, q_rows, share);
+    if constexpr (C::GENERAL)
+      copy_packed_q(chunk - C::Q_BYTES, share);
+    else
+      copy_tile<C, C::BM, true>(chunk - C::Q_BYTES, q, p.q_row, q_rows, share);
     const u32 stage = C::STAGES == 2 && (n & 1) ? STAGE_BYTES : 0;
-    copy_tile<C, C::BN, true>(chunk + stage, k, p.k_row, p.seq_k - n * C::BN, share);
+    copy_tile<C, C::BN, true>(chunk + stage, k, p.k_row, keys() - n * C::BN, share);
 #if HAS_ASYNC_COPY
     if constexpr (C::ASYNC) {
       if constexpr (C::STAGES == 2)
-        copy_tile<C, C::BN, true>(chunk + stage + C::TILE_BYTES, v, p.v_row, p.seq_k - n * C::BN, share);
+        copy_tile<C, C::BN, true>(chunk + stage + C::TILE_BYTES, v, p.v_row, keys() - n * C::BN, share);
       copy_async_commit();
       if constexpr (C::Q_IN_REGISTERS) copy_async_wait<0>();
     }
@@ -189,7 +233,13 @@ struct Block {
       sync_block();
       warp.keep_q(q_lane);
     }
+    if constexpr (C::HAS_MASK) {
+      for (; n >= first; n--) step<true>(n);
+      return;
+    }
     for (; n >= first && needs_mask(n); n--) step<true>(n);
-    for (; n >= first; n--) step<false>(n);
+    for (; n >= first && !(C::GENERAL && needs_mask(n)); n--) step<false>(n);
+    if constexpr (C::GENERAL)
+      for (; n >= first; n--) step<true>(n);  // what a window has left of the first keys
   }
 };

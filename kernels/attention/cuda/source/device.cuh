@@ -20,6 +20,10 @@ struct alignas(8) Pair {
   float x, y;
 };
 
+struct alignas(8) Words {  // four 16-bit elements
+  u32 x, y;
+};
+
 #define MINUS_INFINITY (-__int_as_float(0x7f800000))
 
 #ifdef SIMT_SHIM
@@ -161,6 +165,38 @@ DEVICE Chunk load_shared(u32 address) {
                : "memory");
   return c;
 }
+
+DEVICE u32 load_shared_word(u32 address) {
+  u32 word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
+DEVICE void store_shared(u32 address, const Pair& pair) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(pair.x), "f"(pair.y) : "memory");
+}
+
+DEVICE Pair load_shared_pair(u32 address) {
+  Pair pair;
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+  return pair;
+}
+
+// What another block has written during this launch: read where blocks meet, in the L2 cache.
+DEVICE Chunk load_fresh(const Chunk* global) {
+  Chunk c;
+  asm volatile("ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w) : "l"(global) : "memory");
+  return c;
+}
+DEVICE float load_fresh(const float* global) {
+  float x;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(global) : "memory");
+  return x;
+}
+
+// Counts up to `last` and starts again from zero; returns the count before.
+DEVICE u32 take_ticket(u32* counter, u32 last) { return atomicInc(counter, last); }
+DEVICE void fence_device() { __threadfence(); }
 
 // Four 8x8 matrices of 16-bit elements; lanes 8i..8i+7 give the row addresses of matrix i.
 DEVICE void load_matrices(u32 (&r)[4], u32 address) {

@@ -45,3 +45,35 @@ DEVICE void attention_fa2(const AttentionParams& p) {
   else
     results.write(block.warp, lse);
 }
+
+// The same with anything that may differ: a window, packed heads, sequences of different lengths, a mask. Causal or not is a
+// matter of the limits alone. Grid: (packs of all batches, rounded up to whole sections, * row_tiles; splits).
+template <class C>
+DEVICE void attention_general(const AttentionParams& p) {
+  SHARED_MEMORY(memory);
+  const u32 q_tile = shared_address(memory);
+  const int thread = (int)threadIdx.x, lane = thread & 31, warp_row = (thread >> 5) * C::MI * 16;
+  const int section = divide((int)blockIdx.x, p.section_tiles);
+  const int within = (int)blockIdx.x - section * (int)p.section_tiles.divisor, place = divide(within, p.section);
+  const int pack = section * (int)p.section.divisor + within - place * (int)p.section.divisor;
+  if (pack >= p.all_heads) return;
+  Block<C> block = {p};
+  block.scope = scope_of<C>(p, pack, (int)p.row_tiles.divisor - 1 - place);
+  const Scope& scope = block.scope;
+  if (scope.rows <= 0) return;
+  const Share share = share_of_thread<C>(thread, p.head_dim);
+  block.first = scope.first, block.last = scope.last;
+  block.k = first_k_row(p, scope) + (u32)share.row0 * p.k_row + share.chunk * 16;
+  block.v = first_v_row(p, scope) + (u32)share.row0 * p.v_row + share.chunk * 16;
+  block.q_tile = q_tile;
+  block.q_lane = q_tile + swizzled<C>(warp_row + (lane & 15), lane >> 4);
+  block.warp.clear();
+  if (scope.first < scope.last) block.all_tiles(nullptr, 0, share);
+  float lse[C::MI][2];
+  Results<C> results = {p, 0, warp_row + (lane >> 2), lane, q_tile + warp_row * C::ROW_BYTES, scope};
+  results.normalise(block.warp, lse);
+  if (p.splits > 1)
+    results.write_partial(block.warp, lse);
+  else
+    results.write(block.warp, lse);
+}

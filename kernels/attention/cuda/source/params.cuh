@@ -35,7 +35,24 @@ struct AttentionParams {
   Divisor section_tiles;  // section * row_tiles
   int splits, tiles_per_split;
   float scale_log2;       // scale * log2(e): exp(scale x) = exp2(scale_log2 x)
+
+  // Read only by the kernels with features: whatever stands above keeps its place, and the plain kernels their code.
+  // There `all_heads` counts packs of all batches, and `seq_q` is the length of a packed tensor.
+  u32* tickets;           // one count an item, zero between launches: which block joins the parts
+  const int* q_starts;    // sequence b is rows q_starts[b] .. q_starts[b + 1] - 1 of a packed tensor; or null
+  const int* k_starts;
+  const char* mask;       // what is added to the scaled scores, or which keys may be seen
+  i64 mask_batch, mask_head, mask_row;  // strides in bytes, 0 where the mask is broadcast
+  i64 all_rows;           // rows of the output over all heads
+  u32 mask_key;           // stride in bytes
+  int window_offset;      // row r sees no key before r + window_offset
+  int align_ends;         // both offsets count from the last key of a sequence for its last row
+  Divisor pack;           // heads of Q that share a head of K and V and are computed as rows of one tile: 1 or group
+  Divisor packs;          // packs in a batch
 };
+
+// "No limit" for causal_offset; its negative for window_offset. Adding two lengths below 2^30 to it does not overflow.
+constexpr int UNLIMITED = (1 << 30) - 1;
 
 // The address of row 0 of a head of the output; `head` counts over all batches.
 DEVICE char* output_head(const AttentionParams& p, int head) {

@@ -1,13 +1,35 @@
 // From the accumulators of a warp to the output: whole, or as one of several parts that a second kernel joins.
 #pragma once
-#include "warp.cuh"
+#include "block.cuh"
 
 template <class C>
 struct Results {
   const AttentionParams& p;
-  int head, row0;  // this lane's first row
+  int head, row0;  // this lane's first row; of the tile, where heads are packed
   int lane;
   u32 q_tile;      // the warp's own rows of Q's tile, free by now
+  typename ScopeIf<C::GENERAL>::Type scope;
+
+  __device__ __forceinline__ bool has(int row) const {
+    if constexpr (C::GENERAL)
+      return row < scope.rows;
+    else
+      return row < p.seq_q;
+  }
+  // The row's index among the rows of all heads.
+  __device__ __forceinline__ i64 index(int row) const {
+    if constexpr (C::GENERAL)
+      return index_of_place(p, scope, place_of_row(p, scope, row));
+    else
+      return (i64)head * p.seq_q + row;
+  }
+  // Where it lies; `out` is the head's first row where heads are not packed.
+  __device__ __forceinline__ char* address(char* out, int row) const {
+    if constexpr (C::GENERAL)
+      return ::out_row(p, scope, place_of_row(p, scope, row));
+    else
+      return out + row * p.out_row;
+  }
 
   // Normalises O and gives each row's log-sum-exp, base 2: -inf for a row that saw no key, whose output is zero.
   __device__ __forceinline__ void normalise(Warp<C>& warp, float (&lse)[C::MI][2]) const {
@@ -26,14 +48,16 @@ struct Results {
   }
 
   __device__ __forceinline__ void write_partial(const Warp<C>& warp, const float (&lse)[C::MI][2]) const {
-    i64 all_rows = (i64)p.all_heads * p.seq_q, base = (i64)blockIdx.y * all_rows + (i64)head * p.seq_q;
+    const i64 all_rows = C::GENERAL ? p.all_rows : (i64)p.all_heads * p.seq_q;
+    const i64 base = (i64)blockIdx.y * all_rows + (C::GENERAL ? 0 : (i64)head * p.seq_q);
 #pragma unroll
     for (int i = 0; i < C::MI; i++)
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         int row = row0 + i * 16 + r * 8;
-        if (row >= p.seq_q) continue;
-        float* out = p.partial_out + (base + row) * p.head_dim;
+        if (!has(row)) continue;
+        const i64 place = base + (C::GENERAL ? index(row) : row);
+        float* out = p.partial_out + place * p.head_dim;
 #pragma unroll
         for (int j = 0; j < C::NO; j++) {
           int column = j * 8 + (lane & 3) * 2;
@@ -44,27 +68,27 @@ struct Results {
             if (column + 1 < p.head_dim) out[column + 1] = warp.o[i][j][2 * r + 1];
           }
         }
-        if ((lane & 3) == 0) p.partial_lse[base + row] = lse[i][r];
+        if ((lane & 3) == 0) p.partial_lse[place] = lse[i][r];
       }
   }
 
   __device__ __forceinline__ void write(const Warp<C>& warp, const float (&lse)[C::MI][2]) const {
-    char* out = output_head(p, head);
+    char* out = C::GENERAL ? nullptr : output_head(p, head);
 #pragma unroll
     for (int i = 0; i < C::MI; i++)
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         int local = (lane >> 2) + i * 16 + r * 8, row = row0 + i * 16 + r * 8;
-        if (p.lse && (lane & 3) == 0 && row < p.seq_q)
-          p.lse[(i64)head * p.seq_q + row] = lse[i][r] * LN_2;
+        if (p.lse && (lane & 3) == 0 && has(row))
+          p.lse[index(row)] = lse[i][r] * LN_2;
 #pragma unroll
         for (int j = 0; j < C::NO; j++) {
           u32 pair = pack<typename C::T>(warp.o[i][j][2 * r], warp.o[i][j][2 * r + 1]);
           if (C::VECTOR) {
             store_shared(q_tile + swizzled<C>(local, j) + (lane & 3) * 4, pair);
-          } else if (row < p.seq_q) {
+          } else if (has(row)) {
             int column = j * 8 + (lane & 3) * 2;
-            u16* element = (u16*)(out + row * p.out_row) + column;
+            u16* element = (u16*)address(out, row) + column;
             if (column < p.head_dim) element[0] = (u16)pair;
             if (column + 1 < p.head_dim) element[1] = (u16)(pair >> 16);
           }
@@ -77,8 +101,8 @@ struct Results {
 #pragma unroll
       for (int index = lane; index < C::MI * 16 * C::CHUNKS; index += 32) {
         int local = index / C::CHUNKS, chunk = index % C::CHUNKS, row = warp_row0 + local;
-        if (row < p.seq_q && chunk * 8 < p.head_dim)
-          *(Chunk*)(out + row * p.out_row + chunk * 16) = load_shared(q_tile + swizzled<C>(local, chunk));
+        if (has(row) && chunk * 8 < p.head_dim)
+          *(Chunk*)(address(out, row) + chunk * 16) = load_shared(q_tile + swizzled<C>(local, chunk));
       }
     }
   }

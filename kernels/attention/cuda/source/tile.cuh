@@ -2,8 +2,30 @@
 #pragma once
 #include "params.cuh"
 
-template <class T_, int D_, int BM_, int BN_, int WARPS_, int STAGES_, bool Q_IN_REGISTERS_, bool CAUSAL_, bool VECTOR_>
+// What a kernel knows beyond its tile: nothing, or windows, packed heads and sequences of many lengths, with a kind of mask. A
+// boolean mask says which keys are seen; the others are added to the scaled scores.
+struct Plain {};
+struct NoMask {};
+struct BoolMask {};
+struct HalfMask {};
+struct BFloat16Mask {};
+struct FloatMask {};
+
+template <class A, class B>
+struct Same {
+  static constexpr bool value = false;
+};
+template <class A>
+struct Same<A, A> {
+  static constexpr bool value = true;
+};
+
+template <class T_, int D_, int BM_, int BN_, int WARPS_, int STAGES_, bool Q_IN_REGISTERS_, bool CAUSAL_, bool VECTOR_,
+          class MASK_ = Plain>
 struct Config {
+  typedef MASK_ Mask;
+  static constexpr bool GENERAL = !Same<Mask, Plain>::value;
+  static constexpr bool HAS_MASK = GENERAL && !Same<Mask, NoMask>::value;
   typedef T_ T;
   static constexpr int D = D_, BM = BM_, BN = BN_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_, CAUSAL = CAUSAL_;

@@ -92,6 +92,16 @@ struct Warp {
       }
   }
 
+  // The scores of row r of fragment i become -inf before column `first` and from column `limit` on, both counted from this
+  // lane's first column.
+  __device__ __forceinline__ void mask_row(int i, int r, int first, int limit) {
+#pragma unroll
+    for (int j = 0; j < C::NS; j++) {
+      if (j * 8 < first || j * 8 >= limit) s[i][j][2 * r] = MINUS_INFINITY;
+      if (j * 8 + 1 < first || j * 8 + 1 >= limit) s[i][j][2 * r + 1] = MINUS_INFINITY;
+    }
+  }
+
   // S becomes exp2(scale_log2 S - top), unnormalised.
   template <bool MASKED>
   __device__ __forceinline__ void softmax(float scale_log2) {

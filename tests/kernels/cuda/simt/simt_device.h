@@ -259,6 +259,12 @@ static inline float __int_as_float(int x) {
   return value;
 }
 
+static inline int __float_as_int(float x) {
+  int value;
+  std::memcpy(&value, &x, 4);
+  return value;
+}
+
 DEVICE float exp2_approx(float x) { return exp2f(x); }
 DEVICE float log2_approx(float x) { return log2f(x); }
 DEVICE u32 multiply_high(u32 x, u32 y) { return (u32)(((u64)x * y) >> 32); }
@@ -323,6 +329,30 @@ DEVICE Chunk load_shared(u32 address) {
   std::memcpy(&chunk, simt::shared_bytes(address, 16), 16);
   return chunk;
 }
+
+DEVICE u32 load_shared_word(u32 address) {
+  u32 word;
+  std::memcpy(&word, simt::shared_bytes(address, 4), 4);
+  return word;
+}
+DEVICE void store_shared(u32 address, const Pair& pair) { std::memcpy(simt::shared_bytes(address, 8), &pair, 8); }
+DEVICE Pair load_shared_pair(u32 address) {
+  Pair pair;
+  std::memcpy(&pair, simt::shared_bytes(address, 8), 8);
+  return pair;
+}
+DEVICE Chunk load_fresh(const Chunk* global) {
+  if ((uintptr_t)global % 16 != 0) simt::fail("misaligned load");
+  return *global;
+}
+DEVICE float load_fresh(const float* global) { return *global; }
+// Blocks run one after the other.
+DEVICE u32 take_ticket(u32* counter, u32 last) {
+  const u32 before = *counter;
+  *counter = before >= last ? 0 : before + 1;
+  return before;
+}
+DEVICE void fence_device() {}
 
 DEVICE void load_matrices(u32 (&r)[4], u32 address) {
   simt::lane().address = address;

@@ -1,0 +1,162 @@
+"""Everything the plain kernels do not know, as a way of computing a problem: windows, masks, lengths, packed heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.launching import Buffers, Step
+from kernels.attention.cuda.parameters import Divisor
+from kernels.attention.cuda.planning import (
+    MAX_BLOCKS,
+    Machine,
+    Problem,
+    check,
+    section_for,
+    slots_per_sm,
+    splits_for,
+    visible_keys,
+)
+from kernels.attention.cuda.portable import joining, parameters_but_launch
+from kernels.attention.cuda.variants import C_TYPE, SCALAR_TILES, SHORT, Chip, Tile, entry_point, padded
+
+MASK_TYPES = {
+    None: "NoMask",
+    "bool": "BoolMask",
+    "float16": "HalfMask",
+    "bfloat16": "BFloat16Mask",
+    "float32": "FloatMask",
+}
+MASK_SHORT = {None: "free", "bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+WIDE_64 = Tile(128, 64, 4, 2, False)
+"""For many rows at head dimension 64 where no mask takes registers."""
+TURING_MASKED_128 = Tile(64, 32, 4, 1, True)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralKernel:
+    """A specialisation of `attention_general` in `source/fa2.cuh`; `mask` is the mask's element type, if any."""
+
+    dtype: str
+    head_dim: int
+    vector: bool
+    mask: str | None
+    tile: Tile
+
+    @property
+    def name(self) -> str:
+        """The entry point's name, e.g. `general_bf16_d128_free_vector_64x64w4s2q`."""
+        kind = "vector" if self.vector else "scalar"
+        return f"general_{SHORT[self.dtype]}_d{self.head_dim}_{MASK_SHORT[self.mask]}_{kind}_{self.tile.name}"
+
+    @property
+    def threads(self) -> int:
+        return self.tile.warps * 32
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.tile.shared_bytes(self.head_dim)
+
+    @property
+    def source(self) -> str:
+        """A translation unit whose one entry point is this kernel."""
+        t = self.tile
+        numbers = ", ".join(map(str, (self.head_dim, t.rows, t.keys, t.warps, t.stages)))
+        flags = ", ".join(str(flag).lower() for flag in (t.q_in_registers, True, self.vector))
+        config = f"{C_TYPE[self.dtype]}, {numbers}, {flags}, {MASK_TYPES[self.mask]}"
+        return entry_point(self.name, self.threads, f"attention_general<Config<{config}>>(p)")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralLaunch:
+    """A decision: the grid is (blocks, splits); `pack` heads of Q are rows of one tile."""
+
+    kernel: GeneralKernel
+    pack: int
+    row_tiles: int
+    section: int
+    blocks: int
+    splits: int
+
+
+def tile_for(problem: Problem, machine: Machine) -> Tile:
+    """The chip's small tile; a larger one where there is work for it and registers."""
+    chip, size = machine.chip, padded(problem.head_dim)
+    if not problem.is_vector:
+        return SCALAR_TILES[size]
+    if chip.name == "turing" and size == 128 and problem.mask:
+        return TURING_MASKED_128
+    blocks = problem.batch * problem.heads * -(-problem.seq_q // WIDE_64.rows)
+    has_room = chip.name in ("ampere", "hopper") and size == 64 and problem.mask is None
+    return WIDE_64 if has_room and blocks > machine.sm_count else chip.small[size, True]
+
+
+def kernel_for(problem: Problem, tile: Tile) -> GeneralKernel:
+    mask = problem.mask.dtype if problem.mask else None
+    return GeneralKernel(problem.dtype, padded(problem.head_dim), problem.is_vector, mask, tile)
+
+
+def packing(problem: Problem, rows: int) -> int:
+    """How many heads to pack: a whole group where the queries of one head would not fill a tile."""
+    return problem.group if problem.seq_q < rows else 1
+
+
+def plan_general(
+    problem: Problem, machine: Machine, *, splits: int | None = None, tile: Tile | None = None, pack: int | None = None
+) -> GeneralLaunch:
+    """How to compute a problem with whatever it has. The options override the choice. Raises `Unsupported`."""
+    check(problem, machine)
+    tile = tile or tile_for(problem, machine)
+    kernel = kernel_for(problem, tile)
+    pack = pack or packing(problem, tile.rows)
+    packs = problem.batch * problem.heads // pack
+    row_tiles = -(-problem.seq_q * pack // tile.rows)
+    section = max(1, section_for(problem, machine) // pack)
+    blocks = -(-packs // section) * section * row_tiles
+    if blocks > MAX_BLOCKS:
+        raise Unsupported(f"{blocks} blocks are more than a grid can have")
+    tiles = -(-visible_keys(problem, -(-tile.rows // pack)) // tile.keys)
+    if splits is None:
+        slots = slots_per_sm(kernel.shared_bytes, kernel.threads, machine.chip)
+        splits = splits_for(packs * row_tiles, machine.sm_count, slots, tiles)
+    return GeneralLaunch(kernel, pack, row_tiles, section, blocks, max(1, min(splits, tiles)))
+
+
+@dataclass(frozen=True, slots=True)
+class General:
+    """`general`, as `plan_general` decided."""
+
+    launch: GeneralLaunch
+
+    @property
+    def name(self) -> str:
+        """E.g. `general-64x64w4s2q`; with 8 heads packed and the keys in 4 parts, `general-64x64w4s2q-pack8-4`."""
+        launch = self.launch
+        pack = f"-pack{launch.pack}" if launch.pack > 1 else ""
+        parts = f"-{launch.splits}" if launch.splits > 1 else ""
+        return f"general-{launch.kernel.tile.name}{'' if launch.kernel.vector else '-scalar'}{pack}{parts}"
+
+    def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
+        """The kernel, and the one that joins the parts if there are several."""
+        launch, rows = self.launch, problem.out_rows
+        parameters = parameters_but_launch(problem, scale)
+        parameters.lse = buffers.lse
+        parameters.pack, parameters.packs = Divisor.of(launch.pack), Divisor.of(problem.heads // launch.pack)
+        parameters.all_heads = problem.batch * problem.heads // launch.pack
+        parameters.row_tiles = Divisor.of(launch.row_tiles)
+        parameters.section = Divisor.of(launch.section)
+        parameters.section_tiles = Divisor.of(launch.section * launch.row_tiles)
+        parameters.splits = launch.splits
+        if launch.splits > 1:
+            partial = buffers.scratch(launch.splits * rows * (problem.head_dim + 1) * 4)
+            parameters.partial_out = partial
+            parameters.partial_lse = partial + launch.splits * rows * problem.head_dim * 4
+        steps = [Step(launch.kernel, (launch.blocks, launch.splits, 1), (parameters,))]
+        return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]
+
+
+def entries_ahead(chip: Chip) -> list[GeneralKernel]:
+    """The kernels worth building before they are asked for: vector ones without a mask, of the small tile."""
+    return [
+        GeneralKernel(dtype, size, True, None, chip.small[size, True]) for dtype in chip.dtypes for size in (64, 128)
+    ]

@@ -1,0 +1,225 @@
+"""The kernels for Hopper: which there are, what they are given, and when they can be used.
+
+A kernel reads Q, K and V through tensor maps, which the driver encodes from addresses and strides. What a map cannot
+describe (rows that do not begin on 16 bytes, heads broadcast with stride 0) is left to the portable kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from kernels.attention.cuda.driver import TensorMap, driver
+from kernels.attention.cuda.launching import Buffers, Step
+from kernels.attention.cuda.parameters import Divisor
+from kernels.attention.cuda.planning import ELEMENT_BYTES, LOG2_E, MAX_BLOCKS, Layout, Machine, Problem, section_for
+from kernels.attention.cuda.variants import C_TYPE, SHORT
+
+WARPGROUP_THREADS, WARPGROUP_ROWS = 128, 64
+CHUNK_COLUMNS = 64
+HEAD_DIMS = (64, 128)
+MAP_STRIDE_LIMIT = 2**40  # bytes, of cuTensorMapEncodeTiled
+L2_SHARE = (
+    0.64  # of the L2 cache for the K and V of a section of heads; half of it is as far from an SM as memory is near
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a block works: consumer warpgroups of 64 rows, keys a tile, tiles of K and V in flight."""
+
+    warpgroups: int
+    keys: int
+    stages: int
+    ping_pong: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.warpgroups * WARPGROUP_ROWS
+
+    @property
+    def name(self) -> str:
+        """E.g. `192x128s2p`: 192 rows, 128 keys, 2 stages; p for ping-pong."""
+        return f"{self.rows}x{self.keys}s{self.stages}{'p' if self.ping_pong else ''}"
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory for a padded head dimension: Q once, K and V a stage."""
+        return (self.rows + 2 * self.stages * self.keys) * head_dim * ELEMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class HopperKernel:
+    """One specialisation of `source/hopper/fa90.cuh`. `head_dim` is padded; `right`, `left`: which edges are masked."""
+
+    dtype: str
+    head_dim: int
+    right: bool
+    left: bool
+    shape: Shape
+
+    @property
+    def name(self) -> str:
+        mask = {(False, False): "full", (True, False): "causal", (True, True): "window", (False, True): "tail"}
+        return f"fa90_{SHORT[self.dtype]}_d{self.head_dim}_{mask[self.right, self.left]}_{self.shape.name}"
+
+    @property
+    def threads(self) -> int:
+        return (self.shape.warpgroups + 1) * WARPGROUP_THREADS
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.shape.shared_bytes(self.head_dim)
+
+    @property
+    def source(self) -> str:
+        s = self.shape
+        numbers = ", ".join(map(str, (self.head_dim, s.warpgroups, s.keys, s.stages)))
+        flags = ", ".join(str(flag).lower() for flag in (self.right, self.left, s.ping_pong))
+        config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}>"
+        maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in "qkv")
+        parameters = f"{maps}, const __grid_constant__ HopperParams p"
+        return (
+            f'#include "hopper/fa90.cuh"\n'
+            f'extern "C" __global__ void __launch_bounds__({self.threads}, 1)\n'
+            f"{self.name}({parameters}) {{\n  attention_fa90<{config}>(q, k, v, p);\n}}\n"
+            f'static_assert(sizeof(HopperParams) == {ctypes.sizeof(HopperParameters)}, "parameters differ");\n'
+            f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
+        )
+
+
+class HopperParameters(ctypes.Structure):
+    """`HopperParams` of `source/hopper/problem.cuh`, field for field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("out", "lse", "counter")),
+        *((name, ctypes.c_int64) for name in ("out_batch", "out_head", "out_row")),
+        *((name, Divisor) for name in ("heads", "group", "row_tiles", "section", "section_tiles")),
+        *((name, ctypes.c_int32) for name in ("all_heads", "tiles", "seq_q", "seq_k", "head_dim")),
+        *((name, ctypes.c_int32) for name in ("last_offset", "first_offset")),
+        ("scale_log2", ctypes.c_float),
+    ]
+
+
+FULL, CAUSAL = False, True
+SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
+    (128, FULL): (
+        Shape(2, 128, 2),
+        Shape(2, 128, 2, ping_pong=True),
+        Shape(2, 176, 2),
+        Shape(2, 64, 4, ping_pong=True),
+    ),
+    (128, CAUSAL): (
+        Shape(2, 128, 2),
+        Shape(2, 128, 2, ping_pong=True),
+        Shape(2, 64, 4),
+    ),
+    (64, FULL): (
+        Shape(3, 128, 2, ping_pong=True),
+        Shape(4, 64, 4, ping_pong=True),
+        Shape(2, 128, 3, ping_pong=True),
+    ),
+    (64, CAUSAL): (
+        Shape(3, 128, 2, ping_pong=True),
+        Shape(4, 64, 4),
+        Shape(4, 64, 4, ping_pong=True),
+        Shape(2, 64, 4),
+    ),
+}
+"""The shapes that won somewhere, by padded head dimension and mask; the first is for what was not measured."""
+
+
+def padded(head_dim: int) -> int:
+    return next(size for size in HEAD_DIMS if head_dim <= size)
+
+
+def maps(layout: Layout, sizes: tuple[int, int, int]) -> bool:
+    """Whether a tensor map can describe a tensor with these sizes of batch, head and row."""
+    steps = [s for s, size in zip((layout.batch, layout.head, layout.row), sizes, strict=True) if size > 1]
+    return layout.is_vector and all(0 < step * ELEMENT_BYTES < MAP_STRIDE_LIMIT for step in steps)
+
+
+def refusal(problem: Problem, machine: Machine) -> str | None:
+    """Why no kernel here computes the problem; None if they do."""
+    if not machine.hopper:
+        return "this device, or what is compiled for, has no tensor copies and no wgmma"
+    if problem.mask is not None or problem.lengths is not None:
+        return "no masks and no packed sequences of different lengths"
+    if problem.dtype not in C_TYPE or problem.head_dim > HEAD_DIMS[-1] or not problem.is_vector:
+        return "head dimensions up to 128, rows that begin on 16 bytes"
+    q, kv = (problem.batch, problem.heads, problem.seq_q), (problem.batch, problem.kv_heads, problem.seq_k)
+    if not (maps(problem.q, q) and maps(problem.k, kv) and maps(problem.v, kv)):
+        return "a tensor map cannot describe these strides"
+    return None
+
+
+def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
+    """Every kernel here that computes the problem; none where `refusal` gives a reason."""
+    if refusal(problem, machine) is not None:
+        return []
+    windowed = problem.window_offset is not None
+    found = [
+        HopperWay(HopperKernel(problem.dtype, padded(problem.head_dim), problem.causal, windowed, shape), machine)
+        for shape in SHAPES[padded(problem.head_dim), problem.causal]
+    ]
+    return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
+
+
+def section(problem: Problem, machine: Machine) -> int:
+    """How many heads of Q are worked on at a time; without a mask one: its rows follow each other."""
+    return section_for(problem, int(machine.l2_bytes * L2_SHARE)) if problem.causal else 1
+
+
+@dataclass(frozen=True, slots=True)
+class HopperWay:
+    """One of these kernels."""
+
+    kernel: HopperKernel
+    machine: Machine
+
+    @property
+    def name(self) -> str:
+        return f"fa90-{self.kernel.shape.name}"
+
+    def tiles(self, problem: Problem) -> int:
+        """Tiles of rows over all sections of heads."""
+        heads = section(problem, self.machine)
+        return -(-problem.batch * problem.heads // heads) * heads * -(-problem.seq_q // self.kernel.shape.rows)
+
+    def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
+        """One launch: no more blocks than SMs, which share out the tiles."""
+        shape, tiles, heads = self.kernel.shape, self.tiles(problem), section(problem, self.machine)
+        row_tiles = -(-problem.seq_q // shape.rows)
+        parameters = HopperParameters(
+            out=problem.out.address,
+            lse=buffers.lse,
+            counter=buffers.counter(),
+            out_batch=problem.out.batch * ELEMENT_BYTES,
+            out_head=problem.out.head * ELEMENT_BYTES,
+            out_row=problem.out.row * ELEMENT_BYTES,
+            heads=Divisor.of(problem.heads),
+            group=Divisor.of(problem.heads // problem.kv_heads),
+            row_tiles=Divisor.of(row_tiles),
+            section=Divisor.of(heads),
+            section_tiles=Divisor.of(heads * row_tiles),
+            all_heads=problem.batch * problem.heads,
+            tiles=tiles,
+            seq_q=problem.seq_q,
+            seq_k=problem.seq_k,
+            head_dim=problem.head_dim,
+            last_offset=problem.causal_offset,
+            first_offset=problem.window_offset or 0,
+            scale_log2=scale * LOG2_E,
+        )
+        q = self.map(problem, problem.q, problem.heads, problem.seq_q, shape.rows)
+        k = self.map(problem, problem.k, problem.kv_heads, problem.seq_k, shape.keys)
+        v = self.map(problem, problem.v, problem.kv_heads, problem.seq_k, shape.keys)
+        return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (q, k, v, parameters))]
+
+    def map(self, problem: Problem, layout: Layout, heads: int, rows: int, box_rows: int) -> TensorMap:
+        """The map of one tensor, of which a copy moves `box_rows` rows of 64 columns."""
+        row = layout.row or problem.head_dim  # dimensions of size 1 have no stride, and a map wants one
+        sizes = (problem.head_dim, rows, heads, problem.batch)
+        strides = (row, layout.head or row, layout.batch or row)
+        return driver().tensor_map(
+            problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
+        )

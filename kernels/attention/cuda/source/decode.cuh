@@ -1,0 +1,354 @@
+// Attention of few queries over many keys: decoding, one or a few new tokens against a long cache.
+//
+// The work is to read K and V once, at the memory's own speed; arithmetic hardly counts. The query heads that share a head of
+// K and V, and their few queries, are packed into the rows of one 16-row fragment, so that each key is read once for all of
+// them. The keys are split over blocks, and in a block over its warps. A warp has a ring of tiles of its own in shared memory
+// and waits for nobody: while it multiplies one tile, the next ones are on their way, and no barrier stands in its loop. At the
+// end the warps of a block are joined through shared memory, and the blocks through global memory by whichever ends last.
+//
+//   Packed groups: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023, for the sharing itself.
+//   Split keys: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023.
+#pragma once
+#include "scope.cuh"
+
+template <class T_, int D_, int MI_, int KEYS_, int WARPS_, int STAGES_>
+struct DecodeConfig {
+  typedef T_ T;
+  static constexpr int D = D_, MI = MI_, KEYS = KEYS_, WARPS = WARPS_, STAGES = STAGES_;
+  static constexpr bool VECTOR = true, ASYNC = HAS_ASYNC_COPY, CAUSAL = true;
+  static constexpr bool Q_IN_REGISTERS = MI * D <= 128;
+
+  static constexpr int BM = MI * 16, BN = KEYS, THREADS = WARPS * 32;
+  static constexpr int ROW_BYTES = D * 2;
+  static constexpr int CHUNKS = D / 8;
+  static constexpr int ROWS_PER_PASS = 32 / CHUNKS;  // one warp copies a tile
+  static constexpr int PASSES = KEYS / ROWS_PER_PASS;
+  static constexpr int KQ = D / 16, NS = KEYS / 8, NO = D / 8, KV = KEYS / 16;
+  static constexpr int Q_BYTES = BM * ROW_BYTES, TILE_BYTES = KEYS * ROW_BYTES;
+  static constexpr int RING_BYTES = STAGES * 2 * TILE_BYTES;  // of a warp
+  static constexpr int MOST_SPLITS = 128;
+
+  static_assert(D == 64 || D == 128 || D == 256, "a row is 8, 16 or 32 chunks");
+  static_assert(KEYS % 16 == 0 && KEYS % ROWS_PER_PASS == 0, "tiles are made of 16-key fragments");
+  static_assert(STAGES == 1 || ASYNC, "only asynchronous copies can run tiles ahead");
+  static_assert(BM * D * 4 <= RING_BYTES, "a warp's part of the output takes the place of its ring");
+  static_assert((WARPS + 1) * BM * 8 <= Q_BYTES, "the rows' sums take the place of Q");
+  static_assert(BM * MOST_SPLITS * 4 <= WARPS * RING_BYTES, "the parts' weights take the place of the rings");
+};
+
+template <class C>
+struct DecodeWarp {
+  const AttentionParams& p;
+  const Scope& scope;
+  Warp<C> warp;
+  const char *k, *v;  // this lane's chunk of this lane's first row
+  int lane;
+  int valid;          // whether the lane's chunk lies inside the head dimension
+  u32 q_lane;         // where this lane's ldmatrix rows of Q start
+  u32 ring;           // this warp's own tiles: K and V of each stage
+
+  // From the lane's first chunk in a tile to its chunk in pass i: the row's low three bits, which the swizzle XORs into the
+  // chunk's index, are those of the lane's first row plus those of a number known here.
+  static __device__ __forceinline__ u32 chunk_of(u32 first, int i) {
+    return (first ^ ((u32)(i * C::ROWS_PER_PASS & 7) << 4)) + i * C::ROWS_PER_PASS * C::ROW_BYTES;
+  }
+  __device__ __forceinline__ u32 first_chunk() const { return ring + swizzled<C>(lane / C::CHUNKS, lane % C::CHUNKS); }
+  __device__ __forceinline__ u32 k_lane() const { return ring + swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1); }
+  __device__ __forceinline__ u32 v_lane() const { return ring + C::TILE_BYTES + swizzled<C>(lane & 15, lane >> 4); }
+
+  __device__ __forceinline__ bool has_row(int n, int i) const { return n * C::KEYS + lane / C::CHUNKS + i * C::ROWS_PER_PASS < scope.seq_k; }
+
+#if HAS_ASYNC_COPY
+  // Tile n of K or V into the ring; a group of its own, empty where there is no such tile.
+  __device__ __forceinline__ void fetch(u32 first, const char* source, u32 row_stride, int n) const {
+    if (n < scope.last && valid) {
+      source += (i64)n * C::KEYS * row_stride;
+      if ((n + 1) * C::KEYS <= scope.seq_k) {
+#pragma unroll
+        for (int i = 0; i < C::PASSES; i++, source += (u32)C::ROWS_PER_PASS * row_stride) copy_async(chunk_of(first, i), source);
+      } else {
+        for (int i = 0; i < C::PASSES; i++) {
+          const bool inside = has_row(n, i);
+          copy_async_or_zero(chunk_of(first, i), inside ? source + i * C::ROWS_PER_PASS * (i64)row_stride : source, inside);
+        }
+      }
+    }
+    copy_async_commit();
+  }
+#endif
+
+  __device__ __forceinline__ void load(Chunk (&chunk)[C::PASSES], const char* source, u32 row_stride, int n) const {
+    source += (i64)n * C::KEYS * row_stride;
+#pragma unroll
+    for (int i = 0; i < C::PASSES; i++, source += (u32)C::ROWS_PER_PASS * row_stride)
+      chunk[i] = n < scope.last && valid && has_row(n, i) ? *(const Chunk*)source : Chunk{0, 0, 0, 0};
+  }
+  __device__ __forceinline__ void store(u32 first, const Chunk (&chunk)[C::PASSES]) const {
+#pragma unroll
+    for (int i = 0; i < C::PASSES; i++) store_shared(chunk_of(first, i), chunk[i]);
+  }
+
+  // This warp's share of the block's tiles: every WARPS-th. Groups of copies are committed in the order K, V, K, V ..., a ring
+  // ahead; a tile's place is asked for anew as soon as the tile has been read.
+  __device__ __forceinline__ void all_tiles(int first) {
+#if HAS_ASYNC_COPY
+    u32 stage = 0;
+    for (int n = first; n < scope.last; n += C::WARPS) {
+      const int ahead = n + C::STAGES * C::WARPS;
+      copy_async_wait<2 * C::STAGES - 1>();
+      sync_warp();
+      warp.scores(q_lane, k_lane() + stage);
+      sync_warp();
+      fetch(first_chunk() + stage, k, p.k_row, ahead);
+      if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
+      warp.template softmax<true>(p.scale_log2);
+      copy_async_wait<2 * C::STAGES - 1>();
+      sync_warp();
+      warp.accumulate(v_lane() + stage);
+      sync_warp();
+      fetch(first_chunk() + stage + C::TILE_BYTES, v, p.v_row, ahead);
+      stage = stage + 2 * C::TILE_BYTES == C::RING_BYTES ? 0 : stage + 2 * C::TILE_BYTES;
+    }
+#else
+    if constexpr (C::D > 128 || C::MI > 1) {  // no registers to hold tiles in while computing
+      for (int n = first; n < scope.last; n += C::WARPS) {
+        Chunk tile[C::PASSES];
+        sync_warp();
+        load(tile, k, p.k_row, n);
+        store(first_chunk(), tile);
+        load(tile, v, p.v_row, n);
+        store(first_chunk() + C::TILE_BYTES, tile);
+        sync_warp();
+        warp.scores(q_lane, k_lane());
+        if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
+        warp.template softmax<true>(p.scale_log2);
+        warp.accumulate(v_lane());
+      }
+      return;
+    }
+    Chunk k_next[C::PASSES], v_next[C::PASSES];
+    load(k_next, k, p.k_row, first);
+    load(v_next, v, p.v_row, first);
+    for (int n = first; n < scope.last; n += C::WARPS) {
+      sync_warp();
+      store(first_chunk(), k_next);
+      store(first_chunk() + C::TILE_BYTES, v_next);
+      sync_warp();
+      load(k_next, k, p.k_row, n + C::WARPS);
+      load(v_next, v, p.v_row, n + C::WARPS);
+      warp.scores(q_lane, k_lane());
+      if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
+      warp.template softmax<true>(p.scale_log2);
+      warp.accumulate(v_lane());
+    }
+#endif
+  }
+
+  // The ring's first tiles on their way; what they will never write, beyond the head dimension, is zeroed.
+  __device__ __forceinline__ void start(int first) const {
+#if HAS_ASYNC_COPY
+    const u32 chunk = first_chunk();
+    if (!valid)
+      for (int tile = 0; tile < 2 * C::STAGES; tile++)
+#pragma unroll
+        for (int i = 0; i < C::PASSES; i++) store_shared(chunk_of(chunk + tile * C::TILE_BYTES, i), Chunk{0, 0, 0, 0});
+#pragma unroll
+    for (int stage = 0; stage < C::STAGES; stage++) {
+      const u32 to = chunk + stage * 2 * C::TILE_BYTES;
+      fetch(to, k, p.k_row, first + stage * C::WARPS);
+      fetch(to + C::TILE_BYTES, v, p.v_row, first + stage * C::WARPS);
+    }
+#endif
+  }
+};
+
+// Byte offset of 16 bytes of float32 output in a warp's ring. Rows are XORed into pairs of chunks, so that neither the
+// accumulators' pairs nor whole chunks meet a bank twice.
+template <class C>
+DEVICE u32 float_chunk(int row, int chunk) {
+  return (u32)(row * C::D * 4 + ((chunk ^ ((row & 7) << 1)) << 4));
+}
+
+DEVICE float top_of(float top) { return top == MINUS_INFINITY ? 0.0f : top; }  // inf - inf would be NaN
+
+// The warps' parts become one in shared memory: every warp's O relative to the block's maximum in its ring, and each row's
+// maximum and sum behind the warps' own in the place of Q.
+template <class C>
+DEVICE void join_warps(DecodeWarp<C>& of, u32 sums, int w) {
+  const int lane = of.lane;
+#pragma unroll
+  for (int i = 0; i < C::MI; i++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float& sum = of.warp.sum[i][r];
+      sum += shuffle_xor(sum, 1);
+      sum += shuffle_xor(sum, 2);
+    }
+  sync_block();  // every warp has left Q
+#pragma unroll
+  for (int i = 0; i < C::MI; i++)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if ((lane & 3) == 0)
+        store_shared(sums + (w * C::BM + i * 16 + r * 8 + (lane >> 2)) * 8, Pair{of.warp.top[i][r], of.warp.sum[i][r]});
+  sync_block();
+#pragma unroll
+  for (int i = 0; i < C::MI; i++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int row = i * 16 + r * 8 + (lane >> 2);
+      float top = MINUS_INFINITY, total = 0.0f;
+#pragma unroll
+      for (int other = 0; other < C::WARPS; other++) top = fmaxf(top, load_shared_pair(sums + (other * C::BM + row) * 8).x);
+      if (w == 0) {
+#pragma unroll
+        for (int other = 0; other < C::WARPS; other++) {
+          const Pair pair = load_shared_pair(sums + (other * C::BM + row) * 8);
+          total += pair.y * exp2_approx(pair.x - top_of(top));
+        }
+        if ((lane & 3) == 0) store_shared(sums + (C::WARPS * C::BM + row) * 8, Pair{top, total});
+      }
+      const float factor = exp2_approx(of.warp.top[i][r] - top_of(top));
+#pragma unroll
+      for (int j = 0; j < C::NO; j++) {
+        const Pair pair = {of.warp.o[i][j][2 * r] * factor, of.warp.o[i][j][2 * r + 1] * factor};
+        store_shared(of.ring + float_chunk<C>(row, 2 * j + ((lane & 3) >> 1)) + (lane & 1) * 8, pair);
+      }
+    }
+  sync_block();
+}
+
+DEVICE float inverse_of(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+
+template <class T>
+DEVICE void write_four(const AttentionParams& p, const Scope& scope, const Place& at, int column, const float (&x)[4]) {
+  *(Words*)(out_row(p, scope, at) + column * 2) = Words{pack<T>(x[0], x[1]), pack<T>(x[2], x[3])};
+}
+
+// The block's rows, normalised: to the output, or to this split's part of it.
+template <class C>
+DEVICE void write_block(const AttentionParams& p, const Scope& scope, u32 sums, u32 rings, int thread) {
+  const int fours = p.head_dim / 4;
+  for (int index = thread; index < scope.rows * (C::D / 4); index += C::THREADS) {
+    const int row = index / (C::D / 4), four = index % (C::D / 4);
+    if (four >= fours) continue;
+    float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int w = 0; w < C::WARPS; w++) {
+      const Chunk part = load_shared(rings + w * C::RING_BYTES + float_chunk<C>(row, four));
+      x[0] += __int_as_float((int)part.x), x[1] += __int_as_float((int)part.y);
+      x[2] += __int_as_float((int)part.z), x[3] += __int_as_float((int)part.w);
+    }
+    const Pair sum = load_shared_pair(sums + (C::WARPS * C::BM + row) * 8);
+    const float inverse = inverse_of(sum.y), lse = sum.y == 0.0f ? MINUS_INFINITY : sum.x + log2_approx(sum.y);
+#pragma unroll
+    for (int e = 0; e < 4; e++) x[e] *= inverse;
+    const Place at = place_of_row(p, scope, row);
+    const i64 place = index_of_place(p, scope, at);
+    if (p.splits == 1) {
+      write_four<typename C::T>(p, scope, at, four * 4, x);
+      if (four == 0 && p.lse) p.lse[place] = lse * LN_2;
+    } else {
+      const i64 part = (i64)blockIdx.y * p.all_rows + place;
+      *(Chunk*)(p.partial_out + part * p.head_dim + four * 4) =
+          Chunk{(u32)__float_as_int(x[0]), (u32)__float_as_int(x[1]), (u32)__float_as_int(x[2]), (u32)__float_as_int(x[3])};
+      if (four == 0) p.partial_lse[part] = lse;
+    }
+  }
+}
+
+// out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s - max) over the parts of the block's rows, all of which are written.
+// A warp a row for the weights, then a thread for every four columns, with eight parts' loads on their way at once.
+template <class C>
+DEVICE void join_parts(const AttentionParams& p, const Scope& scope, u32 weights, int thread) {
+  constexpr int AT_ONCE = 8;
+  const int lane = thread & 31;
+  for (int row = thread >> 5; row < scope.rows; row += C::WARPS) {
+    const i64 place = index_of_place(p, scope, place_of_row(p, scope, row));
+    float lse[C::MOST_SPLITS / 32], top = MINUS_INFINITY, total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < C::MOST_SPLITS / 32; i++) {
+      const int split = lane + 32 * i;
+      lse[i] = split < p.splits ? load_fresh(p.partial_lse + split * p.all_rows + place) : MINUS_INFINITY;
+      top = fmaxf(top, lse[i]);
+    }
+#pragma unroll
+    for (int step = 16; step; step /= 2) top = fmaxf(top, shuffle_xor(top, step));
+#pragma unroll
+    for (int i = 0; i < C::MOST_SPLITS / 32; i++) total += lse[i] = exp2_approx(lse[i] - top_of(top));
+#pragma unroll
+    for (int step = 16; step; step /= 2) total += shuffle_xor(total, step);
+#pragma unroll
+    for (int i = 0; i < C::MOST_SPLITS / 32; i++)
+      store_shared(weights + (row * C::MOST_SPLITS + lane + 32 * i) * 4, (u32)__float_as_int(lse[i] * inverse_of(total)));
+    if (lane == 0 && p.lse) p.lse[place] = total == 0.0f ? MINUS_INFINITY : (top + log2_approx(total)) * LN_2;
+  }
+  sync_block();
+  const int fours = p.head_dim / 4;
+  for (int index = thread; index < scope.rows * (C::D / 4); index += C::THREADS) {
+    const int row = index / (C::D / 4), four = index % (C::D / 4);
+    if (four >= fours) continue;
+    const Place at = place_of_row(p, scope, row);
+    const char* part = (const char*)(p.partial_out + index_of_place(p, scope, at) * p.head_dim + four * 4);
+    const i64 stride = p.all_rows * p.head_dim * 4;
+    float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int split = 0; split < p.splits; split += AT_ONCE) {
+      Chunk chunk[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++)
+        if (split + i < p.splits) chunk[i] = load_fresh((const Chunk*)(part + (split + i) * stride));
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++)
+        if (split + i < p.splits) {
+          const float weight = __int_as_float((int)load_shared_word(weights + (row * C::MOST_SPLITS + split + i) * 4));
+          x[0] += weight * __int_as_float((int)chunk[i].x), x[1] += weight * __int_as_float((int)chunk[i].y);
+          x[2] += weight * __int_as_float((int)chunk[i].z), x[3] += weight * __int_as_float((int)chunk[i].w);
+        }
+    }
+    write_four<typename C::T>(p, scope, at, four * 4, x);
+  }
+}
+
+// Grid: (packs of all batches * row_tiles; splits). Shared memory: Config::Q_BYTES + WARPS * RING_BYTES. With more than one
+// split and no tickets, `attention_combine` must follow.
+template <class C>
+DEVICE void attention_decode(const AttentionParams& p) {
+  SHARED_MEMORY(memory);
+  const u32 q_tile = shared_address(memory), rings = q_tile + C::Q_BYTES;
+  const int thread = (int)threadIdx.x, lane = thread & 31, w = thread >> 5;
+  const int item = (int)blockIdx.x, pack = divide(item, p.row_tiles);
+  const Scope scope = scope_of<C>(p, pack, item - pack * (int)p.row_tiles.divisor);
+
+  DecodeWarp<C> of = {p, scope};
+  of.lane = lane;
+  of.valid = lane % C::CHUNKS * 8 < p.head_dim;
+  of.q_lane = q_tile + swizzled<C>(lane & 15, lane >> 4);
+  of.ring = rings + w * C::RING_BYTES;
+  const i64 row0 = lane / C::CHUNKS, chunk0 = lane % C::CHUNKS * 16;
+  of.k = first_k_row(p, scope) + row0 * p.k_row + chunk0;
+  of.v = first_v_row(p, scope) + row0 * p.v_row + chunk0;
+  of.start(scope.first + w);
+
+  for (int index = thread; index < C::BM * C::CHUNKS; index += C::THREADS) {
+    const int row = index / C::CHUNKS, chunk = index % C::CHUNKS;
+    Chunk c = {0, 0, 0, 0};
+    if (row < scope.rows && chunk * 8 < p.head_dim)
+      c = *(const Chunk*)(q_row(p, scope, place_of_row(p, scope, row)) + chunk * 16);
+    store_shared(q_tile + swizzled<C>(row, chunk), c);
+  }
+  of.warp.clear();
+  sync_block();
+  of.warp.keep_q(of.q_lane);
+  of.all_tiles(scope.first + w);
+
+  join_warps(of, q_tile, w);
+  write_block<C>(p, scope, q_tile, rings, thread);
+  if (p.splits == 1 || !p.tickets) return;
+  fence_device();
+  sync_block();  // every thread's part is on its way before the ticket is
+  if (thread == 0) store_shared(q_tile, take_ticket(p.tickets + item, (u32)p.splits - 1));
+  sync_block();
+  if (load_shared_word(q_tile) != (u32)p.splits - 1) return;
+  fence_device();
+  join_parts<C>(p, scope, rings, thread);
+}

@@ -1,0 +1,271 @@
+// A warpgroup's share of a block: 64 rows, every key they see.
+//
+// Accumulators of a 64xN product: warp w has rows 16 w .. + 15, a lane rows lane / 4 and lane / 4 + 8 of those and, of every eight
+// columns, two from 2 (lane % 4) on. Register 4 i + 2 r + e is column 8 i + e of row r. Packed to 16 bits in pairs, the same
+// registers are the A operand of the next product.
+#pragma once
+#include "hopper/producer.cuh"
+#include "hopper/wgmma.cuh"
+
+template <class C>
+struct Consumer {
+  typedef typename C::T T;
+  const HopperParams& p;
+  Barriers<C> barriers;
+  int warpgroup, warp, lane;
+  u32 q_matrix, k_matrix, v_matrix;  // as wgmma addresses them; stage 0
+
+  float out[C::OUT_REGISTERS];
+  float score[C::SCORE_REGISTERS];
+  u32 weight[C::SCORE_REGISTERS / 2];  // exponentials, packed
+  float top[2], sum[2], correction[2];
+
+  static constexpr int UNITS = 16;  // wgmma counts shared memory in 16 bytes
+  static constexpr int BOTH_TURNS = 2 * C::WARPGROUP_THREADS;
+
+  // ---- products
+
+  __device__ __forceinline__ void start_scores(int stage) {
+    warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < C::D / 16; step++) {
+      const u32 chunk = step / 4, within = step % 4 * 32 / UNITS;
+      const u64 k = descriptor(k_matrix + stage * (C::KV_BYTES / UNITS) + chunk * (C::KV_CHUNK_BYTES / UNITS) + within);
+      wgmma_shared<T, C::KEYS>(score, descriptor(q_matrix + chunk * (C::Q_CHUNK_BYTES / UNITS) + within), k, step > 0);
+    }
+    warpgroup_commit();
+  }
+
+  __device__ __forceinline__ void start_output(int stage) {
+    warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < C::KEYS / 16; step++) {
+      const u32 rows = 16 * C::CHUNK_ROW_BYTES / UNITS;
+      wgmma_registers<T, C::D>(out, weight + 4 * step, descriptor(v_matrix + stage * (C::KV_BYTES / UNITS) + step * rows), 1);
+    }
+    warpgroup_commit();
+  }
+
+  // ---- softmax
+
+  // The first of this thread's rows, of all of Q.
+  __device__ __forceinline__ int first_row(const Tile& tile) const {
+    return tile.row0 + warpgroup * C::WARPGROUP_ROWS + warp * 16 + (lane >> 2);
+  }
+
+  __device__ __forceinline__ void mask(const Tile& tile, int n) {
+    const int column = n * C::KEYS + 2 * (lane & 3), row = first_row(tile);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      int end = p.seq_k;  // first key that this row does not see
+      if (C::BOUNDED_RIGHT) end = min(end, row + 8 * r + p.last_offset + 1);
+      end -= column;
+#pragma unroll
+      for (int i = 0; i < C::KEYS / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          if (8 * i + e >= end) score[4 * i + 2 * r + e] = MINUS_INFINITY;
+      if (C::BOUNDED_LEFT) {
+        const int begin = row + 8 * r + p.first_offset - column;
+#pragma unroll
+        for (int i = 0; i < C::KEYS / 8; i++)
+#pragma unroll
+          for (int e = 0; e < 2; e++)
+            if (8 * i + e < begin) score[4 * i + 2 * r + e] = MINUS_INFINITY;
+      }
+    }
+  }
+
+  // Scores become exp2(scale_log2 (score - top)); `correction` is what sums so far are to be multiplied by.
+  __device__ __forceinline__ void softmax() {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float even = top[r], odd = score[2 * r];  // two chains: half as long
+#pragma unroll
+      for (int i = 0; i < C::KEYS / 8; i += 2) {
+        even = fmaxf(even, fmaxf(score[4 * i + 2 * r], score[4 * i + 2 * r + 1]));
+        odd = fmaxf(odd, fmaxf(score[4 * i + 4 + 2 * r], score[4 * i + 5 + 2 * r]));
+      }
+      float most = fmaxf(even, odd);
+      most = fmaxf(most, shuffle_xor(most, 1));
+      most = fmaxf(most, shuffle_xor(most, 2));
+      const float subtrahend = most == MINUS_INFINITY ? 0.0f : most * p.scale_log2;  // nothing seen yet: inf - inf is NaN
+      correction[r] = exp2_approx(top[r] * p.scale_log2 - subtrahend);
+      top[r] = most;
+      float first = 0.0f, second = 0.0f;
+#pragma unroll
+      for (int i = 0; i < C::KEYS / 8; i++) {
+        float &a = score[4 * i + 2 * r], &b = score[4 * i + 2 * r + 1];
+        a = exp2_approx(a * p.scale_log2 - subtrahend);
+        b = exp2_approx(b * p.scale_log2 - subtrahend);
+        first += a;
+        second += b;
+      }
+      sum[r] = sum[r] * correction[r] + (first + second);
+    }
+  }
+
+  __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int i = 0; i < C::SCORE_REGISTERS / 2; i++) weight[i] = pack<T>(score[2 * i], score[2 * i + 1]);
+  }
+
+  __device__ __forceinline__ void correct_output() {
+#pragma unroll
+    for (int i = 0; i < C::OUT_REGISTERS; i++) out[i] *= correction[i / 2 % 2];
+  }
+
+  // ---- turns at the tensor cores
+
+  __device__ __forceinline__ void await_turn() const {
+    if (C::PING_PONG) named_sync(1 + warpgroup, BOTH_TURNS);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if (C::PING_PONG) named_arrive(warpgroup + 1 == C::WARPGROUPS ? 1 : 2 + warpgroup, BOTH_TURNS);
+  }
+
+  // ---- a tile of work
+
+  __device__ __forceinline__ void release(u32 empty) const {
+    if (lane == 0) barrier_arrive(empty);
+  }
+
+  // Products of two tiles of keys are under way at once: the scores of tile n and the output of tile n + 1. The softmax of tile n
+  // runs under the latter.
+  __device__ __forceinline__ void step(const Tile& tile, int n, Place<C>& place, bool masked) {
+    const Place<C> following = place.next();
+    barrier_wait(barriers.k_full(following.stage), following.parity);
+    await_turn();
+    start_scores(following.stage);
+    barrier_wait(barriers.v_full(place.stage), place.parity);
+    start_output(place.stage);
+    pass_turn();
+    warpgroup_wait<1>();
+    settled(score);
+    release(barriers.k_empty(following.stage));
+    if (n == tile.first) release(barriers.q_empty());
+    if (masked) mask(tile, n);
+    softmax();
+    warpgroup_wait<0>();
+    settled(out);
+    release(barriers.v_empty(place.stage));
+    pack_weights();
+    correct_output();
+    place = following;
+  }
+
+  // Past tiles of keys that none of this warpgroup's rows sees. Turns are taken and passed all the same.
+  __device__ __forceinline__ int skip_unseen(const Tile& tile, int n, Place<C>& place) const {
+    if (!C::BOUNDED_RIGHT || C::WARPGROUPS * C::WARPGROUP_ROWS <= C::KEYS) return n;
+    const int end = tile.row0 + (warpgroup + 1) * C::WARPGROUP_ROWS + p.last_offset;
+    for (; n > tile.first && n * C::KEYS >= end; n--, place = place.next()) {
+      barrier_wait(barriers.k_full(place.stage), place.parity);
+      release(barriers.k_empty(place.stage));
+      barrier_wait(barriers.v_full(place.stage), place.parity);
+      release(barriers.v_empty(place.stage));
+      await_turn();
+      pass_turn();
+    }
+    return n;
+  }
+
+  __device__ __forceinline__ void attend(const Tile& tile, Place<C>& place) {
+    // Tiles n with first_free <= n < end_free need no mask for any row of this warpgroup.
+    const int rows_begin = tile.row0 + warpgroup * C::WARPGROUP_ROWS;
+    int end_free = p.seq_k / C::KEYS, first_free = tile.first;
+    if (C::BOUNDED_RIGHT) {
+      const int seen = rows_begin + p.last_offset + 1;
+      end_free = min(end_free, seen <= 0 ? 0 : seen / C::KEYS);
+    }
+    if (C::BOUNDED_LEFT) {
+      const int unseen = rows_begin + C::WARPGROUP_ROWS - 1 + p.first_offset;
+      if (unseen > 0) first_free = (unseen + C::KEYS - 1) / C::KEYS;
+    }
+    int n = skip_unseen(tile, tile.last - 1, place);
+    barrier_wait(barriers.k_full(place.stage), place.parity);
+    start_scores(place.stage);
+    warpgroup_wait<0>();
+    settled(score);
+    release(barriers.k_empty(place.stage));
+    if (n == tile.first) release(barriers.q_empty());
+    if (n >= end_free || (C::BOUNDED_LEFT && n < first_free)) mask(tile, n);
+    softmax();
+    pack_weights();
+    n--;
+    // Loops of their own, so that the one for most tiles carries no code for masks.
+    for (; n >= tile.first && n >= end_free; n--) step(tile, n, place, true);
+    for (; n >= first_free; n--) step(tile, n, place, false);
+    if (C::BOUNDED_LEFT)
+      for (; n >= tile.first; n--) step(tile, n, place, true);
+    barrier_wait(barriers.v_full(place.stage), place.parity);
+    start_output(place.stage);
+    warpgroup_wait<0>();
+    settled(out);
+    release(barriers.v_empty(place.stage));
+    place = place.next();
+  }
+
+  // ---- results
+
+  // A quad of lanes holds 32 columns of a row in pieces of two. Exchanged as a 4x4 transpose, each lane has eight in a row.
+  __device__ __forceinline__ Chunk gathered(u32 a, u32 b, u32 c, u32 d) const {
+    const bool odd = lane & 1, high = lane & 2;
+    u32 other = shuffle_xor(odd ? a : b, 1);
+    if (odd) a = other; else b = other;
+    other = shuffle_xor(odd ? c : d, 1);
+    if (odd) c = other; else d = other;
+    other = shuffle_xor(high ? a : c, 2);
+    if (high) a = other; else c = other;
+    other = shuffle_xor(high ? b : d, 2);
+    if (high) b = other; else d = other;
+    return Chunk{a, b, c, d};
+  }
+
+  __device__ __forceinline__ void write(const Tile& tile) {
+    char* head = p.out + tile.batch * p.out_batch + tile.head * p.out_head;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float total = sum[r];
+      total += shuffle_xor(total, 1);
+      total += shuffle_xor(total, 2);
+      const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+      const int row = first_row(tile) + 8 * r;
+      char* to = head + row * p.out_row + (lane & 3) * 16;
+#pragma unroll
+      for (int i = 0; i < C::OUT_REGISTERS / 16; i++) {
+        u32 pair[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) pair[j] = pack<T>(out[16 * i + 4 * j + 2 * r] * inverse, out[16 * i + 4 * j + 2 * r + 1] * inverse);
+        const Chunk chunk = gathered(pair[0], pair[1], pair[2], pair[3]);
+        if (row < p.seq_q && 32 * i + 8 * (lane & 3) < p.head_dim) store_global(to + 64 * i, chunk);
+      }
+      if (p.lse && row < p.seq_q && (lane & 3) == 0)
+        p.lse[((i64)tile.batch * (int)p.heads.divisor + tile.head) * p.seq_q + row] =
+            total == 0.0f ? MINUS_INFINITY : (top[r] * p.scale_log2 + log2_approx(total)) * LN_2;
+    }
+  }
+
+  __device__ __forceinline__ void run(const volatile int* tile_slot) {
+    Place<C> place = {0, 0};
+    u32 q_parity = 0;
+    if (C::PING_PONG && warpgroup == 0) named_arrive(1, BOTH_TURNS);  // the first turn is warpgroup 0's
+    for (;;) {
+      barrier_wait(barriers.q_full(), q_parity);
+      q_parity ^= 1;
+      // One lane reads, the one that later releases Q: so the slot is not overwritten while another lane still reads it.
+      const int index = uniform(lane == 0 ? *tile_slot : 0);
+      if (index == NO_MORE_TILES) break;
+      Tile tile;
+      tile_of<C>(p, index, tile);
+#pragma unroll
+      for (int i = 0; i < C::OUT_REGISTERS; i++) out[i] = 0.0f;
+#pragma unroll
+      for (int r = 0; r < 2; r++) top[r] = MINUS_INFINITY, sum[r] = 0.0f;
+      if (tile.first < tile.last)
+        attend(tile, place);
+      else
+        release(barriers.q_empty());
+      write(tile);
+    }
+  }
+};

@@ -1,0 +1,38 @@
+// Scaled dot-product attention, forward, for Hopper: tensor copies, wgmma, one producer and two to four consumer warpgroups.
+//
+// A block stays on its SM and takes tiles of work from a counter. One thread of it copies: rows of Q, then K and V in tiles of
+// KEYS keys through a ring of STAGES, last keys first. The consumers, 64 rows each, multiply and exponentiate. README.md has
+// the picture.
+//
+//   The schedule follows Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024.
+#pragma once
+#include "hopper/consumer.cuh"
+
+// Grid: at most p.tiles and at most one block an SM. Shared memory: Q_BYTES + 2 * STAGES * KV_BYTES, at a multiple of 1024.
+template <class C>
+DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorMap& v, const HopperParams& p) {
+  SHARED_MEMORY(memory);
+  __shared__ __align__(8) u64 barrier_words[C::BARRIERS];
+  __shared__ int tile_slot;
+  const u32 q_tile = shared_address(memory), k_tiles = q_tile + C::Q_BYTES, v_tiles = k_tiles + C::STAGES * C::KV_BYTES;
+  const Barriers<C> barriers = {shared_address(barrier_words)};
+  const int thread = (int)threadIdx.x, warpgroup = uniform(thread / C::WARPGROUP_THREADS);
+  if (thread == 0) barriers.init();
+  sync_block();
+  if (warpgroup == 0) {
+    fewer_registers<C::PRODUCER_REGISTERS>();
+    if (thread == 0) {
+      const Producer<C> producer = {p, q, k, v, barriers, q_tile, k_tiles, v_tiles, &tile_slot};
+      producer.run();
+    }
+  } else {
+    more_registers<C::CONSUMER_REGISTERS>();
+    const int within = thread % C::WARPGROUP_THREADS, consumer_index = warpgroup - 1;
+    const u32 rows = q_tile + consumer_index * C::WARPGROUP_ROWS * C::CHUNK_ROW_BYTES;
+    Consumer<C> consumer = {p, barriers, consumer_index, within >> 5, within & 31};
+    consumer.q_matrix = matrix(rows, 16);
+    consumer.k_matrix = matrix(k_tiles, 16);
+    consumer.v_matrix = matrix(v_tiles, C::KV_CHUNK_BYTES);
+    consumer.run(&tile_slot);
+  }
+}

@@ -1,0 +1,107 @@
+// Hopper's own instructions, each behind one function: barriers that count bytes, tensor copies, warpgroups.
+#pragma once
+#include "device.cuh"
+
+// A tensor map as cuTensorMapEncodeTiled made it on the host; a kernel takes it as a __grid_constant__ parameter.
+struct alignas(64) TensorMap {
+  char bytes[128];
+};
+
+// ---- barriers in shared memory that count arrivals and bytes (mbarrier)
+
+DEVICE void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes barriers just initialised visible to the copy engine.
+DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEVICE void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and tells the barrier how many bytes must land before this phase can end.
+DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the phase with this parity. A debug build (BOUNDED_WAITS) gives up after so many tries and goes on: a
+// deadlock then shows as a wrong result. It does not trap: a trap inside the pipeline makes ptxas serialise wgmma.
+DEVICE void barrier_wait(u32 barrier, u32 parity) {
+#ifdef BOUNDED_WAITS
+  asm volatile(
+      "{ .reg .pred done, again; .reg .u32 tries; mov.u32 tries, 0;\n"
+      "TRY: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE; add.u32 tries, tries, 1; setp.lt.u32 again, tries, %2; @again bra TRY;\n"
+      "DONE: }" ::"r"(barrier), "r"(parity), "n"(BOUNDED_WAITS) : "memory");
+#else
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "TRY: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE; bra TRY;\n"
+      "DONE: }" ::"r"(barrier), "r"(parity) : "memory");
+#endif
+}
+
+// ---- tensor copies (TMA)
+
+DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+
+// A box of the [batch, head, row, column] tensor to shared memory, rows of 128 bytes, swizzled. What lies outside of the
+// tensor arrives as zeros, and counts. `barrier` is told of the bytes as they land.
+DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, int column, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+
+// ---- warpgroups
+
+// Registers written by ordinary instructions, and shared memory, are ready for the wgmma that follow.
+DEVICE void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// All but the latest `pending` groups of this warpgroup have ended.
+template <int pending>
+DEVICE void warpgroup_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Keeps the compiler from moving uses of accumulators to before the wait: it does not know that wgmma writes them late.
+template <int N>
+DEVICE void settled(float (&registers)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+template <int COUNT>
+DEVICE void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+DEVICE void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Named barriers: `threads` of them meet, of which some only arrive.
+DEVICE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// The same in all lanes of a warp, and known to be.
+DEVICE int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+DEVICE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+
+// ---- shared memory as wgmma sees it
+
+// A matrix in rows of 128 swizzled bytes, eight rows to a kilobyte. `chunk_bytes` is from one 64-column chunk to the next, for
+// a matrix that is read along its rows (V); where it is read across them (Q, K) the hardware does not look at it.
+DEVICE u32 matrix(u32 address, u32 chunk_bytes) { return address >> 4 | chunk_bytes >> 4 << 16; }
+
+DEVICE u64 descriptor(u32 matrix) {
+  constexpr u64 SWIZZLE_128_BYTES = 1ull << 62, EIGHT_ROWS = 1024 >> 4;
+  return SWIZZLE_128_BYTES | EIGHT_ROWS << 32 | matrix;
+}
+
+DEVICE void store_global(char* to, const Chunk& c) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w) : "memory");
+}

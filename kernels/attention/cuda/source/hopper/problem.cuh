@@ -1,0 +1,22 @@
+// What the Hopper kernels are given beside the three tensor maps.
+#pragma once
+#include "params.cuh"
+#include "hopper/instructions.cuh"
+
+struct HopperParams {
+  char* out;
+  float* lse;             // [batch, heads, seq_q], natural logarithm; or null
+  int* counter;           // [2], zero before and after: row tiles handed out beyond the first of each block; blocks that are done
+  i64 out_batch, out_head, out_row;  // strides in bytes
+  Divisor heads;          // of Q
+  Divisor group;          // heads of Q that share a head of K and V
+  Divisor row_tiles;      // ceil(seq_q / ROWS)
+  Divisor section;        // heads whose K and V are meant to share the L2 cache
+  Divisor section_tiles;  // section * row_tiles
+  int all_heads;          // batch * heads
+  int tiles;              // in all sections; the last one may have heads too many
+  int seq_q, seq_k, head_dim;
+  int last_offset;        // row r sees no key after r + last_offset, if the kernel is BOUNDED_RIGHT
+  int first_offset;       // row r sees no key before r + first_offset, if the kernel is BOUNDED_LEFT
+  float scale_log2;       // scale * log2(e): exp(scale x) = exp2(scale_log2 x)
+};

@@ -1,0 +1,77 @@
+// One thread that hands out the work and starts all copies.
+#pragma once
+#include "hopper/schedule.cuh"
+
+constexpr int NO_MORE_TILES = -1;
+
+template <class C>
+struct Producer {
+  const HopperParams& p;
+  const TensorMap &q, &k, &v;
+  Barriers<C> barriers;
+  u32 q_tile, k_tiles, v_tiles;  // shared memory
+  volatile int* tile_slot;       // the tile that the consumers find with Q
+
+  __device__ __forceinline__ void copy_kv(u32 to, const TensorMap& map, u32 full, int row, int kv_head, int batch) const {
+    barrier_arrive_expecting(full, C::KV_BYTES);
+#pragma unroll
+    for (int chunk = 0; chunk < C::CHUNKS; chunk++)
+      copy_box(to + chunk * C::KV_CHUNK_BYTES, map, full, chunk * C::CHUNK_COLUMNS, row, kv_head, batch);
+  }
+
+  __device__ __forceinline__ void copy_q(int index, const Tile& tile) const {
+    *tile_slot = index;  // published by the barrier's phase, like Q
+    barrier_arrive_expecting(barriers.q_full(), C::Q_BYTES);
+#pragma unroll
+    for (int chunk = 0; chunk < C::CHUNKS; chunk++)
+      copy_box(q_tile + chunk * C::Q_CHUNK_BYTES, q, barriers.q_full(), chunk * C::CHUNK_COLUMNS, tile.row0, tile.head, tile.batch);
+  }
+
+  // Each block's first tile is its own number; the others are taken from a counter, and only once the last copies of the tile
+  // before have been started: taken earlier, a block busy with a long tile would hold a second one back from idle blocks.
+  __device__ __forceinline__ int next_tile() const { return (int)gridDim.x + atomicAdd(p.counter, 1); }
+
+  // The last block to end leaves the counter as it found it.
+  __device__ __forceinline__ void leave() const {
+    __threadfence();
+    if (atomicAdd(p.counter + 1, 1) == (int)gridDim.x - 1) {
+      p.counter[0] = 0;
+      p.counter[1] = 0;
+      __threadfence();
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    prefetch_map(q);
+    prefetch_map(k);
+    prefetch_map(v);
+    Place<C> place = {0, 1};  // an empty ring: the phase before the first counts as ended
+    u32 q_parity = 1;
+    for (int index = (int)blockIdx.x; index < p.tiles; index = next_tile()) {
+      Tile tile;
+      if (!tile_of<C>(p, index, tile)) continue;
+      const int kv_head = divide(tile.head, p.group);
+      bool q_is_due = true;
+      for (int n = tile.last - 1; n >= tile.first; n--, place = place.next()) {
+        barrier_wait(barriers.k_empty(place.stage), place.parity);
+        copy_kv(k_tiles + place.stage * C::KV_BYTES, k, barriers.k_full(place.stage), n * C::KEYS, kv_head, tile.batch);
+        if (q_is_due) {  // after the first K, which need not wait for the last tile's rows to be read
+          barrier_wait(barriers.q_empty(), q_parity);
+          copy_q(index, tile);
+          q_is_due = false;
+        }
+        barrier_wait(barriers.v_empty(place.stage), place.parity);
+        copy_kv(v_tiles + place.stage * C::KV_BYTES, v, barriers.v_full(place.stage), n * C::KEYS, kv_head, tile.batch);
+      }
+      if (q_is_due) {  // rows that see no key: the consumers write zeros
+        barrier_wait(barriers.q_empty(), q_parity);
+        copy_q(index, tile);
+      }
+      q_parity ^= 1;
+    }
+    barrier_wait(barriers.q_empty(), q_parity);
+    *tile_slot = NO_MORE_TILES;
+    barrier_arrive(barriers.q_full());
+    leave();
+  }
+};

@@ -1,0 +1,97 @@
+"""Runs a way of computing a problem on the CPU: its own plan, its own launches, a fiber for each thread."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from kernels.attention.cuda.launching import Step
+from kernels.attention.cuda.variants import SOURCE, Entry
+
+SHIM = Path(__file__).parent / "simt"
+
+
+@dataclass
+class HostBuffers:
+    """What a way asks for beside its tensors, in the host's memory."""
+
+    lse: int = 0
+    memory: list[torch.Tensor] = field(default_factory=list)
+
+    def scratch(self, size: int) -> int:
+        """Poisoned: NaN in every format."""
+        return self.keep(torch.full((size,), 0xFF, dtype=torch.uint8))
+
+    def counter(self, size: int = 32) -> int:
+        return self.keep(torch.zeros(size, dtype=torch.uint8))
+
+    def keep(self, tensor: torch.Tensor) -> int:
+        self.memory.append(tensor)
+        return tensor.data_ptr()
+
+
+def span(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes from a tensor's first element to its last, holes included."""
+    length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return torch.as_strided(tensor, (length,), (1,)).view(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Some kernels, compiled for one code path."""
+
+    path: Path
+    entries: tuple[Entry, ...]
+
+    def run(
+        self,
+        steps: Sequence[Step],
+        tensors: Sequence[torch.Tensor],
+        scratch: Path,
+        *,
+        eager: bool = False,
+        reverse: bool = False,
+    ) -> None:
+        """Launch the steps; `tensors`, all that their arguments point to, are changed in place as the kernels do."""
+        spans = [span(tensor) for tensor in tensors]
+        data = [struct.pack("4i", len(spans), len(steps), eager, reverse)]
+        data += [struct.pack("Qq", one.data_ptr(), one.numel()) for one in spans]
+        data += [one.numpy().tobytes() for one in spans]
+        names = [entry.name for entry in self.entries]
+        for step in steps:
+            index = names.index(step.entry.name)
+            data.append(struct.pack("6i", index, step.entry.shared_bytes, *step.grid, 0))
+            data.append(ctypes.string_at(ctypes.addressof(step.arguments[0]), ctypes.sizeof(step.arguments[0])))
+        given, made = scratch / "in.bin", scratch / "out.bin"
+        given.write_bytes(b"".join(data))
+        done = subprocess.run([str(self.path), str(given), str(made)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[:2000]}"
+        answer, at = bytearray(made.read_bytes()), 0
+        for one in spans:
+            one.copy_(torch.frombuffer(answer, dtype=torch.uint8, offset=at, count=one.numel()))
+            at += one.numel()
+
+
+def compile_program(entries: Sequence[Entry], arch: int, folder: Path, *, flags: Sequence[str] = ()) -> Program:
+    """Compile with g++; `arch` is 750 or 800."""
+    text = "".join(entry.source for entry in entries)
+    text += "struct Entry { void (*kernel)(AttentionParams); int threads; };\n"
+    table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
+    text += f"static const Entry entries[] = {{{table}}};\n"
+    digest = hashlib.sha256(f"{text}{arch}{flags}".encode()).hexdigest()[:12]
+    source, program = folder / f"ways-{digest}.h", folder / f"ways-{digest}"
+    source.write_text(text)
+    command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSIMT_SHIM"]
+    command += [f"-DSIMT_ARCH={arch}", f'-DKERNELS="{source}"', f"-I{SHIM}", f"-I{SOURCE}", *flags]
+    done = subprocess.run(
+        [*command, str(SHIM / "ways.cc"), "-o", str(program)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return Program(program, tuple(entries))
