@@ -22,6 +22,7 @@ from orchestrator.cli import (
     plan,
     reap,
     report,
+    ssh,
     status,
     stop,
 )
@@ -89,6 +90,7 @@ app.command("launch")(launch.launch)
 app.command("plan")(plan.plan)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
+app.command("ssh")(ssh.ssh)
 app.command("fetch")(fetch.fetch)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
