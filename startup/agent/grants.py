@@ -57,6 +57,6 @@ class Grants:
             there = self.storage.get(self.name, Patience(self.clock, min(5.0, limit.left()), limit.interrupt))
             document = json.loads(there[0]) if there is not None else {}
             return [str(case) for case in document.get("cases", [])], bool(document.get("over", False))
-        except (StorageError, ValueError, AttributeError) as error:
+        except (StorageError, ValueError, AttributeError, TypeError) as error:
             self.log.say(f"the grants cannot be read: {error}")
             return [], False

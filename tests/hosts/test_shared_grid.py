@@ -7,6 +7,8 @@ import csv
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -16,12 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.reading import about_machines
 from orchestrator.core.leases import SharedGrid
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.hosts.conftest import Client, base_python, with_stand_ins
 from tests.hosts.looking import await_truth, processes
-from tests.support.sshd import Sshd, sshd
+from tests.support.sshd import Sshd, Wire, sshd
 
 pytestmark = pytest.mark.slow
 
@@ -144,3 +147,104 @@ def test_when_a_host_is_killed_with_half_of_the_grid_done_the_other_measures_the
     measured.update(dead["cases"])
     assert set(measured.values()) == {1}, "0 cases measured twice"
     assert processes(other) == []
+
+
+def launched(bench: Bench, *arguments: str) -> subprocess.Popen[str]:
+    """A client in a process of its own, so that it can be killed."""
+    command = [sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "cpu", *arguments]
+    return subprocess.Popen(
+        command, cwd=bench.home, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+
+
+def test_a_client_that_is_killed_is_followed_by_another_and_no_case_is_measured_twice(
+    bench: Bench, two: tuple[Sshd, Sshd], paced: tuple[str, ...]
+) -> None:
+    bench("cloud", "start")
+    seen: list[SharedGrid] = []
+    client = launched(bench, "--host", "one", "--host", "other", *paced, *TEN)
+    await_truth(lambda: half_done(seen), "half of the grid")
+    client.kill()
+    client.communicate()
+    lead = next(iter(seen[-1].members))
+    ran = bench("launch", "--resume", lead, "--json").document
+    assert (ran["state"], ran["cases_done"]) == ("succeeded", 10)
+    cases, _ = cases_of(bench, lead)
+    assert len(cases) == 10
+    measured = started(bench, [machine["run_id"] for machine in ran["machines"]])
+    assert set(measured.values()) == {1}
+    assert [processes(host) for host in two] == [[], []]
+
+
+def test_a_host_that_comes_back_takes_part_again_and_nothing_of_it_is_lost(
+    bench: Bench, two: tuple[Sshd, Sshd], client: Client, paced: tuple[str, ...]
+) -> None:
+    one, other = two
+    with Wire(one.port) as cable:
+        blocks = [
+            f"Host {name}\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {server.user_key}"
+            for name, port, server in (("one", cable.port, one), ("other", other.port, other))
+        ]
+        client.configure(*blocks)
+        client.knows(one.known_line(cable.port), other.known_line())
+        seen: list[SharedGrid] = []
+
+        def cut() -> None:
+            await_truth(lambda: half_done(seen), "half of the grid")
+            cable.cut(down_s=3)
+
+        bench("cloud", "start")
+        cutter = threading.Thread(target=cut, daemon=True)
+        cutter.start()
+        ran = bench("launch", "--gpu", "cpu", "--host", "one", "--host", "other", "--json", *paced, *TEN).document
+        cutter.join()
+        assert cable.cuts == 1
+        assert (ran["state"], ran["cases_done"]) == ("succeeded", 10)
+        assert [machine["state"] for machine in ran["machines"]] == ["succeeded", "succeeded"]
+        measured = started(bench, [machine["run_id"] for machine in ran["machines"]])
+        assert set(measured.values()) == {1}
+        assert [processes(host) for host in two] == [[], []]
+
+
+def test_a_host_that_cannot_be_reached_takes_no_part_and_the_others_measure_all(
+    bench: Bench, host: Sshd, paced: tuple[str, ...]
+) -> None:
+    ran = bench("launch", "--gpu", "cpu", "--host", "box", "--host", "127.0.0.1:1", "--json", *paced)
+    assert ran.document["state"] == "succeeded"
+    assert "127.0.0.1:1 takes no part" in ran.err
+
+
+def test_a_shared_grid_needs_its_client(bench: Bench, two: tuple[Sshd, Sshd], paced: tuple[str, ...]) -> None:
+    refused = bench("launch", "--gpu", "cpu", "--host", "one", "--host", "other", "--detach", *paced, code=2)
+    assert "hand out its cases" in refused.err
+    assert "bench launch --resume" in refused.err
+
+
+def test_a_host_that_the_budget_has_nothing_left_for_is_left_out(
+    bench: Bench, two: tuple[Sshd, Sshd], paced: tuple[str, ...]
+) -> None:
+    money = ("--set", "host.hourly_usd=1", "--set", "run.max_minutes=6", "--set", "budget.per_day_usd=0.15")
+    ran = bench("launch", "--gpu", "cpu", "--host", "one", "--host", "other", "--json", *paced, *money)
+    assert ran.document["cases_done"] == 2
+    assert len(ran.document["machines"]) == 1
+    assert "other is left out" in ran.err
+    (entry,) = bench("costs", "--json").document["runs"]
+    assert entry["settled_usd"] is not None
+
+
+def test_hosts_that_differ_are_not_pooled_without_saying_so() -> None:
+    first = {"device": "NVIDIA L4", "device_kind": "cuda", "driver": "580"}
+    machines = [
+        {"run_id": "a", "target": "ada@one", "cases": ["x", "y"]},
+        {"run_id": "b", "target": "ada@other", "cases": ["z"]},
+        {"run_id": "c", "target": "ada@idle", "cases": []},
+    ]
+    same = about_machines(first, {"b": first}, {"machines": machines})
+    assert same == ("2 machines measured this grid, each case on one of them: 2 on ada@one, 1 on ada@other.",)
+    mild = about_machines(first, {"b": {**first, "driver": "570"}}, {"machines": machines})
+    assert "driver differs: 580 and 570" in mild[1]
+    assert "with care" in mild[1]
+    bad = about_machines(first, {"b": {**first, "device": "Tesla T4"}}, {"machines": machines})
+    assert "must not be compared" in bad[1]
+    assert about_machines(first, {}, {}) == ()
