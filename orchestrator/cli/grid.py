@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import BenchError, ConfigError, KernelIncorrect, RunFailed
+from orchestrator.core.leases import superseded
 
 if TYPE_CHECKING:
     from orchestrator.cli.watch import Watch
@@ -146,6 +147,9 @@ def lines(handing: Handing) -> list[str]:
         lost = "  cannot be reached: `bench status` looks after it" if member.trouble and not member.closed else ""
         cases = len(handing.grid.done_by(member.run_id))
         told.append(f"{member.target}  {cases} cases  {state}  {member.run_id}{lost}")
+    stored = {m.run_id: {fact.case_id for fact in m.run.measured} for m in handing.members if m.run is not None}
+    for holder, case in superseded(handing.grid, stored):
+        told.append(f"{case} came from {handing.grid.members[holder]} too, too late: what was first stands")
     return told
 
 

@@ -274,4 +274,4 @@ def test_on_request_the_harness_ends_by_itself_when_no_case_is_left(tmp_path: Pa
         harness.write(json.dumps({"ack": FIRST}))
         code, rest = harness.finish()
     assert code == 0
-    assert [fact["fact"] for fact in rest] == ["case_started", "case_finished"]
+    assert [one["fact"] for one in rest if one["fact"].startswith("case_")] == ["case_started", "case_finished"]

@@ -17,8 +17,9 @@ from orchestrator.core.status import status_line
 from orchestrator.engine import Engine
 from orchestrator.launch import Where, begin
 from orchestrator.reaping import survey
+from orchestrator.reconcile import reconcile
 from tests.stories.keeping import kept_vm
-from tests.stories.stage import PAYLOAD, RUN, Stage, good_vm, same_to_the_cent, staged, weather
+from tests.stories.stage import PAYLOAD, RUN, Killed, Stage, good_vm, same_to_the_cent, staged, weather
 
 NEXT = "20261121-050000-l4-0002"
 THIRD = "20261121-050000-l4-0003"
@@ -263,3 +264,64 @@ def test_a_run_on_a_machine_that_is_not_kept_leaves_no_slot(home: Path) -> None:
     with staged(home, good_vm()) as stage:
         stage.launch()
         assert stage.world().bucket.list("machines/") == ()
+
+
+def look_after_everything(stage: Stage) -> None:
+    """What `bench status` does about each run, and about holds that nobody settled."""
+    world = stage.world()
+    for entry in world.bucket.list("runs/"):
+        run_id = entry.name.split("/")[1]
+        if "/events/" in entry.name and not Engine(stage.world(), run_id).look().over:
+            Engine(stage.world(), run_id).follow()
+    reconcile(world)
+
+
+@pytest.mark.parametrize("after", range(1, 7))
+def test_a_client_that_dies_while_it_takes_a_machine_over_leaves_nothing_running_and_nothing_unpaid(
+    home: Path, after: int
+) -> None:
+    with staged(home, kept_vm()) as stage:
+        keep(stage)
+        try:
+            stage.begin(stage.world(dies_after=after), stage.plan(), NEXT).follow()
+        except Killed:
+            died = True
+        else:
+            died = False
+        assert died or after > 5, "the client was killed"
+        passes(stage, 900)
+        look_after_everything(stage)
+        assert stage.look_after().phase is Phase.SUCCEEDED
+        run = Engine(stage.world(), NEXT).look()
+        assert run.closed is not None
+        assert run.phase in (Phase.SUCCEEDED, Phase.STOPPED)
+        assert_books_balance(stage)
+
+
+@pytest.mark.parametrize("after", range(1, 8))
+def test_a_client_that_dies_while_it_launches_a_machine_to_keep_leaves_nothing_running_and_nothing_unpaid(
+    home: Path, after: int
+) -> None:
+    with staged(home, kept_vm()) as stage:
+        try:
+            stage.begin(stage.world(dies_after=after), stage.plan(KEEP), RUN).follow(
+                until=lambda run: run.kept is not None
+            )
+        except Killed:
+            pass
+        passes(stage, 2400)
+        look_after_everything(stage)
+        assert_books_balance(stage)
+
+
+def test_the_cost_of_a_machine_that_served_three_runs_is_in_the_ledger_once(home: Path) -> None:
+    with staged(home, kept_vm()) as stage:
+        keep(stage)
+        for run_id, again in ((NEXT, (KEEP,)), (THIRD, ())):
+            stage.begin(stage.world(), stage.plan(*again), run_id).follow()
+            passes(stage, 20)
+        look_after_everything(stage)
+        spent = {run_id: entry.spent for run_id, entry in stage.ledger().runs.items()}
+        assert spent[NEXT] == spent[THIRD] == 0
+        assert same_to_the_cent(spent[RUN], sum((Decimal(row["usd"]) for row in stage.bill()), Decimal(0)))
+        assert_books_balance(stage)
