@@ -35,7 +35,7 @@ STOP_S: Final = 75.0
 """A steward ends its run within less (`startup/host/steward.py`)."""
 LATE: Final = timedelta(minutes=5)
 """A host that is silent for so long after the deadline it enforces itself is taken to have ended the run."""
-DEAF_S: Final = 3.0
+DEAF_S: Final = 0.8
 """A host that was just not to be reached is not tried again for so long: one command looks several times."""
 
 
@@ -83,7 +83,7 @@ class HostCloud:
         )
         payload = json.loads(request.metadata["bench-payload"])
         try:
-            self._ship(target, python, payload)
+            self._ship(target, python, request.name, payload)
             # From here on something of the run may be on the host, so the bucket knows of it first.
             self._record(target, python, request.name, run)
             answer = self._ask(target, "start", {"run": self._told(request, run, payload)}, python=python)
@@ -253,9 +253,9 @@ class HostCloud:
             raise error
         return answer
 
-    def _ship(self, target: Target, python: str, payload: Mapping[str, str]) -> None:
+    def _ship(self, target: Target, python: str, name: str, payload: Mapping[str, str]) -> None:
         """Has the payload on the host. It is sent once, whole, and counts only when its sha256 is right."""
-        about: dict[str, Any] = {"sha256": payload["sha256"], "size": 0}
+        about: dict[str, Any] = {"vm": name, "sha256": payload["sha256"], "size": 0}
         if self._checked(target, "prepare", about, python=python)["present"]:
             return
         blob = self.bucket.read(payload["object"])

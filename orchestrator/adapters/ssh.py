@@ -24,6 +24,7 @@ from orchestrator.core.hosts import OLDEST_PYTHON, Target, python_too_old
 
 CONNECT_S: Final = 10
 KEEPALIVE_S: Final = 10
+TRANSFER_S: Final = 60
 NO_PYTHON, OLD_PYTHON = 97, 98
 ANSWER: Final = "@@spotbench@@"
 SCRIPT: Final = (
@@ -84,7 +85,7 @@ class SshShell:
 
     def put(self, data: bytes, path: str) -> None:
         try:
-            self._connected().sftp().putfo(io.BytesIO(data), path)
+            self._files().putfo(io.BytesIO(data), path)
         except LOST as exc:
             self.close()
             raise lost(self.target, f"while {path} was sent", exc) from exc
@@ -96,7 +97,7 @@ class SshShell:
     def get(self, path: str) -> bytes | None:
         into = io.BytesIO()
         try:
-            self._connected().sftp().getfo(path, into)
+            self._files().getfo(path, into)
         except FileNotFoundError:
             return None
         except (*LOST, OSError, SFTPError) as exc:
@@ -112,6 +113,23 @@ class SshShell:
             except (SSHException, OSError, EOFError):
                 pass  # it was lost: that is why it is closed
             connection = connection.gateway if isinstance(connection.gateway, Connection) else None
+
+    def _files(self) -> Any:
+        """The SFTP side of the connection. A server may have none, or a login shell may print into it."""
+        connection = self._connected()
+        try:
+            files = connection.sftp()
+            files.get_channel().settimeout(TRANSFER_S)
+        except (SFTPError, *LOST) as exc:
+            alive = connection.is_connected
+            self.close()
+            if not alive:
+                raise lost(self.target, "before a file went through", exc) from exc
+            raise HostUnfit(
+                f"{self.target} runs commands and moves no files by SFTP ({exc or type(exc).__name__})",
+                hint=f"`sftp {self.target.name}` must work: sshd needs its subsystem, and a login must print nothing",
+            ) from exc
+        return files
 
     def _connected(self) -> Connection:
         """The connection, made now if need be. Its keys are verified on every hop."""
@@ -133,7 +151,6 @@ class SshShell:
         try:
             connection.open()
             connection.transport.set_keepalive(KEEPALIVE_S)
-            connection.sftp().get_channel().settimeout(60)
         except Exception as exc:
             self.close()
             raise not_let_in(self.target, connection, exc) from exc

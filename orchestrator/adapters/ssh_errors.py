@@ -23,6 +23,9 @@ from orchestrator.core.hosts import Target
 LOST: Final = (SSHException, EOFError, ConnectionError, TimeoutError, socket.timeout)
 """What a connection that is cut looks like, from whichever call notices."""
 
+NO_KEYS: Final = "No authentication methods"
+"""How paramiko says that there was nothing to try."""
+
 
 def lost(target: Target, when: str, exc: BaseException | None) -> Unavailable:
     why = f" ({_said(exc)})" if exc is not None else ""
@@ -43,7 +46,7 @@ def not_let_in(target: Target, connection: Connection, exc: Exception) -> BenchE
         return PermissionDenied(
             f"a key for {target} is protected by a passphrase", hint="`ssh-add` gives it to your agent once"
         )
-    if isinstance(exc, AuthenticationException):
+    if isinstance(exc, AuthenticationException) or (isinstance(exc, SSHException) and NO_KEYS in str(exc)):
         return PermissionDenied(
             f"{target} does not let {connection.user} in with any key here: {_said(exc)}",
             hint=f"`ssh-copy-id {_ssh(target)}` puts yours there; `ssh -v {_ssh(target)} true` shows what was tried",
@@ -83,12 +86,22 @@ def unknown_key(target: Target, connection: Connection, exc: HostKeyUnknown) -> 
 
 
 def changed_key(target: Target, connection: Connection, exc: BadHostKeyException) -> HostKeyRefused:
-    file = known_hosts_files(connection)[0]
+    file, name = known_hosts_files(connection)[0], _shown_by(connection, exc.hostname)
     return HostKeyRefused(
         f"{target} shows another key than the one that is known of it: expected {sha256_of(exc.expected_key)}, "
         f"got {sha256_of(exc.key)}. Somebody may be in between",
-        hint=f"ask its owner whether it was installed anew; only then: ssh-keygen -f {file} -R '{exc.hostname}'",
+        hint=f"ask its owner whether it was installed anew; only then: ssh-keygen -f {file} -R '{name}'",
     )
+
+
+def _shown_by(connection: Connection, host: str) -> str:
+    """How known_hosts calls the hop that showed a key."""
+    hop: Connection | str | None = connection
+    while isinstance(hop, Connection):
+        if hop.host == host and int(hop.port) != 22:
+            return f"[{host}]:{hop.port}"
+        hop = hop.gateway
+    return host
 
 
 def _place(name: str) -> tuple[str, str]:

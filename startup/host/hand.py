@@ -344,7 +344,8 @@ def prepare(arguments: dict[str, Any]) -> dict[str, Any]:
         return {"present": True, "incoming": ""}
     if not arguments["size"]:  # only asked
         return {"present": False, "incoming": ""}
-    incoming = cache / "incoming" / f"{sha256[:16]}-{os.getpid()}.part"
+    # One name for every try of a run's, so that an upload that was cut short is written over by the next.
+    incoming = cache / "incoming" / f"{run_folder(cache, vm_of(arguments)).name}.part"
     try:
         with incoming.open("wb") as file:
             file.write(b"\0" * int(arguments["size"]))

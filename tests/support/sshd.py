@@ -131,7 +131,7 @@ class Wire:
     cuts: int = 0
     """How often something that was going through was cut."""
     down_until: float = 0.0
-    pairs: list[tuple[socket.socket, socket.socket]] = field(default_factory=list)
+    pairs: list[tuple[socket.socket, socket.socket, float]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     listener: socket.socket = field(init=False)
 
@@ -145,6 +145,11 @@ class Wire:
         self.listener.close()
         self.cut(0)
 
+    def settled(self, age_s: float) -> bool:
+        """Whether something has gone through for so long."""
+        with self.lock:
+            return any(time.monotonic() - since >= age_s for _, _, since in self.pairs)
+
     def cut(self, down_s: float = 0.5) -> None:
         with self.lock:
             pairs, self.pairs = [pair for pair in self.pairs if pair[0].fileno() >= 0], []
@@ -152,7 +157,7 @@ class Wire:
                 self.cuts += 1
                 self.down_until = time.monotonic() + down_s
         for pair in pairs:
-            for end in pair:
+            for end in pair[:2]:
                 with contextlib.suppress(OSError):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                     end.shutdown(socket.SHUT_RDWR)
@@ -175,7 +180,7 @@ class Wire:
             far.settimeout(None)
             near.settimeout(None)
             with self.lock:
-                self.pairs.append((near, far))
+                self.pairs.append((near, far, time.monotonic()))
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=carry, args=(source, sink), daemon=True).start()
 
