@@ -152,7 +152,16 @@ class Nvcc:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text(text)
             kind = "ptx" if target.is_ptx else "cubin"
-            command = [str(self.path), f"-{kind}", f"-arch={target.name}", *FLAGS, "-o", f"kernel.{kind}", "kernel.cu"]
+            command = [
+                str(self.path),
+                "-I.",
+                f"-{kind}",
+                f"-arch={target.name}",
+                *FLAGS,
+                "-o",
+                f"kernel.{kind}",
+                "kernel.cu",
+            ]
             try:
                 done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
             except subprocess.TimeoutExpired as exc:

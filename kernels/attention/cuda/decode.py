@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda.launching import Buffers, Step
@@ -76,14 +78,14 @@ TILES = {
     },
     "ampere": {
         (64, 16): DecodeTile(16, 32, 4, 2),
-        (64, 32): DecodeTile(32, 32, 4, 2),
+        (64, 32): DecodeTile(32, 16, 4, 4),
         (128, 16): DecodeTile(16, 16, 4, 2),
         (128, 32): DecodeTile(32, 16, 4, 2),
         (256, 16): DecodeTile(16, 16, 4, 2),
     },
     "ada": {
         (64, 16): DecodeTile(16, 32, 4, 2),
-        (64, 32): DecodeTile(32, 32, 4, 2),
+        (64, 32): DecodeTile(32, 16, 4, 4),
         (128, 16): DecodeTile(16, 16, 4, 2),
         (128, 32): DecodeTile(32, 16, 4, 2),
         (256, 16): DecodeTile(16, 16, 2, 2),
@@ -97,6 +99,12 @@ TILES = {
     },
 }
 """The tile of a chip for a padded head dimension and a number of packed rows, 16 or 32."""
+
+
+def every_kernel(chip: Chip) -> Iterator[DecodeKernel]:
+    """All that a plan chooses on a chip."""
+    for dtype, ((head_dim, _), tile) in itertools.product(chip.dtypes, TILES[chip.name].items()):
+        yield DecodeKernel(dtype, head_dim, tile)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from kernels.attention.cuda import hopper
+from collections.abc import Sequence
+
+from kernels.attention.cuda import hopper, small, small_hopper
 from kernels.attention.cuda.decode import Decode, plan_decode
 from kernels.attention.cuda.decode import why_not as why_not_decode
 from kernels.attention.cuda.general import General, plan_general
 from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.planning import Machine, Problem, plan
 from kernels.attention.cuda.portable import Portable
+from kernels.attention.cuda.tuned import Key, Table, table_for
+from kernels.attention.cuda.variants import padded
 
 LEAST_KEYS_TO_DECODE = 512
 
 
-def ways(problem: Problem, machine: Machine) -> list[Way]:
-    """Every way that computes this problem. Raises `Unsupported` when there is none."""
+def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Way]:
+    """Every way that computes this problem. Raises `Unsupported` when there is none.
+
+    `dependent`: those instead that begin while the launch before them on the stream is ending; there may be none.
+    """
+    few_keys: list[Way] = []
+    if problem.is_plain:
+        few_keys += small.ways(problem, machine, dependent=dependent)
+        few_keys += small_hopper.ways(problem, machine, dependent=dependent)
+    if dependent:
+        return few_keys
     found: list[Way] = [*hopper.ways(problem, machine)]
     if problem.is_plain:
         found.append(Portable(plan(problem, machine)))
+        found.extend(few_keys)
     general = plan_general(problem, machine)
     if not problem.is_plain or general.pack > 1:
         found.append(General(general))
@@ -27,11 +41,41 @@ def ways(problem: Problem, machine: Machine) -> list[Way]:
 
 
 def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
-    """The way to take, and why. Raises `Unsupported`."""
+    """The way to take, and why: the measured table's, else by rule. Raises `Unsupported`."""
     found = ways(problem, machine)
+    measured = by_table(problem, found, table_for(machine.chip.name, machine.sm_count))
+    return measured or by_rule(problem, found)
+
+
+def by_table(problem: Problem, found: Sequence[Way], table: Table | None) -> tuple[Way, str] | None:
+    """The way that was fastest at the nearest measured size. Windows, masks and lengths were not measured."""
+    if table is None or not problem.is_plain:
+        return None
+    picked = table.pick(key_of(problem), [way.name for way in found])
+    return None if picked is None else (next(way for way in found if way.name == picked[0]), picked[1])
+
+
+def key_of(problem: Problem) -> Key:
+    """What the table knows a problem by."""
+    return Key(
+        problem.dtype,
+        padded(problem.head_dim),
+        problem.causal,
+        problem.group,
+        problem.batch * problem.heads,
+        problem.seq_q,
+        problem.seq_k,
+    )
+
+
+def by_rule(problem: Problem, found: Sequence[Way]) -> tuple[Way, str]:
+    """Where nothing was measured."""
     by_kind: dict[type, Way] = {type(way): way for way in found}
     if Decode in by_kind and problem.seq_k >= LEAST_KEYS_TO_DECODE:
         return by_kind[Decode], "few queries over many keys: decoding reads K and V once for a whole group of heads"
     if problem.is_plain and General in by_kind:
         return by_kind[General], "the queries of one head do not fill a tile: the heads of a group are packed"
+    one_pass = next((way for name in small.PREFERRED for way in found if way.name == name), None)
+    if one_pass is not None and problem.batch * problem.heads * problem.seq_q <= small.FEW_ROWS:
+        return one_pass, "few keys and few rows: one pass over all keys, with every load under way at once"
     return found[0], "the first that computes it"

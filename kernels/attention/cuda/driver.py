@@ -35,6 +35,8 @@ class TensorMap(ctypes.Structure):
 
     _fields_ = [("words", ctypes.c_uint64 * 16)]
     ALIGNMENT = 64
+    tensor = ""
+    """Which of a call's tensors it describes, e.g. `q`."""
 
     @classmethod
     def aligned(cls) -> TensorMap:
@@ -74,6 +76,7 @@ class Driver:
         self.library: Any = ctypes.CDLL("libcuda.so.1")
         self.library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
         pointer, number = ctypes.c_void_p, ctypes.c_int
+        self.library.cuTensorMapReplaceAddress.argtypes = [pointer, pointer]
         self.library.cuTensorMapEncodeTiled.argtypes = [pointer, number, ctypes.c_uint, *[pointer] * 5, *[number] * 4]
         self.contexts: dict[int, int] = {}
 
@@ -102,6 +105,11 @@ class Driver:
         self.check(code, "retaining the primary context")
         self.check(self.library.cuCtxSetCurrent(context), "entering the primary context")
         self.contexts[device_index] = context.value or 0
+
+    def replace_address(self, tensor_map: TensorMap, address: int) -> None:
+        """Let a map describe another tensor of the same layout."""
+        code = self.library.cuTensorMapReplaceAddress(ctypes.addressof(tensor_map), address)
+        self.check(code, "giving a tensor map another address")
 
     def load(self, image: bytes, name: str, shared_bytes: int) -> Function:
         """Load a cubin, or PTX that the driver translates, into the current context; raise the shared memory limit."""

@@ -12,6 +12,7 @@ from kernels.attention.cuda.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
 from kernels.attention.cuda.driver import DEVICE_L2_BYTES, DEVICE_SM_COUNT, Function, driver
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
+from kernels.attention.cuda.host import Host, TorchHost
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.variants import Chip, Entry, chip_of, table
 
@@ -24,16 +25,19 @@ def default_cache() -> Path:
 class Counters:
     """Zeroed device memory for kernels that hand out their own work: a slot for each bound call.
 
-    A kernel leaves its slot zeroed. Two launches may share one only if the second cannot start before the first ends.
+    A kernel leaves its slot zeroed. Two launches may share one only if the second cannot start before the first ends,
+    and nobody knows whether the launches of a slot given back have ended. So slots are used again only when a good many
+    have come back, and after waiting for the device.
     """
 
-    SLOT_BYTES, POOL_BYTES = 32, 32 * 1024
+    SLOT_BYTES, POOL_BYTES, ENOUGH_BYTES = 32, 32 * 1024, 4 * 1024 * 1024
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pools: list[torch.Tensor] = []
         self.free: dict[int, list[int]] = {}
-        self.lock = threading.Lock()
+        self.returned: dict[int, list[int]] = {}
+        self.lock = threading.RLock()  # a slot may be given back by a collector that runs while one is taken
 
     def size_of(self, size: int) -> int:
         """What a slot for `size` bytes takes: the next power of two, at least 32 bytes."""
@@ -45,17 +49,35 @@ class Counters:
         with self.lock:
             free = self.free.setdefault(size, [])
             if not free:
-                count = max(1, self.POOL_BYTES // size)
-                pool = torch.zeros(count * size, dtype=torch.uint8, device=self.device)
-                torch.cuda.current_stream(self.device).synchronize()  # zero for launches on every stream
-                self.pools.append(pool)
-                free.extend(pool.data_ptr() + i * size for i in range(count - 1, -1, -1))
+                free.extend(self.used_again(size) or self.made(size))
             return free.pop()
 
+    def used_again(self, size: int) -> list[int]:
+        """Slots that came back, if there are enough to be worth a wait and nothing forbids one."""
+        returned = self.returned.get(size, [])
+        if len(returned) * size < self.ENOUGH_BYTES or self.capturing():
+            return []
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.returned[size] = []
+        return returned
+
+    def made(self, size: int) -> list[int]:
+        """New slots."""
+        count = max(1, self.POOL_BYTES // size)
+        pool = torch.zeros(count * size, dtype=torch.uint8, device=self.device)
+        if self.device.type == "cuda" and not self.capturing():
+            torch.cuda.current_stream(self.device).synchronize()  # zero for launches on every stream
+        self.pools.append(pool)
+        return [pool.data_ptr() + i * size for i in range(count - 1, -1, -1)]
+
+    def capturing(self) -> bool:
+        return self.device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
     def give_back(self, slot: int, size: int = SLOT_BYTES) -> None:
-        """For a call that will not be launched again and whose launches have ended."""
+        """For a call that will not be launched again; its launches may be still under way."""
         with self.lock:
-            self.free[self.size_of(size)].append(slot)
+            self.returned.setdefault(self.size_of(size), []).append(slot)
 
 
 class Engine:
@@ -74,6 +96,7 @@ class Engine:
     ) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
+        self.host: Host = TorchHost()
         major, minor = torch.cuda.get_device_capability(self.device)
         self.target = target or Target.native(major * 10 + minor)
         chip = chip_of(self.target.capability)
@@ -143,7 +166,9 @@ engines_lock = threading.Lock()
 
 
 def engine_of(device: torch.device) -> Engine:
-    """The process's engine for a device, made when first asked for."""
+    """The process's engine for a CUDA device, made when first asked for. Raises `Unsupported` for any other device."""
+    if device.type != "cuda":
+        raise Unsupported(f"the CUDA kernel needs tensors on a CUDA device, not on {device}")
     index = device.index if device.index is not None else torch.cuda.current_device()
     found = engines.get(index)
     if found is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda.errors import Unsupported
@@ -18,7 +20,16 @@ from kernels.attention.cuda.planning import (
     visible_keys,
 )
 from kernels.attention.cuda.portable import joining, parameters_but_launch
-from kernels.attention.cuda.variants import C_TYPE, SCALAR_TILES, SHORT, Chip, Tile, entry_point, padded
+from kernels.attention.cuda.variants import (
+    C_TYPE,
+    PADDED_HEAD_DIMS,
+    SCALAR_TILES,
+    SHORT,
+    Chip,
+    Tile,
+    entry_point,
+    padded,
+)
 
 MASK_TYPES = {
     None: "NoMask",
@@ -30,7 +41,7 @@ MASK_TYPES = {
 MASK_SHORT = {None: "free", "bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 WIDE_64 = Tile(128, 64, 4, 2, False)
 """For many rows at head dimension 64 where no mask takes registers."""
-TURING_MASKED_128 = Tile(64, 32, 4, 1, True)
+NARROW_128, NARROW_256 = Tile(64, 32, 4, 1, True), Tile(64, 32, 4, 1, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +90,38 @@ class GeneralLaunch:
     splits: int
 
 
+def base_tile(chip: Chip, size: int, *, vector: bool, masked: bool) -> Tile:
+    """The chip's small tile, or a narrower one where the small one has registers too few for what comes on top."""
+    if chip.name == "turing" and size == 128 and masked:
+        return NARROW_128
+    if chip.name == "ada" and size == 256 and vector:
+        return NARROW_256
+    return chip.small[size, True] if vector else SCALAR_TILES[size]
+
+
+def has_room(chip: Chip, size: int, *, vector: bool, masked: bool) -> bool:
+    """Whether the chip runs the wide tile."""
+    return chip.name in ("ampere", "hopper") and size == 64 and vector and not masked
+
+
 def tile_for(problem: Problem, machine: Machine) -> Tile:
-    """The chip's small tile; a larger one where there is work for it and registers."""
-    chip, size = machine.chip, padded(problem.head_dim)
-    if not problem.is_vector:
-        return SCALAR_TILES[size]
-    if chip.name == "turing" and size == 128 and problem.mask:
-        return TURING_MASKED_128
-    blocks = problem.batch * problem.heads * -(-problem.seq_q // WIDE_64.rows)
-    has_room = chip.name in ("ampere", "hopper") and size == 64 and problem.mask is None
-    return WIDE_64 if has_room and blocks > machine.sm_count else chip.small[size, True]
+    """The base tile; the wide one where there is work for it."""
+    size, blocks = padded(problem.head_dim), problem.batch * problem.heads * -(-problem.seq_q // WIDE_64.rows)
+    kind = {"vector": problem.is_vector, "masked": problem.mask is not None}
+    if has_room(machine.chip, size, **kind) and blocks > machine.sm_count:
+        return WIDE_64
+    return base_tile(machine.chip, size, **kind)
+
+
+def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
+    """All that a plan can choose on a chip."""
+    for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
+        for mask in (None, "bool", dtype, "float32"):
+            yield GeneralKernel(
+                dtype, size, vector, mask, base_tile(chip, size, vector=vector, masked=mask is not None)
+            )
+        if has_room(chip, size, vector=vector, masked=False):
+            yield GeneralKernel(dtype, size, vector, None, WIDE_64)
 
 
 def kernel_for(problem: Problem, tile: Tile) -> GeneralKernel:
@@ -111,7 +144,7 @@ def plan_general(
     pack = pack or packing(problem, tile.rows)
     packs = problem.batch * problem.heads // pack
     row_tiles = -(-problem.seq_q * pack // tile.rows)
-    section = max(1, section_for(problem, machine) // pack)
+    section = max(1, section_for(problem, machine.l2_bytes) // pack)
     blocks = -(-packs // section) * section * row_tiles
     if blocks > MAX_BLOCKS:
         raise Unsupported(f"{blocks} blocks are more than a grid can have")
@@ -153,10 +186,3 @@ class General:
             parameters.partial_lse = partial + launch.splits * rows * problem.head_dim * 4
         steps = [Step(launch.kernel, (launch.blocks, launch.splits, 1), (parameters,))]
         return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]
-
-
-def entries_ahead(chip: Chip) -> list[GeneralKernel]:
-    """The kernels worth building before they are asked for: vector ones without a mask, of the small tile."""
-    return [
-        GeneralKernel(dtype, size, True, None, chip.small[size, True]) for dtype in chip.dtypes for size in (64, 128)
-    ]

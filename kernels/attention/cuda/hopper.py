@@ -7,7 +7,9 @@ describe (rows that do not begin on 16 bytes, heads broadcast with stride 0) is 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from kernels.attention.cuda.driver import TensorMap, driver
 from kernels.attention.cuda.launching import Buffers, Step
@@ -128,6 +130,13 @@ SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
 """The shapes that won somewhere, by padded head dimension and mask; the first is for what was not measured."""
 
 
+def table() -> Iterator[HopperKernel]:
+    """Every kernel without a window, which is built on demand."""
+    for (head_dim, right), shapes in SHAPES.items():
+        for shape, dtype in product(shapes, C_TYPE):
+            yield HopperKernel(dtype, head_dim, right, False, shape)
+
+
 def padded(head_dim: int) -> int:
     return next(size for size in HEAD_DIMS if head_dim <= size)
 
@@ -213,6 +222,7 @@ class HopperWay:
         q = self.map(problem, problem.q, problem.heads, problem.seq_q, shape.rows)
         k = self.map(problem, problem.k, problem.kv_heads, problem.seq_k, shape.keys)
         v = self.map(problem, problem.v, problem.kv_heads, problem.seq_k, shape.keys)
+        q.tensor, k.tensor, v.tensor = "q", "k", "v"
         return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (q, k, v, parameters))]
 
     def map(self, problem: Problem, layout: Layout, heads: int, rows: int, box_rows: int) -> TensorMap:

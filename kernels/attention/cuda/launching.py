@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -56,11 +57,8 @@ class Slot:
 
     def __init__(self, engine: Engine, size: int) -> None:
         self.counters = engine.counters
-        self.size = size
         self.address = engine.counters.take(size)
-
-    def __del__(self) -> None:
-        self.counters.give_back(self.address, self.size)
+        weakref.finalize(self, self.counters.give_back, self.address, size)
 
 
 class Way(Protocol):
@@ -90,9 +88,7 @@ class Bound:
             self.steps.append(self.prepare(step, engine.function(step.entry).handle))
         self.device_index: int = engine.device.index
         self.launch_kernel: Callable[[int, int, int, None], int] = driver().library.cuLaunchKernelEx
-        self.current_stream: Callable[[int], int] = getattr(
-            torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
-        )
+        self.current_stream: Callable[[int], int] = engine.host.current_stream
 
     def prepare(self, step: Step, function: int) -> tuple[LaunchConfig, int, int, int]:
         """The launch's configuration, its address, the function and the address of the arguments' addresses."""
@@ -112,4 +108,8 @@ class Bound:
             config.stream = stream
             code = self.launch_kernel(address, function, arguments, None)
             if code:
-                driver().check(code, f"launching {self.way}")
+                self.fail(code)
+
+    def fail(self, code: int) -> None:
+        """Raise what a launch's code says."""
+        driver().check(code, f"launching {self.way}")

@@ -16,12 +16,13 @@ import torch
 
 from kernels.attention.cuda.dispatch import choose, ways
 from kernels.attention.cuda.driver import driver
-from kernels.attention.cuda.engine import Engine, engine_of
+from kernels.attention.cuda.engine import Engine, engine_of, engines
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.general import General, plan_general
 from kernels.attention.cuda.launching import Bound, Buffers, Way
 from kernels.attention.cuda.planning import Layout, Mask, Problem, plan
 from kernels.attention.cuda.portable import Portable
+from kernels.attention.cuda.quick import Quick
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 ALIGNMENTS = ("top-left", "bottom-right")
@@ -137,13 +138,17 @@ def bind(
     splits: int | None = None,
     way: str | None = None,
     engine: Engine | None = None,
+    buffers: Buffers | None = None,
 ) -> Bound:
     """A call with its tensors bound, to be made as often as wanted. Arguments as for `attention`.
 
     `out` is [B, H, S_q, D] with any strides; `lse`, if given, contiguous float32 [B, H, S_q]; `splits` takes the
-    portable kernel and cuts the keys into that many parts; `way` names the way to take, or the beginning of its name.
+    portable kernel and cuts the keys into that many parts; `way` names the way to take, or the beginning of its name;
+    `buffers` is where the kernels get other memory from.
     """
-    check_device(q)
+    if buffers is not None:
+        engine = buffers.engine
+    check_device(q, engine)
     problem = problem_of(q, k, v, out, causal=causal, alignment=causal_alignment, window=window, mask=attn_mask)
     return bind_problem(
         problem,
@@ -153,13 +158,14 @@ def bind(
         lse_shape=q.shape[:3],
         splits=splits,
         way=way,
-        engine=engine,
+        buffers=buffers or Buffers(engine or engine_of(q.device)),
     )
 
 
-def check_device(q: torch.Tensor) -> None:
-    if q.device.type != "cuda":
-        raise Unsupported(f"the CUDA kernel needs tensors on a CUDA device, not on {q.device}")
+def check_device(q: torch.Tensor, engine: Engine | None) -> None:
+    wanted = engine.device.type if engine else "cuda"
+    if q.device.type != wanted:
+        raise Unsupported(f"the CUDA kernel needs tensors on a {wanted.upper()} device, not on {q.device}")
 
 
 def bind_problem(
@@ -169,9 +175,9 @@ def bind_problem(
     scale: float | None,
     lse: torch.Tensor | None,
     lse_shape: torch.Size,
+    buffers: Buffers,
     splits: int | None = None,
     way: str | None = None,
-    engine: Engine | None = None,
 ) -> Bound:
     """The problem's way, bound to the tensors that pose it, which it keeps alive."""
     if scale is None:
@@ -180,9 +186,8 @@ def bind_problem(
         raise Unsupported(f"scale must be positive and finite, not {scale}")
     q = tensors[0]
     assert q is not None
-    engine = engine or engine_of(q.device)
+    engine = buffers.engine
     driver().enter(engine.device.index)
-    buffers = Buffers(engine)
     if lse is not None:
         if lse.shape != lse_shape or lse.dtype != torch.float32 or not lse.is_contiguous() or lse.device != q.device:
             raise ValueError(f"lse must be contiguous float32 {tuple(lse_shape)} on the device of q")
@@ -200,9 +205,10 @@ def way_for(problem: Problem, engine: Engine, *, way: str | None, splits: int | 
         return General(plan_general(problem, engine.machine, splits=splits))
     if way is None:
         return choose(problem, engine.machine)[0]
-    found = [one for one in ways(problem, engine.machine) if one.name == way or one.name.startswith(f"{way}-")]
+    there_are = ways(problem, engine.machine, dependent=way.endswith("-dependent"))
+    found = [one for one in there_are if one.name == way or one.name.startswith(f"{way}-")]
     if not found:
-        names = ", ".join(one.name for one in ways(problem, engine.machine))
+        names = ", ".join(one.name for one in there_are) or "none"
         raise Unsupported(f"no way named {way!r} computes this problem; there are {names}")
     return found[0]
 
@@ -219,10 +225,25 @@ def forward(
     attn_mask: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp; what the registered operator calls. A side of the window that is -1 has no limit."""
+    if attn_mask is None and left < 0 and right < 0:
+        answer = quick.attention(q, k, v, causal, scale, causal_alignment, True)
+        assert isinstance(answer, tuple)
+        return answer
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    kinds = {"causal": causal, "scale": scale, "causal_alignment": causal_alignment, "window": (left, right)}
-    bind(q, k, v, out, lse=lse, attn_mask=attn_mask, **kinds)()
+    bound = bind(
+        q,
+        k,
+        v,
+        out,
+        causal=causal,
+        scale=scale,
+        causal_alignment=causal_alignment,
+        lse=lse,
+        window=(left, right),
+        attn_mask=attn_mask,
+    )
+    bound()
     return out, lse
 
 
@@ -252,6 +273,28 @@ library.impl("attention", forward, "CUDA")
 torch.library.register_fake("spotbench::attention", forward_shapes, lib=library)
 
 
+def as_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    alignment: str,
+    lse: bool,
+    window: Window | None = None,
+    attn_mask: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """A call that PyTorch's compiler, modes and subclasses can see."""
+    if scale is None:
+        scale = 1.0 / math.sqrt(q.shape[-1])
+    left, right = (-1 if side is None else side for side in window or (None, None))
+    result, sums = torch.ops.spotbench.attention(q, k, v, causal, scale, alignment, left, right, attn_mask)
+    return (result, sums) if lse else result
+
+
+quick = Quick(bind, engine_of, as_operator)
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -279,15 +322,27 @@ def attention(
     Returns the output, like q, and with `return_lse` also log(sum(exp(scores))), float32 [B, H, S_q]. Under
     torch.compile it becomes the operator spotbench::attention. Raises `Unsupported`; never computes by other means.
     """
-    if scale is None:
-        scale = 1.0 / math.sqrt(q.shape[-1])
-    if torch.compiler.is_compiling() and out is None and engine is None:
-        left, right = (-1 if side is None else side for side in window or (None, None))
-        result, sums = torch.ops.spotbench.attention(q, k, v, causal, scale, causal_alignment, left, right, attn_mask)
-        return (result, sums) if return_lse else result
+    plain = window is None and attn_mask is None
+    if out is None and (engine is None or engine is engines.get(engine.device.index)):
+        if torch.compiler.is_compiling():
+            return as_operator(q, k, v, causal, scale, causal_alignment, return_lse, window, attn_mask)
+        if plain:
+            return quick.attention(q, k, v, causal, scale, causal_alignment, return_lse)
     if out is None:
         out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
-    kinds = {"causal": causal, "causal_alignment": causal_alignment, "window": window, "attn_mask": attn_mask}
-    bind(q, k, v, out, scale=scale, lse=lse, engine=engine, **kinds)()
+    bound = bind(
+        q,
+        k,
+        v,
+        out,
+        causal=causal,
+        scale=scale,
+        causal_alignment=causal_alignment,
+        window=window,
+        attn_mask=attn_mask,
+        lse=lse,
+        engine=engine,
+    )
+    bound()
     return out if lse is None else (out, lse)

@@ -22,6 +22,10 @@ HEADERS = (
         f"hopper/{name}.cuh"
         for name in ("instructions", "problem", "schedule", "wgmma", "producer", "consumer", "fa90")
     ),
+    *(
+        f"small/{name}.cuh"
+        for name in ("instructions", "problem", "scores", "exchange", "registers", "shared", "warpgroups")
+    ),
 )
 
 C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}

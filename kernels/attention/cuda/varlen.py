@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.attention.cuda.engine import Engine
+from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.launching import Bound
+from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import DTYPE_NAMES, Window, bind_problem, check_device, check_kinds, limits
 from kernels.attention.cuda.planning import Layout, Lengths, Problem
 
@@ -93,14 +93,22 @@ def bind_varlen(
 
     `lse`, if given, is contiguous float32 [H, total_q].
     """
-    check_device(q)
+    check_device(q, engine)
+    buffers = Buffers(engine or engine_of(q.device))
     starts = (cu_seqlens_q, cu_seqlens_k)
     problem = varlen_problem_of(
         q, k, v, out, *starts, max_seqlen_q, max_seqlen_k, causal=causal, alignment=causal_alignment, window=window
     )
     shape = torch.Size((q.shape[1], q.shape[0]))
     return bind_problem(
-        problem, (q, k, v, out, *starts), scale=scale, lse=lse, lse_shape=shape, splits=splits, way=way, engine=engine
+        problem,
+        (q, k, v, out, *starts),
+        scale=scale,
+        lse=lse,
+        lse_shape=shape,
+        splits=splits,
+        way=way,
+        buffers=buffers,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.attention.cuda import decode, general
 from kernels.attention.cuda.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
 from kernels.attention.cuda.variants import Combine, Kernel, chip_of, table
@@ -49,6 +50,17 @@ def test_the_large_kernels_compile_without_spills(architecture: str, compiler: C
         assert built.resources is not None
         assert built.resources.spill_bytes == 0
         assert 0 < built.resources.registers <= 255
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_89"])
+def test_a_masked_and_a_decoding_kernel_compile_without_spills(
+    architecture: str, compiler: Compiler, cache: Cache
+) -> None:
+    chip = chip_of(Target(architecture).capability)
+    assert chip is not None
+    masked = [entry for entry in general.every_kernel(chip) if entry.mask == "float32" and entry.vector]
+    entries = [masked[1], list(decode.every_kernel(chip))[1]]
+    assert all(built.resources for built in build_all(entries, Target(architecture), compiler, cache, 2))
 
 
 def test_the_scalar_and_the_joining_kernel_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
@@ -97,4 +109,16 @@ def test_every_shipped_kernel_passes_its_gates(architecture: str, compiler: Comp
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
     entries = list(table(chip))
+    assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not os.environ.get("COMPILE_ALL_KERNELS"), reason="takes a minute: set COMPILE_ALL_KERNELS=1 to run it"
+)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_kernel_made_on_demand_passes_its_gates(architecture: str, compiler: Compiler, cache: Cache) -> None:
+    chip = chip_of(Target(architecture).capability)
+    assert chip is not None
+    entries = [*general.every_kernel(chip), *decode.every_kernel(chip)]
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.attention.cuda.decode import Decode, DecodeKernel, DecodeTile, plan_decode
-from kernels.attention.cuda.general import TURING_MASKED_128, General, GeneralKernel, plan_general
+from kernels.attention.cuda.general import NARROW_128, General, GeneralKernel, plan_general
 from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.operator import Window, problem_of
 from kernels.attention.cuda.planning import Machine
@@ -47,7 +47,7 @@ STAGED = TURING.small[64, True]
 TURING_KERNELS = (
     GeneralKernel("float16", 64, True, None, STAGED),
     GeneralKernel("float16", 64, True, "bool", STAGED),
-    GeneralKernel("float16", 128, True, "float32", TURING_MASKED_128),
+    GeneralKernel("float16", 128, True, "float32", NARROW_128),
 )
 
 

@@ -12,6 +12,7 @@ the problem.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import random
 import statistics
@@ -26,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels.attention.cuda.campaign.timing import between_events
 from kernels.attention.cuda.decode import Decode, DecodeTile, plan_decode
 from kernels.attention.cuda.engine import engine_of
+from kernels.attention.cuda.errors import BuildFailed
 from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import bind, problem_of
 
@@ -77,7 +79,7 @@ def copy_bandwidth() -> float:
     """Bytes a second, read and written, of a copy of 2 GiB: the best of ten."""
     source = torch.empty(2**31, dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
-    found = []
+    found: list[float] = []
     for _ in range(10):
         before, after = between_events(lambda: target.copy_(source))
         torch.cuda.synchronize()
@@ -124,7 +126,7 @@ def backend_calls(backend: SDPBackend, sets: Sequence[tuple[torch.Tensor, ...]])
         call(*sets[0][:3])
     except RuntimeError:
         return None
-    return [lambda q=q, k=k, v=v: call(q, k, v) for q, k, v in sets]
+    return [functools.partial(call, *one[:3]) for one in sets]
 
 
 def forced(
@@ -189,7 +191,11 @@ def sweep(cell: Cell, copy: float) -> Iterator[str]:
     contenders: dict[str, Sequence[Call]] = {}
     for shape in TILES[cell.head_dim]:
         tile = DecodeTile(*shape)
-        calls = [forced(*one, tile, None, None) for one in sets]
+        try:
+            calls = [forced(*one, tile, None, None) for one in sets]
+        except BuildFailed as exc:
+            yield f"  {tile.name}: {exc}"
+            continue
         contenders[calls[0].way] = calls
     planned = forced(*sets[0], None, None, None)
     parts = int(planned.way.rpartition("-")[2]) if planned.way.count("-") == 2 else 1

@@ -1,159 +1,233 @@
-"""Compares tiles: each candidate against PyTorch's FlashAttention-2 and against the others, on the same inputs.
+"""Measures every way of computing on the GPU at hand and writes the table that dispatch goes by.
 
-    python -m kernels.attention.cuda.campaign.tune CANDIDATES.json OUT.jsonl
+    python3 -m kernels.attention.cuda.campaign.tune --seconds 200 --table TABLE.json [--merge OLD.json]
+    python3 -m kernels.attention.cuda.campaign.tune --from ROWS.jsonl --table TABLE.json   # no GPU: the choice alone
 
-CANDIDATES.json: {"target": "sm_90", "batch": 4, "heads": 16, "dtypes": [...], "lengths": [...], "causal": [...],
-"tiles": {"64": [[rows, keys, warps, stages, q_in_registers], ...], "128": [...]}, "backends": ["flash"]}.
+Cells come in the order in which they matter; those that the time does not reach are left out of the table.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import json
 import math
-import sys
+import random
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from kernels.attention.cuda.build import build_one
-from kernels.attention.cuda.campaign.timing import Call, compare
-from kernels.attention.cuda.compiler import Target
-from kernels.attention.cuda.engine import Engine
-from kernels.attention.cuda.errors import BuildFailed
-from kernels.attention.cuda.operator import bind
-from kernels.attention.cuda.variants import Chip, Kernel, Tile
+from kernels.attention.cuda.campaign.cells import BF16, DECODE_LENGTHS, FP16, HEAD_DIMS, MASKS, Cell, chosen, from_row
+from kernels.attention.cuda.campaign.contenders import BACKENDS, RELATIVE_ERROR, make_inputs
+from kernels.attention.cuda.campaign.numbers import of_kind, read
+from kernels.attention.cuda.campaign.portable import driver_version, say
+from kernels.attention.cuda.campaign.race import REFERENCE, against_reference, choice, race, row_of
+from kernels.attention.cuda.campaign.timing import Contender, CudaStopwatch
+from kernels.attention.cuda.dispatch import ways
+from kernels.attention.cuda.engine import Engine, engine_of
+from kernels.attention.cuda.errors import BuildFailed, CudaError, Unavailable
+from kernels.attention.cuda.launching import Bound, Buffers, Way
+from kernels.attention.cuda.operator import problem_of
+from kernels.attention.cuda.planning import Problem
+from kernels.attention.cuda.tuned import Choice, Table, parse
+from kernels.attention.cuda.variants import Entry
 
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
-}
-
-
-def say(*words: object) -> None:
-    """To standard output, at once."""
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
-
-
-def sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
-    """PyTorch's attention pinned to a backend, whose context it enters on each call."""
-    chosen = BACKENDS[backend]
-
-    def call() -> object:
-        with sdpa_kernel(chosen):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return call
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+SHORT_LENGTHS, LONGEST = LENGTHS[:6], 16384
+SEED = 20261121
+SAVE_EVERY = 10
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def with_tile(engine: Engine, head_dim: int, causal: bool, tile: Tile) -> Chip:
-    """The engine's chip, with this tile for everything."""
-    tiles = {**engine.chip.large, (head_dim, causal): tile}
-    return dataclasses.replace(engine.chip, large=tiles, small=tiles)
+def square(dtype: str, batch: int, heads: int, seq: int, head_dim: int, causal: bool) -> Cell:
+    return Cell("tune", dtype, batch, heads, heads, seq, seq, head_dim, causal)
 
 
-def tflops(batch: int, heads: int, seq: int, head_dim: int, causal: bool, us: float) -> float:
-    """4 B H S^2 D operations, half of them if causal, over the time."""
-    return 4 * batch * heads * seq**2 * head_dim * (0.5 if causal else 1.0) / us / 1e6
+def cells() -> list[Cell]:
+    """64 heads in all first, the campaign's own; then 16, decoding, 256 and 4, and the other element type."""
+    found: list[Cell] = []
+    for dtype in (BF16, FP16):
+        for batch, heads in ((4, 16), (2, 8)):
+            lengths = list(LENGTHS) if batch == 4 else [*LENGTHS, LONGEST]
+            found += [square(dtype, batch, heads, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, lengths)]
+        for batch, seq_k, head_dim in product((1, 4), DECODE_LENGTHS, HEAD_DIMS):
+            found.append(Cell("tune", dtype, batch, 64, 8, 1, seq_k, head_dim, False))
+    found += [square(BF16, 8, 32, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, SHORT_LENGTHS)]
+    found += [square(BF16, 1, 4, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, LENGTHS)]
+    return found
+
+
+def posed(engine: Engine, cell: Cell, tensors: Tensors) -> tuple[Problem, list[Way]]:
+    """The problem of these tensors, and every way of computing it."""
+    problem = problem_of(*tensors, causal=cell.causal, alignment="top-left")
+    return problem, ways(problem, engine.machine)
+
+
+def bound(engine: Engine, cell: Cell, problem: Problem, way: Way, tensors: Sequence[torch.Tensor]) -> Bound:
+    buffers = Buffers(engine)
+    return Bound(engine, way.name, way.steps(problem, cell.head_dim**-0.5, buffers), (*tensors, buffers))
+
+
+def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
+    """Compile and load every kernel of every way of every cell; those that do not build, with why."""
+    entries: dict[str, Entry] = {}
+    for cell in wanted:
+        q = torch.empty(
+            (cell.batch, cell.heads, cell.seq_q, cell.head_dim), dtype=getattr(torch, cell.dtype), device="cuda"
+        )
+        k = q.new_empty((cell.batch, cell.kv_heads, cell.seq_k, cell.head_dim))
+        problem, found = posed(engine, cell, (q, k, torch.empty_like(k), torch.empty_like(q)))
+        for way in found:
+            for step in way.steps(problem, 1.0, Buffers(engine)):
+                entries[step.entry.name] = step.entry
+    compiler = engine.find_compiler()
+
+    def build(entry: Entry) -> tuple[str, str]:
+        try:
+            build_one(entry, engine.target, compiler, engine.cache)
+        except BuildFailed as exc:
+            return entry.name, str(exc)[:200]
+        return entry.name, ""
+
+    with ThreadPoolExecutor(16) as pool:
+        failed = {name: why for name, why in pool.map(build, entries.values()) if why}
+    for entry in entries.values():
+        if entry.name not in failed:
+            try:
+                engine.function(entry)
+            except BuildFailed as exc:
+                failed[entry.name] = str(exc)[:200]
+    say(f"{len(entries)} kernels, {len(failed)} do not build")
+    for name, why in failed.items():
+        say(f"  {name}: {why}")
+    return failed
+
+
+def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Every way that computes the cell right, warm, and cuDNN to compare with; and what is wrong with the others."""
+    q, k, v = make_inputs(cell, 1, engine.device)[0]
+    options: dict[str, Any] = {"is_causal": cell.causal, "enable_gqa": cell.heads != cell.kv_heads}
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, **options)
+    field: dict[str, Contender] = {}
+    absent: dict[str, str] = {}
+    wanted = attend()
+    reference = Contender(REFERENCE, (attend,), partial(sdpa_kernel, BACKENDS[REFERENCE]))
+    try:
+        with reference.pinned():
+            attend()
+        field[REFERENCE] = reference
+    except RuntimeError as exc:
+        absent[REFERENCE] = str(exc).splitlines()[0][:200]
+    problem, found = posed(engine, cell, (q, k, v, torch.empty_like(q)))
+    for way in found:
+        out = torch.full_like(q, math.nan)
+        try:
+            problem = problem_of(q, k, v, out, causal=cell.causal, alignment="top-left")
+            call = bound(engine, cell, problem, way, (q, k, v, out))
+            call()
+            torch.cuda.synchronize()
+        except (BuildFailed, Unavailable, CudaError) as exc:
+            absent[way.name] = str(exc)[:200]
+            continue
+        error = ((out.float() - wanted.float()).norm() / wanted.float().norm()).item()
+        if error < 2 * RELATIVE_ERROR[cell.dtype]:  # two rounded results are compared here
+            field[way.name] = Contender(way.name, (call,))
+        else:
+            absent[way.name] = f"wrong: {error:.3g} from cuDNN's answer"
+    return field, absent
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """One line: the cell, the winner against cuDNN, and the others' place behind it."""
+    made = choice(row)
+    vs = " ".join(
+        f"{regime} {made.us[regime]:.1f}us {x:.3f}x" for regime, x in against_reference(row, made.way).items()
+    )
+    cell = from_row(row["cell"])
+    rate = f"{cell.flops / made.us['graph'] / 1e6:.0f}"
+    wrong = "".join(f" | {name} {why}" for name, why in row["absent"].items())
+    return f"{cell.name[5:]}: {made.way} {rate} {vs} | +{made.margin:.1%} {made.second}{wrong}"
+
+
+def measure(engine: Engine, wanted: Sequence[Cell], end: float, rows: Path) -> Iterator[dict[str, Any]]:
+    """Race every cell until the time is over; each row is on disk before it is given."""
+    watch, chance = CudaStopwatch(), random.Random(SEED)
+    with rows.open("w") as out:
+        out.write(json.dumps({"kind": "about", "about": about(engine)}) + "\n")
+        for cell in wanted:
+            if time.perf_counter() > end:
+                return
+            field, absent = field_of(engine, cell)
+            if not set(field) - {REFERENCE}:
+                say(f"{cell.name}: no way computes it: {absent}")
+                continue
+            at = datetime.now(UTC).isoformat(timespec="seconds")
+            row = row_of(cell, race(field, watch, chance), absent, at)
+            out.write(json.dumps(row, separators=(",", ":")) + "\n")
+            out.flush()
+            yield row
+
+
+def about(engine: Engine) -> dict[str, Any]:
+    """Where the times are from."""
+    return {
+        "device": torch.cuda.get_device_name(),
+        "chip": engine.chip.name,
+        "target": engine.target.name,
+        "sm_count": engine.machine.sm_count,
+        "driver": driver_version(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def table_of(old: Path | None, where: Mapping[str, Any], made: Sequence[Choice]) -> Table:
+    """A table of the new cells, in the place of the old ones' where there is an old table."""
+    before = parse(old.read_text()) if old else Table(where)
+    return before.merged(where, made)
 
 
 def main() -> None:
-    wanted: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-    out_path = Path(sys.argv[2])
-    engine = Engine(torch.device("cuda"), target=Target(wanted["target"]))
-    candidates = [
-        Kernel(dtype, int(head_dim), causal, True, Tile(*tile))
-        for head_dim, tiles in wanted["tiles"].items()
-        for tile in tiles
-        for causal in map(bool, wanted["causal"])
-        for dtype in wanted["dtypes"]
-    ]
+    parser = argparse.ArgumentParser(description="Find the fastest way for every size, and write the table.")
+    parser.add_argument("--table", type=Path, required=True, help="the table to write")
+    parser.add_argument("--rows", type=Path, help="where every measured time goes; beside the table unless given")
+    parser.add_argument("--from", type=Path, dest="source", metavar="ROWS", help="decide from recorded rows, no GPU")
+    parser.add_argument("--merge", type=Path, metavar="OLD", help="a table whose other cells are kept")
+    parser.add_argument("--seconds", type=float, default=200.0)
+    parser.add_argument("--only", default="", metavar="WORDS", help="the cells with these words, e.g. 'bf16 d128'")
+    asked = parser.parse_args()
+    if asked.source:
+        rows = read(asked.source)
+        where = of_kind(rows, "about")[-1]["about"]
+        asked.table.write_text(table_of(asked.merge, where, [choice(row) for row in of_kind(rows, "race")]).text())
+        return
+    warnings.simplefilter("ignore")  # of a backend that does not take a cell
     started = time.perf_counter()
-    usable: set[str] = set()
-
-    def build(kernel: Kernel) -> str | None:
-        try:
-            build_one(kernel, engine.target, engine.find_compiler(), engine.cache)
-        except BuildFailed as exc:
-            say("unusable", str(exc)[:200])
-            return None
-        return kernel.name
-
-    with ThreadPoolExecutor(16) as pool:
-        usable.update(name for name in pool.map(build, candidates) if name)
-    say(f"built {len(usable)} of {len(candidates)} in {time.perf_counter() - started:.1f} s")
-
-    batch, heads = wanted["batch"], wanted["heads"]
-    with out_path.open("a") as out:
-        for head_dim, tiles in ((int(d), [Tile(*t) for t in ts]) for d, ts in wanted["tiles"].items()):
-            for causal in map(bool, wanted["causal"]):
-                for dtype in wanted["dtypes"]:
-                    for seq in wanted["lengths"]:
-                        row = measure(engine, wanted, usable, tiles, dtype, batch, heads, seq, head_dim, causal)
-                        out.write(json.dumps(row) + "\n")
-                        out.flush()
-
-
-def measure(
-    engine: Engine,
-    wanted: dict[str, Any],
-    usable: set[str],
-    tiles: list[Tile],
-    dtype: str,
-    batch: int,
-    heads: int,
-    seq: int,
-    head_dim: int,
-    causal: bool,
-) -> dict[str, Any]:
-    torch.manual_seed(seq)
-    shape = (batch, heads, seq, head_dim)
-    q, k, v = (torch.randn(shape, device="cuda", dtype=getattr(torch, dtype)) for _ in range(3))
-    calls: dict[str, Call] = {name: sdpa(name, q, k, v, causal) for name in wanted["backends"]}
-    expected = sdpa("flash", q, k, v, causal)()
-    assert isinstance(expected, torch.Tensor)
-    machine = engine.machine
-    for tile in tiles:
-        name = Kernel(dtype, head_dim, causal, True, tile).name
-        if name not in usable:
-            continue
-        out = torch.full_like(q, math.nan)
-        engine.machine = dataclasses.replace(machine, chip=with_tile(engine, head_dim, causal, tile))
-        try:
-            call: Callable[[], None] = bind(q, k, v, out, causal=causal, engine=engine)
-        except BuildFailed as exc:  # PTX shows its spills only when the driver translates it
-            say("unusable", str(exc)[:200])
-            continue
-        call()
-        error = ((out.float() - expected.float()).norm() / expected.float().norm()).item()
-        if not error < 1.2e-2:
-            say("WRONG", name, seq, error)
-            continue
-        calls[name.partition("_vector_")[2]] = call
-    engine.machine = machine
-    times = compare(calls, burst_rounds=wanted["burst_rounds"], graph_rounds=wanted["graph_rounds"], seed=seq)
-    row: dict[str, Any] = {"dtype": dtype, "head_dim": head_dim, "causal": causal, "seq": seq}
-    for regime in ("burst", "graph"):
-        speed = {
-            name: tflops(batch, heads, seq, head_dim, causal, getattr(one, f"{regime}_median_us"))
-            for name, one in times.items()
-            if getattr(one, f"{regime}_us")
-        }
-        row[regime] = speed
-        base = speed.get("flash") or 1.0
-        say(
-            f"{dtype[:2]} d{head_dim} {'causal' if causal else 'full'} {seq} {regime}: "
-            + " ".join(f"{name} {x:.0f} ({x / base:.3f})" for name, x in speed.items())
-        )
-    return row
+    end = started + asked.seconds
+    with torch.no_grad():
+        engine = engine_of(torch.device("cuda"))
+        wanted = chosen(cells(), asked.only)
+        build_everything(engine, wanted)
+        say(f"built in {time.perf_counter() - started:.1f} s")
+        made: list[Choice] = []
+        where = about(engine)
+        asked.table.parent.mkdir(parents=True, exist_ok=True)
+        for number, row in enumerate(measure(engine, wanted, end, asked.rows or asked.table.with_suffix(".jsonl")), 1):
+            made.append(choice(row))
+            say(f"{time.perf_counter() - started:6.1f} {told(row)}")
+            if number % SAVE_EVERY == 0:
+                asked.table.write_text(table_of(asked.merge, where, made).text())
+        asked.table.write_text(table_of(asked.merge, where, made).text())
+        say(f"{len(made)} of {len(wanted)} cells in {time.perf_counter() - started:.0f} s")
 
 
 if __name__ == "__main__":

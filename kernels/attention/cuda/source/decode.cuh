@@ -197,6 +197,7 @@ DEVICE void join_warps(DecodeWarp<C>& of, u32 sums, int w) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int row = i * 16 + r * 8 + (lane >> 2);
+      if (row >= of.scope.rows) continue;
       float top = MINUS_INFINITY, total = 0.0f;
 #pragma unroll
       for (int other = 0; other < C::WARPS; other++) top = fmaxf(top, load_shared_pair(sums + (other * C::BM + row) * 8).x);
@@ -258,55 +259,93 @@ DEVICE void write_block(const AttentionParams& p, const Scope& scope, u32 sums, 
 }
 
 // out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s - max) over the parts of the block's rows, all of which are written.
-// A warp a row for the weights, then a thread for every four columns, with eight parts' loads on their way at once.
+// A thread sums four columns of a row, many parts at once: the first are on their way while a warp a row finds the weights.
 template <class C>
-DEVICE void join_parts(const AttentionParams& p, const Scope& scope, u32 weights, int thread) {
-  constexpr int AT_ONCE = 8;
-  const int lane = thread & 31;
-  for (int row = thread >> 5; row < scope.rows; row += C::WARPS) {
+struct Parts {
+  static constexpr int AT_ONCE = C::MI == 1 ? 16 : 8;
+  const AttentionParams& p;
+  const Scope& scope;
+  u32 weights;  // [BM][MOST_SPLITS] in shared memory
+  Chunk chunk[AT_ONCE];
+
+  __device__ __forceinline__ void load(int index, int first) {
+    const int row = index / (C::D / 4), four = index % (C::D / 4);
     const i64 place = index_of_place(p, scope, place_of_row(p, scope, row));
-    float lse[C::MOST_SPLITS / 32], top = MINUS_INFINITY, total = 0.0f;
+    const float* part = p.partial_out + (first * p.all_rows + place) * p.head_dim + four * 4;
 #pragma unroll
-    for (int i = 0; i < C::MOST_SPLITS / 32; i++) {
+    for (int i = 0; i < AT_ONCE; i++)
+      if (first + i < p.splits) chunk[i] = load_fresh((const Chunk*)(part + i * p.all_rows * p.head_dim));
+  }
+
+  __device__ __forceinline__ void add(float (&x)[4], int index, int first) const {
+    const u32 row = weights + index / (C::D / 4) * C::MOST_SPLITS * 4;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+      if (first + i < p.splits) {
+        const float weight = __int_as_float((int)load_shared_word(row + (first + i) * 4));
+        x[0] += weight * __int_as_float((int)chunk[i].x), x[1] += weight * __int_as_float((int)chunk[i].y);
+        x[2] += weight * __int_as_float((int)chunk[i].z), x[3] += weight * __int_as_float((int)chunk[i].w);
+      }
+  }
+
+  __device__ __forceinline__ void find_weights(int row, int lane) const {
+    constexpr int N = C::MOST_SPLITS / 32;
+    const i64 place = index_of_place(p, scope, place_of_row(p, scope, row));
+    float lse[N], top = MINUS_INFINITY, total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
       const int split = lane + 32 * i;
       lse[i] = split < p.splits ? load_fresh(p.partial_lse + split * p.all_rows + place) : MINUS_INFINITY;
-      top = fmaxf(top, lse[i]);
     }
+#pragma unroll
+    for (int i = 0; i < N; i++) top = fmaxf(top, lse[i]);
 #pragma unroll
     for (int step = 16; step; step /= 2) top = fmaxf(top, shuffle_xor(top, step));
 #pragma unroll
-    for (int i = 0; i < C::MOST_SPLITS / 32; i++) total += lse[i] = exp2_approx(lse[i] - top_of(top));
+    for (int i = 0; i < N; i++) total += lse[i] = exp2_approx(lse[i] - top_of(top));
 #pragma unroll
     for (int step = 16; step; step /= 2) total += shuffle_xor(total, step);
 #pragma unroll
-    for (int i = 0; i < C::MOST_SPLITS / 32; i++)
+    for (int i = 0; i < N; i++)
       store_shared(weights + (row * C::MOST_SPLITS + lane + 32 * i) * 4, (u32)__float_as_int(lse[i] * inverse_of(total)));
     if (lane == 0 && p.lse) p.lse[place] = total == 0.0f ? MINUS_INFINITY : (top + log2_approx(total)) * LN_2;
   }
+};
+
+template <class C>
+DEVICE void join_parts(const AttentionParams& p, const Scope& scope, u32 weights, int thread) {
+  Parts<C> parts = {p, scope, weights};
+  const int all = scope.rows * (C::D / 4);
+  auto exists = [&](int index) { return index < all && index % (C::D / 4) * 4 < p.head_dim; };
+  if (exists(thread)) parts.load(thread, 0);
+  for (int row = thread >> 5; row < scope.rows; row += C::WARPS) parts.find_weights(row, thread & 31);
   sync_block();
-  const int fours = p.head_dim / 4;
-  for (int index = thread; index < scope.rows * (C::D / 4); index += C::THREADS) {
-    const int row = index / (C::D / 4), four = index % (C::D / 4);
-    if (four >= fours) continue;
-    const Place at = place_of_row(p, scope, row);
-    const char* part = (const char*)(p.partial_out + index_of_place(p, scope, at) * p.head_dim + four * 4);
-    const i64 stride = p.all_rows * p.head_dim * 4;
+  for (int index = thread; index < all; index += C::THREADS) {
+    if (!exists(index)) continue;
     float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int split = 0; split < p.splits; split += AT_ONCE) {
-      Chunk chunk[AT_ONCE];
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; i++)
-        if (split + i < p.splits) chunk[i] = load_fresh((const Chunk*)(part + (split + i) * stride));
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; i++)
-        if (split + i < p.splits) {
-          const float weight = __int_as_float((int)load_shared_word(weights + (row * C::MOST_SPLITS + split + i) * 4));
-          x[0] += weight * __int_as_float((int)chunk[i].x), x[1] += weight * __int_as_float((int)chunk[i].y);
-          x[2] += weight * __int_as_float((int)chunk[i].z), x[3] += weight * __int_as_float((int)chunk[i].w);
-        }
+    for (int first = 0; first < p.splits; first += Parts<C>::AT_ONCE) {
+      if (first > 0 || index != thread) parts.load(index, first);
+      parts.add(x, index, first);
     }
-    write_four<typename C::T>(p, scope, at, four * 4, x);
+    write_four<typename C::T>(p, scope, place_of_row(p, scope, index / (C::D / 4)), index % (C::D / 4) * 4, x);
   }
+}
+
+template <class C>
+DEVICE void copy_q(const AttentionParams& p, const Scope& scope, u32 q_tile, int thread) {
+  for (int index = thread; index < C::BM * C::CHUNKS; index += C::THREADS) {
+    const int row = index / C::CHUNKS, chunk = index % C::CHUNKS;
+    const bool inside = row < scope.rows && chunk * 8 < p.head_dim;
+    const char* source = inside ? q_row(p, scope, place_of_row(p, scope, row)) + chunk * 16 : p.q;
+#if HAS_ASYNC_COPY
+    copy_async_or_zero(q_tile + swizzled<C>(row, chunk), source, inside);
+#else
+    store_shared(q_tile + swizzled<C>(row, chunk), inside ? *(const Chunk*)source : Chunk{0, 0, 0, 0});
+#endif
+  }
+#if HAS_ASYNC_COPY
+  copy_async_commit();
+#endif
 }
 
 // Grid: (packs of all batches * row_tiles; splits). Shared memory: Config::Q_BYTES + WARPS * RING_BYTES. With more than one
@@ -327,15 +366,11 @@ DEVICE void attention_decode(const AttentionParams& p) {
   const i64 row0 = lane / C::CHUNKS, chunk0 = lane % C::CHUNKS * 16;
   of.k = first_k_row(p, scope) + row0 * p.k_row + chunk0;
   of.v = first_v_row(p, scope) + row0 * p.v_row + chunk0;
+  copy_q<C>(p, scope, q_tile, thread);  // first: behind the tiles it would come last, and nothing could begin
   of.start(scope.first + w);
-
-  for (int index = thread; index < C::BM * C::CHUNKS; index += C::THREADS) {
-    const int row = index / C::CHUNKS, chunk = index % C::CHUNKS;
-    Chunk c = {0, 0, 0, 0};
-    if (row < scope.rows && chunk * 8 < p.head_dim)
-      c = *(const Chunk*)(q_row(p, scope, place_of_row(p, scope, row)) + chunk * 16);
-    store_shared(q_tile + swizzled<C>(row, chunk), c);
-  }
+#if HAS_ASYNC_COPY
+  copy_async_wait<2 * C::STAGES>();
+#endif
   of.warp.clear();
   sync_block();
   of.warp.keep_q(of.q_lane);
@@ -344,11 +379,9 @@ DEVICE void attention_decode(const AttentionParams& p) {
   join_warps(of, q_tile, w);
   write_block<C>(p, scope, q_tile, rings, thread);
   if (p.splits == 1 || !p.tickets) return;
-  fence_device();
-  sync_block();  // every thread's part is on its way before the ticket is
+  sync_block();  // every thread's part is written before the ticket is taken
   if (thread == 0) store_shared(q_tile, take_ticket(p.tickets + item, (u32)p.splits - 1));
   sync_block();
   if (load_shared_word(q_tile) != (u32)p.splits - 1) return;
-  fence_device();
   join_parts<C>(p, scope, rings, thread);
 }

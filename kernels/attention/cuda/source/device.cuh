@@ -194,9 +194,13 @@ DEVICE float load_fresh(const float* global) {
   return x;
 }
 
-// Counts up to `last` and starts again from zero; returns the count before.
-DEVICE u32 take_ticket(u32* counter, u32 last) { return atomicInc(counter, last); }
-DEVICE void fence_device() { __threadfence(); }
+// Counts up to `last` and starts again from zero; returns the count before. What the block's threads wrote before a barrier is
+// seen by whoever takes a later ticket, and after another barrier by its block.
+DEVICE u32 take_ticket(u32* counter, u32 last) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+  return before;
+}
 
 // Four 8x8 matrices of 16-bit elements; lanes 8i..8i+7 give the row addresses of matrix i.
 DEVICE void load_matrices(u32 (&r)[4], u32 address) {

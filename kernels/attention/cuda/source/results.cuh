@@ -109,29 +109,56 @@ struct Results {
 };
 
 // Joins the parts of a split computation: out = sum_i 2^(lse_i - max) out_i / sum_i 2^(lse_i - max). One warp a row,
-// four a block.
+// four a block. A lane finds the weights of every 32nd part and sums every 32nd group of four columns, with several parts'
+// loads on their way at once: the time is that of a few trips to the L2 cache, not of one a part.
 template <class T>
 DEVICE void attention_combine(const AttentionParams& p) {
+  constexpr int AT_ONCE = 8;
   const int lane = (int)threadIdx.x & 31;
   const i64 rows = (i64)p.all_heads * p.seq_q, row = (i64)blockIdx.x * 4 + ((int)threadIdx.x >> 5);
   if (row >= rows) return;
   const float* lse = p.partial_lse + row;
   float top = MINUS_INFINITY, total = 0.0f;
-#pragma unroll 4
-  for (int i = 0; i < p.splits; i++) top = fmaxf(top, lse[i * rows]);
+  for (int i = lane; i < p.splits; i += 32) top = fmaxf(top, lse[i * rows]);
+#pragma unroll
+  for (int step = 16; step; step /= 2) top = fmaxf(top, shuffle_xor(top, step));
   const float subtrahend = top == MINUS_INFINITY ? 0.0f : top;
-#pragma unroll 4
-  for (int i = 0; i < p.splits; i++) total += exp2_approx(lse[i * rows] - subtrahend);
+  for (int i = lane; i < p.splits; i += 32) total += exp2_approx(lse[i * rows] - subtrahend);
+#pragma unroll
+  for (int step = 16; step; step /= 2) total += shuffle_xor(total, step);
   const float inverse = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN part, which fmaxf ignores, makes the row NaN here
 
   const int head = (int)(row / p.seq_q), query = (int)(row - (i64)head * p.seq_q);
   u16* out = (u16*)(output_head(p, head) + query * p.out_row);
-  for (int column = lane; column < p.head_dim; column += 32) {
+  const bool whole = p.head_dim % 4 == 0;
+  for (int column = lane * 4; column < p.head_dim; column += 128) {
     const float* part = p.partial_out + row * p.head_dim + column;
-    float value = 0.0f;
-#pragma unroll 4
-    for (int i = 0; i < p.splits; i++) value += exp2_approx(lse[i * rows] - subtrahend) * part[i * rows * p.head_dim];
-    out[column] = (u16)pack<T>(value * inverse, 0.0f);
+    float value[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int first = 0; first < p.splits; first += AT_ONCE) {
+      float x[AT_ONCE][4], weight[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) {
+        const int split = first + i < p.splits ? first + i : 0;
+        const float* at = part + split * rows * p.head_dim;
+        weight[i] = lse[split * rows];
+        if (whole) {
+          const Chunk c = *(const Chunk*)at;
+          x[i][0] = __int_as_float((int)c.x), x[i][1] = __int_as_float((int)c.y);
+          x[i][2] = __int_as_float((int)c.z), x[i][3] = __int_as_float((int)c.w);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 4; e++) x[i][e] = column + e < p.head_dim ? at[e] : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++)
+        if (first + i < p.splits)
+#pragma unroll
+          for (int e = 0; e < 4; e++) value[e] += exp2_approx(weight[i] - subtrahend) * x[i][e];
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+      if (column + e < p.head_dim) out[column + e] = (u16)pack<T>(value[e] * inverse, 0.0f);
   }
   if (p.lse && lane == 0) p.lse[row] = total == 0.0f ? MINUS_INFINITY : (top + log2_approx(total)) * LN_2;
 }

@@ -241,11 +241,12 @@ inline void run_block(int threads) {
 inline void launch(Index grid, int threads, size_t shared_size, std::function<void()> kernel) {
   body = kernel;
   lanes.resize(threads);
-  for (block_index.y = 0; block_index.y < grid.y; block_index.y++)
-    for (block_index.x = 0; block_index.x < grid.x; block_index.x++) {
-      shared.assign(shared_size, (char)0xff);  // NaN in every 16-bit format
-      run_block(threads);
-    }
+  for (block_index.z = 0; block_index.z < grid.z; block_index.z++)
+    for (block_index.y = 0; block_index.y < grid.y; block_index.y++)
+      for (block_index.x = 0; block_index.x < grid.x; block_index.x++) {
+        shared.assign(shared_size, (char)0xff);  // NaN in every 16-bit format
+        run_block(threads);
+      }
 }
 
 }  // namespace simt
@@ -352,7 +353,6 @@ DEVICE u32 take_ticket(u32* counter, u32 last) {
   *counter = before >= last ? 0 : before + 1;
   return before;
 }
-DEVICE void fence_device() {}
 
 DEVICE void load_matrices(u32 (&r)[4], u32 address) {
   simt::lane().address = address;

@@ -1,0 +1,155 @@
+"""What a call from Python costs: ours against PyTorch's, output and checks included.
+
+    python -m kernels.attention.cuda.campaign.host --out host.jsonl
+
+`back to back` is wall time over calls that nobody waits for, so that the slower of host and device shows; `host` is the
+time until a call returns while the device is kept busy; `sync` waits for the device after each call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch.nn.attention import sdpa_kernel
+
+from kernels.attention.cuda.campaign.contenders import BACKENDS
+from kernels.attention.cuda.operator import attention, bind
+
+Call = Callable[[], object]
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+BACK_TO_BACK_S, MAX_CALLS, SYNC_CALLS = 0.01, 500, 30
+SPIN_CYCLES, CALLS_UNDER_SPIN = 4_000_000, 100
+
+
+def say(*words: object) -> None:
+    """To standard output, at once."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
+    """PyTorch's attention pinned to a backend, whose context it enters on each call."""
+    chosen = BACKENDS[backend]
+
+    def call() -> object:
+        with sdpa_kernel(chosen):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return call
+
+
+def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> dict[str, Call]:
+    """Ours by the two ways of calling it, PyTorch's default, and each backend that takes the problem."""
+
+    def ours() -> object:
+        return attention(q, k, v, causal=causal)
+
+    def with_lse() -> object:
+        return attention(q, k, v, causal=causal, return_lse=True)
+
+    def default() -> object:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    calls: dict[str, Call] = {
+        "ours": ours,
+        "ours+lse": with_lse,
+        "bound": bind(q, k, v, torch.empty_like(q), causal=causal),
+    }
+    calls["sdpa"] = default
+    calls |= {backend: sdpa(backend, q, k, v, causal) for backend in ("cudnn", "flash", "efficient")}
+    usable = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except RuntimeError as exc:
+            say("no", name, str(exc)[:100])
+        else:
+            usable[name] = call
+    return usable
+
+
+def back_to_back(call: Call) -> float:
+    """Microseconds a call, over enough calls for a hundredth of a second."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    count = max(10, min(MAX_CALLS, int(BACK_TO_BACK_S / (time.perf_counter() - started))))
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - started) / count * 1e6
+
+
+def host_only(call: Call) -> float:
+    """Microseconds until a call returns; the device is busy with a spin kernel meanwhile."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SPIN_CYCLES)
+    started = time.perf_counter()
+    for _ in range(CALLS_UNDER_SPIN):
+        call()
+    passed = time.perf_counter() - started
+    torch.cuda.synchronize()
+    return passed / CALLS_UNDER_SPIN * 1e6
+
+
+def synchronised(call: Call) -> float:
+    """Microseconds from a call to its result, one at a time."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(SYNC_CALLS):
+        call()
+        torch.cuda.synchronize()
+    return (time.perf_counter() - started) / SYNC_CALLS * 1e6
+
+
+REGIMES: Mapping[str, Callable[[Call], float]] = {
+    "back to back": back_to_back,
+    "host": host_only,
+    "sync": synchronised,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, help="append a row for each length and regime to this file")
+    wanted = parser.parse_args()
+    chance = random.Random(1)
+    for seq in wanted.lengths:
+        shape = (wanted.batch, wanted.heads, seq, wanted.head_dim)
+        q, k, v = (torch.randn(shape, device="cuda", dtype=getattr(torch, wanted.dtype)) for _ in range(3))
+        calls = contenders(q, k, v, wanted.causal)
+        for regime, measure in REGIMES.items():
+            times: dict[str, list[float]] = {name: [] for name in calls}
+            for round_ in range(wanted.rounds + 1):
+                for name in chance.sample(list(calls), len(calls)):
+                    us = measure(calls[name])
+                    if round_:
+                        times[name].append(us)
+            medians = {name: statistics.median(values) for name, values in times.items()}
+            words = " ".join(f"{name} {value:.2f}" for name, value in medians.items())
+            say(f"s{seq} {regime}: {words} | sdpa/ours {medians['sdpa'] / medians['ours']:.2f}")
+            if wanted.out:
+                row = {"shape": shape, "causal": wanted.causal, "dtype": wanted.dtype, "regime": regime, "us": medians}
+                with wanted.out.open("a") as out:
+                    out.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

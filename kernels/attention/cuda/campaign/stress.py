@@ -1,0 +1,101 @@
+"""Whether every launch gives the same bits: two streams at once, while a third copies as fast as it can."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels.attention.cuda.engine import Engine
+from kernels.attention.cuda.launching import Bound
+from kernels.attention.cuda.operator import bind
+
+NOISE_BYTES, NOISE_EVERY = 64 * 2**20, 3
+SHAPES = (
+    # batch, heads, kv_heads, seq_q, seq_k, head_dim, causal
+    (4, 16, 16, 2048, 2048, 128, True),
+    (4, 16, 16, 2048, 2048, 64, True),
+    (4, 16, 16, 1024, 1024, 128, False),
+    (4, 16, 16, 1024, 1024, 64, False),
+    (3, 7, 7, 1111, 1111, 128, True),
+    (3, 7, 7, 1111, 1111, 64, False),
+    (2, 33, 33, 640, 640, 64, True),
+    (2, 8, 8, 256, 256, 64, False),
+    (2, 8, 8, 128, 128, 64, True),
+    (4, 64, 8, 1, 8192, 128, False),
+)
+
+
+@dataclass(slots=True)
+class Lane:
+    """One stream with a call of its own, its outputs, and how many launches differed from the first."""
+
+    stream: torch.cuda.Stream
+    call: Bound
+    written: tuple[torch.Tensor, ...]
+    wanted: tuple[torch.Tensor, ...]
+    differing: torch.Tensor
+
+    def launch(self) -> None:
+        with torch.cuda.stream(self.stream):
+            for tensor in self.written:
+                tensor.fill_(math.nan)
+            self.call()
+            off = [(bits(a) != bits(b)).any() for a, b in zip(self.written, self.wanted, strict=True)]
+            self.differing += off[0] | off[1]
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as integers: NaN equals itself, and zero does not equal minus zero."""
+    return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32)
+
+
+def lanes(engine: Engine, shape: tuple[int, int, int, int, int, int, bool], dtype: torch.dtype) -> list[Lane]:
+    batch, heads, kv_heads, seq_q, seq_k, head_dim, causal = shape
+    q, k, v = (
+        torch.randn(batch, h, s, head_dim, device="cuda", dtype=dtype)
+        for h, s in ((heads, seq_q), (kv_heads, seq_k), (kv_heads, seq_k))
+    )
+    found: list[Lane] = []
+    for _ in range(2):
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device="cuda")
+        call = bind(q, k, v, out, causal=causal, lse=lse, engine=engine)
+        call()
+        wanted = found[0].wanted if found else (out.clone(), lse.clone())
+        found.append(
+            Lane(torch.cuda.Stream(), call, (out, lse), wanted, torch.zeros((), device="cuda", dtype=torch.int64))
+        )
+    torch.cuda.synchronize()
+    return found
+
+
+def stress(engine: Engine, launches: int) -> dict[str, Any]:
+    """The row: of how many launches how many differed, by shape. Each shape takes its share, in both element types."""
+    started, rows = time.perf_counter(), []
+    noise = torch.cuda.Stream()
+    source = torch.empty(NOISE_BYTES, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    each = -(-launches // (2 * len(SHAPES)))
+    for shape in SHAPES:
+        for dtype in (torch.bfloat16, torch.float16):
+            pair = lanes(engine, shape, dtype)
+            for number in range(each):
+                if number % NOISE_EVERY == 0:
+                    with torch.cuda.stream(noise):
+                        target.copy_(source)
+                pair[number % 2].launch()
+            torch.cuda.synchronize()
+            differing = sum(int(one.differing) for one in pair)
+            rows.append(
+                {"shape": list(shape), "dtype": str(dtype)[6:], "way": pair[0].call.way, "differing": differing}
+            )
+    return {
+        "kind": "stress",
+        "launches": each * len(rows),
+        "differing": sum(row["differing"] for row in rows),
+        "shapes": rows,
+        "seconds": round(time.perf_counter() - started, 2),
+    }

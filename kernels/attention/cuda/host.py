@@ -1,0 +1,31 @@
+"""What a launch asks PyTorch about its device, by the cheapest entrances."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Host(Protocol):
+    """The thread's present device and stream."""
+
+    def current_device(self) -> int:
+        """Its index."""
+
+    def current_stream(self, device: int) -> int:
+        """The driver's handle of the stream that PyTorch launches on."""
+
+    def capturing(self) -> bool:
+        """Whether that stream is being captured into a graph."""
+
+
+class TorchHost:
+    """PyTorch's own answers. The methods are its C functions where it has them: a Python frame costs as much again."""
+
+    def __init__(self) -> None:
+        self.current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+        self.current_stream = getattr(
+            torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+        )
+        self.capturing = torch.cuda.is_current_stream_capturing

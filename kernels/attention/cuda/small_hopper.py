@@ -1,0 +1,202 @@
+"""Ways for few keys on Hopper: all K and V of a head by tensor copies into shared memory, products by warpgroups."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernels.attention.cuda import hopper
+from kernels.attention.cuda.driver import TensorMap, driver
+from kernels.attention.cuda.launching import Buffers, Step
+from kernels.attention.cuda.planning import ELEMENT_BYTES, Layout, Machine, Problem
+from kernels.attention.cuda.small import MAX_GRID_YZ, SHAPES, SmallParameters, exchange_bytes, padded, parameters_of
+from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip
+
+GROUP_ROWS, GROUP_THREADS = 64, 128
+CHUNK_COLUMNS = 64
+OWN_PLACE_BYTES = 226 * 1024
+"""Up to here the exchange between warpgroups has a place of its own; barriers take the rest of a block's 227 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """How a block works: warpgroups of 64 rows, each with every `key_groups`-th of `blocks` blocks of `keys` keys.
+
+    `cluster` blocks of the same head load K and V together.
+    """
+
+    row_groups: int
+    key_groups: int
+    keys: int
+    blocks: int
+    cluster: int = 1
+
+    @property
+    def name(self) -> str:
+        """E.g. `w64k2x128b4`: 64 rows, 2 warpgroups for the keys, 4 blocks of 128 of them; `c4`: clusters of four."""
+        clusters = f"c{self.cluster}" if self.cluster > 1 else ""
+        return f"w{self.rows}k{self.key_groups}x{self.keys}b{self.blocks}{clusters}"
+
+    @property
+    def rows(self) -> int:
+        return self.row_groups * GROUP_ROWS
+
+    @property
+    def all_keys(self) -> int:
+        return self.keys * self.blocks
+
+    @property
+    def threads(self) -> int:
+        return self.row_groups * self.key_groups * GROUP_THREADS
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory for a padded head dimension."""
+        tiles = (self.rows + 2 * self.all_keys) * head_dim * ELEMENT_BYTES
+        exchange = 0 if self.key_groups == 1 else exchange_bytes(self.rows, head_dim, self.key_groups)
+        return tiles + exchange if tiles + exchange <= OWN_PLACE_BYTES else max(tiles, exchange)
+
+
+GROUP_SHAPES: dict[int, tuple[GroupShape, ...]] = {
+    64: (
+        *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
+        *(GroupShape(1, 2, 128, 2), GroupShape(1, 2, 64, 4), GroupShape(1, 4, 64, 4), GroupShape(2, 1, 128, 2)),
+        *(
+            GroupShape(1, 2, 128, 2, 2),
+            GroupShape(1, 2, 128, 2, 4),
+            GroupShape(2, 1, 64, 4),
+            GroupShape(2, 1, 64, 4, 2),
+        ),
+        *(GroupShape(1, 2, 128, 4), GroupShape(1, 2, 64, 8), GroupShape(1, 4, 128, 4), GroupShape(2, 1, 64, 8)),
+        *(GroupShape(1, 2, 128, 4, 2), GroupShape(1, 2, 128, 4, 4), GroupShape(1, 2, 128, 4, 8)),
+        *(
+            GroupShape(1, 2, 64, 8, 4),
+            GroupShape(1, 4, 128, 4, 4),
+            GroupShape(2, 1, 64, 8, 2),
+            GroupShape(2, 1, 64, 8, 4),
+        ),
+    ),
+    128: (
+        *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
+        *(GroupShape(1, 2, 128, 2), GroupShape(1, 2, 64, 4), GroupShape(1, 4, 64, 4), GroupShape(2, 1, 64, 4)),
+        *(
+            GroupShape(1, 2, 128, 2, 2),
+            GroupShape(1, 2, 64, 4, 2),
+            GroupShape(1, 2, 64, 4, 4),
+            GroupShape(2, 1, 64, 4, 2),
+        ),
+    ),
+}
+"""By padded head dimension. Measurement decides between those that fit a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKernel:
+    """One specialisation of `source/small/warpgroups.cuh`."""
+
+    dtype: str
+    head_dim: int
+    causal: bool
+    shape: GroupShape
+    dependent: bool = False
+
+    @property
+    def name(self) -> str:
+        """E.g. `small_bf16_d64_causal_w64k2x128b4c4`."""
+        mask = "causal" if self.causal else "full"
+        name = f"small_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{self.shape.name}"
+        return f"{name}_dependent" if self.dependent else name
+
+    @property
+    def threads(self) -> int:
+        return self.shape.threads
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.shape.shared_bytes(self.head_dim)
+
+    @property
+    def source(self) -> str:
+        s = self.shape
+        numbers = (self.head_dim, s.row_groups, s.key_groups, s.keys, s.blocks, s.cluster)
+        flags = (str(flag).lower() for flag in (self.causal, self.dependent))
+        config = ", ".join([C_TYPE[self.dtype], *map(str, numbers), *flags])
+        maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in "qkv")
+        cluster = f" __cluster_dims__({s.cluster}, 1, 1)" if s.cluster > 1 else ""
+        return (
+            f'#include "small/warpgroups.cuh"\n'
+            f'extern "C" __global__ void{cluster} __launch_bounds__({self.threads}, 1)\n'
+            f"{self.name}({maps}, const __grid_constant__ SmallParams p) {{\n"
+            f"  attention_in_warpgroups<InWarpgroups<{config}>>(q, k, v, p);\n}}\n"
+            f'static_assert(sizeof(SmallParams) == {ctypes.sizeof(SmallParameters)}, "parameters differ");\n'
+            f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SmallHopper:
+    """A way: one kernel, a block for each tile of rows."""
+
+    kernel: GroupKernel
+
+    @property
+    def name(self) -> str:
+        """E.g. `small-w64k2x128b4`."""
+        return f"small-{self.kernel.shape.name}{'-dependent' if self.kernel.dependent else ''}"
+
+    def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
+        """The one launch."""
+        shape = self.kernel.shape
+        parameters = parameters_of(problem, shape.rows, scale)
+        parameters.row_tiles = -(-parameters.row_tiles // shape.cluster) * shape.cluster
+        parameters.lse = buffers.lse
+        q = map_of(problem, "q", GROUP_ROWS)
+        k, v = (map_of(problem, name, shape.keys // shape.cluster) for name in "kv")
+        grid = (parameters.row_tiles, problem.heads, problem.batch)
+        return [Step(self.kernel, grid, (q, k, v, parameters), self.kernel.dependent)]
+
+
+def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
+    """The map of one tensor, of which a copy moves `box_rows` rows of 64 columns."""
+    layout: Layout = getattr(problem, name)
+    heads, rows = (problem.heads, problem.seq_q) if name == "q" else (problem.kv_heads, problem.seq_k)
+    row = layout.row or problem.head_dim  # dimensions of size 1 have no stride, and a map wants one
+    sizes, strides = (problem.head_dim, rows, heads, problem.batch), (row, layout.head or row, layout.batch or row)
+    made = driver().tensor_map(
+        problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
+    )
+    made.tensor = name
+    return made
+
+
+def fits(shape: GroupShape, problem: Problem) -> bool:
+    """Whether a block of this shape sees all keys with half of it busy, and clusters are not mostly padding."""
+    enough = shape.all_keys // 2 < problem.seq_k <= shape.all_keys
+    tiles = -(-problem.seq_q // shape.rows)
+    return enough and (shape.cluster == 1 or tiles >= shape.cluster)
+
+
+def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[SmallHopper]:
+    """Every way of this kind that computes a problem; none is not an error."""
+    size = padded(problem.head_dim)
+    if (
+        size is None
+        or hopper.refusal(problem, machine) is not None
+        or max(problem.heads, problem.batch) > MAX_GRID_YZ
+        or problem.seq_k > max(shape.all_keys for shape in GROUP_SHAPES[size])
+    ):
+        return []
+    return [
+        SmallHopper(GroupKernel(problem.dtype, size, problem.causal, shape, dependent))
+        for shape in GROUP_SHAPES[size]
+        if fits(shape, problem)
+    ]
+
+
+def table(chip: Chip) -> Iterator[GroupKernel]:
+    """Every kernel of this kind, but for the dependent ones."""
+    for dtype in chip.dtypes:
+        for size in SHAPES:
+            for shape in GROUP_SHAPES[size]:
+                for causal in (False, True):
+                    yield GroupKernel(dtype, size, causal, shape)

@@ -1,0 +1,103 @@
+"""Compiles the kernels for few keys for the CPU and runs launches of them, a fiber for each thread."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.attention.cuda.operator import problem_of
+from kernels.attention.cuda.small import SmallKernel, parameters_of
+from kernels.attention.cuda.variants import SOURCE
+from tests.kernels.cuda.simt_runner import SHIM, storage_of
+
+
+class Job(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, ctypes.c_int32)
+            for name in ("entry", "grid_x", "grid_y", "grid_z", "shared", "eager", "reverse", "pad")
+        ),
+        *((name, ctypes.c_int64) for name in ("q", "k", "v", "out", "lse")),
+    ]
+
+
+@dataclass(frozen=True)
+class SmallRunner:
+    """A program that holds some kernels."""
+
+    program: Path
+    kernels: tuple[SmallKernel, ...]
+
+    def run(
+        self,
+        kernel: SmallKernel,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        scratch: Path,
+        alignment: str = "top-left",
+        with_lse: bool = True,
+        eager: bool = False,
+        reverse: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Launch `kernel`; `out` gives layout and poison of the output. Returns the output and the log-sum-exp."""
+        storages = [storage_of(tensor) for tensor in (q, k, v, out)]
+        problem = problem_of(q, k, v, out, causal=kernel.causal, alignment=alignment)
+        parameters = parameters_of(problem, kernel.shape.all_rows, q.shape[3] ** -0.5)
+        job = Job(
+            entry=self.kernels.index(kernel),
+            grid_x=parameters.row_tiles,
+            grid_y=problem.heads,
+            grid_z=problem.batch,
+            shared=kernel.shared_bytes,
+            eager=eager,
+            reverse=reverse,
+            q=len(storages[0]),
+            k=len(storages[1]),
+            v=len(storages[2]),
+            out=len(storages[3]),
+            lse=problem.batch * problem.heads * problem.seq_q * 4 if with_lse else 0,
+        )
+        given, made = scratch / "in.bin", scratch / "out.bin"
+        given.write_bytes(bytes(job) + bytes(parameters) + b"".join(storages))
+        done = subprocess.run([str(self.program), str(given), str(made)], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[:2000]}"
+        data = bytearray(made.read_bytes())
+        filled = torch.frombuffer(data[: job.out], dtype=out.dtype)
+        result = torch.as_strided(filled, out.shape, out.stride())
+        if not with_lse:
+            return result, None
+        return result, torch.frombuffer(data[job.out :], dtype=torch.float32).view(out.shape[:3])
+
+
+def compile_small(kernels: Sequence[SmallKernel], folder: Path, *, flags: Sequence[str] = ()) -> SmallRunner:
+    """Compile with g++."""
+    table = ", ".join(f"{{{kernel.name}, {kernel.threads}}}" for kernel in kernels)
+    text = "".join(kernel.source for kernel in kernels)
+    text += "struct Entry { void (*kernel)(SmallParams); int threads; };\n"
+    text += f"static const Entry entries[] = {{{table}}};\n"
+    digest = hashlib.sha256(f"{text}{flags}".encode()).hexdigest()[:12]
+    source, program = folder / f"small-{digest}.h", folder / f"small-{digest}"
+    source.write_text(text)
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        "-fno-strict-aliasing",
+        "-Wno-unknown-pragmas",
+        "-DSIMT_SHIM",
+        "-DSIMT_ARCH=800",
+    ]
+    command += [f'-DKERNELS="{source}"', f"-I{SHIM}", f"-I{SOURCE}", *flags]
+    command += [str(SHIM / "small_main.cc"), "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[:4000]
+    return SmallRunner(program, tuple(kernels))

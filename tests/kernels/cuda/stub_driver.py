@@ -1,0 +1,163 @@
+"""A libcuda of our own, compiled by gcc: what the host does can be tested where there is no GPU.
+
+While it is in place, `driver()` finds it as libcuda.so.1; it checks what it is given and records what is launched.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import dataclasses
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.attention.cuda.driver import Function, TensorMap, driver
+from kernels.attention.cuda.engine import Counters, Engine
+from kernels.attention.cuda.hopper import HopperKernel, HopperParameters
+from kernels.attention.cuda.parameters import Parameters
+from kernels.attention.cuda.planning import Machine
+from kernels.attention.cuda.small import SmallKernel, SmallParameters
+from kernels.attention.cuda.small_hopper import GroupKernel
+from kernels.attention.cuda.variants import CHIPS, Entry
+
+SOURCE = Path(__file__).parent / "stub" / "libcuda.c"
+HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
+MAX_ARGUMENTS, MAX_ARGUMENT_BYTES = 8, 512
+
+
+class Launch(ctypes.Structure):
+    """One launch as the stub recorded it."""
+
+    _fields_ = [
+        ("name", ctypes.c_char * 128),
+        ("grid", ctypes.c_int32 * 3),
+        *((name, ctypes.c_int32) for name in ("threads", "shared", "dependent", "count")),
+        ("sizes", ctypes.c_int32 * MAX_ARGUMENTS),
+        ("stream", ctypes.c_uint64),
+        ("arguments", ctypes.c_char * (MAX_ARGUMENTS * MAX_ARGUMENT_BYTES)),
+    ]
+
+    def argument(self, number: int, kind: type[Any]) -> Any:
+        """Argument `number`, read as a structure."""
+        assert self.sizes[number] == ctypes.sizeof(kind)
+        offset = Launch.arguments.offset + number * MAX_ARGUMENT_BYTES
+        return kind.from_buffer_copy(bytes(self), offset)
+
+
+class Map(ctypes.Structure):
+    """A tensor map as the stub encodes it."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("magic", "address", "dtype", "rank")),
+        *((name, ctypes.c_uint64 * size) for name, size in (("sizes", 4), ("strides", 3), ("box", 4))),
+        ("pad", ctypes.c_uint64),
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stub:
+    """The library in place."""
+
+    library: Any
+
+    @property
+    def launches(self) -> int:
+        return int(self.library.stub_launches())
+
+    def launch(self, number: int = -1) -> Launch:
+        """A recorded launch; the latest by default."""
+        number = self.launches + number if number < 0 else number
+        return Launch.from_buffer_copy(ctypes.string_at(self.library.stub_launch(number), ctypes.sizeof(Launch)))
+
+
+@contextmanager
+def stub_libcuda(folder: Path) -> Iterator[Stub]:
+    """Put the stub in libcuda's place for this process, and take it away again."""
+    path = folder / "libcuda.so.1"
+    command = [
+        "gcc",
+        "-std=gnu11",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+    ]
+    done = subprocess.run([*command, "-o", str(path), str(SOURCE)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    driver.cache_clear()
+    library = ctypes.CDLL(str(path))  # from now on the loader knows a libcuda.so.1
+    library.stub_launch.restype = ctypes.c_void_p
+    library.stub_launch.argtypes = [ctypes.c_long]
+    for name in ("stub_launches", "stub_maps", "stub_replaced"):
+        getattr(library, name).restype = ctypes.c_long
+    try:
+        assert driver().library.stub_launches() == 0
+        yield Stub(library)
+    finally:
+        second = driver().library
+        driver.cache_clear()
+        for one in (second, library):
+            _ctypes.dlclose(one._handle)
+
+
+def can_stub() -> bool:
+    return shutil.which("gcc") is not None and not torch.cuda.is_available()
+
+
+def sizes_of(entry: Entry) -> list[int]:
+    """The sizes of a kernel's arguments."""
+    if isinstance(entry, SmallKernel):
+        return [ctypes.sizeof(SmallParameters)]
+    if isinstance(entry, GroupKernel):
+        return [ctypes.sizeof(TensorMap)] * 3 + [ctypes.sizeof(SmallParameters)]
+    if isinstance(entry, HopperKernel):
+        return [ctypes.sizeof(TensorMap)] * 3 + [ctypes.sizeof(HopperParameters)]
+    return [ctypes.sizeof(Parameters)]
+
+
+class OnCpu(Engine):
+    """An engine whose device is the CPU: its kernels are only names, loaded through the driver all the same."""
+
+    def __init__(self, *, hopper: bool = True) -> None:
+        self.device = torch.device("cpu", 0)
+        self.host = OneHost()
+        self.chip = HOPPER
+        self.machine = Machine(chip=HOPPER, sm_count=132, l2_bytes=50 << 20, hopper=hopper)
+        self.functions: dict[str, Function] = {}
+        self.lock = threading.Lock()
+        self.counters = Counters(self.device)
+
+    def function(self, entry: Entry) -> Function:
+        found = self.functions.get(entry.name)
+        if found is None:
+            image = " ".join([entry.name, str(entry.threads), *map(str, sizes_of(entry))]).encode()
+            driver().enter(0)
+            found = self.functions[entry.name] = driver().load(image, entry.name, entry.shared_bytes)
+        return found
+
+
+class OneHost:
+    """What PyTorch would say about its device: set by a test."""
+
+    def __init__(self) -> None:
+        self.device, self.stream, self.is_capturing = 0, 0x1000, False
+
+    def current_device(self) -> int:
+        return self.device
+
+    def current_stream(self, device: int) -> int:
+        assert device == self.device
+        return self.stream
+
+    def capturing(self) -> bool:
+        return self.is_capturing

@@ -1,0 +1,411 @@
+"""What a remembered call launches, checked launch by launch against a libcuda of our own."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.attention.cuda.driver import TensorMap
+from kernels.attention.cuda.errors import CudaError, Unsupported
+from kernels.attention.cuda.hopper import HopperParameters
+from kernels.attention.cuda.operator import as_operator, attention, bind
+from kernels.attention.cuda.quick import PLANS_PER_GENERATION, Answer, Quick, check_by_guard, check_by_key
+from kernels.attention.cuda.small import SmallParameters
+from tests.kernels.cuda.stub_driver import Launch, Map, OnCpu, Stub, can_stub, stub_libcuda
+
+pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
+    with stub_libcuda(tmp_path_factory.mktemp("stub")) as one:
+        yield one
+
+
+@pytest.fixture(params=[False, True], ids=["portable", "hopper"])
+def engine(request: pytest.FixtureRequest, stub: Stub) -> OnCpu:
+    return OnCpu(hopper=request.param)
+
+
+@pytest.fixture
+def quick(engine: OnCpu) -> Quick:
+    return Quick(bind, lambda device: engine, as_operator)
+
+
+def draw(*shape: int, kv_heads: int | None = None, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    batch, heads, seq, head_dim = shape
+    sizes = [shape, *[(batch, kv_heads or heads, seq, head_dim)] * 2]
+    return [torch.randn(size).to(dtype) for size in sizes]
+
+
+def call(
+    quick: Quick,
+    tensors: list[torch.Tensor],
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    alignment: str = "top-left",
+    lse: bool = False,
+) -> Answer:
+    return quick.attention(*tensors, causal, scale, alignment, lse)
+
+
+def without_counter(launch: Launch) -> bytes:
+    """A launch's record, but for the address of its kernel's counter."""
+    if launch.count != 4:
+        return bytes(launch)
+    copy = Launch.from_buffer_copy(bytes(launch))
+    start = Launch.arguments.offset + 3 * 512 + HopperParameters.counter.offset
+    ctypes_bytes = bytearray(bytes(copy))
+    ctypes_bytes[start : start + 8] = bytes(8)
+    return bytes(ctypes_bytes)
+
+
+def assert_as_a_fresh_one(
+    stub: Stub, engine: OnCpu, tensors: list[torch.Tensor], answer: Answer, before: int, **options: Any
+) -> None:
+    """What has been launched since `before` is what binding the same tensors anew launches."""
+    out, lse = answer if isinstance(answer, tuple) else (answer, None)
+    made = [without_counter(stub.launch(n)) for n in range(before, stub.launches)]
+    middle = stub.launches
+    bind(
+        *tensors,
+        out,
+        causal=options.get("causal", False),
+        scale=options.get("scale"),
+        causal_alignment=options.get("alignment", "top-left"),
+        lse=lse,
+        engine=engine,
+    )()
+    assert made == [without_counter(stub.launch(n)) for n in range(middle, stub.launches)]
+
+
+def test_a_remembered_call_launches_what_a_fresh_one_would(stub: Stub, engine: OnCpu, quick: Quick) -> None:
+    chance = random.Random(7)
+    shapes = [(2, 4, 64, 64), (1, 4, 100, 128), (2, 2, 7, 40), (1, 2, 300, 64), (1, 1, 20, 256), (1, 2, 33, 37)]
+    for _ in range(150):
+        shape = chance.choice(shapes)
+        kv_heads = chance.choice([head for head in (1, 2, 4) if shape[1] % head == 0])
+        tensors = draw(*shape, kv_heads=kv_heads, dtype=chance.choice((torch.float16, torch.bfloat16)))
+        if chance.random() < 0.3:
+            tensors = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
+        options = {
+            "causal": chance.random() < 0.5,
+            "scale": chance.choice((None, 0.25)),
+            "alignment": chance.choice(("top-left", "bottom-right")),
+            "lse": chance.random() < 0.3,
+        }
+        before = stub.launches
+        answer = call(quick, tensors, **options)
+        assert isinstance(answer, tuple) == options["lse"]
+        assert_as_a_fresh_one(stub, engine, tensors, answer, before, **options)
+
+
+def test_a_call_like_the_one_before_is_not_bound_again(engine: OnCpu) -> None:
+    bound = []
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        bound.append(1)
+        return bind(*args, **kwargs)
+
+    quick = Quick(counting, lambda device: engine, as_operator)
+    for _ in range(5):
+        call(quick, draw(2, 4, 64, 64))
+        call(quick, draw(2, 4, 64, 64), lse=True)
+        call(quick, draw(2, 4, 65, 64))
+    assert len(bound) == 3
+
+
+def test_the_output_is_new_each_time_and_lies_like_q(stub: Stub, quick: Quick) -> None:
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in draw(2, 4, 64, 64))
+    first, second = call(quick, [q, k, v]), call(quick, [q, k, v])
+    assert isinstance(first, torch.Tensor)
+    assert isinstance(second, torch.Tensor)
+    assert first.data_ptr() != second.data_ptr()
+    assert first.stride() == second.stride() == q.stride()
+    assert (first.dtype, first.shape) == (q.dtype, q.shape)
+
+
+def test_a_tensor_off_its_boundary_takes_the_kernels_that_can_read_it(stub: Stub, engine: OnCpu, quick: Quick) -> None:
+    tensors = draw(1, 2, 64, 64)
+    call(quick, tensors)
+    aligned = stub.launch().name
+    for which in range(3):
+        storage = torch.randn(2 * 64 * 64 + 8).to(torch.bfloat16)
+        moved = list(tensors)
+        moved[which] = storage[1 : 1 + 2 * 64 * 64].view(1, 2, 64, 64)
+        for _ in range(2):
+            before = stub.launches
+            answer = call(quick, moved)
+            assert b"scalar" in stub.launch().name
+            assert_as_a_fresh_one(stub, engine, moved, answer, before)
+        call(quick, tensors)
+        assert stub.launch().name == aligned
+
+
+def test_tensors_that_are_one_and_the_same_are_read_as_such(stub: Stub, engine: OnCpu, quick: Quick) -> None:
+    x = draw(1, 2, 64, 64)[0]
+    for _ in range(3):
+        before = stub.launches
+        answer = call(quick, [x, x, x])
+        assert_as_a_fresh_one(stub, engine, [x, x, x], answer, before)
+
+
+def test_gradients_are_refused_and_nothing_remembered_lets_them_through(stub: Stub, quick: Quick) -> None:
+    q, k, v = draw(1, 2, 64, 64)
+    wants = q.clone().requires_grad_()
+    for _ in range(3):
+        with pytest.raises(Unsupported, match="backward"):
+            call(quick, [wants, k, v])
+        with torch.no_grad():
+            call(quick, [wants, k, v])
+        call(quick, [q, k, v])
+        with torch.inference_mode():
+            call(quick, draw(1, 2, 64, 64))
+    with pytest.raises(Unsupported, match="backward"):
+        call(quick, [wants, k, v])
+
+
+def test_kernels_with_a_counter_have_one_for_each_stream(stub: Stub) -> None:
+    engine = OnCpu(hopper=True)
+    quick = Quick(bind, lambda device: engine, as_operator)
+    counters: dict[int, set[int]] = {}
+    for _ in range(3):
+        for stream in (0x1000, 0x2000):
+            engine.host.stream = stream
+            for seq in (600, 700):
+                call(quick, draw(1, 2, seq, 64))
+                launch = stub.launch()
+                assert launch.stream == stream
+                assert launch.name.startswith(b"fa90")
+                counters.setdefault(stream, set()).add(launch.argument(3, HopperParameters).counter)
+    assert len(counters[0x1000]) == len(counters[0x2000]) == 1
+    assert counters[0x1000] != counters[0x2000]
+
+
+def test_a_captured_launch_has_a_counter_that_no_other_launch_uses(stub: Stub) -> None:
+    engine = OnCpu(hopper=True)
+    quick = Quick(bind, lambda device: engine, as_operator)
+    tensors = draw(1, 2, 600, 64)
+
+    def counter() -> int:
+        call(quick, tensors)
+        return int(stub.launch().argument(3, HopperParameters).counter)
+
+    eager = counter()
+    engine.host.is_capturing = True
+    captured = [counter(), counter()]
+    engine.host.is_capturing = False
+    gc.collect()
+    later = [counter() for _ in range(3)]
+    engine.host.stream = 0x3000
+    later.append(counter())
+    assert set(later[:3]) == {eager}
+    assert len({eager, *captured, later[3]}) == 4
+
+
+def test_parts_of_split_keys_are_kept_for_one_stream_alone(stub: Stub) -> None:
+    engine = OnCpu(hopper=False)
+    quick = Quick(lambda *a, **o: bind(*a, splits=4, **o), lambda device: engine, as_operator)
+    partial: dict[int, set[int]] = {}
+    for _ in range(3):
+        for stream in (0x1000, 0x2000):
+            engine.host.stream = stream
+            before = stub.launches
+            call(quick, [draw(1, 1, 64, 64)[0], *draw(1, 1, 8192, 64)[1:]])
+            for number in range(before, stub.launches):
+                launch = stub.launch(number)
+                assert launch.stream == stream
+                if launch.name.startswith(b"combine"):
+                    # partial_out is the sixth address of AttentionParams
+                    address = int.from_bytes(bytes(launch)[Launch.arguments.offset + 40 :][:8], "little")
+                    partial.setdefault(stream, set()).add(address)
+    assert partial[0x1000]
+    assert not partial[0x1000] & partial[0x2000]
+
+
+def test_tensor_maps_follow_the_tensors(stub: Stub) -> None:
+    engine = OnCpu(hopper=True)
+    quick = Quick(bind, lambda device: engine, as_operator)
+    for _ in range(4):
+        tensors = draw(2, 4, 640, 64, kv_heads=2)
+        call(quick, tensors)
+        launch = stub.launch()
+        for number, tensor in enumerate(tensors):
+            bytes_of = bytes(launch.argument(number, TensorMap))
+            seen = Map.from_buffer_copy(bytes_of)
+            assert seen.address == tensor.data_ptr()
+            assert list(seen.sizes) == list(reversed(tensor.shape))
+            assert list(seen.strides) == [2 * stride for stride in reversed(tensor.stride()[:3])]
+
+
+def test_threads_do_not_mix_up_their_tensors(stub: Stub, engine: OnCpu, quick: Quick) -> None:
+    sets = [draw(1, 2, 64, 64) for _ in range(4)]
+    seen: list[list[tuple[int, ...]]] = [[] for _ in sets]
+    before = stub.launches
+
+    def work(number: int) -> None:
+        for _ in range(100):
+            answer = call(quick, sets[number], causal=bool(number % 2))
+            assert isinstance(answer, torch.Tensor)
+            seen[number].append((*(x.data_ptr() for x in sets[number]), answer.data_ptr()))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(sets))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stub.launches - before == 400
+    expected = sorted(one for each in seen for one in each)
+    assert sorted(addresses(stub.launch(number)) for number in range(before, stub.launches)) == expected
+
+
+def addresses(launch: Launch) -> tuple[int, ...]:
+    """Of q, k, v and out."""
+    if launch.count == 4:
+        maps = [Map.from_buffer_copy(bytes(launch.argument(number, TensorMap))).address for number in range(3)]
+        return (*maps, launch.argument(3, HopperParameters).out)
+    first = bytes(launch)[Launch.arguments.offset :]
+    return tuple(int.from_bytes(first[8 * i : 8 * i + 8], "little") for i in range(4))
+
+
+def test_plans_are_bounded_and_forgotten_ones_are_made_again(stub: Stub, engine: OnCpu, quick: Quick) -> None:
+    for seq in range(1, 3 * PLANS_PER_GENERATION):
+        call(quick, draw(1, 1, seq, 8))
+    assert len(quick.plans.young) <= PLANS_PER_GENERATION
+    assert len(quick.plans.old) <= PLANS_PER_GENERATION
+    for seq in (1, 5, 3 * PLANS_PER_GENERATION - 1):
+        tensors = draw(1, 1, seq, 8)
+        before = stub.launches
+        answer = call(quick, tensors)
+        assert_as_a_fresh_one(stub, engine, tensors, answer, before)
+
+
+def test_a_plan_holds_no_tensor(stub: Stub, quick: Quick) -> None:
+    tensors = draw(1, 2, 64, 64)
+    answer = call(quick, tensors)
+    assert isinstance(answer, torch.Tensor)
+    watched = [weakref.ref(x) for x in (*tensors, answer)]
+    del tensors, answer
+    gc.collect()
+    assert [one() for one in watched] == [None] * 4
+
+
+def test_a_refused_launch_is_an_error_and_the_next_one_is_not(stub: Stub, quick: Quick) -> None:
+    tensors = draw(1, 2, 64, 64)
+    call(quick, tensors)
+    stub.library.stub_fail_next(701)
+    with pytest.raises(CudaError, match="too many resources"):
+        call(quick, tensors)
+    before = stub.launches
+    call(quick, tensors)
+    assert stub.launches == before + 1
+
+
+def test_bad_input_raises_what_it_always_raised(stub: Stub, quick: Quick) -> None:
+    q, k, v = draw(1, 2, 64, 64)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="must be tensors"):
+            call(quick, [q, None, v])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="do not fit"):
+            call(quick, [q, k[:, :, :3], v])
+        with pytest.raises(ValueError, match="causal_alignment"):
+            call(quick, [q, k, v], alignment="middle")
+        with pytest.raises(Unsupported, match="scale"):
+            call(quick, [q, k, v], scale=math.nan)
+        with pytest.raises(Unsupported, match="float32"):
+            call(quick, [q.float(), k.float(), v.float()])
+        call(quick, [q, k, v])
+
+
+def test_fake_tensors_and_listening_modes_get_the_operator(stub: Stub, quick: Quick) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    tensors = draw(1, 2, 64, 64)
+    call(quick, tensors)
+    before = stub.launches
+    with FakeTensorMode() as mode:
+        faked = [mode.from_tensor(x) for x in tensors]
+        out, lse = call(quick, faked, lse=True)
+    assert (tuple(out.shape), tuple(lse.shape)) == ((1, 2, 64, 64), (1, 2, 64))
+    assert stub.launches == before
+
+    class Seen(TorchDispatchMode):
+        names: list[str] = []  # noqa: RUF012
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(func))
+            return tuple(torch.empty(()) for _ in range(2))
+
+    with Seen():
+        call(quick, tensors)
+    assert Seen.names == ["spotbench.attention.default"]
+
+
+def test_under_the_compiler_the_call_is_the_operator() -> None:
+    names: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        names.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return lambda *given: (given[0],)
+
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v, causal=True), backend=backend, fullgraph=True)
+    compiled(*draw(1, 2, 16, 64))
+    assert any("spotbench.attention" in name for name in names)
+
+
+@pytest.mark.parametrize("checker", [check_by_key, check_by_guard])
+def test_both_checks_tell_like_from_unlike(checker: Any) -> None:
+    q, k, v = draw(2, 4, 16, 64)
+    check = checker(q, k, v)
+    assert check(*draw(2, 4, 16, 64))
+    assert not check(*draw(2, 4, 17, 64))
+    assert not check(*draw(2, 4, 16, 64, dtype=torch.float16))
+    assert not check(q.transpose(1, 2).contiguous().transpose(1, 2), k, v)
+    assert not check(q, k, v.clone().requires_grad_())
+    assert not check(torch.empty(q.shape, dtype=q.dtype, device="meta"), k, v)
+    wants = checker(q.clone().requires_grad_(), k, v)
+    assert not wants(q.clone().requires_grad_(), k, v)
+
+
+def test_small_kernels_are_remembered_like_all_others(stub: Stub) -> None:
+    for dependent in (False, True):
+        name = "small-r16k4x16-dependent" if dependent else "small-r16k4x16"
+        engine = OnCpu(hopper=True)
+        quick = Quick(lambda *a, name=name, **o: bind(*a, way=name, **o), lambda device, e=engine: e, as_operator)
+        for _ in range(3):
+            tensors = draw(2, 4, 60, 64)
+            answer = call(quick, tensors, lse=True)
+            launch = stub.launch()
+            given = launch.argument(0, SmallParameters)
+            assert launch.name.startswith(b"small_bf16_d64_full_r16k4x16")
+            assert bool(launch.dependent) == dependent
+            assert list(launch.grid) == [4, 4, 2]
+            assert [given.q, given.k, given.v] == [x.data_ptr() for x in tensors]
+            assert (given.out, given.lse) == (answer[0].data_ptr(), answer[1].data_ptr())
+
+
+@pytest.mark.parametrize("cluster", ["", "c4"])
+def test_small_kernels_with_tensor_maps_follow_their_tensors(stub: Stub, cluster: str) -> None:
+    engine = OnCpu(hopper=True)
+    way = f"small-w64k2x128b4{cluster}"
+    quick = Quick(lambda *a, **o: bind(*a, way=way, **o), lambda device: engine, as_operator)
+    for _ in range(3):
+        tensors = draw(2, 4, 500, 64, kv_heads=2)
+        answer = call(quick, tensors, causal=True)
+        launch = stub.launch()
+        maps = [Map.from_buffer_copy(bytes(launch.argument(number, TensorMap))) for number in range(3)]
+        assert [one.address for one in maps] == [x.data_ptr() for x in tensors]
+        assert [one.box[1] for one in maps] == [64, *[32 if cluster else 128] * 2]
+        given = launch.argument(3, SmallParameters)
+        assert (given.out, given.row_tiles) == (answer.data_ptr(), 8)
+        assert list(launch.grid) == [8, 4, 2]

@@ -1,0 +1,151 @@
+"""Which kernels for few keys a problem gets, and that they compile as they must. Needs no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from kernels.attention.cuda import small, small_hopper
+from kernels.attention.cuda.build import Cache, build_all
+from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
+from kernels.attention.cuda.planning import Layout, Machine, Problem
+from kernels.attention.cuda.small import SmallKernel, in_registers, in_shared
+from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
+from kernels.attention.cuda.variants import CHIPS, HEADERS, SOURCE, chip_of
+from kernels.attention.interface import BuildFailed
+
+HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
+H200 = Machine(HOPPER, 132, 60 << 20, hopper=True)
+
+
+def problem(
+    seq_q: int,
+    seq_k: int,
+    *,
+    head_dim: int = 64,
+    heads: int = 8,
+    kv_heads: int = 8,
+    batch: int = 2,
+    causal: bool = False,
+) -> Problem:
+    """Contiguous tensors."""
+    q = Layout(heads * seq_q * head_dim, seq_q * head_dim, head_dim)
+    kv = Layout(kv_heads * seq_k * head_dim, seq_k * head_dim, head_dim)
+    return Problem("bfloat16", batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, 0, q, kv, kv, q)
+
+
+def names(of: Problem, machine: Machine = H200, *, dependent: bool = False) -> list[str]:
+    found = [*small.ways(of, machine, dependent=dependent), *small_hopper.ways(of, machine, dependent=dependent)]
+    return [way.name for way in found]
+
+
+@pytest.mark.parametrize("seq_k", [1, 16, 63, 64, 65, 128, 129, 200, 256, 257, 300, 512])
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
+def test_a_block_sees_all_keys_and_is_not_mostly_idle(seq_k: int, head_dim: int) -> None:
+    found = [*small.ways(problem(100, seq_k, head_dim=head_dim), H200)]
+    groups = [*small_hopper.ways(problem(100, seq_k, head_dim=head_dim), H200)]
+    assert found or seq_k > 256
+    assert groups or seq_k <= 64 or (seq_k > 256 and head_dim > 64)
+    for shape in [*(way.kernel.shape for way in found), *(way.kernel.shape for way in groups)]:
+        assert seq_k <= shape.all_keys
+        assert shape.all_keys <= max(64, 2 * seq_k)
+
+
+def test_beyond_512_keys_there_is_none() -> None:
+    assert names(problem(64, 513)) == []
+    assert names(problem(64, 257, head_dim=128)) == []
+
+
+def test_what_cannot_be_read_sixteen_bytes_at_a_time_is_left_to_others() -> None:
+    plain = problem(64, 64)
+    assert names(dataclasses.replace(plain, head_dim=60)) == []
+    assert names(dataclasses.replace(plain, q=dataclasses.replace(plain.q, address=8))) == []
+    assert names(dataclasses.replace(plain, k=dataclasses.replace(plain.k, row=68))) == []
+
+
+def test_a_grid_has_no_more_heads_or_batches_than_there_can_be() -> None:
+    assert names(problem(64, 64, heads=65536, kv_heads=8)) == []
+    assert names(problem(64, 64, batch=65536)) == []
+
+
+def test_dependent_launches_are_hoppers_alone_and_never_found_by_default() -> None:
+    assert all(name.endswith("-dependent") for name in names(problem(64, 64), dependent=True))
+    assert not any("dependent" in name for name in names(problem(64, 64)))
+    ampere = Machine(next(chip for chip in CHIPS if chip.name == "ampere"), 108, 40 << 20)
+    assert names(problem(64, 64), ampere, dependent=True) == []
+    assert names(problem(64, 64), ampere) != []
+
+
+def test_turing_has_none_and_small_shared_memories_have_fewer() -> None:
+    turing, ada = (Machine(next(c for c in CHIPS if c.name == name), 40, 4 << 20) for name in ("turing", "ada"))
+    half = dataclasses.replace(problem(64, 64), dtype="float16")
+    assert names(half, turing) == []
+    assert set(names(problem(64, 512), ada)) < set(names(problem(64, 512)))
+
+
+def test_clusters_are_not_padded_beyond_their_size() -> None:
+    assert not any(name.endswith("c4") for name in names(problem(128, 512)))
+    assert any(name.endswith("c4") for name in names(problem(256, 512)))
+
+
+def test_names_are_unique_and_every_source_that_is_included_is_shipped() -> None:
+    kernels = [*small.table(HOPPER), *small_hopper.table(HOPPER)]
+    assert len({kernel.name for kernel in kernels}) == len(kernels)
+    written = {f"small/{path.name}" for path in (SOURCE / "small").glob("*.cuh")}
+    assert written == {name for name in HEADERS if name.startswith("small/")}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    try:
+        return find_compiler()
+    except BuildFailed as exc:
+        pytest.skip(str(exc))
+
+
+SAMPLES: dict[str, tuple[SmallKernel | GroupKernel, ...]] = {
+    "sm_80": (
+        SmallKernel("float16", 64, True, in_registers(32, 4, 64)),
+        SmallKernel("bfloat16", 128, True, in_registers(16, 4, 32)),
+        SmallKernel("bfloat16", 128, True, in_shared(2, 4, 64)),
+    ),
+    "sm_89": (SmallKernel("bfloat16", 64, True, in_shared(2, 4, 64)),),
+    "sm_90a": (
+        SmallKernel("bfloat16", 64, True, in_registers(16, 4, 16), dependent=True),
+        GroupKernel("bfloat16", 64, True, GroupShape(1, 2, 128, 4, 4), dependent=True),
+        GroupKernel("float16", 128, True, GroupShape(2, 1, 64, 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", SAMPLES)
+def test_the_kernels_for_few_keys_compile_without_spills_and_without_serialised_wgmma(
+    architecture: str, compiler: Compiler, tmp_path: Path
+) -> None:
+    target, cache = Target(architecture), Cache(tmp_path)
+    for entry, built in zip(
+        SAMPLES[architecture], build_all(SAMPLES[architecture], target, compiler, cache, 2), strict=True
+    ):
+        assert built.resources is not None
+        assert built.resources.spill_bytes == 0
+        log = cache.path(entry, target, compiler).with_suffix(".json").read_text()
+        assert "C75" not in log
+        assert "serialized" not in log
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not os.environ.get("COMPILE_ALL_KERNELS"), reason="takes minutes: set COMPILE_ALL_KERNELS=1 to run it"
+)
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90a"])
+def test_every_kernel_for_few_keys_passes_its_gates(architecture: str, compiler: Compiler, tmp_path: Path) -> None:
+    target = Target(architecture)
+    chip = chip_of(target.capability)
+    assert chip is not None
+    entries: list[SmallKernel | GroupKernel] = list(small.table(chip))
+    if target.has_hopper_instructions:
+        entries += small_hopper.table(chip)
+    assert len(build_all(entries, target, compiler, Cache(tmp_path))) == len(entries)
