@@ -8,7 +8,7 @@ gone for this port only once everything of it is in the bucket and nothing of it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -95,6 +95,8 @@ class HostCloud:
             message = f"{target} measures for {answer['message']}; two runs at once would disturb each other"
             return Refusal(code="HOST_BUSY", message=message, scope="zone", hint=f"`bench status` shows {target}")
         if (error := trouble(answer, target)) is not None:
+            if isinstance(error, Unavailable):
+                raise error
             self._record(target, python, request.name, run.model_copy(update=never))
             return Refusal(code="HOST_UNFIT", message=str(error), scope="all", hint=error.hint)
         instance = self._instance(request.zone, request.name, run, answer)
@@ -135,24 +137,21 @@ class HostCloud:
             if self.clock.now() > run.deadline_at + LATE:
                 return None  # it ended by itself; what it stored is brought home when it is seen again
             raise
-        if not answer.get("exists") or answer.get("status") == "gone":
-            self._settle(record, name, run, answer)
-            return None
-        self._bring_home(target, answer)
-        return self._instance(zone, name, run, answer)
+        if answer.get("exists") and answer.get("status") != "gone":
+            self._bring_home(target, answer)
+            return self._instance(zone, name, run, answer)
+        self._settle(record, name, run, answer)
+        return None
 
     def instances(self) -> tuple[Instance, ...]:
         """Every run that may be on a host. One that cannot be asked is listed as the bucket knows it."""
         found = []
-        for entry in self.bucket.list(RECORD_PREFIX):
-            zone = entry.name.rpartition("/")[2].removesuffix(".json")
-            record = self.record(zone)
-            for name, run in record.open_runs().items() if record is not None else ():
-                try:
-                    seen = self.instance(zone, name)
-                except BenchError:
-                    seen = self._unseen(zone, name, run)
-                found += [seen] if seen is not None else []
+        for zone, name, run in self._open_runs():
+            try:
+                seen = self.instance(zone, name)
+            except BenchError:
+                seen = self._unseen(zone, name, run)
+            found += [seen] if seen is not None else []
         return tuple(found)
 
     def operations(self, zone: str, instance_id: str) -> tuple[Operation, ...]:
@@ -211,17 +210,31 @@ class HostCloud:
         raise Unavailable(f"{name} changes faster than it can be written", hint="try again")
 
     def grant(self, zone: str, name: str, cases: Sequence[str], *, over: bool) -> None:
-        """Tells a run which cases of a shared grid are its own: all that it ever was granted, in order."""
+        """Tells a run which cases of a shared grid are its own: all of them, in order."""
         record = self.record(zone)
         if record is not None:
             grants = {"schema": 1, "cases": list(cases), "over": over}
             self._checked(parse_target(record.target), "grant", {"vm": name, "grants": grants})
+
+    def bring_home(self, run_id: str) -> None:
+        """Brings home what hosts have of one run that is not known to be removed there."""
+        for zone, name, run in self._open_runs():
+            if run.run_id == run_id:
+                self.instance(zone, name)
 
     def close(self) -> None:
         for shell in self._shells.values():
             shell.close()
 
     # --- how ---
+
+    def _open_runs(self) -> Iterator[tuple[str, str, HostRun]]:
+        """Zone, name and entry of every run that a host may have anything of."""
+        for entry in self.bucket.list(RECORD_PREFIX):
+            zone = entry.name.removeprefix(RECORD_PREFIX).removesuffix(".json")
+            record = self.record(zone)
+            for name, run in record.open_runs().items() if record is not None else ():
+                yield zone, name, run
 
     def _shell(self, target: Target) -> RemoteShell:
         key = str(target)

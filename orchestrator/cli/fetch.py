@@ -29,7 +29,8 @@ def fetch(
     from orchestrator.cli.reading import read_report, write_files
     from orchestrator.cli.results_view import results_view
     from orchestrator.core.budget import Caps
-    from orchestrator.core.errors import Unavailable
+    from orchestrator.core.errors import ProviderError
+    from orchestrator.core.hosts import is_host
     from orchestrator.engine import Engine
 
     wiring = options(ctx).wiring()
@@ -39,11 +40,15 @@ def fetch(
     if state.plan is not None and state.plan.grid not in ("", run_id):
         engine = Engine(wiring.world(Caps()), state.plan.grid)
         state = engine.look()
-    if state.closed is None and state.kept is None:
-        try:
+    try:
+        if state.closed is None and state.kept is None:
             state, _ = engine.step()
-        except Unavailable as exc:  # what is in the bucket can be had without the machine
-            typer.echo(f"note: {exc}; what the bucket has is fetched", err=True)
+        elif any(is_host(vm.zone) for vm in state.vms):
+            wiring.hosts.bring_home(state.run_id)  # a host that was given up may have come back with what it stored
+    except ProviderError as exc:
+        if not any(is_host(vm.zone) for vm in state.vms):
+            raise
+        typer.echo(f"{exc}; this is what is in the bucket so far", err=True)
     fetched = fetch_run(wiring.bucket, state, into)
     if fetched.cases:
         write_files(read_report(fetched.folder), fetched.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import getpass
 import gzip
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -19,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Bench
-from tests.hosts.conftest import CASES
+from tests.hosts.conftest import CASES, Client, Start
 from tests.hosts.looking import await_truth, files, in_phase, outside_the_cache, processes, spooled
 from tests.support.sshd import Sshd, Wire
 
@@ -208,17 +210,21 @@ def test_a_run_that_fails_leaves_nothing_and_says_why(bench: Bench, host: Sshd, 
     assert_nothing_is_left(host, before)
 
 
-def test_the_host_itself_ends_a_run_at_its_deadline(bench: Bench, host: Sshd, paced: tuple[str, ...]) -> None:
-    before = outside_the_cache(host)
-    with start_client(*paced, "--set", "measure.repeats=600000", "--set", "run.max_minutes=1") as killed:
-        await_truth(lambda: in_phase(host, "environment"), "the harness")
-        killed.send_signal(signal.SIGKILL)
-    # A minute's deadline: the machine's own watchdog fires at half of it.
-    await_truth(lambda: processes(host) == [], "the end of the run on the host", 50)
-    run = bench("status", "last", "--json").document
-    assert run["state"] == "failed"
-    assert run["diagnoses"][-1]["cause"] == "deadline"
-    assert_nothing_is_left(host, before)
+def test_a_host_that_cannot_be_reached_keeps_nobody_from_seeing_the_rest(
+    bench: Bench, host: Sshd, wire: Wire, paced: tuple[str, ...]
+) -> None:
+    run = launch(bench, paced, "--detach", "--set", "measure.repeats=500")
+    wire.cut(down_s=3600)
+    shown = bench("status")
+    assert run["run_id"] in shown.out.replace("\n", "") or run["run_id"][:20] in shown.out
+    assert "UNREACHABLE" in shown.out
+    assert "cannot be reached" in bench("status", run["run_id"], code=6).err
+    assert bench("costs", "--json").document["runs"][0]["run_id"] == run["run_id"]
+    assert "what is in the bucket so far" in bench("fetch", run["run_id"], "--into", "out").err
+    wire.down_until = 0
+    await_truth(lambda: processes(host) == [], "the end of the run on the host")
+    assert bench("fetch", run["run_id"], "--into", "out", "--json").document["cases"] == 2
+    assert bench("status", run["run_id"], "--json").document["state"] == "succeeded"
 
 
 def test_a_run_whose_steward_is_killed_is_buried_and_goes_on_without_measuring_twice(
@@ -273,3 +279,42 @@ def test_secrets_of_the_user_and_of_the_host_are_in_nothing_that_is_written(
 def contents(path: Path) -> bytes:
     data = path.read_bytes()
     return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+
+
+REAL = (
+    "--gpu", "cpu",
+    "--set", "measure.grid={shapes: [{batch: 1, heads: 2, seq: 16, head_dim: 64}, {batch: 1, heads: 2, seq: 47, head_dim: 64}], dtypes: [float32]}",
+    "--set", "correctness.grid={shapes: [{batch: 1, heads: 2, seq: 33, head_dim: 64}], dtypes: [float32]}",
+    "--set", "measure.implementations=[bench, 'sdpa:math', 'sdpa:cudnn']",
+    "--set", "measure.repeats=5",
+    "--set", "environment.min_free_gb=0",
+)  # fmt: skip
+
+
+def test_a_host_and_the_embedded_cloud_bring_back_files_of_one_kind_with_the_same_rows(
+    bench: Bench, client: Client, start: Start
+) -> None:
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    with start(environment={"PATH": path}) as server:
+        client.reaches(server)
+        user, port = getpass.getuser(), server.port
+        client.configure(f"Host localhost\n  HostName 127.0.0.1\n  IdentityFile {server.user_key}")
+        own = bench("launch", "--host", f"{user}@localhost:{port}", "--json", *REAL).document
+        assert_nothing_is_left(server, set())
+    rented = bench("launch", "--json", *REAL).document
+    assert (own["state"], rented["state"]) == ("succeeded", "succeeded")
+    folders = [
+        Path(bench("fetch", run["run_id"], "--into", "out", "--json").document["folder"]) for run in (own, rented)
+    ]
+    assert files(folders[0]) - {"serial-1.txt"} == files(folders[1]) - {"serial-1.txt"}
+    for name in ("measurements.csv", "correctness.csv", "summary.csv"):
+        mine, theirs = ((folder / name).read_text().splitlines() for folder in folders)
+        assert mine[0] == theirs[0], name
+        assert len(mine) == len(theirs), name
+    counted = [
+        Counter((row["case_id"], row["implementation"], bool(row["skipped"])) for row in rows_of(bench, run["run_id"]))
+        for run in (own, rented)
+    ]
+    assert counted[0] == counted[1]
+    assert sum(counted[0].values()) == 2 * (3 * 5 + 1)
+    assert {row["device"] for run in (own, rented) for row in rows_of(bench, run["run_id"])} == {own["device"]}

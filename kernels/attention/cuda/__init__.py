@@ -1,8 +1,20 @@
 """FlashAttention-class forward attention in our own CUDA C++, for Turing and everything newer."""
 
 from kernels.attention.cuda.errors import CudaError, Unsupported
+from kernels.attention.cuda.explaining import Explanation, explain
 from kernels.attention.cuda.kernel import CudaKernel, kernel
 from kernels.attention.cuda.operator import attention, bind
 from kernels.attention.cuda.varlen import attention_varlen, bind_varlen
 
-__all__ = ["CudaError", "CudaKernel", "Unsupported", "attention", "attention_varlen", "bind", "bind_varlen", "kernel"]
+__all__ = [
+    "CudaError",
+    "CudaKernel",
+    "Explanation",
+    "Unsupported",
+    "attention",
+    "attention_varlen",
+    "bind",
+    "bind_varlen",
+    "explain",
+    "kernel",
+]

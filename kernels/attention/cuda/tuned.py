@@ -46,19 +46,33 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A cell: the winner, how much longer the second takes (0.02 is 2 %), and microseconds a call by regime."""
+    """A cell: the winner, how much longer every other way takes (0.02 is 2 %), and microseconds a call by regime."""
 
     key: Key
     way: str
-    margin: float
-    second: str
+    behind: Mapping[str, float]
     us: Mapping[str, float]
     at: str
+
+    @property
+    def second(self) -> str:
+        """The next best; empty where there was no other."""
+        return min(self.behind, key=lambda name: (self.behind[name], name), default="")
+
+    @property
+    def margin(self) -> float:
+        """How much longer the second takes."""
+        return self.behind.get(self.second, 0.0)
 
 
 def stem(way: str) -> str:
     """A way's name without the number of parts that it cuts the keys into: `fa2-64x64w4s2` of `fa2-64x64w4s2-4`."""
     return re.sub(r"-\d+$", "", way)
+
+
+def lead(cell: Choice) -> str:
+    """How far the winner is ahead, in words."""
+    return f"{cell.margin:.1%} before {cell.second}" if cell.second else "no other way"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +96,21 @@ class Table:
 
     def search(self, key: Key, names: Sequence[str]) -> tuple[str, str] | None:
         """`pick`, without memory."""
-        kind, by_stem = (key.dtype, key.head_dim, key.causal), {stem(name): name for name in names}
-        near = (
-            (key.distance(cell.key), cell.key, cell)
-            for cell in self.cells
-            if (cell.key.dtype, cell.key.head_dim, cell.key.causal) == kind and stem(cell.way) in by_stem
-        )
-        distance, _, cell = min(near, default=(math.inf, key, None), key=lambda one: one[:2])
-        if cell is None or distance > FAR:
+        by_stem = {stem(name): name for name in names}
+        near = ((distance, cell) for distance, cell in self.nearest(key) if stem(cell.way) in by_stem)
+        found = next(near, None)
+        if found is None:
             return None
+        distance, cell = found
         where = "here" if distance == 0 else f"{distance:.1f} doublings away, at {cell.key.words}"
-        return by_stem[
-            stem(cell.way)
-        ], f"measured {where} on {self.about['device']}: {cell.margin:.1%} before {cell.second or 'none'}"
+        return by_stem[stem(cell.way)], f"measured {where} on {self.about['device']}: {lead(cell)}"
+
+    def nearest(self, key: Key) -> list[tuple[float, Choice]]:
+        """The cells of this element type, head dimension and mask that are not too far, with their distances."""
+        kind = (key.dtype, key.head_dim, key.causal)
+        same = (cell for cell in self.cells if (cell.key.dtype, cell.key.head_dim, cell.key.causal) == kind)
+        found = [(key.distance(cell.key), cell) for cell in same]
+        return sorted((one for one in found if one[0] <= FAR), key=lambda one: (one[0], one[1].key))
 
     def merged(self, about: Mapping[str, Any], cells: Iterable[Choice]) -> Table:
         """This table with the new cells in the place of the old."""
@@ -109,14 +125,7 @@ class Table:
 
 
 def as_row(cell: Choice) -> dict[str, Any]:
-    return {
-        **asdict(cell.key),
-        "way": cell.way,
-        "margin": cell.margin,
-        "second": cell.second,
-        "us": dict(cell.us),
-        "at": cell.at,
-    }
+    return {**asdict(cell.key), "way": cell.way, "behind": dict(cell.behind), "us": dict(cell.us), "at": cell.at}
 
 
 def parse(text: str) -> Table:
@@ -125,20 +134,11 @@ def parse(text: str) -> Table:
     if found.get("schema") != SCHEMA:
         raise ValueError(f"a table of schema {SCHEMA} is wanted, not of {found.get('schema')!r}")
     names = Key.__slots__
-    return Table(
-        found["about"],
-        tuple(
-            Choice(
-                Key(**{name: row[name] for name in names}),
-                row["way"],
-                row["margin"],
-                row["second"],
-                row["us"],
-                row["at"],
-            )
-            for row in found["cells"]
-        ),
+    cells = (
+        Choice(Key(**{name: row[name] for name in names}), row["way"], row["behind"], row["us"], row["at"])
+        for row in found["cells"]
     )
+    return Table(found["about"], tuple(cells))
 
 
 @cache

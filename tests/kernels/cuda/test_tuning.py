@@ -54,7 +54,7 @@ def key(all_heads: int = 64, seq_q: int = 1024, seq_k: int = 1024, **changes: ob
 
 
 def cell(way: str, where: Key, margin: float = 0.05) -> Choice:
-    return Choice(where, way, margin, "other", {"burst": 10.0, "graph": 9.0}, AT)
+    return Choice(where, way, {"other": margin}, {"burst": 10.0, "graph": 9.0}, AT)
 
 
 def test_the_fastest_wins_with_its_margin_over_the_second() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import statistics
@@ -18,9 +19,11 @@ BACKENDS_WITH_SUMS = ("cudnn:lse", "flash", "efficient:lse")
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a results file; a last line that a kill cut short is left out."""
+    """The rows of a results file, gzipped or not; a last line that a kill cut short is left out."""
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     found = []
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         try:
             found.append(json.loads(line))
         except ValueError:

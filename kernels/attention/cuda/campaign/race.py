@@ -82,15 +82,15 @@ def finalists(row: Mapping[str, Any]) -> Samples:
 
 
 def choice(row: Mapping[str, Any]) -> Choice:
-    """The winner of a recorded race, and how far behind it the second is."""
-    found = ranking(finalists(row))
-    winner = found[0][1]
-    everyone = {name: times for name, times in row["times_us"].items() if name != REFERENCE}
-    rest = found[1:] or [one for one in ranking(everyone) if one[1] != winner]
-    base = found[0][0] if found[1:] else scores(everyone)[winner]
-    behind, second = (rest[0][0] / base - 1, rest[0][1]) if rest else (0.0, "")
+    """The winner of a recorded race, and how far behind it the others are."""
+    everyone = scores(row["times_us"])
+    last = scores(finalists(row))
+    winner = min(last, key=lambda name: (last[name], name))
+    behind = {name: score / everyone[winner] - 1 for name, score in everyone.items()}
+    behind |= {name: score / last[winner] - 1 for name, score in last.items()}  # timed longer: known better
     us = {regime: round(statistics.median(row["times_us"][winner][regime]), 2) for regime in REGIMES}
-    return Choice(key_of(from_row(row["cell"])), winner, round(max(0.0, behind), 4), second, us, row["at"])
+    others = {name: round(max(0.0, value), 4) for name, value in sorted(behind.items()) if name != winner}
+    return Choice(key_of(from_row(row["cell"])), winner, others, us, row["at"])
 
 
 def key_of(cell: Cell) -> Key:

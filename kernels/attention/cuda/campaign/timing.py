@@ -185,7 +185,8 @@ def capture(call: Call | Sequence[Call], calls: int) -> Call:
         for one in turns:
             one()
         torch.cuda.synchronize()
-        graph.capture_begin()  # not torch.cuda.graph, which empties PyTorch's memory cache each time
+        # Not torch.cuda.graph, which empties PyTorch's memory cache each time.
+        graph.capture_begin(capture_error_mode="thread_local")
         try:
             for number in range(calls):
                 turns[number % len(turns)]()
