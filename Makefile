@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench chaos install dev lint clean help
+.PHONY: demo test check bench chaos results install dev lint clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -51,6 +51,12 @@ chaos: $(STAMP)
 ## make bench   time the tool itself: start-up, status on 1,000 runs, the demo
 bench: $(STAMP)
 	@$(BIN)/python scripts/bench.py
+
+## make results  the tables of results/ from the measurements there
+results: $(STAMP)
+	@for run in results/*/measurements.csv.gz; do folder=$$(dirname $$run); \
+	  $(BIN)/bench report $$folder --out build/$$folder --into results/README.md --mark $$(basename $$folder) --table baselines >/dev/null && \
+	  cp build/$$folder/report.md build/$$folder/verdicts.csv $$folder/ || exit 1; done
 
 ## make clean   remove what make made
 clean:

@@ -156,7 +156,14 @@ def instance_request(
 ) -> InstanceRequest:
     """The one place where a plan becomes a request for a machine."""
     machine = plan.config.machine
-    spec = run_spec(plan, run_id=run_id, attempt=attempt, bucket=where.bucket, require_cuda=where.require_cuda)
+    spec = run_spec(
+        plan,
+        run_id=run_id,
+        attempt=attempt,
+        bucket=where.bucket,
+        require_cuda=where.require_cuda,
+        usd_per_hour=offer.usd_per_hour,
+    )
     metadata = {
         "startup-script": payload.startup_script,
         "bench-run": json.dumps(spec),

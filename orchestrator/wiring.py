@@ -20,6 +20,7 @@ from orchestrator.ports import Bucket, Clock, Cloud, EventLog, History, Notice, 
 from orchestrator.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from orchestrator.adapters.baselines import BaselineStore
     from orchestrator.adapters.index import RunIndex
     from orchestrator.adapters.ledger import LedgerStore
     from orchestrator.adapters.notify import Notifiers
@@ -37,9 +38,14 @@ def wire(*, project: str = "", bucket: str = "") -> Wiring:
     if settings.project and not settings.bucket:
         raise ConfigError(
             f"project {settings.project} is set but no bucket is",
-            hint="set BENCH_BUCKET (or --bucket) to a bucket of that project; runs, results and the ledger live there",
+            hint=f"`bench init --project {settings.project}` makes one; or name one that is there with BENCH_BUCKET",
         )
     return Wiring(settings)
+
+
+def wire_embedded() -> Wiring:
+    """The embedded cloud, whatever the settings say of a project."""
+    return Wiring(load_settings().model_copy(update={"project": "", "bucket": ""}))
 
 
 def utc_now() -> datetime:
@@ -173,6 +179,12 @@ class Wiring:
         from orchestrator.adapters.index import RunIndex
 
         return RunIndex(self.bucket)
+
+    @cached_property
+    def baselines(self) -> BaselineStore:
+        from orchestrator.adapters.baselines import BaselineStore
+
+        return BaselineStore(self.bucket, self.clock)
 
     @cached_property
     def history(self) -> History:

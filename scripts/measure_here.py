@@ -1,8 +1,9 @@
 """Measures a named grid on this very machine with the harness alone: for a GPU box of one's own, without any cloud.
 
-    python3 scripts/measure_here.py --grid hopper --dtypes float16,bfloat16 --repeats 50 --out results/here
+    python3 scripts/measure_here.py --grid hopper --dtypes float16,bfloat16 --regime both --out results/here
 
 Runs the harness's four steps as the agent does on a VM and assembles `measurements.csv`. Needs PyYAML, numpy, torch.
+Run again with the same --out it goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +42,34 @@ def grid(name: str, dtypes: list[str]) -> dict[str, Any]:
 
 
 def assemble(out: Path) -> None:
-    rows: list[dict[str, str]] = []
+    """All cases in one file, row by row: however many there are, one of them is in memory."""
+    columns: dict[str, None] = {}
     for path in sorted((out / "cases").glob("*.csv")):
-        with path.open(encoding="utf-8", newline="") as file:
-            rows += csv.DictReader(file)
+        columns |= dict.fromkeys(next(rows_of(path, header=True), []))
     with (out / "measurements.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+        writer = csv.DictWriter(file, fieldnames=list(columns), restval="")
         writer.writeheader()
-        writer.writerows(rows)
+        for path in sorted((out / "cases").glob("*.csv")):
+            writer.writerows(rows_of(path))
+
+
+def rows_of(path: Path, *, header: bool = False) -> Iterator[Any]:
+    """A file's rows, or its header alone."""
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        yield from [reader.fieldnames or []] if header else reader
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--grid", default="standard")
     parser.add_argument("--dtypes", default="", help="comma-separated; the grid's own unless given")
-    parser.add_argument("--regime", default="burst", choices=("burst", "sustained", "graph"))
-    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--regime", default="both", choices=("both", "burst", "sustained", "graph"))
+    parser.add_argument("--cache", default="cold", choices=("cold", "warm"))
+    parser.add_argument("--repeats", type=int, default=50, help="in each regime")
+    parser.add_argument("--warmup", default="steady", help="a number of calls, or `steady`")
+    parser.add_argument("--implementations", default=",".join(IMPLEMENTATIONS), help="comma-separated")
+    parser.add_argument("--case-seconds", type=float, help="the most that a case may take; no limit unless given")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     out = asked.out.resolve()
@@ -63,15 +77,18 @@ def main() -> int:
     spec = {
         "run_id": out.name,
         "vm": "here",
-        "implementations": list(IMPLEMENTATIONS),
+        "implementations": asked.implementations.split(","),
         "measure": grid(asked.grid, [name for name in asked.dtypes.split(",") if name]),
         "correctness": {"max_abs_error": 0.01, **grid("correctness-classic", ["float16", "bfloat16"])},
         "repeats": asked.repeats,
-        "warmup": 5,
+        "warmup": int(asked.warmup) if asked.warmup.isdigit() else asked.warmup,
         "regime": asked.regime,
+        "cache": asked.cache,
         "seed": 20261121,
         "threads": 0,
         "skip_cases": [path.stem for path in (out / "cases").glob("*.csv")],
+        # A dollar a second, so that dollars are seconds.
+        **({"usd_per_hour": 3600, "case_budget_usd": asked.case_seconds} if asked.case_seconds else {}),
     }
     file = out / "spec.json"
     file.write_text(json.dumps(spec, indent=1), encoding="utf-8")

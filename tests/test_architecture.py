@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "resume": {"core", "ports", "engine", "launch"},
     "reconcile": {"core", "ports", "engine"},
     "log_tail": {"core", "ports"},
+    "doctor": {"core"},
     "wiring": {"core", "ports", "settings", "engine", "launch", "host_cloud", "everywhere", "adapters", "embedded"},
     "cli": {
         "core",
@@ -46,6 +47,7 @@ MAY_IMPORT = {
         "resume",
         "reconcile",
         "log_tail",
+        "doctor",
         "wiring",
         "adapters",
         "embedded",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.attention.interface import Plan, Unavailable
 
@@ -19,6 +22,14 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 NAMES = ("default", *BACKENDS)
+OPERATORS = {
+    "flash": "aten::_scaled_dot_product_flash_attention",
+    "efficient": "aten::_scaled_dot_product_efficient_attention",
+    "cudnn": "aten::_scaled_dot_product_cudnn_attention",
+    "math": "aten::_scaled_dot_product_attention_math",
+}
+"""How each backend's operator is called, on every kind of device. Outside inference mode that of `math` is taken apart
+before it can be seen, into products of matrices."""
 LONGEST_REASON = 160
 
 
@@ -62,18 +73,52 @@ class Sdpa:
     def resolved(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> str:
-        """What stands in the `backend` column: the pinned name, or the default with its choice, as `default:flash`."""
+        """What stands in the `backend` column: the pinned name, or the default with what it ran, as `default:flash`."""
         if self.pinned != "default":
             return self.pinned
-        try:
-            choice = torch._fused_sdp_choice(
-                q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
-        except (AttributeError, RuntimeError, TypeError):  # not public: another PyTorch may not have it
-            return "default"
-        known = {int(getattr(backend, "value", -2)): name for name, backend in BACKENDS.items()}
-        name = known.get(int(choice))
+        name = dispatched(lambda: self.prepare(q, k, v, causal, scale)) or chosen(q, k, v, causal, scale)
         return f"default:{name}" if name else "default"
+
+
+class Witness(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Writes down which operators run: attention is one that hands over to the operator of its backend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.operators.append(str(func.name()))
+        if func is torch.ops.aten.scaled_dot_product_attention.default:
+            # In inference mode it arrives whole; taken apart, it makes the very choice it would have made.
+            with self:
+                return func.decompose(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def dispatched(call: Callable[[], object]) -> str:
+    """The backend that the one attention within `call` ran on, by the operators seen; empty where they do not tell."""
+    try:
+        with Witness() as witness:
+            call()
+    except (AttributeError, RuntimeError, TypeError, Unavailable):  # what it stands on is not public
+        return ""
+    names = [name for operator in witness.operators for name, ran in OPERATORS.items() if operator.startswith(ran)]
+    if names:
+        return names[0] if len(set(names)) == 1 else ""
+    plain = ("aten::bmm", "aten::matmul", "aten::_safe_softmax")
+    return "math" if any(operator.startswith(plain) for operator in witness.operators) else ""
+
+
+def chosen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
+    """The backend that PyTorch says it would choose, or nothing: not public, and another PyTorch may not have it."""
+    try:
+        choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    except (AttributeError, RuntimeError, TypeError):
+        return ""
+    known = {int(getattr(backend, "value", -2)): name for name, backend in BACKENDS.items()}
+    return known.get(int(choice), "")
 
 
 def reason(error: str, told: list[str]) -> str:

@@ -1,12 +1,17 @@
-"""What the GPU was doing while it was measured: clocks, power, temperature and throttling, from NVML through ctypes."""
+"""What the GPU was doing while it was measured: clocks, power, temperature and throttling, from NVML through ctypes.
+
+No sensor that fails, is hidden or is missing from an old library ever fails a run: what it would have said is unknown.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+
+from kernels.harness.device_clock import InKernelClock, in_kernel_clock
 
 THROTTLE_REASONS = {
     0x1: "gpu_idle",
@@ -24,6 +29,8 @@ THROTTLE_REASONS = {
 NVML_CLOCK_SM = 1
 NVML_CLOCK_MEM = 2
 NVML_TEMPERATURE_GPU = 0
+MISSING = 13
+"""NVML_ERROR_FUNCTION_NOT_FOUND."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +75,14 @@ class Nvml:
         self.energy = energy
         self.library = ctypes.CDLL("libnvidia-ml.so.1")
         self.device = ctypes.c_void_p()
-        self.require(self.library.nvmlInit_v2(), "nvmlInit_v2")
-        found = self.library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(self.device))
+        self.require(self.call("nvmlInit_v2"), "nvmlInit_v2")
+        found = self.call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self.device))
         self.require(found, f"nvmlDeviceGetHandleByUUID({uuid})")
+
+    def call(self, function: str, *arguments: object) -> int:
+        """NVML's answer, 0 for success; that of a function which this NVML does not have is `MISSING`."""
+        found = getattr(self.library, function, None)
+        return MISSING if found is None else int(found(*arguments))
 
     @staticmethod
     def require(code: int, what: str) -> None:
@@ -95,43 +107,53 @@ class Nvml:
         if not self.energy:
             return None
         millijoules = ctypes.c_ulonglong()
-        code = self.library.nvmlDeviceGetTotalEnergyConsumption(self.device, ctypes.byref(millijoules))
+        code = self.call("nvmlDeviceGetTotalEnergyConsumption", self.device, ctypes.byref(millijoules))
         return millijoules.value / 1000 if code == 0 else None
 
-    def settings(self) -> dict[str, float | bool | None]:
-        """What somebody may have set and another may have set otherwise: power limit, ECC, MIG, highest clocks."""
-        limit = self.ask("nvmlDeviceGetEnforcedPowerLimit")
+    def settings(self) -> dict[str, float | bool | str | None]:
+        """What somebody may have set and another may have set otherwise: power limit, ECC, MIG, clocks, firmware."""
+        limit, usual = self.ask("nvmlDeviceGetEnforcedPowerLimit"), self.ask("nvmlDeviceGetPowerManagementDefaultLimit")
         return {
             "power_limit_w": None if limit is None else limit / 1000,
+            "power_limit_default_w": None if usual is None else usual / 1000,
             "ecc": self.mode("nvmlDeviceGetEccMode"),
             "mig": self.mode("nvmlDeviceGetMigMode"),
             "sm_clock_max_mhz": self.ask("nvmlDeviceGetMaxClockInfo", NVML_CLOCK_SM),
             "mem_clock_max_mhz": self.ask("nvmlDeviceGetMaxClockInfo", NVML_CLOCK_MEM),
+            "sm_clock_mhz": self.ask("nvmlDeviceGetClockInfo", NVML_CLOCK_SM),
+            "mem_clock_mhz": self.ask("nvmlDeviceGetClockInfo", NVML_CLOCK_MEM),
+            "vbios": self.vbios(),
         }
 
     def mode(self, function: str) -> bool | None:
         """Whether a mode is on now, or None where the device does not have it."""
         current, pending = ctypes.c_uint(), ctypes.c_uint()
-        code = getattr(self.library, function)(self.device, ctypes.byref(current), ctypes.byref(pending))
+        code = self.call(function, self.device, ctypes.byref(current), ctypes.byref(pending))
         return bool(current.value) if code == 0 else None
 
     def ask(self, function: str, *arguments: int) -> float | None:
         """An unsigned answer, or None when the device does not give it."""
         value = ctypes.c_uint()
-        code = getattr(self.library, function)(self.device, *arguments, ctypes.byref(value))
+        code = self.call(function, self.device, *arguments, ctypes.byref(value))
         return float(value.value) if code == 0 else None
 
     def throttle_bits(self) -> int | None:
         """The reasons why clocks are held down now, or None."""
         bits = ctypes.c_ulonglong()
-        code = self.library.nvmlDeviceGetCurrentClocksThrottleReasons(self.device, ctypes.byref(bits))
+        code = self.call("nvmlDeviceGetCurrentClocksThrottleReasons", self.device, ctypes.byref(bits))
         return bits.value if code == 0 else None
 
     def driver_version(self) -> str:
         """The driver's version, or an empty string."""
         buffer = ctypes.create_string_buffer(96)
-        code = self.library.nvmlSystemGetDriverVersion(buffer, ctypes.c_uint(len(buffer)))
+        code = self.call("nvmlSystemGetDriverVersion", buffer, ctypes.c_uint(len(buffer)))
         return buffer.value.decode(errors="replace") if code == 0 else ""
+
+    def vbios(self) -> str | None:
+        """The version of the board's firmware."""
+        buffer = ctypes.create_string_buffer(96)
+        code = self.call("nvmlDeviceGetVbiosVersion", self.device, buffer, ctypes.c_uint(len(buffer)))
+        return buffer.value.decode(errors="replace") or None if code == 0 else None
 
 
 def throttle_words(bits: int) -> str:
@@ -152,7 +174,25 @@ def nvml(device: torch.device, *, energy: bool = False) -> Nvml | None:
         return None
 
 
+class Sensors:
+    """A GPU's sensors, with the clock read in a kernel where NVML, or a VM that hides it, has none."""
+
+    def __init__(self, sensors: Nvml | None, in_kernel: InKernelClock) -> None:
+        self.sensors, self.in_kernel = sensors, in_kernel
+
+    def read(self) -> Reading:
+        """Whatever can be had."""
+        reading = self.sensors.read() if self.sensors is not None else Reading()
+        return reading if reading.sm_clock_mhz is not None else replace(reading, sm_clock_mhz=self.in_kernel.mhz())
+
+    def energy_j(self) -> float | None:
+        """NVML's."""
+        return self.sensors.energy_j() if self.sensors is not None else None
+
+
 def clocks(device: torch.device, *, sustained: bool = False) -> Clocks:
     """The sensors of `device`, or none. Energy is read where measurements are `sustained`: a single call is shorter
     than the steps of the counter."""
-    return nvml(device, energy=sustained) or NoClocks()
+    if device.type != "cuda":
+        return NoClocks()
+    return Sensors(nvml(device, energy=sustained), in_kernel_clock(device))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,12 +20,14 @@ from kernels.harness.spec import original
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An implementation ready to be called on one case's inputs."""
+    """An implementation ready to be called on one case's inputs; `copies` are the same call on copies of them."""
 
     implementation: str
     backend: str
     plan: Plan
     scope: Callable[[], AbstractContextManager[object]]
+    copies: tuple[Plan, ...] = ()
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,21 @@ def check(bound: Bound, by: Yardstick, inputs: Inputs) -> Check:
         raise Unavailable(f"{bound.backend}: out of memory") from exc
     except RuntimeError as exc:
         return Check(False, float("nan"), by.limit, f"raised {type(exc).__name__}: {one_line(str(exc))}")
+
+
+def check_copies(bound: Bound, by: Yardstick, inputs: Inputs) -> Check | None:
+    """The first verdict on a copy that has not passed, or None. Copies hold the same values, so an output that equals
+    the first to the last bit needs no more looking at. Raises as `check` does."""
+    with bound.scope():
+        first = bound.plan().clone()
+    for plan in bound.copies:
+        with bound.scope():
+            same = torch.equal(plan(), first)
+        if not same:
+            verdict = check(replace(bound, plan=plan), by, inputs)
+            if not verdict.passed:
+                return replace(verdict, reason=f"on a copy of its inputs: {verdict.reason}")
+    return None
 
 
 def one_line(words: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import subprocess
 from pathlib import Path
@@ -12,11 +11,17 @@ from pathlib import Path
 import numpy
 import torch
 
-from kernels.harness.clocks import nvml
+from kernels.harness import input_sets, timers, warming
+from kernels.harness.clocks import Nvml, nvml
+from kernels.harness.device_clock import in_kernel_clock
+from kernels.harness.memory import NOT_ON_A_CPU
+from kernels.harness.spec import MACHINE, Spec
 from kernels.harness.stamps import now
-from kernels.harness.timing import clock_overhead_ns
 
-SETTINGS = ("power_limit_w", "ecc", "mig", "sm_clock_max_mhz", "mem_clock_max_mhz")
+SETTINGS = (
+    "power_limit_w", "power_limit_default_w", "ecc", "mig",
+    "sm_clock_max_mhz", "mem_clock_max_mhz", "sm_clock_mhz", "mem_clock_mhz", "vbios",
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -30,7 +35,7 @@ def device_name(where: torch.device) -> str:
     return str(torch.cuda.get_device_name(where)) if where.type == "cuda" else cpu_model()
 
 
-def record(where: torch.device, threads: int) -> dict[str, object]:
+def record(where: torch.device, asked: Spec) -> dict[str, object]:
     """The content of environment.json. What is not known or does not apply is null."""
     cuda = where.type == "cuda"
     sensors = nvml(where)
@@ -53,15 +58,69 @@ def record(where: torch.device, threads: int) -> dict[str, object]:
         "os": os_name(),
         "kernel": platform.release(),
         "cpu": cpu_model(),
-        "cpu_count": usable_cpus(),
+        "cpu_count": len(list(input_sets.usable())),
+        "last_level_cache_bytes": input_sets.cache_bytes(where),
         **(sensors.settings() if sensors else dict.fromkeys(SETTINGS)),
-        "threads": threads or torch.get_num_threads(),
-        "cpu_clock_overhead_ns": clock_overhead_ns(),
+        **in_kernel(where, sensors),
+        "nvrtc": nvrtc_version() if cuda else None,
+        "threads": asked.threads or torch.get_num_threads(),
+        "cpu_clock_overhead_ns": timers.clock_overhead_ns(),
+        "timer_overhead_us": round(timers.timer_overhead_us(where), 4),
+        "protocol": protocol(where, asked),
+        **{key: asked.machine.get(key) or None for key in MACHINE},
         "git_commit": source.get("git_commit"),
         "git_dirty": source.get("git_dirty"),
         "payload_sha256": source.get("payload_sha256"),
         "recorded_at": now(),
     }
+
+
+def protocol(where: torch.device, asked: Spec) -> dict[str, object]:
+    """How measurements are made: what was asked for, and the constants behind it. Times are in seconds."""
+    cuda = where.type == "cuda"
+    return {
+        "regime": asked.regime,
+        "repeats": asked.repeats,
+        "warmup": asked.warmup,
+        "warmup_limit_s": warming.LIMIT_S[where.type],
+        "warmup_window_blocks": warming.WINDOW_BLOCKS,
+        "warmup_tolerance": warming.TIME_TOLERANCE,
+        "stop_at_relative_ci": asked.stop_at_relative_ci,
+        "case_budget_s": asked.case_budget_s,
+        "cache": asked.cache,
+        "cache_turned_over": input_sets.AIM,
+        "most_input_sets": input_sets.MOST_SETS[where.type],
+        "timer": "CUDA events" if cuda else "perf_counter_ns",
+        "rest_times": timers.REST_TIMES if cuda else 0,
+        "rest_most_s": timers.REST_MOST_S if cuda else 0,
+        "sustained_s": timers.SUSTAINED_S[where.type],
+        "graph_s": timers.GRAPH_S if cuda else None,
+        "peak_memory": "PyTorch's allocator" if cuda else f"unknown: {NOT_ON_A_CPU}",
+    }
+
+
+def in_kernel(where: torch.device, sensors: Nvml | None) -> dict[str, object]:
+    """The SM clock as a kernel sees it, beside NVML's, and which of the two the rows have."""
+    if where.type != "cuda":
+        return dict.fromkeys(("sm_clock_in_kernel_mhz", "sm_clock_in_kernel_failure", "sm_clock_source"))
+    clock = in_kernel_clock(where)
+    mhz = clock.mhz()
+    nvml_has_it = sensors is not None and sensors.read().sm_clock_mhz is not None
+    return {
+        "sm_clock_in_kernel_mhz": None if mhz is None else round(mhz, 1),
+        "sm_clock_in_kernel_failure": clock.why or None,
+        "sm_clock_source": "nvml" if nvml_has_it else "in-kernel" if mhz is not None else None,
+    }
+
+
+def nvrtc_version() -> str | None:
+    """The runtime compiler that would be used, or None where there is none to be found."""
+    try:
+        from kernels.attention.cuda.compiler import Nvrtc, nvrtc_candidates
+
+        return next((Nvrtc(path).version for path in nvrtc_candidates()), None)
+    except (ImportError, OSError, AttributeError):
+        return None
 
 
 def manifest() -> dict[str, object]:
@@ -100,14 +159,6 @@ def cpu_model() -> str:
         lines = []
     found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
     return found or platform.processor() or platform.machine()
-
-
-def usable_cpus() -> int:
-    """The processors this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def os_name() -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,12 +14,23 @@ import torch
 from kernels.attention import correctness
 from kernels.attention.case import Case
 from kernels.attention.correctness import Check, Yardstick
-from kernels.attention.interface import BuildFailed, Unavailable
+from kernels.attention.interface import BuildFailed, Plan, Unavailable
 from kernels.harness import axes
-from kernels.harness.contenders import Bound, Built, bind, build, check, one_line
+from kernels.harness.contenders import Bound, Built, bind, build, check, check_copies, one_line
 from kernels.harness.facts import Facts, log
+from kernels.harness.input_sets import (
+    ASSUMED_CACHE_BYTES,
+    MOST_SETS,
+    Rotation,
+    cache_bytes,
+    copies,
+    free_bytes,
+    rotation,
+    set_bytes,
+)
+from kernels.harness.memory import peak_bytes
 from kernels.harness.spec import Spec
-from kernels.harness.timing import Contender
+from kernels.harness.turns import Contender
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +65,14 @@ class Judged:
     outcomes: tuple[Outcome, ...]
 
     @property
+    def bound(self) -> list[Bound]:
+        """What passed."""
+        return [outcome.bound for outcome in self.outcomes if outcome.bound is not None]
+
+    @property
     def contenders(self) -> list[Contender]:
         """What may be timed."""
-        bound = [outcome.bound for outcome in self.outcomes if outcome.bound is not None]
-        return [Contender(one.implementation, one.plan, one.scope) for one in bound]
+        return [Contender(one.implementation, (one.plan, *one.copies), one.scope) for one in self.bound]
 
 
 def attempt_build(session: Session) -> Built | BuildFailed | None:
@@ -84,21 +102,76 @@ def judge_case(
     return Judged(case, inputs, by, tuple(outcomes))
 
 
+def spread(session: Session, bench: Built | BuildFailed | None, judged: Judged) -> tuple[Judged, Rotation]:
+    """What passed, bound to as many copies of the inputs as it takes to find the caches cold, and judged on each.
+
+    Where memory ends before that, all implementations do with the copies that there are.
+    """
+    case, device = judged.case, session.device
+    size = set_bytes(case)
+    cache = cache_bytes(device) or ASSUMED_CACHE_BYTES
+    asked = rotation(session.spec.cache, size, cache, free_bytes(device), MOST_SETS[device.type])
+    sets = copies(judged.inputs, asked.sets)
+    plans: dict[str, list[Plan]] = {}
+    peaks: dict[str, int | None] = {}
+    for one in judged.bound:
+        name = one.implementation
+
+        def prepare(name: str = name) -> tuple[Plan, Callable[[], AbstractContextManager[object]]]:
+            made = bind(name, bench, case, judged.inputs)
+            return made.plan, made.scope
+
+        peaks[name] = peak_bytes(device, prepare)
+        plans[name] = []
+        for inputs in sets[1:]:
+            try:
+                plans[name].append(bind(name, bench, case, inputs).plan)
+            except (Unavailable, RuntimeError, MemoryError) as exc:
+                log(f"{case.id}: {name}: {len(plans[name]) + 1} of {len(sets)} input sets: {one_line(str(exc))}")
+                break
+    count = 1 + min((len(made) for made in plans.values()), default=0)
+
+    def ready(outcome: Outcome) -> Outcome:
+        name = outcome.implementation
+        if outcome.bound is None:
+            return outcome
+        bound = replace(outcome.bound, copies=tuple(plans[name][: count - 1]), peak_bytes=peaks[name])
+        fault = partial(check_copies, by=judged.by, inputs=judged.inputs)
+        return spoilt(session.facts, judged, replace(outcome, bound=bound), fault)
+
+    had = asked if count == asked.sets else rotation(session.spec.cache, size, cache, count * size)
+    return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), had
+
+
 def still_right(session: Session, judged: Judged) -> Judged:
     """The verdicts after timing: what was right at first and is wrong now loses its timings, and the fact is said."""
-    outcomes = []
-    for outcome in judged.outcomes:
-        if outcome.bound is not None:
-            again = check(outcome.bound, judged.by, judged.inputs)
-            if not again.passed:
-                reason = f"right before timing, wrong after: {again.reason}"
-                again = replace(again, reason=reason)
-                spoilt = Outcome(outcome.implementation, None, again, reason, wrong=True)
-                say(session.facts, judged.case, spoilt)
-                outcomes.append(spoilt)
-                continue
-        outcomes.append(outcome)
-    return replace(judged, outcomes=tuple(outcomes))
+
+    def again(one: Bound) -> Check | None:
+        found = check(one, judged.by, judged.inputs)
+        return None if found.passed else replace(found, reason=f"right before timing, wrong after: {found.reason}")
+
+    return replace(judged, outcomes=tuple(spoilt(session.facts, judged, one, again) for one in judged.outcomes))
+
+
+def spoilt(facts: Facts, judged: Judged, outcome: Outcome, fault: Callable[[Bound], Check | None]) -> Outcome:
+    """The outcome, or what becomes of it where `fault` finds one, which is said. To run out of memory is no fault."""
+    if outcome.bound is None:
+        return outcome
+    name = outcome.implementation
+    try:
+        found = fault(outcome.bound)
+    except Unavailable as exc:
+        return Outcome(name, None, None, str(exc), wrong=False)
+    except (torch.OutOfMemoryError, MemoryError):
+        return Outcome(name, None, None, f"{outcome.bound.backend}: out of memory", wrong=False)
+    except RuntimeError as exc:
+        reason = f"raised {type(exc).__name__}: {one_line(str(exc))}"
+        found = Check(False, math.nan, judged.by.limit, reason)
+    if found is None:
+        return outcome
+    wrong = Outcome(name, None, found, found.reason, wrong=True)
+    say(facts, judged.case, wrong)
+    return wrong
 
 
 def say(facts: Facts, case: Case, outcome: Outcome) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from kernels.attention.case import Case
 from kernels.attention.correctness import Check
@@ -20,24 +22,43 @@ MEASUREMENT_COLUMNS = (
     "regime", "block", "repeat", "latency_us", "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
     "max_abs_error", "torch", "started_at", "skipped",
     "position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent",
+    "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us", "peak_memory_bytes",
 )  # fmt: skip
 CORRECTNESS_COLUMNS = (
     "implementation", "case_id", "dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal",
     "passed", "max_abs_error", "limit", "reason",
 )  # fmt: skip
 
+SPOOL_BYTES = 1 << 20
+
 Row = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What all rows of a run share: who measured, on what, how."""
+    """What all rows of a run share: who measured, and on what."""
 
     run_id: str
     vm: str
     device: str
     torch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all measurements of one implementation in one regime share; the columns of section 6 of the contract."""
+
+    implementation: str
+    backend: str
+    check: Check
     regime: str
+    cache: str
+    input_sets: int
+    warmup_calls: int
+    warmed: str
+    stopped: str
+    timer_overhead_us: float
+    peak_memory_bytes: int | None
 
 
 def axes(case: Case) -> dict[str, str]:
@@ -56,12 +77,29 @@ def axes(case: Case) -> dict[str, str]:
     }
 
 
-def measured(origin: Origin, case: Case, backend: str, check: Check, sample: Sample) -> Row:
-    """The row of one timed call (or one timed batch of calls). What is not known stays empty."""
+def measured(origin: Origin, case: Case, setting: Setting, cells: Row) -> Row:
+    """The row of one measurement: its own `cells` and what it shares with others. What is not known stays empty."""
+    peak = setting.peak_memory_bytes
+    return shared(origin, case, setting.regime) | {
+        **cells,
+        "implementation": setting.implementation,
+        "backend": setting.backend,
+        "max_abs_error": number(setting.check.max_abs_error),
+        "cache": setting.cache,
+        "input_sets": str(setting.input_sets),
+        "warmup_calls": str(setting.warmup_calls),
+        "warmed": setting.warmed,
+        "stopped": setting.stopped,
+        "timer_overhead_us": f"{setting.timer_overhead_us:.4g}",
+        "peak_memory_bytes": "" if peak is None else str(peak),
+    }
+
+
+def of_sample(sample: Sample) -> dict[str, str]:
+    """The cells of one measurement that are its own."""
     reading = sample.reading
-    return shared(origin, case) | {
+    return {
         "implementation": sample.implementation,
-        "backend": backend,
         "block": str(sample.block),
         "repeat": str(sample.repeat),
         "latency_us": f"{sample.latency_us:.3f}",
@@ -70,7 +108,6 @@ def measured(origin: Origin, case: Case, backend: str, check: Check, sample: Sam
         "power_w": known(reading.power_w),
         "temperature_c": known(reading.temperature_c),
         "throttle": reading.throttle or "",
-        "max_abs_error": number(check.max_abs_error),
         "started_at": sample.started_at,
         "position": str(sample.position),
         "calls": str(sample.calls),
@@ -81,9 +118,45 @@ def measured(origin: Origin, case: Case, backend: str, check: Check, sample: Sam
     }
 
 
-def skipped(origin: Origin, case: Case, implementation: str, reason: str, check: Check | None) -> Row:
-    """The one row of an implementation that was not timed, with the reason."""
-    return shared(origin, case) | {
+SAMPLE_COLUMNS = (
+    "implementation", "block", "repeat", "latency_us",
+    "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
+    "started_at", "position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent",
+)  # fmt: skip
+"""The keys of `of_sample`, in order."""
+
+
+class Spool:
+    """Keeps the cells of measurements on disk until it is known whether they may stand: past a megabyte, none of them
+    is in memory. Goes away with the process, whatever ends it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = tempfile.SpooledTemporaryFile(  # noqa: SIM115  (closed in __exit__)
+            SPOOL_BYTES, "w+", encoding="utf-8", newline="", dir=str(folder)
+        )
+        self.writer = csv.writer(self.file, lineterminator="\n")
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def keep(self, sample: Sample) -> None:
+        """Add one measurement."""
+        self.writer.writerow(of_sample(sample).values())
+
+    def cells(self) -> Iterator[dict[str, str]]:
+        """All of them again, in the order kept."""
+        self.file.seek(0)
+        for line in csv.reader(self.file):
+            yield dict(zip(SAMPLE_COLUMNS, line, strict=True))
+
+
+def skipped(origin: Origin, case: Case, regime: str, implementation: str, reason: str, check: Check | None) -> Row:
+    """The one row of an implementation that was not timed in a regime, with the reason."""
+    return shared(origin, case, regime) | {
         "implementation": implementation,
         "max_abs_error": number(check.max_abs_error) if check is not None else "",
         "started_at": now(),
@@ -102,32 +175,44 @@ def checked(case: Case, implementation: str, check: Check | None, reason: str) -
     }
 
 
-def shared(origin: Origin, case: Case) -> dict[str, str]:
-    """The columns that all rows of one case share."""
+def shared(origin: Origin, case: Case, regime: str) -> dict[str, str]:
+    """The columns that all rows of one case and regime share."""
     return axes(case) | {
         "run_id": origin.run_id,
         "vm": origin.vm,
         "device": origin.device,
         "torch": origin.torch,
-        "regime": origin.regime,
+        "regime": regime,
     }
 
 
-def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Row]) -> None:
-    """Write a whole file and put it in place in one step, so that no reader ever sees half of it."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, tuple(columns), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Row]) -> int:
+    """Write a whole file, row by row, and put it in place in one step, so that no reader ever sees half of it. The
+    number of rows."""
+    count = 0
+    with replacing(path) as file:
+        writer = csv.DictWriter(file, tuple(columns), restval="", lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow(row)
+            count += 1
+    return count
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write to a temporary name beside `path`, then rename."""
+    """Write a whole file and put it in place in one step."""
+    with replacing(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A file of a temporary name beside `path`, which takes its place once it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            yield file
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

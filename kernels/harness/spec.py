@@ -12,10 +12,18 @@ from kernels.attention.case import CASE_ID, DTYPE_NAMES, Case, Shape
 IMPLEMENTATIONS = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
 CONTROL = ":aa"
 """`bench:aa` is `bench` once more under a second name: what the two differ by is noise, and no result."""
-REGIMES = ("burst", "sustained", "graph")
+BOTH = "both"
+REGIMES = ("burst", "sustained", "graph", BOTH)
+CACHES = ("cold", "warm")
+STEADY = "steady"
+"""A warm-up that ends when nothing moves any more."""
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
 REQUIRED = ("implementations", "measure", "correctness", "repeats", "warmup", "regime", "seed")
-OPTIONAL = ("threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci", "on_request")
+OPTIONAL = (
+    "threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci",
+    "cache", "usd_per_hour", "case_budget_usd", "machine", "on_request",
+)  # fmt: skip
+MACHINE = ("zone", "machine_type", "image")
 
 
 class BadSpec(Exception):
@@ -26,7 +34,9 @@ class BadSpec(Exception):
 class Spec:
     """A judged spec. `threads` counts CPU threads, 0 for PyTorch's default; `max_abs_error` is absolute.
 
-    `repeats` is how many blocks there are, or may be at most where `stop_at_relative_ci` ends a case earlier.
+    `repeats` is how many blocks there are in each regime, or may be at most where `stop_at_relative_ci` or
+    `case_budget_s` (of the machine's time, for a case) ends one earlier. `warmup` counts calls, or is `steady`.
+    `machine` is what the agent knows of the VM.
     """
 
     implementations: tuple[str, ...]
@@ -34,12 +44,15 @@ class Spec:
     correctness: tuple[Case, ...]
     max_abs_error: float
     repeats: int
-    warmup: int
+    warmup: int | str
     regime: str
+    cache: str
     seed: int
     threads: int
     skip_cases: frozenset[str]
     stop_at_relative_ci: float | None
+    case_budget_s: float | None
+    machine: Mapping[str, str]
     run_id: str
     vm: str
     on_request: bool
@@ -49,6 +62,11 @@ class Spec:
     def planned(self) -> tuple[Case, ...]:
         """The cases to measure, in order, without those that are done already."""
         return tuple(case for case in self.measure if case.id not in self.skip_cases)
+
+    @property
+    def measurements_per_implementation(self) -> int:
+        """At most, over all cases and both regimes."""
+        return len(self.measure) * self.repeats * (2 if self.regime == BOTH else 1)
 
 
 def parse(text: str) -> Spec:
@@ -64,6 +82,7 @@ def parse(text: str) -> Spec:
         if one != original(one) and original(one) not in implementations:
             raise BadSpec(f"implementations: {one} is the control of {original(one)}, which is not among them")
     tight = spec.get("stop_at_relative_ci")
+    machine = table(spec.get("machine", {}), "machine", (), MACHINE)
     skip = spec.get("skip_cases", [])
     if not isinstance(skip, list) or not all(isinstance(one, str) and CASE_ID.fullmatch(one) for one in skip):
         raise BadSpec(f"skip_cases must be a list of case ids, not {shown(skip)}")
@@ -73,16 +92,35 @@ def parse(text: str) -> Spec:
         correctness=cases(judged, "correctness"),
         max_abs_error=positive(judged["max_abs_error"], "correctness.max_abs_error"),
         repeats=integer(spec["repeats"], "repeats", 1),
-        warmup=integer(spec["warmup"], "warmup", 0),
+        warmup=warmup(spec["warmup"]),
         regime=name(spec["regime"], "regime", REGIMES),
+        cache=name(spec.get("cache", CACHES[0]), "cache", CACHES),
         seed=integer(spec["seed"], "seed", 0),
         threads=integer(spec.get("threads", 0), "threads", 0),
         skip_cases=frozenset(skip),
         stop_at_relative_ci=None if tight is None else positive(tight, "stop_at_relative_ci"),
+        case_budget_s=case_budget_s(spec.get("case_budget_usd"), spec.get("usd_per_hour")),
+        machine={key: text_of(told, f"machine.{key}") for key, told in machine.items()},
         run_id=text_of(spec.get("run_id", ""), "run_id"),
         vm=text_of(spec.get("vm", ""), "vm"),
         on_request=truth(spec.get("on_request", False), "on_request"),
     )
+
+
+def warmup(data: object) -> int | str:
+    """A number of calls, or `steady`. Raises `BadSpec`."""
+    if data == STEADY:
+        return STEADY
+    return integer(data, "warmup", 0, f' or "{STEADY}"' if isinstance(data, str) else "")
+
+
+def case_budget_s(usd: object, usd_per_hour: object) -> float | None:
+    """How long a machine runs for the dollars of one case; None where no sum is given. Raises `BadSpec`."""
+    if usd is None:
+        return None
+    if usd_per_hour is None:
+        raise BadSpec("case_budget_usd needs usd_per_hour, the machine's price")
+    return 3600 * positive(usd, "case_budget_usd") / positive(usd_per_hour, "usd_per_hour")
 
 
 def original(implementation: str) -> str:
@@ -150,10 +188,10 @@ def name(data: object, where: str, known: tuple[str, ...]) -> str:
     return data
 
 
-def integer(data: object, where: str, least: int) -> int:
-    """An integer of at least `least`; true and 1.0 are not integers. Raises `BadSpec`."""
+def integer(data: object, where: str, least: int, otherwise: str = "") -> int:
+    """An integer of at least `least`; true and 1.0 are not integers. Raises `BadSpec`, naming what else does."""
     if not isinstance(data, int) or isinstance(data, bool) or data < least:
-        raise BadSpec(f"{where} must be an integer >= {least}, not {shown(data)}")
+        raise BadSpec(f"{where} must be an integer >= {least}{otherwise}, not {shown(data)}")
     return data
 
 

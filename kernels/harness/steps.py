@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,10 @@ import torch
 
 from kernels.attention.case import Case, Shape
 from kernels.attention.interface import BuildFailed
-from kernels.harness import axes, environment, rows, spec, stopping, timing
-from kernels.harness.clocks import clocks
+from kernels.harness import environment, measuring, rows, spec
 from kernels.harness.contenders import one_line
 from kernels.harness.facts import log
-from kernels.harness.judging import Judged, Session, attempt_build, judge_case, still_right
+from kernels.harness.judging import Session, attempt_build, judge_case
 
 DONE, WRONG, NOT_BUILT, GATE_FAILED = 0, 10, 20, 21
 
@@ -32,7 +30,7 @@ def default_cache() -> Path:
 
 def record_environment(session: Session) -> int:
     """Write environment.json and say what device there is."""
-    content = environment.record(session.device, session.spec.threads)
+    content = environment.record(session.device, session.spec)
     rows.write_text(session.out / "environment.json", json.dumps(content, indent=2) + "\n")
     session.facts.send(
         "environment",
@@ -93,47 +91,34 @@ def measure_all(session: Session) -> int:
     """Check, then time, case by case; a case's file is with the agent before the next case starts."""
     asked, facts = session.spec, session.facts
     try:
-        timer = timing.timer_for(session.device, asked.regime)
+        timed_by = measuring.timers(session)
     except ValueError as exc:
         raise spec.BadSpec(str(exc)) from exc
     bench = attempt_build(session)
-    origin = rows.Origin(
-        asked.run_id, asked.vm, environment.device_name(session.device), str(torch.__version__), asked.regime
-    )
+    origin = rows.Origin(asked.run_id, asked.vm, environment.device_name(session.device), str(torch.__version__))
     facts.send(
         "planned",
         cases=[case.id for case in asked.planned],
         total=len(asked.measure),
-        measurements_per_implementation=len(asked.measure) * asked.repeats,
+        measurements_per_implementation=asked.measurements_per_implementation,
     )
     wrong = False
     for index, case in enumerate(asked.planned if not asked.on_request else requested(session), start=1):
         place = {"case_id": case.id, "index": index, "of": len(asked.planned)}
         facts.send("case_started", **place)
         began = time.monotonic()
-        judged = judge_case(session, bench, case, asked.implementations)
-        samples = timing.measure(
-            judged.contenders,
-            blocks=asked.repeats,
-            warmup=asked.warmup,
-            timer=timer,
-            rng=axes.order(case, asked.seed),
-            clocks=clocks(session.device, sustained=asked.regime == "sustained"),
-            enough=stopping.rule(asked.stop_at_relative_ci),
-        )
-        judged = still_right(session, judged)
-        table, medians, skipped = report(origin, judged, samples)
-        rows.write_csv(session.out / "cases" / f"{case.id}.csv", rows.MEASUREMENT_COLUMNS, table)
+        done = measuring.measure_case(session, bench, case, origin, timed_by)
         facts.send(
             "case_finished",
             path=f"cases/{case.id}.csv",
             **place,
-            rows=len(table),
+            rows=done.rows,
             seconds=round(time.monotonic() - began, 6),
-            median_us=medians,
-            skipped=skipped,
+            median_us=done.median_us,
+            skipped=done.skipped,
+            stopped=done.stopped,
         )
-        wrong = wrong or any(outcome.wrong for outcome in judged.outcomes)
+        wrong = wrong or done.wrong
     return WRONG if wrong else DONE
 
 
@@ -148,21 +133,3 @@ def requested(session: Session) -> Iterator[Case]:
             yield left.pop(named)
         else:
             log(f"asked for {named}, which is measured already or not in the grid")
-
-
-def report(
-    origin: rows.Origin, judged: Judged, samples: list[timing.Sample]
-) -> tuple[list[rows.Row], dict[str, float], dict[str, str]]:
-    """The rows of a case, the median latency of what was timed in microseconds, and the reasons of what was not.
-
-    Rows stand in the order measured, then one for each implementation without timings.
-    """
-    passed = {o.implementation: (o.bound.backend, o.check) for o in judged.outcomes if o.bound and o.check}
-    kept = [sample for sample in samples if sample.implementation in passed]
-    table = [rows.measured(origin, judged.case, *passed[sample.implementation], sample) for sample in kept]
-    absent = [o for o in judged.outcomes if o.implementation not in passed]
-    table += [rows.skipped(origin, judged.case, o.implementation, o.reason, o.check) for o in absent]
-    medians = {
-        name: round(statistics.median(s.latency_us for s in kept if s.implementation == name), 3) for name in passed
-    }
-    return table, medians, {o.implementation: o.reason for o in absent}

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import random
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
-from kernels.attention.interface import Plan
+from kernels.attention.interface import Unavailable
 from kernels.harness.clocks import Clocks, Reading
 from kernels.harness.host import Host, HostReading
+from kernels.harness.spec import STEADY
 from kernels.harness.stamps import now
-from kernels.harness.stopping import Enough, never
-
-SUSTAINED_S = {"cuda": 0.05, "cpu": 0.02}
-"""How long one sustained measurement keeps the device busy; its second half is what counts."""
-
-GRAPH_S = 0.001
-"""How much work one captured graph holds, so that the gaps between replays do not matter."""
-
-SPIN_MARGIN_US = 30.0
-L2_FLUSH_FLOOR = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One implementation bound to the inputs of a case. `scope` is entered around each call, outside what is timed."""
-
-    implementation: str
-    plan: Plan
-    scope: Callable[[], AbstractContextManager[object]]
+from kernels.harness.stopping import REPEATS, Enough, never
+from kernels.harness.timers import Timer
+from kernels.harness.turns import Contender, Turns
+from kernels.harness.warming import (
+    FIXED,
+    LIMIT,
+    LIMIT_S,
+    MOST_WINDOWS,
+    WINDOW_BLOCKS,
+    Warming,
+    Window,
+    settled,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,188 +49,176 @@ class Sample:
     host: HostReading
 
 
-class Timer(Protocol):
-    """Microseconds per call of a plan."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is left of a measurement once its samples are kept elsewhere: eight bytes each.
 
-    @property
-    def calls_made(self) -> int:
-        """How often one measurement calls the plan, timed or not."""
-        ...
+    `latencies` are in microseconds in the order of blocks; `stopped` is `repeats`, `precision` or `dollars`;
+    `overhead_us` is the timer's share of a latency, `host_us` what a call costs its caller; `refused` has the reason of
+    each contender that this regime cannot time.
+    """
 
-    def __call__(self, plan: Plan) -> float:
-        """Measure once; the caller has entered the plan's scope."""
-        ...
+    latencies: Mapping[str, array[float]]
+    stopped: str
+    warming: Warming
+    overhead_us: Mapping[str, float]
+    host_us: Mapping[str, float]
+    refused: Mapping[str, str]
 
 
 def measure(
     contenders: Sequence[Contender],
     *,
     blocks: int,
-    warmup: int,
+    warmup: int | str,
     timer: Callable[[Contender], Timer],
     rng: random.Random,
     clocks: Clocks,
+    keep: Callable[[Sample], None],
     enough: Enough = never,
     host: Host | None = None,
-) -> list[Sample]:
-    """`blocks` samples of each contender, interleaved, after `warmup` untimed calls of each.
+    warmup_limit_s: float = LIMIT_S["cpu"],
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Measured:
+    """`blocks` samples of each contender, interleaved, after a warm-up: `warmup` calls of each, or `steady`.
 
     The order is random in every odd block and turned around in the block after it, so that whatever a place in the
-    order does to a time, it does to all alike. `enough` may end the measuring before the last block.
+    order does to a time, it does to all alike. `enough` may end the measuring before the last block. Each sample goes
+    to `keep` and is forgotten here.
     """
-    host = host or Host()
+    refused: dict[str, str] = {}
     timers: dict[str, Timer] = {}
+    called: dict[str, int] = {}
+    ready = []
     for contender in contenders:
         with contender.scope():
-            for _ in range(warmup):
-                contender.plan()
-            timers[contender.implementation] = timer(contender)
-    samples = []
-    latencies: dict[str, list[float]] = {contender.implementation: [] for contender in contenders}
-    order = list(contenders)
-    for block in range(1, blocks + 1):
-        order = rng.sample(order, len(order)) if block % 2 else order[::-1]
-        around = host.read()
-        for position, contender in enumerate(order, start=1):
-            name = contender.implementation
-            started_at, before = now(), clocks.energy_j()
-            with contender.scope():
-                latency_us = timers[name](contender.plan)
-            after = clocks.energy_j()
-            used = None if before is None or after is None else after - before
-            reading, calls = clocks.read(), timers[name].calls_made
-            samples.append(Sample(name, block, block, latency_us, reading, started_at, position, calls, used, around))
-            latencies[name].append(latency_us)
-        if enough(latencies):
+            try:
+                called[contender.implementation] = fixed_calls(contender, warmup)
+                timers[contender.implementation] = timer(contender)
+            except (Unavailable, torch.OutOfMemoryError, MemoryError) as exc:
+                refused[contender.implementation] = str(exc) if isinstance(exc, Unavailable) else "out of memory"
+                continue
+        ready.append(contender)
+    course = Course(ready, timers, rng, clocks, host or Host(), pause)
+    with undisturbed():
+        ended = FIXED if warmup != STEADY else settle(course, called, warmup_limit_s, clock)
+        latencies: dict[str, array[float]] = {contender.implementation: array("d") for contender in ready}
+        stopped = REPEATS
+        for _ in range(blocks if ready else 0):
+            for sample in course.block():
+                latencies[sample.implementation].append(sample.latency_us)
+                keep(sample)
+            for name in course.refused:
+                latencies.pop(name, None)
+            if reason := enough(latencies):
+                stopped = reason
+                break
+    return Measured(
+        latencies=latencies,
+        stopped=stopped,
+        warming=Warming(called, ended),
+        overhead_us={name: one.overhead_us for name, one in timers.items()},
+        host_us={name: one.host_us for name, one in timers.items()},
+        refused=refused | course.refused,
+    )
+
+
+@dataclass
+class Course:
+    """Block after block of all contenders. `number` counts the blocks so far; `refused` has what ran out of memory on
+    the way and is left out from then on."""
+
+    contenders: Sequence[Contender]
+    timers: Mapping[str, Timer]
+    rng: random.Random
+    clocks: Clocks
+    host: Host
+    pause: Callable[[float], None]
+    number: int = 0
+    order: list[Contender] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(len(self.contenders[0].plans) if self.contenders else 1)
+
+    def block(self) -> Iterator[Sample]:
+        """The next block."""
+        self.number += 1
+        odd = self.number % 2
+        self.order = self.rng.sample(self.contenders, len(self.contenders)) if odd else self.order[::-1]
+        self.order = [one for one in self.order if one.implementation not in self.refused]
+        around = self.host.read()
+        for position, contender in enumerate(self.order, start=1):
+            timer = self.timers[contender.implementation]
+            plans = self.turns.take(contender, timer.calls_made)
+            started_at, before = now(), self.clocks.energy_j()
+            try:
+                with contender.scope():
+                    latency_us = timer(plans)
+            except (torch.OutOfMemoryError, MemoryError):
+                self.refused[contender.implementation] = "out of memory while it was timed"
+                continue
+            after = self.clocks.energy_j()
+            yield Sample(
+                implementation=contender.implementation,
+                block=self.number,
+                repeat=self.number,
+                latency_us=latency_us,
+                reading=self.clocks.read(),
+                started_at=started_at,
+                position=position,
+                calls=timer.calls_made,
+                energy_j=None if before is None or after is None else after - before,
+                host=around,
+            )
+            rest_s = timer.rest_s(latency_us)
+            if rest_s:
+                self.pause(rest_s)
+
+    def window(self) -> Window:
+        """Some blocks whose samples are not kept."""
+        samples = [sample for _ in range(WINDOW_BLOCKS) for sample in self.block()]
+        times: dict[str, list[float]] = {}
+        for sample in samples:
+            times.setdefault(sample.implementation, []).append(sample.latency_us)
+        times = {name: own for name, own in times.items() if name not in self.refused}
+        return Window(times, [s.reading.sm_clock_mhz for s in samples if s.reading.sm_clock_mhz is not None])
+
+
+def fixed_calls(contender: Contender, warmup: int | str) -> int:
+    """Makes a fixed number of calls, on each input set in turn; none for a warm-up until steady. How many it made."""
+    if not isinstance(warmup, int):
+        return 0
+    for plan in Turns(len(contender.plans)).take(contender, warmup):
+        plan()
+    return warmup
+
+
+def settle(course: Course, called: dict[str, int], limit_s: float, clock: Callable[[], float]) -> str:
+    """Measures without keeping until two windows agree, or for `limit_s`; adds up `called`. Then blocks count anew."""
+    began, windows = clock(), 1
+    before, ended = course.window(), LIMIT
+    while windows < MOST_WINDOWS and clock() - began < limit_s:
+        after = course.window()
+        windows += 1
+        if settled(before, after):
+            ended = STEADY
             break
-    return samples
+        before = after
+    for name, timer in course.timers.items():
+        called[name] += windows * WINDOW_BLOCKS * timer.calls_made
+    course.number = 0
+    return ended
 
 
-def timer_for(device: torch.device, regime: str) -> Callable[[Contender], Timer]:
-    """How `regime` is timed on `device`. Raises `ValueError` for a regime that the device does not have."""
-    if device.type == "cuda":
-        flush = torch.empty(flush_bytes(device), dtype=torch.int8, device=device)
-        return lambda contender: CudaTimer(regime, contender, flush)
-    if regime == "graph":
-        raise ValueError("the graph regime replays a CUDA graph and needs a CUDA device")
-    return lambda contender: CpuTimer(regime, contender)
-
-
-class CpuTimer:
-    """perf_counter_ns around one call (`burst`), or around calls back to back (`sustained`). Caches are not flushed."""
-
-    def __init__(self, regime: str, contender: Contender) -> None:
-        self.calls = 0 if regime == "burst" else calls_for(SUSTAINED_S["cpu"], host_us(contender.plan))
-
-    @property
-    def calls_made(self) -> int:
-        """One, or the warm half and the timed half."""
-        return max(1, self.calls)
-
-    def __call__(self, plan: Plan) -> float:
-        """Microseconds per call."""
-        for _ in range(self.calls // 2):
-            plan()
-        timed = max(1, self.calls - self.calls // 2)
-        began = time.perf_counter_ns()
-        for _ in range(timed):
-            plan()
-        return (time.perf_counter_ns() - began) / 1000 / timed
-
-
-class CudaTimer:
-    """CUDA events around one call (`burst`), calls back to back (`sustained`), or a captured graph (`graph`).
-
-    Burst is cold: the L2 cache is overwritten first, and a spin kernel keeps the device busy until the host has
-    enqueued the call, so that launch latency is hidden. Sustained and graph run warm.
-    """
-
-    def __init__(self, regime: str, contender: Contender, flush: torch.Tensor) -> None:
-        self.regime, self.flush = regime, flush
-        self.start = torch.cuda.Event(enable_timing=True)
-        self.end = torch.cuda.Event(enable_timing=True)
-        self.host_us = host_us(contender.plan)
-        once_us = self.events_us(contender.plan, 1)
-        self.calls = 1
-        self.graph: torch.cuda.CUDAGraph | None = None
-        if regime == "sustained":
-            self.calls = calls_for(SUSTAINED_S["cuda"], once_us)
-        elif regime == "graph":
-            self.calls = calls_for(GRAPH_S, once_us)
-            self.graph = captured(contender.plan, self.calls)
-
-    @property
-    def calls_made(self) -> int:
-        """One, or all that one graph or one sustained stretch holds."""
-        return self.calls
-
-    def __call__(self, plan: Plan) -> float:
-        """Microseconds per call."""
-        if self.graph is not None:
-            return self.events_us(self.graph.replay, 1) / self.calls
-        if self.regime == "sustained":
-            for _ in range(self.calls // 2):
-                plan()
-            return self.events_us(plan, max(1, self.calls - self.calls // 2))
-        self.flush.zero_()
-        torch.cuda._sleep(spin_cycles(self.host_us + SPIN_MARGIN_US))
-        return self.events_us(plan, 1)
-
-    def events_us(self, call: Callable[[], object], times: int) -> float:
-        """Device time per call between two events, in microseconds."""
-        self.start.record()
-        for _ in range(times):
-            call()
-        self.end.record()
-        self.end.synchronize()
-        return float(self.start.elapsed_time(self.end)) * 1000 / times
-
-
-def captured(plan: Plan, calls: int) -> torch.cuda.CUDAGraph:
-    """A graph of `calls` calls. Everything that loads or allocates for the first time must have happened before."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        plan()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            plan()
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
-
-
-def host_us(plan: Plan) -> float:
-    """How long the caller is busy with one call, in microseconds: the median of five."""
-    times = []
-    for _ in range(5):
-        began = time.perf_counter_ns()
-        plan()
-        times.append((time.perf_counter_ns() - began) / 1000)
-    return statistics.median(times)
-
-
-def calls_for(seconds: float, once_us: float) -> int:
-    """How many calls fill `seconds`; at least 2, at most 2000."""
-    return max(2, min(2000, round(seconds * 1e6 / max(once_us, 1e-3))))
-
-
-def spin_cycles(microseconds: float) -> int:
-    """Clock cycles of a spin that lasts this long at 2 GHz, longer on a slower clock."""
-    return round(microseconds * 2000)
-
-
-def flush_bytes(device: torch.device) -> int:
-    """Twice the L2 cache, and no less than 64 MiB."""
-    return max(L2_FLUSH_FLOOR, 2 * int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)))
-
-
-def clock_overhead_ns() -> float:
-    """What two readings of the CPU clock cost, the median of 1001. It is recorded, not subtracted."""
-    gaps = []
-    for _ in range(1001):
-        began = time.perf_counter_ns()
-        gaps.append(time.perf_counter_ns() - began)
-    return float(statistics.median(gaps))
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Without the garbage collector, which would choose one measurement to pay for all."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from orchestrator.adapters.gcs import crc32c
 from orchestrator.core.errors import LocalError
 from orchestrator.core.leases import SharedGrid
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, grid_object
-from orchestrator.core.results import Summary, assemble, parse_csv, summarize, summary_csv
+from orchestrator.core.results import Summary, assemble, read_rows, summarize, summary_csv
 from orchestrator.core.run import Run
 from orchestrator.core.status import iso
 from orchestrator.ports import Bucket, Entry
@@ -75,13 +77,13 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
         if not _same(path, entry):
             bucket.download(entry, path)
             fresh += 1
-    texts = {path.stem: path.read_text(encoding="utf-8") for entry, path in entries if path.parent == folder / "cases"}
-    rows = [row for name in sorted(texts) for row in parse_csv(texts[name])]
-    summaries = summarize(rows)
+    cases = {path.stem: path for entry, path in entries if path.parent == folder / "cases"}
+    summaries = summarize(row for name in sorted(cases) for row in read_rows(_lines(cases[name])))
     total = run.cases_total if grid is None else len(grid.cases)
     over = (run.closed is not None or run.kept is not None) if grid is None else grid.over
-    complete = over and total > 0 and len(texts) >= total
-    write_atomically(folder / "measurements.csv", assemble(texts).encode())
+    complete = over and total > 0 and len(cases) >= total
+    assembled = assemble({name: partial(_lines, path) for name, path in cases.items()})
+    write_atomically(folder / "measurements.csv", (line.encode() for line in assembled))
     write_atomically(folder / "summary.csv", summary_csv(summaries).encode())
     write_atomically(folder / "manifest.json", _manifest(run, entries, folder, grid, complete=complete))
     return Fetched(
@@ -89,14 +91,20 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
         state=run.phase.value,
         folder=folder,
         complete=complete,
-        cases=len(texts),
+        cases=len(cases),
         cases_total=total,
-        measurements=sum(1 for row in rows if row.latency_us is not None),
+        measurements=sum(summary.count for summary in summaries),
         downloaded=fresh,
         already_there=len(entries) - fresh,
         summaries=summaries,
         device=run.environment.device if run.environment else "",
     )
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """A file's lines, so that no more than one of them has to be in memory."""
+    with path.open(encoding="utf-8", newline="") as file:
+        yield from file
 
 
 def _writable(folder: Path) -> None:

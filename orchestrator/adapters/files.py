@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from orchestrator.core.errors import LocalError
@@ -31,15 +32,16 @@ def safe_path(root: Path, relative: str) -> Path:
     return path
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replaces `path` with `data` in one step, making folders as needed. Raises `LocalError`."""
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Replaces `path` with `data`, which may come in pieces, in one step, making folders as needed. Raises
+    `LocalError`."""
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", suffix=".part", dir=path.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             os.fchmod(file.fileno(), 0o666 & ~_umask())
         temporary.replace(path)
     except OSError as exc:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import LocalError, NotFound
+
+WHOLE = ("measurements.csv", "measurements.csv.gz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +34,9 @@ def open_folder(path: Path) -> RunFolder:
     """The folder, or a CSV alone. Raises `NotFound` where there are no measurements at all."""
     if path.is_file():
         return RunFolder(path.parent, (path,), {}, {}, {}, ())
-    whole = path / "measurements.csv"
+    whole = next((one for name in WHOLE if (one := path / name).is_file()), None)
     cases = tuple(sorted((path / "cases").glob("*.csv"))) if (path / "cases").is_dir() else ()
-    csvs = (whole,) if whole.is_file() else cases
+    csvs = (whole,) if whole is not None else cases
     if not csvs:
         raise NotFound(f"{path} holds no measurements.csv", hint="`bench fetch RUN` makes such a folder")
     found = [_document(path / f"{name}.json") for name in ("environment", "build", "manifest")]
@@ -43,13 +47,19 @@ def open_folder(path: Path) -> RunFolder:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a CSV, one at a time. Raises `LocalError`; what is no UTF-8 comes as a mark in its place."""
+    """The lines of a CSV, packed or not, one at a time. Raises `LocalError`; what is no UTF-8 comes as a mark in
+    its place."""
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with (gzip.open if path.suffix == ".gz" else open)(
+            path, "rt", encoding="utf-8", errors="replace", newline=""
+        ) as file:
             for line in file:
                 yield line.replace("\0", "")
-    except OSError as exc:
-        raise LocalError(f"cannot read {path}: {exc.strerror}") from exc
+    except EOFError:
+        # Cut off in the middle: a line that is no row makes the reader say where.
+        yield "the packed file was cut off here\n"
+    except (OSError, zlib.error) as exc:
+        raise LocalError(f"cannot read {path}: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
 def _document(path: Path) -> tuple[dict[str, Any], str]:

@@ -83,6 +83,18 @@ class SshShell:
         self.close()
         raise self._without_answer(ran.exited, ran.stdout.strip(), ran.stderr.strip(), python or "python3")
 
+    def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
+        """One command line of the login shell there: exit code, standard output, standard error."""
+        connection = self._connected()
+        try:
+            ran = connection.run(
+                line, hide=True, warn=True, in_stream=False, encoding="utf-8", timeout=timeout_s
+            )  # fmt: skip
+        except (*LOST, CommandTimedOut, ThreadException, UnexpectedExit) as exc:
+            self.close()
+            raise lost(self.target, "while it was looked at", exc) from exc
+        return int(ran.exited), str(ran.stdout), str(ran.stderr)
+
     def put(self, data: bytes, path: str) -> None:
         try:
             self._files().putfo(io.BytesIO(data), path)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from orchestrator.analysis.bootstrap import LEVEL, Interval
 from orchestrator.analysis.ranks import holm
+from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Case, Study
-from orchestrator.analysis.verdicts import Noise, Verdict, control_noise, decide, halves_noise
+from orchestrator.analysis.verdicts import MARGIN, Noise, Verdict, control_noise, decide, halves_noise
 from orchestrator.core.results import is_control
 
 LIMIT = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -18,9 +19,10 @@ LIMIT = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One implementation on one case in two runs. A ratio over 1: faster in the second run."""
+    """One implementation on one case in one setting in two runs. A ratio over 1: faster in the second run."""
 
     case_id: str
+    setting: Setting
     implementation: str
     before: Interval
     after: Interval
@@ -35,17 +37,13 @@ class Change:
 def changes(
     before: Study, after: Study, *, relative_to: str = "", implementations: Sequence[str] = (), tolerance: float = 0.0
 ) -> tuple[Change, ...]:
-    """What changed, for every case and implementation that both runs timed. A change within `tolerance` (0.02: two per
-    cent) is no verdict of faster or slower.
+    """What changed, for every case, setting and implementation that both runs timed. A change within `tolerance`
+    (0.02: two per cent) is no verdict of faster or slower.
 
     Times of two runs have no common blocks, so their intervals are combined as independent ones (Zou and Donner 2008).
     """
-    others = {case.case_id: case for case in after.cases}
     found = []
-    for case in before.cases:
-        other = others.get(case.case_id)
-        if other is None:
-            continue
+    for case, other in matched(before, after):
         for timing in case.timings:
             name = timing.implementation
             wanted = name in implementations if implementations else not is_control(name)
@@ -57,6 +55,28 @@ def changes(
     return tuple(_decided(one, p, tolerance) for one, p in zip(found, corrected, strict=True))
 
 
+def matched(before: Study, after: Study) -> Iterator[tuple[Case, Case]]:
+    """Cases of the two runs that were timed in the same way. Where one run does not say whether its caches were warm
+    and the other has both, nothing tells which of them it is, and the case is left out."""
+    own, others = by_id(before), by_id(after)
+    for case in before.cases:
+        fitting = [one for one in others.get(case.case_id, ()) if one.setting.matches(case.setting)]
+        rivals = [one for one in own[case.case_id] if fitting and one.setting.matches(fitting[0].setting)]
+        exact = [one for one in fitting if one.setting == case.setting]
+        if exact:
+            yield case, exact[0]
+        elif len(fitting) == len(rivals) == 1:
+            yield case, fitting[0]
+
+
+def by_id(study: Study) -> dict[str, list[Case]]:
+    """The cases of a study by their ids, each in all its settings."""
+    found: dict[str, list[Case]] = {}
+    for case in study.cases:
+        found.setdefault(case.case_id, []).append(case)
+    return found
+
+
 def _change(before: Case, after: Case, name: str, relative_to: str) -> Change | None:
     first, second = estimate(before, name, relative_to), estimate(after, name, relative_to)
     if first is None or second is None:
@@ -66,14 +86,16 @@ def _change(before: Case, after: Case, name: str, relative_to: str) -> Change | 
     noises = [noise for noise in (floor_of(before, name), floor_of(after, name)) if noise is not None]
     noise = max(noises, key=lambda one: one.floor, default=None)
     undecided = Verdict.INCONCLUSIVE
-    return Change(before.case_id, name, first, second, relative_to, ratio, chance(ratio), noise, undecided)
+    return Change(
+        before.case_id, before.setting, name, first, second, relative_to, ratio, chance(ratio), noise, undecided
+    )
 
 
 def _decided(change: Change, p: float, tolerance: float) -> Change:
     noise = change.noise
     if noise is not None and tolerance > noise.floor:
         noise = replace(noise, floor=tolerance)
-    return replace(change, p=p, verdict=decide(change.ratio, p, noise))
+    return replace(change, p=p, verdict=decide(change.ratio, p, noise, max(MARGIN, tolerance)))
 
 
 def estimate(case: Case, name: str, relative_to: str = "") -> Interval | None:
@@ -145,7 +167,7 @@ def history(
         floor = max(floors, key=lambda one: one.floor, default=None)
         if floor is not None:
             floor = replace(floor, floor=max(floor.floor, tolerance))
-        verdict = decide(ratio, chance(ratio), floor)
+        verdict = decide(ratio, chance(ratio), floor, max(MARGIN, tolerance))
         found.append(Point(run_id, fingerprint, value, noise, ratio, verdict))
         if verdict in (Verdict.FASTER, Verdict.SLOWER):
             level = value, noise

@@ -1,14 +1,14 @@
 """Intervals for medians by bootstrap over interleaving blocks.
 
 A block holds one measurement of every implementation, so whatever drifts between blocks falls on all alike and blocks
-are what is resampled. Where the values of neighbouring blocks are alike, runs of blocks are resampled together (Künsch
-1989, circular as in Politis and Romano 1992).
+are what is resampled. No chance is in it: the limit of infinitely many resamples is taken. Where the values of
+neighbouring blocks are alike, what is resampled is a first-order sieve (Bühlmann 1997) fitted to their normal scores,
+and the limits move out by as much as its median varies more than that of independent values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 LEVEL = 0.95
-SEED = 20261121
-RESAMPLES = 2000
 NORMAL_BEYOND = 2000
 """From so many values on, the binomial is taken for normal: the limits move by less than a tenth of a rank."""
+ALIKE_BEYOND = 1.28
+"""Neighbours are alike where their correlation is so many standard errors above 0: chance alone does it once in ten."""
+MOST_ALIKE = 0.97
 LEAST_BLOCKS = 6
 """With fewer, no interval of level 0.95 exists for a median: 2 * 0.5**5 is more than 0.05."""
 
@@ -47,49 +47,88 @@ class Interval:
 def median_interval(values: Vector, level: float = LEVEL) -> Interval:
     """The median of `values` [blocks], in the order measured, with its bootstrap percentile interval.
 
-    The same values always give the same limits: for independent blocks the limit of infinitely many resamples is
-    taken, otherwise a fixed seed. Raises `ValueError` for no values at all.
+    The same values always give the same limits. Raises `ValueError` for no values at all.
     """
     if values.size == 0:
         raise ValueError("there is no median of nothing")
     mid = float(np.median(values))
     if values.size < LEAST_BLOCKS:
         return Interval(math.nan, mid, math.nan)
-    together = run_length(values)
-    low, high = ideal_limits(values, level) if together == 1 else resampled_limits(values, together, level)
+    low, high = ideal_limits(values, level, widening(likeness(values), values.size, level))
     return Interval(min(low, mid), mid, max(high, mid))
 
 
-def run_length(values: Vector) -> int:
-    """How many neighbouring blocks to resample together: 1 unless neighbours are alike beyond chance.
-
-    Carlstein's rule (1986) with the lag-1 autocorrelation of the ranks, which outliers cannot sway.
-    """
+def likeness(values: Vector) -> float:
+    """How alike neighbouring blocks are: the lag-1 autocorrelation of the normal scores of `values` [blocks], which
+    outliers cannot sway, corrected for its bias (Kendall 1954); 0 unless it is beyond chance."""
     count = values.size
-    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64)
-    centred = ranks - ranks.mean()
-    alike = float(centred[:-1] @ centred[1:] / (centred @ centred))
-    if alike <= 1.645 / math.sqrt(count):
-        return 1
-    alike = min(alike, 0.97)
-    length = (math.sqrt(6) * alike / (1 - alike**2)) ** (2 / 3) * count ** (1 / 3)
-    return int(min(max(math.ceil(length), 2), max(count // 4, 2)))
+    scores = normal_scores(values)
+    power = float(scores @ scores)
+    if power < 1e-9:  # all values are the same
+        return 0.0
+    found = float(scores[:-1] @ scores[1:]) / power
+    found += (1 + 3 * max(found, 0.0)) / count
+    return min(found, MOST_ALIKE) if found > ALIKE_BEYOND / math.sqrt(count) else 0.0
 
 
-def ideal_limits(values: Vector, level: float = LEVEL) -> tuple[float, float]:
-    """Percentile limits for the median of independent values in the limit of infinitely many resamples.
+def normal_scores(values: Vector) -> Vector:
+    """For each value the normal quantile of its rank; tied values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    summed = np.concatenate(([0.0], np.cumsum(normal_quantiles(values.size))))
+    ends = np.cumsum(counts)
+    means: Vector = (summed[ends] - summed[ends - counts]) / counts
+    return means[inverse]
+
+
+@lru_cache(maxsize=64)
+def normal_quantiles(count: int) -> Vector:
+    """The normal quantiles of (i + 1/2) / count."""
+    quantile = NormalDist().inv_cdf
+    return np.array([quantile((i + 0.5) / count) for i in range(count)])
+
+
+def widening(alike: float, count: int, level: float = LEVEL) -> float:
+    """How many times farther from the middle the limits of the median of `count` values are than those of independent
+    ones, where neighbours correlate by `alike` and others by its powers.
+
+    The median is where half of the values lie below. Whether one lies below correlates at lag k by 2/pi asin(alike**k)
+    (Sheppard 1899), which sums to what the variance is multiplied by. As that is estimated, the normal quantile is
+    replaced by Student's, with as many degrees of freedom as there are independent values' worth.
+    """
+    if alike <= 0:
+        return 1.0
+    lags = alike ** np.arange(1, count)
+    variance = 1 + 4 / math.pi * float(np.arcsin(lags).sum())
+    free = max(count * (1 - alike) / (1 + alike) - 1, 2.0)
+    normal = NormalDist().inv_cdf((1 + level) / 2)
+    return math.sqrt(variance) * students(normal, free) / normal
+
+
+def students(z: float, free: float) -> float:
+    """The quantile of Student's distribution where the normal one's is `z` (Abramowitz and Stegun 1964, 26.7.5)."""
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    fourth = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
+    return z + first / free + second / free**2 + third / free**3 + fourth / free**4
+
+
+def ideal_limits(values: Vector, level: float = LEVEL, wider: float = 1.0) -> tuple[float, float]:
+    """Percentile limits for the median in the limit of infinitely many resamples, `wider` times as far from the middle
+    as those of independent values, at most the least and the greatest.
 
     A resample's h-th smallest is at most x_(k) with probability P(Binomial(n, k/n) >= h) (Efron 1979), so the limits
     are order statistics, interpolated between the two nearest. For even n they are the means of those of the two
     middle values.
     """
     ordered = np.sort(values)
-    below, above = ideal_ranks(values.size, level)
     positions = np.arange(values.size, dtype=np.float64)
-    return (
-        float(np.mean([np.interp(rank, positions, ordered) for rank in below])),
-        float(np.mean([np.interp(rank, positions, ordered) for rank in above])),
+    middle = (values.size - 1) / 2
+    below, above = (
+        [np.interp(middle + wider * (rank - middle), positions, ordered) for rank in ranks]
+        for ranks in ideal_ranks(values.size, level)
     )
+    return float(np.mean(below)), float(np.mean(above))
 
 
 @lru_cache(maxsize=256)
@@ -128,22 +167,3 @@ def log_choose(count: int) -> Vector:
     factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, count + 1, dtype=np.float64)))))
     result: Vector = factorials[-1] - factorials - factorials[::-1]
     return result
-
-
-def resampled_limits(values: Vector, together: int, level: float = LEVEL) -> tuple[float, float]:
-    """Percentile limits for the median, resampling circular runs of `together` neighbouring values."""
-    medians = np.concatenate([np.median(values[chosen], axis=1) for chosen in resamples(values.size, together)])
-    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def resamples(count: int, together: int) -> Iterator[Indices]:
-    """Indices [resamples, count], piece by piece of bounded size; fewer resamples the more values there are."""
-    total = int(min(RESAMPLES, max(400, 2_000_000 // count)))
-    piece = max(1, 2_000_000 // count)
-    rng = np.random.default_rng(SEED)
-    runs = -(-count // together)
-    for begin in range(0, total, piece):
-        starts = rng.integers(0, count, size=(min(piece, total - begin), runs, 1))
-        chosen = (starts + np.arange(together)) % count
-        yield chosen.reshape(len(chosen), -1)[:, :count]

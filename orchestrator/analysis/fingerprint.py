@@ -24,13 +24,13 @@ class Comparability:
 
 Fingerprint = Mapping[str, Any]
 """Everything known of a run's environment: environment.json, with `image`, `zone` and `machine_type` of its manifest,
-`compiler` of its build, `regime` and `seed` of its rows. Unknown is None or absent."""
+`compiler` of its build, and `regimes` (a sequence) of its rows. Unknown is None or absent."""
 
-DECISIVE: Final = ("device", "device_kind", "compute_capability", "regime")
+DECISIVE: Final = ("device", "device_kind", "compute_capability")
 DECISIVE_ON_A_CPU: Final = ("cpu_count", "threads")
 MATTERS: Final = (
-    "device_uuid_sha256", "driver", "cuda", "torch", "cudnn", "compiler", "numpy", "power_limit_w", "ecc", "mig",
-    "sm_clock_max_mhz", "cpu", "cpu_count", "threads", "os", "kernel", "python", "image", "zone", "machine_type",
+    "device_uuid_sha256", "driver", "cuda", "torch", "cudnn", "nvrtc", "compiler", "numpy", "power_limit_w", "ecc",
+    "mig", "sm_clock_max_mhz", "cpu", "cpu_count", "threads", "os", "kernel", "python", "image", "zone", "machine_type",
 )  # fmt: skip
 NAMES: Final = {
     "device_uuid_sha256": "chip",
@@ -53,17 +53,33 @@ def comparability(first: Fingerprint, second: Fingerprint, *, across_devices: bo
         one, other = first.get(key), second.get(key)
         if one != other:
             words = _differ(key, one, other)
-            (caveats if across_devices and key != "regime" else refused).append(words)
+            (caveats if across_devices else refused).append(words)
+    regimes = _regimes(first, second)
+    (refused if regimes.startswith("no regime") else caveats).extend([regimes] if regimes else [])
     for key in MATTERS:
         one, other = first.get(key), second.get(key)
         if key not in decisive and one != other:
             caveats.append(_differ(key, one, other))
+    payloads, commits = ([own.get(key) for own in (first, second)] for key in ("payload_sha256", "git_commit"))
+    if all(payloads) and payloads[0] != payloads[1] and commits[0] == commits[1]:
+        caveats.append("the kernels or the harness differ although the commit does not")
     for which, own in (("first", first), ("second", second)):
         if own.get("git_dirty"):
             caveats.append(f"the {which} run's kernels have changes that no commit holds")
     if refused:
         return Comparability(Level.REFUSED, (*refused, *caveats))
     return Comparability(Level.CAVEAT if caveats else Level.COMPARABLE, tuple(caveats))
+
+
+def _regimes(first: Fingerprint, second: Fingerprint) -> str:
+    """What to say of the regimes of the two; nothing where they are the same."""
+    one, other = (tuple(own.get("regimes") or ()) for own in (first, second))
+    if set(one) == set(other):
+        return ""
+    both = [name for name in one if name in other]
+    if not both:
+        return f"no regime is in both: {_shown(', '.join(one))} and {_shown(', '.join(other))}"
+    return f"only {' and '.join(both)} is in both runs; the rest is not compared"
 
 
 def _differ(key: str, one: Any, other: Any) -> str:

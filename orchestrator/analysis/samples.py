@@ -1,4 +1,4 @@
-"""Reads measurements by the line into one group a run, case and implementation, whatever state the file is in.
+"""Reads measurements by the line into one group a run, case, setting and implementation, whatever state they are in.
 
 What cannot be used is counted and told, with the first line on which it was met; the rest is kept. Memory grows by
 about a hundred bytes a measurement.
@@ -17,33 +17,39 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.analysis.regimes import Setting
 from orchestrator.core.results import AXES, ResultsUnreadable
 
 Vector = NDArray[np.float64]
 
 NEEDED: Final = ("case_id", "implementation", "latency_us")
+PEAK: Final = "peak_memory_bytes"
 SENSORS: Final = (
     "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "position", "calls", "energy_j",
-    "cpu_mhz", "load_1m", "steal_percent",
+    "cpu_mhz", "load_1m", "steal_percent", "timer_overhead_us", PEAK,
 )  # fmt: skip
 """Columns of numbers that a file may or may not have, in any row; unknown is NaN."""
+
+
+WORDS: Final = ("stopped", "warmed")
+"""Columns of words that all rows of a group share: why the last block was the last, and how the warm-up ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     run_id: str
     case_id: str
+    setting: Setting
     implementation: str
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The measurements of one implementation on one case, by block. All vectors have the same length."""
+    """The measurements of one implementation on one case in one setting, by block. All vectors have the same length."""
 
     key: Key
     device: str
     backend: str
-    regime: str
     axes: Mapping[str, str]
     block: NDArray[np.int64]
     latency_us: Vector
@@ -54,6 +60,8 @@ class Group:
     max_abs_error: float
     skipped: str
     """Why there are no measurements; empty where there are some."""
+    words: Mapping[str, str]
+    """Those of `WORDS` that are known."""
 
     @property
     def count(self) -> int:
@@ -69,8 +77,17 @@ class _Growing:
     throttled: array[int] = field(default_factory=lambda: array("b"))
     sensors: dict[str, array[float]] = field(default_factory=dict)
     backends: dict[str, None] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
     max_abs_error: float = math.nan
     skipped: str = ""
+
+
+REPEATS: Final = "rows repeat a block that was there"
+ALONE: Final = (
+    ("rows are", "row is"), ("rows have", "row has"), ("rows name", "row names"), ("rows repeat", "row repeats"),
+    ("lines are", "line is"),
+)  # fmt: skip
+"""What many do, and one does."""
 
 
 @dataclass(slots=True)
@@ -81,6 +98,7 @@ class Reader:
     faults: dict[str, tuple[int, str]] = field(default_factory=dict)
     """What is wrong: how often, and where first."""
     rows: int = 0
+    settings: dict[tuple[str, str], Setting] = field(default_factory=dict)
 
     def read(self, lines: Iterable[str], source: str) -> None:
         """Takes one CSV. Raises `ResultsUnreadable` where the header is not that of a result file."""
@@ -97,6 +115,7 @@ class Reader:
             )
         place = {name: index for index, name in enumerate(header)}
         sensors = [(name, place.get(name)) for name in SENSORS]
+        words = [name for name in WORDS if name in place]
         while True:
             try:
                 cells = next(reader, None)
@@ -106,13 +125,14 @@ class Reader:
             if cells is None:
                 return
             if cells:
-                self._row(cells, place, sensors, source, reader.line_num)
+                self._row(cells, place, sensors, words, source, reader.line_num)
 
     def _row(
         self,
         cells: Sequence[str],
         place: Mapping[str, int],
         sensors: Sequence[tuple[str, int | None]],
+        words: Sequence[str],
         source: str,
         line: int,
     ) -> None:
@@ -125,19 +145,23 @@ class Reader:
             index = place.get(name)
             return "" if index is None else cells[index]
 
-        key = Key(cell("run_id"), cell("case_id"), cell("implementation"))
+        setting = self._setting(cell("regime"), cell("cache"))
+        key = Key(cell("run_id"), cell("case_id"), setting, cell("implementation"))
         if not key.case_id or not key.implementation:
             self._fault("rows name no case or no implementation", source, line)
             return
         group = self.growing.get(key)
         if group is None:
-            group = self.growing[key] = _Growing({name: cell(name) for name in (*AXES, "device", "regime")})
+            group = self.growing[key] = _Growing({name: cell(name) for name in (*AXES, "device")})
             group.sensors = {name: array("d") for name in SENSORS}
         error = number(cell("max_abs_error"))
         if not error <= group.max_abs_error and not math.isnan(error):
             group.max_abs_error = error
         if backend := cell("backend"):
             group.backends[backend] = None
+        for name in words:
+            if word := cell(name):
+                group.words[name] = word
         if reason := cell("skipped"):
             group.skipped = group.skipped or reason
             return
@@ -153,9 +177,16 @@ class Reader:
         for name, index in sensors:
             group.sensors[name].append(math.nan if index is None else number(cells[index]))
 
-    def _fault(self, what: str, source: str, line: int) -> None:
-        count, where = self.faults.get(what, (0, f"{source}:{line}"))
-        self.faults[what] = (count + 1, where)
+    def _setting(self, regime: str, cache: str) -> Setting:
+        """One object for each pair: a million rows have a handful."""
+        found = self.settings.get((regime, cache))
+        if found is None:
+            found = self.settings[regime, cache] = Setting(regime, cache)
+        return found
+
+    def _fault(self, what: str, source: str, line: int, times: int = 1) -> None:
+        count, where = self.faults.get(what, (0, f"{source}:{line}" if line else source))
+        self.faults[what] = (count + times, where)
 
     def groups(self) -> tuple[Group, ...]:
         """What was read, in the order in which it first came. Rows of one block that repeat are told and left out.
@@ -167,7 +198,7 @@ class Reader:
             block = np.frombuffer(group.block, dtype=np.int64)
             _, kept = np.unique(block, return_index=True)
             if repeated := block.size - kept.size:
-                self.faults[f"rows repeat a block of {key.implementation} on {key.case_id}"] = (repeated, key.run_id)
+                self._fault(REPEATS, _named(key), 0, repeated)
             wrong = bool(group.skipped)
             if wrong and kept.size:
                 kept = kept[:0]
@@ -176,7 +207,6 @@ class Reader:
                     key=key,
                     device=group.first["device"],
                     backend=" ".join(group.backends),
-                    regime=group.first["regime"],
                     axes={name: group.first[name] for name in AXES},
                     block=block[kept],
                     latency_us=np.frombuffer(group.latency_us)[kept],
@@ -185,13 +215,26 @@ class Reader:
                     throttled=np.frombuffer(group.throttled, dtype=np.bool_)[kept],
                     max_abs_error=group.max_abs_error,
                     skipped=group.skipped if wrong or kept.size else "no usable measurement",
+                    words=group.words,
                 )
             )
         return tuple(found)
 
     def told(self) -> tuple[str, ...]:
         """What was left out, a sentence each. Complete after `groups`."""
-        return tuple(f"{count} {what} (first at {where})" for what, (count, where) in self.faults.items())
+        return tuple(f"{_counted(count, what)} (first at {where})" for what, (count, where) in self.faults.items())
+
+
+def _named(key: Key) -> str:
+    where = f", {key.setting.name}" if key.setting.name else ""
+    return f"{key.implementation} on {key.case_id}{where}"
+
+
+def _counted(count: int, what: str) -> str:
+    if count == 1:
+        for many, one in ALONE:
+            what = what.replace(many, one)
+    return f"{count} {what}"
 
 
 def number(cell: str) -> float:

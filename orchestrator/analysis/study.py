@@ -1,4 +1,7 @@
-"""All that one run says: times, what the kernel is against each baseline, and how far that can be trusted."""
+"""All that one run says: times, what the kernel is against each baseline, and how far that can be trusted.
+
+Everything is said of one case in one setting (regime, and caches where known); no number ever spans two settings.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.analysis.bootstrap import Interval, median_interval
 from orchestrator.analysis.ranks import holm
-from orchestrator.analysis.roofs import Roof, Work, roof_of, share, work_of
-from orchestrator.analysis.samples import Group, Vector
+from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.roofs import Roof, Work, roof_of, work_of
+from orchestrator.analysis.samples import Group, Key
+from orchestrator.analysis.timings import Timing, timing_of
 from orchestrator.analysis.verdicts import (
     SIGNIFICANT,
     Noise,
@@ -22,7 +26,7 @@ from orchestrator.analysis.verdicts import (
     halves_noise,
     paired,
 )
-from orchestrator.core.results import CONTROL, case_order, is_control
+from orchestrator.core.results import CONTROL, TIMER_SHARE, case_order, is_control
 
 KERNEL = "bench"
 DEFAULT = "sdpa:default"
@@ -31,40 +35,12 @@ ORDER = (KERNEL, DEFAULT, "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:ma
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """One implementation on one case. Latencies in microseconds a call; what is not known is NaN."""
-
-    implementation: str
-    backend: str
-    count: int
-    median_us: Interval
-    p5_us: float
-    p95_us: float
-    min_us: float
-    tflops: float
-    roof_percent: float
-    """Of the data sheet's rate."""
-    held_percent: float
-    """Of what the data sheet's rate would be at the clock that was held."""
-    clock_mhz: float
-    throttled: float
-    """The share of measurements taken while the device was held back, 0 to 1."""
-    joules: float
-    """A call's energy, of the whole device."""
-    max_abs_error: float
-    skipped: str
-    group: Group
-
-    @property
-    def timed(self) -> bool:
-        return self.count > 0
-
-
-@dataclass(frozen=True, slots=True)
 class Contrast:
-    """The subject against one baseline on one case. A ratio over 1: the subject is faster by that factor."""
+    """The subject against one baseline on one case in one setting. A ratio over 1: the subject is faster by that
+    factor."""
 
     case_id: str
+    setting: Setting
     subject: str
     baseline: str
     paired: Paired
@@ -81,6 +57,7 @@ class Control:
     """An implementation against itself. A verdict other than same or inconclusive is a false one."""
 
     case_id: str
+    setting: Setting
     implementation: str
     paired: Paired
     verdict: Verdict
@@ -88,7 +65,10 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """One case in one setting."""
+
     case_id: str
+    setting: Setting
     axes: Mapping[str, str]
     work: Work | None
     roof: Roof | None
@@ -108,17 +88,39 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One run, read. `faults` are what was wrong with the files, `notes` what a reader should know of the data."""
+    """One run, read. `cases` has an entry for each case in each setting, setting by setting. `faults` are what was
+    wrong with the files, `notes` what a reader should know of the data."""
 
     run_id: str
     device: str
-    regime: str
+    settings: tuple[Setting, ...]
     subject: str
     baselines: tuple[str, ...]
     cases: tuple[Case, ...]
     measurements: int
     faults: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def regime(self) -> str:
+        """The regimes in words: `burst`, `burst and sustained`."""
+        return " and ".join(dict.fromkeys(one.regime for one in self.settings if one.regime))
+
+    def parts(self) -> tuple[Study, ...]:
+        """A study of each setting alone; its verdicts stay those of the whole run."""
+        if len(self.settings) < 2:
+            return (self,)
+        return tuple(self.only(one) for one in self.settings)
+
+    def only(self, setting: Setting) -> Study:
+        cases = tuple(case for case in self.cases if case.setting == setting)
+        measurements = sum(timing.count for case in cases for timing in case.timings)
+        return replace(self, settings=(setting,), cases=cases, measurements=measurements)
+
+    @property
+    def case_ids(self) -> tuple[str, ...]:
+        """Each case once, whatever settings it was timed in."""
+        return tuple(sorted(dict.fromkeys(case.case_id for case in self.cases), key=case_order))
 
     @property
     def contrasts(self) -> tuple[Contrast, ...]:
@@ -132,6 +134,11 @@ class Study:
     def answers(self) -> int:
         """Contrasts that came to a conclusion."""
         return sum(1 for one in self.contrasts if one.verdict is not Verdict.INCONCLUSIVE)
+
+    def spread(self, baseline: str) -> tuple[float, float]:
+        """The least and the greatest ratio against `baseline`; NaN where there is none."""
+        found = [one.paired.ratio.mid for one in self.contrasts if one.baseline == baseline]
+        return (min(found), max(found)) if found else (math.nan, math.nan)
 
     def geomean(self, baseline: str) -> tuple[float, int]:
         """The geometric mean of the ratios against `baseline`, and over how many cases."""
@@ -148,59 +155,118 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
     notes = []
     if others := sorted(set(sizes) - {run_id}):
         notes.append(f"The file holds {len(sizes)} runs; this is {run_id}, and {', '.join(others)} are left out.")
-    own = [group for group in groups if group.key.run_id == run_id]
+    own = everywhere([group for group in groups if group.key.run_id == run_id])
     names = list(dict.fromkeys(group.key.implementation for group in own if not is_control(group.key.implementation)))
-    names.sort(key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    names.sort(key=standing)
     subject = next((name for name in (KERNEL, DEFAULT) if name in names), names[0] if names else "")
-    by_case: dict[str, list[Group]] = {}
+    by_case: dict[tuple[Setting, str], list[Group]] = {}
     for group in own:
-        by_case.setdefault(group.key.case_id, []).append(group)
-    cases = [_case(case_id, by_case[case_id], subject) for case_id in sorted(by_case, key=case_order)]
-    cases = _judged(cases)
+        by_case.setdefault((group.key.setting, group.key.case_id), []).append(group)
+    keys = sorted(by_case, key=lambda key: (key[0].order, case_order(key[1])))
+    cases = _judged([_case(case_id, setting, by_case[setting, case_id], subject) for setting, case_id in keys])
     baselines = tuple(name for name in names if name != subject)
     return Study(
         run_id=run_id,
         device=", ".join(dict.fromkeys(group.device for group in own if group.device)),
-        regime=", ".join(dict.fromkeys(group.regime for group in own if group.regime)),
+        settings=tuple(dict.fromkeys(setting for setting, _ in keys)),
         subject=subject,
         baselines=baselines,
         cases=tuple(cases),
         measurements=sizes.get(run_id, 0),
         faults=tuple(faults),
-        notes=(*notes, *_notes(cases, baselines)),
+        notes=(*notes, *_notes(cases)),
     )
 
 
-def _notes(cases: Sequence[Case], baselines: Sequence[str]) -> list[str]:
+def standing(implementation: str) -> tuple[int, str, bool]:
+    """A key to sort by: as in `ORDER`, others by name, and each control right after its implementation."""
+    name = implementation.removesuffix(CONTROL)
+    return ORDER.index(name) if name in ORDER else len(ORDER), name, is_control(implementation)
+
+
+def everywhere(groups: Sequence[Group]) -> list[Group]:
+    """Skips that name no regime, or no caches, hold in every setting of the case that fits them: an implementation that
+    was wrong is timed in none. Other groups are as they were."""
+    timed: dict[str, dict[Setting, None]] = {}
+    for group in groups:
+        if group.count:
+            timed.setdefault(group.key.case_id, {})[group.key.setting] = None
+    kept: list[Group] = []
+    skips: dict[Key, Group] = {}
+    for group in groups:
+        own = group.key.setting
+        fitting = [
+            one
+            for one in timed.get(group.key.case_id, {})
+            if own.regime in ("", one.regime) and own.cache in ("", one.cache) and one != own
+        ]
+        if group.skipped and fitting:
+            for setting in fitting:
+                key = replace(group.key, setting=setting)
+                skips[key] = replace(group, key=key)
+        else:
+            kept.append(group)
+    return [*(one for one in kept if one.key not in skips), *skips.values()]
+
+
+def _notes(cases: Sequence[Case]) -> list[str]:
     timed = [timing for case in cases for timing in case.timings if timing.timed]
     if not cases:
         return ["There is not a single row: the run measured nothing."]
     if not timed:
-        return ["Every implementation was skipped on every case: there are reasons below, and no times."]
+        return ["Every implementation was skipped on every case: there are reasons, and no times."]
     notes = []
-    if not baselines:
-        notes.append("Only one implementation was measured: there is nothing to compare it with.")
+    if len({timing.implementation for timing in timed if not is_control(timing.implementation)}) == 1:
+        notes.append("Only one implementation was timed: there is nothing to compare it with.")
     if not any(is_control(timing.implementation) for timing in timed):
         notes.append(
             "There was no A/A control in this run. The noise floor comes from odd blocks against even ones, which does "
             "not see what differs between two instances of one implementation."
+        )
+    limits = sum(1 for timing in timed if timing.group.words.get("warmed") == "limit")
+    if limits:
+        notes.append(
+            f"In {limits} of {len(timed)} timings the warm-up ended before times and clocks had settled: they may hold "
+            "some of it."
+        )
+    shares = [
+        float(np.nanmedian(own)) / one.median_us.mid
+        for one in timed
+        if not np.isnan(own := one.group.sensors["timer_overhead_us"]).all()
+    ]
+    if noticed := [one for one in shares if one > TIMER_SHARE]:
+        notes.append(
+            f"In {len(noticed)} of {len(timed)} timings the timer itself takes over {TIMER_SHARE:.0%} of the median "
+            f"(up to {max(noticed):.0%}), which is not taken off: differences of that order are its own."
+        )
+    spent = sum(1 for case in cases if any(one.group.words.get("stopped") == "dollars" for one in case.timings))
+    if spent:
+        notes.append(f"{spent} of {len(cases)} cases ended when their dollars were spent, before their last repeat.")
+    settings = {case.setting for case in cases}
+    if vague := sorted(one.regime for one in settings if not one.cache and any(
+        other.cache and other.regime == one.regime for other in settings
+    )):  # fmt: skip
+        notes.append(
+            f"Some rows of {' and '.join(vague)} do not say whether their caches were warm or cold, as older files do "
+            "not: they stand apart."
         )
     if len({timing.group.device for timing in timed}) > 1:
         notes.append("The rows name more than one device: times of different cases must not be compared.")
     return notes
 
 
-def _case(case_id: str, groups: Sequence[Group], subject: str) -> Case:
+def _case(case_id: str, setting: Setting, groups: Sequence[Group], subject: str) -> Case:
     axes = groups[0].axes
     work, roof = work_of(axes), roof_of(groups[0].device, axes.get("dtype", ""))
-    timings = {group.key.implementation: _timing(group, work, roof) for group in groups}
+    ordered = sorted(groups, key=lambda group: standing(group.key.implementation))
+    timings = {group.key.implementation: timing_of(group, work, roof) for group in ordered}
     timed = {name: one.group for name, one in timings.items() if one.timed}
     controls = []
     for name in timed:
         twin = timed.get(name + CONTROL)
         if twin is not None and (once := _paired(timed[name], twin)) is not None:
             word = decide(once.ratio, once.test.p, halves_noise(timed[name].latency_us))
-            controls.append(Control(case_id, name, once, word))
+            controls.append(Control(case_id, setting, name, once, word))
     contrasts = []
     if subject in timed:
         for name in timed:
@@ -211,8 +277,8 @@ def _case(case_id: str, groups: Sequence[Group], subject: str) -> Case:
                 noise = _noise(controls, (timed[subject], timed[name]))
                 shift = order_shift(timed[subject], timed[name])
                 undecided = Verdict.INCONCLUSIVE
-                contrasts.append(Contrast(case_id, subject, name, pair, pair.test.p, noise, shift, undecided))
-    return Case(case_id, axes, work, roof, tuple(timings.values()), tuple(contrasts), tuple(controls))
+                contrasts.append(Contrast(case_id, setting, subject, name, pair, pair.test.p, noise, shift, undecided))
+    return Case(case_id, setting, axes, work, roof, tuple(timings.values()), tuple(contrasts), tuple(controls))
 
 
 def _judged(cases: Sequence[Case]) -> list[Case]:
@@ -253,53 +319,6 @@ def order_shift(subject: Group, baseline: Group) -> float:
     if min(first.size, last.size) < 5:
         return math.nan
     return math.exp(float(np.median(first)) - float(np.median(last)))
-
-
-def _timing(group: Group, work: Work | None, roof: Roof | None) -> Timing:
-    nothing = math.nan
-    times = group.latency_us
-    if not group.count:
-        empty = Interval(nothing, nothing, nothing)
-        return Timing(
-            group.key.implementation, group.backend, 0, empty, nothing, nothing, nothing, nothing, nothing, nothing,
-            nothing, nothing, nothing, group.max_abs_error, group.skipped, group,
-        )  # fmt: skip
-    middle = median_interval(times)
-    p5, p95 = (float(value) for value in np.quantile(times, [0.05, 0.95]))
-    clock = _middle(group.sensors["sm_clock_mhz"])
-    tflops = work.tflops(middle.mid) if work else nothing
-    top = roof.tflops if roof else nothing
-    return Timing(
-        implementation=group.key.implementation,
-        backend=group.backend,
-        count=group.count,
-        median_us=middle,
-        p5_us=p5,
-        p95_us=p95,
-        min_us=float(times.min()),
-        tflops=tflops,
-        roof_percent=share(tflops, top),
-        held_percent=share(tflops, top * clock / roof.clock_mhz if roof else nothing),
-        clock_mhz=clock,
-        throttled=float(group.throttled.mean()),
-        joules=_joules(group),
-        max_abs_error=group.max_abs_error,
-        skipped="",
-        group=group,
-    )
-
-
-def _middle(values: Vector) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if known.size else math.nan
-
-
-def _joules(group: Group) -> float:
-    """Energy over calls, summed before divided: the device's counter moves in steps longer than a measurement."""
-    energy, calls = group.sensors["energy_j"], group.sensors["calls"]
-    known = ~np.isnan(energy) & (calls > 0)
-    total = float(calls[known].sum())
-    return float(energy[known].sum()) / total if total else math.nan
 
 
 def false_verdicts(controls: Sequence[Control]) -> int:

@@ -22,6 +22,8 @@ Vector = NDArray[np.float64]
 SIGNIFICANT = 0.05
 MARGIN = 0.01
 """Ratios within 1 % of 1 are of no practical consequence; wider where the noise floor is."""
+WIDEST_SAME = 0.03
+"""What may differ by more than 3 % for all that is known is not the same, however noisy the machine was."""
 
 
 class Verdict(StrEnum):
@@ -83,14 +85,15 @@ def distance(ratio: Interval) -> float:
     return math.exp(max(abs(math.log(ratio.low)), abs(math.log(ratio.high)))) - 1
 
 
-def decide(ratio: Interval, p: float, noise: Noise | None) -> Verdict:
-    """The word for a ratio with its interval, its p-value (corrected), and the noise that it must exceed.
-    Without a noise floor or an interval nothing is decided."""
+def decide(ratio: Interval, p: float, noise: Noise | None, margin: float = MARGIN) -> Verdict:
+    """The word for a ratio with its interval, its p-value (corrected), and the noise that it must exceed. Within
+    `margin` of 1 (or the noise, up to `WIDEST_SAME`) it is the same. Without a noise floor or an interval nothing is
+    decided."""
     if noise is None or not ratio.known:
         return Verdict.INCONCLUSIVE
     beyond = abs(math.log(ratio.mid)) > math.log1p(noise.floor)
     if ratio.excludes(1.0) and beyond and p < SIGNIFICANT:
         return Verdict.FASTER if ratio.mid > 1 else Verdict.SLOWER
-    if distance(ratio) <= max(MARGIN, noise.floor):
+    if distance(ratio) <= max(margin, min(noise.floor, WIDEST_SAME)):
         return Verdict.SAME
     return Verdict.INCONCLUSIVE

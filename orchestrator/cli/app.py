@@ -10,16 +10,20 @@ from typer.core import TyperGroup
 
 from orchestrator import __version__
 from orchestrator.cli import (
+    baseline,
     budget,
     cloud,
     compare,
     costs,
     diagnose,
+    doctor,
     fetch,
     history,
+    init,
     launch,
     logs,
     plan,
+    prices,
     reap,
     report,
     ssh,
@@ -86,14 +90,18 @@ def root(
     ctx.obj = Options(project=project, bucket=bucket)
 
 
+app.command("init")(init.init)
+app.command("doctor")(doctor.doctor)
 app.command("launch")(launch.launch)
 app.command("plan")(plan.plan)
+app.command("prices")(prices.prices)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("ssh")(ssh.ssh)
 app.command("fetch")(fetch.fetch)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
+app.add_typer(baseline.app, name="baseline")
 app.command("history")(history.history)
 app.command("stop")(stop.stop)
 app.command("reap")(reap.reap)

@@ -83,12 +83,22 @@ def load_asked(asked: Asked) -> tuple[Config, str]:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         raise ConfigError(f"cannot read {path}: {reason}", hint="see configs/ for examples, or use --gpu") from exc
     grids = yaml.safe_load(bundled("grids.yaml").read_text(encoding="utf-8"))
-    overrides = asked.every_override
+    overrides = (*settled(text, own=asked.path is not None), *asked.every_override)
     if asked.path is not None and asked.gpu:
         overrides = (*overrides, f"gpu={asked.gpu.lower()}")
     source = path.name if asked.path is None else str(asked.path)
     config = configs.load(text, source=source, overrides=overrides, grids=grids)
     return (configs.baseline_only(config) if asked.baseline_only else config), path.stem
+
+
+def settled(text: str, *, own: bool) -> tuple[str, ...]:
+    """What this user's settings put in the place of a bundled configuration's values, or add to one of one's own."""
+    from orchestrator.core import yamltext
+    from orchestrator.settings import load_settings
+
+    defaults = load_settings().defaults
+    said = yamltext.read(text).lines if own and defaults else {}
+    return tuple(f"{key}={value}" for key, value in defaults.items() if tuple(key.split(".")) not in said)
 
 
 def known_gpus() -> tuple[str, ...]:

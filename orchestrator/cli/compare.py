@@ -1,21 +1,32 @@
-"""`bench compare A B [...]`: what became faster or slower, with an exit code for CI."""
+"""`bench compare A B [...]` and `bench compare RUN --against main`: what changed, with an exit code for CI."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, emit_json
+from orchestrator.cli.options import Json, emit_json, options
 
 if TYPE_CHECKING:
-    from orchestrator.analysis.across import Change
+    from collections.abc import Sequence
+
+    from orchestrator.report.comparison import Comparison
     from orchestrator.report.report import Report
+
+FAIL_ON = ("regression", "inconclusive", "never")
 
 
 def compare(
     ctx: typer.Context,
     runs: Annotated[list[str], typer.Argument(metavar="A B [...]", help="Runs or folders; each is held against A.")],
+    against: Annotated[
+        str, typer.Option("--against", metavar="NAME", help="Hold every run against a baseline instead.")
+    ] = "",
+    missing_ok: Annotated[
+        bool, typer.Option("--missing-ok", help="Where there is no such baseline yet, say so and exit 0.")
+    ] = False,
     implementation: Annotated[
         list[str] | None, typer.Option("--implementation", help="Only these; by default the kernel, or else all.")
     ] = None,
@@ -24,95 +35,137 @@ def compare(
     ] = "",
     absolute: Annotated[bool, typer.Option("--absolute", help="Compare times, not speed-ups within each run.")] = False,
     tolerance: Annotated[float, typer.Option(min=0, max=100, help="Per cent that are no regression.")] = 2.0,
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", help="regression (exit 12), inconclusive (those, and 14 for doubt), or never.")
+    ] = "regression",
     across_devices: Annotated[bool, typer.Option("--across-devices", help="The devices are what differs.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write one HTML file that needs nothing else.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write Markdown for a pull request; - is standard output.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Hold runs against the first. Exit 12 when something became slower by more than noise and tolerance.
+    """Hold runs against the first, or against a baseline. Exit 12 when something became slower.
 
-    Speed-ups over a baseline of the same run cancel what differs between machines; --absolute compares times.
+    Slower is slower by more than noise and tolerance. Speed-ups over a baseline of the same run cancel what differs
+    between machines; --absolute compares times.
     """
-    from orchestrator.analysis.across import changes
-    from orchestrator.analysis.fingerprint import Level, comparability
-    from orchestrator.analysis.study import DEFAULT, KERNEL
-    from orchestrator.analysis.verdicts import Verdict
-    from orchestrator.cli.reading import fingerprint, report_of
-    from orchestrator.core.errors import ConfigError, NotComparable, Regression
+    from orchestrator.core.errors import ConfigError
+    from orchestrator.report.comparison import compared
     from orchestrator.report.document import changes_document
 
-    if len(runs) < 2:
-        raise ConfigError("compare needs two runs at least", hint="`bench compare A B`; `bench status` lists the runs")
+    if not against and len(runs) < 2:
+        raise ConfigError(
+            "compare needs two runs at least", hint="`bench compare A B`, or `bench compare A --against main`"
+        )
     if absolute and relative_to:
         raise ConfigError("give either --absolute or --relative-to")
-    first, *others = [report_of(ctx, named)[0] for named in runs]
-    documents: list[dict[str, Any]] = []
-    refused: list[str] = []
-    slower: list[Change] = []
-    for other in others:
-        level = comparability(fingerprint(first), fingerprint(other), across_devices=across_devices)
-        base = relative_to or ("" if absolute else DEFAULT if _both(first, other, DEFAULT) else "")
-        wanted = tuple(implementation or ([KERNEL] if _both(first, other, KERNEL) else []))
-        found: tuple[Change, ...] = ()
-        if level.level is Level.REFUSED:
-            refused.append(f"{first.study.run_id} and {other.study.run_id}: {level.reasons[0]}")
-        else:
-            found = changes(
-                first.study, other.study, relative_to=base, implementations=wanted, tolerance=tolerance / 100
-            )
-        slower += [one for one in found if one.verdict is Verdict.SLOWER]
-        documents.append(changes_document(first, other, level, found))
-        if not json:
-            _show(documents[-1])
-    if json:
-        emit_json({"schema": 1, "tolerance_percent": tolerance, "comparisons": documents})
-    if refused:
-        raise NotComparable(refused[0], hint="--across-devices compares devices; a change of regime never compares")
-    if not any(one["changes"] for one in documents):
-        raise NotComparable(
-            "the runs have no case and implementation in common", hint="`bench report` shows what is in each"
+    if fail_on not in FAIL_ON:
+        raise ConfigError(f"--fail-on {fail_on}: expected one of {', '.join(FAIL_ON)}")
+    to_stdout = markdown is not None and str(markdown) == "-"
+    if json and to_stdout:
+        raise ConfigError("--json and --markdown - would both take standard output", hint="give --markdown a file")
+    pairs, missing = _pairs(ctx, runs, against, missing_ok=missing_ok)
+    found = [
+        compared(
+            before,
+            after,
+            relative_to=relative_to,
+            absolute=absolute,
+            implementations=implementation or (),
+            tolerance=tolerance / 100,
+            across_devices=across_devices,
         )
-    if slower:
+        for before, after in pairs
+    ]
+    written = _write(found, missing, html, markdown)
+    if json:
+        made = [changes_document(one) for one in found]
+        emit_json({"schema": 2, "tolerance_percent": tolerance, "comparisons": made, "without_baseline": missing})
+    elif not to_stdout:
+        from orchestrator.cli.compare_view import show
+
+        for one in found:
+            show(one)
+        for words in (*missing, *(f"wrote {path}" for path in written)):
+            typer.echo(words)
+    _judge(found, fail_on)
+
+
+def _pairs(
+    ctx: typer.Context, runs: Sequence[str], against: str, *, missing_ok: bool
+) -> tuple[list[tuple[Report, Report]], list[str]]:
+    """What is held against what, and which runs have no baseline to be held against."""
+    from orchestrator.cli.reading import report_of
+    from orchestrator.core.baselines import device_key
+    from orchestrator.core.errors import NotFound
+
+    reports = [report_of(ctx, named)[0] for named in runs]
+    if not against:
+        return [(reports[0], other) for other in reports[1:]], []
+    baselines = options(ctx).wiring().baselines.read(against)
+    pairs, missing = [], []
+    for report in reports:
+        baseline = baselines.get(device_key(report.study.device))
+        if baseline is not None:
+            pairs.append((report_of(ctx, baseline.run_id)[0], report))
+            continue
+        words = f"there is no baseline called {against} for {report.study.device or 'an unknown device'}"
+        if not missing_ok:
+            raise NotFound(words, hint=f"`bench baseline set {against} RUN` makes one; --missing-ok goes on without")
+        missing.append(words)
+    return pairs, missing
+
+
+def _write(found: Sequence[Comparison], missing: Sequence[str], html: Path | None, markdown: Path | None) -> list[Path]:
+    from orchestrator.adapters.files import write_atomically
+    from orchestrator.report import comparing
+
+    written = []
+    if html is not None and found:
+        write_atomically(html, comparing.page(found).encode())
+        written.append(html)
+    if markdown is not None:
+        text = comparing.markdown(found) if found else ""
+        text += "".join(f"{words[:1].upper()}{words[1:]}.\n" for words in missing)
+        if str(markdown) == "-":
+            typer.echo(text, nl=False)
+        else:
+            write_atomically(markdown, text.encode())
+            written.append(markdown)
+    return written
+
+
+def _judge(found: Sequence[Comparison], fail_on: str) -> None:
+    """Raises what the comparisons come to: the gravest first."""
+    from orchestrator.analysis.verdicts import Verdict
+    from orchestrator.core.errors import NotComparable, Regression, Undecided
+
+    slower = [one for comparison in found for one in comparison.of(Verdict.SLOWER)]
+    if slower and fail_on != "never":
         worst = min(slower, key=lambda one: one.ratio.mid)
-        what = f"{worst.implementation} on {worst.case_id}, {worst.ratio.mid:.3f} times as fast"
-        raise Regression(f"{len(slower)} slower; worst {what}")
-
-
-def _both(first: Report, other: Report, name: str) -> bool:
-    return all(name in (report.study.subject, *report.study.baselines) for report in (first, other))
-
-
-def _show(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from orchestrator.report.text import labels
-
-    console = Console(highlight=False)
-    console.print(f"[bold]{document['before']}[/] → [bold]{document['after']}[/]: {document['comparability']}")
-    for reason in document["reasons"]:
-        console.print(f"  {reason}", style="dim", markup=False)
-    if not document["changes"]:
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    several = len({one["implementation"] for one in document["changes"]}) > 1
-    for name in ("case", "implementation") if several else ("case",):
-        table.add_column(name, no_wrap=True)
-    relative = document["changes"][0]["relative_to"]
-    for name in ("before", "after", "ratio", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    names = labels([one["case_id"] for one in document["changes"]])
-    style = {"faster": "green", "slower": "red"}
-    for one in document["changes"]:
-        ratio = one["ratio"]
-        limits = "" if ratio["low"] is None else f"{ratio['low']:.3f}, {ratio['high']:.3f}"
-        values = [f"{one[key]['mid']:.3f}" if relative else f"{one[key]['mid']:.1f}" for key in ("before", "after")]
-        word = one["verdict"]
-        table.add_row(
-            names[one["case_id"]], *([one["implementation"]] if several else []), *values,
-            f"{ratio['mid']:.3f}", limits,
-            f"[{style[word]}]{word}[/]" if word in style else word,
-        )  # fmt: skip
-    console.print(table)
-    who = "" if several else f"{document['changes'][0]['implementation']}, "
-    unit = f"times as fast as {relative} in the same run" if relative else "µs a call"
-    console.print(f"{who}{unit}; a ratio over 1 is faster in the second run", style="dim")
+        where = f"{worst.case_id}{f' ({worst.setting.name})' if worst.setting.name else ''}"
+        raise Regression(
+            f"{len(slower)} slower; worst {worst.implementation} on {where}, {worst.ratio.mid:.3f} times as fast"
+        )
+    gone = [one for comparison in found for one in comparison.lost]
+    if gone and fail_on != "never":
+        first = gone[0]
+        raise Regression(f"{len(gone)} not timed any more; {first.implementation} on {first.case_id}: {first.reason}")
+    for one in found:
+        if one.refused:
+            raise NotComparable(
+                f"{' and '.join(run.study.run_id or 'no run' for run in (one.before, one.after))}: "
+                f"{one.comparable.reasons[0]}",
+                hint="--across-devices compares devices; different regimes never compare",
+            )
+    if found and not any(one.changes or one.lost for one in found):
+        raise NotComparable(
+            "the runs have no case, regime and implementation in common", hint="`bench report` shows what is in each"
+        )
+    doubtful = [one for comparison in found for one in comparison.of(Verdict.INCONCLUSIVE)]
+    if doubtful and fail_on == "inconclusive":
+        raise Undecided(
+            f"{len(doubtful)} comparisons came to no conclusion",
+            hint="more repeats (measure.repeats) make intervals narrower; a busy host makes them wider",
+        )

@@ -9,6 +9,13 @@ from rich.text import Text
 from orchestrator.cli.render import clock, usd
 from orchestrator.core.plan import LaunchPlan
 from orchestrator.core.results import is_control
+from orchestrator.core.settings import BOTH
+
+
+def planned(plan: LaunchPlan) -> str:
+    """How much is measured of each implementation: `12 cases x 50 repeats x 2 regimes`."""
+    words = f"{len(plan.cases)} cases x {plan.harness['repeats']} repeats"
+    return f"{words} x 2 regimes" if plan.harness["regime"] == BOTH else words
 
 
 def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
@@ -16,11 +23,10 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column()
-    repeats = plan.measurements_per_implementation // max(len(plan.cases), 1)
     names = [name for name in plan.harness["implementations"] if not is_control(name)]
     facts.add_row(
         "measures",
-        f"{len(plan.cases)} cases x {repeats} repeats x {len(names)} implementations",
+        f"{planned(plan)} x {len(names)} implementations",
     )
     facts.add_row("at most", f"{clock(plan.ttl_s)} on each of {plan.attempts} machine(s): {usd(plan.ceiling_usd)}")
     facts.add_row("image", plan.image.rpartition("/")[2])

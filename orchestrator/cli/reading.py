@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import typer
 
+    from orchestrator.analysis.regimes import Setting
     from orchestrator.report.report import Report
 
 LOCAL = Path("results/local")
@@ -39,16 +39,23 @@ def read_report(path: Path) -> Report:
     from orchestrator.adapters.run_folder import lines, open_folder
     from orchestrator.analysis.samples import Reader
     from orchestrator.analysis.study import study
+    from orchestrator.core.results import ResultsUnreadable
     from orchestrator.report.report import Report
 
     folder = open_folder(path)
     reader = Reader()
+    notes = list(folder.notes)
     for source in folder.csvs:
-        reader.read(lines(source), source.name)
+        try:
+            reader.read(lines(source), source.name)
+        except ResultsUnreadable as exc:
+            if len(folder.csvs) == 1:
+                raise
+            notes.append(f"Left out: {exc}.")
     groups = reader.groups()
     found = study(groups, reader.told())
-    notes = (*folder.notes, *about_machines(folder.environment, folder.others, folder.manifest))
-    return Report(found, folder.environment, folder.build, folder.manifest, notes)
+    notes += about_machines(folder.environment, folder.others, folder.manifest)
+    return Report(found, folder.environment, folder.build, folder.manifest, tuple(notes))
 
 
 def about_machines(
@@ -74,16 +81,25 @@ def about_machines(
     return tuple(said)
 
 
-def fingerprint(report: Report) -> dict[str, Any]:
-    """All that is known of how a run was measured (`orchestrator.analysis.fingerprint`)."""
-    vms = report.manifest.get("vms")
-    last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], dict) else {}
-    known = {"device": report.study.device, **report.environment, "regime": report.study.regime}
-    known |= {"compiler": report.build.get("compiler_version"), "image": report.manifest.get("image")}
-    return known | {"zone": last.get("zone"), "machine_type": last.get("machine_type")}
+def chosen(report: Report, named: Sequence[str]) -> tuple[Setting, ...]:
+    """The settings of a report that `--regime` named: a regime, a regime with its caches (`burst-cold`), or `all`. The
+    first where none is named. Raises `ConfigError`."""
+    from orchestrator.core.errors import ConfigError
+
+    settings = report.study.settings
+    if not named:
+        return settings[:1]
+    found = []
+    for name in named:
+        fitting = [one for one in settings if name in ("all", one.regime, one.slug)]
+        if not fitting:
+            there = ", ".join(one.slug for one in settings) or "none"
+            raise ConfigError(f"--regime {name}: the run has {there}", hint="--regime all takes every one")
+        found += fitting
+    return tuple(dict.fromkeys(found))
 
 
-def write_files(report: Report, folder: Path) -> tuple[Path, ...]:
+def write_files(report: Report, folder: Path, settings: Sequence[Setting] = ()) -> tuple[Path, ...]:
     """report.html, report.md, report.json and verdicts.csv in `folder`. Raises `LocalError`."""
     import json
 
@@ -94,7 +110,7 @@ def write_files(report: Report, folder: Path) -> tuple[Path, ...]:
 
     texts = {
         "report.html": page(report),
-        "report.md": markdown(report),
+        "report.md": markdown(report, settings),
         "report.json": json.dumps(document(report), indent=1, allow_nan=False) + "\n",
         "verdicts.csv": verdicts_csv(report),
     }

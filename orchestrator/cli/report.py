@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from orchestrator.cli.options import Json, emit_json
 
 if TYPE_CHECKING:
+    from orchestrator.analysis.regimes import Setting
     from orchestrator.report.report import Report
 
 
@@ -20,45 +22,72 @@ def report(
     into: Annotated[
         Path | None, typer.Option("--into", help="A Markdown file whose part between the two marks is replaced.")
     ] = None,
+    mark: Annotated[
+        str, typer.Option("--mark", help="The name that the marks carry, where a file has several pairs.")
+    ] = "",
+    table: Annotated[
+        str, typer.Option("--table", help="What goes between the marks: cases, or a row for each of the baselines.")
+    ] = "cases",
     figures: Annotated[Path | None, typer.Option("--figures", help="A folder for the figures as files.")] = None,
     formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, pdf, or several.")] = "svg",
+    regime: Annotated[
+        list[str] | None,
+        typer.Option("--regime", help="Whose table the Markdown gets: burst, sustained-warm, all; by default one."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write the report of a run: report.html, report.md, report.json, verdicts.csv.
 
-    `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->.
+    `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->; with `--mark NAME`,
+    between <!-- bench:begin NAME --> and <!-- bench:end NAME -->.
     """
-    from orchestrator.cli.reading import report_of, write_files
+    from orchestrator.cli.reading import chosen, report_of, write_files
     from orchestrator.report.document import document
+    from orchestrator.report.markdown import skips
 
     found, folder = report_of(ctx, run)
-    written = list(write_files(found, out or folder))
+    settings = chosen(found, regime or ())
+    written = list(write_files(found, out or folder, settings))
     if into is not None:
-        _replace_between_marks(into, found)
+        _replace_between_marks(into, mark, _fragment(found, table, settings))
         written.append(into)
     if figures is not None:
         written += _draw(found, figures, formats)
     if json:
         emit_json({**document(found), "files": [str(path) for path in written]})
         return
-    for words in (found.title, found.headline(), *found.sentences()):
-        if words:
-            typer.echo(words)
+    for words in (found.title, *found.headlines(), *found.sentences()):
+        typer.echo(words)
+    for words in skips(found.study):
+        typer.echo(f"not timed: {words}")
     for words in found.warnings():
         typer.echo(f"note: {words}")
     for path in written:
         typer.echo(f"wrote {path}")
 
 
-def _replace_between_marks(path: Path, found: Report) -> None:
+def _fragment(found: Report, table: str, settings: Sequence[Setting]) -> str:
+    from orchestrator.core.errors import ConfigError
+    from orchestrator.report.markdown import by_baseline, markdown
+
+    if table not in ("cases", "baselines"):
+        raise ConfigError(f"--table {table}: expected cases or baselines")
+    return markdown(found, settings) if table == "cases" else by_baseline(found)
+
+
+def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:
     from orchestrator.adapters.files import write_atomically
-    from orchestrator.core.errors import LocalError
-    from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, markdown
+    from orchestrator.core.errors import ConfigError, LocalError
+    from orchestrator.report.markdown import NoMarks, between_marks, marks
 
     try:
-        changed = between_marks(path.read_text(encoding="utf-8"), markdown(found))
+        begin, end = marks(mark)
+    except ValueError as exc:
+        raise ConfigError(f"--mark {exc}") from exc
+    try:
+        changed = between_marks(path.read_text(encoding="utf-8"), fragment, mark)
     except NoMarks as exc:
-        raise LocalError(f"{path}: {exc}", hint=f"put {BEGIN} and {END} where the table should be") from exc
+        raise LocalError(f"{path}: {exc}", hint=f"put {begin} and {end} where the table should be") from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise LocalError(f"cannot read {path}: {exc}") from exc
     write_atomically(path, changed.encode())

@@ -37,26 +37,30 @@ def _headline(fetched: Fetched) -> Text:
 
 def _table(summaries: Iterable[Summary]) -> RenderableType:
     """Medians in µs. The last column: the kernel against the fastest baseline of the case; over 1 is faster."""
-    rows: dict[str, dict[str, Summary]] = {}
+    rows: dict[tuple[str, str], dict[str, Summary]] = {}
     for summary in summaries:
         if is_control(summary.implementation):
             continue
-        rows.setdefault(summary.case_id, {})[summary.implementation] = summary
+        rows.setdefault((summary.case_id, summary.regime), {})[summary.implementation] = summary
+    several = len({regime for _, regime in rows}) > 1
     timed = (s.implementation for case in rows.values() for s in case.values() if s.median_us is not None)
     names = sorted(dict.fromkeys(timed), key=lambda name: name != KERNEL)
     compared = KERNEL in names and len(names) > 1
-    common = common_parts(list(rows))
+    common = common_parts(list(dict.fromkeys(case_id for case_id, _ in rows)))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("-".join(common) or "case", no_wrap=True)
+    if several:
+        table.add_column("regime", no_wrap=True)
     for name in names:
         table.add_column(name.removeprefix("sdpa:"), justify="right", no_wrap=True)
     if compared:
         table.add_column("vs best", justify="right", no_wrap=True)
-    for case_id, case in rows.items():
+    for (case_id, regime), case in rows.items():
         cells = [_cell(case.get(name)) for name in names]
         if compared:
             cells.append(_ratio(case))
-        table.add_row("-".join(part for part in case_id.split("-") if part not in common), *cells)
+        name = "-".join(part for part in case_id.split("-") if part not in common)
+        table.add_row(name, *([regime] if several else []), *cells)
     legend = "median µs; after the kernel's own column, PyTorch SDPA's backends" if compared else "median µs"
     return Group(table, Text(legend, "dim"))
 
@@ -86,11 +90,9 @@ def _ratio(case: dict[str, Summary]) -> Text:
 
 def _skips(summaries: Iterable[Summary]) -> Iterable[str]:
     """Each reason once, with how many cases it left out."""
-    counts: dict[tuple[str, str], int] = {}
+    cases: dict[tuple[str, str], set[str]] = {}
     for summary in summaries:
         if summary.skipped and not is_control(summary.implementation):
-            counts[summary.implementation, summary.skipped] = (
-                counts.get((summary.implementation, summary.skipped), 0) + 1
-            )
-    for (name, reason), count in counts.items():
-        yield f"not timed: {name} in {count} cases: {reason}"
+            cases.setdefault((summary.implementation, summary.skipped), set()).add(summary.case_id)
+    for (name, reason), left_out in cases.items():
+        yield f"not timed: {name} in {len(left_out)} cases: {reason}"

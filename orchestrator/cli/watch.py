@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from orchestrator.cli.plan_view import planned
 from orchestrator.cli.render import clock, live, usd
 from orchestrator.core.results import is_control
 
@@ -59,9 +60,7 @@ class PlainWatch(Watch):
     def planned(self, plan: LaunchPlan) -> None:
         for notice in plan.notices:
             self.say(f"note: {notice}")
-        repeats = plan.measurements_per_implementation // max(len(plan.cases), 1)
-        cases = f"{len(plan.cases)} cases x {repeats} repeats"
-        self.say(f"plan: {cases}, {plan.ttl_s} s at most, {usd(plan.ceiling_usd)} at most")
+        self.say(f"plan: {planned(plan)}, {plan.ttl_s} s at most, {usd(plan.ceiling_usd)} at most")
 
     def show(self, run: Run) -> None:
         at = clock((run.updated_at - run.created_at).total_seconds())

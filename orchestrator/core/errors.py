@@ -19,7 +19,8 @@ BenchError 1                      something else went wrong
 ├── LocalError 11                 this machine: a folder that cannot be written, a file in the way
 ├── Regression 12                 a comparison found something slower, beyond noise and tolerance
 ├── NotComparable 13              runs that must not be set side by side, or that have nothing in common
-└── HostUnfit 14                  a machine of yours was reached, and lacks something that a run needs
+├── Undecided 14                  `--fail-on inconclusive`, and a comparison came to no conclusion
+└── HostUnfit 15                  a machine of yours was reached, and lacks something that a run needs
 ```
 130 is Ctrl-C outside a followed run. A followed run detaches on Ctrl-C and exits 0: the run goes on.
 """
@@ -107,5 +108,9 @@ class NotComparable(BenchError):
     exit_code = 13
 
 
-class HostUnfit(BenchError):
+class Undecided(BenchError):
     exit_code = 14
+
+
+class HostUnfit(BenchError):
+    exit_code = 15

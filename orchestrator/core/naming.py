@@ -18,6 +18,7 @@ LEDGER: Final = "ledger/ledger.json"
 INDEX_PREFIX: Final = "index/"
 
 PLACEMENT_PREFIX: Final = "placement/"
+BASELINES_PREFIX: Final = "baselines/"
 
 MACHINES_PREFIX: Final = "machines/"
 
@@ -75,6 +76,10 @@ def beats_prefix(lead: str) -> str:
 
 def index_object(run: str) -> str:
     return f"{INDEX_PREFIX}{run}.json"
+
+
+def baseline_object(name: str) -> str:
+    return f"{BASELINES_PREFIX}{name}.json"
 
 
 def plan_object(run: str) -> str:

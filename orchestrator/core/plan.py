@@ -15,7 +15,7 @@ from orchestrator.core.naming import instance_name
 from orchestrator.core.placement import Advice, Offer, rank, region_of, weigh
 from orchestrator.core.pricing import MAX_TTL_S, MachineSpec, PriceSheet, ceiling, ttl_within
 from orchestrator.core.quota import Quota
-from orchestrator.core.settings import Config, EffectiveGrids, effective_grids, harness
+from orchestrator.core.settings import Config, EffectiveGrids, effective_grids, harness, measurements
 
 SHORTEST_S: Final = {"gce": 240, "embedded": 60, "host": 60}
 """Boot, checks and one case: a machine with less time brings nothing back."""
@@ -129,8 +129,8 @@ def plan(
         attempts=attempts,
         image=image,
         cases=cases,
-        measurements_per_implementation=len(cases) * config.measure.repeats,
-        harness=harness(config, grids),
+        measurements_per_implementation=len(cases) * measurements(config, mode),
+        harness=harness(config, grids, mode),
         notices=tuple(notices),
         headroom=fits.headroom,
     )
@@ -192,10 +192,17 @@ def run_spec(
     attempt: int,
     bucket: str,
     require_cuda: bool,
+    usd_per_hour: Decimal | None = None,
     skip_cases: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What the machine of one attempt is told (docs/contracts.md, section 3)."""
+    """What the machine of one attempt is told (docs/contracts.md, section 3); `usd_per_hour` is its price."""
     config, embedded = plan.config, plan.mode == "embedded"
+    case_usd = config.measure.case_budget_usd
+    paid = (
+        {}
+        if case_usd is None
+        else {"case_budget_usd": float(case_usd), "usd_per_hour": float(usd_per_hour or plan.usd_per_hour)}
+    )
     limits = config.run.limits()
     if "measure" not in config.run.phase_limits_s:
         # A longer deadline is asked for so that more can be measured; the default must not cut it short.
@@ -217,7 +224,7 @@ def run_spec(
             "allow_install": config.environment.allow_install and plan.mode == "gce",
             "min_free_gb": min(config.environment.min_free_gb, 1) if embedded else config.environment.min_free_gb,
         },
-        "harness": {**plan.harness, "skip_cases": list(skip_cases)},
+        "harness": {**plan.harness, "skip_cases": list(skip_cases), **paid},
         **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if config.run.keep and plan.mode != "host" else {}),
     }
 
@@ -339,7 +346,8 @@ def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
     return PlanRefused(
         "quota",
         worst.text + others,
-        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions",
+        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions;"
+        " `bench doctor` shows where there is room",
         {
             "metric": worst.metric,
             "region": worst.region,

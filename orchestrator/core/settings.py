@@ -28,6 +28,8 @@ PHASE_LIMITS_S: Final = {
 IMPLEMENTATIONS: Final = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
 DEFAULT_DTYPES: Final = ("float32",)
 """For a grid that names none."""
+BOTH: Final = "both"
+"""A regime that is two: burst, and the steady state beside it."""
 KERNEL: Final = "bench"
 """The implementation that is ours; every other one is a baseline."""
 
@@ -118,12 +120,19 @@ class Measure(_Section):
         AfterValidator(once),
     ] = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
     repeats: Annotated[Int, Field(ge=1, le=100_000)] = 50
-    warmup: Annotated[Int, Field(ge=0, le=10_000)] = 5
+    """Of each implementation, in each case and regime."""
+    warmup: Annotated[Int, Field(ge=0, le=10_000)] | None = None
+    """Calls before the first that counts; None: until neither times nor clocks move any more."""
     control: bool = True
     """Measure the first implementation once more under a second name, as the measure of what is noise."""
     stop_at_relative_ci: Annotated[float, Field(gt=0, lt=1)] | None = None
     """End a case early, once every median ratio is known this well (0.01: one per cent to each side)."""
-    regime: Literal["burst", "sustained", "graph"] = "burst"
+    case_budget_usd: Annotated[Decimal, Field(gt=0, allow_inf_nan=False)] | None = None
+    """End a case once the machine has cost this much since it began; None: when it is measured."""
+    regime: Literal["auto", "both", "burst", "sustained", "graph"] = "auto"
+    """`auto`: `both` on a GPU, `burst` on a processor."""
+    cache: Literal["cold", "warm"] = "cold"
+    """Whether each call's inputs lie outside the last-level cache."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 20261121
     threads: Annotated[Int, Field(ge=0, le=4096)] = 0
     """CPU threads; 0: as many as there are."""
@@ -271,7 +280,21 @@ def effective_grids(config: Config, mode: str) -> EffectiveGrids:
     )
 
 
-def harness(config: Config, grids: EffectiveGrids, *, skip_cases: Sequence[str] = ()) -> dict[str, Any]:
+def regimes(config: Config, mode: str) -> str:
+    """What `measure.regime` comes to. On a processor there is no power limit to tell the steady state from a burst, and
+    so one regime; the embedded cloud's machines have processors."""
+    asked = config.measure.regime
+    if asked != "auto":
+        return asked
+    return BOTH if mode == "gce" and config.gpu_spec.accelerator else "burst"
+
+
+def measurements(config: Config, mode: str) -> int:
+    """Of one implementation in one case, over all regimes."""
+    return config.measure.repeats * (2 if regimes(config, mode) == BOTH else 1)
+
+
+def harness(config: Config, grids: EffectiveGrids, mode: str, *, skip_cases: Sequence[str] = ()) -> dict[str, Any]:
     """The harness's part of a run spec (docs/contracts.md, section 4)."""
     measure = config.measure
     control = [measure.implementations[0] + CONTROL] if measure.control else []
@@ -285,8 +308,9 @@ def harness(config: Config, grids: EffectiveGrids, *, skip_cases: Sequence[str] 
             "max_abs_error": config.correctness.max_abs_error,
         },
         "repeats": measure.repeats,
-        "warmup": measure.warmup,
-        "regime": measure.regime,
+        "warmup": "steady" if measure.warmup is None else measure.warmup,
+        "regime": regimes(config, mode),
+        "cache": measure.cache,
         "seed": measure.seed,
         "threads": measure.threads,
         "skip_cases": list(skip_cases),

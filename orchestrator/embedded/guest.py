@@ -22,6 +22,7 @@ class Guest:
     project: str
     project_number: str
     machine_type: str
+    image: str
     metadata: dict[str, str]
     labels: dict[str, str]
     service_account: str | None

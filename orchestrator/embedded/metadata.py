@@ -91,6 +91,7 @@ class MetadataServer:
                 "cpu-platform": "Embedded",
                 "hostname": f"{guest.name}.{guest.zone}.c.{guest.project}.internal",
                 "id": int(guest.id),
+                "image": guest.image,
                 "machine-type": f"projects/{guest.project_number}/machineTypes/{guest.machine_type}",
                 "maintenance-event": "NONE",
                 "name": guest.name,

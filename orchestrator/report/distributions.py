@@ -8,37 +8,45 @@ import numpy as np
 
 from orchestrator.analysis.samples import Group, Vector
 from orchestrator.analysis.study import Case, Study
-from orchestrator.report.figures import RIGHT, WIDTH, drawn, shown_cases
+from orchestrator.report.figures import RIGHT, WIDTH, drawn, shown
 from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Board, Scale, legend, span
 from orchestrator.report.text import backend, labels, tick
 
 MOST_DOTS = 200
 """Dots of one implementation on one case."""
-MOST_OVER_TIME = 1500
+MOST_IN_ALL = 6000
+"""Dots of one figure, so that a large run makes no large file."""
+MOST_OVER_TIME = 600
+"""Latencies of one implementation over the run."""
+MOST_READINGS = 150
+"""The same of a sensor, which says the same of all implementations."""
 
 
 def latencies(study: Study) -> Board | None:
     """Every latency of every case: a dot each, a box over the middle half, a bar at the median."""
-    cases = [case for case in shown_cases(study.cases) if any(t.timed for t in case.timings)]
+    cases = [case for case in shown(study.cases) if any(t.timed for t in case.timings)]
     names = drawn(study)
     if not cases or not names:
         return None
-    look, titles = looks((study.subject, *study.baselines)), labels([case.case_id for case in study.cases])
+    look, titles = looks((study.subject, *study.baselines)), labels(study.case_ids)
     columns = 2 if len(cases) > 1 else 1
     gap = 40.0
     width = (WIDTH - gap * (columns - 1)) / columns
     height = 74.0 + 20 * len(names)
     board = Board(WIDTH, 0, "Latency distributions, by case")
+    most = max(20, min(MOST_DOTS, MOST_IN_ALL // (len(cases) * len(names))))
     top = legend(board, 8, 18, [(backend(name), look[name]) for name in names], RIGHT) + 12
     for place, case in enumerate(cases):
         x, y = (place % columns) * (width + gap), top + (place // columns) * height
-        _panel(board, case, titles[case.case_id], {name: look[name] for name in names}, x, y, width)
+        _panel(board, case, titles[case.case_id], {name: look[name] for name in names}, x, y, width, most)
     board.height = top - (-len(cases) // columns) * height + 4
     return board
 
 
-def _panel(board: Board, case: Case, title: str, look: Mapping[str, Look], x: float, y: float, width: float) -> None:
+def _panel(
+    board: Board, case: Case, title: str, look: Mapping[str, Look], x: float, y: float, width: float, most: int
+) -> None:
     timed = {t.implementation: t.group.latency_us for t in case.timings if t.timed and t.implementation in look}
     if not timed:
         board.text(x, y + 16, f"{title}: not timed", "soft")
@@ -54,12 +62,12 @@ def _panel(board: Board, case: Case, title: str, look: Mapping[str, Look], x: fl
     board.text(x + width, y + 16, "µs a call (logarithmic)", "end soft")
     for place, (name, own) in enumerate(look.items()):
         if name in timed:
-            _strip(board, timed[name], own, scale, y + 34 + 20 * place)
+            _strip(board, timed[name], own, scale, y + 34 + 20 * place, most)
 
 
-def _strip(board: Board, times: Vector, look: Look, scale: Scale, y: float) -> None:
+def _strip(board: Board, times: Vector, look: Look, scale: Scale, y: float, most: int) -> None:
     number = look.colour[1:]
-    chosen = times[:: max(1, -(-times.size // MOST_DOTS))]
+    chosen = times[:: max(1, -(-times.size // most))]
     # A fixed pattern of heights, so that dots do not hide each other and a report is the same twice.
     heights = (np.arange(chosen.size) * 0.618034 % 1 - 0.5) * 11
     dots = "".join(f"M{scale(float(t)):.1f} {y + h:.1f}h0" for t, h in zip(chosen, heights, strict=True))
@@ -139,10 +147,11 @@ def _track(
     low, high = (float(q) for q in np.quantile(values, [0.0, 0.995]))
     scale = Scale(*span((low, high), log=log), y + 92, y + 24, log=log)
     board.text(76, y + 14, f"{title}, {unit}", "strong")
-    for value in scale.ticks(4):
+    for value in found if len(found := scale.ticks(4)) > 1 else scale.ticks(7):
         board.line(76, scale(value), RIGHT, scale(value), "grid")
         board.text(68, scale(value) + 4.5, tick(value), "end soft")
     for name, both in known.items():
-        chosen = both[:, :: max(1, -(-both.shape[1] // MOST_OVER_TIME))].T
+        most = MOST_OVER_TIME if log else MOST_READINGS
+        chosen = both[:, :: max(1, -(-both.shape[1] // most))].T
         dots = "".join(f"M{across(float(t)):.1f} {scale(float(v)):.1f}h0" for t, v in chosen)
         board.parts.append(f'<path d="{dots}" class="dot l{look[name].colour[1:]}"/>')

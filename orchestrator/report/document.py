@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.analysis.across import Change, Point
+from orchestrator.analysis.across import Point
 from orchestrator.analysis.bootstrap import Interval
-from orchestrator.analysis.fingerprint import Comparability
+from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Contrast, Timing
 from orchestrator.analysis.verdicts import Noise
+from orchestrator.report.comparison import Comparison
 from orchestrator.report.report import Report
 
 
@@ -27,13 +28,13 @@ def limits(interval: Interval) -> dict[str, float | None]:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The whole report; `schema` is 1."""
+    """The whole report; `schema` is 2: a case has an entry for each setting (regime and cache) that it was timed in."""
     study = report.study
     return {
-        "schema": 1,
+        "schema": 2,
         "run_id": study.run_id,
         "device": study.device,
-        "regime": study.regime,
+        "settings": [_setting(one) | {"meaning": one.meaning} for one in study.settings],
         "subject": study.subject,
         "baselines": list(study.baselines),
         "measurements": study.measurements,
@@ -41,12 +42,13 @@ def document(report: Report) -> dict[str, Any]:
         "usd_per_answer": known(report.usd_per_answer),
         "answers": study.answers,
         "flop_convention": CONVENTION,
-        "headline": report.headline(),
+        "headlines": list(report.headlines()),
         "sentences": list(report.sentences()),
         "warnings": list(report.warnings()),
         "cases": [
             {
                 "case_id": case.case_id,
+                **_setting(case.setting),
                 "timings": [_timing(timing) for timing in case.timings],
                 "contrasts": [_contrast(one) for one in case.contrasts],
                 "controls": [
@@ -64,6 +66,10 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
+def _setting(setting: Setting) -> dict[str, Any]:
+    return {"regime": setting.regime or None, "cache": setting.cache or None}
+
+
 def _timing(timing: Timing) -> dict[str, Any]:
     return {
         "implementation": timing.implementation,
@@ -79,6 +85,7 @@ def _timing(timing: Timing) -> dict[str, Any]:
         "sm_clock_mhz": known(timing.clock_mhz),
         "throttled": known(timing.throttled),
         "joules": known(timing.joules),
+        "peak_memory_bytes": known(timing.peak_bytes),
         "max_abs_error": known(timing.max_abs_error),
         "skipped": timing.skipped,
     }
@@ -103,8 +110,9 @@ def _noise(noise: Noise | None) -> dict[str, Any]:
 
 
 COLUMNS = (
-    "run_id", "device", "case_id", "subject", "baseline", "blocks", "subject_median_us", "baseline_median_us",
-    "ratio", "ratio_low", "ratio_high", "p_holm", "effect", "order_shift", "noise", "noise_source", "verdict",
+    "run_id", "device", "case_id", "regime", "cache", "subject", "baseline", "blocks", "subject_median_us",
+    "baseline_median_us", "ratio", "ratio_low", "ratio_high", "p_holm", "effect", "order_shift", "noise",
+    "noise_source", "verdict",
 )  # fmt: skip
 
 
@@ -120,7 +128,8 @@ def verdicts_csv(report: Report) -> str:
             numbers = (medians[one.subject], medians[one.baseline], found.mid, found.low, found.high, one.p)
             writer.writerow(
                 [
-                    report.study.run_id, report.study.device, case.case_id, one.subject, one.baseline,
+                    report.study.run_id, report.study.device, case.case_id, case.setting.regime,
+                    case.setting.cache, one.subject, one.baseline,
                     one.paired.blocks,
                     *(_cell(number) for number in (*numbers, one.paired.test.effect, one.order_shift)),
                     _cell(noise.floor if noise else math.nan), noise.source.value if noise else "", one.verdict.value,
@@ -133,19 +142,31 @@ def _cell(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
 
 
-def changes_document(
-    before: Report, after: Report, comparable: Comparability, found: Sequence[Change]
-) -> dict[str, Any]:
+def changes_document(comparison: Comparison) -> dict[str, Any]:
     """Two runs side by side; `ratio` over 1 is faster in the second."""
+    before, after = comparison.before, comparison.after
     return {
         "before": before.study.run_id,
         "after": after.study.run_id,
         "devices": [before.study.device, after.study.device],
-        "comparability": comparable.level.value,
-        "reasons": list(comparable.reasons),
+        "commits": [report.environment.get("git_commit") for report in (before, after)],
+        "comparability": comparison.comparable.level.value,
+        "reasons": list(comparison.comparable.reasons),
+        "relative_to": comparison.relative_to or None,
+        "headline": comparison.headline(),
+        "lost": [
+            {
+                "case_id": one.case_id,
+                **_setting(one.setting),
+                "implementation": one.implementation,
+                "reason": one.reason,
+            }
+            for one in comparison.lost
+        ],
         "changes": [
             {
                 "case_id": one.case_id,
+                **_setting(one.setting),
                 "implementation": one.implementation,
                 "relative_to": one.relative_to or None,
                 "before": limits(one.before),
@@ -155,16 +176,19 @@ def changes_document(
                 **_noise(one.noise),
                 "verdict": one.verdict.value,
             }
-            for one in found
+            for one in comparison.changes
         ],
     }
 
 
-def history_document(case_id: str, implementation: str, relative_to: str, points: Sequence[Point]) -> dict[str, Any]:
+def history_document(
+    case_id: str, setting: Setting | None, implementation: str, relative_to: str, points: Sequence[Point]
+) -> dict[str, Any]:
     """One case over runs; `change` is the verdict against the run that began the level before."""
     return {
         "schema": 1,
         "case_id": case_id,
+        **_setting(setting or Setting("")),
         "implementation": implementation,
         "relative_to": relative_to or None,
         "points": [

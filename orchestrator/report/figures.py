@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from orchestrator.analysis.roofs import Roof
 from orchestrator.analysis.study import Case, Study
 from orchestrator.core.results import is_control
-from orchestrator.report.palette import looks
+from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Board, Scale, legend, span
 from orchestrator.report.text import backend, digits, labels, ratio, tick, within
 
@@ -19,10 +20,13 @@ MOST_CASES = 60
 """More rows than a person compares by eye; the tables and files have all."""
 
 
-def shown_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
+Item = TypeVar("Item")
+
+
+def shown(items: Sequence[Item]) -> tuple[Item, ...]:
     """At most `MOST_CASES`, spread evenly over all."""
-    step = max(1, math.ceil(len(cases) / MOST_CASES))
-    return tuple(cases[::step])
+    step = max(1, math.ceil(len(items) / MOST_CASES))
+    return tuple(items[::step])
 
 
 def drawn(study: Study) -> tuple[str, ...]:
@@ -34,65 +38,90 @@ def drawn(study: Study) -> tuple[str, ...]:
 
 
 def rows_frame(
-    board: Board, scale: Scale, tops: Sequence[tuple[float, float]], names: Sequence[str], unit: str
+    board: Board, scales: Sequence[Scale], tops: Sequence[tuple[float, float]], names: Sequence[str], unit: str
 ) -> None:
-    """Row bands with their names, and an axis above and below. `tops` are (top, height) of each row."""
+    """Row bands with their names, and for each scale an axis above and below. `tops` are (top, height) of each row."""
     first, last = tops[0][0], tops[-1][0] + tops[-1][1]
     for place, (top, height) in enumerate(tops):
         if place % 2 == 0:
             board.box(0, top, WIDTH, height, "band")
         board.text(LEFT - 14, top + height / 2 + 4.5, names[place], "end")
-    for value in scale.ticks():
-        x = scale(value)
-        board.line(x, first, x, last, "grid")
-        board.text(x, first - 8, tick(value), "middle soft")
-        if last - first > 300:
-            board.text(x, last + 18, tick(value), "middle soft")
+    for scale in scales:
+        for value in scale.ticks(8 // len(scales) + 1):
+            x = scale(value)
+            board.line(x, first, x, last, "grid")
+            board.text(x, first - 8, tick(value), "middle soft")
+            if last - first > 300:
+                board.text(x, last + 18, tick(value), "middle soft")
     board.text((LEFT + RIGHT) / 2, last + (40 if last - first > 300 else 24), unit, "middle")
 
 
 def speedup(study: Study) -> Board | None:
-    """The subject against each baseline, case by case, with intervals; the grey band is the case's noise floor."""
-    cases = [case for case in shown_cases(study.cases) if case.contrasts]
-    if not cases:
+    """The subject against each baseline, case by case, with intervals, the settings side by side on one scale; the grey
+    band is the case's noise floor in that setting."""
+    parts = [part for part in study.parts() if part.contrasts]
+    if not parts:
         return None
-    look, names = looks((study.subject, *study.baselines)), labels([case.case_id for case in study.cases])
+    compared = {case.case_id for part in parts for case in part.cases if case.contrasts}
+    ids = shown([case_id for case_id in study.case_ids if case_id in compared])
+    look, names = looks((study.subject, *study.baselines)), labels(study.case_ids)
     baselines = [name for name in drawn(study) if name != study.subject]
     ends = [1.0]
-    for contrast in (one for case in cases for one in case.contrasts):
+    for contrast in (one for part in parts for one in part.contrasts if one.case_id in ids):
         found = contrast.paired.ratio
         ends += [found.low, found.mid, found.high] if found.known else [found.mid]
-    scale = Scale(*span(ends, log=True), LEFT, RIGHT, log=True)
-    height = 12.0 + 13 * len(baselines)
-    board = Board(WIDTH, 70 + 50 + height * len(cases), f"Speed-up of {study.subject} over each baseline, by case")
+    height, gap = 12.0 + 13 * len(baselines), 22.0
+    width = (RIGHT - LEFT - gap * (len(parts) - 1)) / len(parts)
+    board = Board(WIDTH, 0, f"Speed-up of {study.subject} over each baseline, by case")
     top = legend(board, LEFT, 18, [(f"over {backend(name)}", look[name]) for name in baselines], RIGHT) + 24
-    tops = [(top + place * height, height) for place in range(len(cases))]
-    rows_frame(
-        board, scale, tops, [names[case.case_id] for case in cases], "times as fast (logarithmic; right of 1 is faster)"
-    )
+    lefts = [LEFT + place * (width + gap) for place in range(len(parts))]
+    if len(parts) > 1:
+        for left, part in zip(lefts, parts, strict=True):
+            board.text(left + width / 2, top, part.settings[0].name, "middle strong")
+        top += 26
+    scales = [Scale(*span(ends, log=True), left, left + width, log=True) for left in lefts]
+    tops = [(top + place * height, height) for place in range(len(ids))]
+    unit = "times as fast (logarithmic; right of 1 is faster)"
+    rows_frame(board, scales, tops, [names[case_id] for case_id in ids], unit)
     board.height = tops[-1][0] + height + 52
-    for (y, _), case in zip(tops, cases, strict=True):
-        noise = max((one.noise.floor for one in case.contrasts if one.noise is not None), default=0.0)
-        if noise:
-            left, right = scale(1 / (1 + noise)), scale(1 + noise)
-            board.box(left, y + 2, right - left, height - 4, "noise")
-        for contrast in case.contrasts:
-            at = y + 12.5 + 13 * baselines.index(contrast.baseline)
-            found, own = contrast.paired.ratio, look[contrast.baseline]
-            if found.known:
-                board.line(scale(found.low), at, scale(found.high), at, f"l{own.colour[1:]}")
-            told = f"{ratio(found.mid)} {within(found)} over {contrast.baseline}"
-            note = f"{names[case.case_id]}: {told}, {contrast.verdict}"
-            board.mark(scale(found.mid), at, own, note=note)
-    board.line(scale(1), tops[0][0], scale(1), tops[-1][0] + height, "axis")
+    for scale, part in zip(scales, parts, strict=True):
+        own = {case.case_id: case for case in part.cases}
+        for (y, _), case_id in zip(tops, ids, strict=True):
+            if case_id in own:
+                _ratios(board, scale, y, height, own[case_id], names[case_id], baselines, look)
+        board.line(scale(1), tops[0][0], scale(1), tops[-1][0] + height, "axis")
     return board
+
+
+def _ratios(
+    board: Board,
+    scale: Scale,
+    y: float,
+    height: float,
+    case: Case,
+    name: str,
+    baselines: Sequence[str],
+    look: Mapping[str, Look],
+) -> None:
+    noise = max((one.noise.floor for one in case.contrasts if one.noise is not None), default=0.0)
+    if noise:
+        left, right = scale(1 / (1 + noise)), scale(1 + noise)
+        board.box(left, y + 2, right - left, height - 4, "noise")
+    for contrast in case.contrasts:
+        at = y + 12.5 + 13 * baselines.index(contrast.baseline)
+        found, own = contrast.paired.ratio, look[contrast.baseline]
+        if found.known:
+            board.line(scale(found.low), at, scale(found.high), at, f"l{own.colour[1:]}")
+        told = f"{ratio(found.mid)} {within(found)} over {contrast.baseline}"
+        note = f"{name}: {told}, {contrast.verdict}"
+        board.mark(scale(found.mid), at, own, note=note)
 
 
 def roofline(study: Study) -> Board | None:
     """Rates by arithmetic intensity, under the roof of the device's data sheet where there is one."""
     points = [
         (case, timing)
-        for case in shown_cases(study.cases)
+        for case in shown(study.cases)
         if case.work is not None
         for timing in case.timings
         if timing.timed and not is_control(timing.implementation)
@@ -100,7 +129,7 @@ def roofline(study: Study) -> Board | None:
     if not points:
         return None
     names = drawn(study)
-    look, case_names = looks((study.subject, *study.baselines)), labels([case.case_id for case in study.cases])
+    look, case_names = looks((study.subject, *study.baselines)), labels(study.case_ids)
     roofs = list(dict.fromkeys(case.roof for case, _ in points if case.roof is not None))
     intensities = [case.work.intensity for case, _ in points if case.work is not None] + [roof.ridge for roof in roofs]
     rates = [timing.tflops for _, timing in points] + [roof.tflops for roof in roofs]
@@ -135,16 +164,19 @@ def draw_roof(board: Board, roof: Roof, x: Scale, y: Scale) -> None:
 
 
 def errors(study: Study) -> Board | None:
-    """Largest difference from the exact answer, case by case, the subject beside PyTorch's own backends."""
-    known = [
-        (case, {t.implementation: t.max_abs_error for t in case.timings if 0 < t.max_abs_error < math.inf})
-        for case in shown_cases(study.cases)
-    ]
-    rows = [(case, found) for case, found in known if found]
+    """Largest difference from the exact answer, case by case, the subject beside PyTorch's own backends. The inputs are
+    the same in every regime, so a case has one row."""
+    worst: dict[str, dict[str, float]] = {case_id: {} for case_id in shown(study.case_ids)}
+    for case in study.cases:
+        for t in case.timings:
+            if case.case_id in worst and 0 < t.max_abs_error < math.inf:
+                before = worst[case.case_id].get(t.implementation, 0.0)
+                worst[case.case_id][t.implementation] = max(before, t.max_abs_error)
+    rows = [(case_id, found) for case_id, found in worst.items() if found]
     values = [value for _, found in rows for name, value in found.items() if not is_control(name)]
     if not values:
         return None
-    look, names = looks((study.subject, *study.baselines)), labels([case.case_id for case in study.cases])
+    look, names = looks((study.subject, *study.baselines)), labels(study.case_ids)
     scale = Scale(*span(values, log=True), LEFT, RIGHT, log=True)
     board = Board(WIDTH, 100, "Largest absolute error, by case")
     present = [name for name in (study.subject, *study.baselines) if any(name in found for _, found in rows)]
@@ -152,12 +184,12 @@ def errors(study: Study) -> Board | None:
     height = 26.0
     tops = [(top + place * height, height) for place in range(len(rows))]
     unit = "largest absolute error against a float64 reference (logarithmic; left is better)"
-    rows_frame(board, scale, tops, [names[case.case_id] for case, _ in rows], unit)
+    rows_frame(board, [scale], tops, [names[case_id] for case_id, _ in rows], unit)
     board.height = tops[-1][0] + height + 52
-    for (y, _), (case, found) in zip(tops, rows, strict=True):
+    for (y, _), (case_id, found) in zip(tops, rows, strict=True):
         drawn_names = [name for name in present if name in found]
         for place, name in enumerate(reversed(drawn_names)):
             shift = (place - (len(drawn_names) - 1) / 2) * 3.0
-            note = f"{names[case.case_id]}, {name}: {digits(found[name])}"
+            note = f"{names[case_id]}, {name}: {digits(found[name])}"
             board.mark(scale(found[name]), y + height / 2 + shift, look[name], 4.0, note)
     return board

@@ -9,14 +9,14 @@ from orchestrator.report.svg import Board
 
 
 def boards(study: Study) -> dict[str, Board]:
-    """Each figure that the data allow, by the name of its file."""
-    drawn = {
-        "speedup": figures.speedup(study),
-        "latency": distributions.latencies(study),
-        "roofline": figures.roofline(study),
-        "over-time": distributions.over_time(study),
-        "error": figures.errors(study),
-    }
+    """Each figure that the data allow, by the name of its file; of several settings each has its own."""
+    drawn = {"speedup": figures.speedup(study)}
+    for part in study.parts():
+        own = f"-{part.settings[0].slug}" if len(study.settings) > 1 else ""
+        drawn[f"latency{own}"] = distributions.latencies(part)
+        drawn[f"roofline{own}"] = figures.roofline(part)
+        drawn[f"over-time{own}"] = distributions.over_time(part)
+    drawn["error"] = figures.errors(study)
     return {name: board for name, board in drawn.items() if board is not None}
 
 

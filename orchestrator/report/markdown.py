@@ -3,55 +3,108 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
+from orchestrator.analysis.study import Study
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.core.results import is_control
 from orchestrator.report.report import Report
-from orchestrator.report.text import backend, common_parts, digits, labels, percent, ratio, within
+from orchestrator.report.text import backend, common_parts, count, digits, labels, percent, ratio, within
 
 BEGIN = "<!-- bench:begin -->"
 END = "<!-- bench:end -->"
+MARK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def marks(name: str = "") -> tuple[str, str]:
+    """The two marks; a document with several pairs tells them apart by a name that both carry. Raises `ValueError` for
+    a name that is none."""
+    if name and MARK.fullmatch(name) is None:
+        raise ValueError(f"{name!r} is no name for a mark: letters, digits, dots, hyphens and underscores")
+    return (f"<!-- bench:begin {name} -->", f"<!-- bench:end {name} -->") if name else (BEGIN, END)
 
 
 class NoMarks(Exception):
     """A document has not exactly one pair of marks, in order."""
 
 
-def markdown(report: Report) -> str:
-    """A heading-less fragment: warnings, the result in words, one table."""
+def markdown(report: Report, settings: Sequence[Setting] = ()) -> str:
+    """A heading-less fragment: warnings, the result of every setting in words, and a table of each of `settings`, which
+    are by default the first that the run has."""
     study = report.study
-    names = labels([case.case_id for case in study.cases])
-    lines = [f"**{cell(report.title)}** · {study.run_id} · {study.regime} · {study.measurements:,} measurements", ""]
+    chosen = settings or study.settings[:1]
+    facts = (f"**{cell(report.title)}**", study.run_id, study.regime, f"{study.measurements:,} measurements")
+    lines = [" · ".join(fact for fact in facts if fact), ""]
     lines += [f"> {cell(words)}" for words in report.warnings()] + ([""] if report.warnings() else [])
-    lines += [words + "  " for words in (report.headline(), *report.sentences()) if words] + [""]
-    if study.contrasts:
-        shared = "-".join(common_parts(list(names)))
-        lines += [
-            f"| {shared or 'case'} | {study.subject}, µs | fastest rival | ratio | 95 % interval | noise | verdict |",
-            "|---|--:|--:|--:|--:|--:|---|",
-        ]
-        for case in study.cases:
-            best, own = case.best, case.timing(study.subject)
-            rival = case.timing(best.baseline) if best is not None else None
-            if best is None or own is None or rival is None:
-                lines.append(f"| {names[case.case_id]} | not compared | | | | | |")
-                continue
-            noise = percent(best.noise.floor) if best.noise is not None else ""
-            theirs = f"{backend(best.baseline)} {digits(rival.median_us.mid)}"
-            cells: tuple[str, ...] = (
-                names[case.case_id], digits(own.median_us.mid), theirs,
-                ratio(best.paired.ratio.mid), within(best.paired.ratio), noise, best.verdict.value,
-            )  # fmt: skip
-            lines.append("| " + " | ".join(cell(one) for one in cells) + " |")
-        lines += ["", f"A ratio over 1: {study.subject} is faster. TFLOP/s by {CONVENTION}."]
-    else:
-        timed = [(case, t) for case in study.cases for t in case.timings if t.timed]
-        if timed:
-            lines += ["| case | implementation | median, µs | 95 % interval | TFLOP/s |", "|---|---|--:|--:|--:|"]
-        for case, t in timed:
-            rate = "" if math.isnan(t.tflops) else digits(t.tflops)
-            cells = (names[case.case_id], t.implementation, digits(t.median_us.mid), within(t.median_us), rate)
-            lines.append("| " + " | ".join(cell(one) for one in cells) + " |")
+    said = (*report.headlines(), *report.sentences())
+    lines += [words + "  " for words in said] + ([""] if said else [])
+    names = labels(study.case_ids)
+    for part in study.parts():
+        if not part.settings or part.settings[0] in chosen:
+            lines += [*_table(part, names), ""]
+    lines += [f"Not timed: {cell(words)}  " for words in skips(study)]
+    left = [one.name for one in study.settings if one not in chosen]
+    if left:
+        lines.append(f"Also measured, and in the whole report: {' and '.join(left)}.")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def skips(study: Study) -> list[str]:
+    """Each reason why something was not timed, once, with where that was."""
+    where: dict[tuple[str, str], dict[str, int]] = {}
+    for case in study.cases:
+        for one in case.timings:
+            if one.skipped and not is_control(one.implementation):
+                cases = where.setdefault((one.implementation, one.skipped), {})
+                cases[case.setting.name] = cases.get(case.setting.name, 0) + 1
+    several = len(study.settings) > 1
+    said = []
+    for (name, why), cases in where.items():
+        counts = (f"{count(number, 'case')}{f' of {own}' if several else ''}" for own, number in cases.items())
+        said.append(f"{name} in {' and '.join(counts)}: {why}")
+    return said
+
+
+def _table(part: Study, names: Mapping[str, str]) -> list[str]:
+    setting = part.settings[0] if part.settings else Setting("")
+    lines = [f"**{setting.name}**: {setting.meaning}", ""] if setting.meaning else []
+    if not part.contrasts:
+        return [*lines, *_times(part, names)]
+    shared = "-".join(common_parts(list(names)))
+    lines += [
+        f"| {shared or 'case'} | {part.subject}, µs | fastest rival, µs | ratio | 95 % interval | noise | verdict |",
+        "|---|--:|--:|--:|--:|--:|---|",
+    ]
+    for case in part.cases:
+        best, own = case.best, case.timing(part.subject)
+        rival = case.timing(best.baseline) if best is not None else None
+        if best is None or own is None or rival is None:
+            lines.append(f"| {names[case.case_id]} | not compared | | | | | |")
+            continue
+        noise = percent(best.noise.floor) if best.noise is not None else ""
+        theirs = f"{backend(best.baseline)} {digits(rival.median_us.mid)}"
+        cells: tuple[str, ...] = (
+            names[case.case_id], digits(own.median_us.mid), theirs,
+            ratio(best.paired.ratio.mid), within(best.paired.ratio), noise, best.verdict.value,
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cell(one) for one in cells) + " |")
+    return [*lines, "", f"A ratio over 1: {part.subject} is faster."]
+
+
+def _times(part: Study, names: Mapping[str, str]) -> list[str]:
+    timed = [(case, t) for case in part.cases for t in case.timings if t.timed]
+    if not timed:
+        return []
+    lines = ["| case | implementation | median, µs | 95 % interval | TFLOP/s |", "|---|---|--:|--:|--:|"]
+    for case, t in timed:
+        rate = "" if math.isnan(t.tflops) else digits(t.tflops)
+        cells = (names[case.case_id], t.implementation, digits(t.median_us.mid), within(t.median_us), rate)
+        lines.append("| " + " | ".join(cell(one) for one in cells) + " |")
+    return [*lines, "", f"TFLOP/s by {CONVENTION}."]
 
 
 def cell(words: str) -> str:
@@ -59,10 +112,59 @@ def cell(words: str) -> str:
     return words.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
-def between_marks(document: str, fragment: str) -> str:
-    """`document` with what stands between its two marks replaced. Raises `NoMarks`."""
-    if document.count(BEGIN) != 1 or document.count(END) != 1 or document.index(BEGIN) > document.index(END):
-        raise NoMarks(f"expected one {BEGIN} and, after it, one {END}")
-    before, _, rest = document.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{fragment.strip()}\n{END}{after}"
+def between_marks(document: str, fragment: str, name: str = "") -> str:
+    """`document` with what stands between its two marks of that name replaced. Raises `NoMarks`."""
+    begin, end = marks(name)
+    if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
+        raise NoMarks(f"expected one {begin} and, after it, one {end}")
+    before, _, rest = document.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{fragment.strip()}\n{end}{after}"
+
+
+def by_baseline(report: Report) -> str:
+    """A table with a row a baseline: how many times faster the subject is in each setting, over all its cases."""
+    study = report.study
+    parts = [part for part in study.parts() if part.contrasts]
+    if not parts:
+        return "Nothing was compared.\n"
+    heads = [part.settings[0].name or "ratio" for part in parts]
+    what = f"how many times as fast {study.subject} is (geometric mean; worst and best of {len(study.case_ids)} cases)"
+    lines = [
+        f"{cell(report.title)}, run {study.run_id}: {what}.",
+        "",
+        "| against |" + "".join(f" {head} | faster / slower / undecided or same |" for head in heads),
+        "|---|" + "--:|--:|" * len(heads),
+    ]
+    for baseline in study.baselines:
+        row = "".join(_over_cases(part, baseline, len(study.case_ids)) for part in parts)
+        lines.append(f"| {cell(backend(baseline))} |{row}")
+    itself = [[one.paired.ratio.mid for one in part.controls] for part in parts]
+    if all(itself):
+        rows = (f" {_mean(found):.3f} ({min(found):.3f}, {max(found):.3f}) | {_wrong(part)} |" for part, found in
+                zip(parts, itself, strict=True))  # fmt: skip
+        lines.append("| itself (A/A) |" + "".join(rows))
+    return "\n".join(lines) + "\n"
+
+
+def _over_cases(part: Study, baseline: str, total: int) -> str:
+    mean, cases = part.geomean(baseline)
+    if not cases:
+        return " not timed | |"
+    words = Counter(one.verdict for one in part.contrasts if one.baseline == baseline)
+    worst, best = part.spread(baseline)
+    rest = cases - words[Verdict.FASTER] - words[Verdict.SLOWER]
+    fewer = f", {cases} cases" if cases < total else ""
+    return (
+        f" {mean:.2f} ({worst:.2f}, {best:.2f}){fewer} | {words[Verdict.FASTER]} / {words[Verdict.SLOWER]} / {rest} |"
+    )
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def _wrong(part: Study) -> str:
+    words = Counter(one.verdict for one in part.controls)
+    rest = len(part.controls) - words[Verdict.FASTER] - words[Verdict.SLOWER]
+    return f"{words[Verdict.FASTER]} / {words[Verdict.SLOWER]} / {rest}"

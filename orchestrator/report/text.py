@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,9 +43,29 @@ def percent(share: float, *, places: int = 1) -> str:
     return UNKNOWN if math.isnan(share) else f"{100 * share:.{places}f} %"
 
 
+def size(bytes_: float) -> str:
+    """A number of bytes, in the unit that leaves it three digits."""
+    if math.isnan(bytes_):
+        return UNKNOWN
+    for unit in ("B", "KiB", "MiB"):
+        if abs(bytes_) < 1000:
+            return f"{bytes_:.0f} {unit}" if unit == "B" else f"{digits(bytes_)} {unit}"
+        bytes_ /= 1024
+    return f"{digits(bytes_)} GiB"
+
+
 def backend(implementation: str) -> str:
     """An implementation's name as figures show it."""
     return implementation.removeprefix("sdpa:")
+
+
+def in_words(value: object) -> str:
+    """A value of a document: lists and objects as a person writes them."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{str(key).replace('_', ' ')} {in_words(one)}" for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return "; ".join(in_words(one) for one in value)
+    return UNKNOWN if value is None else str(value)
 
 
 def count(number: int, one: str, many: str = "") -> str:

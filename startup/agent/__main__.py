@@ -45,14 +45,17 @@ class Conductor:
         endpoints = json.loads(self.metadata.attribute("bench-endpoints") or "{}")
         payload = json.loads(self.metadata.attribute("bench-payload") or "{}")
         self.own_sha256 = str(payload.get("sha256", ""))
-        zone = (self.metadata.get("instance/zone") or "").rsplit("/", 1)[-1]
+        zone = last_part(self.metadata.get("instance/zone"))
+        machine_type = last_part(self.metadata.get("instance/machine-type"))
+        machine = {"zone": zone, "machine_type": machine_type, "image": self.metadata.get("instance/image") or ""}
+        machine = {key: told for key, told in machine.items() if told}
         instance_id = self.metadata.get("instance/id") or ""
         storage = Storage(endpoints.get("storage", GOOGLE_STORAGE), own.bucket, self.metadata, own.timing)
         own_events = EventWriter(own.run_id, f"vm-{own.attempt}", self.home / "events", storage, self.clock)
         claim = self.claim(environ.get("BENCH_NEXT", ""))
         if claim is None:
             self.spec, self.events = own, own_events
-            site = Site(self.home, zone, instance_id, self.own_sha256)
+            site = Site(self.home, zone, instance_id, self.own_sha256, machine)
         else:
             self.spec = parse(json.dumps(claim.spec))
             folder = f"runs/{self.spec.run_id}"
@@ -63,6 +66,7 @@ class Conductor:
                 zone,
                 instance_id,
                 claim.sha256,
+                machine,
                 folder,
                 folder_of(claim.sha256, self.own_sha256),
                 self.log_size(),
@@ -134,6 +138,11 @@ class Conductor:
         if self.stop.request("preempted"):
             self.events.append("preempted", detail="the metadata server says that this VM is being preempted")
             self.log.say("preempted")
+
+
+def last_part(path: str | None) -> str:
+    """The name at the end of a resource's path; empty for none."""
+    return (path or "").rsplit("/", 1)[-1]
 
 
 def main(environ: Mapping[str, str], stream: TextIO) -> int:

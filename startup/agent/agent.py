@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,8 @@ SIGNALLED = 128
 
 @dataclass(frozen=True)
 class Site:
-    """Where the agent is: the VM, and the payload that it runs. `home` holds payload/, out/ and log.txt.
+    """Where the agent is: the VM, and the payload that it runs. `home` holds payload/, out/ and log.txt; `machine` is
+    what the metadata server tells of the VM (zone, machine_type, image), for the record of the environment.
 
     A run on a VM that was made for another has a folder of its own below it, and its log begins at a byte of log.txt.
     """
@@ -39,6 +40,7 @@ class Site:
     zone: str
     instance_id: str
     payload_sha256: str
+    machine: Mapping[str, str]
     folder: str = ""
     payload: str = "payload"
     log_start: int = 0
@@ -209,7 +211,8 @@ class Agent:
     def prepare(self, done: list[str]) -> None:
         """Writes the harness's spec, and tells the payload its own name: it cannot contain its own checksum."""
         skip = list(dict.fromkeys([*self.spec.harness.get("skip_cases", []), *done]))
-        harness = {**self.spec.harness, "run_id": self.spec.run_id, "vm": self.spec.vm, "skip_cases": skip}
+        own = {"run_id": self.spec.run_id, "vm": self.spec.vm, "skip_cases": skip, "machine": dict(self.site.machine)}
+        harness = {**self.spec.harness, **own}
         self.harness.spec_path.write_text(json.dumps(harness), encoding="utf-8")
         self.files.out.mkdir(parents=True, exist_ok=True)
         manifest = self.payload / "manifest.json"

@@ -10,9 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.analysis.bootstrap import Interval, at_least, ideal_limits, median_interval, resamples, run_length
+from orchestrator.analysis.bootstrap import (
+    Interval,
+    at_least,
+    ideal_limits,
+    likeness,
+    median_interval,
+    normal_scores,
+    students,
+    widening,
+)
 from orchestrator.analysis.ranks import cumulative, holm, mid_ranks, signed_ranks
-from orchestrator.analysis.verdicts import MARGIN, Noise, NoiseSource, Verdict, decide, distance, halves_noise, paired
+from orchestrator.analysis.verdicts import (
+    MARGIN,
+    WIDEST_SAME,
+    Noise,
+    NoiseSource,
+    Verdict,
+    decide,
+    distance,
+    halves_noise,
+    paired,
+)
 
 positive = st.floats(1e-3, 1e6)
 ps = st.lists(st.floats(0, 1), max_size=20)
@@ -124,21 +143,56 @@ def test_an_interval_shrinks_with_the_root_of_the_number_of_blocks_and_large_run
     assert max(widths) / min(widths) < 1.15
 
 
-def test_a_run_of_blocks_wraps_around_and_every_block_is_as_likely() -> None:
-    (chosen,) = resamples(50, 7)
-    assert chosen.shape == (2000, 50)
-    counts = np.bincount(chosen.ravel(), minlength=50)
-    assert counts.min() > 0.85 * counts.mean()
-    assert set(np.unique(np.diff(chosen[:, :7], axis=1) % 50)) == {1}
-    assert sum(len(piece) for piece in resamples(100_000, 30)) == 400
-
-
-def test_a_drifting_series_is_resampled_in_runs_and_a_shuffled_one_alone() -> None:
+def test_blocks_that_are_alike_widen_the_interval_and_the_same_blocks_shuffled_do_not() -> None:
     drifting = np.linspace(1, 2, 60)
-    assert run_length(drifting) > 1
-    assert run_length(np.random.default_rng(1).permutation(drifting)) == 1
-    together = median_interval(drifting)
-    assert together.high - together.low > np.diff(ideal_limits(drifting))[0]
+    shuffled = np.random.default_rng(1).permutation(drifting)
+    assert likeness(drifting) > 0.9
+    assert likeness(shuffled) == 0
+    together, alone = median_interval(drifting), median_interval(shuffled)
+    assert (alone.low, alone.high) == ideal_limits(drifting)
+    assert together.high - together.low > 2 * (alone.high - alone.low)
+
+
+@pytest.mark.parametrize("alike", [0.3, 0.6, 0.9])
+def test_the_likeness_of_neighbours_is_found_whatever_outliers_do(alike: float) -> None:
+    rng = np.random.default_rng(7)
+    values = rng.standard_normal(4000)
+    for i in range(1, values.size):
+        values[i] = alike * values[i - 1] + math.sqrt(1 - alike**2) * values[i]
+    assert likeness(values) == pytest.approx(alike, abs=0.05)
+    values[rng.integers(0, values.size, 40)] *= 1e6
+    assert likeness(values) == pytest.approx(alike, abs=0.08)
+
+
+@given(st.lists(st.integers(0, 3), min_size=6, max_size=60))
+def test_values_that_tie_share_their_score_and_scores_rise_with_values(values: list[int]) -> None:
+    scores = normal_scores(np.array(values, dtype=np.float64))
+    found = sorted(set(zip(values, scores.round(12).tolist(), strict=True)))
+    assert len(found) == len(set(values))
+    assert [score for _, score in found] == sorted(score for _, score in found)
+    assert scores.sum() == pytest.approx(0, abs=1e-9)
+
+
+def test_constant_blocks_have_no_likeness_and_no_width() -> None:
+    assert likeness(np.ones(50)) == 0
+    assert median_interval(np.ones(50)) == Interval(1.0, 1.0, 1.0)
+
+
+def test_the_median_of_alike_blocks_varies_as_much_more_as_the_limits_move_out() -> None:
+    """The widening without Student's part, against medians of many simulated series."""
+    rng = np.random.default_rng(4)
+    many, blocks, alike = 4000, 400, 0.6
+    values = rng.standard_normal((many, blocks))
+    independent = np.median(values, axis=1).std()
+    for i in range(1, blocks):
+        values[:, i] = alike * values[:, i - 1] + math.sqrt(1 - alike**2) * values[:, i]
+    assert np.median(values, axis=1).std() / independent == pytest.approx(widening(alike, blocks), rel=0.05)
+    assert widening(0, blocks) == 1
+
+
+@pytest.mark.parametrize(("free", "quantile"), [(3, 3.182446), (5, 2.570582), (10, 2.228139), (100, 1.983972)])
+def test_students_quantile_is_that_of_the_tables(free: int, quantile: float) -> None:
+    assert students(1.959964, free) == pytest.approx(quantile, rel=0.005)
 
 
 @given(st.lists(st.tuples(positive, positive), min_size=6, max_size=40))
@@ -165,6 +219,8 @@ CONTROL = Noise(0.02, NoiseSource.CONTROL)
         (Interval(0.97, 1.0, 1.03), 0.9, Noise(0.001, NoiseSource.CONTROL), Verdict.INCONCLUSIVE),
         (Interval(1.002, 1.004, 1.006), 0.001, Noise(0.001, NoiseSource.CONTROL), Verdict.FASTER),
         (Interval(math.nan, 1.5, math.nan), 0.03, CONTROL, Verdict.INCONCLUSIVE),
+        (Interval(0.98, 1.0, 1.02), 0.9, Noise(0.2, NoiseSource.CONTROL), Verdict.SAME),
+        (Interval(0.95, 1.0, 1.05), 0.9, Noise(0.2, NoiseSource.CONTROL), Verdict.INCONCLUSIVE),
     ],
 )
 def test_a_win_needs_interval_test_and_noise_at_once(
@@ -183,7 +239,7 @@ def test_swapping_the_two_swaps_the_verdict(a: float, b: float, c: float, p: flo
     near_a_limit = any(
         math.isclose(abs(math.log(end)), limit, rel_tol=1e-9, abs_tol=1e-12)
         for end in (low, mid, high)
-        for limit in (math.log1p(floor), math.log1p(MARGIN), 0.0)
+        for limit in (math.log1p(floor), math.log1p(MARGIN), math.log1p(WIDEST_SAME), 0.0)
     )
     assert near_a_limit or there is swapped.get(here, here)
 

@@ -13,11 +13,13 @@ import pytest
 from orchestrator.analysis.across import changes, history, quotient
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.fingerprint import Level, comparability
+from orchestrator.analysis.ranks import holm
+from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import ROOFS, roof_of, work_of
 from orchestrator.analysis.study import false_verdicts
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
 from orchestrator.core.results import COLUMNS, ResultsUnreadable
-from tests.report.written import BEGUN, csv_text, records, skip, studied
+from tests.report.written import BEGUN, both, csv_text, records, skip, studied
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,6 +110,87 @@ def test_order_is_known_by_the_clock_where_no_place_was_written() -> None:
     assert studied(older).contrasts[0].order_shift == pytest.approx(1.0, abs=0.02)
 
 
+# --- several regimes in one run --------------------------------------------------------------------------------------
+
+
+def test_each_regime_has_verdicts_of_its_own_and_nothing_is_pooled() -> None:
+    found = studied(csv_text(both()))
+    assert [one.name for one in found.settings] == ["burst, cold", "sustained, cold"]
+    assert found.regime == "burst and sustained"
+    assert len(found.case_ids) == 2
+    assert len(found.cases) == 4
+    burst, sustained = found.parts()
+    assert burst.measurements == sustained.measurements == 400
+    assert burst.geomean("sdpa:default")[0] == pytest.approx(1.5, rel=0.01)
+    assert sustained.geomean("sdpa:default")[0] == pytest.approx(0.9 / 0.8, rel=0.01)
+    alone = studied(csv_text(row for row in both() if row["regime"] == "burst"))
+    assert [one.median_us for one in burst.cases[0].timings] == [one.median_us for one in alone.cases[0].timings]
+    assert [one.paired for one in burst.contrasts] == [one.paired for one in alone.contrasts]
+
+
+def test_blocks_pair_within_their_regime_and_their_caches_only() -> None:
+    """Block 1 of one regime is no neighbour of block 1 of another."""
+    rows = [row | {"cache": "warm"} if row["regime"] == "sustained" else row for row in both(lengths=(128,))]
+    rows = [row for row in rows if (row["implementation"] == "bench") == (row["regime"] == "burst")]
+    found = studied(csv_text(rows))
+    assert [case.setting for case in found.cases] == [Setting("burst", "cold"), Setting("sustained", "warm")]
+    assert found.contrasts == ()
+
+
+def test_all_questions_of_all_regimes_are_corrected_for_together() -> None:
+    one, two = studied(csv_text(records())), studied(csv_text(both()))
+    raw = [contrast.paired.test.p for contrast in two.contrasts]
+    assert [contrast.p for contrast in two.contrasts] == list(holm(raw))
+    assert len(raw) == 2 * len(one.contrasts)
+
+
+def test_what_was_skipped_without_a_regime_is_skipped_in_every_one() -> None:
+    wrong = skip("bench", "wrong on these inputs", regime="")
+    found = studied(csv_text([*both(lengths=(128,)), wrong]))
+    assert len(found.cases) == 2
+    for case in found.cases:
+        timing = case.timing("bench")
+        assert timing is not None
+        assert (timing.timed, timing.skipped) == (False, "wrong on these inputs")
+    only = studied(csv_text([*both(lengths=(128,)), skip("sdpa:math", "no graph", regime="sustained")]))
+    assert len(only.cases) == 2, "a skip that does not name its caches makes no setting of its own"
+    kept = [timing.timed for case in only.cases if (timing := case.timing("sdpa:math")) is not None]
+    assert kept == [True, False]
+
+
+def test_a_case_that_ended_early_or_never_settled_is_told() -> None:
+    rows = [row | {"stopped": "dollars", "warmed": "limit"} for row in records(lengths=(128,))]
+    assert studied(csv_text(rows)).notes == (
+        "In 4 of 4 timings the warm-up ended before times and clocks had settled: they may hold some of it.",
+        "1 of 1 cases ended when their dollars were spent, before their last repeat.",
+    )
+
+
+def test_where_the_timer_is_a_part_of_what_it_times_that_is_said() -> None:
+    rows = list(records(lengths=(128, 2048), timer_overhead_us="0.5"))
+    (note,) = studied(csv_text(rows)).notes
+    assert note.startswith("In 4 of 8 timings the timer itself takes over 2% of the median (up to 9%)")
+
+
+def test_the_most_memory_a_call_held_is_that_of_its_rows() -> None:
+    rows = list(records(lengths=(128,), peak_memory_bytes="1048576"))
+    rows[0]["peak_memory_bytes"] = ""
+    peaks = {one.implementation: one.peak_bytes for one in studied(csv_text(rows)).cases[0].timings}
+    assert set(peaks.values()) == {1048576.0}
+    unknown = studied(csv_text(records(lengths=(128,)))).cases[0].timings[0]
+    assert math.isnan(unknown.peak_bytes)
+
+
+@pytest.mark.parametrize(("regime", "cache"), [("burst", "cold"), ("graph", "warm"), ("sustained", "mixed")])
+def test_a_setting_says_in_one_sentence_what_it_means(regime: str, cache: str) -> None:
+    setting = Setting(regime, cache)
+    assert setting.meaning.count(".") == 1
+    assert len(setting.meaning) > 40
+    assert (setting.name, setting.slug) == (f"{regime}, {cache}", f"{regime}-{cache}")
+    assert "does not know" in Setting("novel").meaning
+    assert Setting("").meaning == Setting("").name == ""
+
+
 # --- what may be wrong with a file ----------------------------------------------------------------------------------
 
 
@@ -145,7 +228,7 @@ def test_rows_that_cannot_be_used_are_counted_and_the_rest_is_kept() -> None:
     assert found.measurements == 196
     assert found.faults == (
         "3 rows have no usable latency (first at measurements.csv:2)",
-        "1 rows name no case or no implementation (first at measurements.csv:5)",
+        "1 row names no case or no implementation (first at measurements.csv:5)",
     )
 
 
@@ -153,7 +236,8 @@ def test_a_repeated_row_counts_once() -> None:
     rows = list(records(lengths=(128,)))
     found = studied(csv_text(rows + rows[:3]))
     assert found.contrasts == studied(csv_text(rows)).contrasts
-    assert sum(int(fault.split()[0]) for fault in found.faults) == 3
+    (fault,) = found.faults
+    assert fault.startswith("3 rows repeat a block that was there (first at ")
 
 
 def test_a_truncated_file_loses_its_last_row_only() -> None:
@@ -178,6 +262,13 @@ def test_files_of_several_schemas_and_runs_are_read_together() -> None:
     assert "holds 2 runs" in found.notes[0]
 
 
+def test_rows_of_an_older_schema_that_do_not_name_their_caches_stand_apart_and_that_is_said() -> None:
+    old, new = records(lengths=(128,)), records(lengths=(256,), cache="cold")
+    found = studied(csv_text([*old, *new]))
+    assert [one.name for one in found.settings] == ["burst, cold", "burst"]
+    assert "Some rows of burst do not say whether their caches were warm or cold" in found.notes[0]
+
+
 def test_an_implementation_with_a_skip_row_has_no_timing_whatever_else_there_is() -> None:
     found = studied(csv_text([*records(lengths=(128,)), skip("bench", "wrong after timing")]))
     bench = found.cases[0].timing("bench")
@@ -196,15 +287,16 @@ def test_a_million_rows_are_read_in_less_than_half_a_gigabyte() -> None:
         "header, *rows = csv_text(records(lengths=(128,), blocks=1)).splitlines(keepends=True)\n"
         "cells = [row.split(',') for row in rows]\n"
         "def block(cells, n):\n    return ','.join([*cells[:15], str(n), str(n), *cells[17:]])\n"
-        "lines = chain([header], (block(c, n) for n in range(250_000) for c in cells))\n"
+        "regimes = ('burst', 'sustained')\n"
+        "lines = chain([header], (block([*c[:14], regimes[n % 2], *c[15:]], n) for n in range(250_000) for c in cells))\n"
         "reader = Reader(); reader.read(lines, 'x'); found = study(reader.groups(), reader.told())\n"
-        "assert found.measurements == 1_000_000, found\n"
+        "assert (found.measurements, len(found.cases)) == (1_000_000, 2), found\n"
         # Not getrusage's: that starts at what the parent had, and the parent here has PyTorch loaded.
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 500_000
+    assert int(done.stdout) < 400_000
 
 
 # --- two runs and more ----------------------------------------------------------------------------------------------
@@ -239,6 +331,26 @@ def test_only_what_both_runs_timed_is_compared_and_controls_are_not() -> None:
     found = changes(before, after)
     assert {one.case_id.split("-")[3] for one in found} == {"q1024"}
     assert {one.implementation for one in found} == {"bench", "sdpa:default"}
+
+
+def test_a_regime_is_compared_with_itself_only() -> None:
+    before, after = studied(csv_text(both())), studied(csv_text(both(noise=0.011)))
+    found = changes(before, after, implementations=["bench"])
+    assert [(one.case_id.split("-")[3], one.setting.regime) for one in found] == [
+        ("q128", "burst"), ("q1024", "burst"), ("q128", "sustained"), ("q1024", "sustained"),
+    ]  # fmt: skip
+    burst = studied(csv_text(row for row in both() if row["regime"] == "burst"))
+    assert {one.setting.regime for one in changes(before, burst)} == {"burst"}
+    assert changes(studied(csv_text(records(regime="graph"))), before) == ()
+
+
+def test_an_older_run_that_does_not_name_its_caches_is_compared_where_that_leaves_no_doubt() -> None:
+    older, named = studied(csv_text(records())), studied(csv_text(records(cache="cold")))
+    assert len(changes(older, named, implementations=["bench"])) == 2
+    assert len(changes(named, older, implementations=["bench"])) == 2
+    two = studied(csv_text([*records(cache="cold"), *records(cache="warm")]))
+    assert changes(older, two) == changes(two, older) == ()
+    assert changes(named, studied(csv_text(records(cache="warm")))) == ()
 
 
 def test_a_slower_machine_cancels_out_of_speed_ups() -> None:
@@ -279,8 +391,10 @@ def test_a_history_marks_where_a_new_level_begins_and_nowhere_else() -> None:
 FIRST = {
     "device": "NVIDIA L4",
     "device_kind": "cuda",
-    "regime": "burst",
+    "regimes": ("burst",),
     "driver": "580",
+    "payload_sha256": "a",
+    "git_commit": "c0",
     "torch": "2.13",
     "threads": 4,
 }
@@ -296,7 +410,13 @@ FIRST = {
         ({"threads": 2}, False, Level.CAVEAT, "threads differs"),
         ({"device": "Tesla T4"}, False, Level.REFUSED, "device differs: NVIDIA L4 and Tesla T4"),
         ({"device": "Tesla T4"}, True, Level.CAVEAT, "device differs"),
-        ({"regime": "sustained"}, True, Level.REFUSED, "regime differs"),
+        ({"regimes": ("sustained",)}, True, Level.REFUSED, "no regime is in both: burst and sustained"),
+        ({"regimes": ("burst", "graph")}, False, Level.CAVEAT, "only burst is in both"),
+        ({"nvrtc": "13.1"}, False, Level.CAVEAT, "nvrtc differs: unknown and 13.1"),
+        ({"power_limit_w": 300}, False, Level.CAVEAT, "power limit differs"),
+        ({"ecc": False}, False, Level.CAVEAT, "ecc differs"),
+        ({"payload_sha256": "b"}, False, Level.CAVEAT, "although the commit does not"),
+        ({"payload_sha256": "b", "git_commit": "c1"}, False, Level.COMPARABLE, ""),
         ({"image": None}, False, Level.COMPARABLE, ""),
     ],
 )

@@ -28,11 +28,13 @@ SMALL = (
     "--set", "measure.implementations=[bench, 'sdpa:flash', 'sdpa:cudnn']",
     "--set", "measure.repeats=5",
 )  # fmt: skip
+QUICK = ("--set", "measure.warmup=3", "--set", "measure.cache=warm")
+"""What makes measuring short where a test is about something else."""
 CASES = ("b1-h2-kv2-q16-k16-d64-full-float32", "b1-h2-kv2-q47-k47-d64-full-float32")
 
 
-def launch(bench: Bench, *more: str, code: int = 0) -> Any:
-    return bench("launch", "--gpu", "l4", "--json", *SMALL, *more, code=code).document
+def launch(bench: Bench, *more: str, quick: tuple[str, ...] = QUICK, code: int = 0) -> Any:
+    return bench("launch", "--gpu", "l4", "--json", *SMALL, *quick, *more, code=code).document
 
 
 def rows_of(bench: Bench, run_id: str) -> list[dict[str, str]]:
@@ -50,7 +52,7 @@ def assert_our_account_is_the_bill(bench: Bench, run: Any) -> None:
 
 
 def test_a_launch_measures_fetches_and_leaves_nothing(bench: Bench) -> None:
-    run = launch(bench)
+    run = launch(bench, quick=())
     assert {"run_id", "state", "cost_usd", "ceiling_usd", "attempts"} <= set(run)
     assert (run["state"], run["cases_done"], run["attempts"]) == ("succeeded", 2, 1)
     assert bench("cloud", "status", "--json").document["instances"] == []
@@ -67,11 +69,19 @@ def test_a_launch_measures_fetches_and_leaves_nothing(bench: Bench) -> None:
     assert {(row["implementation"], row["latency_us"]) for row in skipped} == {("sdpa:cudnn", "")}
     assert {row["device"] for row in rows} == {run["device"]}
     assert "L4" not in run["device"]
+    assert {(row["regime"], row["stopped"]) for row in timed} == {("burst", "repeats")}
+    assert all(row["cache"] in ("cold", "mixed") and int(row["input_sets"]) > 1 for row in timed)
+    assert {row["warmed"] for row in timed} <= {"steady", "limit"}
 
     again = bench("fetch", run["run_id"], "--into", "out", "--json").document
     assert (again["downloaded"], again["complete"]) == (0, True)
     folder = Path(again["folder"])
     manifest = json.loads((folder / "manifest.json").read_text())
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["zone"] == manifest["vms"][0]["zone"]
+    assert environment["machine_type"] == manifest["vms"][0]["machine_type"]
+    assert environment["image"].rsplit("/")[-1] == manifest["image"].rsplit("/")[-1]
+    assert environment["protocol"]["warmup"] == "steady"
     assert {"environment.json", "build.json", "correctness.csv", "log.txt"} <= {
         file["path"] for file in manifest["files"]
     }
@@ -214,7 +224,7 @@ def test_a_payload_that_is_not_what_it_should_be_stops_the_machine(bench: Bench,
     from orchestrator.wiring import wire
 
     weather({"fault": "slow_boot", "seconds": 3})
-    run_id = bench("launch", "--gpu", "l4", "--json", "--detach", *SMALL).document["run_id"]
+    run_id = bench("launch", "--gpu", "l4", "--json", "--detach", *SMALL, *QUICK).document["run_id"]
     bucket = wire().bucket
     (payload,) = bucket.list("payloads/")
     bucket.replace(payload.name, b"something else", generation=None)
@@ -242,6 +252,7 @@ def test_a_client_that_is_killed_loses_nothing_and_another_process_sees_the_trut
         "--gpu",
         "l4",
         *SMALL,
+        *QUICK,
         "--set",
         "measure.repeats=300",
     ]
@@ -277,6 +288,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(bench: Bench) -> None:
         "--gpu",
         "l4",
         *SMALL,
+        *QUICK,
         "--set",
         "measure.repeats=300",
     ]
@@ -295,7 +307,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(bench: Bench) -> None:
 
 
 def test_a_detached_run_goes_on_and_can_be_followed(bench: Bench) -> None:
-    shown = bench("launch", "--gpu", "l4", "--detach", *SMALL).out
+    shown = bench("launch", "--gpu", "l4", "--detach", *SMALL, *QUICK).out
     assert "goes on without this terminal" in shown
     assert "finish: succeeded" in bench("logs", "last", "--follow").out
     assert bench("status", "last", "--json").document["state"] == "succeeded"

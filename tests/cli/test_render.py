@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -119,6 +120,17 @@ def test_fetched_results(snapshot: SnapshotAssertion) -> None:
     )
     assert shown(results_view(fetched(*rows))) == snapshot
     assert shown(results_view(fetched(summary("case-1", "sdpa:flash", 20.0), complete=False))) == snapshot
+
+
+def test_regimes_of_one_case_are_lines_of_their_own_and_a_case_is_skipped_once() -> None:
+    burst = (summary("case-1", "bench", 10.0), summary("case-1", "sdpa:cudnn", None, "needs sm_80"))
+    steady = tuple(replace(one, regime="sustained", median_us=one.median_us and 12.0) for one in burst)
+    out = shown(results_view(fetched(*burst, *steady)))
+    assert [line.split() for line in out.splitlines() if line.startswith("case-1")] == [
+        ["case-1", "burst", "10.0"],
+        ["case-1", "sustained", "12.0"],
+    ]
+    assert "not timed: sdpa:cudnn in 1 cases: needs sm_80" in out
 
 
 def test_plain_lines_say_each_thing_once() -> None:

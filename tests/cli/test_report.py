@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ import pytest
 from orchestrator.core.naming import artifacts_prefix, cases_prefix
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
-from tests.report.written import ENVIRONMENT, csv_text, folder, records
+from tests.report.written import ENVIRONMENT, MANIFEST, both, csv_text, folder, records, skip
 
 RUNS = [f"20261121-04050{n}-l4-000{n}" for n in range(6)]
 
@@ -70,6 +74,25 @@ def test_a_broken_run_is_reported_as_far_as_it_goes(bench: Bench, tmp_path: Path
     assert "no column case_id" in bench("report", str(tmp_path / "other.csv"), code=1).err
 
 
+def test_one_file_that_is_none_of_ours_hides_no_other(bench: Bench, tmp_path: Path) -> None:
+    cases = tmp_path / "run" / "cases"
+    cases.mkdir(parents=True)
+    (cases / "a.csv").write_text(measured(1.0, 1))
+    (cases / "b.csv").write_text("something else\n1\n")
+    out = bench("report", str(tmp_path / "run")).out
+    assert "faster in 2 of 2 cases" in out
+    assert "Left out: b.csv: not a result file" in out
+
+
+def test_what_was_not_timed_is_said_with_its_reason(bench: Bench, tmp_path: Path) -> None:
+    skipped = folder(tmp_path / "skipped", csv_text([skip("bench", "no compiler"), skip("sdpa:cudnn", "needs CUDA")]))
+    out = bench("report", str(skipped)).out
+    assert "not timed: bench in 1 case: no compiler" in out
+    assert "not timed: sdpa:cudnn in 1 case: needs CUDA" in out
+    empty = folder(tmp_path / "empty", csv_text([]))
+    assert "the second run measured nothing" in bench("compare", str(skipped), str(empty), code=13).err
+
+
 def test_a_folder_of_cases_alone_is_enough(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "run" / "cases").mkdir(parents=True)
     (tmp_path / "run" / "cases" / "one.csv").write_text(measured(1.0, 1))
@@ -77,6 +100,44 @@ def test_a_folder_of_cases_alone_is_enough(bench: Bench, tmp_path: Path) -> None
     out = bench("report", str(tmp_path / "run")).out
     assert "Attention on NVIDIA L4" in out
     assert "environment.json is no JSON object" in out
+
+
+def test_a_packed_file_is_read_as_it_is_and_one_that_was_cut_off_as_far_as_it_goes(
+    bench: Bench, tmp_path: Path
+) -> None:
+    text = measured(1.0, 1)
+    whole, cut, other = (tmp_path / name for name in ("whole", "cut", "other"))
+    packed = gzip.compress(text.encode())
+    for path, data in ((whole, packed), (cut, packed[: len(packed) // 2]), (other, b"no gzip")):
+        path.mkdir()
+        (path / "measurements.csv.gz").write_bytes(data)
+    plain = bench("report", str(folder(tmp_path / "plain", text)), "--json").document
+    assert bench("report", str(whole), "--json").document["cases"] == plain["cases"]
+    half = bench("report", str(cut)).out
+    assert "torn" in half
+    assert 0 < json.loads((cut / "report.json").read_text())["measurements"] < plain["measurements"]
+    assert "cannot read" in bench("report", str(other), code=11).err
+
+
+def test_a_row_a_baseline_goes_between_marks_that_carry_a_name(bench: Bench, tmp_path: Path) -> None:
+    run = str(folder(tmp_path / "run", csv_text(both())))
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- bench:begin a -->\n<!-- bench:end a -->\n<!-- bench:begin b -->\nkept\n<!-- bench:end b -->\n"
+    )
+    bench("report", run, "--into", str(page), "--mark", "a", "--table", "baselines")
+    text = page.read_text()
+    assert "| against | burst, cold | faster / slower / undecided or same | sustained, cold |" in text
+    assert re.search(r"\| default \| 1\.5\d \(1\.\d\d, 1\.\d\d\) \| 2 / 0 / 0 \| 1\.1\d ", text)
+    assert re.search(r"\| itself \(A/A\) \| 1\.00\d .* \| 0 / 0 / 2 \|", text)
+    assert "<!-- bench:begin b -->\nkept\n<!-- bench:end b -->" in text
+    assert "<!-- bench:begin c -->" in bench("report", run, "--into", str(page), "--mark", "c", code=11).err
+    assert "no name for a mark" in bench("report", run, "--into", str(page), "--mark", "-->", code=2).err
+    assert "cases or baselines" in bench("report", run, "--into", str(page), "--table", "all", code=2).err
+    alone = csv_text(records(speeds={"bench": 1.0}))
+    page.write_text("<!-- bench:begin -->\n<!-- bench:end -->\n")
+    bench("report", str(folder(tmp_path / "alone", alone)), "--into", str(page), "--table", "baselines")
+    assert "Nothing was compared." in page.read_text()
 
 
 def test_a_regression_has_an_exit_code_of_its_own(bench: Bench, runs: dict[str, str]) -> None:
@@ -100,7 +161,9 @@ def test_what_must_not_be_compared_is_refused_with_the_reason(bench: Bench, runs
     assert refused.document["comparisons"][0]["comparability"] == "refused"
     assert "device differs: NVIDIA L4 and Tesla T4" in refused.err
     bench("compare", runs["before"], runs["t4"], "--across-devices", "--json", code=12)
-    assert "regime differs" in bench("compare", runs["before"], runs["sustained"], "--across-devices", code=13).err
+    assert (
+        "no regime is in both" in bench("compare", runs["before"], runs["sustained"], "--across-devices", code=13).err
+    )
     assert "two runs at least" in bench("compare", runs["before"], code=2).err
     both = ("--absolute", "--relative-to", "sdpa:default")
     assert "either" in bench("compare", runs["before"], runs["same"], *both, code=2).err
@@ -114,6 +177,160 @@ def test_several_implementations_are_named_in_the_table(bench: Bench, runs: dict
     out = bench("compare", runs["before"], runs["same"], *wanted).out
     assert "sdpa:default" in out
     assert "µs a call" in out
+
+
+# --- several regimes ------------------------------------------------------------------------------------------------
+
+
+def test_the_markdown_of_a_run_in_two_regimes_has_the_table_that_was_asked_for(bench: Bench, tmp_path: Path) -> None:
+    run = str(folder(tmp_path / "both", csv_text(both())))
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- bench:begin -->\n<!-- bench:end -->\n")
+    out = bench("report", run, "--into", str(readme)).out
+    assert "burst, cold: bench against the fastest baseline of each case: faster in 2 of 2 cases" in out
+    assert "sustained, cold: bench against the fastest baseline of each case: faster in 2 of 2 cases" in out
+    assert "**burst, cold**: One call" in readme.read_text()
+    assert "**sustained, cold**" not in readme.read_text()
+    bench("report", run, "--into", str(readme), "--regime", "sustained")
+    assert "**sustained, cold**: Calls back to back" in readme.read_text()
+    assert "**burst, cold**" not in readme.read_text()
+    bench("report", run, "--into", str(readme), "--regime", "all")
+    assert readme.read_text().count("| verdict |") == 2
+    wrong = bench("report", run, "--regime", "graph", code=2)
+    assert "the run has burst-cold, sustained-cold" in wrong.err
+
+
+def test_a_regression_in_one_regime_of_two_is_a_regression(bench: Bench, tmp_path: Path) -> None:
+    rows = list(both())
+    slow = [
+        row | {"latency_us": f"{float(row['latency_us']) * 1.1:.3f}"}
+        if row["regime"] == "sustained" and row["implementation"].startswith("bench")
+        else row
+        for row in rows
+    ]
+    before, after = folder(tmp_path / "a", csv_text(rows)), folder(tmp_path / "b", csv_text(slow))
+    ran = bench("compare", str(before), str(after), "--html", "c.html", "--markdown", "c.md", code=12)
+    assert "(sustained, cold)" in ran.err
+    assert "2 slower, 2 same" in ran.out
+    for text in (Path("c.html").read_text(), Path("c.md").read_text()):
+        assert "burst, cold" in text.lower()
+        assert "sustained, cold" in text.lower()
+    document = bench("compare", str(before), str(after), "--json", code=12).document
+    found = {(one["regime"], one["verdict"]) for one in document["comparisons"][0]["changes"]}
+    assert found == {("burst", "same"), ("sustained", "slower")}
+
+
+def test_a_kernel_that_is_not_timed_any_more_is_a_regression_and_cases_without_a_counterpart_are_told(
+    bench: Bench, tmp_path: Path
+) -> None:
+    before = folder(tmp_path / "a", measured(1.0, 1))
+    kept = [row for row in csv.DictReader(io.StringIO(measured(1.0, 2))) if "q1024" in row["case_id"]]
+    wrong = skip("bench", "wrong: largest error 0.5")
+    rivals = [row for row in csv.DictReader(io.StringIO(measured(1.0, 2))) if "q128" in row["case_id"]]
+    after = folder(
+        tmp_path / "b", csv_text([*kept, wrong, *(row for row in rivals if row["implementation"] != "bench")])
+    )
+    ran = bench("compare", str(before), str(after), "--html", "c.html", "--markdown", "c.md", code=12)
+    assert "1 not timed any more; bench on b2-h8-kv8-q128" in ran.err
+    said = "1 timing lost: bench (1): wrong: largest error 0.5."
+    assert said in " ".join(ran.out.split())
+    assert said in Path("c.html").read_text()
+    assert said in Path("c.md").read_text()
+    bench("compare", str(before), str(after), "--fail-on", "never")
+    fewer = folder(tmp_path / "c", csv_text(kept))
+    assert "1 of 2 cases of the first run are not in the second" in bench("compare", str(before), str(fewer)).out
+    graph = folder(tmp_path / "d", csv_text([row | {"regime": "graph"} for row in rivals] + kept))
+    assert "1 case timed in other regimes" in bench("compare", str(before), str(graph)).out
+    nothing = folder(tmp_path / "e", csv_text([wrong]))
+    assert "1 not timed any more" in bench("compare", str(before), str(nothing), code=12).err
+
+
+# --- baselines ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(bench: Bench) -> Callable[..., str]:
+    """Puts a run where `bench fetch` would have brought it, and a trace of it into the bucket."""
+    assert bench.home
+
+    def store(run: str, speed: float, *, device: str = "NVIDIA L4", complete: bool = True, **more: str) -> str:
+        text = measured(speed, 1 + RUNS.index(run), run_id=run, device=device, **more)
+        path = folder(Path("results/local") / run, text, device=device, git_commit=f"c{RUNS.index(run)}")
+        (path / "manifest.json").write_text(json.dumps(MANIFEST | {"run_id": run, "complete": complete}))
+        wire().bucket.create(f"{cases_prefix(run)}a.csv", text.encode())
+        return run
+
+    return store
+
+
+@pytest.mark.slow
+def test_a_run_is_held_against_the_baseline_of_its_own_device(bench: Bench, stored: Callable[..., str]) -> None:
+    l4, t4, slower, same = (
+        stored(RUNS[0], 1.0), stored(RUNS[1], 0.3, device="Tesla T4"), stored(RUNS[2], 0.9), stored(RUNS[3], 1.0),
+    )  # fmt: skip
+    assert "bench baseline set main RUN" in bench("baseline", "list").out
+    missing = bench("compare", slower, "--against", "main", code=10)
+    assert "there is no baseline called main for NVIDIA L4" in missing.err
+    first = bench("compare", slower, "--against", "main", "--missing-ok", "--markdown", "-")
+    assert first.out == "There is no baseline called main for NVIDIA L4.\n"
+    assert f"main on NVIDIA L4 is {l4} (c0)" in bench("baseline", "set", "main", l4).out
+    bench("baseline", "set", "main", t4)
+    listed = bench("baseline", "list", "--json").document["baselines"]
+    assert [(one["device"], one["run_id"], one["git_commit"]) for one in listed] == [
+        ("NVIDIA L4", l4, "c0"), ("Tesla T4", t4, "c1"),
+    ]  # fmt: skip
+    table = bench("baseline", "list").out
+    assert l4 in table
+    assert t4 in table
+    assert "2 slower" in bench("compare", slower, "--against", "main", code=12).err
+    both_held = bench("compare", same, t4, "--against", "main", "--json").document
+    assert [(one["before"], one["after"]) for one in both_held["comparisons"]] == [(l4, same), (t4, t4)]
+    shown = bench("baseline", "show", "main", "--device", "L4").out
+    assert f"main on NVIDIA L4: {l4} (c0), set" in shown
+    assert "driver: 580.1" in shown
+    bench("baseline", "rm", "main", "--device", "t4")
+    assert "no baseline called main on T4" in bench("baseline", "show", "main", "--device", "T4", code=10).err
+    assert bench("baseline", "show", "main", "--json").document["baselines"][0]["run_id"] == l4
+    removed = bench("baseline", "rm", "main", "--json").document["removed"]
+    assert [one["run_id"] for one in removed] == [l4]
+    assert "no baseline called main" in bench("baseline", "rm", "main", code=10).err
+
+
+@pytest.mark.slow
+def test_what_cannot_be_a_baseline_is_refused_with_the_way_out(bench: Bench, stored: Callable[..., str]) -> None:
+    older, newer = stored(RUNS[0], 1.0), stored(RUNS[1], 1.0)
+    partial = stored(RUNS[2], 1.0, complete=False)
+    bench("baseline", "set", "main", newer)
+    assert f"is {newer} already, which is newer than {older}" in bench("baseline", "set", "main", older, code=2).err
+    assert f"main on NVIDIA L4 is {older}" in bench("baseline", "set", "main", older, "--back").out
+    assert "is not complete" in bench("baseline", "set", "main", partial, code=2).err
+    bench("baseline", "set", "main", partial, "--partial", "--json")
+    assert "no name for a baseline" in bench("baseline", "set", "Main!", older, code=2).err
+    assert "has stored no case in this bucket" in bench("baseline", "set", "main", RUNS[5], code=10).err
+    wire().bucket.replace("baselines/main.json", b"{", generation=None)
+    assert "--broken" in bench("baseline", "show", "main", code=1).err
+    assert "main is empty" in bench("baseline", "rm", "main", "--broken").out
+
+
+def test_what_a_comparison_fails_on_is_chosen(bench: Bench, runs: dict[str, str], tmp_path: Path) -> None:
+    noisy = [str(folder(tmp_path / f"n{n}", measured(1.0, n, noise=0.2, lengths=(128,)))) for n in (1, 2)]  # type: ignore[arg-type]
+    bench("compare", *noisy)
+    assert "came to no conclusion" in bench("compare", *noisy, "--fail-on", "inconclusive", code=14).err
+    bench("compare", runs["before"], runs["slower"], "--fail-on", "never")
+    bench("compare", runs["before"], runs["slower"], "--fail-on", "inconclusive", code=12)
+    assert "--fail-on often" in bench("compare", *noisy, "--fail-on", "often", code=2).err
+    assert "standard output" in bench("compare", *noisy, "--json", "--markdown", "-", code=2).err
+
+
+def test_the_markdown_of_a_comparison_is_the_same_every_time(bench: Bench, runs: dict[str, str]) -> None:
+    once = bench("compare", runs["before"], runs["slower"], "--markdown", "-", code=12)
+    again = bench("compare", runs["before"], runs["slower"], "--markdown", "c.md", code=12)
+    assert Path("c.md").read_text() == once.out
+    assert "wrote c.md" in again.out
+    assert "| **slower** |" in once.out
+    assert "changes within 2.0 % are none" in once.out
+    refused = bench("compare", runs["before"], runs["t4"], "--markdown", "-", code=13).out
+    assert "Not comparable: device differs: NVIDIA L4 and Tesla T4." in refused
 
 
 @pytest.mark.slow
@@ -135,6 +352,15 @@ def test_a_history_follows_a_case_over_the_runs_of_a_bucket(bench: Bench) -> Non
     shown = bench("history", "--case", case, "--relative-to", "sdpa:default").out
     assert shown.count("◆") == 2
     assert "1 runs on other devices" in shown
+    assert "burst" in shown
+    newest = bench("history", "--case", case, "--last", "2", "--json").document
+    assert ([point["git_commit"] for point in newest["points"]], newest["older"]) == (["c2", "c5"], True)
+    page = bench("history", "--case", case, "--last", "2").out
+    assert f"older ones: --before {RUNS[2]}" in page
+    rest = bench("history", "--case", case, "--last", "2", "--before", RUNS[2], "--json").document
+    assert ([point["git_commit"] for point in rest["points"]], rest["older"]) == (["c0", "c1"], False)
+    assert f"before {RUNS[0]}" in bench("history", "--case", case, "--before", RUNS[0], code=10).err
+    assert "in graph" in bench("history", "--case", case, "--regime", "graph", code=10).err
     assert [
         p["git_commit"] for p in bench("history", "--case", case, "--device", "T4", "--json").document["points"]
     ] == ["c4"]
@@ -142,3 +368,20 @@ def test_a_history_follows_a_case_over_the_runs_of_a_bucket(bench: Bench) -> Non
         "no run in this bucket measured sdpa:cudnn"
         in bench("history", "--case", case, "--implementation", "sdpa:cudnn", code=10).err
     )
+
+
+@pytest.mark.slow
+def test_a_history_follows_one_regime_and_never_another(bench: Bench) -> None:
+    wiring = wire()
+    case = "b2-h8-kv8-q128-k128-d64-full-float16"
+    for run in RUNS[:2]:
+        text = csv_text(both(run_id=run, lengths=(128,)))
+        wiring.bucket.create(f"{cases_prefix(run)}{case}.csv", text.encode())
+        wiring.index.write(run, {"phase": "succeeded"})
+    burst = bench("history", "--case", case, "--json").document
+    sustained = bench("history", "--case", case, "--regime", "sustained", "--json").document
+    assert (burst["regime"], sustained["regime"]) == ("burst", "sustained")
+    for document in (burst, sustained):
+        assert len(document["points"]) == 2
+        assert document["points"][1]["change"] == "same"
+    assert sustained["points"][0]["value"]["mid"] > 1.5 * burst["points"][0]["value"]["mid"]

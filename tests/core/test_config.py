@@ -14,7 +14,7 @@ from orchestrator.core.catalog import GPU_NAMES
 from orchestrator.core.config import Config, baseline_only, effective_grids
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.grids import DTYPES
-from orchestrator.core.settings import IMPLEMENTATIONS, PHASE_LIMITS_S, harness
+from orchestrator.core.settings import IMPLEMENTATIONS, PHASE_LIMITS_S, harness, measurements
 from tests.core.asked import CONFIGS, GRIDS, asked, shipped
 
 
@@ -213,7 +213,7 @@ def test_what_is_measured_can_always_be_computed(gpu: str, dtypes: list[str], gr
 
 def test_the_harness_is_told_all_that_it_needs() -> None:
     config = asked("gpu: l4\nmeasure: {grid: smoke, repeats: 3, warmup: 1, regime: sustained, seed: 5, threads: 2}")
-    spec = harness(config, effective_grids(config, "gce"), skip_cases=["done"])
+    spec = harness(config, effective_grids(config, "gce"), "gce", skip_cases=["done"])
     shape = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 16, "seq_k": 16, "head_dim": 16, "causal": False}
     correctness = spec.pop("correctness")
     assert spec == {
@@ -222,6 +222,7 @@ def test_the_harness_is_told_all_that_it_needs() -> None:
         "repeats": 3,
         "warmup": 1,
         "regime": "sustained",
+        "cache": "cold",
         "seed": 5,
         "threads": 2,
         "skip_cases": ["done"],
@@ -232,11 +233,36 @@ def test_the_harness_is_told_all_that_it_needs() -> None:
 
 def test_a_control_may_be_left_out_and_a_case_may_end_when_its_interval_is_tight() -> None:
     config = asked("gpu: l4\nmeasure: {control: false, stop_at_relative_ci: 0.01}")
-    spec = harness(config, effective_grids(config, "gce"))
+    spec = harness(config, effective_grids(config, "gce"), "gce")
     assert spec["implementations"] == list(IMPLEMENTATIONS)
     assert spec["stop_at_relative_ci"] == 0.01
     alone = baseline_only(asked("gpu: l4"))
-    assert harness(alone, effective_grids(alone, "gce"))["implementations"][-1] == "sdpa:default:aa"
+    assert harness(alone, effective_grids(alone, "gce"), "gce")["implementations"][-1] == "sdpa:default:aa"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "regime"),
+    [
+        ("gpu: l4", "gce", "both"),
+        ("gpu: t4", "gce", "both"),
+        ("gpu: l4", "embedded", "burst"),
+        ("gpu: cpu", "gce", "burst"),
+        ("gpu: cpu\nmeasure: {regime: both}", "embedded", "both"),
+        ("gpu: l4\nmeasure: {regime: graph}", "gce", "graph"),
+    ],
+)
+def test_a_gpu_is_measured_in_bursts_and_at_length_and_a_processor_in_one_regime(
+    text: str, mode: str, regime: str
+) -> None:
+    config = asked(text)
+    assert harness(config, effective_grids(config, mode), mode)["regime"] == regime
+    assert measurements(config, mode) == (100 if regime == "both" else 50)
+
+
+def test_a_warm_up_lasts_until_steady_unless_calls_are_counted() -> None:
+    for text, told in (("gpu: l4", "steady"), ("gpu: l4\nmeasure: {warmup: 0}", 0)):
+        config = asked(text)
+        assert harness(config, effective_grids(config, "gce"), "gce")["warmup"] == told
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

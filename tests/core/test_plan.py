@@ -18,7 +18,7 @@ from orchestrator.core.describe import plan_document, plan_from
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.plan import SHORTEST_S, LaunchPlan, PlanRefused, priced_regions, run_spec, with_fallbacks
 from orchestrator.core.pricing import ceiling
-from orchestrator.core.settings import with_gpu
+from orchestrator.core.settings import measurements, with_gpu
 from tests.core.asked import IMAGE, NOON, SHEET, D, accepted, asked, planned, refused, shipped
 
 
@@ -52,7 +52,7 @@ def test_every_shipped_config_can_be_planned_within_its_own_budget(gpu: str, mod
     assert plan.offers
     assert plan.ttl_s == config.run.max_minutes * 60
     assert 0 < plan.ceiling_usd <= (config.budget.per_run_usd or 0)
-    assert plan.measurements_per_implementation == len(plan.cases) * config.measure.repeats
+    assert plan.measurements_per_implementation == len(plan.cases) * measurements(config, mode)
     assert set(plan.headroom) == {"run", "day", "month"}
 
 
@@ -219,7 +219,7 @@ def test_a_project_without_gpus_is_told_so_before_anything_is_held() -> None:
     assert answer.message == "quota GPUS_ALL_REGIONS in all regions together is 0, 0 in use; this run needs 1"
     assert answer.hint == (
         "ask for a higher GPUS_ALL_REGIONS at https://console.cloud.google.com/iam-admin/quotas?metric=GPUS_ALL_REGIONS, "
-        "or name other regions"
+        "or name other regions; `bench doctor` shows where there is room"
     )
     assert answer.detail == {"metric": "GPUS_ALL_REGIONS", "region": "", "limit": "0", "usage": "0", "needs": "1"}
 
@@ -292,6 +292,14 @@ def spec_of(plan: LaunchPlan, **changes: Any) -> dict[str, Any]:
     return run_spec(
         plan, **({"run_id": "20261121-040506-l4-7f3a", "attempt": 2, "bucket": "b", "require_cuda": True} | changes)
     )
+
+
+def test_the_dollars_of_a_case_are_told_with_the_price_of_the_very_machine() -> None:
+    plan = accepted(asked("gpu: l4\nmeasure: {case_budget_usd: 0.005}"))
+    told = spec_of(plan, usd_per_hour=Decimal("0.72"))["harness"]
+    assert (told["case_budget_usd"], told["usd_per_hour"]) == (0.005, 0.72)
+    assert spec_of(plan)["harness"]["usd_per_hour"] == float(plan.offers[0].usd_per_hour)
+    assert "usd_per_hour" not in spec_of(accepted(asked("gpu: l4")), usd_per_hour=Decimal(1))["harness"]
 
 
 def test_the_machine_is_told_what_the_contract_says() -> None:

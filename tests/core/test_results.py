@@ -7,6 +7,7 @@ import io
 import random
 import re
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from orchestrator.core.results import (
     COLUMNS,
     LATER_COLUMNS,
+    TIMER_SHARE,
     ResultsUnreadable,
     Summary,
     assemble,
@@ -80,6 +82,10 @@ def by_name(*records: dict[str, str]) -> dict[str, Summary]:
     return {summary.implementation: summary for summary in summarize(parse_csv(text_of(*records)))}
 
 
+def together(texts: dict[str, str]) -> str:
+    return "".join(assemble({case: partial(io.StringIO, text) for case, text in texts.items()}))
+
+
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
@@ -141,14 +147,14 @@ def test_a_file_without_the_columns_is_not_a_result_file(text: str) -> None:
 
 def test_cases_are_put_together_under_one_header_in_the_order_of_their_numbers() -> None:
     texts = {LATER: text_of(record(case_id=LATER)), CASE: text_of(record(), record(repeat="2"))}
-    lines = assemble(texts).splitlines()
+    lines = together(texts).splitlines()
     assert lines[0] == ",".join(COLUMNS)
     assert [line.split(",")[2] for line in lines[1:]] == [CASE, CASE, LATER]
 
 
 def test_a_column_that_only_some_cases_have_is_empty_in_the_others() -> None:
-    together = assemble({CASE: text_of(record()), LATER: text_of(record(case_id=LATER, l2_hits="7"))})
-    rows = list(csv.DictReader(io.StringIO(together)))
+    made = together({CASE: text_of(record()), LATER: text_of(record(case_id=LATER, l2_hits="7"))})
+    rows = list(csv.DictReader(io.StringIO(made)))
     assert [row["l2_hits"] for row in rows] == ["", "7"]
 
 
@@ -156,15 +162,15 @@ def test_a_column_that_only_some_cases_have_is_empty_in_the_others() -> None:
 def test_assembling_loses_no_row_and_changes_none(cases: list[str], rows: int) -> None:
     texts = {case: text_of(*[record(case_id=case, repeat=str(n + 1)) for n in range(rows)]) for case in cases}
     apart = [row for case in sorted(texts, key=case_order) for row in parse_csv(texts[case])]
-    assert list(parse_csv(assemble(texts))) == apart
+    assert list(parse_csv(together(texts))) == apart
     shuffled = list(texts.items())
     random.Random(1).shuffle(shuffled)
-    assert assemble(dict(shuffled)) == assemble(texts)
+    assert together(dict(shuffled)) == together(texts)
 
 
 def test_nothing_measured_is_a_header_alone() -> None:
-    assert assemble({}) == ",".join(COLUMNS) + "\n"
-    assert parse_csv(assemble({})) == ()
+    assert together({}) == ",".join(COLUMNS) + "\n"
+    assert parse_csv(together({})) == ()
 
 
 # --- summaries ------------------------------------------------------------------------------------------------------
@@ -243,6 +249,36 @@ def test_cases_are_compared_within_their_own_run_and_come_in_the_order_of_their_
     ]
 
 
+def test_what_differs_in_its_regime_or_its_caches_is_never_summed_up_together() -> None:
+    rows = parse_csv(
+        text_of(
+            record(latency_us="10", cache="cold"),
+            record(latency_us="30", cache="warm"),
+            record(latency_us="50", regime="sustained", cache="cold"),
+            record(latency_us="25", regime="sustained", cache="cold", implementation="sdpa:flash"),
+        )
+    )
+    found = [(s.regime, s.cache, s.implementation, s.median_us, dict(s.speedup)) for s in summarize(rows)]
+    assert found == [
+        ("burst", "cold", "bench", 10, {}),
+        ("burst", "warm", "bench", 30, {}),
+        ("sustained", "cold", "bench", 50, {"sdpa:flash": 0.5}),
+        ("sustained", "cold", "sdpa:flash", 25, {}),
+    ]
+
+
+def test_a_skip_that_names_no_regime_or_no_caches_holds_in_all_of_them_and_alone_is_kept() -> None:
+    wrong = skip("bench", "wrong", regime="")
+    rows = parse_csv(text_of(record(cache="cold"), record(regime="sustained", cache="warm"), wrong))
+    assert [(s.regime, s.cache, s.count, s.skipped) for s in summarize(rows)] == [
+        ("burst", "cold", 0, "wrong"),
+        ("sustained", "warm", 0, "wrong"),
+    ]
+    rows = parse_csv(text_of(record(cache="cold"), record(regime="sustained"), skip("bench", "wrong")))
+    assert [(s.regime, s.count, s.skipped) for s in summarize(rows)] == [("burst", 0, "wrong"), ("sustained", 1, "")]
+    assert [(s.regime, s.skipped) for s in summarize(parse_csv(text_of(wrong)))] == [("", "wrong")]
+
+
 def test_the_summary_file_has_a_line_for_each_and_says_what_is_missing() -> None:
     rows = parse_csv(
         text_of(
@@ -254,14 +290,47 @@ def test_the_summary_file_has_a_line_for_each_and_says_what_is_missing() -> None
     )
     assert summary_csv(summarize(rows)) == (
         "run_id,device,case_id,implementation,backend,dtype,batch,heads,kv_heads,seq_q,seq_k,head_dim,causal,regime,"
-        "count,median_us,mean_us,min_us,p5_us,p95_us,throttled,max_abs_error,speedup_vs_sdpa_flash,skipped\n"
+        "count,median_us,mean_us,min_us,p5_us,p95_us,throttled,max_abs_error,speedup_vs_sdpa_flash,skipped,"
+        "cache,timer_share,peak_memory_bytes,joules_per_call\n"
         f"20261121-040506-l4-7f3a,NVIDIA L4,{CASE},bench,fa2,float16,2,8,8,128,128,64,false,burst,"
-        "2,11.000,11.000,10.000,10.100,11.900,1,0.001,2.0000,\n"
+        "2,11.000,11.000,10.000,10.100,11.900,1,0.001,2.0000,,,,,\n"
         f"20261121-040506-l4-7f3a,NVIDIA L4,{CASE},sdpa:flash,flash,float16,2,8,8,128,128,64,false,burst,"
-        "1,22.000,22.000,22.000,22.000,22.000,0,,,\n"
+        "1,22.000,22.000,22.000,22.000,22.000,0,,,,,,,\n"
         f"20261121-040506-l4-7f3a,NVIDIA L4,{CASE},sdpa:cudnn,,float16,2,8,8,128,128,64,false,burst,"
-        '0,,,,,,0,0.001,,"not available, at all"\n'
+        '0,,,,,,0,0.001,,"not available, at all",,,,\n'
     )
+
+
+def test_regimes_of_one_case_are_summed_up_apart_and_compared_within_themselves() -> None:
+    rows = parse_csv(
+        text_of(
+            record(latency_us="10"),
+            record(implementation="sdpa:math", latency_us="20"),
+            record(regime="sustained", latency_us="40"),
+            skip("sdpa:math", "its calls cannot be captured", regime="sustained"),
+        )
+    )
+    found = {(s.regime, s.implementation): s for s in summarize(rows)}
+    assert found["burst", "bench"].speedup == {"sdpa:math": 2.0}
+    assert found["burst", "sdpa:math"].median_us == 20.0
+    assert (found["sustained", "bench"].median_us, found["sustained", "bench"].speedup) == (40.0, {})
+    assert found["sustained", "sdpa:math"].skipped == "its calls cannot be captured"
+
+
+def test_the_timers_share_memory_and_joules_are_told_where_rows_have_them() -> None:
+    told = {"timer_overhead_us": "0.5", "peak_memory_bytes": "4096", "cache": "cold", "calls": "100"}
+    found = by_name(
+        record(latency_us="10", energy_j="2.0", **told),
+        record(latency_us="10", energy_j="4.0", **(told | {"peak_memory_bytes": "8192"})),
+        record(implementation="sdpa:math"),
+    )
+    ours = found["bench"]
+    assert (ours.cache, ours.timer_share, ours.peak_memory_bytes, ours.joules_per_call) == ("cold", 0.05, 8192, 0.03)
+    assert ours.timer_share is not None
+    assert ours.timer_share > TIMER_SHARE
+    other = found["sdpa:math"]
+    assert (other.cache, other.timer_share, other.peak_memory_bytes, other.joules_per_call) == ("", None, None, None)
+    assert summary_csv([ours]).splitlines()[1].endswith(",cold,0.05,8192,0.03")
 
 
 def test_case_ids_sort_by_their_numbers() -> None:

@@ -25,6 +25,7 @@ def guest(scratch: Path, service_account: str | None = "vm@bench.example") -> Gu
         project="bench-embedded",
         project_number="123",
         machine_type="g2-standard-4",
+        image="projects/images/global/images/common-cu129-v20261101",
         metadata={"bench-run": '{"run_id": "r1"}', "startup-script": "#!/bin/bash\n"},
         labels={},
         service_account=service_account,
@@ -58,6 +59,7 @@ def ask(server: MetadataServer, path: str, headers: dict[str, str] | None = None
     ("path", "text"),
     [
         ("instance/id", "42"),
+        ("instance/image", "projects/images/global/images/common-cu129-v20261101"),
         ("instance/name", "bench-r1-1"),
         ("instance/zone", "projects/123/zones/us-central1-a"),
         ("instance/machine-type", "projects/123/machineTypes/g2-standard-4"),

@@ -54,7 +54,7 @@ def serving(
         yield server
 
 
-def refused(bench: Bench, paced: tuple[str, ...], *more: str, code: int = 14) -> str:
+def refused(bench: Bench, paced: tuple[str, ...], *more: str, code: int = 15) -> str:
     """What a launch says, in one line; nothing was held or recorded for it."""
     said = bench("launch", "--host", "box", *paced, *more, code=code).err
     assert bench("status", "--json").document["runs"] == []

@@ -34,6 +34,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "repeats": 4,
         "warmup": 1,
         "regime": "burst",
+        "cache": "warm",
         "seed": 7,
         "threads": 1,
         "skip_cases": [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.attention.baseline import NAMES, Sdpa, reason
+from kernels.attention.baseline import NAMES, Sdpa, chosen, dispatched, reason
 from kernels.attention.interface import Unavailable
 from tests.kernels.problems import problem
 
@@ -31,6 +31,33 @@ def test_a_pinned_backend_is_the_one_that_pytorch_would_choose_within_its_scope(
         assert Sdpa("default").resolved(p.q, p.k, p.v, False) == "default:math"
     assert Sdpa("default").resolved(p.q, p.k, p.v, False) == "default:flash"
     assert Sdpa("math").resolved(p.q, p.k, p.v, False) == "math"
+
+
+@pytest.mark.parametrize("inference", [True, False])
+@pytest.mark.parametrize("name", ["flash", "math"])
+def test_which_backend_ran_is_read_off_the_operators_that_ran(name: str, inference: bool) -> None:
+    with torch.inference_mode(inference):
+        p = problem(heads=4, kv_heads=2)
+        baseline = Sdpa(name)
+        with baseline.scope():
+            assert dispatched(lambda: baseline.prepare(p.q, p.k, p.v, True)) == name
+            assert Sdpa("default").resolved(p.q, p.k, p.v, True) == f"default:{name}"
+
+
+def test_where_the_operators_do_not_tell_pytorchs_own_word_is_taken() -> None:
+    p = problem()
+    twice = [Sdpa("flash"), Sdpa("math")]
+
+    def both() -> None:
+        for baseline in twice:
+            with baseline.scope():
+                torch.nn.functional.scaled_dot_product_attention(p.q, p.k, p.v)
+
+    with torch.inference_mode():
+        assert dispatched(both) == ""
+    assert dispatched(lambda: p.q + 1) == ""
+    assert dispatched(lambda: Sdpa("cudnn").prepare(p.q, p.k, p.v, False)) == ""
+    assert chosen(p.q, p.k, p.v, False, None) == "flash"
 
 
 @pytest.mark.parametrize("name", ["efficient", "cudnn"])

@@ -52,6 +52,20 @@ def test_a_wrong_kernel_is_never_timed_and_the_others_still_are(tmp_path: Path, 
     assert verdict["reason"] == row["skipped"]
 
 
+def test_a_kernel_that_is_wrong_on_one_copy_of_its_inputs_only_has_no_timings(tmp_path: Path) -> None:
+    root = payload(tmp_path)
+    spoil(root, "a.scale * kLog2E", "a.scale * (reinterpret_cast<uintptr_t>(a.q) % 8192 < 512 ? 1.5f : kLog2E)")
+    asked = spec(cache="cold", skip_cases=["b1-h2-kv2-q9-k9-d16-causal-float32"])
+    with HarnessProcess("measure", asked, tmp_path, root=root) as harness:
+        code, facts = harness.finish()
+    assert code == 10, harness.log()
+    (case,) = named(facts, "case_finished")
+    (row,) = [row for row in harness.rows(case["case_id"]) if row["implementation"] == "bench"]
+    assert row["latency_us"] == ""
+    assert row["skipped"] == case["skipped"]["bench"]
+    assert "max abs error" in row["skipped"]
+
+
 def test_a_wrong_kernel_fails_the_smoke_test_and_the_correctness_step(tmp_path: Path) -> None:
     root = payload(tmp_path)
     spoil(root, *WRONGS["a scale that is off"])

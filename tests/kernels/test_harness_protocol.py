@@ -100,6 +100,51 @@ def test_a_control_is_the_same_kernel_measured_beside_it_under_another_name(tmp_
     assert {row["energy_j"] for row in table} == {""}
 
 
+def test_both_regimes_of_a_case_are_in_one_file_and_each_counts_its_own_blocks(
+    tmp_path: Path, kernel_cache: Path
+) -> None:
+    asked = spec(implementations=["bench", "sdpa:cudnn", "bench:aa"], regime="both", skip_cases=[SECOND], repeats=3)
+    with HarnessProcess("measure", asked, tmp_path, cache=kernel_cache) as harness:
+        code, facts = harness.finish()
+    assert code == 0, harness.log()
+    assert named(facts, "planned")[0]["measurements_per_implementation"] == 2 * 2 * 3
+    (finished,) = named(facts, "case_finished")
+    assert finished["stopped"] == {"burst": "repeats", "sustained": "repeats"}
+    table = harness.rows(FIRST)
+    assert finished["rows"] == len(table) == 2 * (2 * 3 + 1)
+    for regime in ("burst", "sustained"):
+        own = [row for row in table if row["regime"] == regime]
+        assert [row["block"] for row in own if row["implementation"] == "bench"] == ["1", "2", "3"]
+        assert [row["skipped"] for row in own if row["implementation"] == "sdpa:cudnn"] == [
+            finished["skipped"]["sdpa:cudnn"]
+        ]
+        calls = {int(row["calls"]) for row in own if not row["skipped"]}
+        assert calls == {1} if regime == "burst" else min(calls) > 1
+    burst = [float(row["latency_us"]) for row in table if row["regime"] == "burst" and row["implementation"] == "bench"]
+    assert finished["median_us"]["bench"] == sorted(burst)[1]
+
+
+def test_a_row_tells_of_the_cache_the_warm_up_the_end_and_the_timer(tmp_path: Path, kernel_cache: Path) -> None:
+    long = shape(700)
+    asked = spec(
+        implementations=["bench", "sdpa:math"], measure={"shapes": [long], "dtypes": ["float32"]}, repeats=1000,
+        cache="cold", warmup="steady", usd_per_hour=3600, case_budget_usd=1e-6,
+    )  # fmt: skip
+    with HarnessProcess("measure", asked, tmp_path, cache=kernel_cache) as harness:
+        code, facts = harness.finish()
+    assert code == 0, harness.log()
+    (finished,) = named(facts, "case_finished")
+    assert finished["stopped"] == {"burst": "dollars"}
+    table = harness.rows(finished["case_id"])
+    assert sorted(row["block"] for row in table) == ["1", "1", "2", "2"]
+    assert {row["stopped"] for row in table} == {"dollars"}
+    assert all(int(row["input_sets"]) > 1 and row["cache"] in ("cold", "mixed") for row in table)
+    assert {row["warmed"] for row in table} <= {"steady", "limit"}
+    assert all(int(row["warmup_calls"]) >= 8 for row in table)
+    assert all(0 < float(row["timer_overhead_us"]) < 5 for row in table)
+    assert {row["peak_memory_bytes"] for row in table} == {""}
+
+
 def test_no_case_starts_before_the_one_before_it_is_acknowledged(tmp_path: Path, kernel_cache: Path) -> None:
     with HarnessProcess("measure", spec(), tmp_path, cache=kernel_cache) as harness:
         finished = harness.until("case_finished")
@@ -176,6 +221,10 @@ def test_the_environment_step_passes_three_gates_and_leaves_a_fingerprint(tmp_pa
     assert set(promised.group(1).split(", ")) <= set(recorded)
     assert recorded["device"] == told["device"] == cpu_model()
     assert recorded["threads"] == 1
+    assert recorded["timer_overhead_us"] > 0
+    assert recorded["protocol"]["warmup"] == 1
+    assert recorded["protocol"]["peak_memory"].startswith("unknown: ")
+    assert recorded["zone"] is recorded["image"] is recorded["nvrtc"] is recorded["sm_clock_source"] is None
     assert recorded["driver"] is recorded["compute_capability"] is recorded["device_uuid_sha256"] is None
 
 

@@ -68,6 +68,37 @@ def test_the_stopping_rule_is_off_unless_it_is_asked_for() -> None:
     assert "stop_at_relative_ci must be a positive number" in refusal(spec(stop_at_relative_ci=0))
 
 
+def test_a_case_has_as_much_time_as_its_dollars_buy() -> None:
+    assert parse(json.dumps(spec())).case_budget_s is None
+    assert parse(json.dumps(spec(usd_per_hour=0.36))).case_budget_s is None
+    assert parse(json.dumps(spec(usd_per_hour=0.36, case_budget_usd=0.002))).case_budget_s == pytest.approx(20.0)
+    assert "case_budget_usd needs usd_per_hour" in refusal(spec(case_budget_usd=0.01))
+    assert "usd_per_hour must be a positive number" in refusal(spec(case_budget_usd=0.01, usd_per_hour=0))
+
+
+def test_both_regimes_measure_twice_as_often() -> None:
+    one, both = (parse(json.dumps(spec(regime=regime))) for regime in ("sustained", "both"))
+    assert one.measurements_per_implementation == 2 * 4
+    assert both.measurements_per_implementation == 2 * one.measurements_per_implementation
+
+
+def test_caches_are_cold_and_warm_ups_counted_unless_it_is_said_otherwise() -> None:
+    unsaid = {key: value for key, value in spec().items() if key != "cache"}
+    assert parse(json.dumps(unsaid)).cache == "cold"
+    assert parse(json.dumps(spec())).warmup == 1
+    assert parse(json.dumps(spec(warmup="steady"))).warmup == "steady"
+
+
+def test_what_the_agent_knows_of_the_machine_is_kept_as_it_says_it() -> None:
+    assert parse(json.dumps(spec(machine={"zone": "us-east4-a", "image": "x"}))).machine == {
+        "zone": "us-east4-a",
+        "image": "x",
+    }
+    assert parse(json.dumps(spec())).machine == {}
+    assert "machine has unknown colour" in refusal(spec(machine={"colour": "red"}))
+    assert "machine.zone must be a string" in refusal(spec(machine={"zone": 1}))
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"implementations": []}, "implementations must be a list with at least one of bench"),
     ({"implementations": ["bench", "bench"]}, "implementations repeats a name"),
@@ -77,6 +108,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"repeats": True}, "repeats must be an integer >= 1, not true"),
     ({"repeats": 1.0}, "repeats must be an integer >= 1, not 1.0"),
     ({"warmup": -1}, "warmup must be an integer >= 0, not -1"),
+    ({"warmup": "hot"}, 'warmup must be an integer >= 0 or "steady", not "hot"'),
+    ({"cache": "lukewarm"}, 'cache: "lukewarm" is none of cold, warm'),
     ({"seed": "x"}, 'seed must be an integer >= 0, not "x"'),
     ({"threads": -1}, "threads must be an integer >= 0"),
     ({"regime": "hot"}, '"hot" is none of burst, sustained, graph'),

@@ -56,6 +56,16 @@ def records(
                 } | changes  # fmt: skip
 
 
+def both(**changes: Any) -> list[dict[str, str]]:
+    """One run in two regimes: in the sustained one everything is slower, and the kernel has lost its lead."""
+    burst = records(cache="cold", **changes)
+    speeds = {"bench": 0.9, "sdpa:default": 0.8, "sdpa:math": 0.4, "bench:aa": 0.9}
+    sustained = records(
+        speeds=speeds, seed=2, regime="sustained", cache="cold", calls="100", energy_j="3", stopped="repeats", **changes
+    )
+    return [*burst, *sustained]
+
+
 def skip(implementation: str, reason: str, **changes: str) -> dict[str, str]:
     """The one row of an implementation that was not timed."""
     row = next(records(lengths=(128,), speeds={implementation: 1.0}))

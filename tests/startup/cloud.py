@@ -79,6 +79,8 @@ class Cloud:
             "instance/id": "4711",
             "instance/name": VM,
             "instance/zone": "projects/1234/zones/us-central1-a",
+            "instance/machine-type": "projects/1234/machineTypes/g2-standard-4",
+            "instance/image": "projects/images/global/images/common-cu129-v20261101",
             "project/project-id": "my-project",
             "instance/attributes/bench-run": json.dumps(self.spec),
             "instance/attributes/bench-payload": json.dumps(payload),

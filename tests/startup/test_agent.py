@@ -149,8 +149,19 @@ def test_the_harness_is_told_the_run_and_the_payload_its_own_checksum(tmp_path: 
         run = Conducted(cloud, tmp_path)
         spec = json.loads((run.vm / "spec.json").read_text())
         assert (spec["run_id"], spec["vm"]) == (RUN, VM)
+        image = "projects/images/global/images/common-cu129-v20261101"
+        assert spec["machine"] == {"zone": "us-central1-a", "machine_type": "g2-standard-4", "image": image}
         manifest = json.loads((run.vm / "payload" / "manifest.json").read_text())
         assert manifest == {"schema": 1, "git_commit": "abc", "payload_sha256": cloud.sha256}
+
+
+def test_what_the_metadata_server_does_not_tell_of_the_machine_is_left_out(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        for key in ("instance/machine-type", "instance/image"):
+            del cloud.metadata[key]
+        run = Conducted(cloud, tmp_path)
+        assert json.loads((run.vm / "spec.json").read_text())["machine"] == {"zone": "us-central1-a"}
+        assert cloud.said("finished")[0]["outcome"] == "succeeded"
 
 
 def test_a_resumed_run_skips_what_an_earlier_attempt_has_stored(tmp_path: Path) -> None:

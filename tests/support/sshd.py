@@ -98,7 +98,8 @@ def sshd(
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # where a server that runs as root keeps its unprivileged half
     command = [SSHD, "-D", "-f", str(config), "-E", str(folder / "sshd.log")]
-    prefix = ["prlimit", *limits] if limits else []
+    # A test run that is itself killed takes its server along.
+    prefix = ["setpriv", "--pdeathsig", "TERM", *(["prlimit", *limits] if limits else [])]
     process = subprocess.Popen([*prefix, *command], start_new_session=True, stdin=subprocess.DEVNULL)
     server = Sshd(folder, port, home, user_key, host_key, process)
     try:

@@ -92,7 +92,7 @@ class GeneralLaunch:
 
 def base_tile(chip: Chip, size: int, *, vector: bool, masked: bool) -> Tile:
     """The chip's small tile, or a narrower one where the small one has registers too few for what comes on top."""
-    if chip.name == "turing" and size == 128 and masked:
+    if size == 128 and masked and (chip.name == "turing" or not vector):
         return NARROW_128
     if chip.name == "ada" and size == 256 and vector:
         return NARROW_256

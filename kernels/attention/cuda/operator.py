@@ -225,7 +225,7 @@ def forward(
     attn_mask: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp; what the registered operator calls. A side of the window that is -1 has no limit."""
-    if attn_mask is None and left < 0 and right < 0:
+    if attn_mask is None and left == right == -1:
         answer = quick.attention(q, k, v, causal, scale, causal_alignment, True)
         assert isinstance(answer, tuple)
         return answer

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -11,13 +14,15 @@ import pytest
 from kernels.attention.cuda.campaign import tables
 from kernels.attention.cuda.campaign.cells import Cell, as_row, campaign, square
 from kernels.attention.cuda.campaign.figure import NAMES, draw
-from kernels.attention.cuda.campaign.numbers import Row
+from kernels.attention.cuda.campaign.numbers import Row, read
 from kernels.attention.cuda.campaign.pages import BEGIN, END, fill
 from kernels.attention.cuda.campaign.reach import MEAN, NO, OPEN, YES, Verdict, judged, lost, spread, times_of, verdicts
 from kernels.attention.cuda.campaign.runner import run
 from kernels.attention.cuda.campaign.visit import Visitor
 from tests.kernels.cuda.simulated import SPEEDS, SimulatedStable, SimulatedWatch
 
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = Path(tables.__file__).parents[1]
 ENVIRONMENT: Row = {
     "kind": "environment",
     "device": "NVIDIA H200",
@@ -142,6 +147,15 @@ def test_a_campaign_that_was_cut_short_says_so(rows: list[Row]) -> None:
     assert CELL.name in tables.left_out([skipped])
 
 
+def test_the_command_makes_the_pages_and_the_figure(rows: list[Row], tmp_path: Path) -> None:
+    results, page, figure = tmp_path / "campaign.jsonl.gz", tmp_path / "PAGE.md", tmp_path / "figure.svg"
+    results.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    page.write_text(f"{BEGIN.format(name='reach')}\n{END.format(name='reach')}\n")
+    tables.main([str(results), str(page), "--figure", str(figure)])
+    assert tables.reach(rows) in page.read_text()
+    assert figure.read_text() == draw(rows)
+
+
 def test_the_figure_is_whole_xml_with_a_curve_for_everybody_in_every_panel(rows: list[Row]) -> None:
     root = ElementTree.fromstring(draw(rows))
     curves = [e for e in root.iter("{http://www.w3.org/2000/svg}path") if e.get("stroke") == "#c24a00"]
@@ -149,3 +163,13 @@ def test_the_figure_is_whole_xml_with_a_curve_for_everybody_in_every_panel(rows:
     words = "".join(e.text or "" for e in root.iter("{http://www.w3.org/2000/svg}text"))
     assert all(name in words for name in NAMES.values())
     assert "cuDNN 91900" in words
+
+
+@pytest.mark.parametrize(
+    "results", sorted(ROOT.glob("results/*-campaign/campaign.jsonl.gz"))[-1:], ids=lambda p: p.parent.name
+)
+def test_the_published_pages_and_figure_are_what_the_published_rows_give(results: Path) -> None:
+    rows = read(results)
+    for page in (FOLDER / "README.md", FOLDER / "MEASURED.md"):
+        assert fill(page.read_text(), rows, tables.SECTIONS) == page.read_text()
+    assert (results.parent / "tflops.svg").read_text() == draw(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +96,18 @@ def test_both_regimes_count_the_same() -> None:
     samples = {"a": {"burst": [10.0], "graph": [12.0]}, "b": {"burst": [12.0], "graph": [10.0]}}
     found = scores(samples)
     assert found["a"] == found["b"] == pytest.approx(1.2**0.5)
+
+
+def test_a_table_is_made_of_recorded_rows_alone_and_merged_with_an_older_one(tmp_path: Path) -> None:
+    rows, table, merged = tmp_path / "tune.jsonl", tmp_path / "h200.json", tmp_path / "merged.json"
+    lines: list[object] = [{"kind": "about", "about": ABOUT}, raced({"a": 100.0, "b": 90.0, REFERENCE: 95.0})]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tune.main(["--from", str(rows), "--table", str(table)])
+    assert [one.way for one in parse(table.read_text()).cells] == ["b"]
+    old = Table(ABOUT).merged(ABOUT, [cell("z", key()), cell("z", key(seq_q=64))])
+    merged.write_text(old.text())
+    tune.main(["--from", str(rows), "--table", str(merged), "--merge", str(merged)])
+    assert {one.key.seq_q: one.way for one in parse(merged.read_text()).cells} == {64: "z", 1024: "b"}
 
 
 def test_level_ways_are_chosen_by_name_so_that_the_same_rows_give_the_same_table() -> None:

@@ -214,12 +214,12 @@ SECTIONS = {
 }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make the tables and the figure of a campaign.")
     parser.add_argument("results", type=Path)
     parser.add_argument("pages", type=Path, nargs="*")
     parser.add_argument("--figure", type=Path)
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     rows = read(asked.results)
     for page in asked.pages:
         page.write_text(fill(page.read_text(), rows, SECTIONS))

@@ -196,7 +196,7 @@ def table_of(old: Path | None, where: Mapping[str, Any], made: Sequence[Choice])
     return before.merged(where, made)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Find the fastest way for every size, and write the table.")
     parser.add_argument("--table", type=Path, required=True, help="the table to write")
     parser.add_argument("--rows", type=Path, help="where every measured time goes; beside the table unless given")
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--merge", type=Path, metavar="OLD", help="a table whose other cells are kept")
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--only", default="", metavar="WORDS", help="the cells with these words, e.g. 'bf16 d128'")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     if asked.source:
         rows = read(asked.source)
         where = of_kind(rows, "about")[-1]["about"]

@@ -1,0 +1,91 @@
+"""What windows, masks, lengths and packed heads cost, against the plain kernel and PyTorch: made on the spot.
+
+    python -m kernels.attention.cuda.campaign.features
+
+Each row is one problem in bf16, timed in graphs as `timing.compare` does; microseconds a call, side by side.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.attention.cuda.campaign.timing import compare
+from kernels.attention.cuda.engine import engine_of
+from kernels.attention.cuda.general import General, plan_general
+from kernels.attention.cuda.launching import Bound, Buffers
+from kernels.attention.cuda.operator import bind, problem_of
+from kernels.attention.cuda.varlen import bind_varlen
+
+Call = Callable[[], object]
+GRAPH_ROUNDS = 7
+
+
+def randn(batch: int, heads: int, seq: int, head_dim: int) -> torch.Tensor:
+    return torch.randn(batch, heads, seq, head_dim, device="cuda").bfloat16()
+
+
+def general(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, pack: int | None = None) -> Bound:
+    """The general kernel where nothing asks for it."""
+    engine, out = engine_of(q.device), torch.empty_like(q)
+    problem = problem_of(q, k, v, out, causal=causal, alignment="bottom-right")
+    buffers, way = Buffers(engine), General(plan_general(problem, engine.machine, pack=pack))
+    return Bound(engine, way.name, way.steps(problem, q.shape[3] ** -0.5, buffers), (q, k, v, out, buffers))
+
+
+def efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Call:
+    """The one fused backend of PyTorch's that takes a mask."""
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    return call
+
+
+def problems(head_dim: int) -> Iterator[tuple[str, dict[str, Call]]]:
+    """Each problem's name and contenders."""
+    q, k, v = (randn(4, 16, 4096, head_dim) for _ in range(3))
+    made = torch.empty_like
+    plain = bind(q, k, v, made(q), causal=True, way="fa2")
+    yield "causal 4096", {"fa2": plain, "general": general(q, k, v, causal=True)}
+    for mask in (
+        torch.rand(4096, 4096, device="cuda") > 0.3,
+        randn(1, 16, 4096, 4096),
+        torch.randn(4096, 4096, device="cuda"),
+    ):
+        name = f"mask {str(mask.dtype).removeprefix('torch.')} {'x'.join(map(str, mask.shape))}"
+        own = mask if mask.dtype != torch.float32 else mask.bfloat16()
+        ours = bind(q, k, v, made(q), attn_mask=mask)
+        yield (
+            name,
+            {"general": ours, "efficient": efficient(q, k, v, own), "fa2 unmasked": bind(q, k, v, made(q), way="fa2")},
+        )
+    a, b, c = (x.transpose(1, 2).reshape(-1, 16, head_dim) for x in (q, k, v))
+    starts = torch.arange(5, device="cuda", dtype=torch.int32) * 4096
+    packed = bind_varlen(a, b, c, made(a), starts, starts, 4096, 4096, causal=True)
+    yield "four sequences of 4096, causal", {"varlen": packed, "fa2": plain}
+    q, k, v = (randn(1, 16, 16384, head_dim) for _ in range(3))
+    windowed = bind(q, k, v, made(q), causal=True, window=(1024, 0), way="general")
+    yield "window 1024 of 16384", {"general": windowed, "fa2 causal": bind(q, k, v, made(q), causal=True, way="fa2")}
+    q, k, v = randn(4, 32, 16, head_dim), randn(4, 4, 8192, head_dim), randn(4, 4, 8192, head_dim)
+    packed_heads = general(q, k, v, causal=True, pack=8)
+    single = general(q, k, v, causal=True, pack=1)
+    yield "16 queries, 32/4 heads, 8192 keys", {"packed": packed_heads, "head by head": single}
+
+
+def main() -> None:
+    for head_dim in (64, 128):
+        for name, calls in problems(head_dim):
+            times = compare(calls, burst_rounds=0, graph_rounds=GRAPH_ROUNDS, seed=1)
+            row = ", ".join(f"{contender} {found.graph_median_us:.1f}" for contender, found in times.items())
+            sys.stdout.write(f"D{head_dim} {name}: {row}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

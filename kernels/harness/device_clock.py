@@ -1,0 +1,98 @@
+"""The SM clock as a kernel sees it: cycles of `clock64` over nanoseconds of `globaltimer`. For where NVML is not."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+NAME = "sm_clock"
+SPIN_NS = 200_000
+"""`globaltimer` moves in steps of up to a microsecond: over this long, one step is half a per cent."""
+
+SOURCE = """
+static __device__ unsigned long long nanoseconds() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) :: "memory");
+  return now;
+}
+static __device__ unsigned long long cycles() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(now) :: "memory");
+  return now;
+}
+extern "C" __global__ void sm_clock(unsigned long long *out, unsigned long long least_ns) {
+  unsigned long long began = nanoseconds(), now = began;
+  while (now == began) now = nanoseconds();  // from one step of the timer ...
+  const unsigned long long first = cycles();
+  began = now;
+  while (now - began < least_ns) now = nanoseconds();  // ... to another
+  out[0] = cycles() - first;
+  out[1] = now - began;
+}
+"""
+
+Counters = Callable[[], tuple[int, int]]
+"""Cycles and nanoseconds of one look, from the same stretch of time on the same SM."""
+
+
+class InKernelClock:
+    """The SM clock in MHz while a small kernel spins. The first failure ends it: `why` then says what it was."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.counters: Counters | None = counters
+        self.why = ""
+
+    def mhz(self) -> float | None:
+        """The clock now, or None; never raises."""
+        if self.counters is None:
+            return None
+        try:
+            cycles, nanoseconds = self.counters()
+        except Exception as exc:  # a clock that cannot be read must not cost a measurement, whatever the reason
+            self.why, self.counters = f"{type(exc).__name__}: {exc}"[:200], None
+            return None
+        return 1000 * cycles / nanoseconds if nanoseconds > 0 and cycles > 0 else None
+
+
+@cache
+def in_kernel_clock(device: torch.device) -> InKernelClock:
+    """The process's one clock for a device, compiled when it is first read."""
+    made: list[Counters] = []
+
+    def counters() -> tuple[int, int]:
+        if not made:
+            made.append(loaded(device))
+        return made[0]()
+
+    return InKernelClock(counters)
+
+
+def loaded(device: torch.device) -> Counters:
+    """The kernel, compiled for the device and loaded. Raises what compiler or driver say."""
+    # Imported here: whatever is amiss with the kernels' loader is then this clock's fault and nobody else's.
+    from kernels.attention.cuda.compiler import Target, find_compiler
+    from kernels.attention.cuda.driver import LaunchConfig, driver
+
+    index = device.index or 0
+    major, minor = torch.cuda.get_device_capability(device)
+    (compiled,) = find_compiler().compile([SOURCE], {}, Target(f"sm_{major}{minor}"))
+    out = torch.zeros(2, dtype=torch.int64, device=device)
+    driver().enter(index)
+    function = driver().load(compiled.image, NAME, 0)
+    address, least_ns = ctypes.c_void_p(out.data_ptr()), ctypes.c_uint64(SPIN_NS)
+    arguments = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(least_ns))
+    config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, None, None, 0)
+
+    def counters(_keep_alive: object = (out, address, least_ns)) -> tuple[int, int]:
+        driver().enter(index)
+        config.stream = torch.cuda.current_stream(device).cuda_stream
+        launch = driver().library.cuLaunchKernelEx
+        code = launch(ctypes.addressof(config), function.handle, ctypes.addressof(arguments), None)
+        driver().check(code, "launching the clock's kernel")
+        cycles, nanoseconds = out.tolist()
+        return int(cycles), int(nanoseconds)
+
+    return counters

@@ -1,0 +1,122 @@
+"""Cold caches by rotation: each call finds inputs that the last-level cache no longer holds."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.attention.case import Case
+from kernels.attention.interface import DTYPES
+from kernels.harness.axes import Inputs
+
+AIM = 2
+"""Between two uses of a set, others of this many times the cache's size are read: caches do not forget in order."""
+MOST_SETS = {"cuda": 256, "cpu": 128}
+"""On a processor each copy costs a call and a look before it is timed, which tiny problems have to pay for."""
+ASSUMED_CACHE_BYTES = 32 << 20
+"""Where the size of the cache cannot be found out."""
+SHARE_OF_MEMORY = {"cuda": 4, "cpu": 8}
+"""The sets take at most this part (a quarter, an eighth) of the memory that is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How many copies of the inputs take turns, and what a call then finds in the cache: `cold`, `warm` or `mixed`."""
+
+    sets: int
+    cache: str
+
+
+def rotation(asked: str, set_bytes: int, cache_bytes: int, free_bytes: int, most: int = MOST_SETS["cuda"]) -> Rotation:
+    """The copies, at `most`, that `asked` takes (`cold` or `warm`). `set_bytes` is what one call reads and writes.
+
+    A set that is larger than `AIM` caches by itself is still given a second one where memory allows. What is asked for
+    cold and cannot be had is `mixed`: some of the inputs may be in the cache still.
+    """
+    if asked == "warm":
+        return Rotation(1, "warm")
+    wanted = 1 + max(1, math.ceil(AIM * cache_bytes / set_bytes))
+    sets = max(1, min(wanted, most, free_bytes // set_bytes))
+    between = (sets - 1) * set_bytes
+    return Rotation(sets, "cold" if between >= cache_bytes or set_bytes >= AIM * cache_bytes else "mixed")
+
+
+def set_bytes(case: Case) -> int:
+    """What one call reads and writes at least: q, k, v and the output."""
+    s = case.shape
+    elements = 2 * s.heads * s.seq_q + 2 * s.kv_heads * s.seq_k
+    return int(s.batch * elements * s.head_dim * DTYPES[case.dtype].itemsize)
+
+
+def copies(inputs: Inputs, count: int) -> list[Inputs]:
+    """`count` sets with the same values in memory of their own; the first is `inputs`. The same values, so that one
+    exact answer judges them all. Fewer where memory runs out."""
+    made = [inputs]
+    try:
+        while len(made) < count:
+            made.append(Inputs(inputs.q.clone(), inputs.k.clone(), inputs.v.clone()))
+    except (torch.OutOfMemoryError, MemoryError):
+        pass
+    return made
+
+
+def cache_bytes(device: torch.device) -> int | None:
+    """The size of the device's last-level cache, or None where it does not say."""
+    if device.type == "cuda":
+        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or None
+    return cpu_cache_bytes(usable())
+
+
+def free_bytes(device: torch.device) -> int:
+    """The memory that input sets may take."""
+    return available(device) // SHARE_OF_MEMORY[device.type]
+
+
+def available(device: torch.device) -> int:
+    """The memory that is free, on the device or on the host."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free) + int(kept)
+    try:
+        found = re.search(r"(?m)^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    return int(found.group(1)) * 1024 if found else 1 << 30
+
+
+def usable() -> Iterable[int]:
+    """The processors that this process may run on."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:
+        return range(os.cpu_count() or 1)
+
+
+def cpu_cache_bytes(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int | None:
+    """All last-level caches of these processors together, each counted once; None where sysfs does not tell. Of a
+    virtual machine it is what the host says, which may be the whole chip's."""
+    found: dict[tuple[int, str], int] = {}
+    for cpu in cpus:
+        for index in sorted((root / f"cpu{cpu}" / "cache").glob("index*")):
+            kind, level, size = (text(index / name) for name in ("type", "level", "size"))
+            digits = re.fullmatch(r"(\d+)([KMG]?)", size)
+            if kind in ("Unified", "Data") and level.isdigit() and digits:
+                scale = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[digits.group(2)]
+                found[int(level), text(index / "shared_cpu_list") or str(cpu)] = int(digits.group(1)) * scale
+    last = max((level for level, _ in found), default=0)
+    return sum(size for (level, _), size in found.items() if level == last) or None
+
+
+def text(path: Path) -> str:
+    """A file of sysfs, or nothing."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

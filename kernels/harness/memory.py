@@ -1,0 +1,33 @@
+"""How much device memory one call of an implementation takes beside its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+
+from kernels.attention.interface import BuildFailed, Plan, Unavailable
+
+NOT_ON_A_CPU = "the allocator of processors keeps no peak"
+
+
+def peak_bytes(
+    device: torch.device, prepare: Callable[[], tuple[Plan, Callable[[], AbstractContextManager[object]]]]
+) -> int | None:
+    """The most that PyTorch's allocator held at once while a plan was made and called, less what it held before: the
+    output, and whatever workspace there is. What a library takes past that allocator is not in it. None on a CPU, and
+    where it cannot be found out."""
+    if device.type != "cuda":
+        return None
+    try:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        plan, scope = prepare()
+        with scope():
+            plan()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - int(before)
+    except (RuntimeError, Unavailable, BuildFailed):
+        return None

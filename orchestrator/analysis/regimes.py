@@ -1,0 +1,56 @@
+"""How a case was timed: its regime and its caches. Numbers of different settings answer different questions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MEANINGS: Final = {
+    "burst": "one call at a time with a rest before it: what a caller waits for on a device that is not busy",
+    "sustained": "calls back to back until clock and power are steady: what a device busy all day gives",
+    "graph": "many calls in one CUDA graph, back to back: what a call costs once the cost of launching it is hidden",
+}
+"""The regimes of docs/contracts.md, section 6, in the order in which they are shown."""
+CACHES: Final = {
+    "cold": "its inputs were not in the cache",
+    "warm": "its inputs were in the cache as far as they fit",
+    "mixed": "its inputs were partly in the cache, as memory did not suffice for more copies of them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`cache` is a key of `CACHES`; both are empty where a file does not say."""
+
+    regime: str
+    cache: str = ""
+
+    @property
+    def name(self) -> str:
+        """`burst, cold`; empty where nothing is known."""
+        return ", ".join(part for part in (self.regime, self.cache) if part)
+
+    @property
+    def slug(self) -> str:
+        """For the name of a file."""
+        return "-".join(part for part in (self.regime, self.cache) if part)
+
+    @property
+    def meaning(self) -> str:
+        """One sentence."""
+        regime = MEANINGS.get(self.regime, "a way of timing that this version does not know" if self.regime else "")
+        words = "; ".join(part for part in (regime, CACHES.get(self.cache, self.cache)) if part)
+        return f"{words[:1].upper()}{words[1:]}." if words else ""
+
+    @property
+    def order(self) -> tuple[int, int, str, str]:
+        """A key to sort by: known ones first, as in `MEANINGS`."""
+        return place(self.regime, tuple(MEANINGS)), place(self.cache, tuple(CACHES)), self.regime, self.cache
+
+    def matches(self, other: Setting) -> bool:
+        """Whether times of the two may be compared: the same regime, and no different caches as far as is known."""
+        return self.regime == other.regime and (self.cache == other.cache or not self.cache or not other.cache)
+
+
+def place(word: str, known: tuple[str, ...]) -> int:
+    return known.index(word) if word in known else len(known)

@@ -1,0 +1,165 @@
+"""`bench baseline`: which run stands for a name, on each device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json, options
+
+if TYPE_CHECKING:
+    from orchestrator.core.baselines import Baseline
+
+app = typer.Typer(no_args_is_help=True, help="Named runs that others are compared with; one for each device.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="For example: main.")]
+Device = Annotated[str, typer.Option("--device", help="Only the device whose name contains this.")]
+
+
+@app.command("set")
+def set_(
+    ctx: typer.Context,
+    name: Name,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.")] = "last",
+    back: Annotated[bool, typer.Option("--back", help="Even if a newer run is in its place.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Even if cases of the run are missing.")] = False,
+    json: Json = False,
+) -> None:
+    """Make a run the baseline of its device under a name.
+
+    Never takes the place of a newer run by itself: two pushes may finish in the wrong order.
+    """
+    from orchestrator.cli.finding import find_run
+    from orchestrator.cli.reading import report_of
+    from orchestrator.core.baselines import Baseline, Older, checked_name, placed
+    from orchestrator.core.errors import ConfigError, NotFound
+    from orchestrator.core.naming import cases_prefix
+    from orchestrator.core.status import iso
+    from orchestrator.report.comparison import fingerprint
+
+    checked_name(name)
+    wiring = options(ctx).wiring()
+    run_id = find_run(wiring, run)
+    if not wiring.bucket.list(cases_prefix(run_id)):
+        raise NotFound(f"run {run_id} has stored no case in this bucket", hint="`bench status` lists the runs")
+    found, _ = report_of(ctx, run_id)
+    if not found.study.measurements:
+        raise ConfigError(f"run {run_id} measured nothing: it cannot be a baseline")
+    if not found.manifest.get("complete", False) and not partial:
+        raise ConfigError(
+            f"run {run_id} is not complete: comparisons with it would leave cases out",
+            hint=f"`bench launch --resume {run_id}` measures the rest; --partial takes it as it is",
+        )
+    known = fingerprint(found)
+    new = Baseline(
+        run_id=run_id,
+        device=found.study.device,
+        git_commit=str(known.get("git_commit") or ""),
+        git_dirty=known.get("git_dirty"),
+        fingerprint=known,
+        set_at=iso(wiring.clock.now()),
+        set_by=wiring.user,
+    )
+    stored = wiring.baselines.update(name, lambda there: placed(there, new, back=back))
+    if isinstance(stored, Older):
+        raise ConfigError(
+            f"{name} on {new.device} is {stored.there.run_id} already, which is newer than {run_id}",
+            hint="--back goes back to the older one",
+        )
+    if json:
+        emit_json({"schema": 1, "name": name, **_document(new)})
+    else:
+        typer.echo(f"{name} on {new.device} is {run_id}{_commit(new)}")
+
+
+@app.command("list")
+def list_(ctx: typer.Context, json: Json = False) -> None:
+    """List every baseline in the bucket."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    store = options(ctx).wiring().baselines
+    found = [(name, one) for name in store.names() for _, one in sorted(store.read(name).items())]
+    if json:
+        emit_json({"schema": 1, "baselines": [{"name": name, **_document(one)} for name, one in found]})
+        return
+    if not found:
+        typer.echo("there are no baselines; `bench baseline set main RUN` makes one")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for head in ("name", "device", "run", "commit", "set by"):
+        table.add_column(head, no_wrap=True)
+    for name, one in found:
+        table.add_row(name, escape(one.device), one.run_id, _commit(one).strip(" ()"), escape(one.set_by))
+    Console(highlight=False).print(table)
+
+
+@app.command("show")
+def show(ctx: typer.Context, name: Name, device: Device = "", json: Json = False) -> None:
+    """Show a baseline and the environment it was measured in."""
+    store = options(ctx).wiring().baselines
+    chosen = _chosen(dict(store.read(name)), name, device)
+    if json:
+        emit_json({"schema": 1, "name": name, "baselines": [_document(one) for one in chosen.values()]})
+        return
+    for one in chosen.values():
+        typer.echo(f"{name} on {one.device}: {one.run_id}{_commit(one)}, set {one.set_at} by {one.set_by}")
+        for key, value in one.fingerprint.items():
+            typer.echo(f"  {key.replace('_', ' ')}: {value}")
+
+
+@app.command("rm")
+def rm(
+    ctx: typer.Context,
+    name: Name,
+    device: Device = "",
+    broken: Annotated[bool, typer.Option("--broken", help="Remove all of one that cannot be read.")] = False,
+    json: Json = False,
+) -> None:
+    """Forget a baseline. The run itself stays."""
+    from orchestrator.core.baselines import without
+
+    store = options(ctx).wiring().baselines
+    if broken:
+        store.clear(name)
+        gone: dict[str, Baseline] = {}
+    else:
+        gone = _chosen(dict(store.read(name)), name, device)
+        store.update(name, lambda there: without(there, frozenset(gone)))
+    if json:
+        emit_json({"schema": 1, "name": name, "removed": [_document(one) for one in gone.values()]})
+        return
+    for one in gone.values():
+        typer.echo(f"{name} on {one.device} is no more; the run {one.run_id} stays")
+    if broken:
+        typer.echo(f"{name} is empty")
+
+
+def _chosen(there: dict[str, Baseline], name: str, device: str) -> dict[str, Baseline]:
+    from orchestrator.core.errors import NotFound
+
+    chosen = {key: one for key, one in sorted(there.items()) if device.lower() in one.device.lower()}
+    if not chosen:
+        where = f" on {device}" if device and there else ""
+        raise NotFound(f"there is no baseline called {name}{where}", hint="`bench baseline list` lists them")
+    return chosen
+
+
+def _document(one: Baseline) -> dict[str, Any]:
+    from orchestrator.core.baselines import plain
+
+    return {
+        "run_id": one.run_id,
+        "device": one.device,
+        "git_commit": one.git_commit or None,
+        "git_dirty": one.git_dirty,
+        "set_at": one.set_at,
+        "set_by": one.set_by,
+        "fingerprint": plain(one.fingerprint),
+    }
+
+
+def _commit(one: Baseline) -> str:
+    return f" ({one.git_commit[:10]}{'+' if one.git_dirty else ''})" if one.git_commit else ""

@@ -1,0 +1,54 @@
+"""What a person sees of a comparison in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from orchestrator.analysis.regimes import Setting
+from orchestrator.report.comparison import Comparison
+from orchestrator.report.text import labels
+
+STYLES = {"faster": "green", "slower": "red"}
+
+
+def show(one: Comparison) -> None:
+    """Prints it: what may be compared, and a table for each regime."""
+    console = Console(highlight=False)
+    runs = [escape(report.study.run_id) for report in (one.before, one.after)]
+    console.print(f"[bold]{runs[0]}[/] → [bold]{runs[1]}[/]: {one.comparable.level.value}")
+    for reason in one.comparable.reasons:
+        console.print(f"  {reason}", style="dim", markup=False)
+    if not one.changes:
+        console.print(one.headline(), markup=False)
+        return
+    for setting in one.settings:
+        if len(one.settings) > 1:
+            console.print(f"[bold]{escape(setting.name)}[/]")
+        console.print(_table(one, setting))
+    who = "" if len(one.implementations) > 1 else f"{one.implementations[0]}, "
+    console.print(f"{who}{one.unit()}; a ratio over 1 is faster in the second run", style="dim")
+    console.print(one.headline(), markup=False)
+
+
+def _table(one: Comparison, setting: Setting) -> Table:
+    several = len(one.implementations) > 1
+    names = labels(list(dict.fromkeys(change.case_id for change in one.changes)))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("case", "implementation") if several else ("case",):
+        table.add_column(name, no_wrap=True)
+    for name in ("before", "after", "ratio", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for change in one.changes:
+        if change.setting != setting:
+            continue
+        ratio, word = change.ratio, change.verdict.value
+        values = [f"{at.mid:.3f}" if one.relative_to else f"{at.mid:.1f}" for at in (change.before, change.after)]
+        table.add_row(
+            escape(names[change.case_id]), *([escape(change.implementation)] if several else []), *values,
+            f"{ratio.mid:.3f}", f"{ratio.low:.3f}, {ratio.high:.3f}" if ratio.known else "",
+            f"[{STYLES[word]}]{word}[/]" if word in STYLES else word,
+        )  # fmt: skip
+    return table

@@ -1,0 +1,125 @@
+"""Named baselines: which run of a device later runs are held against (docs/contracts.md, section 1).
+
+A name (`main`) has one baseline for each device, so that a T4 and an H100 do not displace each other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from orchestrator.core.errors import BenchError, ConfigError
+
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+class BaselinesUnreadable(BenchError):
+    """What is stored under a baseline's name is not what the contract says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """One run that stands for a name on one device."""
+
+    run_id: str
+    device: str
+    """As the device names itself."""
+    git_commit: str
+    """Of the kernels that were measured; empty where it is not known."""
+    git_dirty: bool | None
+    fingerprint: Mapping[str, Any]
+    """What was known of the environment; what is not plain JSON is left out."""
+    set_at: str
+    set_by: str
+
+
+Baselines = Mapping[str, Baseline]
+"""The baselines of one name, by `device_key`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """A refusal: there is a newer run already."""
+
+    there: Baseline
+
+
+def device_key(device: str) -> str:
+    """`NVIDIA L4` as `nvidia-l4`."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
+
+
+def checked_name(name: str) -> str:
+    """The name of a baseline. Raises `ConfigError`."""
+    if NAME.fullmatch(name) is None:
+        raise ConfigError(
+            f"{name!r} is no name for a baseline: small letters, digits, dots, hyphens and underscores, at most 63",
+            hint="for example: main, release-1.2",
+        )
+    return name
+
+
+def placed(there: Baselines, new: Baseline, *, back: bool = False) -> dict[str, Baseline] | Older:
+    """The baselines with `new` in its device's place. A run that is older than the one in place is refused unless
+    `back`: two pushes may finish in the wrong order. Run ids sort by time."""
+    key = device_key(new.device)
+    now = there.get(key)
+    if now is not None and now.run_id > new.run_id and not back:
+        return Older(now)
+    return {**there, key: new}
+
+
+def without(there: Baselines, keys: frozenset[str]) -> dict[str, Baseline]:
+    """The baselines without those of some devices."""
+    return {key: one for key, one in there.items() if key not in keys}
+
+
+def dump(name: str, baselines: Baselines) -> bytes:
+    document = {
+        "schema": 1,
+        "name": name,
+        "devices": {
+            key: {
+                "run_id": one.run_id,
+                "device": one.device,
+                "git_commit": one.git_commit,
+                "git_dirty": one.git_dirty,
+                "fingerprint": plain(one.fingerprint),
+                "set_at": one.set_at,
+                "set_by": one.set_by,
+            }
+            for key, one in sorted(baselines.items())
+        },
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a fingerprint is known and plain: words, numbers, yes and no."""
+    return {key: value for key, value in sorted(fingerprint.items()) if isinstance(value, (str, int, float, bool))}
+
+
+def parse(name: str, data: bytes) -> dict[str, Baseline]:
+    """The baselines stored under a name. Raises `BaselinesUnreadable`."""
+    try:
+        devices = json.loads(data)["devices"]
+        return {
+            str(key): Baseline(
+                run_id=str(one["run_id"]),
+                device=str(one["device"]),
+                git_commit=str(one.get("git_commit") or ""),
+                git_dirty=one.get("git_dirty"),
+                fingerprint=dict(one.get("fingerprint") or {}),
+                set_at=str(one.get("set_at", "")),
+                set_by=str(one.get("set_by", "")),
+            )
+            for key, one in devices.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise BaselinesUnreadable(
+            f"the baseline {name} cannot be read: {exc!r}",
+            hint=f"`bench baseline rm {name} --broken` puts an empty one in its place",
+        ) from exc

@@ -1,0 +1,169 @@
+"""Runs held against one: what changed, whether they may be compared at all, and what that comes to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.analysis.across import Change, changes, matched
+from orchestrator.analysis.fingerprint import Comparability, Level, comparability
+from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.study import DEFAULT, KERNEL, Study
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.core.results import is_control
+from orchestrator.report.report import Report
+from orchestrator.report.text import count
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What was timed before and is not any more, with the reason that the later run gives."""
+
+    case_id: str
+    setting: Setting
+    implementation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`after` held against `before`; a ratio over 1 is faster in `after`."""
+
+    before: Report
+    after: Report
+    comparable: Comparability
+    relative_to: str
+    """Speed-ups over this one are compared; times where it is empty."""
+    tolerance: float
+    """A change within it (0.02: two per cent) is no verdict of faster or slower."""
+    changes: tuple[Change, ...]
+    lost: tuple[Lost, ...]
+
+    @property
+    def refused(self) -> bool:
+        return self.comparable.level is Level.REFUSED
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return tuple(dict.fromkeys(one.setting for one in self.changes))
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.implementation for one in self.changes))
+
+    def of(self, verdict: Verdict) -> tuple[Change, ...]:
+        """The changes with this verdict, those that are farthest from 1 first."""
+        found = [one for one in self.changes if one.verdict is verdict]
+        return tuple(sorted(found, key=lambda one: -max(one.ratio.mid, 1 / one.ratio.mid)))
+
+    def headline(self) -> str:
+        """What it comes to, in one sentence."""
+        if self.refused:
+            return f"Not comparable: {self.comparable.reasons[0]}."
+        if not self.changes and not self.lost:
+            return "The runs have no case, regime and implementation in common."
+        words = Counter(one.verdict for one in self.changes)
+        said = ", ".join(f"{words[word]} {word}" for word in Verdict if words[word])
+        gone = f" {count(len(self.lost), 'timing')} lost: {self._gone()}." if self.lost else ""
+        return f"{count(len(self.changes), 'comparison')}{f': {said}' if said else ''}.{gone}"
+
+    def _gone(self) -> str:
+        reasons = Counter((one.implementation, one.reason) for one in self.lost)
+        return "; ".join(f"{name} ({number}): {reason}" for (name, reason), number in reasons.items())
+
+    def unit(self) -> str:
+        """What stands under `before` and `after`."""
+        return f"times as fast as {self.relative_to} in the same run" if self.relative_to else "µs a call"
+
+
+def compared(
+    before: Report,
+    after: Report,
+    *,
+    relative_to: str = "",
+    absolute: bool = False,
+    implementations: Sequence[str] = (),
+    tolerance: float = 0.02,
+    across_devices: bool = False,
+) -> Comparison:
+    """`after` held against `before`. Speed-ups over PyTorch's default are compared where both runs have it, unless
+    `absolute`; the kernel's where both have that, or else every implementation's."""
+
+    def both(name: str) -> bool:
+        return all(name in (report.study.subject, *report.study.baselines) for report in (before, after))
+
+    for which, report in (("first", before), ("second", after)):
+        if not report.study.cases:
+            nothing = Comparability(Level.REFUSED, (f"the {which} run measured nothing",))
+            return Comparison(before, after, nothing, relative_to, tolerance, (), ())
+    found = comparability(fingerprint(before), fingerprint(after), across_devices=across_devices)
+    found = with_caveats(found, before, after)
+    base = relative_to or (DEFAULT if both(DEFAULT) and not absolute else "")
+    wanted = tuple(implementations) or ((KERNEL,) if both(KERNEL) else ())
+    made: tuple[Change, ...] = ()
+    gone: tuple[Lost, ...] = ()
+    if found.level is not Level.REFUSED:
+        made = changes(before.study, after.study, relative_to=base, implementations=wanted, tolerance=tolerance)
+        gone = lost(before.study, after.study, wanted)
+    return Comparison(before, after, found, base, tolerance, made, gone)
+
+
+def lost(before: Study, after: Study, implementations: Sequence[str] = ()) -> tuple[Lost, ...]:
+    """Timings that the later run has given up, a wrong answer first among the reasons. Controls are no results."""
+    return tuple(
+        Lost(case.case_id, case.setting, timing.implementation, now.skipped)
+        for case, other in matched(before, after)
+        for timing in case.timings
+        if timing.timed
+        and not is_control(timing.implementation)
+        and (not implementations or timing.implementation in implementations)
+        and (now := other.timing(timing.implementation)) is not None
+        and not now.timed
+    )
+
+
+def apart(before: Study, after: Study) -> tuple[str, ...]:
+    """What of the earlier run has no counterpart in the later one, in words."""
+    said = []
+    missing = set(before.case_ids) - set(after.case_ids)
+    if missing:
+        said.append(f"{len(missing)} of {count(len(before.case_ids), 'case')} of the first run are not in the second")
+    met = {case.case_id for case, _ in matched(before, after)}
+    otherwise = [name for name in before.case_ids if name in after.case_ids and name not in met]
+    if otherwise:
+        said.append(f"{count(len(otherwise), 'case')} timed in other regimes or caches, not compared")
+    return tuple(said)
+
+
+def with_caveats(found: Comparability, before: Report, after: Report) -> Comparability:
+    """The same with what the two runs themselves warn of: a busy host, implementations that differ from themselves."""
+    said = [
+        f"{which} run: {words[:1].lower()}{words[1:].rstrip('.')}"
+        for which, report in (("first", before), ("second", after))
+        for words in (*report.busy(), *report.unsteady())
+    ]
+    said = [*apart(before.study, after.study), *said]
+    if not said:
+        return found
+    level = Level.CAVEAT if found.level is Level.COMPARABLE else found.level
+    return Comparability(level, (*found.reasons, *said))
+
+
+def fingerprint(report: Report) -> dict[str, Any]:
+    """All that is known of how a run was measured (`orchestrator.analysis.fingerprint`)."""
+    vms = report.manifest.get("vms")
+    last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], dict) else {}
+    known: dict[str, Any] = dict(report.environment)
+    # What ran is what the rows name, whatever file of another machine lies beside them.
+    known["device"] = report.study.device or known.get("device")
+    known["regimes"] = tuple(dict.fromkeys(one.regime for one in report.study.settings if one.regime))
+    elsewhere = {
+        "compiler": report.build.get("compiler_version"),
+        "image": report.manifest.get("image"),
+        "payload_sha256": report.manifest.get("payload_sha256"),
+        "zone": last.get("zone"),
+        "machine_type": last.get("machine_type"),
+    }
+    return known | {key: value for key, value in elsewhere.items() if not known.get(key)}

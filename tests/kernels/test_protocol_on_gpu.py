@@ -1,0 +1,183 @@
+"""What can only be seen on a GPU: clocks, caches, timers, memory and the names of backends."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.attention.baseline import Sdpa, chosen, dispatched
+from kernels.attention.interface import Plan, Unavailable
+from kernels.harness.clocks import clocks, nvml
+from kernels.harness.device_clock import in_kernel_clock
+from kernels.harness.input_sets import cache_bytes, free_bytes
+from kernels.harness.memory import peak_bytes
+from kernels.harness.timers import CudaTimer, event_overhead_us, timer_for
+from kernels.harness.turns import Contender, Turns
+from tests.kernels.harness_process import HarnessProcess, named, shape, spec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+DEV = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def _as_the_harness_does() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def busy() -> None:
+    """A few milliseconds of work, so that the clocks are those of a chip at work."""
+    a = torch.randn(4096, 4096, device=DEV, dtype=torch.float16)
+    for _ in range(20):
+        a @ a
+    torch.cuda.synchronize()
+
+
+def test_the_kernels_clock_agrees_with_nvml() -> None:
+    clock, sensors = in_kernel_clock(DEV), nvml(DEV)
+    busy()
+    pairs = []
+    for _ in range(11):
+        told = sensors.read().sm_clock_mhz if sensors is not None else None
+        seen = clock.mhz()
+        assert seen is not None, clock.why
+        assert 200 < seen < 4000
+        if told is not None:
+            pairs.append(seen / told)
+    if pairs:
+        assert 0.93 < statistics.median(pairs) < 1.07
+    assert clocks(DEV).read().sm_clock_mhz is not None
+
+
+def test_an_empty_pair_of_events_takes_a_few_microseconds_at_most() -> None:
+    assert 0 < event_overhead_us() < 20
+
+
+def copying(megabytes: int, sets: int) -> Contender:
+    """Adds up a tensor; one for each input set."""
+    tensors = [torch.randn(megabytes << 18, device=DEV) for _ in range(sets)]
+    return Contender("sum", tuple(tensor.sum for tensor in tensors), nullcontext)
+
+
+def test_a_rotation_over_more_than_the_cache_is_slower_than_one_set() -> None:
+    cache = cache_bytes(DEV)
+    assert cache is not None
+    size = max(1, (cache >> 20) // 4)
+    sets = 1 + 2 * 4
+    assert sets * size << 20 < free_bytes(DEV)
+    medians = []
+    for many in (1, sets):
+        contender = copying(size, many)
+        timer, turns = CudaTimer("burst", contender, 0.0), Turns(many)
+        times = [timer(turns.take(contender, 1)) for _ in range(40)]
+        medians.append(statistics.median(times[10:]))
+    warm, cold = medians
+    assert cold > 1.1 * warm
+
+
+@pytest.mark.parametrize("regime", ["burst", "sustained", "graph"])
+def test_every_regime_times_the_same_work_alike(regime: str) -> None:
+    contender = copying(64, 3)
+    timer = timer_for(DEV, regime)(contender)
+    turns = Turns(3)
+    times = [timer(turns.take(contender, timer.calls_made)) for _ in range(10)]
+    # 64 MB at anything between 100 GB/s and 20 TB/s.
+    assert 3 < statistics.median(times) < 700
+    assert 0 < timer.overhead_us < 20
+    assert (timer.rest_s(100.0) > 0) == (regime == "burst")
+
+
+def test_what_cannot_be_captured_is_unavailable_in_the_graph_regime_and_the_device_lives_on() -> None:
+    tensor = torch.randn(1000, device=DEV)
+
+    def waits() -> torch.Tensor:
+        torch.cuda.synchronize()
+        return tensor.sum()
+
+    with pytest.raises(Unavailable, match="cannot be captured"):
+        timer_for(DEV, "graph")(Contender("waits", (waits,), nullcontext))
+    assert torch.ones(8, device=DEV).sum().item() == 8
+
+
+def test_the_peak_of_a_call_is_its_output_and_workspace() -> None:
+    q = torch.randn(1, 8, 1024, 64, device=DEV, dtype=torch.float16)
+
+    def peak(name: str) -> int | None:
+        baseline = Sdpa(name)
+
+        def prepare() -> tuple[Plan, Callable[[], AbstractContextManager[object]]]:
+            return baseline.prepare(q, q, q, False), baseline.scope
+
+        return peak_bytes(DEV, prepare)
+
+    plain, fused = peak("math"), peak("efficient")
+    output = q.numel() * q.element_size()
+    assert fused is not None
+    assert plain is not None
+    assert output <= fused < 16 * output
+    assert plain >= 8 * 1024 * 1024 * 2, "the whole matrix of scores"
+
+
+@pytest.mark.parametrize("name", ["flash", "efficient", "cudnn", "math"])
+def test_the_backend_that_ran_is_named(name: str) -> None:
+    q = torch.randn(2, 8, 512, 64, device=DEV, dtype=torch.float16)
+    baseline = Sdpa(name)
+    try:
+        baseline.prepare(q, q, q, False)
+    except Unavailable as exc:
+        pytest.skip(str(exc))
+    with baseline.scope():
+        assert dispatched(lambda: baseline.prepare(q, q, q, False)) == name
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_default_is_named_after_the_backend_whose_output_it_gives_to_the_last_bit(head_dim: int) -> None:
+    generator = torch.Generator(DEV).manual_seed(1)
+    q, k, v = (torch.randn(2, 8, 1024, head_dim, device=DEV, generator=generator).half() for _ in range(3))
+    named_as = Sdpa("default").resolved(q, k, v, False).removeprefix("default:")
+    assert named_as == dispatched(lambda: Sdpa("default").prepare(q, k, v, False)) == chosen(q, k, v, False, None)
+    baseline = Sdpa(named_as)
+    with baseline.scope():
+        pinned = baseline.prepare(q, k, v, False)()
+    assert torch.equal(pinned, Sdpa("default").prepare(q, k, v, False)())
+
+
+def test_a_case_in_both_regimes_is_one_file_with_every_column_that_a_gpu_can_fill(tmp_path: Path) -> None:
+    asked = spec(
+        implementations=["bench", "sdpa:default", "sdpa:flash", "bench:aa"],
+        measure={"shapes": [shape(64, head_dim=64), shape(4096, head_dim=128, heads=16, kv_heads=16)], "dtypes": ["float16"]},
+        regime="both", cache="cold", warmup="steady", repeats=6,
+    )  # fmt: skip
+    with HarnessProcess("environment", asked, tmp_path) as harness:
+        code, _ = harness.finish()
+        assert code == 0, harness.log()
+    environment = json.loads((harness.out / "environment.json").read_text())
+    assert environment["sm_clock_in_kernel_mhz"] > 100, environment["sm_clock_in_kernel_failure"]
+    assert environment["last_level_cache_bytes"] > 0
+    assert environment["timer_overhead_us"] > 0
+    with HarnessProcess("measure", asked, tmp_path) as harness:
+        code, facts = harness.finish()
+    assert code == 0, harness.log()
+    small, large = named(facts, "case_finished")
+    assert list(small["stopped"]) == ["burst", "graph"]
+    assert list(large["stopped"]) == ["burst", "sustained"]
+    for finished in (small, large):
+        table = [row for row in harness.rows(finished["case_id"]) if not row["skipped"]]
+        for regime in finished["stopped"]:
+            own = [row for row in table if row["regime"] == regime]
+            assert sorted(int(row["block"]) for row in own if row["implementation"] == "bench") == [1, 2, 3, 4, 5, 6]
+        for column in ("backend", "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us"):
+            assert all(row[column] for row in table), column
+        assert all(row["peak_memory_bytes"] for row in table)
+        assert all(row["sm_clock_mhz"] for row in table)
+        assert {row["cache"] for row in table} <= {"cold", "mixed"}
+    assert {row["cache"] for row in harness.rows(large["case_id"])} == {"cold"}
