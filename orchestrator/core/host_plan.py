@@ -11,7 +11,7 @@ from orchestrator.core.hosts import MACHINE_TYPE, PROVISIONING, Target
 from orchestrator.core.placement import Offer
 from orchestrator.core.plan import LaunchPlan, PlanRefused, fit_budget
 from orchestrator.core.pricing import ceiling
-from orchestrator.core.settings import Config, effective_grids, harness
+from orchestrator.core.settings import Config, effective_grids, harness, measurements
 
 MODE = "host"
 
@@ -62,8 +62,8 @@ def plan_on_hosts(
         attempts=attempts,
         image="",
         cases=cases,
-        measurements_per_implementation=len(cases) * config.measure.repeats,
-        harness=harness(config, grids),
+        measurements_per_implementation=len(cases) * measurements(config, MODE),
+        harness=harness(config, grids, MODE),
         notices=(*notices, *said),
         headroom=fits.headroom,
     )
