@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Bench
+from tests.cli.test_real_machines import QUICK
 from tests.hosts.conftest import CASES, Client, Start
 from tests.hosts.looking import await_truth, files, in_phase, outside_the_cache, processes, spooled
 from tests.support.sshd import Sshd, Wire
@@ -289,6 +290,7 @@ REAL = (
     "--set", "correctness.grid={shapes: [{batch: 1, heads: 2, seq: 33, head_dim: 64}], dtypes: [float32]}",
     "--set", "measure.implementations=[bench, 'sdpa:math', 'sdpa:cudnn']",
     "--set", "measure.repeats=5",
+    *QUICK,
     "--set", "environment.min_free_gb=0",
 )  # fmt: skip
 
