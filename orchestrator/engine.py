@@ -14,6 +14,7 @@ from orchestrator.core.arming import NotArmed, arm, may_settle
 from orchestrator.core.budget import Alert, Caps, Ledger, alerts_due, mark_alerted, settle
 from orchestrator.core.diagnose import wants_diagnosis
 from orchestrator.core.errors import BudgetExceeded, NotFound, Unavailable
+from orchestrator.core.hosts import is_host
 from orchestrator.core.naming import cases_prefix, hold_key, instance_name
 from orchestrator.core.placement import Offer
 from orchestrator.core.run import Phase, Run, Vm, replay
@@ -98,9 +99,12 @@ class Engine:
     def step(self) -> tuple[Run, float]:
         """One turn. Returns the run after it, and for how long nothing needs doing (0: another turn at once)."""
         run = self.look()
+        seen = self.observe(run)
+        if run.vm is not None and is_host(run.vm.zone):
+            run = self.look()  # looking at a host brings home what its run has said since
         commands = do.decide(
             run,
-            self.observe(run),
+            seen,
             self.world.clock.now(),
             self.world.policy,
             self.launch.offers if self.launch else None,

@@ -10,6 +10,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.budget import Alert, Ledger, Refused, alerts_due, authorize, hold, mark_alerted
 from orchestrator.core.describe import plan_document
 from orchestrator.core.errors import BudgetExceeded
+from orchestrator.core.hosts import HOST_KEY, is_host
 from orchestrator.core.naming import hold_key, labels, payload_object, plan_object
 from orchestrator.core.placement import Offer
 from orchestrator.core.plan import LaunchPlan, run_spec
@@ -50,7 +51,7 @@ def begin(
     log = world.log(run_id)
     log.append(
         ev.RunPlanned(
-            gpu=plan.config.gpu,
+            gpu=plan.label,
             config=plan.config_name,
             user=where.user,
             mode=where.mode,
@@ -93,7 +94,7 @@ def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, gen
         verdict = authorize(ledger, world.caps, plan.ceiling_usd, now, run_id=key)
         if isinstance(verdict, Refused):
             return verdict
-        held = hold(ledger, key, plan.ceiling_usd, plan.ttl_s, now, plan.config.gpu)
+        held = hold(ledger, key, plan.ceiling_usd, plan.ttl_s, now, plan.label)
         due = alerts_due(held, world.caps, now)
         return mark_alerted(held, due)
 
@@ -137,7 +138,9 @@ def instance_request(
             {"bucket": where.bucket, "object": payload_object(payload.sha256), "sha256": payload.sha256}
         ),
     }
-    if where.endpoints is not None:
+    if is_host(offer.zone):
+        metadata[HOST_KEY] = json.dumps({"target": offer.why, "python": plan.config.host.python})
+    elif where.endpoints is not None:
         metadata["bench-endpoints"] = json.dumps(dict(where.endpoints))
     return InstanceRequest(
         name=name,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from orchestrator.core.budget import Ledger
 from orchestrator.core.events import Event, Fact
@@ -18,7 +18,8 @@ from orchestrator.core.placement import Advice, Offer
 
 __all__ = [
     "Accepted", "Advice", "Blob", "Bucket", "Clock", "Cloud", "Entry", "EventLog", "History", "Index", "Instance",
-    "InstanceRequest", "LedgerStore", "Notice", "Notifier", "Operation", "Quota", "Refusal", "SerialChunk",
+    "InstanceRequest", "LedgerStore", "Notice", "Notifier", "Operation", "Quota", "Refusal", "RemoteShell",
+    "SerialChunk",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -61,6 +62,31 @@ class Cloud(Protocol):
 
     def quotas(self, region: str) -> tuple[Quota, ...]:
         """The region's quotas, and the project's (with `region` empty)."""
+
+
+# --- Hosts ----------------------------------------------------------------------------------------------------------
+
+
+class RemoteShell(Protocol):
+    """One machine that its owner lets us into. It connects when it is first used, and again after the connection was
+    lost. Raises `Unavailable` when it cannot be reached or the connection is lost, `HostKeyRefused`, `PermissionDenied`
+    when it does not let us in, and `HostUnfit` when it has no python to talk to."""
+
+    def ask(
+        self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60
+    ) -> Mapping[str, Any]:
+        """Has one operation of `startup/host/hand.py` done there by `python` (empty: its `python3`), and gives its
+        answer, which may be `{"trouble", "message", "path"}`. An operation may have been done though its answer was
+        lost: each can be repeated."""
+
+    def put(self, data: bytes, path: str) -> None:
+        """Writes a file there. Raises `HostUnfit` when it cannot be written."""
+
+    def get(self, path: str) -> bytes | None:
+        """A file's bytes, or None when it is not there."""
+
+    def close(self) -> None:
+        """Ends the connection; another use opens a new one."""
 
 
 # --- Bucket ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from decimal import Decimal
 
 from orchestrator.core.arming import may_settle
 from orchestrator.core.budget import ZERO, Caps, Entry, Ledger, settle
+from orchestrator.core.errors import ProviderError
+from orchestrator.core.hosts import is_host
 from orchestrator.core.naming import RUN_LABEL, hold_key, run_of
 from orchestrator.core.pricing import DEADLINE_SLACK_S
 from orchestrator.core.run import replay
@@ -50,7 +52,12 @@ def _one(world: World, key: str) -> Found:
         return _without_events(world, key, run_id)
     pause = 0.0
     while not pause and not (run.over and run.settled is not None):
-        run, pause = engine.step()
+        try:
+            run, pause = engine.step()
+        except ProviderError as exc:
+            if run.vm is None or not is_host(run.vm.zone):
+                raise
+            return Found(key, False, str(exc))  # a host that is switched off: its hold waits, the others need not
     entry = world.ledger.read().runs[key]
     if entry.settled_usd is not None:
         return Found(key, True, f"{run.phase.value}: ${entry.settled_usd} of ${entry.hold_usd}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
+from typing import Annotated, Final
 
 from platformdirs import user_data_path
 from pydantic import Field, ValidationError
@@ -10,13 +13,16 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orchestrator.core.errors import ConfigError
 
+Cap = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+CAPS: Final = ("per_run_usd", "per_day_usd", "per_month_usd", "total_usd")
+
 
 def default_home() -> Path:
     return user_data_path("spotbench")
 
 
 class Settings(BaseSettings):
-    """Each setting is also an environment variable: BENCH_HOME, BENCH_PROJECT, BENCH_BUCKET, BENCH_WEATHER."""
+    """Each setting is also an environment variable: BENCH_HOME, BENCH_PROJECT, BENCH_BUCKET, and so on."""
 
     model_config = SettingsConfigDict(env_prefix="BENCH_", extra="ignore", frozen=True)
 
@@ -28,6 +34,20 @@ class Settings(BaseSettings):
     bucket: str = ""
     weather: Path | None = None
     """Faults for the embedded cloud, as a YAML file."""
+    service_account: str = ""
+    """What machines run as, where a configuration does not name another."""
+    per_run_usd: Cap | None = None
+    per_day_usd: Cap | None = None
+    per_month_usd: Cap | None = None
+    total_usd: Cap | None = None
+    """Caps in dollars, where a configuration of one's own does not set others."""
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        """Keys of a configuration and their values, as these settings have them."""
+        caps = {key: getattr(self, key) for key in CAPS}
+        found = {f"budget.{key}": str(usd) for key, usd in caps.items() if usd is not None}
+        return ({"machine.service_account": self.service_account} if self.service_account else {}) | found
 
 
 def load_settings(*, project: str = "", bucket: str = "") -> Settings:

@@ -16,7 +16,7 @@ from orchestrator.core.budget import Caps
 from orchestrator.core.decide import Policy
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.naming import run_id
-from orchestrator.ports import Bucket, Clock, Cloud, EventLog, History, Notice, Notifier
+from orchestrator.ports import Bucket, Clock, Cloud, EventLog, History, Notice, Notifier, RemoteShell
 from orchestrator.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from orchestrator.adapters.index import RunIndex
     from orchestrator.adapters.ledger import LedgerStore
     from orchestrator.adapters.notify import Notifiers
+    from orchestrator.core.hosts import Target
     from orchestrator.core.machines import Instance
     from orchestrator.embedded.client import CloudAddress
     from orchestrator.engine import World
+    from orchestrator.everywhere import Everywhere
+    from orchestrator.host_cloud import HostCloud
     from orchestrator.launch import Payload as LaunchPayload
 
 
@@ -35,9 +38,14 @@ def wire(*, project: str = "", bucket: str = "") -> Wiring:
     if settings.project and not settings.bucket:
         raise ConfigError(
             f"project {settings.project} is set but no bucket is",
-            hint="set BENCH_BUCKET (or --bucket) to a bucket of that project; runs, results and the ledger live there",
+            hint=f"`bench init --project {settings.project}` makes one; or name one that is there with BENCH_BUCKET",
         )
     return Wiring(settings)
+
+
+def wire_embedded() -> Wiring:
+    """The embedded cloud, whatever the settings say of a project."""
+    return Wiring(load_settings().model_copy(update={"project": "", "bucket": ""}))
 
 
 def utc_now() -> datetime:
@@ -129,16 +137,36 @@ class Wiring:
             return GoogleCloud(project=self.settings.project, clock=self.clock)
         return GoogleCloud(project=self.address.project, endpoint=self.address.compute, clock=self.clock)
 
+    @cached_property
+    def hosts(self) -> HostCloud:
+        """The user's own machines. What speaks SSH is loaded when the first of them is spoken to."""
+        from orchestrator.host_cloud import HostCloud
+
+        def connect(target: Target) -> RemoteShell:
+            from orchestrator.adapters.ssh import SshShell
+
+            return SshShell(target)
+
+        return HostCloud(self.bucket, self.clock, connect)
+
+    @cached_property
+    def everywhere(self) -> Everywhere:
+        from orchestrator.everywhere import Everywhere
+
+        return Everywhere(lambda: self._cloud, self.hosts)
+
     def cloud(self) -> Cloud:
-        return self._cloud
+        return self.everywhere
 
     def alive(self) -> tuple[Instance, ...]:
         """Every machine of ours that exists now, asked of the cloud itself without its heavy client."""
         from orchestrator.adapters.alive import alive
 
         if self.address is None:
-            return alive(self.settings.project)
-        return alive(self.address.project, self.address.compute)
+            rented = alive(self.settings.project)
+        else:
+            rented = alive(self.address.project, self.address.compute)
+        return (*rented, *self.hosts.instances())
 
     @cached_property
     def ledger(self) -> LedgerStore:

@@ -21,22 +21,29 @@ MAY_IMPORT = {
     "last_words": {"core", "ports"},
     "engine": {"core", "ports", "last_words"},
     "launch": {"core", "ports", "engine"},
+    "host_cloud": {"core", "ports"},
+    "everywhere": {"core", "ports", "host_cloud"},
+    "host_check": {"core", "ports", "host_cloud"},
     "reaping": {"core", "ports", "engine"},
     "resume": {"core", "ports", "engine", "launch"},
     "reconcile": {"core", "ports", "engine"},
     "log_tail": {"core", "ports"},
-    "wiring": {"core", "ports", "settings", "engine", "launch", "adapters", "embedded"},
+    "doctor": {"core"},
+    "wiring": {"core", "ports", "settings", "engine", "launch", "host_cloud", "everywhere", "adapters", "embedded"},
     "cli": {
         "core",
         "ports",
         "settings",
         "engine",
         "launch",
+        "host_cloud",
+        "host_check",
         "last_words",
         "reaping",
         "resume",
         "reconcile",
         "log_tail",
+        "doctor",
         "wiring",
         "adapters",
         "embedded",
@@ -100,7 +107,9 @@ def test_the_core_the_statistics_and_the_report_do_no_io(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_google_and_fabric_stay_in_the_adapters(path: Path) -> None:
     heavy = {
-        name for name in imports(path) if name.split(".")[0] in ("google", "fabric", "googleapiclient", "google_crc32c")
+        name
+        for name in imports(path)
+        if name.split(".")[0] in ("google", "fabric", "paramiko", "invoke", "googleapiclient", "google_crc32c")
     }
     assert not heavy or part_of(path) == "adapters"
 

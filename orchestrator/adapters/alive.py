@@ -64,7 +64,8 @@ def _get(session: Any, url: str, query: Mapping[str, str], project: str) -> Mapp
         failure = f"HTTP {answer.status_code}"
         if answer.status_code == 403:
             raise PermissionDenied(
-                f"cannot {doing}: {_words(answer)}", hint="it takes compute.instances.list; docs/gce.md has the roles"
+                f"cannot {doing}: {_words(answer)}",
+                hint="it takes compute.instances.list; `bench doctor` lists all that is missing",
             )
         if answer.status_code < 500 and answer.status_code != 429:
             raise ProviderError(f"cannot {doing}: {_words(answer)}")

@@ -125,7 +125,7 @@ class GoogleCloud:
         found: compute_v1.Image = self._calls.ask(
             lambda: images.get_from_family(project=project, family=family, **self._calls.once),
             f"find the image family {family} of {project}",
-            missing="families are withdrawn from time to time: name another one in the configuration",
+            missing="families are withdrawn from time to time: `bench doctor` names the nearest one that is there",
         )
         return "projects/" + found.self_link.rsplit("/projects/", 1)[-1]
 
@@ -187,7 +187,7 @@ class GoogleCloud:
         if {fault.code, fault.reason} & table.DENIED:
             raise PermissionDenied(
                 f"cannot {doing}: {fault.code} {fault.message}",
-                hint="the account in use needs the right that the message names; docs/gce.md lists them all",
+                hint="the account in use lacks the right that the message names; `bench doctor` lists all",
             )
         return table.refusal(fault)
 

@@ -103,7 +103,7 @@ RULES: Final = (
         frozenset({"notFound"}),
         ALL,
         says="/images/",
-        hint="the image is gone: set machine.image_family to one that `gcloud compute images list` names",
+        hint="the image is gone: `bench doctor` names the nearest family, for machine.image_family",
     ),
     Rule(frozenset({"notFound"}), ALL, says="network", hint="name a network that exists in the configuration"),
     Rule(

@@ -167,7 +167,8 @@ class GoogleBucket:
         except NotFound as exc:
             raise NotFound(
                 f"cannot {what}: there is no bucket gs://{self._name}",
-                hint=f"make it: `gcloud storage buckets create gs://{self._name}`, or name another with BENCH_BUCKET",
+                hint=f"`bench init` makes it, or `gcloud storage buckets create gs://{self._name}`;"
+                " BENCH_BUCKET names another",
             ) from exc
 
     def _upload(

@@ -15,11 +15,12 @@ from google.auth import compute_engine
 from google.auth.credentials import AnonymousCredentials, Credentials
 
 from orchestrator.core.errors import CredentialsMissing
+from orchestrator.core.identity import Identity
 
 SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 REMEDY: Final = (
     "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, "
-    "or leave the project out of the configuration to use the embedded cloud"
+    "or leave the project out of the configuration to use the embedded cloud; `bench doctor` looks at the rest"
 )
 METADATA_TIMEOUT_S: Final = 1.0
 
@@ -48,6 +49,29 @@ def default_credentials() -> Credentials:
     if isinstance(found, compute_engine.Credentials) and not probe.answered:
         raise CredentialsMissing("no Google credentials, and no metadata server answers here", hint=REMEDY)
     return found
+
+
+def identity(found: Credentials) -> Identity:
+    """Whose credentials these are, as far as they tell. Sends nothing."""
+    if isinstance(found, AnonymousCredentials):
+        return Identity("none are needed by the embedded cloud")
+    email = str(getattr(found, "service_account_email", "") or "")
+    if "@" in email:
+        return Identity("a service account", f"serviceAccount:{email}")
+    if isinstance(found, compute_engine.Credentials):
+        return Identity("this machine's service account")
+    account = str(getattr(found, "account", "") or "")
+    return Identity("a login", f"user:{account}" if "@" in account else "")
+
+
+def proven(found: Credentials) -> Identity:
+    """The same, once Google has given a token for them. Raises `CredentialsMissing`."""
+    if not isinstance(found, AnonymousCredentials):
+        try:
+            found.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
+        except (google.auth.exceptions.GoogleAuthError, OSError) as exc:
+            raise CredentialsMissing(f"the credentials give no token: {_first_line(exc)}", hint=REMEDY) from exc
+    return identity(found)
 
 
 class Silence:

@@ -91,16 +91,23 @@ def _forbidden(exc: api.Forbidden, doing: str) -> BenchError:
     if why & RATE_REASONS:
         return Unavailable(f"cannot {doing}: too many requests ({brief(exc)})", hint=_AGAIN)
     if why & QUOTA_REASONS:
-        return QuotaExceeded(f"cannot {doing}: {brief(exc)}", hint="ask for more on the console's quotas page")
+        return QuotaExceeded(
+            f"cannot {doing}: {brief(exc)}",
+            hint="`bench doctor` shows what is left where; ask for more on the console's quotas page",
+        )
     if why & DISABLED_REASONS:
         return PermissionDenied(
             f"cannot {doing}: the API is not enabled ({brief(exc)})",
-            hint="run `gcloud services enable compute.googleapis.com storage.googleapis.com`, then wait a minute",
+            hint="`bench doctor --fix` enables what is off (or: `gcloud services enable compute.googleapis.com"
+            " storage.googleapis.com`); then wait a minute",
         )
     needed = _PERMISSION.search(str(exc))
     return PermissionDenied(
         f"cannot {doing}: {brief(exc)}",
-        hint=f"grant `{needed[1]}` to the account in use" if needed else "docs/gce.md lists the rights that are needed",
+        hint=(
+            f"grant `{needed[1]}` to the account in use" if needed else "docs/gce.md lists the rights that are needed"
+        )
+        + "; `bench doctor` lists all that are missing",
     )
 
 

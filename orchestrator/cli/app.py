@@ -16,11 +16,14 @@ from orchestrator.cli import (
     compare,
     costs,
     diagnose,
+    doctor,
     fetch,
     history,
+    init,
     launch,
     logs,
     plan,
+    prices,
     reap,
     report,
     status,
@@ -86,8 +89,11 @@ def root(
     ctx.obj = Options(project=project, bucket=bucket)
 
 
+app.command("init")(init.init)
+app.command("doctor")(doctor.doctor)
 app.command("launch")(launch.launch)
 app.command("plan")(plan.plan)
+app.command("prices")(prices.prices)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("fetch")(fetch.fetch)

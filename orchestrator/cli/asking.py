@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orchestrator.core.config import Config
     from orchestrator.core.plan import LaunchPlan, PlanRefused
     from orchestrator.wiring import Wiring
@@ -25,6 +28,15 @@ class Asked:
     max_price: str = ""
     on_demand_after: int | None = None
     fallback_gpus: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    def known(self, wiring: Wiring) -> Asked:
+        """The same, with the configuration that suits the host where only a host was named."""
+        if not self.hosts or self.gpu or self.path is not None:
+            return self
+        from orchestrator.cli.hosting import gpu_of
+
+        return replace(self, gpu=gpu_of(wiring, self))
 
     @property
     def every_override(self) -> tuple[str, ...]:
@@ -34,6 +46,8 @@ class Asked:
             said.append(f"placement.on_demand_after={self.on_demand_after}")
         if self.fallback_gpus:
             said.append(f"placement.fallback_gpus=[{', '.join(gpu.lower() for gpu in self.fallback_gpus)}]")
+        if self.hosts:
+            said.append(f"host.targets={json.dumps(self.hosts)}")
         return (*self.overrides, *said)
 
 
@@ -66,12 +80,22 @@ def load_asked(asked: Asked) -> tuple[Config, str]:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         raise ConfigError(f"cannot read {path}: {reason}", hint="see configs/ for examples, or use --gpu") from exc
     grids = yaml.safe_load(bundled("grids.yaml").read_text(encoding="utf-8"))
-    overrides = asked.every_override
+    overrides = (*settled(text, own=asked.path is not None), *asked.every_override)
     if asked.path is not None and asked.gpu:
         overrides = (*overrides, f"gpu={asked.gpu.lower()}")
     source = path.name if asked.path is None else str(asked.path)
     config = configs.load(text, source=source, overrides=overrides, grids=grids)
     return (configs.baseline_only(config) if asked.baseline_only else config), path.stem
+
+
+def settled(text: str, *, own: bool) -> tuple[str, ...]:
+    """What this user's settings put in the place of a bundled configuration's values, or add to one of one's own."""
+    from orchestrator.core import yamltext
+    from orchestrator.settings import load_settings
+
+    defaults = load_settings().defaults
+    said = yamltext.read(text).lines if own and defaults else {}
+    return tuple(f"{key}={value}" for key, value in defaults.items() if tuple(key.split(".")) not in said)
 
 
 def known_gpus() -> tuple[str, ...]:
@@ -82,7 +106,15 @@ def known_gpus() -> tuple[str, ...]:
 
 def make_plan(wiring: Wiring, config: Config, name: str) -> LaunchPlan:
     """Everything decided before a cent is spent. Raises what stands in the way, with exit codes 2, 3, 4 or 6."""
-    answer = try_plan(wiring, config, name)
+    if config.host.targets:
+        from orchestrator.cli.hosting import plan_hosts
+
+        return plan_hosts(wiring, config, name)
+    return agreed(try_plan(wiring, config, name))
+
+
+def agreed(answer: LaunchPlan | PlanRefused) -> LaunchPlan:
+    """The plan, or its refusal as an error."""
     from orchestrator.core.plan import LaunchPlan
 
     if isinstance(answer, LaunchPlan):
@@ -91,9 +123,12 @@ def make_plan(wiring: Wiring, config: Config, name: str) -> LaunchPlan:
     raise kinds[answer.kind](answer.message, hint=answer.hint)
 
 
-def try_plan(wiring: Wiring, config: Config, name: str) -> LaunchPlan | PlanRefused:
+def try_plan(
+    wiring: Wiring, config: Config, name: str, plan_once: Callable[[], LaunchPlan | PlanRefused] | None = None
+) -> LaunchPlan | PlanRefused:
     """The plan, or why there is none. Before money is refused, holds of clients that died are looked after."""
-    answer = _plan_all(wiring, config, name)
+    plan_again = plan_once or (lambda: _plan_all(wiring, config, name))
+    answer = plan_again()
     if getattr(answer, "kind", "") != "budget" or all(
         e.settled_usd is not None for e in wiring.ledger.read().runs.values()
     ):
@@ -101,7 +136,7 @@ def try_plan(wiring: Wiring, config: Config, name: str) -> LaunchPlan | PlanRefu
     from orchestrator.reconcile import reconcile
 
     found = reconcile(wiring.world(config.budget.caps()))
-    return _plan_all(wiring, config, name) if any(one.settled for one in found) else answer
+    return plan_again() if any(one.settled for one in found) else answer
 
 
 def _plan_all(wiring: Wiring, config: Config, name: str) -> LaunchPlan | PlanRefused:

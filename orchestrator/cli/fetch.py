@@ -29,14 +29,23 @@ def fetch(
     from orchestrator.cli.reading import read_report, write_files
     from orchestrator.cli.results_view import results_view
     from orchestrator.core.budget import Caps
+    from orchestrator.core.errors import ProviderError
+    from orchestrator.core.hosts import is_host
     from orchestrator.engine import Engine
 
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
     engine = Engine(wiring.world(Caps()), run_id)
     state = engine.look()
-    if state.closed is None:
-        state, _ = engine.step()
+    try:
+        if state.closed is None:
+            state, _ = engine.step()
+        elif any(is_host(vm.zone) for vm in state.vms):
+            wiring.hosts.bring_home(run_id)  # a host that was given up may have come back with what it stored
+    except ProviderError as exc:
+        if not any(is_host(vm.zone) for vm in state.vms):
+            raise
+        typer.echo(f"{exc}; this is what is in the bucket so far", err=True)
     fetched = fetch_run(wiring.bucket, state, into)
     if fetched.cases:
         write_files(read_report(fetched.folder), fetched.folder)

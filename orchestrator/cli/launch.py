@@ -12,6 +12,7 @@ from orchestrator.cli.options import Json, emit_json, options
 
 if TYPE_CHECKING:
     from orchestrator.cli.watch import Watch
+    from orchestrator.core.plan import LaunchPlan
     from orchestrator.core.run import Run
     from orchestrator.engine import Engine
     from orchestrator.launch import Where
@@ -38,6 +39,10 @@ OnDemandAfter = Annotated[
 FallbackGpu = Annotated[
     list[str] | None, typer.Option("--fallback-gpu", metavar="GPU", help="Another GPU if the first cannot be had.")
 ]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", metavar="USER@BOX[:PORT]", help="Measure on a machine of your own, over SSH; rent none."),
+]
 
 
 def launch(
@@ -50,6 +55,7 @@ def launch(
     max_price: MaxPrice = "",
     on_demand_after: OnDemandAfter = None,
     fallback_gpu: FallbackGpu = None,
+    host: Hosts = None,
     resume: Annotated[
         str,
         typer.Option("--resume", metavar="RUN", help="Go on with a run that lost its client, or was cut short."),
@@ -61,7 +67,7 @@ def launch(
     Follows the run live; Ctrl-C detaches and the run goes on.
     """
     if resume:
-        if config or gpu or set_ or baseline_only or max_price or fallback_gpu or on_demand_after is not None:
+        if config or gpu or set_ or baseline_only or max_price or fallback_gpu or host or on_demand_after is not None:
             from orchestrator.core.errors import ConfigError
 
             raise ConfigError("--resume goes on with the plan of the run: it takes no other choice of what to measure")
@@ -72,33 +78,36 @@ def launch(
     from orchestrator.launch import begin
     from orchestrator.wiring import new_run_id, payload_of
 
-    settings, name = load_asked(
-        Asked(gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()))
-    )
-    payload = payload_of(settings.payload.root)
+    asked = Asked(
+        gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()),
+        tuple(host or ()),
+    )  # fmt: skip
     wiring = options(ctx).wiring()
+    settings, name = load_asked(asked.known(wiring))
+    payload = payload_of(settings.payload.root)
     with watching(quiet=json) as watch:
         wiring.say = watch.say
         watch.step("planning")
         plan = make_plan(wiring, settings, name)
         watch.planned(plan)
         world = wiring.world(settings.budget.caps(), command=settings.alerts.command, webhook=settings.alerts.webhook)
-        where = _where(wiring, settings.gpu)
-        run_id = new_run_id(wiring.clock.now(), settings.gpu)
+        where = _where(wiring, plan)
+        run_id = new_run_id(wiring.clock.now(), plan.label)
         engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say)
         run = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
     finish(run, json=json)
 
 
-def _where(wiring: Wiring, gpu: str) -> Where:
+def _where(wiring: Wiring, plan: LaunchPlan) -> Where:
     from orchestrator.launch import Where
 
+    mode = "host" if plan.mode == "host" else wiring.mode
     return Where(
-        mode=wiring.mode,
+        mode=mode,
         bucket=wiring.bucket.name,
         user=wiring.user,
         endpoints=wiring.endpoints,
-        require_cuda=wiring.mode == "gce" and gpu != "cpu",
+        require_cuda=mode != "embedded" and plan.config.gpu != "cpu",
     )
 
 
@@ -120,7 +129,7 @@ def _resume(ctx: typer.Context, text: str, *, detach: bool, json: bool) -> None:
             world,
             plan,
             run_id=run_id,
-            where=_where(wiring, settings.gpu),
+            where=_where(wiring, plan),
             fresh=lambda: payload_of(settings.payload.root),
             say=watch.say,
         )

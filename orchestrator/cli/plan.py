@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from orchestrator.cli.launch import BaselineOnly, ConfigFile, FallbackGpu, Gpu, MaxPrice, OnDemandAfter, Overrides
+from orchestrator.cli.launch import (
+    BaselineOnly,
+    ConfigFile,
+    FallbackGpu,
+    Gpu,
+    Hosts,
+    MaxPrice,
+    OnDemandAfter,
+    Overrides,
+)
 from orchestrator.cli.options import Json, emit_json, options
 
 
@@ -17,6 +26,7 @@ def plan(
     max_price: MaxPrice = "",
     on_demand_after: OnDemandAfter = None,
     fallback_gpu: FallbackGpu = None,
+    host: Hosts = None,
     json: Json = False,
 ) -> None:
     """Show what a launch would do, and cost at most.
@@ -29,10 +39,14 @@ def plan(
     from orchestrator.cli.plan_view import plan_view
     from orchestrator.core.describe import plan_document
 
-    settings, name = load_asked(
-        Asked(gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()))
-    )
+    asked = Asked(
+        gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()),
+        tuple(host or ()),
+    )  # fmt: skip
     wiring = options(ctx).wiring()
+    if json:
+        wiring.say = lambda _: None
+    settings, name = load_asked(asked.known(wiring))
     made = make_plan(wiring, settings, name)
     if json:
         emit_json(plan_document(made))

@@ -107,7 +107,7 @@ def _alive(wiring: Wiring) -> tuple[Finding, ...]:
 
 def _lines(wiring: Wiring) -> list[StatusLine]:
     """Every run, oldest first. Finished runs cost nothing but the one listing; open ones are stepped once."""
-    from orchestrator.core.errors import NotFound
+    from orchestrator.core.errors import NotFound, ProviderError
     from orchestrator.core.status import decode, status_line
 
     lines = []
@@ -115,11 +115,19 @@ def _lines(wiring: Wiring) -> list[StatusLine]:
         line = decode(entry.run_id, entry.status)
         if line is None or not line.over:
             from orchestrator.core.budget import Caps
+            from orchestrator.core.hosts import is_host
             from orchestrator.engine import Engine
 
             try:
                 state, _ = Engine(wiring.world(Caps()), entry.run_id).step()
             except NotFound:
+                continue
+            except ProviderError as exc:
+                if line is None or not is_host(line.vm):
+                    raise
+                # One host that is switched off must not hide all other runs.
+                typer.echo(f"{entry.run_id}: {exc}", err=True)
+                lines.append(line)
                 continue
             line = status_line(state, wiring.clock.now())
         lines.append(line)

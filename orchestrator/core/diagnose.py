@@ -69,16 +69,19 @@ REMEDIES: Final = {
     "phase_timeout": "raise run.phase_limits_s for the phase, or measure a smaller grid",
     "deadline": "raise run.max_minutes (or the budget that shortened it), or measure a smaller grid",
     "preempted": "raise run.attempts, so that another machine goes on where this one stopped",
-    "storage_unreachable": "let the machine's service account create objects in the bucket; docs/gce.md has the roles",
+    "storage_unreachable": "let the machine's service account create objects in the bucket; `bench doctor` says what "
+    "is missing, `bench init` grants it",
     # --- at the provider
     "quota_zero": "the limit is 0, as it is for every new project: ask for 1 of GPUS_ALL_REGIONS and 1 of the GPU's "
-    "own metric in the region at https://console.cloud.google.com/iam-admin/quotas",
-    "quota": "ask for more at https://console.cloud.google.com/iam-admin/quotas, or name other regions",
+    "own metric in the region at https://console.cloud.google.com/iam-admin/quotas; `bench doctor` has the commands",
+    "quota": "ask for more at https://console.cloud.google.com/iam-admin/quotas, or name other regions; `bench doctor` "
+    "shows where there is room",
     "stockout": "try again later, allow more zones, or take machine.provisioning=standard",
-    "permission": "give the account in use the rights that docs/gce.md lists",
-    "api_disabled": "enable the Compute Engine API: gcloud services enable compute.googleapis.com",
+    "permission": "give the account in use the rights that docs/gce.md lists; `bench doctor` says which are missing",
+    "api_disabled": "enable the Compute Engine API: gcloud services enable compute.googleapis.com, or "
+    "`bench doctor --fix`",
     "credentials": "run `gcloud auth application-default login`",
-    "image_gone": "set machine.image_family to one that `gcloud compute images list` names",
+    "image_gone": "set machine.image_family to one that is there: `bench doctor` names the nearest",
     "free_tier": "upgrade the billing account: accounts in the free tier cannot have GPUs",
     "billing": "link an open billing account to the project",
     "bad_request": "this is a request that no zone accepts: check machine.* in the config",

@@ -12,13 +12,15 @@ BenchError 1                      something else went wrong
 ├── ProviderError 6               the cloud said no, or did not answer
 │   ├── QuotaExceeded 6
 │   ├── PermissionDenied 6
+│   │   └── HostKeyRefused 6      a machine is not known to be the one that was meant
 │   ├── CredentialsMissing 6
 │   └── Unavailable 6
 ├── NotFound 10                   no such run, bucket or object
 ├── LocalError 11                 this machine: a folder that cannot be written, a file in the way
 ├── Regression 12                 a comparison found something slower, beyond noise and tolerance
 ├── NotComparable 13              runs that must not be set side by side, or that have nothing in common
-└── Undecided 14                  `--fail-on inconclusive`, and a comparison came to no conclusion
+├── Undecided 14                  `--fail-on inconclusive`, and a comparison came to no conclusion
+└── HostUnfit 15                  a machine of yours was reached, and lacks something that a run needs
 ```
 130 is Ctrl-C outside a followed run. A followed run detaches on Ctrl-C and exits 0: the run goes on.
 """
@@ -78,6 +80,10 @@ class PermissionDenied(ProviderError):
     pass
 
 
+class HostKeyRefused(PermissionDenied):
+    """Over SSH, a host showed a key that is not in known_hosts, or not the one that is there."""
+
+
 class CredentialsMissing(ProviderError):
     pass
 
@@ -104,3 +110,7 @@ class NotComparable(BenchError):
 
 class Undecided(BenchError):
     exit_code = 14
+
+
+class HostUnfit(BenchError):
+    exit_code = 15

@@ -17,7 +17,7 @@ from orchestrator.core.pricing import MAX_TTL_S, MachineSpec, PriceSheet, ceilin
 from orchestrator.core.quota import Quota
 from orchestrator.core.settings import Config, EffectiveGrids, effective_grids, harness, measurements
 
-SHORTEST_S: Final = {"gce": 240, "embedded": 60}
+SHORTEST_S: Final = {"gce": 240, "embedded": 60, "host": 60}
 """Boot, checks and one case: a machine with less time brings nothing back."""
 
 
@@ -28,7 +28,7 @@ class LaunchPlan:
     config: Config
     config_name: str
     mode: str
-    """`gce` or `embedded`."""
+    """`gce`, `embedded`, or `host`."""
     offers: tuple[Offer, ...]
     ttl_s: int
     ceiling_usd: Decimal
@@ -47,6 +47,11 @@ class LaunchPlan:
     def of(self, offer: Offer) -> LaunchPlan:
         """The plan that an offer belongs to: image, disk and problems differ from GPU to GPU."""
         return next((other for other in self.fallbacks if other.config.gpu == offer.gpu), self)
+
+    @property
+    def label(self) -> str:
+        """What the run is called by: the GPU that is rented; of a machine that is somebody's own nothing is claimed."""
+        return "host" if self.mode == "host" else self.config.gpu
 
     @property
     def usd_per_hour(self) -> Decimal:
@@ -101,7 +106,7 @@ def plan(
         if not offers:
             return _quota_refused(short)
         notices += [f"left out: {shortage.text}" for shortage in short]
-    timed = _time(config, mode, offers, ledger, caps, now)
+    timed = fit_budget(config, mode, offers, ledger, caps, now)
     if isinstance(timed, PlanRefused):
         return timed
     offers, ttl_s, attempts, said = timed
@@ -215,8 +220,8 @@ def run_spec(
         "environment": {
             "torch": config.environment.torch,
             # The embedded cloud's machines are processes on the user's own: nothing is installed there, and no
-            # room is needed for it.
-            "allow_install": config.environment.allow_install and not embedded,
+            # room is needed for it. Nor is anything on a host: what is there is somebody's.
+            "allow_install": config.environment.allow_install and plan.mode == "gce",
             "min_free_gb": min(config.environment.min_free_gb, 1) if embedded else config.environment.min_free_gb,
         },
         "harness": {**plan.harness, "skip_cases": list(skip_cases), **paid},
@@ -259,7 +264,7 @@ def _models(config: Config) -> tuple[str, ...]:
     return ("spot", "standard") if asked == "spot" and wider else (asked,)
 
 
-def _time(
+def fit_budget(
     config: Config, mode: str, offers: tuple[Offer, ...], ledger: Ledger, caps: Caps, now: datetime
 ) -> tuple[tuple[Offer, ...], int, int, list[str]] | PlanRefused:
     """The offers that the budget can pay for, how long, and on how many machines: the time asked for on as many as it
@@ -340,7 +345,8 @@ def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
     return PlanRefused(
         "quota",
         worst.text + others,
-        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions",
+        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions;"
+        " `bench doctor` shows where there is room",
         {
             "metric": worst.metric,
             "region": worst.region,

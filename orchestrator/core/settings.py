@@ -149,6 +149,17 @@ class Environment(_Section):
     min_free_gb: Annotated[float, Field(ge=0)] = 4
 
 
+class Hosts(_Section):
+    """Machines of the user's own, measured on over SSH in the place of rented ones."""
+
+    targets: tuple[str, ...] = ()
+    """`user@box:port`, or aliases of ~/.ssh/config."""
+    hourly_usd: Amount = Decimal(0)
+    """What an hour of such a machine counts against the caps."""
+    python: str = ""
+    """The interpreter there that has torch; empty: the `python3` that a login finds."""
+
+
 class Payload(_Section):
     root: str | None = None
     """The folder that holds kernels/ and startup/; None: the ones that came with bench."""
@@ -168,6 +179,7 @@ class Config(_Section):
     measure: Measure
     correctness: Correctness
     environment: Environment = Environment()
+    host: Hosts = Hosts()
     payload: Payload = Payload()
 
     @property

@@ -33,13 +33,20 @@ def project_wide(admitted: Admitted) -> dict[str, float]:
     return {"GPUS_ALL_REGIONS": admitted.gpu_count, "CPUS_ALL_REGIONS": admitted.machine.vcpus}
 
 
-def over_quota(admitted: Admitted, vms: list[Vm], inventory: Inventory) -> OperationError | None:
+def limited(inventory: Inventory, weather: Weather, metric: str, region: str | None) -> float | None:
+    """The limit of a quota as the weather leaves it; None where there is no such quota."""
+    listed = inventory.limit(metric, region)
+    short = weather.holds(metric, "quota_limit", metric=metric, region=region or "") if listed is not None else None
+    return listed if short is None else float(short.params.get("limit", 0))
+
+
+def over_quota(admitted: Admitted, vms: list[Vm], inventory: Inventory, weather: Weather) -> OperationError | None:
     """The first quota that the insert would exceed, as the operation's error."""
     region = region_of(admitted.zone)
     for place, wanted in ((region, admitted.usage(inventory)), (None, project_wide(admitted))):
         taken = used(vms, inventory, place)
         for metric, amount in wanted.items():
-            limit = inventory.limit(metric, place) or 0
+            limit = limited(inventory, weather, metric, place) or 0
             if taken.get(metric, 0) + amount > limit:
                 return quota_exceeded(metric, limit, place)
     return None

@@ -6,6 +6,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable
+from email.utils import formatdate
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,7 +17,9 @@ from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.links import link
 from orchestrator.embedded.listener import Reply, Request, Reset, json_reply
 from orchestrator.embedded.listing import aggregated, listing
+from orchestrator.embedded.management import Management, serves
 from orchestrator.embedded.operations import DONE, Operations
+from orchestrator.embedded.permissions import admit_insert, gate
 from orchestrator.embedded.resources import Resources
 from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.weather import Weather, hits_request
@@ -42,6 +45,7 @@ class Compute:
         operations: Operations,
         weather: Weather,
         timeline: Timeline,
+        management: Management,
         observer: Observer | None = None,
         advised: advice.Zones | None = None,
     ) -> None:
@@ -51,15 +55,17 @@ class Compute:
         self.operations = operations
         self.weather = weather
         self.timeline = timeline
+        self.management = management
         self.observer = observer
         self.advised = advised
-        self.resources = Resources(project, inventory)
+        self.resources = Resources(project, inventory, weather)
         self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
 
     def answer(self, request: Request) -> Reply:
         """One request to one answer. Raises `Reset` when the weather cuts the connection."""
+        service = self.management.service_of(request.path) if serves(request.path) else "compute"
         fault = self.weather.take(
-            request.target, lambda fault: hits_request(fault, "compute", request.method, request.target)
+            request.target, lambda fault: hits_request(fault, service, request.method, request.target)
         )
         if fault is not None and fault.kind == "reset" and fault.params.get("after", "request") == "request":
             raise Reset
@@ -74,13 +80,19 @@ class Compute:
             self.observer(request.method, request.path, dict(request.query), body, status, document)
         if fault is not None and fault.kind == "reset":
             raise Reset
-        return json_reply(status, document)
+        reply = json_reply(status, document)
+        skew = self.weather.holds(request.target, "clock_skew")
+        if skew is None:
+            return reply
+        date = formatdate(self.timeline.now().timestamp() + float(skew.params["seconds"]), usegmt=True)
+        return Reply(reply.status, reply.body, {**reply.headers, "Date": date})
 
     def _attempt(self, request: Request) -> tuple[int, Document]:
+        younger = serves(request.path)
         try:
-            return 200, self._dispatch(request)
+            return 200, self.management.answer(request) if younger else self._dispatch(request)
         except ApiError as error:
-            return error.status, error.document()
+            return error.status, error.rpc_document() if younger else error.document()
 
     def _dispatch(self, request: Request) -> Document:
         if not request.path.startswith(PREFIX):
@@ -92,17 +104,21 @@ class Compute:
             if found:
                 if method == request.method:
                     parts = {key: unquote(value) for key, value in found.groupdict().items()}
-                    self._check(parts)
+                    if self._caller(request)[1] == "client":
+                        gate(self.weather, self.project, "compute", method, path)
+                    self._check(parts, request.target)
                     return answer(request, **parts)
                 allowed = True
         raise ApiError(405 if allowed else 404, f"{request.method} {request.path} is not something this cloud can do.")
 
-    def _check(self, parts: dict[str, str]) -> None:
+    def _check(self, parts: dict[str, str], victim: str) -> None:
         project = parts.pop("project")
         owners = {image.project for image in self.inventory.images}
-        if project != self.project and not (project in owners and {"family", "image"} & set(parts)):
+        of_images = {"family", "image", "images"} & set(parts)
+        foreign = project != self.project and not (project in owners and of_images)
+        if foreign or (project == self.project and self.weather.holds(victim, "project_missing")):
             raise not_found(f"projects/{project}")
-        if {"family", "image"} & set(parts):
+        if of_images:
             parts["owner"] = project
         if "zone" in parts and parts["zone"] not in self.inventory.zones:
             raise not_found(f"projects/{project}/zones/{parts['zone']}")
@@ -120,6 +136,7 @@ class Compute:
             ("GET", at + "/regions", self.list_regions),
             ("GET", at + r"/regions/(?P<region>[^/]+)", self.get_region),
             ("GET", at + r"/aggregated/(?P<kind>instances|machineTypes|acceleratorTypes|disks)", self.list_aggregated),
+            ("GET", at + r"/aggregated/(?P<kind>subnetworks|routers)", self.list_regional),
             ("GET", zone + "/instances", self.list_instances),
             ("POST", zone + "/instances", self.insert),
             ("GET", one, self.get_instance),
@@ -131,6 +148,7 @@ class Compute:
             ("POST", zone + r"/operations/(?P<name>[^/]+)/wait", self.wait),
             ("GET", zone + r"/(?P<kind>machineTypes|acceleratorTypes|diskTypes|disks)", self.list_kind),
             ("GET", zone + r"/(?P<kind>machineTypes|acceleratorTypes|diskTypes|disks)/(?P<name>[^/]+)", self.get_kind),
+            ("GET", at + r"/global/(?P<images>images)", self.list_images),
             ("GET", at + r"/global/images/family/(?P<family>[^/]+)", self.image_from_family),
             ("GET", at + r"/global/images/(?P<image>[^/]+)", self.get_image),
             ("GET", at + "/global/networks", self.list_networks),
@@ -153,7 +171,10 @@ class Compute:
 
     def insert(self, request: Request, zone: str) -> Document:
         user, _ = self._caller(request)
-        return self.fleet.insert(body_of(request), zone, request_id(request), user)
+        body = body_of(request)
+        if isinstance(body, dict):
+            admit_insert(self.weather, self.project, body)
+        return self.fleet.insert(body, zone, request_id(request), user)
 
     def delete(self, request: Request, zone: str, name: str) -> Document:
         user, by = self._caller(request)
@@ -256,14 +277,27 @@ class Compute:
         path = f"projects/{self.project}/aggregated/{kind}"
         return aggregated(f"compute#{kind[:-1]}AggregatedList", path, kind, scopes, request.query)
 
+    def list_regional(self, request: Request, kind: str) -> Document:
+        of_kind = {"subnetworks": self.resources.subnetworks, "routers": self.resources.routers}[kind]
+        scopes = {region: of_kind(region, request.target) for region in self.inventory.regions}
+        path = f"projects/{self.project}/aggregated/{kind}"
+        title = f"compute#{kind[:-1]}AggregatedList"
+        return aggregated(title, path, kind, scopes, request.query, level="regions")
+
+    def list_images(self, request: Request, owner: str, images: str) -> Document:
+        path = f"projects/{owner}/global/{images}"
+        return listing("compute#imageList", path, self.resources.images(owner, request.target), request.query)
+
     def image_from_family(self, request: Request, owner: str, family: str) -> Document:
-        image = self.inventory.newest(owner, family)
+        """The newest image that is not deprecated."""
         gone = self.weather.take(
             request.target, lambda fault: fault.kind == "image_gone" and fault.params.get("family", family) == family
         )
-        if image is None or gone:
+        mine = [image for image in self.resources.images(owner, request.target) if image["family"] == family]
+        fresh = [image for image in mine if image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"]
+        if gone or not fresh:
             raise not_found(f"projects/{owner}/global/images/family/{family}")
-        return self.resources.image(image)
+        return max(fresh, key=lambda image: str(image["name"]))
 
     def get_image(self, _request: Request, owner: str, image: str) -> Document:
         found = self.inventory.image(owner, image)
@@ -273,10 +307,10 @@ class Compute:
 
     def list_networks(self, request: Request) -> Document:
         path = f"projects/{self.project}/global/networks"
-        return listing("compute#networkList", path, self.resources.networks(), request.query)
+        return listing("compute#networkList", path, self.resources.networks(request.target), request.query)
 
-    def get_network(self, _request: Request, name: str) -> Document:
-        for document in self.resources.networks():
+    def get_network(self, request: Request, name: str) -> Document:
+        for document in self.resources.networks(request.target):
             if document["name"] == name:
                 return document
         raise not_found(f"projects/{self.project}/global/networks/{name}")

@@ -17,18 +17,38 @@ REASONS = {
 }
 
 
+STATUSES = {
+    400: "INVALID_ARGUMENT",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    409: "ALREADY_EXISTS",
+}
+
+
 class ApiError(Exception):
     """A request that gets an HTTP error at once, before there is an operation."""
 
-    def __init__(self, status: int, message: str, reason: str = "") -> None:
+    def __init__(
+        self, status: int, message: str, reason: str = "", *, details: list[dict[str, Any]] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.reason = reason or REASONS.get(status, "backendError")
+        self.details = details or []
 
     def document(self) -> dict[str, Any]:
         """The response body."""
-        return error_document(self.status, self.message, self.reason)
+        document = error_document(self.status, self.message, self.reason)
+        if self.details:
+            document["error"] |= {"status": STATUSES[self.status], "details": self.details}
+        return document
+
+    def rpc_document(self) -> dict[str, Any]:
+        """The response body of a younger API, which has a status word and no list of errors."""
+        error = {"code": self.status, "message": self.message, "status": STATUSES[self.status]}
+        return {"error": error | ({"details": self.details} if self.details else {})}
 
 
 def error_document(status: int, message: str, reason: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Fleet:
             vm_id = self.ids.new(now)
             operation = self.operations.begin("insert", zone, path, vm_id, now, user=user, request_id=request_id)
             failure = foul_weather(admitted, self.project, self.weather) or over_quota(
-                admitted, self.all(), self.inventory
+                admitted, self.all(), self.inventory, self.weather
             )
             if failure is not None:
                 self._later(self.durations.provision_s, lambda: self._done(operation, failure))

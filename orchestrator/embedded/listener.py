@@ -141,7 +141,10 @@ class Handler(BaseHTTPRequestHandler):
         return parts
 
     def reply(self, reply: Reply) -> None:
-        self.send_response(reply.status)
+        if "Date" in reply.headers:
+            self.send_response_only(reply.status)
+        else:
+            self.send_response(reply.status)
         for name, value in reply.headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(reply.body)))

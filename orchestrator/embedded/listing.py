@@ -52,9 +52,15 @@ def listing(kind: str, path: str, items: list[Document], query: Mapping[str, str
 
 
 def aggregated(
-    kind: str, path: str, key: str, scopes: Mapping[str, list[Document]], query: Mapping[str, str]
+    kind: str,
+    path: str,
+    key: str,
+    scopes: Mapping[str, list[Document]],
+    query: Mapping[str, str],
+    *,
+    level: str = "zones",
 ) -> Document:
-    """A list over zones; one where nothing is found says so in a warning."""
+    """A list over zones or regions; one where nothing is found says so in a warning."""
     places = {id(item): zone for zone, items in scopes.items() for item in items}
     everything = [item for items in scopes.values() for item in items]
     chosen, token = page(everything, query)
@@ -62,13 +68,13 @@ def aggregated(
     for zone in scopes:
         mine = [item for item in chosen if places[id(item)] == zone]
         if mine:
-            found[f"zones/{zone}"] = {key: mine}
+            found[f"{level}/{zone}"] = {key: mine}
         else:
-            found[f"zones/{zone}"] = {
+            found[f"{level}/{zone}"] = {
                 "warning": {
                     "code": "NO_RESULTS_ON_PAGE",
-                    "message": f"There are no results for scope 'zones/{zone}' on this page.",
-                    "data": [{"key": "scope", "value": f"zones/{zone}"}],
+                    "message": f"There are no results for scope '{level}/{zone}' on this page.",
+                    "data": [{"key": "scope", "value": f"{level}/{zone}"}],
                 }
             }
     answer: Document = {"kind": kind, "id": path, "selfLink": link(path), "items": found}

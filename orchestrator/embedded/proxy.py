@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from orchestrator.embedded.compute import fault_document
+from orchestrator.embedded.buckets import Buckets
+from orchestrator.embedded.compute import TOKEN, fault_document
 from orchestrator.embedded.errors import error_document
 from orchestrator.embedded.listener import VERBS, Handler, Reply, Server, json_reply
 from orchestrator.embedded.timeline import Timeline
@@ -34,8 +35,11 @@ Witness = Callable[[str, str, str, dict[str, Any]], None]
 class Proxy:
     """Serves at `url` from the start; forwards once `upstream` is set (host, port)."""
 
-    def __init__(self, weather: Weather, timeline: Timeline, witness: Witness, touched: Callable[[], None]) -> None:
+    def __init__(
+        self, weather: Weather, timeline: Timeline, witness: Witness, touched: Callable[[], None], buckets: Buckets
+    ) -> None:
         proxy = self
+        self.buckets = buckets
         self.weather = weather
         self.timeline = timeline
         self.witness = witness
@@ -89,9 +93,26 @@ class Exchange(Handler):
             self.cut()
             return
         try:
-            self._forward(silent=False)
+            refusal = self.proxy.buckets.refusal(self.command, self.path, self._is_client())
+            if refusal is not None:
+                self.read_body()
+                self.reply(refusal)
+            elif not self.proxy.buckets.serves(self.command, self.path):
+                self._forward(silent=False)
+            else:
+                body = self.read_body()
+                self.reply(self.proxy.buckets.answer(self.command, self.path, body, self._bucket_request))
         except (http.client.HTTPException, OSError):
             self.cut()  # the store is gone, and so is what we might say
+
+    def _is_client(self) -> bool:
+        return not str(self.headers.get("Authorization", "")).removeprefix("Bearer ").startswith(TOKEN)
+
+    def _bucket_request(self, body: bytes) -> int:
+        """The store's status for this request about a bucket."""
+        response = self._ask(self.path, iter([body] if body else []), {"Content-Length": str(len(body))})
+        response.read()
+        return response.status
 
     def _forward(self, *, silent: bool) -> None:
         split = urlsplit(self.path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.embedded.capacity import limited
 from orchestrator.embedded.inventory import Accelerator, Image, Inventory, MachineType, numeric_id, region_of
 from orchestrator.embedded.links import link
+from orchestrator.embedded.weather import Weather
 
 BORN = "2024-01-01T00:00:00.000-08:00"
 
@@ -13,9 +15,10 @@ BORN = "2024-01-01T00:00:00.000-08:00"
 class Resources:
     """Their documents, in Google's shape."""
 
-    def __init__(self, project: str, inventory: Inventory) -> None:
+    def __init__(self, project: str, inventory: Inventory, weather: Weather) -> None:
         self.project = project
         self.inventory = inventory
+        self.weather = weather
 
     def _basics(self, kind: str, name: str, *at: str) -> dict[str, Any]:
         path = "/".join(("projects", self.project, *at, name))
@@ -33,7 +36,7 @@ class Resources:
         metrics = [*listed, *(name.partition("/")[2] or name for name in self.inventory.overrides)]
         found = []
         for metric in dict.fromkeys(metrics):
-            limit = self.inventory.limit(metric, region)
+            limit = limited(self.inventory, self.weather, metric, region)
             if limit is not None:
                 found.append({"metric": metric, "limit": float(limit), "usage": float(used.get(metric, 0))})
         return found
@@ -128,17 +131,65 @@ class Resources:
             "labelFingerprint": "AAAAAAAAAAA=",
         }
 
-    def networks(self) -> list[dict[str, Any]]:
-        subnetworks = [
-            link("projects", self.project, "regions", region, "subnetworks/default")
-            for region in self.inventory.regions
-        ]
+    def images(self, owner: str, victim: str) -> list[dict[str, Any]]:
+        """Every image of a project, as the weather leaves it: under another family, or deprecated."""
+        found = [self.image(image) for image in self.inventory.images if image.project == owner]
+        for document in found:
+            renamed = self.weather.holds(victim, "image_renamed", family=document["family"])
+            if renamed:
+                document["family"] = str(renamed.params["to"])
+            old = self.weather.holds(victim, "image_deprecated", family=document["family"])
+            if old:
+                status = {"state": old.params.get("state", "DEPRECATED"), "deprecated": BORN}
+                if "replacement" in old.params:
+                    path = ("projects", owner, "global/images/family", str(old.params["replacement"]))
+                    status["replacement"] = link(*path)
+                document["deprecated"] = status
+        return found
+
+    def networks(self, victim: str) -> list[dict[str, Any]]:
+        if self.weather.holds(victim, "network_missing", network="default"):
+            return []
         return [
             self._basics("network", "default", "global", "networks")
             | {
                 "description": "Default network for the project",
                 "autoCreateSubnetworks": True,
-                "subnetworks": subnetworks,
+                "subnetworks": [self._subnetwork(region) for region in self.inventory.regions],
                 "routingConfig": {"routingMode": "REGIONAL"},
+            }
+        ]
+
+    def _subnetwork(self, region: str) -> str:
+        return link("projects", self.project, "regions", region, "subnetworks/default")
+
+    def subnetworks(self, region: str, victim: str) -> list[dict[str, Any]]:
+        """The default network's subnet in a region; from it, Google's APIs can be reached without an address."""
+        place = link("projects", self.project, "regions", region)
+        return [
+            self._basics("subnetwork", "default", "regions", region, "subnetworks")
+            | {
+                "network": link("projects", self.project, "global/networks/default"),
+                "region": place,
+                "ipCidrRange": f"10.{128 + self.inventory.regions.index(region)}.0.0/20",
+                "privateIpGoogleAccess": self.weather.holds(victim, "no_private_access", region=region) is None,
+            }
+        ]
+
+    def routers(self, region: str, victim: str) -> list[dict[str, Any]]:
+        """A router with Cloud NAT: a machine of the default network reaches the internet without an address."""
+        if self.weather.holds(victim, "no_nat", region=region):
+            return []
+        nat = {
+            "name": "nat",
+            "natIpAllocateOption": "AUTO_ONLY",
+            "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+        }
+        return [
+            self._basics("router", "router", "regions", region, "routers")
+            | {
+                "network": link("projects", self.project, "global/networks/default"),
+                "region": link("projects", self.project, "regions", region),
+                "nats": [nat],
             }
         ]

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from orchestrator.embedded.advice import Zones
+from orchestrator.embedded.buckets import Buckets
 from orchestrator.embedded.compute import Compute, Observer
 from orchestrator.embedded.control import Control
 from orchestrator.embedded.documents import parse_stamp, stamp
@@ -19,8 +20,10 @@ from orchestrator.embedded.guest import MachineFactory
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.listener import Listener, Reply, Request
 from orchestrator.embedded.machine import ProcessMachine
+from orchestrator.embedded.management import Management
 from orchestrator.embedded.meter import Bill, Meter
 from orchestrator.embedded.operations import Ids, Operations
+from orchestrator.embedded.policies import Policies
 from orchestrator.embedded.proxy import Proxy
 from orchestrator.embedded.storage import Storage
 from orchestrator.embedded.store import Store
@@ -41,7 +44,7 @@ class EmbeddedCloud:
     machines: what stands in for VMs: real processes unless given; see `scripted`.
     quotas: limits by `METRIC` or `region/METRIC`, over those of the inventory.
     advice: what it says of spot machines by zone (see `advice.Zones`); it has no advice unless given.
-    observer: told of every compute request that is answered, before the client is.
+    observer: told of every request that is answered, before the client is; of those to objects, it is not.
     """
 
     def __init__(
@@ -90,8 +93,12 @@ class EmbeddedCloud:
             scratch=scratch,
             endpoints=lambda: (self.compute_url, self.storage_url),
         )
+        policies = Policies(project, self.store)
         compute = Compute(
             project=project,
+            management=Management(
+                project=project, store=self.store, policies=policies, weather=self.weather, timeline=self.timeline
+            ),
             inventory=inventory,
             fleet=self.fleet,
             operations=self.operations,
@@ -100,7 +107,8 @@ class EmbeddedCloud:
             observer=observer,
             advised=advice,
         )
-        self.proxy = Proxy(self.weather, self.timeline, self.fleet.witness, self.touch)
+        buckets = Buckets(project, self.store, policies, self.weather, self.timeline, observer)
+        self.proxy = Proxy(self.weather, self.timeline, self.fleet.witness, self.touch, buckets)
         try:
             self.storage = Storage(self.home / "objects", self.proxy, self.home / "storage.log")
         except BaseException:
@@ -108,6 +116,7 @@ class EmbeddedCloud:
             self._close_state()
             raise
         self.storage.create_bucket(bucket, project)
+        buckets.know(bucket)
 
         def answer(request: Request) -> Reply:
             self.touch()

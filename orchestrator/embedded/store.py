@@ -36,6 +36,11 @@ class Store:
             row = self.connection.execute("SELECT body FROM documents WHERE kind=? AND key=?", (kind, key)).fetchone()
         return None if row is None else json.loads(row[0])
 
+    def drop(self, kind: str, key: str) -> None:
+        """Idempotent."""
+        with self.lock:
+            self.connection.execute("DELETE FROM documents WHERE kind=? AND key=?", (kind, key))
+
     def all(self, kind: str) -> list[Any]:
         """Every document of a kind, in the order in which they were first written."""
         with self.lock:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.embedded import climate
+
 Params = Mapping[str, Any]
 
 REQUEST_KEYS = frozenset({"service", "method", "path"})
@@ -39,6 +41,12 @@ REQUIRED: dict[str, frozenset[str]] = {
     "slow_boot": frozenset({"seconds"}),
 }
 TARGETS = ("harness", "agent")
+SERVICES = ("compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling")
+
+
+MOST_VICTIMS = 100
+"""A condition meets every request, and its record must not grow with each."""
+EVERY_KEY = KEYS | climate.CONDITIONS
 
 
 class BadWeather(ValueError):
@@ -61,12 +69,17 @@ class Fault:
     def waiting(self) -> bool:
         return self.fired + self.reserved < self.times
 
+    @property
+    def condition(self) -> bool:
+        """Whether it holds, and is not used up."""
+        return self.kind in climate.CONDITIONS
+
     def document(self) -> dict[str, Any]:
         """The fault as given, with its id, how often it fired and upon whom."""
         return {
             "fault": self.kind,
             **self.params,
-            "times": self.times,
+            **({} if self.times == climate.FOREVER else {"times": self.times}),
             "id": self.id,
             "fired": self.fired,
             "victims": list(self.victims),
@@ -123,14 +136,26 @@ class Weather:
 
     @property
     def pending(self) -> tuple[Fault, ...]:
-        """What has not happened as often as it should."""
+        """What has not happened as often as it should, and the conditions that nothing has met."""
         with self.lock:
-            return tuple(fault for fault in self.listed if fault.fired < fault.times)
+            return tuple(fault for fault in self.listed if fault.fired < (1 if fault.condition else fault.times))
 
     def fired(self, kind: str) -> int:
         """How often faults of this kind have happened."""
         with self.lock:
             return sum(fault.fired for fault in self.listed if fault.kind == kind)
+
+    def holds(self, victim: str, kind: str, **thing: str) -> Fault | None:
+        """The condition of that kind that `victim` meets, on record as met; None when there is none."""
+        return self.take(victim, lambda fault: fault.kind == kind and climate.concerns(fault.params, **thing))
+
+    def end(self, kind: str, **thing: str) -> None:
+        """Somebody has mended what this condition was about."""
+        with self.lock:
+            for fault in self.listed:
+                if fault.kind == kind and climate.concerns(fault.params, **thing):
+                    fault.times = fault.fired + fault.reserved
+        self.changed()
 
     def take(self, victim: str, matches: Callable[[Fault], bool]) -> Fault | None:
         """Use up the first waiting fault that matches; None when there is none."""
@@ -153,7 +178,8 @@ class Weather:
         with self.lock:
             fault.reserved -= 1
             fault.fired += 1
-            fault.victims.append(victim)
+            if len(fault.victims) < MOST_VICTIMS:
+                fault.victims.append(victim)
         self.changed()
 
     def release(self, fault: Fault) -> None:
@@ -172,33 +198,35 @@ def parse(document: Any, *, replayed: bool = False) -> list[Fault]:
 def _fault(index: int, entry: Any, replayed: bool) -> Fault:
     place = f"faults[{index}]"
     kind = entry.get("fault") if isinstance(entry, dict) else None
-    if kind not in KEYS:
-        raise BadWeather(f"{place}: fault must be one of {', '.join(KEYS)}, not {kind!r}")
+    if kind not in EVERY_KEY:
+        raise BadWeather(f"{place}: fault must be one of {', '.join(EVERY_KEY)}, not {kind!r}")
     params = {key: value for key, value in entry.items() if key not in ("fault", "times", "note")}
-    unknown = sorted(set(params) - KEYS[kind])
+    unknown = sorted(set(params) - EVERY_KEY[kind])
     if unknown:
-        raise BadWeather(f"{place}: {kind} takes {', '.join(sorted(KEYS[kind]))}, not {', '.join(unknown)}")
-    missing = sorted(REQUIRED.get(kind, frozenset()) - set(params))
+        raise BadWeather(f"{place}: {kind} takes {', '.join(sorted(EVERY_KEY[kind]))}, not {', '.join(unknown)}")
+    missing = sorted((REQUIRED | climate.REQUIRED).get(kind, frozenset()) - set(params))
     if missing:
         raise BadWeather(f"{place}: {kind} needs {', '.join(missing)}")
-    times = entry.get("times", 1)
+    times = entry.get("times", climate.FOREVER if kind in climate.CONDITIONS else 1)
     if not isinstance(times, int) or times < (0 if replayed else 1):
         raise BadWeather(f"{place}: times must be a positive whole number, not {times!r}")
-    _check_values(place, params)
+    _check_values(place, params, signed=kind == "clock_skew")
     return Fault(id=0, kind=kind, params=params, times=times)
 
 
-def _check_values(place: str, params: Params) -> None:
+def _check_values(place: str, params: Params, *, signed: bool) -> None:
+    if wrong := climate.complaint(params):
+        raise BadWeather(f"{place}: {wrong}")
     for key in ("seconds", "notice_s"):
         value = params.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or (value < 0 and not signed):
             raise BadWeather(f"{place}: {key} must be a number of seconds, not {value!r}")
     if not 400 <= int(params.get("status", 500)) <= 599:
         raise BadWeather(f"{place}: status must be an HTTP error, not {params['status']!r}")
     if params.get("after", "request") not in ("request", "response"):
         raise BadWeather(f"{place}: after must be request or response, not {params['after']!r}")
-    if params.get("service", "compute") not in ("compute", "storage"):
-        raise BadWeather(f"{place}: service must be compute or storage, not {params['service']!r}")
+    if params.get("service", "compute") not in SERVICES:
+        raise BadWeather(f"{place}: service must be one of {', '.join(SERVICES)}, not {params['service']!r}")
     if params.get("target", "harness") not in TARGETS:
         raise BadWeather(f"{place}: target must be harness or agent, not {params['target']!r}")
     try:

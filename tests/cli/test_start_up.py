@@ -51,10 +51,17 @@ def loaded_by(*arguments: str) -> set[str]:
         ("costs", "--help"),
         ("report", "--help"),
         ("compare", "--help"),
+        ("doctor", "--help"),
+        ("init", "--help"),
     ],
 )
 def test_help_loads_nothing_heavy(bench: Bench, arguments: tuple[str, ...]) -> None:
     assert loaded_by(*arguments) == set()
+
+
+def test_the_doctor_waits_for_no_heavy_client(bench: Bench) -> None:
+    bench("cloud", "start")
+    assert loaded_by("doctor", "--json") == set()
 
 
 def fill(wiring: Wiring, runs: int) -> None:

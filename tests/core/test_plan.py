@@ -219,7 +219,7 @@ def test_a_project_without_gpus_is_told_so_before_anything_is_held() -> None:
     assert answer.message == "quota GPUS_ALL_REGIONS in all regions together is 0, 0 in use; this run needs 1"
     assert answer.hint == (
         "ask for a higher GPUS_ALL_REGIONS at https://console.cloud.google.com/iam-admin/quotas?metric=GPUS_ALL_REGIONS, "
-        "or name other regions"
+        "or name other regions; `bench doctor` shows where there is room"
     )
     assert answer.detail == {"metric": "GPUS_ALL_REGIONS", "region": "", "limit": "0", "usage": "0", "needs": "1"}
 

@@ -14,9 +14,12 @@ from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage  # type: ignore[attr-defined, unused-ignore]
 
+from orchestrator.embedded.buckets import Buckets
 from orchestrator.embedded.machine import supervise
+from orchestrator.embedded.policies import Policies
 from orchestrator.embedded.proxy import Proxy, event_in
 from orchestrator.embedded.storage import Storage, StorageUnavailable, answers, free_port
+from orchestrator.embedded.store import Store
 from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.embedded.weather import Weather
 from tests.embedded.builders import Stage
@@ -189,7 +192,9 @@ def test_a_request_to_a_store_that_has_died_is_cut_off(tmp_path: Path) -> None:
 def test_a_store_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
     occupied = tmp_path / "objects"
     (tmp_path / "cloud").mkdir()
-    proxy = Proxy(Weather(), SimulatedTimeline(), lambda *_: None, lambda: None)
+    weather, timeline, state = Weather(), SimulatedTimeline(), Store(tmp_path / "state")
+    buckets = Buckets("p", state, Policies("p", state), weather, timeline, None)
+    proxy = Proxy(weather, timeline, lambda *_: None, lambda: None, buckets)
     try:
         store = Storage(occupied, proxy, tmp_path / "log")
         with pytest.raises(StorageUnavailable, match="bad bucket"):
@@ -197,6 +202,7 @@ def test_a_store_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
         store.close()
     finally:
         proxy.close()
+        state.close()
 
 
 def test_a_program_that_ends_at_once_never_answers() -> None:

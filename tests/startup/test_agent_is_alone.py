@@ -23,10 +23,15 @@ def test_the_agent_imports_only_the_standard_library_and_itself(path: Path) -> N
             assert node.level == 0, "imports are absolute"
             reached.add(node.module or "")
     foreign = {name for name in reached if name.split(".")[0] not in sys.stdlib_module_names}
-    assert all(name == "startup.agent" or name.startswith("startup.agent.") for name in foreign), foreign
+    own = ".".join(path.relative_to(ROOT).parts[:2])
+    assert all(name == own or name.startswith(f"{own}.") for name in foreign), foreign
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+MET_UNSEEN = [path for path in MODULES if path.parent.name != "host" or path.name == "hand.py"]
+"""What meets a Python that nobody has looked at; a host's steward runs where 3.10 was found first."""
+
+
+@pytest.mark.parametrize("path", MET_UNSEEN, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_agent_parses_under_python_3_8_and_evaluates_no_annotation(path: Path) -> None:
     tree = ast.parse(path.read_text(), feature_version=(3, 8))
     newer = [

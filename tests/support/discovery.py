@@ -1,6 +1,6 @@
-"""Google's own description of its Compute API, as a judge of requests and responses.
+"""Google's own descriptions of its APIs, as judges of requests and responses.
 
-`Discovery.load()` reads `compute.v1.json` from google-api-python-client. A `Recorder` is an observer for an `EmbeddedCloud`:
+`Discovery.load()` reads `compute.v1.json` (or another) from google-api-python-client. A `Recorder` is an observer for an `EmbeddedCloud`:
 
     recorder = Recorder()
     with EmbeddedCloud(home, observer=recorder) as cloud: ...
@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-DOCUMENT = "discovery_cache/documents/compute.v1.json"
+DOCUMENTS = "discovery_cache/documents"
+OTHERS = ("serviceusage.v1", "cloudresourcemanager.v3", "iam.v1", "cloudbilling.v1", "storage.v1")
+"""The APIs around Compute Engine."""
 INTEGERS = {"int32": (-(2**31), 2**31 - 1), "uint32": (0, 2**32 - 1)}
 QUOTED_INTEGERS = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}
 # Parameters that every method takes.
@@ -39,6 +41,8 @@ class Method:
     parameters: Mapping[str, Any]
     request: str | None
     response: str | None
+    flat: bool = False
+    """Matched by a template whose variables are pieces of the documented ones: they are not judged one by one."""
 
 
 class Discovery:
@@ -51,20 +55,23 @@ class Discovery:
 
     @staticmethod
     @cache
-    def load() -> Discovery:
+    def load(api: str = "compute.v1") -> Discovery:
         spec = importlib.util.find_spec("googleapiclient")
         assert spec is not None, "google-api-python-client, a development dependency, is not installed"
         assert spec.submodule_search_locations
-        path = Path(spec.submodule_search_locations[0]) / DOCUMENT
+        path = Path(spec.submodule_search_locations[0]) / DOCUMENTS / f"{api}.json"
         return Discovery(json.loads(path.read_text("utf-8")))
 
     def _walk(self, resources: Mapping[str, Any]) -> list[Method]:
         found: list[Method] = []
         for resource in resources.values():
             for entry in resource.get("methods", {}).values():
-                template = entry["path"]
+                flat = "{+" in entry["path"]
+                template = entry["flatPath"] if flat else entry["path"]
                 variables = tuple(re.findall(r"\{\+?(\w+)\}", template))
-                pattern = re.compile(re.sub(r"\\\{\\?\+?\w+\\\}", "([^/]+)", re.escape(template)))
+                pattern = re.compile(
+                    re.sub(r"\\\{\\?\+?\w+\\\}", "([^/:]+)" if flat else "([^/]+)", re.escape(template))
+                )
                 found.append(
                     Method(
                         entry["id"],
@@ -74,6 +81,7 @@ class Discovery:
                         entry.get("parameters", {}),
                         entry.get("request", {}).get("$ref"),
                         entry.get("response", {}).get("$ref"),
+                        flat,
                     )
                 )
             found += self._walk(resource.get("resources", {}))
@@ -102,6 +110,8 @@ class Discovery:
             return [f"{verb} {path}: no such method"]
         method, variables = found
         problems: list[str] = []
+        if method.flat:
+            variables = {}
         for name, value in [*variables.items(), *query.items()]:
             if name in method.parameters:
                 parameter = method.parameters[name]
@@ -112,7 +122,7 @@ class Discovery:
         problems += [
             f"{method.id}?{name}: required"
             for name, parameter in method.parameters.items()
-            if parameter.get("required") and name not in given
+            if parameter.get("required") and name not in given and not (method.flat and parameter["location"] == "path")
         ]
         if method.request:
             if body is None:
@@ -126,10 +136,12 @@ class Discovery:
     def problems_of_response(self, verb: str, path: str, status: int, body: Any) -> list[str]:
         """What is wrong with a response; empty when it is as Google documents it."""
         if status >= 400:
-            return problems_of_error(status, body)
+            return problems_of_error(status, body) if self.prefix != "/" else problems_of_rpc_error(status, body)
         found = self.method(verb, path)
         if found is None:
             return [f"{verb} {path}: no such method"]
+        if found[0].response is None:
+            return [] if body is None else [f"{found[0].id}: answers with nothing"]
         return self.problems(str(found[0].response), body, str(found[0].response), outgoing=False)
 
     def _parameter(self, place: str, parameter: Mapping[str, Any], text: str) -> list[str]:
@@ -222,6 +234,15 @@ def problems_of_error(status: int, body: Any) -> list[str]:
     return [] if good else [f"error {status}: errors[] is missing or incomplete"]
 
 
+def problems_of_rpc_error(status: int, body: Any) -> list[str]:
+    """The error envelope of the younger APIs: a status word, and details."""
+    error = body.get("error") if isinstance(body, dict) else None
+    good = isinstance(error, dict) and error.get("code") == status and isinstance(error.get("message"), str)
+    if not good or not re.fullmatch(r"[A-Z_]+", str(error.get("status", ""))):
+        return [f"error {status}: {body!r} is not an error document"]
+    return []
+
+
 @dataclass(slots=True)
 class Recorder:
     """Judges every exchange with an embedded cloud as it happens."""
@@ -234,15 +255,18 @@ class Recorder:
 
     def __call__(self, verb: str, path: str, query: dict[str, str], body: Any, status: int, answer: Any) -> None:
         self.exchanges += 1
-        found = self.discovery.method(verb, path)
+        judge = self.discovery
+        if judge.method(verb, path) is None:
+            judge = next((one for one in map(Discovery.load, OTHERS) if one.method(verb, path)), judge)
+        found = judge.method(verb, path)
         if found is not None:
             self.methods[found[0].id] += 1
         if status >= 400:
             self.refused[status] += 1
         # A request that was refused as malformed is wrong on purpose.
         if status != 400:
-            self.problems += self.discovery.problems_of_request(verb, path, query, body)
-        self.problems += self.discovery.problems_of_response(verb, path, status, answer)
+            self.problems += judge.problems_of_request(verb, path, query, body)
+        self.problems += judge.problems_of_response(verb, path, status, answer)
 
     def assert_all_valid(self) -> None:
         """Every request and every response was as Google's document has it, and there were some."""

@@ -28,4 +28,4 @@ class TorchHost:
         self.current_stream = getattr(
             torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
         )
-        self.capturing = torch.cuda.is_current_stream_capturing
+        self.capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)

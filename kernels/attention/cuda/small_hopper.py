@@ -23,7 +23,8 @@ OWN_PLACE_BYTES = 226 * 1024
 class GroupShape:
     """How a block works: warpgroups of 64 rows, each with every `key_groups`-th of `blocks` blocks of `keys` keys.
 
-    `cluster` blocks of the same head load K and V together.
+    `cluster` thread blocks of the same head load K and V together. `ahead` keeps two blocks of scores at
+    a time; without it there is one, and all of K is loaded before V.
     """
 
     row_groups: int
@@ -31,12 +32,16 @@ class GroupShape:
     keys: int
     blocks: int
     cluster: int = 1
+    ahead: bool = True
 
     @property
     def name(self) -> str:
-        """E.g. `w64k2x128b4`: 64 rows, 2 warpgroups for the keys, 4 blocks of 128 of them; `c4`: clusters of four."""
-        clusters = f"c{self.cluster}" if self.cluster > 1 else ""
-        return f"w{self.rows}k{self.key_groups}x{self.keys}b{self.blocks}{clusters}"
+        """E.g. `w64k2x128b4`: 64 rows, 2 warpgroups for the keys, 4 blocks of 128 of them.
+
+        `c4` is for clusters of four, `s` for a single block of scores at a time.
+        """
+        clusters, single = f"c{self.cluster}" if self.cluster > 1 else "", "" if self.ahead else "s"
+        return f"w{self.rows}k{self.key_groups}x{self.keys}b{self.blocks}{clusters}{single}"
 
     @property
     def rows(self) -> int:
@@ -57,24 +62,29 @@ class GroupShape:
         return tiles + exchange if tiles + exchange <= OWN_PLACE_BYTES else max(tiles, exchange)
 
 
+def single(row_groups: int, key_groups: int, keys: int, blocks: int, cluster: int = 1) -> GroupShape:
+    return GroupShape(row_groups, key_groups, keys, blocks, cluster, ahead=False)
+
+
 GROUP_SHAPES: dict[int, tuple[GroupShape, ...]] = {
     64: (
         *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
-        *(GroupShape(1, 2, 128, 2), GroupShape(1, 2, 64, 4), GroupShape(1, 4, 64, 4), GroupShape(2, 1, 128, 2)),
+        *(GroupShape(1, 2, 128, 2), GroupShape(1, 4, 64, 4), GroupShape(1, 2, 64, 4), GroupShape(2, 1, 128, 2)),
         *(
             GroupShape(1, 2, 128, 2, 2),
             GroupShape(1, 2, 128, 2, 4),
             GroupShape(2, 1, 64, 4),
             GroupShape(2, 1, 64, 4, 2),
         ),
-        *(GroupShape(1, 2, 128, 4), GroupShape(1, 2, 64, 8), GroupShape(1, 4, 128, 4), GroupShape(2, 1, 64, 8)),
-        *(GroupShape(1, 2, 128, 4, 2), GroupShape(1, 2, 128, 4, 4), GroupShape(1, 2, 128, 4, 8)),
+        *(GroupShape(1, 2, 128, 4), GroupShape(1, 2, 64, 8), single(1, 2, 128, 4), GroupShape(1, 4, 128, 4)),
         *(
-            GroupShape(1, 2, 64, 8, 4),
-            GroupShape(1, 4, 128, 4, 4),
-            GroupShape(2, 1, 64, 8, 2),
-            GroupShape(2, 1, 64, 8, 4),
+            GroupShape(1, 2, 128, 4, 2),
+            GroupShape(1, 2, 128, 4, 4),
+            GroupShape(1, 2, 128, 4, 8),
+            single(1, 2, 128, 4, 4),
         ),
+        *(GroupShape(1, 2, 64, 8, 2), GroupShape(1, 2, 64, 8, 4), GroupShape(1, 4, 128, 4, 4)),
+        *(GroupShape(2, 1, 64, 8), single(2, 1, 128, 4), single(2, 1, 128, 4, 2), single(2, 1, 128, 4, 4)),
     ),
     128: (
         *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
@@ -119,7 +129,7 @@ class GroupKernel:
     def source(self) -> str:
         s = self.shape
         numbers = (self.head_dim, s.row_groups, s.key_groups, s.keys, s.blocks, s.cluster)
-        flags = (str(flag).lower() for flag in (self.causal, self.dependent))
+        flags = (str(flag).lower() for flag in (s.ahead, self.causal, self.dependent))
         config = ", ".join([C_TYPE[self.dtype], *map(str, numbers), *flags])
         maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in "qkv")
         cluster = f" __cluster_dims__({s.cluster}, 1, 1)" if s.cluster > 1 else ""

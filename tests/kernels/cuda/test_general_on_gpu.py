@@ -255,13 +255,14 @@ def test_packed_sequences_are_computed_each_by_itself(engine: Engine, head_dim: 
     assert failures(cases) == []
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_packed_sequences_are_launched_without_waiting_for_the_device(engine: Engine) -> None:
     q, k, v = (randn(100, 2, 64, seed=i) for i in range(3))
     starts = torch.tensor([0, 30, 100], device=DEV, dtype=torch.int32)
     attention_varlen(q, k, v, starts, starts, 70, 70, causal=True, engine=engine)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         attention_varlen(q, k, v, starts, starts, 70, 70, causal=True, engine=engine)
     finally:
         torch.cuda.set_sync_debug_mode("default")

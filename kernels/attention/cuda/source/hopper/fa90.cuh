@@ -17,15 +17,25 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
   const u32 q_tile = shared_address(memory), k_tiles = q_tile + C::Q_BYTES, v_tiles = k_tiles + C::STAGES * C::KV_BYTES;
   const Barriers<C> barriers = {shared_address(barrier_words)};
   const int thread = (int)threadIdx.x, warpgroup = uniform(thread / C::WARPGROUP_THREADS);
-  if (thread == 0) barriers.init();
-  sync_block();
   if (warpgroup == 0) {
+    // The first copies set out as early as can be: the producer tells that the barriers are there and waits for nobody.
+    if (thread < C::PRODUCER_WARP_THREADS) {
+      if (thread == 0) {
+        prefetch_map(k);
+        prefetch_map(q);
+        prefetch_map(v);
+        barriers.init();
+      }
+      sync_warp();
+      named_arrive(C::BARRIERS_READY, C::READY_THREADS);
+    }
     fewer_registers<C::PRODUCER_REGISTERS>();
     if (thread == 0) {
       const Producer<C> producer = {p, q, k, v, barriers, q_tile, k_tiles, v_tiles, &tile_slot};
       producer.run();
     }
   } else {
+    named_sync(C::BARRIERS_READY, C::READY_THREADS);
     more_registers<C::CONSUMER_REGISTERS>();
     const int within = thread % C::WARPGROUP_THREADS, consumer_index = warpgroup - 1;
     const u32 rows = q_tile + consumer_index * C::WARPGROUP_ROWS * C::CHUNK_ROW_BYTES;

@@ -42,9 +42,6 @@ struct Producer {
   }
 
   __device__ __forceinline__ void run() const {
-    prefetch_map(q);
-    prefetch_map(k);
-    prefetch_map(v);
     Place<C> place = {0, 1};  // an empty ring: the phase before the first counts as ended
     u32 q_parity = 1;
     for (int index = (int)blockIdx.x; index < p.tiles; index = next_tile()) {

@@ -20,6 +20,10 @@ struct Hopper {
   static constexpr int KV_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, KV_BYTES = CHUNKS * KV_CHUNK_BYTES;
   static constexpr int BARRIERS = 2 + 4 * STAGES;
 
+  // Named barriers: 1 to WARPGROUPS are the turns of ping-pong, 0 is the whole block's.
+  static constexpr int PRODUCER_WARP_THREADS = 32, BARRIERS_READY = WARPGROUPS + 1;
+  static constexpr int READY_THREADS = PRODUCER_WARP_THREADS + WARPGROUPS * WARPGROUP_THREADS;
+
   // Registers a thread, in steps of 8. The producer, which only copies, gives most of its own to the consumers; together they
   // have what the block was launched with, and a block that asks for more waits for ever.
   static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 ? 32 : 24;

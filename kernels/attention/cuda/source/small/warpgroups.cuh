@@ -2,20 +2,21 @@
 //
 // ROW_GROUPS warpgroups take 64 rows each, and for each of them KEY_GROUPS warpgroups take every KEY_GROUPS-th of BLOCKS blocks
 // of KEYS keys. Nothing is overwritten, so no warpgroup ever waits for another one before the end: each starts on its first
-// block when that has landed. Its scores of the next block are under way during the softmax of this one, its output during
-// the softmax of the next.
+// block when that has landed. The output of a block is under way during the softmax of the next one and, if AHEAD, the scores
+// of the next one during the softmax of this one; if not, all of K comes before V, so that the softmax can be done when V lands.
 //
 // With CLUSTER > 1, that many blocks, neighbours in the same head, load a share of every block of keys each, for all of them.
 #pragma once
 #include "hopper/wgmma.cuh"
 #include "small/exchange.cuh"
 
-template <class T_, int D_, int ROW_GROUPS_, int KEY_GROUPS_, int KEYS_, int BLOCKS_, int CLUSTER_, bool CAUSAL_, bool DEPENDENT_>
+template <class T_, int D_, int ROW_GROUPS_, int KEY_GROUPS_, int KEYS_, int BLOCKS_, int CLUSTER_, bool AHEAD_, bool CAUSAL_,
+          bool DEPENDENT_>
 struct InWarpgroups {
   typedef T_ T;
   static constexpr int D = D_, ROW_GROUPS = ROW_GROUPS_, KEY_GROUPS = KEY_GROUPS_, KEYS = KEYS_, BLOCKS = BLOCKS_;
   static constexpr int CLUSTER = CLUSTER_;
-  static constexpr bool CAUSAL = CAUSAL_, DEPENDENT = DEPENDENT_;
+  static constexpr bool AHEAD = AHEAD_, CAUSAL = CAUSAL_, DEPENDENT = DEPENDENT_;
   static constexpr int THREADS = ROW_GROUPS * KEY_GROUPS * 128, ROWS = ROW_GROUPS * 64;
   static constexpr int COLUMNS = 64, CHUNKS = D / COLUMNS, ROW_BYTES = 128;  // a chunk: 64 columns, in rows of 128 bytes
   static constexpr int Q_CHUNK_BYTES = 64 * ROW_BYTES, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;  // for each row group
@@ -45,6 +46,9 @@ DEVICE void copy_box_to_all(u32 to, const TensorMap& map, u32 barrier, int colum
       "r"(batch), "h"(members) : "memory");
 }
 
+// In a cluster a shared address carries its block's rank above the 18 bits that a matrix descriptor has room for.
+DEVICE u32 within_block(u32 address) { return address & 0x3ffff; }
+
 template <class C>
 struct FewKeys {
   typedef typename C::T T;
@@ -54,7 +58,7 @@ struct FewKeys {
   u32 barriers;                  // one for Q of each row group, then K and V of each block of keys
   int key_group, warp, lane, first_row;
 
-  float out[C::D / 2], score[2][C::KEYS / 2], top[2], sum[2], correction[2];
+  float out[C::D / 2], score[C::AHEAD ? 2 : 1][C::KEYS / 2], top[2], sum[2], correction[2];
   u32 weight[C::KEYS / 4];
 
   DEVICE_MEMBER u32 k_full(int block) const { return barriers + (C::ROW_GROUPS + 2 * block) * 8; }
@@ -63,7 +67,7 @@ struct FewKeys {
 
   DEVICE_MEMBER void start_scores(float (&s)[C::KEYS / 2], int block) {
     barrier_wait(k_full(block), 0);
-    const u32 q = matrix(q_tile, 0), k = matrix(k_tiles + block * C::KV_BYTES, 0);
+    const u32 q = matrix(within_block(q_tile), 0), k = matrix(within_block(k_tiles) + block * C::KV_BYTES, 0);
     warpgroup_fence();
 #pragma unroll
     for (int step = 0; step < C::D / 16; step++)
@@ -74,7 +78,7 @@ struct FewKeys {
 
   DEVICE_MEMBER void start_output(int block, bool accumulate) {
     barrier_wait(v_full(block), 0);
-    const u32 v = matrix(v_tiles + block * C::KV_BYTES, C::KV_CHUNK_BYTES);
+    const u32 v = matrix(within_block(v_tiles) + block * C::KV_BYTES, C::KV_CHUNK_BYTES);
     warpgroup_fence();
 #pragma unroll
     for (int step = 0; step < C::KEYS / 16; step++)
@@ -135,14 +139,17 @@ struct FewKeys {
     start_scores(score[0], block_of(0));
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-      float(&s)[C::KEYS / 2] = score[turn & 1];
+      float(&s)[C::KEYS / 2] = score[C::AHEAD ? turn & 1 : 0];
       const bool more = turn + 1 < TURNS;
-      if (more) start_scores(score[(turn + 1) & 1], block_of(turn + 1));
-      // Under way, oldest first: these scores, the output of the turn before, the scores of the turn after.
+      if (C::AHEAD && more) start_scores(score[(turn + 1) & 1], block_of(turn + 1));
+      // Under way, oldest first: these scores, the output of the turn before, if AHEAD the scores of the turn after.
+      constexpr int YOUNGER = C::AHEAD ? 1 : 0;
       if (turn > 0 && more)
-        warpgroup_wait<2>();
-      else if (turn > 0 || more)
+        warpgroup_wait<1 + YOUNGER>();
+      else if (turn > 0)
         warpgroup_wait<1>();
+      else if (more)
+        warpgroup_wait<YOUNGER>();
       else
         warpgroup_wait<0>();
       settled(s);
@@ -153,7 +160,7 @@ struct FewKeys {
         softmax<false>(s);
       if (turn > 0) {
         if (more)
-          warpgroup_wait<1>();
+          warpgroup_wait<YOUNGER>();
         else
           warpgroup_wait<0>();
         settled(out);
@@ -161,6 +168,7 @@ struct FewKeys {
         for (int i = 0; i < C::D / 2; i++) out[i] *= correction[i / 2 % 2];
       }
       pack_weights(s);
+      if (!C::AHEAD && more) start_scores(s, block_of(turn + 1));
       start_output(block_of(turn), turn > 0);
     }
     warpgroup_wait<0>();
@@ -275,22 +283,26 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
   if (copies_kv) {
     // Each key group starts the copies of its own blocks, in the order in which it will want them.
     const u32 rank = C::CLUSTER > 1 ? cluster_rank() : 0;
-    for (int block = key_group; block < blocks; block += C::KEY_GROUPS)
+    const auto load = [&](int block, bool of_v) {
+      const u32 full = of_v ? few.v_full(block) : few.k_full(block);
+      const u32 to = (of_v ? v_tiles : k_tiles) + block * C::KV_BYTES + rank * C::BOX_ROWS * C::ROW_BYTES;
+      barrier_arrive_expecting(full, C::KV_BYTES);
 #pragma unroll
-      for (int of_v = 0; of_v < 2; of_v++) {
-        const u32 full = of_v ? few.v_full(block) : few.k_full(block);
-        const u32 to = (of_v ? v_tiles : k_tiles) + block * C::KV_BYTES + rank * C::BOX_ROWS * C::ROW_BYTES;
-        barrier_arrive_expecting(full, C::KV_BYTES);
-#pragma unroll
-        for (int c = 0; c < C::CHUNKS; c++) {
-          const u32 place = to + c * C::KV_CHUNK_BYTES;
-          const int row = block * C::KEYS + (int)rank * C::BOX_ROWS;
-          if (C::CLUSTER > 1)
-            copy_box_to_all(place, of_v ? v_map : k_map, full, c * C::COLUMNS, row, kv_head, b.batch, (1 << C::CLUSTER) - 1);
-          else
-            copy_box(place, of_v ? v_map : k_map, full, c * C::COLUMNS, row, kv_head, b.batch);
-        }
+      for (int c = 0; c < C::CHUNKS; c++) {
+        const u32 place = to + c * C::KV_CHUNK_BYTES;
+        const int row = block * C::KEYS + (int)rank * C::BOX_ROWS;
+        if (C::CLUSTER > 1)
+          copy_box_to_all(place, of_v ? v_map : k_map, full, c * C::COLUMNS, row, kv_head, b.batch, (1 << C::CLUSTER) - 1);
+        else
+          copy_box(place, of_v ? v_map : k_map, full, c * C::COLUMNS, row, kv_head, b.batch);
       }
+    };
+    if (C::AHEAD) {
+      for (int block = key_group; block < blocks; block += C::KEY_GROUPS) load(block, false), load(block, true);
+    } else {
+      for (int block = key_group; block < blocks; block += C::KEY_GROUPS) load(block, false);
+      for (int block = key_group; block < blocks; block += C::KEY_GROUPS) load(block, true);
+    }
   }
   if (C::CLUSTER == 1) sync_block();  // the barriers are there for everybody
   if (C::DEPENDENT) let_next_start();

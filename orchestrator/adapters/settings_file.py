@@ -1,0 +1,45 @@
+"""`settings.yaml` in BENCH_HOME: read as plain text values, and changed key by key, so that comments stay."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from orchestrator.adapters.files import write_atomically
+from orchestrator.core.errors import ConfigError, LocalError
+
+NAME = "settings.yaml"
+
+
+def read(path: Path) -> Mapping[str, str]:
+    """Every key and its value as text. Raises `ConfigError` for what is no mapping."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise ConfigError(f"cannot read {path}: {str(exc).splitlines()[0]}", hint="mend it, or move it away") from exc
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} has no keys", hint="mend it, or move it away")
+    return {str(key): "" if value is None else str(value) for key, value in found.items()}
+
+
+def change(path: Path, values: Mapping[str, str]) -> None:
+    """Sets these keys; the other lines stay as they are. Raises `LocalError`."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for key, value in values.items():
+        line = f"{key}: {json.dumps(value)}"
+        place = next((i for i, text in enumerate(lines) if re.match(rf"{re.escape(key)}\s*:", text)), None)
+        if place is None:
+            lines.append(line)
+        else:
+            lines[place] = line
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, ("\n".join(lines) + "\n").encode())
+    except OSError as exc:
+        raise LocalError(f"cannot write {path}: {exc.strerror}", hint="BENCH_HOME names another folder") from exc

@@ -1,0 +1,99 @@
+"""Takes the steps of a set-up: buckets through the storage client, APIs and policies through plain REST."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from google.api_core.client_options import ClientOptions
+from google.api_core.exceptions import Conflict
+from google.auth.credentials import Credentials
+
+from orchestrator.adapters import settings_file
+from orchestrator.adapters.google_errors import translated
+from orchestrator.adapters.rest import Rest
+from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, ProviderError, Unavailable
+from orchestrator.core.rest import Answer
+from orchestrator.core.setup.calls import survey, take
+from orchestrator.core.setup.plan import Standing, Wanted
+from orchestrator.core.setup.steps import LIFECYCLE, MakeBucket, MendBucket, Step, WriteSettings, describe
+
+PATIENCE_S = 60.0
+RULES: Any = LIFECYCLE["rule"]
+
+
+class Setup:
+    """One project's set-up. `rest` must be allowed to change things; `storage` is the base URL of another server."""
+
+    def __init__(self, rest: Rest, credentials: Credentials, settings: Path, *, storage: str | None = None) -> None:
+        self._rest = rest
+        self._credentials = credentials
+        self._storage = storage
+        self.settings = settings
+
+    def survey(self, wanted: Wanted) -> Standing:
+        """What is there already. Raises `ConfigError` for a settings file that cannot be read."""
+        return self._rest.hold(survey(wanted, settings_file.read(self.settings)))
+
+    def take(self, step: Step) -> None:
+        """One step. Raises `PermissionDenied`, `CredentialsMissing`, `Unavailable`, `LocalError` and their kin."""
+        match step:
+            case WriteSettings():
+                settings_file.change(self.settings, dict(step.values))
+            case MakeBucket():
+                self._make(step)
+            case MendBucket():
+                self._mend(step)
+            case _:
+                answer = self._rest.hold(take(step))
+                if not answer.good:
+                    raise failure(answer, describe(step))
+
+    def _bucket(self, name: str, project: str = "unused") -> Any:
+        from google.cloud.storage import Client
+
+        options = ClientOptions(api_endpoint=self._storage) if self._storage else None
+        client = Client(project=project, credentials=self._credentials, client_options=options)
+        client._bucket_metadata_cache = None
+        return client.bucket(name)
+
+    def _make(self, step: MakeBucket) -> None:
+        bucket = self._bucket(step.bucket, step.project)
+        bucket.iam_configuration.uniform_bucket_level_access_enabled = True
+        bucket.iam_configuration.public_access_prevention = "enforced"
+        bucket.lifecycle_rules = RULES
+        with translated(describe(step), missing="check the project's name"):
+            try:
+                bucket.create(project=step.project, location=step.location.upper(), timeout=PATIENCE_S)
+            except Conflict as exc:
+                # Names of buckets are shared by the whole world; ours may have been made by somebody else a moment ago.
+                raise ProviderError(
+                    f"cannot {describe(step)}: the name is taken", hint="choose another with --bucket"
+                ) from exc
+
+    def _mend(self, step: MendBucket) -> None:
+        bucket = self._bucket(step.bucket)
+        with translated(describe(step)):
+            bucket.reload(timeout=PATIENCE_S)
+            if step.uniform:
+                bucket.iam_configuration.uniform_bucket_level_access_enabled = True
+            if step.private:
+                bucket.iam_configuration.public_access_prevention = "enforced"
+            if step.lifecycle:
+                others = [dict(rule) for rule in bucket.lifecycle_rules if dict(rule) not in RULES]
+                bucket.lifecycle_rules = [*others, *RULES]
+            bucket.patch(timeout=PATIENCE_S)
+
+
+def failure(answer: Answer, doing: str) -> ProviderError | NotFound:
+    """Our error for an answer that was not good."""
+    text = f"cannot {doing}: {answer.message}"
+    if answer.status == 0 or answer.status == 429 or answer.status >= 500:
+        return Unavailable(text, hint="run the same command again: what is done stays done")
+    if answer.status == 401:
+        return CredentialsMissing(text, hint="run `gcloud auth application-default login`")
+    if answer.status == 403:
+        return PermissionDenied(text, hint="this takes an owner of the project, or --print gcloud for somebody who is")
+    if answer.status == 404:
+        return NotFound(text, hint="`bench doctor` says what is missing")
+    return ProviderError(text, hint="`bench doctor` says what is missing")

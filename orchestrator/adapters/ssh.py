@@ -1,0 +1,188 @@
+"""A machine of the user's own over SSH, by way of Fabric: one connection, made again after it was lost."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import json
+import logging
+import shlex
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fabric import Connection
+from invoke.exceptions import CommandTimedOut, ThreadException, UnexpectedExit
+from paramiko import SFTPError, SSHException
+
+from orchestrator.adapters.payload import bundle_root
+from orchestrator.adapters.ssh_errors import LOST, lost, not_let_in
+from orchestrator.adapters.ssh_keys import authentication, verify_host_keys
+from orchestrator.core.errors import HostUnfit
+from orchestrator.core.hosts import OLDEST_PYTHON, Target, python_too_old
+
+CONNECT_S: Final = 10
+KEEPALIVE_S: Final = 10
+TRANSFER_S: Final = 60
+NO_PYTHON, OLD_PYTHON = 97, 98
+ANSWER: Final = "@@spotbench@@"
+SCRIPT: Final = (
+    'p=$0; case "$p" in "~/"*) p="$HOME/${p#"~/"}";; esac; '
+    f'command -v "$p" >/dev/null 2>&1 || exit {NO_PYTHON}; exec "$p" -c "$@"'
+)
+"""What the shell there does: finds the interpreter, or says that there is none."""
+
+# Its complaints about a connection that is cut are told by us, in our words.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+@functools.cache
+def hand() -> str:
+    """The programme that is sent, packed: read once, small enough for a command line, and free of quotes."""
+    source = (bundle_root() / "startup" / "host" / "hand.py").read_bytes()
+    packed = base64.b64encode(zlib.compress(source, 9)).decode()
+    # Old interpreters fail at the first line of newer syntax: asked first, and answered in any python.
+    return (
+        "import sys,zlib,base64\n"
+        f"if sys.version_info<(3,8):sys.stdout.write('python %d.%d.%d'%sys.version_info[:3]);sys.exit({OLD_PYTHON})\n"
+        "sys.argv[2]=zlib.decompress(base64.b64decode(sys.argv[2])).decode()\n"
+        f"exec(compile(zlib.decompress(base64.b64decode('{packed}')),'hand.py','exec'))"
+    )
+
+
+def command(operation: str, arguments: Mapping[str, Any], python: str) -> str:
+    packed = base64.b64encode(zlib.compress(json.dumps(arguments).encode(), 9)).decode()
+    return shlex.join(["sh", "-c", SCRIPT, python or "python3", hand(), operation, packed])
+
+
+class SshShell:
+    """The `RemoteShell` of one target. Follows ~/.ssh/config; never asks a question on the terminal."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._connection: Connection | None = None
+
+    def ask(
+        self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60
+    ) -> Mapping[str, Any]:
+        connection = self._connected()
+        try:
+            ran = connection.run(
+                command(operation, arguments, python),
+                hide=True, warn=True, in_stream=False, encoding="utf-8", timeout=timeout_s,
+            )  # fmt: skip
+        except (*LOST, CommandTimedOut, ThreadException, UnexpectedExit) as exc:
+            self.close()
+            raise lost(self.target, f"while it was asked to {operation}", exc) from exc
+        for line in reversed(ran.stdout.splitlines()):
+            if line.startswith(ANSWER):
+                answer = json.loads(line.removeprefix(ANSWER))
+                assert isinstance(answer, dict), "the hand answers with an object"
+                return answer
+        self.close()
+        raise self._without_answer(ran.exited, ran.stdout.strip(), ran.stderr.strip(), python or "python3")
+
+    def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
+        """One command line of the login shell there: exit code, standard output, standard error."""
+        connection = self._connected()
+        try:
+            ran = connection.run(
+                line, hide=True, warn=True, in_stream=False, encoding="utf-8", timeout=timeout_s
+            )  # fmt: skip
+        except (*LOST, CommandTimedOut, ThreadException, UnexpectedExit) as exc:
+            self.close()
+            raise lost(self.target, "while it was looked at", exc) from exc
+        return int(ran.exited), str(ran.stdout), str(ran.stderr)
+
+    def put(self, data: bytes, path: str) -> None:
+        try:
+            self._files().putfo(io.BytesIO(data), path)
+        except LOST as exc:
+            self.close()
+            raise lost(self.target, f"while {path} was sent", exc) from exc
+        except (OSError, SFTPError) as exc:
+            raise HostUnfit(
+                f"{path} cannot be written on {self.target}: {exc}", hint=f"on {self.target.name}: `df -h {path}`"
+            ) from exc
+
+    def get(self, path: str) -> bytes | None:
+        into = io.BytesIO()
+        try:
+            self._files().getfo(path, into)
+        except FileNotFoundError:
+            return None
+        except (*LOST, OSError, SFTPError) as exc:
+            self.close()
+            raise lost(self.target, f"while {path} was fetched", exc) from exc
+        return into.getvalue()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        while connection is not None:
+            try:
+                connection.close()
+            except (SSHException, OSError, EOFError):
+                pass  # it was lost: that is why it is closed
+            connection = connection.gateway if isinstance(connection.gateway, Connection) else None
+
+    def _files(self) -> Any:
+        """The SFTP side of the connection. A server may have none, or a login shell may print into it."""
+        connection = self._connected()
+        try:
+            files = connection.sftp()
+            files.get_channel().settimeout(TRANSFER_S)
+        except (SFTPError, *LOST) as exc:
+            alive = connection.is_connected
+            self.close()
+            if not alive:
+                raise lost(self.target, "before a file went through", exc) from exc
+            raise HostUnfit(
+                f"{self.target} runs commands and moves no files by SFTP ({exc or type(exc).__name__})",
+                hint=f"`sftp {self.target.name}` must work: sshd needs its subsystem, and a login must print nothing",
+            ) from exc
+        return files
+
+    def _connected(self) -> Connection:
+        """The connection, made now if need be. Its keys are verified on every hop."""
+        if self._connection is not None and self._connection.is_connected:
+            return self._connection
+        self.close()
+        connection = Connection(
+            self.target.name,
+            user=self.target.user or None,
+            port=self.target.port,
+            connect_timeout=CONNECT_S,
+        )
+        hop: Connection | str | None = connection
+        while isinstance(hop, Connection):
+            verify_host_keys(hop)
+            hop.connect_kwargs.update(authentication(hop))
+            hop = hop.gateway
+        self._connection = connection
+        try:
+            connection.open()
+            connection.transport.set_keepalive(KEEPALIVE_S)
+        except Exception as exc:
+            self.close()
+            raise not_let_in(self.target, connection, exc) from exc
+        return connection
+
+    def _without_answer(self, code: int, out: str, err: str, python: str) -> Exception:
+        """What it means that the shell there ended without our answer."""
+        if code == NO_PYTHON:
+            return HostUnfit(
+                f"{self.target} has no {python} that a login finds",
+                hint=f"on {self.target.name}: sudo apt-get install python3; or --set host.python=/path/to/python3",
+            )
+        if code == OLD_PYTHON:
+            lack = python_too_old(self.target.name, out.rpartition("python ")[2] or f"below {OLDEST_PYTHON}")
+            return HostUnfit(lack.what, hint=lack.remedy)
+        if code == -1:
+            return lost(self.target, "before it answered", None)
+        said = (err or out).splitlines()
+        what = f": {said[-1][:200]}" if said else ""
+        return HostUnfit(
+            f"{self.target} lets us in and does not run commands (exit code {code}){what}",
+            hint=f"`ssh {self.target.name} python3 --version` must print a version",
+        )

@@ -1,0 +1,119 @@
+"""What SSH libraries raise, in words that say what happened, to which machine, and what to do next."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from fabric import Connection
+from paramiko import (
+    AuthenticationException,
+    BadHostKeyException,
+    ChannelException,
+    PasswordRequiredException,
+    ProxyCommandFailure,
+    SSHException,
+)
+from paramiko.ssh_exception import NoValidConnectionsError
+
+from orchestrator.adapters.ssh_keys import HostKeyUnknown, kind_of, known_hosts_files, sha256_of
+from orchestrator.core.errors import BenchError, HostKeyRefused, PermissionDenied, Unavailable
+from orchestrator.core.hosts import Target
+
+LOST: Final = (SSHException, EOFError, ConnectionError, TimeoutError, socket.timeout)
+"""What a connection that is cut looks like, from whichever call notices."""
+
+NO_KEYS: Final = "No authentication methods"
+"""How paramiko says that there was nothing to try."""
+
+
+def lost(target: Target, when: str, exc: BaseException | None) -> Unavailable:
+    why = f" ({_said(exc)})" if exc is not None else ""
+    return Unavailable(
+        f"the connection to {target} was lost {when}{why}",
+        hint="what runs there goes on; `bench status` brings home what it stored",
+    )
+
+
+def not_let_in(target: Target, connection: Connection, exc: Exception) -> BenchError:
+    """Why a connection could not be made."""
+    where = f"{connection.host} port {connection.port}"
+    if isinstance(exc, HostKeyUnknown):
+        return unknown_key(target, connection, exc)
+    if isinstance(exc, BadHostKeyException):
+        return changed_key(target, connection, exc)
+    if isinstance(exc, PasswordRequiredException):
+        return PermissionDenied(
+            f"a key for {target} is protected by a passphrase", hint="`ssh-add` gives it to your agent once"
+        )
+    if isinstance(exc, AuthenticationException) or (isinstance(exc, SSHException) and NO_KEYS in str(exc)):
+        return PermissionDenied(
+            f"{target} does not let {connection.user} in with any key here: {_said(exc)}",
+            hint=f"`ssh-copy-id {_ssh(target)}` puts yours there; `ssh -v {_ssh(target)} true` shows what was tried",
+        )
+    if isinstance(exc, socket.gaierror):
+        return Unavailable(
+            f"{target} cannot be found: {connection.host} has no address",
+            hint="check the name, or give it a Host entry with a HostName in ~/.ssh/config",
+        )
+    if isinstance(exc, NoValidConnectionsError | ConnectionRefusedError):
+        return Unavailable(
+            f"{target} does not answer: nothing listens at {where}",
+            hint="is it switched on, sshd running, and the port right? `--host user@box:port` names another",
+        )
+    if isinstance(exc, ChannelException | ProxyCommandFailure):
+        return Unavailable(
+            f"{target} cannot be reached by way of its jump host: {_said(exc)}", hint=f"`ssh {_ssh(target)} true`"
+        )
+    if isinstance(exc, OSError | EOFError | SSHException):
+        return Unavailable(f"{target} cannot be reached at {where}: {_said(exc)}", hint=f"`ssh {_ssh(target)} true`")
+    if isinstance(exc, ValueError | KeyError):
+        return PermissionDenied(f"no connection to {target} can be made: {_said(exc)}", hint="look into ~/.ssh/config")
+    raise exc
+
+
+def unknown_key(target: Target, connection: Connection, exc: HostKeyUnknown) -> HostKeyRefused:
+    host, port = _place(exc.name)
+    file = known_hosts_files(connection)[0]
+    add = f"ssh-keyscan -p {port} -t {kind_of(exc.key)} {host} >> {file}"
+    if connection.gateway:
+        add = f"ssh -o StrictHostKeyChecking=ask {_ssh(target)} true"
+    return HostKeyRefused(
+        f"{target} is not known here: no known_hosts file has a key of {exc.name}. It shows {sha256_of(exc.key)}",
+        hint=f"on that machine, `ssh-keygen -lf /etc/ssh/ssh_host_{kind_of(exc.key)}_key.pub` must print the same "
+        f"fingerprint; then add it with: {add}",
+    )
+
+
+def changed_key(target: Target, connection: Connection, exc: BadHostKeyException) -> HostKeyRefused:
+    file, name = known_hosts_files(connection)[0], _shown_by(connection, exc.hostname)
+    return HostKeyRefused(
+        f"{target} shows another key than the one that is known of it: expected {sha256_of(exc.expected_key)}, "
+        f"got {sha256_of(exc.key)}. Somebody may be in between",
+        hint=f"ask its owner whether it was installed anew; only then: ssh-keygen -f {file} -R '{name}'",
+    )
+
+
+def _shown_by(connection: Connection, host: str) -> str:
+    """How known_hosts calls the hop that showed a key."""
+    hop: Connection | str | None = connection
+    while isinstance(hop, Connection):
+        if hop.host == host and int(hop.port) != 22:
+            return f"[{host}]:{hop.port}"
+        hop = hop.gateway
+    return host
+
+
+def _place(name: str) -> tuple[str, str]:
+    """Host and port of a known_hosts name: `box`, `[box]:2222`."""
+    host, _, port = name.removeprefix("[").partition("]:")
+    return host, port or "22"
+
+
+def _ssh(target: Target) -> str:
+    who = f"{target.user}@{target.name}" if target.user else target.name
+    return f"-p {target.port} {who}" if target.port else who
+
+
+def _said(exc: BaseException) -> str:
+    return (str(exc).strip() or type(exc).__name__).splitlines()[0]

@@ -1,0 +1,85 @@
+"""`bench prices`: what the price table says, how old it is, and how far each figure can be trusted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from orchestrator.core.pricing import PriceSheet
+
+
+def prices(
+    region: Annotated[str, typer.Option(help="Only this region, e.g. us-central1.")] = "",
+    gpu: Annotated[str, typer.Option("--gpu", "-g", help="Only this GPU: l4, t4, a100, h100 or cpu.")] = "",
+    json: Json = False,
+) -> None:
+    """Show the price table that runs are held at, with its age and sources.
+
+    Dollars per hour of each GPU's default machine with a boot disk of 60 GB and an address.
+    """
+    from datetime import UTC, datetime
+
+    from orchestrator.cli.asking import bundled
+    from orchestrator.core.errors import ConfigError
+    from orchestrator.core.pricing import STALE_DAYS, PriceSheet
+
+    sheet = PriceSheet.parse(bundled("prices.yaml").read_text(encoding="utf-8"))
+    age = sheet.age_days(datetime.now(UTC).date())
+    rows = _rows(sheet, region, gpu.lower())
+    if not rows:
+        what = " ".join(part for part in (gpu, region) if part)
+        raise ConfigError(
+            f"no price is known for {what}",
+            hint="`bench prices` shows all that are; configs/README.md says how to add one",
+        )
+    if json:
+        about = {"as_of": str(sheet.as_of), "age_days": age, "stale": age > STALE_DAYS, "sources": sheet.sources}
+        emit_json({"schema": 1, "currency": sheet.currency, **about, "trusted": list(sheet.trusted), "prices": rows})
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(_table(rows))
+    used = dict.fromkeys(str(row["source"]) for row in rows)
+    for name in used:
+        trust = "" if name in sheet.trusted else " (not a record: look it up before you rely on it)"
+        console.print(Text(f"{name}: {sheet.sources[name]}{trust}", "dim"))
+    stale = f"; older than {STALE_DAYS} days, and spot prices move every month" if age > STALE_DAYS else ""
+    console.print(Text(f"as of {sheet.as_of}, {age} days old{stale}", "yellow" if stale else ""))
+
+
+def _rows(sheet: PriceSheet, region: str, gpu: str) -> list[dict[str, Any]]:
+    from orchestrator.core.catalog import CATALOG
+    from orchestrator.core.pricing import MachineSpec
+
+    rows: list[dict[str, Any]] = []
+    for one in CATALOG:
+        machine = MachineSpec(one.default_machine, one.accelerator, 1 if one.accelerator else 0)
+        for place in one.regions if gpu in ("", one.name) else ():
+            quotes = {way: sheet.quote(machine, place, way, 60, True) for way in ("spot", "standard")}
+            if region in ("", place) and any(quotes.values()):
+                figures = {f"{way}_usd_per_hour": str(q.usd_per_hour) if q else None for way, q in quotes.items()}
+                source = next(quote.source for quote in quotes.values() if quote)
+                rows.append(
+                    {"gpu": one.name, "machine": machine.machine_type, "region": place, **figures, "source": source}
+                )
+    return rows
+
+
+def _table(rows: list[dict[str, Any]]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("GPU", "machine", "region", "spot $/h", "on demand $/h", "source"):
+        table.add_column(title, justify="right" if "$" in title else "left", no_wrap=True)
+    for row in rows:
+        dollars = [row[key] or "not sold" for key in ("spot_usd_per_hour", "standard_usd_per_hour")]
+        table.add_row(row["gpu"], row["machine"], row["region"], *dollars, row["source"])
+    return table

@@ -1,0 +1,54 @@
+"""The bucket: where it lies, how it is kept, and whether this account can use it."""
+
+from __future__ import annotations
+
+from orchestrator.core.doctor.subject import Subject
+from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
+from orchestrator.core.permissions import BUCKET, BUCKET_READER, OBJECT_USER, names
+from orchestrator.core.places import continent, near
+from orchestrator.core.rest import Conversation, Request
+from orchestrator.core.setup.plan import bucket_steps
+from orchestrator.core.setup.steps import MakeBucket, describe
+
+STORAGE = "storage.googleapis.com"
+
+
+def bucket(subject: Subject) -> Conversation[Verdict]:
+    name = subject.bucket
+    answer = yield Request("storage", "GET", f"/storage/v1/b/{name}", {"projection": "noAcl"})
+    if answer.status == 404:
+        step = MakeBucket(subject.project, name, subject.regions[0])
+        return bad(f"there is no bucket gs://{name}", "", step)
+    if not answer.good:
+        return refused(answer, subject.project, STORAGE, _grant(subject, BUCKET_READER))
+    location = str(answer.document.get("location", ""))
+    here = near(location, subject.every_zone)
+    if not here:
+        far = f"gs://{name} lies in {location}, in none of the regions where machines are asked for"
+        if continent(location) not in {continent(region) for region in subject.regions}:
+            far += ", nor on their continent"
+        other = f"{name}-{subject.regions[0]}"
+        command = f"bench init --project {subject.project} --bucket {other} --location {subject.regions[0]}"
+        return doubt(f"{far}: every case is sent there, and paid for", command)
+    mend = bucket_steps(subject.project, name, location.lower(), answer.document)
+    if mend:
+        return doubt(f"gs://{name} in {location} is not kept as it should be: {describe(mend[0])}", "", *mend)
+    return fine(f"gs://{name} in {location}, uniform access, never public, old payloads deleted")
+
+
+def rights(subject: Subject) -> Conversation[Verdict]:
+    path = f"/storage/v1/b/{subject.bucket}/iam/testPermissions"
+    wanted = names(BUCKET)
+    answer = yield Request("storage", "GET", path, {"permissions": list(wanted)})
+    grant = _grant(subject, OBJECT_USER)
+    if not answer.good:
+        return refused(answer, subject.project, STORAGE, grant)
+    short = [name for name in wanted if name not in answer.document.get("permissions", ())]
+    if short:
+        return bad(f"this account lacks {', '.join(short)} on gs://{subject.bucket}", grant)
+    return fine("this account can store, read, list and replace objects")
+
+
+def _grant(subject: Subject, role: str) -> str:
+    where = f"gs://{subject.bucket} --member={subject.member} --role={role}"
+    return f"gcloud storage buckets add-iam-policy-binding {where}"

@@ -1,0 +1,171 @@
+"""What the project may have: quotas of each GPU, the limit on all of them together, and the images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from orchestrator.core.catalog import Gpu, closest
+from orchestrator.core.doctor.subject import Subject
+from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
+from orchestrator.core.machines import Quota
+from orchestrator.core.placement import Offer
+from orchestrator.core.quota import ALL_REGIONS, QUOTA_PAGE, shortage
+from orchestrator.core.rest import Answer, Conversation, Request, everything
+
+COMPUTE: Final = "compute.googleapis.com"
+
+
+def all_gpus(subject: Subject) -> Conversation[Verdict]:
+    """The project's limit on GPUs in all regions together: 0 in a new project."""
+    answer = yield _project(subject)
+    if not answer.good:
+        return refused(answer, subject.project, COMPUTE, subject.set_up)
+    found = next((quota for quota in _quotas(answer.document, "") if quota.metric == ALL_REGIONS), None)
+    if found is None:
+        return doubt(f"the project lists no {ALL_REGIONS}", QUOTA_PAGE)
+    if found.limit - found.usage < 1:
+        text = f"{ALL_REGIONS} is {found.limit:g}, {found.usage:g} in use: no GPU can be started anywhere"
+        return bad(text, _ask_for(subject, ALL_REGIONS, ""))
+    return fine(f"{found.limit:g} GPUs in all regions together, {found.usage:g} in use")
+
+
+def of_gpu(gpu: Gpu) -> Callable[[Subject], Conversation[Verdict]]:
+    """The check of one GPU's quotas."""
+
+    def quotas(subject: Subject) -> Conversation[Verdict]:
+        listed = yield from everything(_regions(subject))
+        if not listed.good:
+            return refused(listed, subject.project, COMPUTE, subject.set_up)
+        by_region = {
+            str(entry.get("name")): _quotas(entry, str(entry.get("name"))) for entry in listed.document["items"]
+        }
+        regions = [region for region in gpu.regions if region in subject.regions]
+        rooms = tuple(_room(gpu, region, by_region.get(region, ())) for region in regions)
+        spot = [room for room in rooms if room.spot]
+        standard = [room for room in rooms if room.standard]
+        if spot:
+            more = f", on demand in {len(standard)}" if standard else ""
+            lent = sum(room.lent for room in spot)
+            out_of = f"; in {lent} out of the on-demand quota, as none was granted for spot" if lent else ""
+            return fine(f"spot in {len(spot)} of {len(rooms)} regions ({_some(spot)}){more}{out_of}")
+        wish = _ask_for(subject, gpu.quota_preemptible, regions[0])
+        if standard:
+            return doubt(
+                f"no spot quota; on demand in {len(standard)} of {len(rooms)} regions ({_some(standard)})", wish
+            )
+        why = f"no quota for {gpu.title} in any of {len(rooms)} regions: {rooms[0].shortage}"
+        return bad(why, wish) if subject.chosen else doubt(why, wish)
+
+    return quotas
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Whether one more machine fits into the quotas of a region, as spot and on demand."""
+
+    region: str
+    spot: bool
+    standard: bool
+    lent: bool
+    """Spot counts against the on-demand quota there."""
+    shortage: str
+
+
+def _room(gpu: Gpu, region: str, quotas: tuple[Quota, ...]) -> Room:
+    short = {}
+    for provisioning in ("SPOT", "STANDARD"):
+        zone = next(zone for zone in gpu.zones if zone.startswith(f"{region}-"))
+        offer = Offer(gpu.name, region, zone, gpu.default_machine, gpu.accelerator, 1, provisioning, Decimal(0))
+        found = shortage(gpu, offer, quotas)
+        short[provisioning] = f"{found.metric} in {region} is {found.limit:g}, {found.usage:g} in use" if found else ""
+    sold = gpu.quota_standard is not None
+    lent = any(quota.metric == gpu.quota_preemptible and quota.limit == 0 for quota in quotas)
+    return Room(region, not short["SPOT"], sold and not short["STANDARD"], lent, short["SPOT"])
+
+
+def _some(rooms: list[Room]) -> str:
+    named = ", ".join(room.region for room in rooms[:2])
+    return f"{named}, …" if len(rooms) > 2 else named
+
+
+def _ask_for(subject: Subject, metric: str, region: str) -> str:
+    scope = "per-project-region" if region else "per-project"
+    where = f" --dimensions=region={region}" if region else ""
+    return (
+        "gcloud beta quotas preferences create --service=compute.googleapis.com --preferred-value=1"
+        f" --project={subject.project} --quota-id={metric.replace('_', '-')}-{scope}{where}"
+    )
+
+
+def _project(subject: Subject) -> Request:
+    return Request("compute", "GET", f"/compute/v1/projects/{subject.project}")
+
+
+def _regions(subject: Subject) -> Request:
+    return Request("compute", "GET", f"/compute/v1/projects/{subject.project}/regions")
+
+
+def _quotas(document: Mapping[str, Any], region: str) -> tuple[Quota, ...]:
+    return tuple(
+        Quota(str(entry["metric"]), float(entry.get("limit", 0)), float(entry.get("usage", 0)), region)
+        for entry in document.get("quotas", ())
+        if "metric" in entry
+    )
+
+
+def of_image(project: str, family: str) -> Callable[[Subject], Conversation[Verdict]]:
+    """The check of one image family."""
+
+    def image(subject: Subject) -> Conversation[Verdict]:
+        base = f"/compute/v1/projects/{project}/global/images"
+        answer = yield Request("compute", "GET", f"{base}/family/{family}")
+        if answer.good:
+            return _current(answer, family)
+        if answer.status != 404:
+            return refused(answer, subject.project, COMPUTE, subject.set_up)
+        query = {"filter": f'family="{family}"', "fields": "items(name,family,deprecated),nextPageToken"}
+        old = yield from everything(Request("compute", "GET", base, query))
+        deprecated = [entry["deprecated"] for entry in _items(old) if entry.get("deprecated")]
+        stem = family.partition("-")[0]
+        query = {"filter": f'family eq "{stem}.*"', "fields": "items(name,family,deprecated),nextPageToken"}
+        others = yield from everything(Request("compute", "GET", base, query))
+        fresh = {str(entry.get("family")) for entry in _items(others) if not _retired(entry)} - {family}
+        successor = next((str(one["replacement"]) for one in deprecated if "replacement" in one), "").rpartition("/")[2]
+        new = successor or closest(family, fresh) or ""
+        what = (
+            f"is {str(deprecated[0].get('state', 'DEPRECATED')).lower()}" if deprecated else "is gone, or was renamed"
+        )
+        if new:
+            return bad(
+                f"the family {family} {what}; nearest: {new}",
+                f"bench plan --gpu {_gpu(subject, project, family)} --set machine.image_family={new}",
+            )
+        return bad(
+            f"the family {family} {what}", f"gcloud compute images list --project={project} --no-standard-images"
+        )
+
+    return image
+
+
+def _gpu(subject: Subject, project: str, family: str) -> str:
+    fits = [gpu.name for gpu in subject.gpus if (gpu.image_project, gpu.image_family) == (project, family)]
+    return fits[0] if fits else subject.gpus[0].name
+
+
+def _current(answer: Answer, family: str) -> Verdict:
+    name, status = str(answer.document.get("name", "")), answer.document.get("deprecated", {})
+    ends = status.get("deprecated") or status.get("obsolete")
+    if ends:
+        return doubt(f"{family} ({name}) is to be retired at {ends}", "gcloud compute images list --no-standard-images")
+    return fine(f"{family} is {name}")
+
+
+def _items(answer: Answer) -> list[Mapping[str, Any]]:
+    return [entry for entry in answer.document.get("items", ()) if isinstance(entry, Mapping)] if answer.good else []
+
+
+def _retired(entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get("deprecated", {}).get("state", "ACTIVE") != "ACTIVE")

@@ -1,0 +1,122 @@
+"""This machine: Python and libraries, settings and configurations, the price table, and the embedded cloud."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+
+from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine
+from orchestrator.core.pricing import STALE_DAYS
+
+PYTHON: Final = (3, 11)
+ROOM_BYTES: Final = 1 << 30
+"""For payloads, results, and the embedded cloud's objects."""
+REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:>=\s*([0-9][0-9.]*))?")
+
+
+def python(version: tuple[int, ...]) -> Verdict:
+    text = ".".join(map(str, version[:3]))
+    if version[:2] < PYTHON:
+        wanted = ".".join(map(str, PYTHON))
+        return bad(f"python {text} is too old; {wanted} or newer is needed", f"uv venv --python {wanted}")
+    return fine(f"python {text}")
+
+
+def libraries(requirements: Sequence[str], installed: Mapping[str, str]) -> Verdict:
+    """`requirements` as a distribution lists them (`typer>=0.20`), `installed` the version of each that is there."""
+    absent: list[str] = []
+    old: list[str] = []
+    wanted = [found for text in requirements if "extra ==" not in text and (found := REQUIREMENT.match(text))]
+    for found in wanted:
+        name, least = found[1], found[2]
+        if name not in installed:
+            absent.append(name)
+        elif least and release(installed[name]) < release(least):
+            old.append(f"{name} {installed[name]} (needs {least})")
+    again = f"pip install --upgrade {' '.join([*absent, *(text.partition(' ')[0] for text in old)])}"
+    if absent:
+        return bad(f"not installed: {', '.join(absent)}", again)
+    if old:
+        return bad(f"too old: {', '.join(old)}", again)
+    return fine(f"{len(wanted)} libraries, all there and new enough")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """`(2, 13, 0)` of `2.13.0+cpu`; a part that is no number ends it."""
+    parts = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in parts[0].split(".")) if parts else ()
+
+
+def home(path: str, trouble: str, free_bytes: int) -> Verdict:
+    """BENCH_HOME. `trouble` says why it cannot be written, or nothing."""
+    if trouble:
+        return bad(f"{path} cannot be written: {trouble}", "export BENCH_HOME=$HOME/.bench")
+    if free_bytes < ROOM_BYTES:
+        return doubt(f"{path} has {free_bytes / 1e9:.1f} GB left", f"du -sh {path}/*")
+    return fine(f"{path}, {free_bytes / 1e9:.0f} GB free")
+
+
+def documents(troubles: Sequence[tuple[str, str]], read: int) -> Verdict:
+    """Every configuration, bundled ones by their GPU: (name, what is wrong with it). What the settings put in the place
+    of a bundled value is judged with it."""
+    if troubles:
+        name, what = troubles[0]
+        more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+        remedy = f"bench plan {name}" if "." in name else f"bench plan --gpu {name}"
+        return bad(f"{what.splitlines()[0]}{more}", remedy)
+    return fine(f"settings and {read} configurations can be read")
+
+
+def prices(as_of: date, today: date) -> Verdict:
+    age = (today - as_of).days
+    if age < 0:
+        return doubt(f"the price table is dated {as_of}, which is to come", "bench prices")
+    if age > STALE_DAYS:
+        return doubt(f"the price table is of {as_of}, {age} days old; spot prices move every month", "bench prices")
+    return fine(f"of {as_of}, {age} days old; run costs are held at these prices")
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The embedded cloud's daemon. `state` is `up`, `down`, `stale` (it says it is up, and does not answer) or `old`
+    (it was started before this version of the program was installed)."""
+
+    state: str
+    detail: str = ""
+
+
+def embedded(found: Embedded) -> Verdict:
+    match found.state:
+        case "up":
+            return fine(f"up{found.detail}")
+        case "down":
+            return fine("down; any command that needs it starts it")
+        case "old":
+            return doubt(f"it runs an older version of this program{found.detail}", "bench cloud stop")
+        case _:
+            return doubt(
+                f"it left its address and does not answer{found.detail}", "bench cloud stop; bench cloud start"
+            )
+
+
+def compiler(path: str, uses: bool) -> Verdict:
+    """The C++ compiler that the CPU kernel is built with; `uses` says whether runs on this machine need it."""
+    if path:
+        return fine(path)
+    if uses:
+        return bad("no C++ compiler: runs in the embedded cloud cannot build the kernel", "sudo apt-get install g++")
+    return fine("none, and none is needed: machines in the cloud bring their own")
+
+
+def torch(version: str, uses: bool) -> Verdict:
+    """PyTorch in this Python; the embedded cloud's machines use it."""
+    if version:
+        return fine(f"torch {version}")
+    if uses:
+        return doubt(
+            "no torch in this Python: runs in the embedded cloud have nothing to compare with", "pip install torch"
+        )
+    return fine("none, and none is needed: machines in the cloud bring their own")

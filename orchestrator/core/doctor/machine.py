@@ -1,0 +1,188 @@
+"""What a machine will find: its account, what that may do, and a way to the internet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from orchestrator.core.doctor.subject import Subject
+from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
+from orchestrator.core.permissions import ACCOUNT, ACCOUNT_USER, MACHINE, OBJECT_USER, WRITING_ROLES, names
+from orchestrator.core.rest import Answer, Conversation, Request, everything
+from orchestrator.core.setup.calls import account_of, read_policy
+from orchestrator.core.setup.plan import ACCOUNT_ID, MACHINE_ROLE, OWN_MACHINES, Grant, custom_role, grants
+from orchestrator.core.setup.steps import GrantOnAccount, GrantOnBucket, GrantOnProject, MakeAccount, MakeRole, short
+
+DELETING_ROLES: Final = frozenset(
+    {
+        "roles/owner",
+        "roles/editor",
+        "roles/compute.admin",
+        "roles/compute.instanceAdmin",
+        "roles/compute.instanceAdmin.v1",
+    }
+)
+"""Google's own roles that let a machine delete itself; each lets it do far more."""
+STORING_ROLES: Final = WRITING_ROLES | {"roles/owner", "roles/editor"}
+COMPUTE: Final = "compute.googleapis.com"
+
+
+def account(subject: Subject) -> Conversation[Verdict]:
+    """The service account that machines run as: there, not disabled, and this account may start machines as it."""
+    email = subject.service_account
+    if email is None:
+        if subject.embedded:
+            return fine("the embedded cloud's machines need none")
+        why = "none is set: machines run as the project's default account, which can usually change everything in it"
+        return doubt(why, subject.set_up)
+    project = _project_of(email, subject.project)
+    answer = yield account_of(project, email)
+    if answer.status == 404:
+        ours = email == f"{ACCOUNT_ID}@{subject.project}.iam.gserviceaccount.com"
+        steps = (MakeAccount(subject.project, ACCOUNT_ID, "machines of bench"),) if ours else ()
+        return bad(f"there is no service account {email}", "" if steps else subject.set_up, *steps)
+    if not answer.good:
+        return refused(answer, subject.project, "iam.googleapis.com", subject.set_up)
+    if answer.document.get("disabled"):
+        return bad(f"{email} is disabled", f"gcloud iam service-accounts enable {email} --project={project}")
+    path = f"/v1/projects/{project}/serviceAccounts/{email}:testIamPermissions"
+    tested = yield Request("iam", "POST", path, body={"permissions": list(names(ACCOUNT))})
+    step = GrantOnAccount(project, email, ACCOUNT_USER, subject.member)
+    if not tested.good:
+        return refused(tested, subject.project, "iam.googleapis.com", subject.set_up)
+    if set(names(ACCOUNT)) - set(tested.document.get("permissions", ())):
+        known = (step,) if subject.who else ()
+        return bad(
+            f"this account may not start machines as {email} (iam.serviceAccounts.actAs)", _by_hand(step), *known
+        )
+    return fine(f"{email} is there, and machines can be started as it")
+
+
+def _by_hand(step: GrantOnAccount) -> str:
+    where = f"{step.email} --project={step.project} --member={step.member} --role={step.role}"
+    return f"gcloud iam service-accounts add-iam-policy-binding {where}"
+
+
+def machine_rights(subject: Subject) -> Conversation[Verdict]:
+    """Whether that account can write to the bucket and delete its own machine, as the policies say."""
+    email = subject.service_account
+    if email is None:
+        return fine(
+            "those of the default account" if not subject.embedded else "the embedded cloud's machines need none"
+        )
+    member = f"serviceAccount:{email}"
+    on_bucket = yield read_policy("bucket", subject.bucket)
+    on_project = yield read_policy("project", subject.project)
+    held = {grant for grant in _seen(on_project) if grant.member == member}
+    writes = any(grant.member == member and _may_write(grant) for grant in _seen(on_bucket)) or any(
+        map(_may_write, held)
+    )
+    if on_bucket.good and not writes:
+        why = f"{email} may not write to gs://{subject.bucket}: nothing that it measures would be kept"
+        return bad(why, "", GrantOnBucket(subject.bucket, OBJECT_USER, member))
+    ends = any(grant.role in DELETING_ROLES or short(grant.role) == MACHINE_ROLE for grant in held)
+    foreign = [grant.role for grant in held if grant.role.startswith(("projects/", "organizations/"))]
+    if on_project.good and not ends and not foreign:
+        role = custom_role(MACHINE_ROLE, subject.project)
+        steps = (
+            MakeRole(subject.project, MACHINE_ROLE, "bench: a machine deletes itself", names(MACHINE)),
+            GrantOnProject(subject.project, role, member, OWN_MACHINES),
+        )
+        return doubt(f"{email} cannot delete its machine: the deadline will, later and dearer", "", *steps)
+    dark = [name for name, answer in (("bucket", on_bucket), ("project", on_project)) if not answer.good]
+    if dark:
+        return doubt(
+            f"the policy of the {' and the '.join(dark)} may not be read, so this cannot be told", subject.set_up
+        )
+    if foreign and not ends:
+        return fine(f"it can write to the bucket, and has {', '.join(sorted(set(foreign)))}")
+    return fine("it can write to the bucket and delete its own machine")
+
+
+def _may_write(grant: Grant) -> bool:
+    return grant.role in STORING_ROLES and not grant.expression
+
+
+def _seen(answer: Answer) -> frozenset[Grant]:
+    return grants(answer.document) if answer.good else frozenset()
+
+
+def _project_of(email: str, fallback: str) -> str:
+    """The project that a service account belongs to, as its address says; Google's own kinds do not."""
+    host = email.partition("@")[2]
+    return host.removesuffix(".iam.gserviceaccount.com") if host.endswith(".iam.gserviceaccount.com") else fallback
+
+
+def network(subject: Subject) -> Conversation[Verdict]:
+    """The network is there, and a machine in it reaches Google and a package index."""
+    owner, name = _network(subject)
+    answer = yield Request("compute", "GET", f"/compute/v1/projects/{owner}/global/networks/{name}")
+    if answer.status == 404:
+        make = f"gcloud compute networks create {name} --project={owner} --subnet-mode=auto"
+        return bad(f"there is no network {name} in {owner}", make)
+    if not answer.good:
+        return refused(answer, subject.project, COMPUTE, subject.set_up)
+    listed = yield from everything(Request("compute", "GET", f"/compute/v1/projects/{owner}/aggregated/subnetworks"))
+    if not listed.good:
+        return refused(listed, subject.project, COMPUTE, subject.set_up)
+    subnets = dict(_scoped(listed, "subnetworks", name))
+    # A legacy network has no subnets at all, and every region is part of it.
+    bare = [region for region in subject.regions if region not in subnets] if "IPv4Range" not in answer.document else []
+    if len(bare) == len(subject.regions):
+        make = f"gcloud compute networks subnets create {name}-{bare[0]} --network={name} --range=10.10.0.0/20"
+        where = f"--region={bare[0]} --project={owner}"
+        return bad(f"{name} has no subnet in any region where machines are asked for", f"{make} {where}")
+    if subject.external_ip:
+        gap = f"; no subnet in {len(bare)} of {len(subject.regions)} regions" if bare else ""
+        return fine(f"{name} is there; machines get an address of their own{gap}")
+    return (
+        yield from _without_address(subject, owner, name, {r: s for r, s in subnets.items() if r in subject.regions})
+    )
+
+
+def _without_address(
+    subject: Subject, owner: str, name: str, subnets: Mapping[str, Mapping[str, Any]]
+) -> Conversation[Verdict]:
+    listed = yield from everything(Request("compute", "GET", f"/compute/v1/projects/{owner}/aggregated/routers"))
+    if not listed.good:
+        return refused(listed, subject.project, COMPUTE, subject.set_up)
+    translated = {region for region, router in _scoped(listed, "routers", name) if router.get("nats")}
+    # Cloud NAT brings Google's own services along.
+    cut_off = [r for r, s in subnets.items() if not s.get("privateIpGoogleAccess") and r not in translated]
+    if cut_off:
+        subnet = subnets[cut_off[0]].get("name", "default")
+        where = f"--region={cut_off[0]} --project={owner}"
+        mend = f"gcloud compute networks subnets update {subnet} {where} --enable-private-ip-google-access"
+        why = f"without an address, a machine in {_list(cut_off)} reaches neither Cloud Storage nor Compute Engine"
+        return bad(why, mend)
+    closed = [region for region in subnets if region not in translated]
+    if closed and subject.allow_install:
+        where = f"--region={closed[0]} --project={owner}"
+        make = f"gcloud compute routers create bench-nat --network={name} {where}"
+        every = "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
+        nat = f"gcloud compute routers nats create nat --router=bench-nat {where} {every}"
+        why = f"no Cloud NAT in {_list(closed)}: nothing can be installed there; the image must bring PyTorch"
+        return doubt(why, f"{make} && {nat}")
+    return fine(f"{name} is there; machines without an address reach what they need")
+
+
+def _list(regions: list[str]) -> str:
+    return ", ".join(regions[:3]) + (f" and {len(regions) - 3} more" if len(regions) > 3 else "")
+
+
+def _scoped(answer: Answer, kind: str, network: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """(region, resource) of every resource of a network in a list over regions."""
+    items = answer.document["items"]
+    return [
+        (scope.rpartition("/")[2], found)
+        for scope, listed in (items.items() if isinstance(items, Mapping) else ())
+        for found in listed.get(kind, ())
+        if str(found.get("network", "")).rpartition("/")[2] == network
+    ]
+
+
+def _network(subject: Subject) -> tuple[str, str]:
+    """The project and name of `global/networks/x` or `projects/p/global/networks/x`."""
+    parts = subject.network.split("/")
+    owner = parts[parts.index("projects") + 1] if "projects" in parts[:-1] else subject.project
+    return owner, parts[-1]

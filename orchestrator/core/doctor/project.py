@@ -1,0 +1,104 @@
+"""The project: who asks, whether it is there and paid for, which APIs are on, and what may be done in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orchestrator.core.doctor.subject import Subject
+from orchestrator.core.doctor.verdicts import LOGIN, Verdict, bad, doubt, fine, refused
+from orchestrator.core.identity import Identity
+from orchestrator.core.permissions import LAUNCHER, LOOKER, names
+from orchestrator.core.rest import Conversation, Request
+from orchestrator.core.setup.calls import enabled
+from orchestrator.core.setup.plan import APIS, RUN_APIS
+from orchestrator.core.setup.steps import EnableApis
+
+SKEW_WARN_S = 5.0
+SKEW_FAIL_S = 60.0
+"""Tokens are refused from about five minutes on; leases and budgets of the day suffer earlier."""
+
+
+def credentials(found: Identity | None, trouble: str) -> Verdict:
+    """`found` is None where there are none, or none that Google takes; `trouble` then says why."""
+    if found is None:
+        return bad(trouble, LOGIN)
+    return fine(f"{found.kind}{f' of {found.member}' if found.member else ''}")
+
+
+def project(subject: Subject) -> Conversation[Verdict]:
+    name = subject.project
+    answer = yield Request("cloudresourcemanager", "GET", f"/v3/projects/{name}")
+    if answer.good:
+        state = answer.document.get("state", "ACTIVE")
+        if state != "ACTIVE":
+            return bad(f"{name} is being deleted", f"gcloud projects undelete {name}")
+        return fine(f"{name} is there")
+    if answer.status not in (403, 404):
+        return refused(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
+    # It may be there all the same, and only not be shown to this account by that API.
+    second = yield Request("compute", "GET", f"/compute/v1/projects/{name}", {"fields": "name"})
+    if second.good:
+        return refused(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
+    if answer.api_off or second.api_off:
+        return doubt(f"{name} cannot be looked at while its APIs are off", "", EnableApis(name, APIS))
+    return bad(f"{name} does not exist, or this account may not see it: {answer.message}", "gcloud projects list")
+
+
+def billing(subject: Subject) -> Conversation[Verdict]:
+    answer = yield Request("cloudbilling", "GET", f"/v1/projects/{subject.project}/billingInfo")
+    if not answer.good:
+        return refused(answer, subject.project, "cloudbilling.googleapis.com", subject.set_up)
+    if not answer.document.get("billingEnabled"):
+        link = f"gcloud billing projects link {subject.project} --billing-account=ACCOUNT"
+        return bad("no billing account pays for the project", f"{link}  (gcloud billing accounts list names yours)")
+    return fine("a billing account pays for it")
+
+
+def apis(subject: Subject) -> Conversation[Verdict]:
+    answer = yield enabled(subject.project, APIS)
+    if not answer.good:
+        return refused(answer, subject.project, "serviceusage.googleapis.com", subject.set_up)
+    states = {str(entry.get("name", "")).rpartition("/")[2]: entry.get("state") for entry in _services(answer.document)}
+    off = tuple(api for api in APIS if states.get(api) != "ENABLED")
+    if not off:
+        return fine(f"{', '.join(api.partition('.')[0] for api in APIS)} are on")
+    step = EnableApis(subject.project, off)
+    if set(off) & set(RUN_APIS):
+        return bad(f"not enabled: {', '.join(off)}", "", step)
+    return doubt(f"not enabled: {', '.join(off)}; launches work, this page and `bench init` do not", "", step)
+
+
+def _services(document: Mapping[str, object]) -> list[Mapping[str, object]]:
+    found = document.get("services")
+    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
+
+
+def roles(subject: Subject) -> Conversation[Verdict]:
+    unneeded = set() if subject.external_ip else {"compute.subnetworks.useExternalIp"}
+    launching = [name for name in names(LAUNCHER) if name not in unneeded]
+    path = f"/v3/projects/{subject.project}:testIamPermissions"
+    body = {"permissions": [*launching, *(name for name in names(LOOKER) if name not in launching)]}
+    answer = yield Request("cloudresourcemanager", "POST", path, body=body)
+    if not answer.good:
+        return refused(answer, subject.project, "cloudresourcemanager.googleapis.com", subject.set_up)
+    held = set(answer.document.get("permissions", ()))
+    short = [name for name in launching if name not in held]
+    if short:
+        return bad(f"missing {len(short)} of {len(launching)} permissions: {', '.join(short)}", subject.set_up)
+    blind = [name for name in names(LOOKER) if name not in held]
+    if blind:
+        return doubt(f"enough to launch; missing to look: {', '.join(blind)}", subject.set_up)
+    return fine(f"all {len(body['permissions'])} permissions on the project")
+
+
+def clock(subject: Subject) -> Conversation[Verdict]:
+    """Any answer has the server's time, one that refuses too."""
+    answer = yield Request("compute", "GET", f"/compute/v1/projects/{subject.project}", {"fields": "name"})
+    skew = answer.skew_s
+    if skew is None:
+        return doubt(f"no server said what time it is: {answer.message}")
+    if abs(skew) <= SKEW_WARN_S:
+        return fine("agrees with Google's" if not subject.embedded else "agrees with the server's")
+    where = f"this machine's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead'}"
+    remedy = "sudo timedatectl set-ntp true"
+    return bad(where, remedy) if abs(skew) > SKEW_FAIL_S else doubt(where, remedy)

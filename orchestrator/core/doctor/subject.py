@@ -1,0 +1,56 @@
+"""Who and what is looked at: a project, its bucket, and the machines that would be asked for there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.core.catalog import CATALOG, Gpu
+from orchestrator.core.setup.plan import ACCOUNT_ID
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`gpus` are those of interest: the one that was asked for, with its fallbacks, or the whole catalog."""
+
+    project: str
+    bucket: str
+    embedded: bool = False
+    gpus: tuple[Gpu, ...] = CATALOG
+    chosen: bool = False
+    """Whether somebody asked for these GPUs; if not, one that cannot be had is no failure."""
+    zones: tuple[str, ...] = ()
+    """Empty: every zone of every one of `gpus`."""
+    images: tuple[tuple[str, str], ...] = ()
+    """Project and family; empty: those of `gpus`."""
+    network: str = "global/networks/default"
+    external_ip: bool = True
+    allow_install: bool = True
+    service_account: str | None = None
+    who: str = ""
+    """The account in use as an IAM member; empty where it is not known."""
+
+    @property
+    def every_zone(self) -> tuple[str, ...]:
+        return self.zones or tuple(dict.fromkeys(zone for gpu in self.gpus for zone in gpu.zones))
+
+    @property
+    def every_image(self) -> tuple[tuple[str, str], ...]:
+        return self.images or tuple(dict.fromkeys((gpu.image_project, gpu.image_family) for gpu in self.gpus))
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in self.every_zone))
+
+    @property
+    def member(self) -> str:
+        return self.who or "user:YOUR_ADDRESS"
+
+    @property
+    def machine_email(self) -> str:
+        """The service account of the machines, or the one that `bench init` would make."""
+        return self.service_account or f"{ACCOUNT_ID}@{self.project}.iam.gserviceaccount.com"
+
+    @property
+    def set_up(self) -> str:
+        """The command that an owner of the project runs to put everything right."""
+        return f"bench init --project {self.project} --bucket {self.bucket} --launcher {self.member}"

@@ -1,0 +1,79 @@
+"""Every permission that this tool uses, who uses it, and for what: the roles are made of this, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One permission. `code` is the function that makes the call which takes it."""
+
+    permission: str
+    why: str
+    code: str
+
+
+LAUNCHER: Final = (
+    Need("compute.instances.create", "make the machine", "adapters/gce.py insert"),
+    Need("compute.instances.setMetadata", "give it the startup script and the run", "adapters/gce.py insert"),
+    Need("compute.instances.setLabels", "label it as ours", "adapters/gce.py insert"),
+    Need("compute.instances.setServiceAccount", "let it run as its own account", "adapters/gce.py insert"),
+    Need("compute.disks.create", "make its boot disk", "adapters/gce.py insert"),
+    Need("compute.disks.setLabels", "label the disk", "adapters/gce.py insert"),
+    Need("compute.subnetworks.use", "connect it", "adapters/gce.py insert"),
+    Need("compute.subnetworks.useExternalIp", "give it an address, where one is asked for", "adapters/gce.py insert"),
+    Need("compute.instances.get", "see whether it is there", "adapters/gce.py instance"),
+    Need("compute.instances.list", "find every machine of ours", "adapters/alive.py alive"),
+    Need("compute.instances.delete", "end it", "adapters/gce.py delete"),
+    Need("compute.instances.getSerialPortOutput", "read what it says at boot", "adapters/gce.py serial_output"),
+    Need("compute.zoneOperations.get", "wait until it is made or gone", "adapters/gce_calls.py wait"),
+    Need("compute.zoneOperations.list", "tell a preemption from a loss", "adapters/gce.py operations"),
+    Need("compute.regions.get", "read the quotas of a region", "adapters/gce.py quotas"),
+    Need("compute.projects.get", "read the quotas of the project", "adapters/gce.py quotas"),
+)
+"""On the project, for whoever runs `bench`."""
+
+LOOKER: Final = (
+    Need("resourcemanager.projects.get", "see the project and its billing", "core/doctor/project.py project"),
+    Need("serviceusage.services.list", "see which APIs are on", "core/doctor/project.py apis"),
+    Need("compute.regions.list", "see the quotas of all regions at once", "core/doctor/capacity.py regions"),
+    Need("compute.networks.get", "see the network", "core/doctor/machine.py network"),
+    Need(
+        "compute.subnetworks.list", "see whether Google is reached without an address", "core/doctor/machine.py network"
+    ),
+    Need("compute.routers.list", "see whether there is a Cloud NAT", "core/doctor/machine.py network"),
+    Need("iam.serviceAccounts.get", "see the machine's account", "core/doctor/machine.py account"),
+)
+"""On the project, for `bench doctor`; what is missing of them only leaves it in the dark."""
+
+BUCKET: Final = (
+    Need("storage.objects.create", "store payloads, events and cases", "adapters/gcs.py create"),
+    Need("storage.objects.get", "read them", "adapters/gcs.py read"),
+    Need("storage.objects.list", "find them", "adapters/gcs.py list"),
+    Need("storage.objects.delete", "replace the ledger and the index", "adapters/gcs.py replace"),
+)
+"""On the bucket, for whoever runs `bench`. The machine needs the same."""
+
+BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket lies", "core/doctor/bucket.py bucket"),)
+"""On the bucket, for `bench doctor`."""
+
+ACCOUNT: Final = (Need("iam.serviceAccounts.actAs", "start machines that run as it", "adapters/gce.py insert"),)
+"""On the machine's service account, for whoever runs `bench`."""
+
+MACHINE: Final = (Need("compute.instances.delete", "delete itself when it is done", "startup/agent/stop.py"),)
+"""On instances named bench-…, for the machine's service account."""
+
+OBJECT_USER: Final = "roles/storage.objectUser"
+"""Objects of a bucket: make, read, list, replace and delete; nothing on the bucket itself."""
+BUCKET_READER: Final = "roles/storage.legacyBucketReader"
+"""A bucket's own properties, read only."""
+ACCOUNT_USER: Final = "roles/iam.serviceAccountUser"
+WRITING_ROLES: Final = frozenset({OBJECT_USER, "roles/storage.objectAdmin", "roles/storage.admin"})
+"""Roles on a bucket with which a machine can store and replace objects."""
+
+
+def names(*groups: tuple[Need, ...]) -> tuple[str, ...]:
+    """The permissions of some groups, each once, in order."""
+    return tuple(dict.fromkeys(need.permission for group in groups for need in group))

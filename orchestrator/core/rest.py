@@ -1,0 +1,104 @@
+"""Requests and answers of Google's REST APIs as data, so that what is asked and what it means need no network.
+
+A conversation is a generator: it yields a `Request`, is sent its `Answer`, and returns what it found out. Whoever holds
+a session drives it (`orchestrator.adapters.rest`); a test drives it with answers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeVar
+
+T = TypeVar("T")
+
+Service = Literal["compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling"]
+Method = Literal["GET", "POST", "PUT", "PATCH"]
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+READING_POSTS: Final = (":testIamPermissions", ":getIamPolicy")
+"""Methods that only look and are sent as POST all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`path` begins with a slash and has the API's version in it; `query` values may be lists."""
+
+    service: Service
+    method: Method
+    path: str
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether it changes nothing and costs nothing, whatever the answer."""
+        return self.method == "GET" or (self.method == "POST" and self.path.endswith(READING_POSTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`status` is 0 when there was none, and `trouble` then says why."""
+
+    status: int
+    document: Mapping[str, Any] = field(default_factory=dict)
+    trouble: str = ""
+    skew_s: float | None = None
+    """By how much the server's clock is ahead of this one's; None where it did not say."""
+
+    @property
+    def good(self) -> bool:
+        return self.status == 200
+
+    @property
+    def message(self) -> str:
+        """What the server, or the network, says went wrong."""
+        said = self._error.get("message")
+        text = said if isinstance(said, str) and said.strip() else self.trouble or f"HTTP {self.status}"
+        return text.strip().splitlines()[0]
+
+    @property
+    def api_off(self) -> bool:
+        """Whether it was refused because the API is not enabled in the project."""
+        reasons = {str(entry.get("reason")) for key in ("errors", "details") for entry in _entries(self._error, key)}
+        return self.status == 403 and bool(reasons & {"accessNotConfigured", "SERVICE_DISABLED"})
+
+    @property
+    def _error(self) -> Mapping[str, Any]:
+        found = self.document.get("error")
+        return found if isinstance(found, Mapping) else NOTHING
+
+
+def _entries(error: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = error.get(key)
+    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A wait before the next request; it is answered with an empty answer."""
+
+    seconds: float
+
+
+Conversation = Generator[Request | Pause, Answer, T]
+
+
+def everything(request: Request) -> Conversation[Answer]:
+    """All pages of a list as one answer; the first bad page is the answer."""
+    items: list[Any] = []
+    scopes: dict[str, Any] = {}
+    query = dict(request.query)
+    while True:
+        answer = yield Request(request.service, request.method, request.path, query, request.body)
+        if not answer.good:
+            return answer
+        found = answer.document.get("items", [])
+        if isinstance(found, Mapping):
+            scopes.update(found)
+        else:
+            items += found
+        token = answer.document.get("nextPageToken")
+        if not token:
+            return Answer(200, {"items": scopes or items}, skew_s=answer.skew_s)
+        query["pageToken"] = token

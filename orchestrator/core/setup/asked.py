@@ -1,0 +1,74 @@
+"""What `bench init` is told, checked before anything is looked at: names as Google takes them, amounts as money."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Final
+
+from orchestrator.core.catalog import CATALOG
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.places import near
+from orchestrator.core.pricing import usd
+from orchestrator.core.setup.plan import ACCOUNT_ID, Wanted
+
+PROJECT: Final = re.compile(r"(?:[a-z0-9.-]+:)?[a-z](?:[-a-z0-9]{4,28})[a-z0-9]")
+BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+ACCOUNT: Final = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]")
+MEMBER: Final = re.compile(r"(?:user|group|serviceAccount):[^@\s]+@[^@\s]+\.[^@\s]+")
+DEFAULT_LOCATION: Final = "us-central1"
+DEFAULT_CAPS: Final[Mapping[str, str]] = {"per_run_usd": "1.00", "per_day_usd": "5.00", "per_month_usd": "20.00"}
+
+
+def wanted(
+    project: str,
+    bucket: str,
+    *,
+    location: str = DEFAULT_LOCATION,
+    account_id: str = ACCOUNT_ID,
+    launcher: str = "",
+    caps: Mapping[str, str] = DEFAULT_CAPS,
+    keeps_names: bool = True,
+) -> Wanted:
+    """The set-up that is asked for. Raises `ConfigError` that names the flag and what would be right."""
+    if not PROJECT.fullmatch(project):
+        raise ConfigError(
+            f"--project {project}: a project id has 6 to 30 lower-case letters, digits and hyphens",
+            hint="`gcloud projects list` shows the ids of yours",
+        )
+    if not BUCKET.fullmatch(bucket) or bucket.startswith("goog") or "google" in bucket:
+        raise ConfigError(
+            f"--bucket {bucket}: a bucket's name has 3 to 63 lower-case letters, digits, dots, hyphens and underscores,"
+            " and not the word google",
+            hint=f"for example: {project}-bench",
+        )
+    if not ACCOUNT.fullmatch(account_id):
+        raise ConfigError(
+            f"--service-account {account_id}: 6 to 30 lower-case letters, digits, hyphens; nothing from the @ on",
+            hint=f"for example: {ACCOUNT_ID}",
+        )
+    zones = [zone for gpu in CATALOG for zone in gpu.zones]
+    if not near(location, zones):
+        raise ConfigError(
+            f"--location {location}: no machine of the catalog is in a region of that name",
+            hint="us-central1 has most of them; US, EU and ASIA are possible too",
+        )
+    if launcher and not MEMBER.fullmatch(launcher):
+        raise ConfigError(
+            f"--launcher {launcher}: expected user:, group: or serviceAccount: and an address",
+            hint="for example: user:ada@example.com",
+        )
+    budget = tuple((key, _amount(key, text)) for key, text in caps.items() if text)
+    return Wanted(project, bucket, location.lower(), account_id, launcher, budget, keeps_names)
+
+
+def _amount(key: str, text: str) -> Decimal:
+    flag = f"--{key.replace('_', '-').removesuffix('-usd')}"
+    try:
+        amount = usd(text.removeprefix("$"))
+    except ValueError as exc:
+        raise ConfigError(f"{flag} {text}: {exc}", hint="for example: 5.00") from exc
+    if amount < 0:
+        raise ConfigError(f"{flag} {text}: a cap cannot be negative", hint="for example: 5.00")
+    return amount

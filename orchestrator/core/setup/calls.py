@@ -1,0 +1,175 @@
+"""The steps of a set-up, and the look before them, as conversations with Google's REST APIs. Pure: see `core.rest`.
+
+Whatever was made meanwhile by somebody else is success: a second run of the same steps changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from orchestrator.core.rest import Answer, Conversation, Pause, Request, Service
+from orchestrator.core.setup.plan import APIS, LAUNCHER_ROLE, MACHINE_ROLE, Standing, Wanted, custom_role, grants
+from orchestrator.core.setup.steps import (
+    Condition,
+    EnableApis,
+    GrantOnAccount,
+    GrantOnBucket,
+    GrantOnProject,
+    MakeAccount,
+    MakeRole,
+)
+
+POLICY_VERSION: Final = 3
+"""The one that knows conditions; an older one would drop those of others when it is written back."""
+PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""An account that was just made is not known everywhere for up to a minute."""
+
+RestStep = EnableApis | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount
+Outcome = Conversation[Answer]
+"""The last answer: good, or what went wrong."""
+
+
+def survey(wanted: Wanted, settings: Mapping[str, str]) -> Conversation[Standing]:
+    """What is there. What cannot be seen counts as not there: the step that makes it says why it cannot."""
+    project = wanted.project
+    services = yield enabled(project, APIS)
+    apis = frozenset(
+        str(entry["name"]).rpartition("/")[2]
+        for entry in services.document.get("services", ())
+        if services.good and entry.get("state") == "ENABLED"
+    )
+    bucket = yield Request("storage", "GET", f"/storage/v1/b/{wanted.bucket}", {"projection": "noAcl"})
+    account = yield account_of(project, wanted.email)
+    roles: dict[str, frozenset[str]] = {}
+    for role_id in (MACHINE_ROLE, LAUNCHER_ROLE):
+        role = yield Request("iam", "GET", f"/v1/{custom_role(role_id, project)}")
+        if role.good:
+            roles[role_id] = frozenset(role.document.get("includedPermissions", ()))
+    on_project = yield read_policy("project", project)
+    on_bucket = yield read_policy("bucket", wanted.bucket)
+    on_account = (yield read_policy("account", project, wanted.email)) if account.good else account
+    return Standing(
+        apis=apis,
+        bucket=bucket.document if bucket.good else None,
+        account=account.good,
+        roles=roles,
+        on_project=grants(on_project.document) if on_project.good else frozenset(),
+        on_bucket=grants(on_bucket.document) if on_bucket.good else frozenset(),
+        on_account=grants(on_account.document) if on_account.good else frozenset(),
+        settings=settings,
+    )
+
+
+def take(step: RestStep) -> Outcome:
+    """One step, taken."""
+    match step:
+        case EnableApis():
+            return _enable(step)
+        case MakeAccount():
+            return _make_account(step)
+        case MakeRole():
+            return _make_role(step)
+        case GrantOnProject():
+            return _grant("project", step.project, "", step.role, step.member, step.condition)
+        case GrantOnBucket():
+            return _grant("bucket", step.bucket, "", step.role, step.member, None)
+        case _:
+            return _grant("account", step.project, step.email, step.role, step.member, None)
+
+
+def enabled(project: str, apis: tuple[str, ...]) -> Request:
+    """Asks for the state of some APIs."""
+    names = [f"projects/{project}/services/{api}" for api in apis]
+    return Request("serviceusage", "GET", f"/v1/projects/{project}/services:batchGet", {"names": names})
+
+
+def account_of(project: str, email: str) -> Request:
+    return Request("iam", "GET", f"/v1/projects/{project}/serviceAccounts/{email}")
+
+
+def _enable(step: EnableApis) -> Outcome:
+    path = f"/v1/projects/{step.project}/services:batchEnable"
+    answer = yield Request("serviceusage", "POST", path, body={"serviceIds": list(step.apis)})
+    for pause in (*PAUSES_S, *PAUSES_S):
+        if not answer.good or answer.document.get("done"):
+            break
+        yield Pause(pause)
+        answer = yield Request("serviceusage", "GET", f"/v1/{answer.document['name']}")
+    error = answer.document.get("error")
+    return Answer(400, {"error": error}) if answer.good and error else answer
+
+
+def _make_account(step: MakeAccount) -> Outcome:
+    body = {"accountId": step.account_id, "serviceAccount": {"displayName": step.title}}
+    answer = yield Request("iam", "POST", f"/v1/projects/{step.project}/serviceAccounts", body=body)
+    return Answer(200) if answer.status == 409 else answer
+
+
+def _make_role(step: MakeRole) -> Outcome:
+    role = {"title": step.title, "includedPermissions": list(step.permissions), "stage": "GA"}
+    if not step.exists:
+        made = yield Request(
+            "iam", "POST", f"/v1/projects/{step.project}/roles", body={"roleId": step.role_id, "role": role}
+        )
+        if made.status != 409:
+            return made
+    path = f"/v1/{custom_role(step.role_id, step.project)}"
+    return (yield Request("iam", "PATCH", path, {"updateMask": "title,includedPermissions,stage"}, role))
+
+
+def read_policy(kind: str, owner: str, email: str = "") -> Request:
+    """Asks for the policy of a `project`, a `bucket`, or an `account` (of the project `owner`)."""
+    if kind == "bucket":
+        path = f"/storage/v1/b/{owner}/iam"
+        return Request("storage", "GET", path, {"optionsRequestedPolicyVersion": POLICY_VERSION})
+    if kind == "account":
+        path = f"/v1/projects/{owner}/serviceAccounts/{email}:getIamPolicy"
+        return Request("iam", "POST", path, {"options.requestedPolicyVersion": POLICY_VERSION})
+    body = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
+    return Request("cloudresourcemanager", "POST", f"/v3/projects/{owner}:getIamPolicy", body=body)
+
+
+def _write_policy(kind: str, owner: str, email: str, policy: Mapping[str, Any]) -> Request:
+    if kind == "bucket":
+        return Request("storage", "PUT", f"/storage/v1/b/{owner}/iam", body=policy)
+    if kind == "account":
+        path = f"/v1/projects/{owner}/serviceAccounts/{email}:setIamPolicy"
+        return Request("iam", "POST", path, body={"policy": policy})
+    service: Service = "cloudresourcemanager"
+    return Request(service, "POST", f"/v3/projects/{owner}:setIamPolicy", body={"policy": policy})
+
+
+def _grant(kind: str, owner: str, email: str, role: str, member: str, condition: Condition | None) -> Outcome:
+    """Read, change, write; all of it again when the policy changed meanwhile, or knows the account not yet."""
+    pauses = iter(PAUSES_S)
+    while True:
+        found = yield read_policy(kind, owner, email)
+        if not found.good:
+            return found
+        policy = with_grant(found.document, role, member, condition)
+        if policy is None:
+            return found
+        answer = yield _write_policy(kind, owner, email, policy)
+        # 409 and 412: somebody else was faster. 400 and 404: the account or role is too young to be known here.
+        pause = next(pauses, None) if answer.status in (400, 404, 409, 412) else None
+        if pause is None:
+            return answer
+        yield Pause(pause)
+
+
+def with_grant(policy: Mapping[str, Any], role: str, member: str, condition: Condition | None) -> dict[str, Any] | None:
+    """The policy with one more member in one binding, or None where the member is in it already."""
+    wanted = {"title": condition.title, "expression": condition.expression} if condition else None
+    bindings = [dict(binding) for binding in policy.get("bindings", ())]
+    for binding in bindings:
+        here = binding.get("condition") or {}
+        same = here.get("expression") == wanted["expression"] if wanted else not here
+        if binding.get("role") == role and same:
+            if member in binding.get("members", ()):
+                return None
+            binding["members"] = [*binding.get("members", ()), member]
+            break
+    else:
+        bindings.append({"role": role, "members": [member]} | ({"condition": wanted} if wanted else {}))
+    return {"version": POLICY_VERSION, "etag": policy.get("etag", ""), "bindings": bindings}

@@ -1,0 +1,89 @@
+"""The steps of a set-up as a shell script of gcloud commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from shlex import quote
+
+from orchestrator.core.setup.steps import (
+    LIFECYCLE,
+    EnableApis,
+    GrantOnAccount,
+    GrantOnBucket,
+    GrantOnProject,
+    MakeAccount,
+    MakeBucket,
+    MakeRole,
+    MendBucket,
+    Step,
+    describe,
+)
+
+HEAD = """#!/usr/bin/env bash
+# What `bench init` would do. It can be run again: what is there already is reported and left.
+set -u
+"""
+
+
+def script(steps: Iterable[Step], settings: str = "settings.yaml") -> str:
+    """A bash script; `settings` is the path of the settings file."""
+    return HEAD + "".join(f"\n# {describe(step)}\n{command(step, settings)}\n" for step in steps)
+
+
+def command(step: Step, settings: str = "settings.yaml") -> str:
+    """The step as one command, or a few lines of them."""
+    match step:
+        case EnableApis():
+            return f"gcloud services enable {' '.join(step.apis)} --project={step.project}"
+        case MakeBucket():
+            made = (
+                f"gcloud storage buckets create gs://{step.bucket} --project={step.project} --location={step.location}"
+                " --uniform-bucket-level-access --public-access-prevention"
+            )
+            return f"{made}\n{_lifecycle(step.bucket)}"
+        case MendBucket():
+            flags = [
+                flag
+                for wanted, flag in (
+                    (step.uniform, "--uniform-bucket-level-access"),
+                    (step.private, "--public-access-prevention"),
+                )
+                if wanted
+            ]
+            lines = [f"gcloud storage buckets update gs://{step.bucket} {' '.join(flags)}"] if flags else []
+            return "\n".join([*lines, *([_lifecycle(step.bucket)] if step.lifecycle else [])])
+        case MakeAccount():
+            title = quote(step.title)
+            return (
+                f"gcloud iam service-accounts create {step.account_id} --project={step.project} --display-name={title}"
+            )
+        case MakeRole():
+            verb = "update" if step.exists else "create"
+            return (
+                f"gcloud iam roles {verb} {step.role_id} --project={step.project} --title={quote(step.title)}"
+                f" --stage=GA --permissions={','.join(step.permissions)}"
+            )
+        case GrantOnProject():
+            condition = "None"
+            if step.condition is not None:
+                condition = quote(f"expression={step.condition.expression},title={step.condition.title}")
+            return _binding(f"projects add-iam-policy-binding {step.project}", step) + f" --condition={condition}"
+        case GrantOnBucket():
+            return _binding(f"storage buckets add-iam-policy-binding gs://{step.bucket}", step)
+        case GrantOnAccount():
+            where = f"iam service-accounts add-iam-policy-binding {step.email} --project={step.project}"
+            return _binding(where, step)
+        case _:
+            said = "".join(f"\n#   {key}: {json.dumps(value)}" for key, value in step.values)
+            return f"# by hand: these lines, in {settings}{said}"
+
+
+def _binding(where: str, step: GrantOnProject | GrantOnBucket | GrantOnAccount) -> str:
+    return f"gcloud {where} --member={quote(step.member)} --role={step.role}"
+
+
+def _lifecycle(bucket: str) -> str:
+    return (
+        f"gcloud storage buckets update gs://{bucket} --lifecycle-file=/dev/stdin <<'EOF'\n{json.dumps(LIFECYCLE)}\nEOF"
+    )

@@ -1,0 +1,201 @@
+"""What is missing between a project as it is and one that `bench` can use: nothing, where nothing is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any, Final
+
+from orchestrator.core.permissions import (
+    ACCOUNT_USER,
+    BUCKET_READER,
+    LAUNCHER,
+    LOOKER,
+    MACHINE,
+    OBJECT_USER,
+    WRITING_ROLES,
+    names,
+)
+from orchestrator.core.setup.steps import (
+    LIFECYCLE,
+    Condition,
+    EnableApis,
+    GrantOnAccount,
+    GrantOnBucket,
+    GrantOnProject,
+    MakeAccount,
+    MakeBucket,
+    MakeRole,
+    MendBucket,
+    Step,
+    WriteSettings,
+)
+
+APIS: Final = (
+    "compute.googleapis.com",
+    "storage.googleapis.com",
+    "iam.googleapis.com",
+    "cloudresourcemanager.googleapis.com",
+)
+"""The first two for every run; the others for `bench init` and `bench doctor`."""
+RUN_APIS: Final = APIS[:2]
+LAUNCHER_ROLE: Final = "benchLauncher"
+MACHINE_ROLE: Final = "benchMachine"
+ACCOUNT_ID: Final = "bench-vm"
+OWN_MACHINES: Final = Condition(
+    "machines of bench only", 'resource.name.extract("/instances/{name}").startsWith("bench-")'
+)
+"""The instances of every run are named bench-…; nothing else of the project can be deleted with this grant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `bench init` was asked to set up."""
+
+    project: str
+    bucket: str
+    location: str = "us-central1"
+    account_id: str = ACCOUNT_ID
+    launcher: str = ""
+    """An IAM member such as `user:ada@example.com`; empty: whoever runs this has the rights already."""
+    budget: tuple[tuple[str, Decimal], ...] = ()
+    """Caps by key of the `budget` section, e.g. `per_run_usd`."""
+    keeps_names: bool = True
+    """Whether project, bucket and account go into the settings; not where the embedded cloud is practised on."""
+
+    @property
+    def email(self) -> str:
+        return account_email(self.account_id, self.project)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A binding of one member, as a policy has it. `expression` is empty where it holds everywhere."""
+
+    role: str
+    member: str
+    expression: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is there already. The default is a project where nothing is."""
+
+    apis: frozenset[str] = frozenset()
+    bucket: Mapping[str, Any] | None = None
+    account: bool = False
+    roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Permissions of each custom role that exists."""
+    on_project: frozenset[Grant] = frozenset()
+    on_bucket: frozenset[Grant] = frozenset()
+    on_account: frozenset[Grant] = frozenset()
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+NOTHING: Final = Standing()
+
+
+def account_email(account_id: str, project: str) -> str:
+    return f"{account_id}@{project}.iam.gserviceaccount.com"
+
+
+def custom_role(role_id: str, project: str) -> str:
+    return f"projects/{project}/roles/{role_id}"
+
+
+def grants(policy: Mapping[str, Any]) -> frozenset[Grant]:
+    """The grants in a policy document."""
+    return frozenset(
+        Grant(str(binding.get("role", "")), str(member), str((binding.get("condition") or {}).get("expression", "")))
+        for binding in policy.get("bindings", ())
+        for member in binding.get("members", ())
+    )
+
+
+def setup(wanted: Wanted, standing: Standing = NOTHING) -> tuple[Step, ...]:
+    """The steps from what is there to what is wanted, in the order in which they can be taken."""
+    steps: list[Step] = []
+    off = tuple(api for api in APIS if api not in standing.apis)
+    if off:
+        steps.append(EnableApis(wanted.project, off))
+    steps += bucket_steps(wanted.project, wanted.bucket, wanted.location, standing.bucket)
+    steps += machine_steps(wanted, standing)
+    if wanted.launcher:
+        steps += _launcher(wanted, standing)
+    values = _settings(wanted)
+    new = tuple((key, value) for key, value in values if standing.settings.get(key) != value)
+    if new:
+        steps.append(WriteSettings(new, tuple(key for key, _ in new if key in standing.settings)))
+    return tuple(steps)
+
+
+def bucket_steps(project: str, bucket: str, location: str, found: Mapping[str, Any] | None) -> tuple[Step, ...]:
+    """The bucket made, or mended where it has other settings. A bucket cannot be moved."""
+    if found is None:
+        return (MakeBucket(project, bucket, location),)
+    mend = MendBucket(
+        bucket, uniform=not is_uniform(found), private=not is_private(found), lifecycle=not has_lifecycle(found)
+    )
+    return (mend,) if mend.uniform or mend.private or mend.lifecycle else ()
+
+
+def is_uniform(bucket: Mapping[str, Any]) -> bool:
+    return _access(bucket).get("uniformBucketLevelAccess", {}).get("enabled") is True
+
+
+def is_private(bucket: Mapping[str, Any]) -> bool:
+    return _access(bucket).get("publicAccessPrevention") == "enforced"
+
+
+def has_lifecycle(bucket: Mapping[str, Any]) -> bool:
+    """Whether our rules are among the bucket's; others may be there too."""
+    rules: Sequence[Any] = bucket.get("lifecycle", {}).get("rule", [])
+    return all(rule in rules for rule in LIFECYCLE["rule"])
+
+
+def _access(bucket: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = bucket.get("iamConfiguration", MappingProxyType({}))
+    return found
+
+
+def machine_steps(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
+    """The service account that machines run as, and the little that it may do."""
+    steps: list[Step] = []
+    member = f"serviceAccount:{wanted.email}"
+    if not standing.account:
+        steps.append(MakeAccount(wanted.project, wanted.account_id, "machines of bench"))
+    steps += _role(wanted.project, MACHINE_ROLE, "bench: a machine deletes itself", names(MACHINE), standing)
+    role = custom_role(MACHINE_ROLE, wanted.project)
+    if Grant(role, member, OWN_MACHINES.expression) not in standing.on_project:
+        steps.append(GrantOnProject(wanted.project, role, member, OWN_MACHINES))
+    if not any(Grant(writing, member) in standing.on_bucket for writing in WRITING_ROLES):
+        steps.append(GrantOnBucket(wanted.bucket, OBJECT_USER, member))
+    return tuple(steps)
+
+
+def _launcher(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
+    project, member = wanted.project, wanted.launcher
+    steps = list(_role(project, LAUNCHER_ROLE, "bench: launch and look", names(LAUNCHER, LOOKER), standing))
+    role = custom_role(LAUNCHER_ROLE, project)
+    if Grant(role, member) not in standing.on_project:
+        steps.append(GrantOnProject(project, role, member))
+    on_bucket = [role for role in (OBJECT_USER, BUCKET_READER) if Grant(role, member) not in standing.on_bucket]
+    steps += [GrantOnBucket(wanted.bucket, role, member) for role in on_bucket]
+    if Grant(ACCOUNT_USER, member) not in standing.on_account:
+        steps.append(GrantOnAccount(project, wanted.email, ACCOUNT_USER, member))
+    return tuple(steps)
+
+
+def _role(project: str, role_id: str, title: str, wanted: tuple[str, ...], standing: Standing) -> tuple[Step, ...]:
+    there = standing.roles.get(role_id)
+    if there is not None and there >= set(wanted):
+        return ()
+    everything = tuple(sorted({*wanted, *(there or ())}))
+    return (MakeRole(project, role_id, title, everything, exists=there is not None),)
+
+
+def _settings(wanted: Wanted) -> tuple[tuple[str, str], ...]:
+    named = (("project", wanted.project), ("bucket", wanted.bucket), ("service_account", wanted.email))
+    return (*(named if wanted.keeps_names else ()), *((key, str(usd)) for key, usd in wanted.budget))

@@ -1,0 +1,148 @@
+"""One change to a project, a bucket or this machine's settings, each with everything that is needed to make it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+PAYLOAD_DAYS: Final = 180
+"""Payloads are uploaded again when they are missing; everything else in the bucket is kept."""
+LIFECYCLE: Final[dict[str, Any]] = {
+    "rule": [
+        {"action": {"type": "Delete"}, "condition": {"age": PAYLOAD_DAYS, "matchesPrefix": ["payloads/"]}},
+        {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}},
+    ]
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Where a grant holds, in the Common Expression Language."""
+
+    title: str
+    expression: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnableApis:
+    project: str
+    apis: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MakeBucket:
+    """Uniform access, no public access, the lifecycle above."""
+
+    project: str
+    bucket: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class MendBucket:
+    """Give an existing bucket the same settings; what lies in it stays."""
+
+    bucket: str
+    uniform: bool
+    private: bool
+    lifecycle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MakeAccount:
+    project: str
+    account_id: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class MakeRole:
+    """Make a custom role; or, with `exists`, give it these permissions."""
+
+    project: str
+    role_id: str
+    title: str
+    permissions: tuple[str, ...]
+    exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GrantOnProject:
+    project: str
+    role: str
+    member: str
+    condition: Condition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrantOnBucket:
+    bucket: str
+    role: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class GrantOnAccount:
+    project: str
+    email: str
+    role: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSettings:
+    """Keys of this machine's `settings.yaml`; those not named stay. `replaces` are those that say otherwise now."""
+
+    values: tuple[tuple[str, str], ...]
+    replaces: tuple[str, ...] = ()
+
+
+Step = (
+    EnableApis | MakeBucket | MendBucket | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount
+    | WriteSettings
+)  # fmt: skip
+
+
+def describe(step: Step) -> str:
+    """The step as a person reads it, without a full stop."""
+    match step:
+        case EnableApis():
+            return f"enable {', '.join(step.apis)}"
+        case MakeBucket():
+            return (
+                f"make the bucket gs://{step.bucket} in {step.location}: uniform access, never public, payloads deleted"
+                f" after {PAYLOAD_DAYS} days"
+            )
+        case MendBucket():
+            todo = [
+                text
+                for wanted, text in (
+                    (step.uniform, "uniform access"),
+                    (step.private, "no public access"),
+                    (step.lifecycle, f"payloads deleted after {PAYLOAD_DAYS} days"),
+                )
+                if wanted
+            ]
+            return f"set on gs://{step.bucket}: {', '.join(todo)}"
+        case MakeAccount():
+            return f"make the service account {step.account_id} ({step.title})"
+        case MakeRole():
+            verb = "change" if step.exists else "make"
+            count = len(step.permissions)
+            return f"{verb} the role {step.role_id} ({step.title}): {count} permission{'s' if count > 1 else ''}"
+        case GrantOnProject():
+            where = f", {step.condition.title}" if step.condition else ""
+            return f"grant {short(step.role)} on the project to {step.member}{where}"
+        case GrantOnBucket():
+            return f"grant {short(step.role)} on gs://{step.bucket} to {step.member}"
+        case GrantOnAccount():
+            return f"grant {short(step.role)} on {step.email} to {step.member}"
+        case _:
+            said = ", ".join(f"{key}: {value}" for key, value in step.values)
+            over = f" (replaces {', '.join(step.replaces)})" if step.replaces else ""
+            return f"write to settings.yaml: {said}{over}"
+
+
+def short(role: str) -> str:
+    """`storage.objectUser` of `roles/storage.objectUser`, `benchMachine` of `projects/p/roles/benchMachine`."""
+    return role.rpartition("/")[2]

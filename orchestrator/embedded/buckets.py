@@ -1,0 +1,196 @@
+"""What a bucket is beside its objects: where it lies, how long it keeps them, and who may use it.
+
+The store behind the proxy knows that a bucket exists and nothing else of it; this keeps the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from orchestrator.embedded.documents import google_stamp
+from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.inventory import numeric_id
+from orchestrator.embedded.listener import Reply, json_reply
+from orchestrator.embedded.permissions import gate, held
+from orchestrator.embedded.policies import Policies
+from orchestrator.embedded.store import Store
+from orchestrator.embedded.timeline import Timeline
+from orchestrator.embedded.weather import Weather
+
+Document = dict[str, Any]
+StoreStatus = Callable[[bytes], int]
+ROOT = "/storage/v1/"
+ANY = re.compile(r"/(?:(?:upload|download|resumable)/)*storage/v1/b(?:/(?P<bucket>[^/]+))?(?P<rest>/.*)?")
+ONE = re.compile(r"/storage/v1/b/(?P<bucket>[^/]+)(?P<part>/iam|/iam/testPermissions)?")
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{1,61})[a-z0-9]")
+KEPT = ("location", "storageClass", "lifecycle", "iamConfiguration", "labels", "softDeletePolicy", "versioning")
+MULTI = ("US", "EU", "ASIA")
+
+
+class Buckets:
+    """Thread-safe. Buckets are known from when they are made here; the rest is said by the store."""
+
+    def __init__(
+        self, project: str, store: Store, policies: Policies, weather: Weather, timeline: Timeline, observer: Any
+    ) -> None:
+        self.project = project
+        self.store = store
+        self.policies = policies
+        self.weather = weather
+        self.timeline = timeline
+        self.observer = observer
+
+    def know(self, name: str) -> None:
+        """The bucket that every embedded cloud has: with the settings that a careful owner gives it."""
+        if self.store.get("bucket", name) is None:
+            self._put(name, CAREFUL)
+
+    # Before a request is answered
+
+    def refusal(self, verb: str, target: str, client: bool) -> Reply | None:
+        """What stands in the way of a request to Cloud Storage: the API, a permission, a bucket that is gone."""
+        path = urlsplit(target).path
+        found = ANY.fullmatch(path)
+        if found is None:
+            return None
+        bucket = unquote(found["bucket"] or "")
+        try:
+            if client:
+                gate(self.weather, self.project, "storage", verb, path.replace("storage/v1/", "", 1).lstrip("/"))
+            if bucket and self.weather.holds(target, "bucket_missing", bucket=bucket):
+                raise ApiError(404, "The specified bucket does not exist.")
+        except ApiError as error:
+            self._observe(verb, target, None, error.status, error.document())
+            return json_reply(error.status, error.document())
+        return None
+
+    def serves(self, verb: str, target: str) -> bool:
+        """Whether a request is about a bucket and not about what is in it."""
+        path = urlsplit(target).path
+        return (verb == "POST" and path == f"{ROOT}b") or ONE.fullmatch(path) is not None
+
+    def answer(self, verb: str, target: str, body: bytes, stored: StoreStatus) -> Reply:
+        """`stored` passes a body on to the store and gives its status."""
+        try:
+            document = json.loads(body) if body else None
+            status, answer = 200, self._answer(verb, target, document, stored)
+        except ValueError:
+            error = ApiError(400, "Parse Error", "parseError")
+            document, status, answer = None, error.status, error.document()
+        except ApiError as error:
+            status, answer = error.status, error.document()
+        self._observe(verb, target, document, status, answer)
+        return Reply(204) if answer is None else json_reply(status, answer)
+
+    def _observe(self, verb: str, target: str, body: Any, status: int, answer: Any) -> None:
+        if self.observer is not None and self.serves(verb, target):
+            split = urlsplit(target)
+            query = {key: values[-1] for key, values in parse_qs(split.query).items()}
+            self.observer(verb, split.path, query, body, status, answer)
+
+    def _answer(self, verb: str, target: str, body: Any, stored: StoreStatus) -> Document | None:
+        split = urlsplit(target)
+        if split.path == f"{ROOT}b":
+            return self._make(body or {}, stored)
+        found = ONE.fullmatch(split.path)
+        assert found is not None
+        name = unquote(found["bucket"])
+        match verb, found["part"]:
+            case "GET", None:
+                return self._get(name, target, stored)
+            case "PATCH", None:
+                before = self._get(name, target, lambda _body: 200)
+                return self._put(name, before | {key: body[key] for key in KEPT if key in body}, before)
+            case "DELETE", None:
+                status = stored(b"")
+                if status >= 400:
+                    raise ApiError(
+                        409 if status != 404 else 404, "The bucket you tried to delete is not empty or not there."
+                    )
+                self.store.drop("bucket", name)
+                return None
+            case "GET", "/iam":
+                return self._policy(self.policies.get(f"bucket {name}"), name)
+            case "PUT", "/iam":
+                return self._policy(self._changed(f"bucket {name}", body), name)
+            case "GET", "/iam/testPermissions":
+                wanted = parse_qs(split.query).get("permissions", [])
+                answer: Document = {"kind": "storage#testIamPermissionsResponse"}
+                kept = held(self.weather, wanted, target)
+                return answer | ({"permissions": kept} if kept else {})
+        raise ApiError(405, f"{verb} {split.path} is not something this cloud can do.")
+
+    def _make(self, body: Document, stored: StoreStatus) -> Document:
+        name = str(body.get("name", ""))
+        if not NAME.fullmatch(name):
+            raise ApiError(400, f"Invalid bucket name: '{name}'", "invalid")
+        status = stored(json.dumps({"name": name}).encode())
+        if status == 409 and not self.weather.holds(name, "bucket_missing", bucket=name):
+            raise ApiError(
+                409, "Your previous request to create the named bucket succeeded and you already own it.", "conflict"
+            )
+        self.weather.end("bucket_missing", bucket=name)
+        self.weather.end("bucket_elsewhere", bucket=name)
+        return self._put(name, {key: body[key] for key in KEPT if key in body})
+
+    def _get(self, name: str, target: str, stored: StoreStatus) -> Document:
+        known: Document | None = self.store.get("bucket", name)
+        if stored(b"") == 404:
+            raise ApiError(404, "The specified bucket does not exist.")
+        document = known or self._put(name, {})
+        elsewhere = self.weather.holds(target, "bucket_elsewhere", bucket=name)
+        return document | ({"location": str(elsewhere.params["location"]).upper()} if elsewhere else {})
+
+    def _put(self, name: str, told: Document, before: Document | None = None) -> Document:
+        now = google_stamp(self.timeline.now())
+        location = str(told.get("location", "US")).upper()
+        given: Document = told.get("iamConfiguration", {})
+        uniform = bool(given.get("uniformBucketLevelAccess", {}).get("enabled"))
+        document: Document = {
+            "kind": "storage#bucket",
+            "id": name,
+            "name": name,
+            "selfLink": f"https://www.googleapis.com/storage/v1/b/{name}",
+            "projectNumber": numeric_id(self.project)[:12],
+            "timeCreated": before["timeCreated"] if before else now,
+            "updated": now,
+            "metageneration": str(int(before["metageneration"]) + 1 if before else 1),
+            "etag": f"CA{'EF'[bool(before)]}=",
+            "location": location,
+            "locationType": "multi-region" if location in MULTI else "region",
+            "storageClass": str(told.get("storageClass", "STANDARD")),
+            "iamConfiguration": {
+                "uniformBucketLevelAccess": {"enabled": uniform},
+                "publicAccessPrevention": str(given.get("publicAccessPrevention", "inherited")),
+            },
+            "softDeletePolicy": told.get("softDeletePolicy", {"retentionDurationSeconds": "604800"}),
+        }
+        document |= {key: told[key] for key in ("lifecycle", "labels", "versioning") if key in told}
+        self.store.put("bucket", name, document)
+        return document
+
+    def _changed(self, resource: str, policy: Any) -> Document:
+        try:
+            return self.policies.set(resource, policy)
+        except ApiError as error:
+            # Cloud Storage calls a changed policy a precondition that was not met.
+            raise (ApiError(412, error.message) if error.status == 409 else error) from None
+
+    def _policy(self, policy: Document, name: str) -> Document:
+        return {"kind": "storage#policy", "resourceId": f"projects/_/buckets/{name}", **policy}
+
+
+CAREFUL: Document = {
+    "location": "US-CENTRAL1",
+    "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}, "publicAccessPrevention": "enforced"},
+    "lifecycle": {
+        "rule": [
+            {"action": {"type": "Delete"}, "condition": {"age": 180, "matchesPrefix": ["payloads/"]}},
+            {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}},
+        ]
+    },
+}

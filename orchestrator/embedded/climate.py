@@ -1,0 +1,57 @@
+"""Conditions: what is wrong with a project from the start, and stays wrong until somebody mends it.
+
+They are written into the same document as the faults of `weather`, but they are not used up: one holds for every
+request that it concerns, until the weather is replaced or somebody mends it. A preflight can see each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FOREVER = 1_000_000
+"""How often a condition happens unless it says otherwise."""
+
+# What each condition may carry, beside `fault`, `times` and a free-text `note`.
+CONDITIONS: dict[str, frozenset[str]] = {
+    "project_missing": frozenset(),
+    "billing_off": frozenset(),
+    "api_disabled": frozenset({"api"}),
+    "permission_missing": frozenset({"permission"}),
+    "quota_limit": frozenset({"metric", "region", "limit"}),
+    "image_renamed": frozenset({"family", "to"}),
+    "image_deprecated": frozenset({"family", "state", "replacement"}),
+    "bucket_missing": frozenset({"bucket"}),
+    "bucket_elsewhere": frozenset({"bucket", "location"}),
+    "network_missing": frozenset({"network"}),
+    "no_nat": frozenset({"region"}),
+    "no_private_access": frozenset({"region"}),
+    "service_account_missing": frozenset({"email"}),
+    "service_account_disabled": frozenset({"email"}),
+    "clock_skew": frozenset({"seconds"}),
+}
+REQUIRED: dict[str, frozenset[str]] = {
+    "api_disabled": frozenset({"api"}),
+    "permission_missing": frozenset({"permission"}),
+    "quota_limit": frozenset({"metric"}),
+    "image_renamed": frozenset({"family", "to"}),
+    "image_deprecated": frozenset({"family"}),
+    "bucket_elsewhere": frozenset({"location"}),
+    "clock_skew": frozenset({"seconds"}),
+}
+STATES = ("DEPRECATED", "OBSOLETE")
+
+
+def complaint(params: Mapping[str, Any]) -> str:
+    """What is wrong with the values of a condition, or nothing."""
+    if params.get("state", "DEPRECATED") not in STATES:
+        return f"state must be {' or '.join(STATES)}, not {params['state']!r}"
+    limit = params.get("limit", 0)
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit < 0:
+        return f"limit must be a number, not {limit!r}"
+    return ""
+
+
+def concerns(params: Mapping[str, Any], **thing: str) -> bool:
+    """Whether a condition is about this thing: what it does not name, it is about all of."""
+    return all(params.get(key, value) == value for key, value in thing.items())

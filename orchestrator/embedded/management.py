@@ -1,0 +1,262 @@
+"""What stands around a project: its APIs, billing, service accounts, roles and policies, as Google's own REST methods.
+
+Service Usage v1, Cloud Resource Manager v3, IAM v1 and Cloud Billing v1 share no path, so one port answers for all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from orchestrator.embedded.documents import stamp
+from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.inventory import numeric_id
+from orchestrator.embedded.listener import Request
+from orchestrator.embedded.permissions import APIS, TITLES, gate, held
+from orchestrator.embedded.policies import Policies
+from orchestrator.embedded.store import Store
+from orchestrator.embedded.timeline import Timeline
+from orchestrator.embedded.weather import Weather
+
+Document = dict[str, Any]
+Answer = Callable[..., Document]
+P = r"projects/(?P<project>[^/:]+)"
+ACCOUNT = P + r"/serviceAccounts/(?P<email>[^/:]+)"
+ACCOUNT_ID = re.compile(r"[a-z](?:[-a-z0-9]{4,28}[a-z0-9])")
+ROLE_ID = re.compile(r"[a-zA-Z0-9_.]{3,64}")
+
+
+def serves(path: str) -> bool:
+    """Whether a path is one of these APIs'."""
+    return path.startswith(("/v1/", "/v3/"))
+
+
+class Management:
+    """Answers requests; raises `ApiError`. Thread-safe."""
+
+    def __init__(self, *, project: str, store: Store, policies: Policies, weather: Weather, timeline: Timeline) -> None:
+        self.project = project
+        self.number = numeric_id(project)[:12]
+        self.store = store
+        self.policies = policies
+        self.weather = weather
+        self.timeline = timeline
+        self.routes = [(service, verb, re.compile(path), answer) for service, verb, path, answer in self._routes()]
+
+    def service_of(self, path: str) -> str:
+        """The service that a request is for; empty when there is no such method."""
+        return next((service for service, _, pattern, _ in self.routes if pattern.fullmatch(path)), "")
+
+    def answer(self, request: Request) -> Document:
+        """The answer to one request. Raises `ApiError`."""
+        below = request.path.partition("/")[2].partition("/")[2]
+        for service, verb, pattern, answer in self.routes:
+            found = pattern.fullmatch(request.path)
+            if found and verb == request.method:
+                parts = {key: unquote(value) for key, value in found.groupdict().items()}
+                gate(self.weather, self.project, service, verb, below)
+                if "project" in parts:
+                    self._check_project(parts.pop("project"), request.target)
+                return answer(request, **parts)
+        raise ApiError(404, f"{request.method} {request.path} is not something this cloud can do.")
+
+    def _routes(self) -> list[tuple[str, str, str, Answer]]:
+        v1, v3 = "/v1/", "/v3/"
+        return [
+            ("serviceusage", "GET", v1 + P + "/services:batchGet", self.get_services),
+            ("serviceusage", "POST", v1 + P + "/services:batchEnable", self.enable_services),
+            ("serviceusage", "GET", v1 + r"operations/(?P<name>[^/]+)", self.get_operation),
+            ("cloudresourcemanager", "GET", v3 + P, self.get_project),
+            ("cloudresourcemanager", "POST", v3 + P + ":testIamPermissions", self.test_permissions),
+            ("cloudresourcemanager", "POST", v3 + P + ":getIamPolicy", self.get_project_policy),
+            ("cloudresourcemanager", "POST", v3 + P + ":setIamPolicy", self.set_project_policy),
+            ("iam", "POST", v1 + P + "/serviceAccounts", self.create_account),
+            ("iam", "GET", v1 + ACCOUNT, self.get_account),
+            ("iam", "POST", v1 + ACCOUNT + ":testIamPermissions", self.test_account_permissions),
+            ("iam", "POST", v1 + ACCOUNT + ":getIamPolicy", self.get_account_policy),
+            ("iam", "POST", v1 + ACCOUNT + ":setIamPolicy", self.set_account_policy),
+            ("iam", "POST", v1 + P + "/roles", self.create_role),
+            ("iam", "GET", v1 + P + r"/roles/(?P<role>[^/]+)", self.get_role),
+            ("iam", "PATCH", v1 + P + r"/roles/(?P<role>[^/]+)", self.change_role),
+            ("cloudbilling", "GET", v1 + P + "/billingInfo", self.billing),
+        ]
+
+    def _check_project(self, name: str, victim: str) -> None:
+        gone = self.weather.holds(victim, "project_missing")
+        if gone or name not in (self.project, self.number, "-"):
+            # Google does not tell a stranger whether a project exists.
+            raise ApiError(403, f"The caller does not have permission or project '{name}' does not exist.")
+
+    # Service Usage
+
+    def _service(self, api: str, victim: str) -> Document:
+        off = self.weather.holds(victim, "api_disabled", api=api) is not None
+        known = api in APIS.values() or self.store.get("api", api) is not None
+        name = f"projects/{self.number}/services/{api}"
+        return {
+            "name": name,
+            "parent": f"projects/{self.number}",
+            "config": {"name": api, "title": next((TITLES[key] for key, value in APIS.items() if value == api), api)},
+            "state": "ENABLED" if known and not off else "DISABLED",
+        }
+
+    def get_services(self, request: Request) -> Document:
+        names = parse_qs(request.raw_query).get("names", [])
+        if not 1 <= len(names) <= 30:
+            raise ApiError(400, "names: between 1 and 30 services can be asked for at once")
+        return {"services": [self._service(name.rpartition("/")[2], request.target) for name in names]}
+
+    def enable_services(self, request: Request) -> Document:
+        wanted = [str(api) for api in body_of(request).get("serviceIds", [])]
+        if not 1 <= len(wanted) <= 20:
+            raise ApiError(400, "serviceIds: between 1 and 20 services can be enabled at once")
+        for api in wanted:
+            self.store.put("api", api, {"api": api})
+            self.weather.end("api_disabled", api=api)
+        operation = {
+            "name": f"operations/acat.{numeric_id(stamp(self.timeline.now()))}",
+            "done": True,
+            "response": {
+                "@type": "type.googleapis.com/google.api.serviceusage.v1.BatchEnableServicesResponse",
+                "services": [self._service(api, request.target) for api in wanted],
+            },
+        }
+        self.store.put("service_operation", str(operation["name"]).rpartition("/")[2], operation)
+        # As at Google, it is seen to be done only by looking again.
+        return {"name": operation["name"]}
+
+    def get_operation(self, _request: Request, name: str) -> Document:
+        found: Document | None = self.store.get("service_operation", name)
+        if found is None:
+            raise ApiError(404, f"Operation operations/{name} not found.")
+        return found
+
+    # Cloud Resource Manager
+
+    def get_project(self, _request: Request) -> Document:
+        return {
+            "name": f"projects/{self.number}",
+            "projectId": self.project,
+            "state": "ACTIVE",
+            "displayName": self.project,
+            "createTime": "2024-01-01T08:00:00Z",
+            "etag": "W/embedded",
+        }
+
+    def test_permissions(self, request: Request) -> Document:
+        return granted(held(self.weather, body_of(request).get("permissions", []), request.target))
+
+    def get_project_policy(self, _request: Request) -> Document:
+        return self.policies.get("project")
+
+    def set_project_policy(self, request: Request) -> Document:
+        return self.policies.set("project", body_of(request).get("policy"))
+
+    # IAM
+
+    def _account(self, email: str, victim: str) -> Document:
+        found: Document | None = self.store.get("service_account", email)
+        if found is None or self.weather.holds(victim, "service_account_missing", email=email):
+            raise ApiError(404, f"Unknown service account: {email}")
+        disabled = self.weather.holds(victim, "service_account_disabled", email=email)
+        return found | ({"disabled": True} if disabled else {})
+
+    def create_account(self, request: Request) -> Document:
+        body = body_of(request)
+        account = str(body.get("accountId", ""))
+        if not ACCOUNT_ID.fullmatch(account):
+            raise ApiError(400, f'The account ID "{account}" does not have a length between 6 and 30, or is malformed.')
+        email = f"{account}@{self.project}.iam.gserviceaccount.com"
+        if self.store.get("service_account", email) is not None:
+            raise ApiError(409, f"Service account {account} already exists within project projects/{self.project}.")
+        told = body.get("serviceAccount", {})
+        document = {
+            "name": f"projects/{self.project}/serviceAccounts/{email}",
+            "projectId": self.project,
+            "uniqueId": numeric_id(email),
+            "email": email,
+            "displayName": str(told.get("displayName", "")),
+            "description": str(told.get("description", "")),
+            "etag": "MDEwMjE5MjA=",
+            "oauth2ClientId": numeric_id(email),
+        }
+        self.store.put("service_account", email, document)
+        return document
+
+    def get_account(self, request: Request, email: str) -> Document:
+        return self._account(email, request.target)
+
+    def test_account_permissions(self, request: Request, email: str) -> Document:
+        self._account(email, request.target)
+        return granted(held(self.weather, body_of(request).get("permissions", []), request.target))
+
+    def get_account_policy(self, request: Request, email: str) -> Document:
+        self._account(email, request.target)
+        return self.policies.get(f"account {email}")
+
+    def set_account_policy(self, request: Request, email: str) -> Document:
+        self._account(email, request.target)
+        return self.policies.set(f"account {email}", body_of(request).get("policy"))
+
+    def create_role(self, request: Request) -> Document:
+        body = body_of(request)
+        role = str(body.get("roleId", ""))
+        if not ROLE_ID.fullmatch(role):
+            raise ApiError(400, f"The role ID {role} must be 3 to 64 letters, digits, underscores or periods.")
+        name = f"projects/{self.project}/roles/{role}"
+        if self.store.get("role", name) is not None:
+            raise ApiError(409, f"A role named {role} in projects/{self.project} already exists.")
+        return self._put_role(name, body.get("role", {}))
+
+    def get_role(self, _request: Request, role: str) -> Document:
+        found: Document | None = self.store.get("role", f"projects/{self.project}/roles/{role}")
+        if found is None:
+            raise ApiError(404, f"The role named projects/{self.project}/roles/{role} was not found.")
+        return found
+
+    def change_role(self, request: Request, role: str) -> Document:
+        found, changes = self.get_role(request, role), body_of(request)
+        mask = [part for part in request.query.get("updateMask", "").split(",") if part]
+        return self._put_role(found["name"], found | {key: changes[key] for key in mask or changes})
+
+    def _put_role(self, name: str, told: Document) -> Document:
+        document = {
+            "name": name,
+            "title": str(told.get("title", "")),
+            "description": str(told.get("description", "")),
+            "includedPermissions": sorted(map(str, told.get("includedPermissions", []))),
+            "stage": str(told.get("stage", "GA")),
+            "etag": "BwVdEFuMQnA=",
+        }
+        self.store.put("role", name, document)
+        return document
+
+    # Cloud Billing
+
+    def billing(self, request: Request) -> Document:
+        on = self.weather.holds(request.target, "billing_off") is None
+        return {
+            "name": f"projects/{self.project}/billingInfo",
+            "projectId": self.project,
+            "billingAccountName": "billingAccounts/0X0X0X-0X0X0X-0X0X0X" if on else "",
+            "billingEnabled": on,
+        }
+
+
+def granted(permissions: list[str]) -> Document:
+    """Google leaves the field out where it would be empty."""
+    return {"permissions": permissions} if permissions else {}
+
+
+def body_of(request: Request) -> Document:
+    """The JSON body, an object; 400 when it is none."""
+    try:
+        body = json.loads(request.body or b"{}")
+    except ValueError as exc:
+        raise ApiError(400, "Invalid JSON payload received.") from exc
+    if not isinstance(body, dict):
+        raise ApiError(400, "Invalid JSON payload received.")
+    return body

@@ -1,0 +1,146 @@
+"""Which permission a request takes, and the refusals of a project where an API is off or a permission is missing.
+
+Everyone who asks from outside owns the project; only the weather takes anything away. Machines carry a token of their
+own and are left alone: what they may do is the policies' affair.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from orchestrator.embedded.errors import ApiError, not_found
+from orchestrator.embedded.weather import Weather
+
+APIS = {
+    "compute": "compute.googleapis.com",
+    "storage": "storage.googleapis.com",
+    "serviceusage": "serviceusage.googleapis.com",
+    "cloudresourcemanager": "cloudresourcemanager.googleapis.com",
+    "iam": "iam.googleapis.com",
+    "cloudbilling": "cloudbilling.googleapis.com",
+}
+TITLES = {
+    "compute": "Compute Engine API",
+    "storage": "Cloud Storage JSON API",
+    "serviceusage": "Service Usage API",
+    "cloudresourcemanager": "Cloud Resource Manager API",
+    "iam": "Identity and Access Management (IAM) API",
+    "cloudbilling": "Cloud Billing API",
+}
+ONE = r"[^/:]+"
+RULES: tuple[tuple[str, str, str, str], ...] = (
+    ("compute", "GET", rf"projects/{ONE}", "compute.projects.get"),
+    ("compute", "GET", rf"projects/{ONE}/regions", "compute.regions.list"),
+    ("compute", "GET", rf"projects/{ONE}/regions/{ONE}", "compute.regions.get"),
+    ("compute", "GET", rf"projects/{ONE}/zones", "compute.zones.list"),
+    ("compute", "GET", rf"projects/{ONE}/(zones/{ONE}|aggregated)/instances", "compute.instances.list"),
+    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances", "compute.instances.create"),
+    ("compute", "GET", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}", "compute.instances.get"),
+    ("compute", "DELETE", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}", "compute.instances.delete"),
+    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/setLabels", "compute.instances.setLabels"),
+    (
+        "compute",
+        "GET",
+        rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/serialPort",
+        "compute.instances.getSerialPortOutput",
+    ),
+    ("compute", "GET", rf"projects/{ONE}/zones/{ONE}/operations", "compute.zoneOperations.list"),
+    ("compute", "GET", rf"projects/{ONE}/zones/{ONE}/operations/{ONE}", "compute.zoneOperations.get"),
+    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/operations/{ONE}/wait", "compute.zoneOperations.get"),
+    ("compute", "GET", rf"projects/{ONE}/global/networks/{ONE}", "compute.networks.get"),
+    ("compute", "GET", rf"projects/{ONE}/(regions/{ONE}|aggregated)/subnetworks", "compute.subnetworks.list"),
+    ("compute", "GET", rf"projects/{ONE}/(regions/{ONE}|aggregated)/routers", "compute.routers.list"),
+    ("storage", "GET", rf"b/{ONE}", "storage.buckets.get"),
+    ("storage", "PATCH", rf"b/{ONE}", "storage.buckets.update"),
+    ("storage", "POST", "b", "storage.buckets.create"),
+    ("storage", "GET", rf"b/{ONE}/iam", "storage.buckets.getIamPolicy"),
+    ("storage", "PUT", rf"b/{ONE}/iam", "storage.buckets.setIamPolicy"),
+    ("storage", "GET", rf"b/{ONE}/o", "storage.objects.list"),
+    ("storage", "GET", rf"b/{ONE}/o/.+", "storage.objects.get"),
+    ("storage", "POST", rf"upload/b/{ONE}/o", "storage.objects.create"),
+    ("storage", "DELETE", rf"b/{ONE}/o/.+", "storage.objects.delete"),
+    ("serviceusage", "GET", rf"projects/{ONE}/services:batchGet", "serviceusage.services.list"),
+    ("serviceusage", "POST", rf"projects/{ONE}/services:batchEnable", "serviceusage.services.enable"),
+    ("cloudresourcemanager", "GET", rf"projects/{ONE}", "resourcemanager.projects.get"),
+    ("cloudresourcemanager", "POST", rf"projects/{ONE}:getIamPolicy", "resourcemanager.projects.getIamPolicy"),
+    ("cloudresourcemanager", "POST", rf"projects/{ONE}:setIamPolicy", "resourcemanager.projects.setIamPolicy"),
+    ("cloudbilling", "GET", rf"projects/{ONE}/billingInfo", "resourcemanager.projects.get"),
+    ("iam", "POST", rf"projects/{ONE}/serviceAccounts", "iam.serviceAccounts.create"),
+    ("iam", "GET", rf"projects/{ONE}/serviceAccounts/{ONE}", "iam.serviceAccounts.get"),
+    ("iam", "POST", rf"projects/{ONE}/serviceAccounts/{ONE}:getIamPolicy", "iam.serviceAccounts.getIamPolicy"),
+    ("iam", "POST", rf"projects/{ONE}/serviceAccounts/{ONE}:setIamPolicy", "iam.serviceAccounts.setIamPolicy"),
+    ("iam", "POST", rf"projects/{ONE}/roles", "iam.roles.create"),
+    ("iam", "GET", rf"projects/{ONE}/roles/{ONE}", "iam.roles.get"),
+    ("iam", "PATCH", rf"projects/{ONE}/roles/{ONE}", "iam.roles.update"),
+)
+"""Service, verb, path below the service's own prefix, permission. What is not listed takes none here."""
+TABLE = tuple((service, verb, re.compile(path), permission) for service, verb, path, permission in RULES)
+
+
+def takes(service: str, verb: str, path: str) -> str:
+    """The permission that a request takes, or nothing."""
+    for owner, method, pattern, permission in TABLE:
+        if (owner, method) == (service, verb) and pattern.fullmatch(path):
+            return permission
+    return ""
+
+
+def gate(weather: Weather, project: str, service: str, verb: str, path: str) -> None:
+    """Lets the request pass, or raises the `ApiError` (403) that Google gives."""
+    victim = f"{verb} {path}"
+    api = APIS[service]
+    if weather.holds(victim, "api_disabled", api=api):
+        raise disabled(api, TITLES[service], project)
+    permission = takes(service, verb, path)
+    if permission and weather.holds(victim, "permission_missing", permission=permission):
+        raise denied(permission, f"projects/{project}")
+
+
+def admit_insert(weather: Weather, project: str, body: Any) -> None:
+    """Lets an insert pass, or raises what Google says where billing is off, or a network or an account is missing."""
+    if weather.holds("insert", "billing_off"):
+        raise ApiError(
+            403, f"This API method requires billing to be enabled on project {project}.", "billingNotEnabled"
+        )
+    for interface in body.get("networkInterfaces", []):
+        network = str(interface.get("network", "default")).rpartition("/")[2]
+        if weather.holds("insert", "network_missing", network=network):
+            raise not_found(f"projects/{project}/global/networks/{network}")
+    for account in body.get("serviceAccounts", []):
+        email = str(account.get("email", "default"))
+        for kind in ("service_account_missing", "service_account_disabled"):
+            if weather.holds("insert", kind, email=email):
+                raise ApiError(
+                    400, f"The resource 'projects/{project}/serviceAccounts/{email}' was not found or is disabled."
+                )
+
+
+def held(weather: Weather, permissions: Iterable[str], victim: str) -> list[str]:
+    """Those of `permissions` that the caller has: the answer to every `testIamPermissions`."""
+    return [name for name in permissions if not weather.holds(victim, "permission_missing", permission=name)]
+
+
+def disabled(api: str, title: str, project: str) -> ApiError:
+    """403 of an API that is not enabled."""
+    page = f"https://console.developers.google.com/apis/api/{api}/overview?project={project}"
+    return ApiError(
+        403,
+        f"{title} has not been used in project {project} before or it is disabled. Enable it by visiting {page} then"
+        " retry.",
+        "accessNotConfigured",
+        details=[
+            {
+                "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+                "reason": "SERVICE_DISABLED",
+                "domain": "googleapis.com",
+                "metadata": {"service": api, "consumer": f"projects/{project}"},
+            }
+        ],
+    )
+
+
+def denied(permission: str, resource: str) -> ApiError:
+    """403 of a caller who lacks a permission."""
+    return ApiError(403, f"Required '{permission}' permission for '{resource}'", "forbidden")

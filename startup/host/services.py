@@ -1,0 +1,184 @@
+"""What a machine of a cloud would find around it, on loopback, for one run: metadata, storage, and its own deletion.
+
+The paths are those of `docs/contracts.md`, section 2, so that bootstrap and agent run here as they do on a rented VM.
+There are no credentials: whoever connects must be the user who owns the run, which the kernel says of each connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from startup.host.spool import BadName, Spool
+
+LOOPBACK = "127.0.0.1"
+LONGEST_BODY = 64 << 20
+NO_TOKEN = "none"
+PROJECT = "host"
+
+
+@dataclass
+class Machine:
+    """What the run is told of its machine. `now` is the client's time: this host's clock may be off."""
+
+    run: Mapping[str, Any]
+    spool: Spool
+    now: Callable[[], float] = time.time
+    preempted: threading.Event = field(default_factory=threading.Event)
+    deleted: threading.Event = field(default_factory=threading.Event)
+    url: str = ""
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        endpoints = json.dumps({"storage": self.url, "compute": self.url})
+        return {**self.run["metadata"], "bench-endpoints": endpoints}
+
+
+def owns(peer: tuple[str, int], table: Path = Path("/proc/net/tcp")) -> bool:
+    """Whether the process at the other end of a loopback connection is of our own user, or of root."""
+    host = "".join(f"{int(part):02X}" for part in reversed(peer[0].split(".")))
+    wanted = f"{host}:{peer[1]:04X}"
+    try:
+        with table.open(encoding="ascii") as file:
+            for line in file:
+                cells = line.split()
+                if len(cells) > 7 and cells[1] == wanted:
+                    return int(cells[7]) in (0, os.getuid())
+    except OSError:
+        return False
+    return False
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one machine, from threads that end with the process."""
+
+    daemon_threads = True
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        super().__init__((LOOPBACK, 0), Handler)
+        machine.url = f"http://{LOOPBACK}:{self.server_address[1]}"
+
+    def verify_request(self, _: Any, client_address: Any) -> bool:
+        return owns(client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return formatdate(self.server.machine.now() if timestamp is None else timestamp, usegmt=True)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Says nothing: what matters is in the run's own log."""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if url.path.startswith("/computeMetadata/v1/"):
+            self.metadata(url.path.removeprefix("/computeMetadata/v1/"), parse_qs(url.query))
+        elif url.path.startswith("/storage/v1/b/"):
+            self.storage(url.path.removeprefix("/storage/v1/b/"), parse_qs(url.query))
+        else:
+            self.answer(404)
+
+    def do_POST(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        if length > LONGEST_BODY:
+            self.close_connection = True
+            self.answer(413)
+            return
+        body, url = self.rfile.read(length), urlsplit(self.path)
+        if not url.path.startswith("/upload/storage/v1/b/"):
+            self.answer(404)
+            return
+        query = parse_qs(url.query)
+        try:
+            name, data = self.uploaded(query, body)
+            stored = self.server.machine.spool.put(name, data, once=query.get("ifGenerationMatch") == ["0"])
+        except (BadName, ValueError, KeyError) as error:
+            self.answer(400, str(error).encode())
+        except OSError as error:
+            # The agent insists for a while on what may pass: a disk can be cleared while it does.
+            self.answer(503, f"the spool cannot be written: {error.strerror}".encode())
+        else:
+            self.answer(200 if stored else 412, json.dumps({"name": name}).encode())
+
+    def do_DELETE(self) -> None:
+        ours = self.path.rpartition("/")[2] == self.server.machine.run["vm"]
+        if ours and self.path.startswith("/compute/v1/"):
+            self.server.machine.deleted.set()
+            self.answer(200, b"{}")
+        else:
+            self.answer(404)
+
+    # --- each service ---
+
+    def metadata(self, key: str, query: Mapping[str, list[str]]) -> None:
+        machine = self.server.machine
+        if self.headers.get("Metadata-Flavor") != "Google":
+            self.answer(403)
+            return
+        if key == "instance/preempted":
+            if query.get("wait_for_change") == ["true"]:
+                machine.preempted.wait(float(query.get("timeout_sec", ["60"])[0]))
+            self.answer(200, b"TRUE" if machine.preempted.is_set() else b"FALSE")
+            return
+        run = machine.run
+        known = {
+            "instance/id": run["id"],
+            "instance/name": run["vm"],
+            "instance/zone": f"projects/{PROJECT}/zones/{run['zone']}",
+            "project/project-id": PROJECT,
+            "instance/service-accounts/default/token": json.dumps({"access_token": NO_TOKEN, "expires_in": 86400}),
+        }
+        attribute = key.removeprefix("instance/attributes/")
+        value = machine.attributes.get(attribute) if attribute != key else known.get(key)
+        self.answer(404 if value is None else 200, (value or "").encode(), "text/plain")
+
+    def storage(self, path: str, query: Mapping[str, list[str]]) -> None:
+        machine = self.server.machine
+        _, _, rest = path.partition("/")
+        if rest == "o":
+            names = machine.spool.names(query.get("prefix", [""])[0])[: int(query.get("maxResults", ["1000000"])[0])]
+            self.answer(200, json.dumps({"items": [{"name": name} for name in names]}).encode())
+            return
+        name = unquote(rest.removeprefix("o/"))
+        payload = json.loads(machine.run["metadata"]["bench-payload"])["object"]
+        data = Path(machine.run["payload"]).read_bytes() if name == payload else machine.spool.read(name)
+        self.answer(404 if data is None else 200, data or b"", "application/octet-stream")
+
+    def uploaded(self, query: Mapping[str, list[str]], body: bytes) -> tuple[str, bytes]:
+        """Name and bytes of an upload. Raises ValueError for one that did not arrive as it was sent."""
+        if query.get("uploadType") == ["media"]:
+            return query["name"][0], body
+        boundary = b"--" + str(self.headers.get_param("boundary")).encode()
+        _, resource_part, rest = body.split(boundary, 2)
+        resource = json.loads(resource_part.partition(b"\r\n\r\n")[2])
+        data = rest.partition(b"\r\n\r\n")[2].rpartition(b"\r\n" + boundary + b"--")[0]
+        name = str(resource["name"])
+        if base64.b64encode(hashlib.md5(data).digest()).decode() != resource.get("md5Hash"):
+            raise ValueError(f"{name} did not arrive as it was sent")
+        return name, data
+
+    def answer(self, status: int, body: bytes = b"", content_type: str = "application/json") -> None:
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Metadata-Flavor", "Google")
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True  # whoever asked is gone

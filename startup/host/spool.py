@@ -1,0 +1,57 @@
+"""A bucket's objects as files below one folder, until a client takes them home."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(/[A-Za-z0-9][A-Za-z0-9._+-]*)*\Z")
+
+
+class BadName(ValueError):
+    """An object's name that is no path below the spool."""
+
+
+class Spool:
+    """Objects by name. `known` are names that the bucket has already: to the machine they exist, here they do not."""
+
+    def __init__(self, folder: Path, known: frozenset[str] = frozenset()) -> None:
+        self.folder = folder
+        self.known = known
+        self.lock = threading.Lock()
+        self.fresh = folder.parent / "unfinished"
+
+    def path(self, name: str) -> Path:
+        """Where an object is kept. Raises BadName."""
+        if not SAFE.match(name):
+            raise BadName(f"{name!r} is no name of an object")
+        return self.folder / name
+
+    def put(self, name: str, body: bytes, once: bool) -> bool:
+        """Stores an object whole or not at all; False when `once` finds it there. Raises OSError for a full disk."""
+        path = self.path(name)
+        with self.lock:
+            if once and (name in self.known or path.exists()):
+                return False
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with self.fresh.open("wb") as file:
+                    file.write(body)
+                    file.flush()
+                    os.fsync(file.fileno())
+                self.fresh.replace(path)
+            finally:
+                self.fresh.unlink(missing_ok=True)
+        return True
+
+    def names(self, prefix: str) -> list[str]:
+        here = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
+        return sorted(name for name in {*here, *self.known} if name.startswith(prefix))
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return self.path(name).read_bytes()
+        except (OSError, BadName):
+            return None

@@ -1,0 +1,162 @@
+"""`python3 -m startup.host.steward RUN_FOLDER`: looks after one run on a host, from its start to its last file.
+
+It is to the run what a cloud is: it answers for metadata and storage, ends the run at its deadline, and leaves neither
+process nor scratch folder behind. What the run stored stays in the spool until a client has taken it home.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import signal
+import site
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from startup.host.hand import MARK, marked, read_json, sweep, write_json
+from startup.host.services import Machine, Server
+from startup.host.spool import Spool
+
+PR_SET_CHILD_SUBREAPER = 36
+EXIT_S = 10.0
+"""How long the bootstrap may take to end after it has deleted itself."""
+STOP_S = 45.0
+"""How long a run that is asked to end may take to store what it has."""
+TICK_S = 0.2
+KEPT = ("PATH", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "USER", "LOGNAME", "SHELL", "CXX", "CC", "TZ")
+KEPT_BEGINNINGS = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_")
+
+
+class Steward:
+    """One run. `folder` has run.json; the locks came with the process and go with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        run = read_json(folder / "run.json")
+        if run is None:
+            raise SystemExit(f"{folder} has no run.json")
+        self.run: dict[str, Any] = run
+        self.vm = str(run["vm"])
+        self.scratch = folder / "scratch"
+        self.began = time.monotonic()
+        self.started_at = time.time()
+        ahead = float(run["client_time"]) - float(run["host_time"])
+        spool = Spool(folder / "spool", frozenset(run.get("known", ())))
+        self.machine = Machine(run, spool, now=lambda: time.time() + ahead)
+        self.server = Server(self.machine)
+        self.asked = threading.Event()
+        self.ended_by = ""
+
+    def work(self) -> None:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else self.on_signal)
+        threading.Thread(target=self.server.serve_forever, name="services", daemon=True).start()
+        for name in ("vm", "home", "tmp", "bin"):
+            (self.scratch / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.write_wrapper()
+        self.tell("running")
+        try:
+            self.run_to_its_end()
+        finally:
+            sweep(self.vm)
+            self.reap()
+            for name in ("scratch", "steward"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            self.tell("gone")
+
+    def on_signal(self, _number: int, _frame: object) -> None:
+        """A client's wish leaves a file; anything else that ends us takes the host away from the run."""
+        if not (self.folder / "stop").exists():
+            self.machine.preempted.set()
+        self.asked.set()
+
+    def tell(self, status: str) -> None:
+        """What a client may know. A disk that is full keeps nobody from ending."""
+        known = {"status": status, "pid": os.getpid(), "started_at": self.started_at, "id": self.run["id"]}
+        if status == "gone":
+            known |= {"ended_at": time.time(), "ended_by": self.ended_by or "failed"}
+        try:
+            write_json(self.folder / "state.json", known)
+        except OSError as error:
+            sys.stderr.write(f"cannot write state.json: {error}\n")
+
+    def write_wrapper(self) -> None:
+        """The python that this host was checked with is the one that the run finds first."""
+        path = self.scratch / "bin" / "python3"
+        path.write_text(f'#!/bin/sh\nexec {shlex.quote(str(self.run["executable"]))} "$@"\n', encoding="utf-8")
+        path.chmod(0o700)
+
+    def environment(self) -> dict[str, str]:
+        """Little of the user's, so that nothing of theirs leaks into a log, and no home but ours to write to."""
+        build = self.folder.parent.parent / "build"
+        kept = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(KEPT_BEGINNINGS)}
+        return {
+            **kept,
+            "PATH": f"{self.scratch / 'bin'}:{os.environ.get('PATH', os.defpath)}",
+            "HOME": str(self.scratch / "home"),
+            "TMPDIR": str(self.scratch / "tmp"),
+            "XDG_CACHE_HOME": str(build),
+            "BENCH_KERNEL_CACHE": str(build / "kernels"),
+            "CUDA_CACHE_PATH": str(build / "cuda"),
+            # torch may be among what the user installed with `pip install --user`.
+            "PYTHONUSERBASE": site.getuserbase(),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "GCE_METADATA_HOST": self.machine.url.removeprefix("http://"),
+            "BENCH_VM_DIR": str(self.scratch / "vm"),
+            "BENCH_DELETE_TRIES": "5",
+            MARK: self.vm,
+        }
+
+    def run_to_its_end(self) -> None:
+        script = self.scratch / "startup.sh"
+        script.write_text(self.run["metadata"]["startup-script"], encoding="utf-8")
+        with (self.folder / "serial.log").open("ab") as log:
+            bootstrap = subprocess.Popen(
+                ["bash", str(script)],
+                cwd=self.scratch,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        alive = self.folder / "alive"
+        deadline = self.began + float(self.run["deadline_s"])
+        limit, told = deadline, False
+        while bootstrap.poll() is None:
+            now = time.monotonic()
+            if self.machine.deleted.is_set() and not self.ended_by:
+                self.ended_by, limit = "itself", min(limit, now + EXIT_S)
+            if self.asked.is_set() and not told:
+                told, limit = True, min(limit, now + STOP_S)
+                bootstrap.send_signal(signal.SIGTERM)
+            if now >= limit:
+                self.ended_by = self.ended_by or ("stop" if told else "deadline")
+                return
+            self.asked.wait(TICK_S) if not told else time.sleep(TICK_S)
+            os.utime(alive)
+        self.ended_by = self.ended_by or ("itself" if self.machine.deleted.is_set() else "exit")
+
+    def reap(self) -> None:
+        """What lost its parent became our child; nobody else would wait for it."""
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                if not marked(self.vm):
+                    return
+                time.sleep(TICK_S)
+
+
+if __name__ == "__main__":
+    Steward(Path(sys.argv[1])).work()

@@ -1,0 +1,406 @@
+"""`bench doctor`: every fault that can be known before money is spent is named, with the command that mends it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.adapters.rest import OnlyLooking, Rest, endpoints
+from orchestrator.cli.doctor_tasks import host_tasks
+from orchestrator.core.doctor.checks import cloud_checks
+from orchestrator.core.doctor.subject import Subject
+from orchestrator.core.doctor.verdicts import Check, Level, Verdict, fine
+from orchestrator.core.errors import LocalError
+from orchestrator.core.hosts import Target
+from orchestrator.core.rest import Request
+from orchestrator.doctor import Task, examine
+from orchestrator.embedded.client import running, stop
+from orchestrator.embedded.server import EmbeddedCloud
+from orchestrator.embedded.weather import EVERY_KEY
+from tests.cli.conftest import Bench
+from tests.support.discovery import Recorder
+
+EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
+ACCOUNT = ("--set", f"machine.service_account={EMAIL}")
+CLOSED = ("--set", "machine.external_ip=false")
+L4_IMAGE = "common-cu129-ubuntu-2404-nvidia-580"
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A project that `bench init` has set up, for all tests here; each brings its own weather."""
+    home = tmp_path_factory.mktemp("clinic")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCH_HOME", str(home))
+        patch.chdir(home)
+        bench = Bench(home)
+        bench("init", "--embedded", "--bucket", "bench-embedded", "--yes")
+        yield bench
+        stop(home / "cloud")
+
+
+def look(clinic: Bench, *faults: dict[str, Any], flags: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The checks by name, in that weather."""
+    clinic.control("/control/weather", {"faults": list(faults)})
+    arguments = ("doctor", "--gpu", "l4", *ACCOUNT, *flags, "--json")
+    document = clinic(*arguments, code=None).document
+    return {check["name"]: check for check in document["checks"]}
+
+
+def wrong(checks: dict[str, Any]) -> set[str]:
+    """What is not in order, beside the prices, whose age is that of the day."""
+    return {name for name, check in checks.items() if check["level"] in ("warn", "fail") and name != "prices"}
+
+
+# fault, the check that names it, its level, a part of the remedy, further flags
+SEEN: tuple[tuple[dict[str, Any], str, str, str, tuple[str, ...]], ...] = (
+    ({"fault": "http", "path": "/regions", "status": 503, "times": 9}, "quota.l4", "warn", "bench doctor", ()),
+    ({"fault": "http", "path": "/regions", "status": 401, "times": 9}, "quota.l4", "fail", "application-default login", ()),
+    ({"fault": "http", "service": "iam", "status": 403, "times": 9}, "account", "warn", "bench init", ()),
+    ({"fault": "reset", "path": "/networks", "times": 9}, "network", "fail", "curl -sSI https://compute.googleapis.com/", ()),
+    ({"fault": "image_gone", "family": L4_IMAGE}, f"image.{L4_IMAGE}", "fail", "machine.image_family=", ()),
+    ({"fault": "project_missing"}, "project", "fail", "gcloud projects list", ()),
+    ({"fault": "billing_off"}, "billing", "fail", "gcloud billing projects link", ()),
+    ({"fault": "api_disabled", "api": "compute.googleapis.com"}, "apis", "fail", "gcloud services enable compute.googleapis.com --project=bench-embedded", ()),
+    ({"fault": "api_disabled", "api": "storage.googleapis.com"}, "apis", "fail", "gcloud services enable storage.googleapis.com", ()),
+    ({"fault": "api_disabled", "api": "iam.googleapis.com"}, "apis", "warn", "gcloud services enable iam.googleapis.com", ()),
+    ({"fault": "permission_missing", "permission": "compute.instances.create"}, "roles", "fail", "bench init --project bench-embedded", ()),
+    ({"fault": "permission_missing", "permission": "compute.routers.list"}, "roles", "warn", "bench init", ()),
+    ({"fault": "permission_missing", "permission": "storage.objects.create"}, "bucket.rights", "fail", "--role=roles/storage.objectUser", ()),
+    ({"fault": "permission_missing", "permission": "storage.buckets.get"}, "bucket", "warn", "--role=roles/storage.legacyBucketReader", ()),
+    ({"fault": "permission_missing", "permission": "iam.serviceAccounts.actAs"}, "account", "fail", "--role=roles/iam.serviceAccountUser", ()),
+    ({"fault": "permission_missing", "permission": "storage.buckets.getIamPolicy"}, "account.rights", "warn", "bench init", ()),
+    ({"fault": "quota_limit", "metric": "GPUS_ALL_REGIONS"}, "quota.all", "fail", "--quota-id=GPUS-ALL-REGIONS-per-project", ()),
+    ({"fault": "image_renamed", "family": L4_IMAGE, "to": f"{L4_IMAGE}-b"}, f"image.{L4_IMAGE}", "fail", f"machine.image_family={L4_IMAGE}-b", ()),
+    ({"fault": "image_deprecated", "family": L4_IMAGE, "replacement": "common-cu129-ubuntu-2204-nvidia-580"}, f"image.{L4_IMAGE}", "fail", "machine.image_family=common-cu129-ubuntu-2204-nvidia-580", ()),
+    ({"fault": "bucket_missing"}, "bucket", "fail", "gcloud storage buckets create gs://bench-embedded", ()),
+    ({"fault": "bucket_elsewhere", "location": "southamerica-west1"}, "bucket", "warn", "--location us-central1", ()),
+    ({"fault": "network_missing"}, "network", "fail", "gcloud compute networks create default", ()),
+    ({"fault": "no_nat"}, "network", "warn", "gcloud compute routers nats create", CLOSED),
+    ({"fault": "service_account_missing"}, "account", "fail", "gcloud iam service-accounts create bench-vm", ()),
+    ({"fault": "service_account_disabled"}, "account", "fail", "gcloud iam service-accounts enable", ()),
+    ({"fault": "clock_skew", "seconds": 20}, "clock", "warn", "timedatectl set-ntp true", ()),
+    ({"fault": "clock_skew", "seconds": -4000}, "clock", "fail", "timedatectl set-ntp true", ()),
+)  # fmt: skip
+
+ELSEWHERE = {
+    "stall": "test_a_server_that_stalls_costs_one_check_and_its_limit",
+    "no_private_access": "test_a_closed_network_without_a_way_to_google_is_a_failure",
+}
+"""Faults that have a test of their own below."""
+
+UNSEEN = {
+    "stockout": "only an insert tells whether a machine is there; capacity advice and past stock-outs are the plan's affair",
+    "quota": "strikes one insert, whatever the lists say, as when somebody else takes the last unit in between",
+    "slow_boot": "befalls a machine that does not exist yet",
+    "never_boots": "befalls a machine that does not exist yet",
+    "preempt": "nobody knows before which machine will be taken back",
+    "lost": "befalls a machine that does not exist yet",
+    "hang": "befalls a process on a machine that does not exist yet",
+    "kill": "befalls a process on a machine that does not exist yet",
+}
+"""Faults that no preflight can see, and why."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "level", "remedy", "flags"),
+    SEEN,
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_every_fault_that_a_preflight_can_see_is_named_with_its_remedy(
+    clinic: Bench, fault: dict[str, Any], check: str, level: str, remedy: str, flags: tuple[str, ...]
+) -> None:
+    found = look(clinic, fault, flags=flags)
+    assert (found[check]["level"], remedy in found[check]["remedy"]) == (level, True), found[check]
+    assert found[check]["why"]
+    if fault["fault"] not in FAR_REACHING:
+        assert wrong(found) == {check}, "nothing is blamed that has nothing to do with it"
+
+
+FAR_REACHING = ("project_missing", "api_disabled", "clock_skew", "http", "reset")
+"""Faults of which more than one check can tell."""
+
+
+def test_the_catalogue_above_is_the_whole_catalogue() -> None:
+    seen = {entry[0]["fault"] for entry in SEEN}
+    assert seen | ELSEWHERE.keys() | UNSEEN.keys() == EVERY_KEY.keys()
+    assert not (seen | ELSEWHERE.keys()) & UNSEEN.keys()
+    assert all(name in globals() for name in ELSEWHERE.values())
+
+
+def test_spot_machines_come_out_of_the_other_quota_where_they_have_none_and_are_missing_where_there_is_neither(
+    clinic: Bench,
+) -> None:
+    no_spot = {"fault": "quota_limit", "metric": "PREEMPTIBLE_NVIDIA_L4_GPUS"}
+    assert "out of the on-demand quota" in look(clinic, no_spot)["quota.l4"]["why"]
+    found = look(clinic, no_spot, {"fault": "quota_limit", "metric": "NVIDIA_L4_GPUS"})["quota.l4"]
+    assert found["level"] == "fail"
+    assert "--quota-id=PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region --dimensions=region=us-central1" in found["remedy"]
+
+
+def test_a_closed_network_without_a_way_to_google_is_a_failure(clinic: Bench) -> None:
+    found = look(clinic, {"fault": "no_nat"}, {"fault": "no_private_access"}, flags=CLOSED)
+    assert found["network"]["level"] == "fail"
+    assert "--enable-private-ip-google-access" in found["network"]["remedy"]
+    assert look(clinic, {"fault": "no_private_access"}, flags=CLOSED)["network"]["level"] == "ok"
+
+
+def test_in_good_weather_nothing_is_wrong_and_the_page_takes_less_than_five_seconds(clinic: Bench) -> None:
+    begun = time.monotonic()
+    found = look(clinic)
+    assert time.monotonic() - begun < 4  # five were promised; a busy machine gets one of them
+    assert wrong(found) == set()
+    assert {check["level"] for name, check in found.items() if name != "prices"} == {"ok"}
+    assert clinic("doctor", "--gpu", "l4", *ACCOUNT).code == 0
+
+
+def test_from_nothing_with_the_cloud_to_be_started_it_takes_less_than_five_seconds(bench: Bench) -> None:
+    begun = time.monotonic()
+    document = bench("doctor", "--json").document
+    assert time.monotonic() - begun < 5
+    assert document["counts"]["fail"] == 0
+    assert {"quota.l4", "quota.t4", "quota.a100", "quota.h100", "quota.cpu"} <= {c["name"] for c in document["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [({"fault": "billing_off"}, 6), ({"fault": "bucket_missing"}, 10), ({"fault": "no_nat"}, 0)],
+)
+def test_the_exit_code_is_of_the_class_of_what_failed_first(clinic: Bench, fault: dict[str, Any], code: int) -> None:
+    clinic.control("/control/weather", {"faults": [fault]})
+    assert clinic("doctor", "--gpu", "l4", *ACCOUNT, "--json", code=code).document["exit_code"] == code
+
+
+def test_what_hangs_on_a_failed_check_is_skipped_and_says_so(clinic: Bench) -> None:
+    found = look(clinic, {"fault": "project_missing"})
+    assert found["apis"]["level"] == "skipped"
+    assert found["quota.l4"]["why"] == "because of: project", "what is at the bottom of it is named"
+    out = clinic("doctor", "--gpu", "l4", *ACCOUNT, code=6).out
+    assert "because of: project (billing, APIs, permissions" in " ".join(out.split())
+
+
+def test_the_page_fits_on_a_screen_and_leads_from_a_fault_to_a_command(clinic: Bench) -> None:
+    clinic.control("/control/weather", {"faults": [{"fault": "billing_off"}, {"fault": "bucket_missing"}]})
+    out = clinic("doctor", "--gpu", "l4", *ACCOUNT, code=6, width=110).out
+    assert len(out.splitlines()) <= 50
+    assert out.index("no billing account pays") < out.index("what mends it") < out.index("gcloud billing projects link")
+    assert "2 to mend" in out
+
+
+def test_fix_does_what_is_safe_after_asking_and_looks_again(clinic: Bench) -> None:
+    faults = [{"fault": "bucket_missing"}, {"fault": "api_disabled", "api": "iam.googleapis.com"}]
+    clinic.control("/control/weather", {"faults": faults})
+    refused = clinic("doctor", "--gpu", "l4", *ACCOUNT, "--fix", code=10)  # nobody answers: nothing is done
+    assert "make the bucket gs://bench-embedded" in refused.out
+    assert "done:" not in refused.out
+    assert "nothing was done; --yes does it without asking" in refused.out
+    mended = clinic("doctor", "--gpu", "l4", *ACCOUNT, "--fix", "--yes")
+    assert "done: make the bucket" in mended.out
+    assert "done: enable iam.googleapis.com" in mended.out
+    assert "0 to mend" in mended.out
+
+
+def test_a_script_that_does_not_agree_gets_nothing_mended(clinic: Bench) -> None:
+    clinic.control("/control/weather", {"faults": [{"fault": "bucket_missing"}]})
+    checks = clinic("doctor", "--gpu", "l4", *ACCOUNT, "--fix", "--json", code=10).document["checks"]
+    assert [check["fixable"] for check in checks if check["name"] == "bucket"] == [True]
+    assert clinic("doctor", "--gpu", "l4", *ACCOUNT, "--fix", "--yes", "--json").document["exit_code"] == 0
+
+
+def test_a_fix_that_cannot_be_made_says_why(clinic: Bench) -> None:
+    clinic.control(
+        "/control/weather",
+        {
+            "faults": [
+                {"fault": "bucket_missing"},
+                {"fault": "permission_missing", "permission": "storage.buckets.create"},
+            ]
+        },
+    )
+    out = clinic("doctor", "--gpu", "l4", *ACCOUNT, "--fix", "--yes", code=10).out
+    assert "not done: cannot make the bucket" in out
+
+
+# --- what it may do, and what it may say ----------------------------------------------------------------------------
+
+LOOKING = {
+    "compute.projects.get", "compute.regions.list", "compute.images.getFromFamily", "compute.images.list",
+    "compute.networks.get", "compute.subnetworks.aggregatedList", "compute.routers.aggregatedList",
+    "cloudresourcemanager.projects.get", "cloudresourcemanager.projects.testIamPermissions",
+    "cloudresourcemanager.projects.getIamPolicy", "serviceusage.services.batchGet", "cloudbilling.projects.getBillingInfo",
+    "iam.projects.serviceAccounts.get", "iam.projects.serviceAccounts.testIamPermissions",
+    "storage.buckets.get", "storage.buckets.getIamPolicy", "storage.buckets.testIamPermissions",
+}  # fmt: skip
+
+
+@dataclass
+class Ward:
+    """An embedded cloud in this process, every request to which is judged, and a page of checks made of it."""
+
+    cloud: EmbeddedCloud
+    recorder: Recorder
+
+    def page(self, timeout_s: float = 8.0, limit_s: float = 10.0, **changes: Any) -> dict[str, Any]:
+        from dataclasses import replace
+
+        from orchestrator.adapters.google_auth import credentials_for
+
+        subject = Subject("bench-embedded", "bench-embedded", embedded=True, **changes)
+        rest = Rest(
+            credentials_for("x"),
+            endpoints(self.cloud.compute_url, self.cloud.storage_url),
+            remembers=True,
+            timeout_s=timeout_s,
+        )
+
+        def task(check: Any, made: Callable[..., Any]) -> Task:
+            return Task(replace(check, limit_s=limit_s), lambda: rest.hold(made(subject)))
+
+        try:
+            return {one.check.name: one.verdict for one in examine([task(*entry) for entry in cloud_checks(subject)])}
+        finally:
+            rest.close()
+
+
+@pytest.fixture
+def ward(tmp_path: Path) -> Iterator[Ward]:
+    recorder = Recorder()
+    with EmbeddedCloud(tmp_path / "cloud", observer=recorder) as cloud:
+        yield Ward(cloud, recorder)
+
+
+def test_nothing_it_asks_changes_or_costs_anything_and_google_would_understand_all_of_it(ward: Ward) -> None:
+    for fault in ({"fault": "image_gone"}, {"fault": "no_nat"}, {"fault": "project_missing"}):
+        ward.cloud.weather.replace({"faults": [fault]})
+        ward.page(external_ip=False, service_account=EMAIL)
+    ward.recorder.assert_all_valid()
+    assert set(ward.recorder.methods) <= LOOKING
+    assert len(ward.recorder.methods) >= 14
+    assert ward.cloud.bill().rows == ()
+    assert ward.cloud.instances() == []
+
+
+def test_one_question_is_asked_once_however_many_checks_want_to_know(ward: Ward) -> None:
+    ward.page()
+    assert ward.recorder.methods["compute.regions.list"] == 1
+
+
+def test_a_session_that_only_looks_refuses_to_send_anything_else(ward: Ward) -> None:
+    from orchestrator.adapters.google_auth import credentials_for
+
+    rest = Rest(credentials_for("x"), endpoints(ward.cloud.compute_url, ward.cloud.storage_url))
+    for method, path in (
+        ("POST", "/v1/projects/p/services:batchEnable"),
+        ("PUT", "/storage/v1/b/b/iam"),
+        ("PATCH", "/x"),
+    ):
+        with pytest.raises(OnlyLooking):
+            rest.ask(Request("compute", method, path))  # type: ignore[arg-type]
+    assert ward.recorder.exchanges == 0
+
+
+def test_a_server_that_stalls_costs_one_check_and_its_limit(ward: Ward) -> None:
+    ward.cloud.weather.add({"fault": "stall", "path": "/regions", "seconds": 3})
+    begun = time.monotonic()
+    found = ward.page(timeout_s=30, limit_s=1.5)
+    assert time.monotonic() - begun < 3
+    slow = {name for name, verdict in found.items() if verdict.why.startswith("no answer within")}
+    assert slow == {f"quota.{gpu}" for gpu in ("l4", "t4", "a100", "h100", "cpu")}
+    assert all(found[name].level is Level.OK for name in found.keys() - slow)
+
+
+def test_no_secret_is_in_anything_that_it_says_or_writes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    secret = "ya29.PLANTED-" + "x" * 40
+    key = tmp_path / "key.json"
+    key.write_text(
+        json.dumps({"type": "authorized_user", "client_id": "c", "client_secret": secret, "refresh_token": secret})
+    )
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    monkeypatch.setenv("BENCH_PROJECT", "some-project-1")
+    monkeypatch.setenv("BENCH_BUCKET", "some-bucket")
+    ran = bench("doctor", code=None)
+    told = bench("doctor", "--json", code=None)
+    assert "credentials" in ran.out
+    written = "".join(path.read_text("utf-8", "replace") for path in bench.home.rglob("*") if path.is_file())
+    assert secret not in ran.out + ran.err + told.out + told.err + written
+
+
+def test_without_credentials_the_rest_is_skipped_and_the_login_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH_PROJECT", "some-project-1")
+    monkeypatch.setenv("BENCH_BUCKET", "some-bucket")
+    monkeypatch.setenv("HOME", str(bench.home))
+    checks = {check["name"]: check for check in bench("doctor", "--json", code=6).document["checks"]}
+    assert checks["credentials"]["remedy"] == "gcloud auth application-default login"
+    assert checks["bucket"]["level"] == "skipped"
+    assert checks["quota.l4"]["level"] == "skipped"
+
+
+# --- this machine and hosts -----------------------------------------------------------------------------------------
+
+
+def test_a_configuration_that_cannot_be_read_is_named(bench: Bench) -> None:
+    (bench.home / "settings.yaml").write_text("projekt: x\n")
+    assert "valid keys are" in bench("doctor", code=2).err
+    (bench.home / "settings.yaml").unlink()
+    mine = bench.home / "mine.yaml"
+    mine.write_text("gpu: l4\ncolour: blue\n")
+    assert "colour" in bench("doctor", str(mine), code=2).err
+
+
+def test_an_embedded_cloud_that_died_and_left_its_address_is_named(bench: Bench) -> None:
+    bench("cloud", "start")
+    address = running(bench.home / "cloud")
+    assert address is not None
+    assert "up since" in embedded_of(bench)
+    published = bench.home / "cloud" / "cloud.json"
+    text = published.read_text()
+    bench("cloud", "stop")
+    published.write_text(text)
+    assert "does not answer" in embedded_of(bench)
+
+
+def embedded_of(bench: Bench) -> str:
+    checks = bench("doctor", "--json").document["checks"]
+    return next(str(check["why"]) for check in checks if check["name"] == "embedded")
+
+
+def test_a_check_that_breaks_is_a_warning_and_the_others_go_on() -> None:
+    def broken() -> Verdict:
+        raise ZeroDivisionError("odd")
+
+    def refused() -> Verdict:
+        raise LocalError("no room")
+
+    first, second, third = (Check(name, name, "here") for name in ("a", "b", "c"))
+    seen: list[str] = []
+    results = examine(
+        [Task(first, broken), Task(second, refused), Task(third, lambda: fine("good"))],
+        lambda result: seen.append(result.check.name),
+    )
+    assert [result.verdict.level for result in results] == [Level.WARN, Level.WARN, Level.OK]
+    assert "ZeroDivisionError: odd" in results[0].verdict.why
+    assert "no room" in results[1].verdict.why
+    assert sorted(seen) == ["a", "b", "c"]
+
+
+def test_a_host_is_looked_at_by_plain_commands_and_one_that_does_not_answer_only_once() -> None:
+    asked: list[str] = []
+
+    def run(command: str) -> tuple[int, str, str]:
+        asked.append(command)
+        return 255, "", "Connection refused"
+
+    results = examine(host_tasks(Target("ada", "box", 2222), run))
+    assert [result.verdict.level for result in results] == [Level.FAIL, *[Level.SKIPPED] * 5]
+    assert "Connection refused" in results[0].verdict.why
+    assert len(asked) == 1

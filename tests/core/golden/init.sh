@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# What `bench init` would do. It can be run again: what is there already is reported and left.
+set -u
+
+# enable compute.googleapis.com, storage.googleapis.com, iam.googleapis.com, cloudresourcemanager.googleapis.com
+gcloud services enable compute.googleapis.com storage.googleapis.com iam.googleapis.com cloudresourcemanager.googleapis.com --project=my-project
+
+# make the bucket gs://my-bench in us-central1: uniform access, never public, payloads deleted after 180 days
+gcloud storage buckets create gs://my-bench --project=my-project --location=us-central1 --uniform-bucket-level-access --public-access-prevention
+gcloud storage buckets update gs://my-bench --lifecycle-file=/dev/stdin <<'EOF'
+{"rule": [{"action": {"type": "Delete"}, "condition": {"age": 180, "matchesPrefix": ["payloads/"]}}, {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}}]}
+EOF
+
+# make the service account bench-vm (machines of bench)
+gcloud iam service-accounts create bench-vm --project=my-project --display-name='machines of bench'
+
+# make the role benchMachine (bench: a machine deletes itself): 1 permission
+gcloud iam roles create benchMachine --project=my-project --title='bench: a machine deletes itself' --stage=GA --permissions=compute.instances.delete
+
+# grant benchMachine on the project to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com, machines of bench only
+gcloud projects add-iam-policy-binding my-project --member=serviceAccount:bench-vm@my-project.iam.gserviceaccount.com --role=projects/my-project/roles/benchMachine --condition='expression=resource.name.extract("/instances/{name}").startsWith("bench-"),title=machines of bench only'
+
+# grant storage.objectUser on gs://my-bench to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com
+gcloud storage buckets add-iam-policy-binding gs://my-bench --member=serviceAccount:bench-vm@my-project.iam.gserviceaccount.com --role=roles/storage.objectUser
+
+# make the role benchLauncher (bench: launch and look): 23 permissions
+gcloud iam roles create benchLauncher --project=my-project --title='bench: launch and look' --stage=GA --permissions=compute.disks.create,compute.disks.setLabels,compute.instances.create,compute.instances.delete,compute.instances.get,compute.instances.getSerialPortOutput,compute.instances.list,compute.instances.setLabels,compute.instances.setMetadata,compute.instances.setServiceAccount,compute.networks.get,compute.projects.get,compute.regions.get,compute.regions.list,compute.routers.list,compute.subnetworks.list,compute.subnetworks.use,compute.subnetworks.useExternalIp,compute.zoneOperations.get,compute.zoneOperations.list,iam.serviceAccounts.get,resourcemanager.projects.get,serviceusage.services.list
+
+# grant benchLauncher on the project to user:ada@example.com
+gcloud projects add-iam-policy-binding my-project --member=user:ada@example.com --role=projects/my-project/roles/benchLauncher --condition=None
+
+# grant storage.objectUser on gs://my-bench to user:ada@example.com
+gcloud storage buckets add-iam-policy-binding gs://my-bench --member=user:ada@example.com --role=roles/storage.objectUser
+
+# grant storage.legacyBucketReader on gs://my-bench to user:ada@example.com
+gcloud storage buckets add-iam-policy-binding gs://my-bench --member=user:ada@example.com --role=roles/storage.legacyBucketReader
+
+# grant iam.serviceAccountUser on bench-vm@my-project.iam.gserviceaccount.com to user:ada@example.com
+gcloud iam service-accounts add-iam-policy-binding bench-vm@my-project.iam.gserviceaccount.com --project=my-project --member=user:ada@example.com --role=roles/iam.serviceAccountUser
+
+# write to settings.yaml: project: my-project, bucket: my-bench, service_account: bench-vm@my-project.iam.gserviceaccount.com, per_run_usd: 1.00, per_day_usd: 5.00
+# by hand: these lines, in /home/ada/settings.yaml
+#   project: "my-project"
+#   bucket: "my-bench"
+#   service_account: "bench-vm@my-project.iam.gserviceaccount.com"
+#   per_run_usd: "1.00"
+#   per_day_usd: "5.00"

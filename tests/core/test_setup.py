@@ -1,0 +1,333 @@
+"""What a set-up plans, prints and sends: nothing twice, nothing wider than it must be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.permissions import ACCOUNT, BUCKET, LAUNCHER, LOOKER, MACHINE, names
+from orchestrator.core.places import continent, near
+from orchestrator.core.setup import gcloud, terraform
+from orchestrator.core.setup.asked import wanted as asked
+from orchestrator.core.setup.calls import PAUSES_S, survey, take, with_grant
+from orchestrator.core.setup.plan import (
+    APIS,
+    LAUNCHER_ROLE,
+    MACHINE_ROLE,
+    NOTHING,
+    OWN_MACHINES,
+    Grant,
+    Standing,
+    Wanted,
+    grants,
+    setup,
+)
+from orchestrator.core.setup.steps import (
+    LIFECYCLE,
+    Condition,
+    EnableApis,
+    GrantOnAccount,
+    GrantOnBucket,
+    GrantOnProject,
+    MakeAccount,
+    MakeBucket,
+    MakeRole,
+    MendBucket,
+    WriteSettings,
+    describe,
+)
+from tests.support.conversations import good, lead, refusal
+
+GOLDEN = Path(__file__).parent / "golden"
+ADA = "user:ada@example.com"
+WANTED = Wanted(
+    "my-project", "my-bench", launcher=ADA, budget=(("per_run_usd", Decimal("1.00")), ("per_day_usd", Decimal("5.00")))
+)
+CAREFUL = {
+    "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}, "publicAccessPrevention": "enforced"},
+    "lifecycle": LIFECYCLE,
+}
+
+
+def after_all_of_it() -> Standing:
+    """What there is once every step of `WANTED` has been taken."""
+    on_project, on_bucket, on_account = set(), set(), set()
+    roles, values, apis = {}, {}, frozenset[str]()
+    for step in setup(WANTED):
+        match step:
+            case EnableApis():
+                apis = frozenset(step.apis)
+            case MakeRole():
+                roles[step.role_id] = frozenset(step.permissions)
+            case GrantOnProject():
+                on_project.add(Grant(step.role, step.member, step.condition.expression if step.condition else ""))
+            case GrantOnBucket():
+                on_bucket.add(Grant(step.role, step.member))
+            case GrantOnAccount():
+                on_account.add(Grant(step.role, step.member))
+            case WriteSettings():
+                values = dict(step.values)
+            case _:
+                pass
+    return Standing(
+        apis, CAREFUL, True, roles, frozenset(on_project), frozenset(on_bucket), frozenset(on_account), values
+    )
+
+
+def parsed(text: str) -> Any:
+    """HCL as a parser reads it."""
+    return pytest.importorskip("hcl2", reason="python-hcl2, a development dependency, is not installed").loads(text)
+
+
+def test_a_second_time_there_is_nothing_to_do() -> None:
+    assert setup(WANTED, after_all_of_it()) == ()
+
+
+@pytest.mark.parametrize("number", range(len(setup(WANTED))))
+def test_whatever_single_step_is_missing_is_the_one_that_is_planned(number: int) -> None:
+    standing, step = after_all_of_it(), setup(WANTED)[number]
+    match step:
+        case EnableApis():
+            lacking = replace(standing, apis=frozenset())
+        case MakeBucket():
+            lacking = replace(standing, bucket=None)
+        case MakeAccount():
+            lacking = replace(standing, account=False)
+        case MakeRole():
+            lacking = replace(standing, roles={k: v for k, v in standing.roles.items() if k != step.role_id})
+        case GrantOnProject():
+            gone = {grant for grant in standing.on_project if grant.role == step.role}
+            lacking = replace(standing, on_project=standing.on_project - gone)
+        case GrantOnBucket():
+            lacking = replace(standing, on_bucket=standing.on_bucket - {Grant(step.role, step.member)})
+        case GrantOnAccount():
+            lacking = replace(standing, on_account=frozenset())
+        case _:
+            lacking = replace(standing, settings={})
+    assert setup(WANTED, lacking) == (step,)
+
+
+def test_the_machine_may_delete_machines_of_bench_and_nothing_else_of_the_project() -> None:
+    steps = setup(replace(WANTED, launcher=""))
+    made = [step for step in steps if isinstance(step, MakeRole)]
+    assert [(step.role_id, step.permissions) for step in made] == [(MACHINE_ROLE, names(MACHINE))]
+    (granted,) = (step for step in steps if isinstance(step, GrantOnProject))
+    assert granted.condition == OWN_MACHINES
+    assert {type(step) for step in steps if getattr(step, "member", "") == ADA} == set()
+
+
+def test_a_role_that_grew_keeps_what_somebody_added_to_it() -> None:
+    roles = {**after_all_of_it().roles, LAUNCHER_ROLE: frozenset({"compute.disks.get"})}
+    (step,) = setup(WANTED, replace(after_all_of_it(), roles=roles))
+    assert isinstance(step, MakeRole)
+    assert step.exists
+    assert set(step.permissions) == {*names(LAUNCHER, LOOKER), "compute.disks.get"}
+
+
+def test_a_bucket_is_mended_where_it_is_kept_otherwise_and_rules_of_others_do_not_matter() -> None:
+    bare = replace(after_all_of_it(), bucket={"location": "US"})
+    assert setup(WANTED, bare) == (MendBucket("my-bench", uniform=True, private=True, lifecycle=True),)
+    more = {"rule": [{"action": {"type": "Delete"}, "condition": {"age": 1}}, *LIFECYCLE["rule"]]}
+    assert setup(WANTED, replace(bare, bucket=CAREFUL | {"lifecycle": more})) == ()
+
+
+def test_settings_that_say_otherwise_are_named_before_they_are_replaced() -> None:
+    standing = replace(after_all_of_it(), settings={**after_all_of_it().settings, "bucket": "other"})
+    (step,) = setup(WANTED, standing)
+    assert step == WriteSettings((("bucket", "my-bench"),), ("bucket",))
+    assert "replaces bucket" in describe(step)
+    practice = setup(replace(WANTED, keeps_names=False))[-1]
+    assert isinstance(practice, WriteSettings)
+    assert [key for key, _ in practice.values] == ["per_run_usd", "per_day_usd"]
+
+
+def test_every_permission_is_listed_once_and_the_bucket_role_is_no_wider_than_the_code() -> None:
+    every = [need.permission for group in (LAUNCHER, LOOKER, BUCKET, ACCOUNT) for need in group]
+    assert len(every) == len(set(every))
+    assert all(need.why and need.code for group in (LAUNCHER, LOOKER, BUCKET, ACCOUNT, MACHINE) for need in group)
+
+
+# --- printed --------------------------------------------------------------------------------------------------------
+
+
+def test_the_gcloud_commands_are_those_of_the_golden_file() -> None:
+    assert gcloud.script(setup(WANTED), "/home/ada/settings.yaml") == (GOLDEN / "init.sh").read_text()
+
+
+def test_the_terraform_is_that_of_the_golden_file_and_is_hcl() -> None:
+    text = terraform.document(setup(WANTED))
+    assert text == (GOLDEN / "init.tf").read_text()
+    resources = parsed(text)["resource"]
+    kinds = [next(iter(resource)).strip('"') for resource in resources]
+    assert kinds.count("google_project_service") == len(APIS)
+    assert {"google_storage_bucket", "google_service_account", "google_project_iam_custom_role"} <= set(kinds)
+
+
+def test_terraform_refers_only_to_what_it_declares() -> None:
+    everything = terraform.document(setup(WANTED))
+    missing_one = terraform.document(setup(WANTED, replace(after_all_of_it(), on_project=frozenset())))
+    for text in (everything, missing_one):
+        declared = {f"{kind}.{name}" for kind, name in re.findall(r'^resource "(\w+)" "(\w+)"', text, re.M)}
+        assert set(re.findall(r"\b(google_\w+\.\w+)(?=[.,\n])", text)) <= declared
+        parsed(text)
+    assert '"projects/my-project/roles/benchMachine"' in missing_one
+
+
+def test_what_looks_like_a_template_in_a_name_is_text_in_terraform() -> None:
+    text = terraform.document([MakeAccount("p", "a", "${oops} %{oops}")])
+    assert "$${oops} %%{oops}" in text
+
+
+def test_a_bucket_that_is_mended_and_a_role_that_is_changed_are_printed_too() -> None:
+    steps = [
+        MendBucket("b", uniform=True, private=True, lifecycle=True),
+        MendBucket("b", uniform=False, private=False, lifecycle=True),
+        MendBucket("b", uniform=True, private=False, lifecycle=False),
+        MakeRole("p", "r", "t", ("x.y.z",), exists=True),
+        GrantOnProject("p", "roles/viewer", ADA, Condition("t", "true")),
+    ]
+    script = gcloud.script(steps)
+    assert script.count("--uniform-bucket-level-access") == 2
+    assert script.count("--lifecycle-file") == 2
+    assert "roles update r" in script
+    assert [describe(step) for step in steps][3] == "change the role r (t): 1 permission"
+    parsed(terraform.document(steps[1:2]))
+
+
+# --- sent -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_there_is_seen_and_what_may_not_be_seen_counts_as_not_there() -> None:
+    policy = {"bindings": [{"role": "r", "members": ["m"], "condition": {"expression": "e"}}, {}]}
+    replies = {
+        "services:batchGet": good(services=[{"name": "projects/1/services/a", "state": "ENABLED"}, {"name": "b"}]),
+        "/b/my-bench/iam": good(**policy),
+        "GET /storage/v1/b/my-bench": good(location="US"),
+        "roles/benchMachine": good(includedPermissions=["x"]),
+        ":getIamPolicy": good(**policy),
+        "/serviceAccounts/": good(),
+    }
+    seen = lead(survey(WANTED, {"bucket": "b"}), replies)
+    assert seen.result == Standing(
+        frozenset({"a"}),
+        {"location": "US"},
+        True,
+        {"benchMachine": frozenset({"x"})},
+        *[grants(policy)] * 3,
+        {"bucket": "b"},
+    )
+    assert lead(survey(WANTED, {}), lambda _: refusal(403)).result == NOTHING
+
+
+def test_apis_are_enabled_when_the_operation_says_so() -> None:
+    step = EnableApis("p", ("a",))
+    talk = lead(
+        take(step),
+        {":batchEnable": good(name="operations/o"), "operations/o": [good(name="operations/o"), good(done=True)]},
+    )
+    assert (talk.result.good, len(talk.paused_s)) == (True, 2)
+    failed = lead(take(step), {":batchEnable": good(done=True, error={"message": "billing"})})
+    assert (failed.result.good, failed.result.message) == (False, "billing")
+    assert lead(take(step), {":batchEnable": refusal(403)}).result.status == 403
+    for_ever = lead(take(step), {":batchEnable": good(name="operations/o"), "operations/o": good(name="operations/o")})
+    assert sum(for_ever.paused_s) == 2 * sum(PAUSES_S)
+
+
+def test_what_somebody_else_made_meanwhile_is_success() -> None:
+    assert lead(take(MakeAccount("p", "a", "t")), {"serviceAccounts": refusal(409)}).result.good
+    assert lead(take(MakeAccount("p", "a", "t")), {"serviceAccounts": refusal(403)}).result.status == 403
+    role = MakeRole("p", "r", "t", ("x",))
+    talk = lead(take(role), {"POST /v1/projects/p/roles": refusal(409), "PATCH": good()})
+    assert (talk.result.good, talk.lines) == (True, ["POST /v1/projects/p/roles", "PATCH /v1/projects/p/roles/r"])
+    assert lead(take(role), {"POST /v1/projects/p/roles": good()}).lines == ["POST /v1/projects/p/roles"]
+    assert lead(take(replace(role, exists=True)), {"PATCH": good()}).lines == ["PATCH /v1/projects/p/roles/r"]
+
+
+@pytest.mark.parametrize(
+    ("step", "read", "write"),
+    [
+        (GrantOnProject("p", "r", ADA), "POST /v3/projects/p:getIamPolicy", "POST /v3/projects/p:setIamPolicy"),
+        (GrantOnBucket("b", "r", ADA), "GET /storage/v1/b/b/iam", "PUT /storage/v1/b/b/iam"),
+        (GrantOnAccount("p", "e", "r", ADA), "POST /v1/projects/p/serviceAccounts/e:getIamPolicy", "POST /v1/projects/p/serviceAccounts/e:setIamPolicy"),
+    ],
+)  # fmt: skip
+def test_a_grant_is_read_changed_and_written_again_when_the_policy_changed_meanwhile(
+    step: Any, read: str, write: str
+) -> None:
+    replies = {write: [refusal(409), refusal(400), good()], read: good(etag="e", bindings=[])}
+    talk = lead(take(step), replies)
+    assert talk.result.good
+    assert talk.lines == [read, write] * 3
+    assert talk.paused_s == list(PAUSES_S[:2])
+    held = {read: good(bindings=[{"role": "r", "members": [ADA]}])}
+    assert lead(take(step), held).lines == [read]
+    assert lead(take(step), {read: refusal(403)}).result.status == 403
+    assert lead(take(step), {read: good(), write: refusal(403)}).result.status == 403
+    assert lead(take(step), {read: good(), write: refusal(409)}).result.status == 409
+
+
+def test_a_grant_leaves_every_other_binding_as_it_was() -> None:
+    theirs = {"role": "r", "members": ["user:eve@example.com"], "condition": {"title": "t", "expression": "e"}}
+    policy = {"etag": "x", "bindings": [theirs, {"role": "r", "members": ["user:bob@example.com"]}]}
+    plain = with_grant(policy, "r", ADA, None)
+    assert plain is not None
+    assert plain["bindings"] == [theirs, {"role": "r", "members": ["user:bob@example.com", ADA]}]
+    assert (plain["etag"], plain["version"]) == ("x", 3)
+    conditional = with_grant(policy, "r", ADA, Condition("t", "e"))
+    assert conditional is not None
+    assert conditional["bindings"][0]["members"] == ["user:eve@example.com", ADA]
+    new = with_grant({}, "r", ADA, Condition("t", "e"))
+    assert new is not None
+    assert new["bindings"] == [{"role": "r", "members": [ADA], "condition": {"title": "t", "expression": "e"}}]
+    assert with_grant(policy, "r", "user:eve@example.com", Condition("t", "e")) is None
+
+
+# --- asked for ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"project": "P!"}, "--project"),
+        ({"bucket": "Bucket"}, "--bucket"),
+        ({"bucket": "my-google"}, "--bucket"),
+        ({"bucket": "goog-x"}, "--bucket"),
+        ({"account_id": "vm"}, "--service-account"),
+        ({"location": "mars-1"}, "--location"),
+        ({"launcher": "ada"}, "--launcher"),
+        ({"caps": {"per_run_usd": "much"}}, "--per-run much"),
+        ({"caps": {"per_day_usd": "-1"}}, "--per-day -1"),
+    ],
+)
+def test_what_google_would_not_take_is_refused_before_anything_is_asked(changes: dict[str, Any], says: str) -> None:
+    given: dict[str, Any] = {"project": "my-project", "bucket": "my-bench"} | changes
+    project, bucket = given.pop("project"), given.pop("bucket")
+    with pytest.raises(ConfigError, match=says) as raised:
+        asked(project, bucket, **given)
+    assert raised.value.hint
+
+
+def test_what_is_asked_for_is_taken_as_it_is_meant() -> None:
+    found = asked("my-project", "my-bench", location="EU", launcher=ADA, caps={"per_run_usd": "$2", "per_day_usd": ""})
+    assert found == Wanted("my-project", "my-bench", "eu", launcher=ADA, budget=(("per_run_usd", Decimal(2)),))
+    assert found.email == "bench-vm@my-project.iam.gserviceaccount.com"
+
+
+def test_a_bucket_is_near_its_own_region_or_those_of_its_continent() -> None:
+    zones = ("us-central1-a", "us-central1-b", "europe-west4-a", "northamerica-northeast1-b")
+    assert near("US-CENTRAL1", zones) == ("us-central1",)
+    assert near("us", zones) == ("us-central1", "northamerica-northeast1")
+    assert near("EUR4", zones) == ("europe-west4",)
+    assert near("asia", zones) == ()
+    assert [continent(place) for place in ("EU", "europe-west1", "northamerica-northeast1", "US")] == [
+        "europe",
+        "europe",
+        "us",
+        "us",
+    ]

@@ -1,0 +1,239 @@
+"""The steward of a run, started as a client starts it, on this machine and without a connection in between."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from startup.host.services import Machine, Server, owns
+from startup.host.spool import BadName, Spool
+from tests.hosts.conftest import base_python, with_stand_ins
+from tests.hosts.looking import await_truth
+from tests.startup.machine import CASES, ROOT, payload, run_spec
+
+HAND = ROOT / "startup" / "host" / "hand.py"
+VM = "bench-20261121-040000-host-0001-1"
+RUN = "20261121-040000-host-0001"
+
+
+@dataclass
+class Here:
+    """A host's home on this machine, with something called torch in it."""
+
+    home: Path
+    python: str
+
+    @property
+    def cache(self) -> Path:
+        return self.home / ".cache" / "spotbench"
+
+    def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        command = [self.python, str(HAND), operation, json.dumps(arguments)]
+        environment = {"HOME": str(self.home), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=environment)
+        answer: dict[str, Any] = json.loads(ran.stdout.rpartition("@@spotbench@@")[2])
+        return answer
+
+    def start(self, vm: str = VM, deadline_s: float = 600, known: tuple[str, ...] = (), **spec: Any) -> dict[str, Any]:
+        data = payload()
+        digest = hashlib.sha256(data).hexdigest()
+        where = self.ask("prepare", vm=vm, sha256=digest, size=len(data))
+        if not where["present"]:
+            Path(where["incoming"]).write_bytes(data)
+            assert self.ask("accept", sha256=digest, incoming=where["incoming"]) == {}
+        told = run_spec(run_id=RUN, vm=vm, deadline_s=deadline_s, **spec)
+        metadata = {
+            "startup-script": (ROOT / "startup" / "startup.sh").read_text(),
+            "bench-run": json.dumps(told),
+            "bench-payload": json.dumps({"bucket": "b", "object": f"payloads/{digest}.tar.gz", "sha256": digest}),
+        }
+        run = {"vm": vm, "zone": "host-here-000000", "id": "7", "labels": {}, "sha256": digest}
+        run |= {"deadline_s": deadline_s, "metadata": metadata, "known": known, "client_time": time.time()}
+        return self.ask("start", run=run)
+
+    def until_gone(self, vm: str = VM) -> dict[str, Any]:
+        await_truth(lambda: self.ask("state", vm=vm)["status"] == "gone", "the end of the run")
+        return self.ask("state", vm=vm)
+
+    def events(self, vm: str = VM) -> list[dict[str, Any]]:
+        folder = self.cache / "runs" / vm / "spool" / "runs" / RUN / "events"
+        return [json.loads(path.read_text()) for path in sorted(folder.iterdir())] if folder.exists() else []
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Here]:
+    with_stand_ins(tmp_path / "home")
+    base_python(tmp_path / "python")
+    made = Here(tmp_path / "home", str(tmp_path / "python" / "python3"))
+    yield made
+    for run in made.ask("runs")["runs"]:
+        made.ask("stop", vm=run["vm"])
+        made.until_gone(run["vm"])
+        made.ask("forget", vm=run["vm"])
+
+
+def last_word(here: Here) -> dict[str, Any]:
+    (word,) = [event["data"] for event in here.events() if event["kind"] in ("finished", "vm_exiting")]
+    return dict(word)
+
+
+def test_a_run_stores_everything_in_the_spool_and_ends_itself(here: Here) -> None:
+    assert here.start()["status"] == "running"
+    state = here.until_gone()
+    assert state["ended_by"] == "itself"
+    assert last_word(here)["outcome"] == "succeeded"
+    assert {name for name, _, _ in state["files"] if "/cases/" in name} == {
+        f"runs/{RUN}/cases/{one}.csv" for one in CASES
+    }
+    assert {path.name for path in (here.cache / "runs" / VM).iterdir()} == {
+        "run.json", "state.json", "alive", "serial.log", "steward.log", "spool"
+    }  # fmt: skip
+    assert (here.cache / "runs" / VM / "steward.log").read_text() == ""
+    assert here.ask("forget", vm=VM) == {"exists": False}
+    assert here.ask("state", vm=VM) == {"exists": False}
+
+
+def test_what_the_bucket_has_is_not_measured_again(here: Here) -> None:
+    here.start(known=(f"runs/{RUN}/cases/{CASES[0]}.csv",))
+    here.until_gone()
+    assert [event["data"]["case_id"] for event in here.events() if event["kind"] == "case_measured"] == CASES[1:]
+
+
+def test_a_run_that_is_started_twice_is_one_run(here: Here) -> None:
+    slow = {"script": {"environment": [{"hang": 1}]}}
+    first = here.start(**slow)
+    assert here.start(**slow)["pid"] == first["pid"]
+
+
+def test_a_host_measures_for_one_run_at_a_time_and_says_for_which(here: Here) -> None:
+    here.start(script={"environment": [{"hang": 1}]})
+    refused = here.start(vm="bench-20261121-050000-host-0002-1")
+    assert (refused["trouble"], refused["message"]) == ("busy", VM)
+    assert here.ask("probe")["busy"] == VM
+
+
+def test_a_stop_is_an_end_in_good_order(here: Here) -> None:
+    here.start(script={"environment": [{"hang": 1}]})
+    await_truth(lambda: any(event["data"].get("phase") == "environment" for event in here.events()), "the harness")
+    here.ask("stop", vm=VM)
+    here.until_gone()
+    assert last_word(here)["outcome"] == "terminated"
+    assert here.ask("stop", vm=VM)["status"] == "gone"
+
+
+def test_a_steward_that_is_ended_by_the_system_counts_as_a_machine_that_is_taken_back(here: Here) -> None:
+    steward = here.start(script={"environment": [{"hang": 1}]})["pid"]
+    await_truth(lambda: any(event["data"].get("phase") == "environment" for event in here.events()), "the harness")
+    os.kill(steward, signal.SIGTERM)
+    here.until_gone()
+    assert last_word(here)["outcome"] == "preempted"
+
+
+def test_the_host_enforces_the_deadline_alone(here: Here) -> None:
+    # The bootstrap's own watchdog fires at half of a deadline this short.
+    here.start(deadline_s=6, script={"environment": [{"hang": 1}]})
+    here.until_gone()
+    assert last_word(here)["outcome"] == "timed_out"
+
+
+def test_a_bootstrap_that_does_not_end_is_killed_at_the_deadline_with_all_it_started(here: Here) -> None:
+    here.start(deadline_s=4, script={"environment": [{"child": 1}, {"hang": 1}]})
+    child = here.cache / "runs" / VM / "scratch" / "vm" / "out" / "child"
+    await_truth(lambda: child.exists() and child.read_text(), "the grandchild")
+    pid = int(child.read_text())
+    stopped = stop_everything_but_the_steward(here)
+    state = here.until_gone()
+    assert state["ended_by"] == "deadline"
+    assert stopped
+    await_truth(lambda: not Path(f"/proc/{pid}").exists(), "the end of the grandchild")
+
+
+def stop_everything_but_the_steward(here: Here) -> int:
+    """SIGSTOP to the bootstrap and all below it: nothing of the run can end itself any more."""
+    mark, stopped = f"BENCH_HOST_VM={VM}".encode(), 0
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGSTOP)
+                stopped += 1
+        except OSError:
+            continue
+    return stopped
+
+
+def test_a_dead_steward_is_buried_by_whoever_looks_next(here: Here) -> None:
+    steward = here.start(script={"environment": [{"hang": 1}]})["pid"]
+    os.kill(steward, signal.SIGKILL)
+    await_truth(lambda: here.ask("state", vm=VM)["status"] == "gone", "the burial")
+    assert here.ask("state", vm=VM)["ended_by"] == "lost"
+    assert stop_everything_but_the_steward(here) == 0
+    assert not (here.cache / "runs" / VM / "scratch").exists()
+    assert here.ask("probe")["busy"] == ""
+
+
+def test_a_payload_that_is_not_what_it_should_be_is_not_kept(here: Here) -> None:
+    where = here.ask("prepare", vm=VM, sha256="ab" * 32, size=10)
+    Path(where["incoming"]).write_bytes(b"other")
+    assert here.ask("accept", sha256="ab" * 32, incoming=where["incoming"])["trouble"] == "checksum"
+    assert list((here.cache / "incoming").iterdir()) == []
+    assert here.ask("accept", sha256="ab" * 32, incoming="/etc/passwd")["trouble"] == "unknown"
+    assert Path("/etc/passwd").exists()
+
+
+def test_a_name_cannot_lead_out_of_the_cache_folder(here: Here) -> None:
+    for name in ("", "../..", ".", "/etc", "a/b"):
+        assert here.ask("forget", vm=name)["trouble"] == "unknown"
+    spool = Spool(here.cache / "spool")
+    for name in ("../x", "/x", "a/../b", "a//b", ".hidden", "a/.b", "a b", ""):
+        with pytest.raises(BadName):
+            spool.put(name, b"", once=False)
+
+
+def test_an_object_is_stored_once_and_what_the_bucket_has_counts(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", frozenset({"runs/r/cases/old.csv"}))
+    assert spool.put("runs/r/cases/new.csv", b"1", once=True)
+    assert not spool.put("runs/r/cases/new.csv", b"2", once=True)
+    assert not spool.put("runs/r/cases/old.csv", b"2", once=True)
+    assert spool.put("runs/r/artifacts/log.txt", b"1", once=False)
+    assert spool.put("runs/r/artifacts/log.txt", b"22", once=False)
+    assert spool.read("runs/r/cases/new.csv") == b"1"
+    assert spool.read("runs/r/cases/old.csv") is None
+    assert spool.names("runs/r/cases/") == ["runs/r/cases/new.csv", "runs/r/cases/old.csv"]
+
+
+def test_only_the_owner_of_the_run_is_served(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as peer:
+        place = peer.getsockname()
+        assert owns(place)
+        table = tmp_path / "tcp"
+        mine = f"0100007F:{place[1]:04X}"
+        for uid, served in ((os.getuid(), True), (0, True), (os.getuid() + 4711, False)):
+            table.write_text(f"  sl  local rem st\n   0: {mine} 0100007F:0001 01 0:0 0:0 0 {uid} 0 1\n")
+            assert owns(place, table) is served
+        table.write_text("  sl  local rem st\n")
+        assert not owns(place, table)
+        assert not owns(place, tmp_path / "missing")
+
+
+def test_the_hosts_clock_may_be_off_and_the_services_tell_the_clients_time(tmp_path: Path) -> None:
+    machine = Machine({"vm": VM}, Spool(tmp_path), now=lambda: 86400.0)
+    server = Server(machine)
+    try:
+        with socket.create_connection(server.server_address) as asking:
+            asking.sendall(b"GET /nothing HTTP/1.0\r\n\r\n")
+            server.handle_request()
+            assert b"404" in (answer := asking.recv(4096))
+            assert b"Date: Fri, 02 Jan 1970 00:00:00 GMT" in answer
+    finally:
+        server.server_close()
