@@ -45,6 +45,12 @@ struct Box {  // a copy under way
   int at[4];
 };
 
+inline u32 rows_of(const Map& map) { return (u32)(map.box[1] * map.box[2] * map.box[3]); }
+
+struct Range {  // of shared memory
+  u32 from, to;
+};
+
 struct Held {  // accumulators that products will write
   float* at;
   int products;

@@ -39,6 +39,38 @@ __attribute__((optimize("O3"))) inline void accumulate_rows(float* c, const floa
     }
 }
 
+// What a product reads: whole groups of eight rows of 128 bytes, as copies write them.
+template <class Each>
+inline void for_each_range(const Product& p, Each each) {
+  const auto groups = [&](u32 address, const Matrix& m, int count) {
+    for (int i = 0; i < count; i++) each(Range{(address & ~1023u) + i * m.stride, (address & ~1023u) + i * m.stride + 1024});
+  };
+  const Matrix b = matrix_of(p.b);
+  if (!p.a_in_registers) {
+    groups(matrix_of(p.a).start, matrix_of(p.a), 64 / 8);
+    groups(b.start, b, p.n / 8);
+  } else {
+    for (int chunk = 0; chunk < p.n / 64; chunk++) groups(b.start + chunk * b.leading, b, 16 / 8);
+  }
+}
+
+inline bool meet(const Range& a, const Range& b) { return a.from < b.to && b.from < a.to; }
+
+inline void check_landed(const Product& p) {
+  for_each_range(p, [](const Range& read) {
+    for (const Box& box : block.boxes)
+      if (meet(read, {box.to, box.to + rows_of(box.map) * 128})) fail("a product reads where a copy is under way");
+  });
+}
+
+inline void check_not_read(const Range& written) {
+  for (const Warpgroup& group : block.warpgroups)
+    for (const Product& p : group.products)
+      for_each_range(p, [&](const Range& read) {
+        if (meet(read, written)) fail("a copy overwrites what a product under way reads");
+      });
+}
+
 inline Held& held_for(Warpgroup& group, int thread, const float* d) {
   for (Held& held : group.held[thread])
     if (held.at == d) return held;
@@ -49,6 +81,7 @@ inline Held& held_for(Warpgroup& group, int thread, const float* d) {
 inline void multiply_first(Warpgroup& group) {
   static thread_local float a[64 * 16], b[16 * 256], c[64 * 256];
   const Product p = group.products.front();
+  check_landed(p);
   const int n = p.n;
   const Matrix mb = matrix_of(p.b);
   for (int k = 0; k < 16; k++)

@@ -31,14 +31,13 @@ inline void advance(u32 address, Barrier& b) {
 
 inline void arrive(u32 address, i64 bytes) {
   Barrier& b = barrier_at(address);
+  if (b.due == 0) fail("a barrier has one arrival too many in a phase");
   b.bytes += bytes, b.due--;
   advance(address, b);
 }
 
 // Where row `row` of a box, and its 16-byte piece `piece`, lies: pieces change places within eight rows of 128 bytes.
 inline u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
-
-inline u32 rows_of(const Map& map) { return (u32)(map.box[1] * map.box[2] * map.box[3]); }
 
 inline void carry_out(const Box& box) {
   const Map& m = box.map;
@@ -118,6 +117,7 @@ DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, int column, int 
   if (box.map.box[0] != 64) simt::fail("a box whose rows are not as wide as their swizzle");
   if (to % 128) simt::fail("a box to an address that is no multiple of 128");
   simt::barrier_at(barrier);
+  simt::check_not_read({to, to + simt::rows_of(box.map) * 128});
   for (u32 i = 0; i < simt::rows_of(box.map) * 128; i += 16) std::memset(simt::shared_bytes(to + i, 16), 0xff, 16);
   if (simt::late_copies)
     simt::block.boxes.push_back(box);
