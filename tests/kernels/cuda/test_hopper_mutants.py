@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import platform
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels.attention.cuda.hopper import HopperKernel, Shape
+from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
 from kernels.attention.cuda.variants import SOURCE
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import (
@@ -30,7 +32,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 KERNEL = HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 2, ping_pong=True))
-FILES = ("schedule", "producer", "consumer", "fa90")
+FEW_KEYS = GroupKernel("float16", 128, False, GroupShape(1, 4, 64, 4))
+"""Its warpgroups leave their results where K and V were."""
+FILES = {
+    HopperKernel: (("problem.cuh", "wgmma.cuh"), ("schedule.cuh", "producer.cuh", "consumer.cuh", "fa90.cuh")),
+    GroupKernel: (("wgmma.cuh", "../small/exchange.cuh"), ("../small/warpgroups.cuh",)),
+}
+"""By kind of kernel: what it includes, and what mistakes are put into; from source/hopper."""
 READ_EARLY = ("a product reads where a copy is under way",)
 OVERWRITTEN = ("a copy overwrites what a product under way reads",)
 WRONG = ("the output is off", "is not a number")
@@ -44,20 +52,28 @@ class Mutant:
     name: str
     found: tuple[str, ...]
     edits: tuple[tuple[str, str], ...]
-    threads: int = KERNEL.threads
-    shared_bytes: int = KERNEL.shared_bytes
+    kernel: HopperKernel | GroupKernel = KERNEL
+
+    @property
+    def threads(self) -> int:
+        return self.kernel.threads
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.kernel.shared_bytes
 
     @property
     def source(self) -> str:
         """In a namespace, so that many fit one program."""
-        text = "".join((SOURCE / "hopper" / f"{name}.cuh").read_text() for name in FILES)
+        includes, files = FILES[type(self.kernel)]
+        text = "".join((SOURCE / "hopper" / name).read_text() for name in files)
         text = "\n".join(line for line in text.split("\n") if not line.startswith(("#include", "#pragma once")))
-        text += "\n" + "\n".join(KERNEL.source.split("\n")[1:]).replace(KERNEL.name, self.name)
+        text += "\n" + "\n".join(self.kernel.source.split("\n")[1:]).replace(self.kernel.name, self.name)
         for old, new in self.edits:
             assert text.count(old) == 1, f"{self.name}: {old!r} is there {text.count(old)} times"
             text = text.replace(old, new)
-        includes = '#include "hopper/problem.cuh"\n#include "hopper/wgmma.cuh"\n'
-        return f"{includes}namespace in_{self.name} {{\n{text}\n}}\nusing in_{self.name}::{self.name};\n"
+        included = "".join(f'#include "hopper/{name}"\n' for name in includes)
+        return f"{included}namespace in_{self.name} {{\n{text}\n}}\nusing in_{self.name}::{self.name};\n"
 
 
 def without(text: str) -> tuple[str, str]:
@@ -130,48 +146,115 @@ MUTANTS = (
     ),
     Mutant("a_counter_left_behind", ("a counter is not zero",), (without("      p.counter[0] = 0;\n"),)),
     Mutant(
+        "a_slot_that_every_lane_reads",
+        ("deadlock", "a counter is not zero", *WRONG),
+        (("uniform(lane == 0 ? *tile_slot : 0)", "*tile_slot"),),
+    ),
+    Mutant(
         "groups_of_eight_rows_in_the_wrong_place",
         WRONG,
         (("const u32 rows = 16 * C::CHUNK_ROW_BYTES / UNITS", "const u32 rows = 8 * C::CHUNK_ROW_BYTES / UNITS"),),
     ),
 )
 
+SMALL_CONTROL = Mutant("few_keys_as_it_is", (), (), FEW_KEYS)
+SMALL_MUTANTS = (
+    Mutant("few_keys_no_wait_for_k", READ_EARLY, (without("    barrier_wait(k_full(block), 0);\n"),), FEW_KEYS),
+    Mutant("few_keys_no_wait_for_v", READ_EARLY, (without("    barrier_wait(v_full(block), 0);\n"),), FEW_KEYS),
+    Mutant(
+        "few_keys_no_wait_for_q", READ_EARLY, (without("  barrier_wait(barriers + row_group * 8, 0);\n"),), FEW_KEYS
+    ),
+    Mutant(
+        "results_left_where_others_still_read",
+        WRONG,
+        (("      if constexpr (!C::OWN_PLACE) sync_block();", "      "),),
+        FEW_KEYS,
+    ),
+    Mutant(
+        "results_picked_up_before_they_are_left",
+        WRONG,
+        (without("      named_sync(1 + row_group, C::KEY_GROUPS * 128);\n"),),
+        FEW_KEYS,
+    ),
+    Mutant(
+        "barriers_of_others_used_before_they_are_made",
+        ("before it is initialised",),
+        (("  if (C::CLUSTER == 1) sync_block();", "  "),),
+        FEW_KEYS,
+    ),
+)
+
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("mutants")
     with stub_libcuda(folder):
-        yield compile_hopper((CONTROL, *MUTANTS), "HopperParams", folder)
+        yield folder
 
 
-def complaints(program: HopperProgram, mutant: Mutant, scratch: Path) -> list[str]:
-    """What is wrong with a mutant's answers, under every schedule that finds something."""
-    tensors = draw(KERNEL, 1, 3, 1, 260, 260)
-    found = []
-    for schedule in SCHEDULES:
+@pytest.fixture(scope="module")
+def program(folder: Path) -> HopperProgram:
+    return compile_hopper((CONTROL, *MUTANTS), "HopperParams", folder)
+
+
+@pytest.fixture(scope="module")
+def small_program(folder: Path) -> HopperProgram:
+    return compile_hopper((SMALL_CONTROL, *SMALL_MUTANTS), "SmallParams", folder)
+
+
+def complaints(program: HopperProgram, mutant: Mutant, scratch: Path) -> Iterator[str]:
+    """What is wrong with a mutant's answers, under one schedule after the other that finds something."""
+    if mutant.kernel is FEW_KEYS:
+        problems = [(Case(), (1, 2, 1, 70, 250))]
+    else:  # many tiles a block; and tiles whose rows see nothing
+        problems = [
+            (Case(blocks=2), (1, 3, 1, 260, 260)),
+            (Case(blocks=2, alignment="bottom-right"), (1, 1, 1, 1500, 70)),
+        ]
+    for schedule, (case, sizes) in itertools.product(SCHEDULES, problems):
+        tensors = draw(mutant.kernel, *sizes)
         try:
-            answer = attend(program, KERNEL, tensors, scratch, schedule, Case(blocks=2), entry=mutant)
-            what = complaint(KERNEL, tensors, Case(), *answer)
+            answer = attend(program, mutant.kernel, tensors, scratch, schedule, case, entry=mutant)
+            what = complaint(mutant.kernel, tensors, case, *answer)
         except (Failed, AssertionError) as one:
             what = str(one)
         if what is not None:
-            found.append(f"{schedule.name}: {what}")
-    return found
+            yield f"{schedule.name}: {what}"
 
 
 def test_the_kernel_as_it_is_has_nothing_to_complain_of(program: HopperProgram, tmp_path: Path) -> None:
-    assert complaints(program, CONTROL, tmp_path) == []
+    assert list(complaints(program, CONTROL, tmp_path)) == []
+
+
+def test_the_kernel_for_few_keys_as_it_is_has_nothing_to_complain_of(
+    small_program: HopperProgram, tmp_path: Path
+) -> None:
+    assert list(complaints(small_program, SMALL_CONTROL, tmp_path)) == []
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found_and_shows_as_what_it_is(program: HopperProgram, tmp_path: Path, mutant: Mutant) -> None:
-    found = complaints(program, mutant, tmp_path)
-    assert found, "no schedule finds it"
-    assert any(words in what for what in found for words in mutant.found), found
+    assert_found(program, mutant, tmp_path)
+
+
+@pytest.mark.parametrize("mutant", SMALL_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_in_the_kernel_for_few_keys_is_found(
+    small_program: HopperProgram, tmp_path: Path, mutant: Mutant
+) -> None:
+    assert_found(small_program, mutant, tmp_path)
+
+
+def assert_found(program: HopperProgram, mutant: Mutant, scratch: Path) -> None:
+    seen = []
+    for what in complaints(program, mutant, scratch):
+        if any(words in what for words in mutant.found):
+            return
+        seen.append(what)
+    pytest.fail(f"found, but not as what it is: {seen}" if seen else "no schedule finds it")
 
 
 def test_a_deadlock_is_reported_with_who_waits_for_which_barrier(program: HopperProgram, tmp_path: Path) -> None:
     named = next(mutant for mutant in MUTANTS if mutant.name == "a_parity_that_begins_wrong")
-    [report, *_] = complaints(program, named, tmp_path)
+    report = next(complaints(program, named, tmp_path))
     assert "threads 0-0 wait for parity 0 of barrier 1, which lacks 8 of 8 arrivals and 0 bytes" in report
     assert "threads 128-383 wait for parity 0 of barrier 0, which lacks 1 of 1 arrivals and 0 bytes" in report

@@ -145,28 +145,42 @@ inline std::string describe(const Waiting& w, State state) {
   fail(report.c_str());
 }
 
+// Which copy lands: one that somebody waits for, if there is one, so that the others come as late as can be.
+inline size_t box_to_land() {
+  std::vector<size_t> awaited;
+  for (size_t i = 0; i < block.boxes.size(); i++)
+    for (size_t l = 0; l < lanes.size(); l++) {
+      const Waiting& w = block.waiting[l];
+      if (lanes[l].state != State::ELSEWHERE || w.what != Wait::BARRIER || w.which != block.boxes[i].barrier) continue;
+      awaited.push_back(i);
+      break;
+    }
+  const size_t chance = seed ? block.chance() : 0;
+  return awaited.empty() ? chance % block.boxes.size() : awaited[chance % awaited.size()];
+}
+
 // Something that the chip does late, because nothing else can be done; false if there is nothing.
 inline bool do_something_late() {
   const bool products_first = seed % 2 == 0;
   if (products_first && end_products()) return true;
   if (block.boxes.empty()) return end_products();
-  const size_t which = seed ? block.chance() % block.boxes.size() : block.boxes.size() - 1;
+  const size_t which = box_to_land();
   const Box box = block.boxes[which];
   block.boxes.erase(block.boxes.begin() + (long)which);
   carry_out(box);
   return true;
 }
 
+// True if a lane ran or could have. With a seed some lanes fall behind the others of their warp.
 inline bool run_warp(Lane* warp) {
   bool ran = false;
   for (;;) {
-    int at_warp = 0;
     for (int l = 0; l < 32; l++) {
-      if (warp[l].state == State::READY) {
-        resume(warp[l]);
-        ran = true;
-      }
+      if (warp[l].state != State::READY) continue;
+      ran = true;
+      if (!seed || block.chance() % 4) resume(warp[l]);
     }
+    int at_warp = 0;
     for (int l = 0; l < 32; l++) at_warp += warp[l].state == State::AT_WARP;
     if (at_warp != 32) return ran;
     answer(warp);

@@ -5,6 +5,8 @@
 // (when it is waited for) or at the first (when it is issued): a missing wait shows in one, a buffer that is overwritten
 // too early in the other. Shared memory starts as NaN and every access to it is checked.
 #pragma once
+#undef _FORTIFY_SOURCE  // its longjmp takes a switch between fibers for a mistake
+
 #include <cmath>
 #include <cstdint>
 #include <cstdio>

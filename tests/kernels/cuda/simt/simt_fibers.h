@@ -1,6 +1,5 @@
 // A fiber for each thread of a block, the block's shared memory, and how a fiber waits.
 #pragma once
-#undef _FORTIFY_SOURCE  // its longjmp takes a switch between fibers for a mistake
 #include <setjmp.h>
 #include <ucontext.h>
 
