@@ -15,7 +15,7 @@
 #include <vector>
 
 #ifndef SIMT_ARCH
-#error "define SIMT_ARCH as 750 or 800: it selects the code path"
+#error "define SIMT_ARCH as 750, 800 or 900: it selects the code path"
 #endif
 #define __CUDA_ARCH__ SIMT_ARCH
 #define HAS_ASYNC_COPY (SIMT_ARCH >= 800)
