@@ -122,9 +122,14 @@ class Engine:
         return run, pause
 
     def follow(
-        self, *, watch: Callable[[Run], None] | None = None, trouble: Callable[[Unavailable, float], None] | None = None
+        self,
+        *,
+        watch: Callable[[Run], None] | None = None,
+        trouble: Callable[[Unavailable, float], None] | None = None,
+        until: Callable[[Run], bool] = lambda _: False,
     ) -> Run:
-        """Turns until the run is over. An unreachable service is waited for, up to ten minutes in one piece."""
+        """Turns until the run is over, or `until` says that it is enough. An unreachable service is waited for, up to
+        ten minutes in one piece."""
         waited = 0.0
         while True:
             try:
@@ -141,13 +146,19 @@ class Engine:
             waited = 0.0
             if watch is not None:
                 watch(run)
-            if (run.over and run.settled is not None) or run.phase is Phase.REFUSED:
+            if (run.over and run.settled is not None) or run.phase is Phase.REFUSED or until(run):
                 return run
             if pause:
                 self.world.clock.sleep(pause)
 
     def observe(self, run: Run) -> do.Observation:
         """One look at the run's machine, if it may have one."""
+        taken = run.guest_of
+        if taken is not None and run.closed is None:
+            instance = self.world.cloud().instance(taken.zone, taken.vm)
+            if instance is not None:
+                return do.Observation(instance)
+            return do.Observation(None, self.world.cloud().operations_by_name(taken.zone, taken.vm))
         vm = run.vm
         if vm is None or not vm.open:
             return do.Observation(None)

@@ -16,6 +16,7 @@ from orchestrator.core.placement import Offer
 from orchestrator.core.plan import LaunchPlan, run_spec
 from orchestrator.engine import Engine, Launch, World, tell
 from orchestrator.ports import EventLog, InstanceRequest
+from orchestrator.takeover import take_over, waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,13 @@ def begin(
     run_id: str,
     where: Where,
     say: Callable[[str], None] = lambda _: None,
+    cold: bool = False,
+    refused: BudgetExceeded | None = None,
+    grid: str = "",
 ) -> Engine:
-    """Everything before the first machine. Raises `BudgetExceeded` when somebody else took the money since the plan."""
+    """Everything before the first machine; or a machine that another run kept, unless `cold`. Raises `BudgetExceeded`
+    when somebody else took the money since the plan, and `refused` where there is only money for a kept machine and no
+    such machine."""
     log = world.log(run_id)
     log.append(
         ev.RunPlanned(
@@ -64,15 +70,42 @@ def begin(
             image=plan.image,
             offers=len(plan.offers),
             on_demand_after=plan.config.placement.on_demand_after,
+            grid=grid,
         )
     )
     document = json.dumps(plan_document(plan), indent=1).encode()
     world.bucket.replace(plan_object(run_id), document, generation=None)
+    if not cold and _taken_over(world, plan, payload, run_id, where, log, say):
+        return Engine(world, run_id, log=log)
+    if refused is not None:
+        log.append(ev.RunClosed(outcome="refused", detail=str(refused)))
+        raise refused
     take_hold(world, plan, run_id, log)
+    _store(world, payload, log, say)
+    return engine_for(world, plan, payload, run_id, where, log)
+
+
+def _taken_over(
+    world: World,
+    plan: LaunchPlan,
+    payload: Payload,
+    run_id: str,
+    where: Where,
+    log: EventLog,
+    say: Callable[[str], None],
+) -> bool:
+    if not waiting(world):
+        return False
+    _store(world, payload, log, say)
+    named = {"bucket": where.bucket, "object": payload_object(payload.sha256), "sha256": payload.sha256}
+    cuda = where.require_cuda
+    return take_over(world, plan, named, run_id=run_id, by=where.user, require_cuda=cuda, log=log, say=say)
+
+
+def _store(world: World, payload: Payload, log: EventLog, say: Callable[[str], None]) -> None:
     stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
     say(f"payload {payload.sha256[:12]}, {len(payload.data) / 1024:.0f} KiB, {'stored' if stored else 'already there'}")
     log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
-    return engine_for(world, plan, payload, run_id, where, log)
 
 
 def engine_for(world: World, plan: LaunchPlan, payload: Payload, run_id: str, where: Where, log: EventLog) -> Engine:

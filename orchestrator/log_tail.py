@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from orchestrator.core.errors import Unavailable
+from orchestrator.core.hosts import is_host
 from orchestrator.core.naming import artifacts_prefix
-from orchestrator.core.run import Run
-from orchestrator.ports import Bucket, Cloud
+from orchestrator.core.run import Run, Vm
+from orchestrator.ports import Bucket, Cloud, SerialChunk
 
 
 class LogTail:
@@ -24,12 +26,24 @@ class LogTail:
     def more(self, run: Run) -> str:
         vm = run.vm
         if vm is not None and vm.open and vm.started_at is not None and run.closed is None:
-            chunk = self.cloud().serial_output(vm.zone, vm.name, self._next)
+            chunk = self._live(vm)
             if chunk is not None:
-                self.source = "serial port"
+                self.source = "host, over SSH" if is_host(vm.zone) else "serial port"
                 self._next = chunk.next
                 self._shown += len(chunk.text)
                 return ("[... output lost: the serial buffer holds 1 MB ...]\n" if chunk.lost else "") + chunk.text
+        return self._stored()
+
+    def _live(self, vm: Vm) -> SerialChunk | None:
+        """What the machine itself has to say; None when it is gone, or a host that is out of reach just now."""
+        try:
+            return self.cloud().serial_output(vm.zone, vm.name, self._next)
+        except Unavailable:
+            if not is_host(vm.zone):
+                raise
+            return None
+
+    def _stored(self) -> str:
         blob = self.bucket.read(f"{artifacts_prefix(self.run_id)}log.txt")
         if blob is None:
             return ""

@@ -27,6 +27,7 @@ class Finding:
     flags: tuple[str, ...]
     usd_per_hour: Decimal | None
     cost_usd: Decimal | None
+    run: Run | None = None
 
     @property
     def orphan(self) -> bool:
@@ -57,6 +58,7 @@ def survey(
                 flags=flags(instance, run, now),
                 usd_per_hour=rate,
                 cost_usd=cost_so_far(instance, rate, now),
+                run=run,
             )
         )
     return tuple(findings)

@@ -56,7 +56,7 @@ def resume(
     if run.plan is not None and run.plan.mode != where.mode:
         raise ConfigError(f"{run_id} was launched in mode {run.plan.mode}; this is {where.mode}")
     _check(run)
-    payload = _payload(world, run, fresh)
+    payload = payload_of_run(world, run, fresh)
     generation = run.generation
     if run.closed is not None:
         generation += 1
@@ -82,7 +82,7 @@ def _check(run: Run) -> None:
         raise ConfigError(f"{run.run_id} still has a machine", hint=f"`bench status {run.run_id}` looks after it")
 
 
-def _payload(world: World, run: Run, fresh: Callable[[], Payload]) -> Payload:
+def payload_of_run(world: World, run: Run, fresh: Callable[[], Payload]) -> Payload:
     """What the run's machines have run so far: a run must not change its kernels half way."""
     if run.payload is None:
         return fresh()

@@ -229,5 +229,7 @@ class Wiring:
     @property
     def policy(self) -> Policy:
         if self.mode == "embedded":
-            return Policy(poll_s=0.4, boot_limit_s=60, exit_grace_s=15, deadline_slack_s=40, insert_limit_s=60)
+            return Policy(
+                poll_s=0.4, boot_limit_s=60, exit_grace_s=15, deadline_slack_s=40, insert_limit_s=60, lease_ttl_s=15
+            )
         return Policy()

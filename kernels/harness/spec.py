@@ -21,7 +21,7 @@ SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
 REQUIRED = ("implementations", "measure", "correctness", "repeats", "warmup", "regime", "seed")
 OPTIONAL = (
     "threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci",
-    "cache", "usd_per_hour", "case_budget_usd", "machine",
+    "cache", "usd_per_hour", "case_budget_usd", "machine", "on_request",
 )  # fmt: skip
 MACHINE = ("zone", "machine_type", "image")
 
@@ -55,6 +55,8 @@ class Spec:
     machine: Mapping[str, str]
     run_id: str
     vm: str
+    on_request: bool
+    """Whether the agent names each case to measure, one after another, and their end."""
 
     @property
     def planned(self) -> tuple[Case, ...]:
@@ -101,6 +103,7 @@ def parse(text: str) -> Spec:
         machine={key: text_of(told, f"machine.{key}") for key, told in machine.items()},
         run_id=text_of(spec.get("run_id", ""), "run_id"),
         vm=text_of(spec.get("vm", ""), "vm"),
+        on_request=truth(spec.get("on_request", False), "on_request"),
     )
 
 
@@ -197,6 +200,13 @@ def positive(data: object, where: str) -> float:
     if not isinstance(data, (int, float)) or isinstance(data, bool) or not 0 < data < float("inf"):
         raise BadSpec(f"{where} must be a positive number, not {shown(data)}")
     return float(data)
+
+
+def truth(data: object, where: str) -> bool:
+    """True or false. Raises `BadSpec`."""
+    if not isinstance(data, bool):
+        raise BadSpec(f"{where} must be true or false, not {shown(data)}")
+    return data
 
 
 def text_of(data: object, where: str) -> str:

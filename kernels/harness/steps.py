@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from kernels.attention.case import Case, Shape
 from kernels.attention.interface import BuildFailed
 from kernels.harness import environment, measuring, rows, spec
 from kernels.harness.contenders import one_line
+from kernels.harness.facts import log
 from kernels.harness.judging import Session, attempt_build, judge_case
 
 DONE, WRONG, NOT_BUILT, GATE_FAILED = 0, 10, 20, 21
@@ -101,7 +103,7 @@ def measure_all(session: Session) -> int:
         measurements_per_implementation=asked.measurements_per_implementation,
     )
     wrong = False
-    for index, case in enumerate(asked.planned, start=1):
+    for index, case in enumerate(asked.planned if not asked.on_request else requested(session), start=1):
         place = {"case_id": case.id, "index": index, "of": len(asked.planned)}
         facts.send("case_started", **place)
         began = time.monotonic()
@@ -118,3 +120,16 @@ def measure_all(session: Session) -> int:
         )
         wrong = wrong or done.wrong
     return WRONG if wrong else DONE
+
+
+def requested(session: Session) -> Iterator[Case]:
+    """The cases in the order in which the agent asks for them, until it asks for no more."""
+    left = {case.id: case for case in session.spec.planned}
+    while left:
+        named = session.facts.ask("case_wanted", left=len(left))
+        if not named:
+            return
+        if named in left:
+            yield left.pop(named)
+        else:
+            log(f"asked for {named}, which is measured already or not in the grid")

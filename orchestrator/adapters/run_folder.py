@@ -6,7 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ class RunFolder:
     manifest: dict[str, Any]
     notes: tuple[str, ...]
     """What could not be read."""
+    others: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of a grid that several machines have measured: by run, the environments of those beside the first."""
 
 
 def open_folder(path: Path) -> RunFolder:
@@ -40,7 +42,8 @@ def open_folder(path: Path) -> RunFolder:
     found = [_document(path / f"{name}.json") for name in ("environment", "build", "manifest")]
     notes = tuple(note for _, note in found if note)
     environment, build, manifest = (document for document, _ in found)
-    return RunFolder(path, csvs, environment, build, manifest, notes)
+    others = {place.parent.name: _document(place)[0] for place in sorted(path.glob("machines/*/environment.json"))}
+    return RunFolder(path, csvs, environment, build, manifest, notes, others)
 
 
 def lines(path: Path) -> Iterator[str]:

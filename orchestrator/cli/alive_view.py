@@ -7,11 +7,16 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.asking import bundled
+from orchestrator.core.keeping import advise, cold_starts
 from orchestrator.core.placement import region_of
 from orchestrator.core.status import iso
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from orchestrator.core.keeping import Advice
     from orchestrator.core.machines import Instance
+    from orchestrator.core.status import StatusLine
     from orchestrator.reaping import Finding, PriceOf
 
 USUAL_DISK_GB = 60
@@ -56,6 +61,14 @@ def line(finding: Finding) -> str:
     odd = f"  [{', '.join(finding.flags)}]" if finding.flags else ""
     where = f"{instance.zone}/{instance.name}"
     return f"{verdict:<6}  {where}  {instance.status}  {hourly}  {cost}{odd}  {finding.verdict.reason}"
+
+
+def keep_or_stop(finding: Finding, lines: Sequence[StatusLine], now: datetime) -> Advice | None:
+    """Whether a machine of a live run is worth its price; None for any other."""
+    run = finding.run
+    if finding.orphan or run is None or run.plan is None or run.vm is None or run.vm.name != finding.instance.name:
+        return None
+    return advise(run, cold_starts(lines, run.plan.gpu, run.plan.mode), now)
 
 
 def document(finding: Finding) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from orchestrator.cli import (
     prices,
     reap,
     report,
+    ssh,
     status,
     stop,
 )
@@ -96,6 +97,7 @@ app.command("plan")(plan.plan)
 app.command("prices")(prices.prices)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
+app.command("ssh")(ssh.ssh)
 app.command("fetch")(fetch.fetch)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)

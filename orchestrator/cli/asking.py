@@ -28,6 +28,7 @@ class Asked:
     max_price: str = ""
     on_demand_after: int | None = None
     fallback_gpus: tuple[str, ...] = ()
+    keep: bool = False
     hosts: tuple[str, ...] = ()
 
     def known(self, wiring: Wiring) -> Asked:
@@ -46,6 +47,8 @@ class Asked:
             said.append(f"placement.on_demand_after={self.on_demand_after}")
         if self.fallback_gpus:
             said.append(f"placement.fallback_gpus=[{', '.join(gpu.lower() for gpu in self.fallback_gpus)}]")
+        if self.keep:
+            said.append("run.keep=true")
         if self.hosts:
             said.append(f"host.targets={json.dumps(self.hosts)}")
         return (*self.overrides, *said)
@@ -121,6 +124,23 @@ def agreed(answer: LaunchPlan | PlanRefused) -> LaunchPlan:
         return answer
     kinds = {"budget": BudgetExceeded, "quota": QuotaExceeded, "offers": NoCapacity}
     raise kinds[answer.kind](answer.message, hint=answer.hint)
+
+
+def plan_for_launch(
+    wiring: Wiring, config: Config, name: str, *, cold: bool
+) -> tuple[LaunchPlan, BudgetExceeded | None]:
+    """The plan; and, where the budget has nothing left for it, that refusal beside a plan that a kept machine would do
+    for, as such a machine takes no new money."""
+    from orchestrator.core.settings import Budget
+    from orchestrator.takeover import waiting
+
+    try:
+        return make_plan(wiring, config, name), None
+    except BudgetExceeded as refused:
+        if cold or not waiting(wiring.world(config.budget.caps())):
+            raise
+        free = Budget(per_run_usd=None, per_day_usd=None, per_month_usd=None)
+        return make_plan(wiring, config.model_copy(update={"budget": free}), name), refused
 
 
 def try_plan(

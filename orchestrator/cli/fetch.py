@@ -37,11 +37,14 @@ def fetch(
     run_id = find_run(wiring, run)
     engine = Engine(wiring.world(Caps()), run_id)
     state = engine.look()
+    if state.plan is not None and state.plan.grid not in ("", run_id):
+        engine = Engine(wiring.world(Caps()), state.plan.grid)
+        state = engine.look()
     try:
-        if state.closed is None:
+        if state.closed is None and state.kept is None:
             state, _ = engine.step()
         elif any(is_host(vm.zone) for vm in state.vms):
-            wiring.hosts.bring_home(run_id)  # a host that was given up may have come back with what it stored
+            wiring.hosts.bring_home(state.run_id)  # a host that was given up may have come back with what it stored
     except ProviderError as exc:
         if not any(is_host(vm.zone) for vm in state.vms):
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.errors import ConfigError, HostUnfit, NoCapacity, Unavailable
 
 if TYPE_CHECKING:
     from orchestrator.cli.asking import Asked
@@ -22,8 +22,6 @@ def targets_of(texts: Sequence[str]) -> tuple[Target, ...]:
     targets = tuple(parse_target(text) for text in texts)
     if len(set(targets)) < len(targets):
         raise ConfigError("the same host is named twice", hint="a host measures for one run at a time")
-    if len(targets) > 1:
-        raise ConfigError("a run takes one host", hint="launch once for each host, and `bench compare` the runs")
     return targets
 
 
@@ -45,13 +43,21 @@ def plan_hosts(wiring: Wiring, config: Config, name: str) -> LaunchPlan:
     from orchestrator.core.host_plan import plan_on_hosts
     from orchestrator.host_check import admit
 
-    targets = targets_of(config.host.targets)
-    notices = []
-    for target in targets:
-        probe = wiring.hosts.probe(target, config.host.python)
-        admit(wiring.hosts, target, probe, config, wiring.say)
+    targets: tuple[Target, ...] = ()
+    notices, refused = [], None
+    for target in targets_of(config.host.targets):
+        try:
+            probe = wiring.hosts.probe(target, config.host.python)
+            admit(wiring.hosts, target, probe, config, wiring.say)
+        except (HostUnfit, NoCapacity, Unavailable) as exc:
+            refused = exc
+            notices.append(f"{target} takes no part: {exc}")
+            continue
+        targets = (*targets, target)
         device = ", ".join(str(gpu["name"]) for gpu in probe["gpus"]) or f"no GPU, {probe['cpu'] or probe['machine']}"
         notices.append(f"{target}: {device}; {probe['os']}; python {probe['python']}")
+    if not targets and refused is not None:
+        raise refused
 
     def once() -> LaunchPlan | PlanRefused:
         return plan_on_hosts(

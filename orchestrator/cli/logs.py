@@ -15,11 +15,12 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
     json: Json = False,
 ) -> None:
-    """Show a run's log. Needs no SSH."""
+    """Show a run's log. Of a rented machine it needs no SSH; of a host it comes the way that the run went there."""
     import sys
 
     from orchestrator.cli.finding import find_run
     from orchestrator.core.budget import Caps
+    from orchestrator.core.errors import Unavailable
     from orchestrator.engine import Engine
     from orchestrator.log_tail import LogTail
 
@@ -36,7 +37,10 @@ def logs(
     if not text:
         typer.echo(f"run {run_id} has no log yet ({state.phase.value})", err=True)
     while follow and state.closed is None:
-        state, pause = engine.step()
+        try:
+            state, pause = engine.step()
+        except Unavailable:  # a host that is out of reach for a while; the bucket's own word still comes
+            pause = 2.0
         sys.stdout.write(tail.more(state))
         sys.stdout.flush()
         if pause:

@@ -26,9 +26,11 @@ ERRORS: dict[Phase, type[BenchError]] = {
 
 
 def error_of(run: Run) -> BenchError | None:
-    """The error that the outcome of a closed run stands for; None for success."""
-    assert run.closed is not None
-    if run.phase is Phase.SUCCEEDED:
+    """The error that the outcome of a run stands for that is closed, or whose machine is kept; None for success, and
+    for one that goes on."""
+    if run.kept is not None and run.kept.outcome == "incorrect":
+        return KernelIncorrect(f"run {run.run_id} incorrect: {run.kept.detail}", hint=_hint(run))
+    if run.closed is None or run.phase is Phase.SUCCEEDED:
         return None
     kind = ProviderError if run.rejected is not None else ERRORS[run.phase]
     detail = f": {run.closed.detail}" if run.closed.detail else ""

@@ -41,7 +41,7 @@ def plan(
 
     asked = Asked(
         gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()),
-        tuple(host or ()),
+        hosts=tuple(host or ()),
     )  # fmt: skip
     wiring = options(ctx).wiring()
     if json:

@@ -25,6 +25,7 @@ STYLES = {
     "expired": "yellow",
     "no_capacity": "red",
     "refused": "red",
+    "kept": "green",
 }
 
 
@@ -68,6 +69,8 @@ def _machines(run: Run) -> Text:
     for fact in run.exhausted:
         text.append(f"✗ {fact.zone} ", "red").append(f"{fact.code}\n", "dim")
     vm = run.vm
+    if run.guest_of is not None:
+        return text.append(f"{run.guest_of.zone}  {run.guest_of.vm}, kept and paid for by {run.guest_of.owner}", "dim")
     if vm is None:
         return text.append("asking for a machine …" if not run.vms else "trying the next zone …", "dim")
     text.append(f"{vm.zone}  {vm.machine_type} {vm.provisioning.lower()}  {usd(vm.usd_per_hour)}/h", "dim")
@@ -153,6 +156,14 @@ def _last_case(run: Run) -> Text:
 
 def ending_lines(run: Run, now: datetime) -> Iterable[str]:
     """The last words of `bench launch` for a person."""
+    if run.kept is not None:
+        idle_until = run.current.idle_until
+        left = f"; it deletes itself in {clock((idle_until - now).total_seconds())}" if idle_until else ""
+        yield f"✓ {run.kept.outcome}: {run.cases_done} of {run.cases_total} cases; {usd(run.cost(now))} so far"
+        yield f"  its machine is kept for the next launch{left}"
+        yield f"  bench fetch {run.run_id}"
+        yield f"  bench stop {run.run_id}     lets the machine go"
+        return
     if run.closed is None:
         yield f"run {run.run_id} goes on without this terminal"
         yield f"  bench status {run.run_id}"
@@ -161,9 +172,10 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
     mark = "✓" if run.phase is Phase.SUCCEEDED else "✗"
     took = clock((run.updated_at - run.created_at).total_seconds())
     cases = f"{run.cases_done} of {run.cases_total} cases in {took}"
-    yield (
-        f"{mark} {run.phase.value.replace('_', ' ')}: {cases}, {usd(run.cost(now))} of at most {usd(run.ceiling_usd)}"
-    )
+    money = f"{usd(run.cost(now))} of at most {usd(run.ceiling_usd)}"
+    if run.guest_of is not None:
+        money = f"on a kept machine that {run.guest_of.owner} pays for"
+    yield f"{mark} {run.phase.value.replace('_', ' ')}: {cases}, {money}"
     if run.measured:
         yield f"  bench fetch {run.run_id}"
 

@@ -9,6 +9,8 @@ import typer
 from orchestrator.cli.options import Json, emit_json, options
 
 if TYPE_CHECKING:
+    from orchestrator.core.keeping import ColdStart
+    from orchestrator.core.run import Run
     from orchestrator.core.status import StatusLine
     from orchestrator.reaping import Finding
     from orchestrator.wiring import Wiring
@@ -38,29 +40,48 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
     from orchestrator.cli.finding import find_run
     from orchestrator.cli.render import live as live_view
     from orchestrator.core.budget import Caps
+    from orchestrator.core.errors import Unavailable
+    from orchestrator.core.keeping import advise
     from orchestrator.core.status import document
     from orchestrator.engine import Engine
     from orchestrator.wiring import utc_now
 
     engine = Engine(wiring.world(Caps()), find_run(wiring, text))
     state = engine.look()
-    while not (state.over and state.settled is not None) and state.phase.value != "refused":
-        state, pause = engine.step()
-        if pause:
-            break
+    try:
+        while not (state.over and state.settled is not None) and state.phase.value != "refused":
+            state, pause = engine.step()
+            if pause:
+                break
+    except Unavailable as exc:  # what the bucket knows can be told without the machine
+        typer.echo(f"note: {exc}", err=True)
+    advice = advise(state, _cold(wiring, state), utc_now())
     if json:
-        emit_json(document(state, utc_now()))
+        emit_json({**document(state, utc_now()), "keep_or_stop": advice.document() if advice is not None else None})
         return
     console = Console(highlight=False)
     console.print(live_view(state, utc_now()))
+    if advice is not None:
+        console.print(advice.text, markup=False, soft_wrap=True)
     if state.closed is not None and state.closed.detail:
         console.print(state.closed.detail, markup=False)
+
+
+def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
+    """What cold starts have taken in this bucket, by one listing; asked only where there is a machine to advise on."""
+    from orchestrator.core.keeping import cold_starts
+    from orchestrator.core.status import decode
+
+    if run.plan is None or run.vm is None or not run.vm.open:
+        return None
+    lines = [line for entry in wiring.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None]
+    return cold_starts(lines, run.plan.gpu, run.plan.mode)
 
 
 def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     from rich.console import Console
 
-    from orchestrator.cli.alive_view import document, line, summary
+    from orchestrator.cli.alive_view import document, keep_or_stop, line, summary
     from orchestrator.cli.render import alive_line, runs_table
     from orchestrator.core.errors import BenchError
     from orchestrator.wiring import utc_now
@@ -74,7 +95,9 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
         from dataclasses import asdict
 
         runs = [asdict(line) for line in lines[-limit:]]
-        machines = None if unasked else [document(finding) for finding in findings]
+        advised = [(finding, keep_or_stop(finding, lines, utc_now())) for finding in findings]
+        known = [{**document(one), "keep_or_stop": said.document() if said else None} for one, said in advised]
+        machines = None if unasked else known
         emit_json({"schema": 1, "mode": wiring.mode, "runs": runs, "instances": machines})
         return
     console = Console(highlight=False, soft_wrap=False)
@@ -86,6 +109,9 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
             console.print(f"… and {len(lines) - limit} older runs (--limit)", style="dim")
     for finding in findings:
         console.print(line(finding), markup=False, soft_wrap=True)
+        advice = keep_or_stop(finding, lines, utc_now())
+        if advice is not None:
+            console.print(f"        {advice.text}", markup=False, soft_wrap=True, style="dim")
     if unasked:
         console.print(f"the cloud could not be asked ({unasked}); by the runs' own account:", style="yellow")
         console.print(alive_line(lines))

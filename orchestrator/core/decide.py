@@ -8,10 +8,11 @@ other is settled and closed. A machine that appears under a run that is over is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from orchestrator.core.events import MachineTaken
 from orchestrator.core.machines import Instance, Operation
 from orchestrator.core.offering import open_offers
 from orchestrator.core.placement import Offer
@@ -29,6 +30,10 @@ class Policy:
     """After its last word a machine deletes itself; after so long without that, the client does."""
     deadline_slack_s: float = 60.0
     """The server's deadline may fire 30 s late; past this the client deletes the machine itself."""
+    take_limit_s: float = 90.0
+    """A machine that was kept and claimed, and has not begun the run after so long, never will."""
+    lease_ttl_s: float = 60.0
+    """A machine that shares a grid, and that the bucket has not heard of for so long, is taken for dead."""
     insert_limit_s: float = 180.0
     """A request without a machine and without an answer for so long never made one."""
 
@@ -100,6 +105,8 @@ def decide(
 ) -> tuple[Command, ...]:
     """What a client should do now. `offers` is None for one that only looks after a run and must not start machines."""
     vm = run.vm
+    if run.guest_of is not None and run.closed is None:
+        return as_guest(run, run.guest_of, observation, now, policy)
     if vm is not None and vm.open:
         if observation.instance is None:
             return _vanished(run, vm, observation.operations, now, policy, launching=offers is not None)
@@ -222,17 +229,58 @@ def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy) 
         return (Delete(vm, f"its run has cost more than the ${run.hold_usd} held for it"),)
     if run.finished_at is not None and now > run.finished_at + timedelta(seconds=policy.exit_grace_s):
         return (Delete(vm, "it finished but did not delete itself"),)
+    idle_until = run.current.idle_until
+    if idle_until is not None and now > idle_until + timedelta(seconds=policy.exit_grace_s):
+        return (Delete(vm, "it was kept, nothing came, and it did not delete itself"),)
     silent = run.last_word_at is None and vm.started_at is not None
     if silent and vm.started_at and now > vm.started_at + timedelta(seconds=policy.boot_limit_s):
         return (Delete(vm, f"it said nothing for {policy.boot_limit_s:.0f} s after it started"),)
     return (Wait(policy.poll_s),)
 
 
+def as_guest(
+    run: Run, taken: MachineTaken, observation: Observation, now: datetime, policy: Policy
+) -> tuple[Command, ...]:
+    """For a run on a machine that another run kept, and pays for. It ends with the machine's word on it, or with the
+    machine; a machine that does not begin it, or that should be at it no longer, is of no use to anybody."""
+    taken_at = run.taken_at or run.created_at
+    deadline = taken.deadline_at or now
+    vm = Vm(
+        attempt=taken.attempt,
+        name=taken.vm,
+        zone=taken.zone,
+        machine_type="",
+        provisioning="",
+        usd_per_hour=Decimal(0),
+        max_run_s=int((deadline - taken_at).total_seconds()),
+        request_id="",
+        requested_at=taken_at,
+        deadline_at=taken.deadline_at,
+        generation=taken.generation,
+    )
+    told = run.said(taken.attempt)
+    if told.finished is None and observation.instance is not None:
+        if run.stop is not None:
+            return (Delete(vm, run.stop.reason),)
+        if observation.instance.status in ("TERMINATED", "STOPPED", "SUSPENDED"):
+            return (Delete(vm, "it stopped without deleting itself, and its disk is billed on"),)
+        if taken.deadline_at is not None and now > taken.deadline_at + timedelta(seconds=policy.deadline_slack_s):
+            return (Delete(vm, "it outlived its deadline"),)
+        if told.booted_at is None and now > taken_at + timedelta(seconds=policy.take_limit_s):
+            return (Delete(vm, f"it was kept, and did not begin this run within {policy.take_limit_s:.0f} s"),)
+        return (Wait(policy.poll_s),)
+    if told.finished is None:
+        _, how = _end(vm, observation.operations, None, now)
+        vm = replace(vm, how=how)
+    outcome, detail = ending(run, vm)
+    return (Settle(run.due(now)), Close(outcome, detail))
+
+
 def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
     """How a run whose machine is gone has ended, and one line on why."""
     last = run.said(vm.attempt).diagnosis
     said = f"{last.cause}: {last.detail}" if last else ""
-    finished = run.finished
+    finished = run.current.verdict
     if finished is not None and finished.outcome in ("succeeded", "incorrect"):
         # A machine that goes on does not measure again what an earlier one found wrong.
         return Phase.INCORRECT if run.wrong else Phase(finished.outcome), _wrong(run) or finished.detail

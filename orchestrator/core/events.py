@@ -43,6 +43,8 @@ class RunPlanned(Fact):
     offers: int = 0
     on_demand_after: int | None = None
     """How many spot machines may be taken back before one that cannot be is asked for; None: never."""
+    grid: str = ""
+    """The first of the runs that measure one grid together; empty: this one measures all of its own."""
 
 
 class BudgetHeld(Fact):
@@ -143,6 +145,20 @@ class InstanceGone(Fact):
     how: str
     """`deleted`, `preempted`, `deadline`, `lost`, `never_made` (the cloud says so) or `unanswered` (nobody does)."""
     started_at: datetime | None = None
+
+
+class MachineTaken(Fact):
+    """The run is measured on a machine that another run kept and pays for, to its end. Appended by the client that
+    claimed it, and again by the machine."""
+
+    kind = "machine_taken"
+    vm: str
+    zone: str
+    owner: str
+    """The run that pays."""
+    deadline_at: datetime | None = None
+    attempt: int = 1
+    generation: int = 0
 
 
 class Settled(Fact):
@@ -275,6 +291,23 @@ class Finished(Fact):
     detail: str = ""
 
 
+class Kept(Fact):
+    """The run is done, and its machine waits for another. What the run came to is as in `Finished`."""
+
+    kind = "kept"
+    outcome: str
+    exit_code: int = 0
+    detail: str = ""
+    idle_limit_s: float
+
+
+class Lent(Fact):
+    """The kept machine has begun another run."""
+
+    kind = "lent"
+    to: str
+
+
 class VmExiting(Fact):
     kind = "vm_exiting"
     outcome: str
@@ -293,9 +326,10 @@ FACTS: dict[str, type[Fact]] = {
     fact.kind: fact
     for fact in (
         RunPlanned, BudgetHeld, PayloadStored, InstanceRequested, ZoneExhausted, InstanceRejected, InstanceCreated,
-        StopRequested, InstanceGone, Settled, RunClosed, RunResumed, VmBooted, PhaseStarted, PhaseFinished,
-        Healed, GatePassed, EnvironmentRecorded, KernelBuilt, CaseChecked, CorrectnessFinished, MeasurementPlanned,
-        CaseStarted, CaseMeasured, Preempted, Diagnosed, Finished, VmExiting,
+        StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed,
+        VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed, EnvironmentRecorded, KernelBuilt, CaseChecked,
+        CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseMeasured, Preempted, Diagnosed, Finished, Kept, Lent,
+        VmExiting,
     )
 }  # fmt: skip
 

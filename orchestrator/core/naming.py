@@ -20,6 +20,8 @@ INDEX_PREFIX: Final = "index/"
 PLACEMENT_PREFIX: Final = "placement/"
 BASELINES_PREFIX: Final = "baselines/"
 
+MACHINES_PREFIX: Final = "machines/"
+
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9]+-[0-9a-f]{4}")
 _EVENT_NAME = re.compile(
     r"(?P<stamp>\d{8}T\d{6}\.\d{6}Z)-(?P<writer>[a-z0-9]+(?:-[a-z0-9]+)*)-(?P<seq>\d{6})-(?P<kind>[a-z_]+)\.json"
@@ -58,6 +60,18 @@ def labels(run: str, attempt: int, user: str, bucket: str) -> dict[str, str]:
 
 def payload_object(sha256: str) -> str:
     return f"payloads/{sha256}.tar.gz"
+
+
+def slot_object(vm: str) -> str:
+    return f"{MACHINES_PREFIX}{vm}.json"
+
+
+def grid_object(lead: str) -> str:
+    return f"grids/{lead}.json"
+
+
+def beats_prefix(lead: str) -> str:
+    return f"grids/{lead}/beats/"
 
 
 def index_object(run: str) -> str:

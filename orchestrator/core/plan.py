@@ -225,6 +225,7 @@ def run_spec(
             "min_free_gb": min(config.environment.min_free_gb, 1) if embedded else config.environment.min_free_gb,
         },
         "harness": {**plan.harness, "skip_cases": list(skip_cases), **paid},
+        **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if config.run.keep and plan.mode != "host" else {}),
     }
 
 

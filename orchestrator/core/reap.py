@@ -69,6 +69,8 @@ def _of_a_live_run(instance: Instance, run: Run, vm: Vm, now: datetime, policy: 
     told = run.said(vm.attempt)
     if told.finished_at is not None and now > told.finished_at + timedelta(seconds=policy.exit_grace_s):
         return Orphan("it finished but did not delete itself")
+    if told.idle_until is not None and now > told.idle_until + timedelta(seconds=policy.exit_grace_s):
+        return Orphan("it was kept, nothing came, and it did not delete itself")
     started = instance.started_at
     word = told.last_word_at
     if started is not None and now > started + timedelta(seconds=policy.boot_limit_s) and word is None:

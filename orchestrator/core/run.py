@@ -61,6 +61,9 @@ def evolve(run: Run, event: ev.Event) -> Run:
             return replace(run, vms=_gone(run.vms, fact))
         case ev.StopRequested() as fact:
             return replace(run, stop=_latest(run, run.stop, fact))
+        case ev.MachineTaken() as fact:
+            first = run.taken is None or run.taken.generation < fact.generation
+            return replace(run, taken=fact, taken_at=event.time) if first else run
         case ev.Settled() as fact:
             kept = _latest(run, run.settled, fact)
             if kept is not None and kept.generation == fact.generation:
@@ -102,7 +105,7 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
         case ev.MeasurementPlanned() as fact:
             return _tell(run, attempt, measurement=fact)
         case ev.CaseStarted() as fact:
-            return _tell(run, attempt, case=fact)
+            return _tell(run, attempt, case=fact, first_case_at=said.first_case_at or event.time)
         case ev.CaseMeasured(case_id=case_id) as fact:
             run = _tell(run, attempt, measured=said.measured | {case_id}, case=None)
             known = any(done.case_id == case_id for done in run.measured)
@@ -113,6 +116,11 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
             return _tell(replace(run, diagnoses=(*run.diagnoses, fact)), attempt, diagnosis=fact)
         case ev.Finished() as fact:
             return _tell(run, attempt, finished=fact, finished_at=event.time)
+        case ev.Kept() as fact:
+            since = said.work_done_at or event.time
+            return _tell(run, attempt, kept=said.kept or fact, kept_at=event.time, work_done_at=since, lent_to="")
+        case ev.Lent(to=run_id):
+            return _tell(run, attempt, lent_to=run_id)
         case ev.VmExiting(outcome=outcome, exit_code=code):
             if said.finished is not None:
                 return run

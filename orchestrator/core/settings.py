@@ -71,6 +71,10 @@ class RunLimits(_Section):
     max_minutes: Annotated[Int, Field(ge=1, le=10080)] = 30
     attempts: Annotated[Int, Field(ge=1, le=20)] = 3
     phase_limits_s: dict[Phase, Annotated[Int, Field(ge=1)]] = Field(default_factory=dict)
+    keep: bool = False
+    """The machine stays after its run for the next launch to take over, within `max_minutes` and so within its hold."""
+    idle_minutes: Annotated[Int, Field(ge=1, le=60)] = 10
+    """After so long without a run a kept machine deletes itself."""
 
     def limits(self) -> dict[str, int]:
         """Every phase's limit in seconds: the defaults, with what was asked for over them."""

@@ -7,7 +7,7 @@ inherit its last word. What ends a run is kept by its generation: a run that was
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final
@@ -24,6 +24,7 @@ class Phase(StrEnum):
     PROVISIONING = "provisioning"
     BOOTING = "booting"
     RUNNING = "running"
+    KEPT = "kept"
     FINISHING = "finishing"
     SUCCEEDED = "succeeded"
     INCORRECT = "incorrect"
@@ -117,6 +118,7 @@ class Told:
     last_word_at: datetime | None = None
     measurement: ev.MeasurementPlanned | None = None
     case: ev.CaseStarted | None = None
+    first_case_at: datetime | None = None
     measured: frozenset[str] = frozenset()
     """The ids of the cases that it said it had measured."""
     preempted: bool = False
@@ -124,6 +126,27 @@ class Told:
     """The last."""
     finished: ev.Finished | None = None
     finished_at: datetime | None = None
+    kept: ev.Kept | None = None
+    kept_at: datetime | None = None
+    """Since when it waits for another run; a machine that was kept has done its own run."""
+    work_done_at: datetime | None = None
+    """When it first was kept."""
+    lent_to: str = ""
+    """The run that it is at now, while that is not its own."""
+
+    @property
+    def verdict(self) -> ev.Finished | None:
+        """What its run came to: whatever became of a machine after it was kept says nothing about that."""
+        if self.kept is None:
+            return self.finished
+        return ev.Finished(outcome=self.kept.outcome, exit_code=self.kept.exit_code, detail=self.kept.detail)
+
+    @property
+    def idle_until(self) -> datetime | None:
+        """When a machine that waits is due to delete itself; None while it works."""
+        if self.kept is None or self.kept_at is None or self.lent_to or self.finished is not None:
+            return None
+        return self.kept_at + timedelta(seconds=self.kept.idle_limit_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +159,8 @@ class Run:
     payload: ev.PayloadStored | None = None
     resumed: ev.RunResumed | None = None
     vms: tuple[Vm, ...] = ()
+    taken: ev.MachineTaken | None = None
+    taken_at: datetime | None = None
     told: tuple[Told, ...] = ()
     """By attempt, ascending; the attempts that said anything."""
     exhausted: tuple[ev.ZoneExhausted, ...] = ()
@@ -165,6 +190,20 @@ class Run:
         """The machine of the run: one that may exist, else the last one asked for that was not refused."""
         asked = [vm for vm in self.vms if not vm.refused]
         return next((vm for vm in reversed(asked) if vm.open), asked[-1] if asked else None)
+
+    @property
+    def guest_of(self) -> ev.MachineTaken | None:
+        """The machine of another run that this generation is measured on; None where it has its own."""
+        taken = self.taken
+        if any(vm.open for vm in self.vms):
+            return None
+        return taken if taken is not None and taken.generation == self.generation else None
+
+    @property
+    def kept(self) -> ev.Kept | None:
+        """That the run is done and its machine is still there, waiting or at work for another run."""
+        alive = self.vm is not None and self.vm.open and self.current.finished is None
+        return self.current.kept if alive and self.closed is None else None
 
     @property
     def over(self) -> bool:
@@ -216,7 +255,8 @@ class Run:
 
     @property
     def next_attempt(self) -> int:
-        return 1 + max((vm.attempt for vm in self.vms if not vm.refused), default=0)
+        taken = self.taken.attempt if self.taken is not None else 0
+        return 1 + max((vm.attempt for vm in self.vms if not vm.refused), default=taken)
 
     @property
     def attempts_left(self) -> int:
@@ -228,7 +268,7 @@ class Run:
     def taken_back(self) -> bool:
         """Whether the machine is gone through no fault of the run's, so that another one may go on."""
         vm, said = self.vm, self.current
-        if vm is None or vm.gone_at is None:
+        if vm is None or vm.gone_at is None or said.kept is not None:
             return False
         if said.finished is not None and said.finished.outcome != "preempted":
             return said.preempted and said.finished.outcome == "terminated"
@@ -237,7 +277,7 @@ class Run:
     @property
     def goes_on(self) -> bool:
         """Whether the next thing for this run is another machine."""
-        if self.stop is not None:
+        if self.stop is not None or self.guest_of is not None:
             return False
         vm = self.vm
         if vm is None or vm.generation < self.generation:
@@ -251,6 +291,12 @@ class Run:
         if self.closed is not None:
             return Phase(self.closed.outcome) if self.closed.outcome in OUTCOMES else Phase.FAILED
         vm = self.vm
+        if self.guest_of is not None:
+            told = self.said(self.guest_of.attempt)
+            at_work = Phase.RUNNING if told.booted_at is not None else Phase.BOOTING
+            return Phase.FINISHING if told.finished is not None else at_work
+        if self.kept is not None:
+            return Phase.KEPT
         if vm is None:
             return Phase.PROVISIONING if self.vms else Phase.PLANNED
         if not vm.open and self.goes_on:

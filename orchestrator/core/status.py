@@ -34,6 +34,10 @@ class StatusLine:
     """The machine that may exist now, as `zone/name`; empty when none can."""
     usd_per_hour: str = "0"
     detail: str = ""
+    cold_start_s: int = 0
+    """From the request for its first machine to its first case; 0: none was begun, or on a kept machine."""
+    billed_start_s: int = 0
+    """How much of that the machine was paid for."""
 
     @property
     def over(self) -> bool:
@@ -49,6 +53,7 @@ def status_line(run: Run, now: datetime) -> StatusLine:
     vm = run.vm
     open_vm = vm if vm is not None and vm.open else None
     end = run.updated_at if run.closed is not None else max(now, run.updated_at)
+    cold_start_s, billed_start_s = cold_start(run)
     return StatusLine(
         run_id=run.run_id,
         phase=run.phase.value,
@@ -68,7 +73,21 @@ def status_line(run: Run, now: datetime) -> StatusLine:
         vm=f"{open_vm.zone}/{open_vm.name}" if open_vm else "",
         usd_per_hour=str(open_vm.usd_per_hour) if open_vm else "0",
         detail=run.closed.detail[:400] if run.closed else "",
+        cold_start_s=cold_start_s,
+        billed_start_s=billed_start_s,
     )
+
+
+def cold_start(run: Run) -> tuple[int, int]:
+    """Whole seconds from the first request for the machine that measured the first case until that case began, and how
+    many of them were paid for; (0, 0) where no case was begun, or on no machine of the run's own."""
+    told = next((told for told in run.told if told.first_case_at is not None), None)
+    vm = next((vm for vm in run.vms if told is not None and vm.attempt == told.attempt and vm.instance_id), None)
+    if told is None or told.first_case_at is None or vm is None or vm.started_at is None:
+        return 0, 0
+    asked = min(one.requested_at for one in run.vms if one.attempt == vm.attempt)
+    waited, billed = told.first_case_at - asked, told.first_case_at - vm.started_at
+    return max(0, round(waited.total_seconds())), max(0, round(billed.total_seconds()))
 
 
 def iso(at: datetime) -> str:
@@ -88,7 +107,8 @@ def decode(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
     """The line in `metadata`, or None when it does not hold one (then the run's events must be read)."""
     if metadata.get("run_id") != run_id or not metadata.get("phase"):
         return None
-    kinds = {"seconds": int, "cases_done": int, "cases_total": int, "attempts": int}
+    whole = ("seconds", "cases_done", "cases_total", "attempts", "cold_start_s", "billed_start_s")
+    kinds = dict.fromkeys(whole, int)
     try:
         values = {
             key: kinds.get(key, str)(value) for key, value in metadata.items() if key in StatusLine.__dataclass_fields__

@@ -86,10 +86,20 @@ class ScriptedVm:
             {"Content-Type": f"multipart/related; boundary={boundary}"},
         )
 
-    def event(self, kind: str, data: dict[str, Any] | None = None) -> None:
-        """Append an event to the run, as the agent does."""
+    def read(self, name: str) -> bytes | None:
+        """An object of the run's bucket, or None."""
+        url = f"{self.guest.storage_url}/storage/v1/b/{self.spec['bucket']}/o/{quote(name, safe='')}?alt=media"
+        try:
+            return self.request("GET", url)
+        except HttpFailure as failure:
+            if failure.status != 404:
+                raise
+            return None
+
+    def event(self, kind: str, data: dict[str, Any] | None = None, run_id: str = "") -> None:
+        """Append an event to the run, or to another that is measured on this VM, as the agent does."""
         self.sequence += 1
-        run_id, attempt = self.labels["bench-run"], self.labels["bench-attempt"]
+        run_id, attempt = run_id or self.labels["bench-run"], self.labels["bench-attempt"]
         moment = stamp(self.guest.timeline.now())
         writer = f"vm-{attempt}"
         event = {

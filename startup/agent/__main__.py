@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
@@ -14,11 +15,12 @@ from startup.agent.agent import Agent, Site
 from startup.agent.clock import Clock
 from startup.agent.events import EventWriter
 from startup.agent.host import Host
+from startup.agent.keeper import Claim, Keeper, folder_of
 from startup.agent.logs import Log
 from startup.agent.metadata import Metadata, PreemptionWatcher
 from startup.agent.spec import BadSpec, parse
 from startup.agent.stop import Signals, Stop
-from startup.agent.storage import Storage
+from startup.agent.storage import Storage, StorageError
 from startup.agent.wire import Unreachable
 
 GOOGLE_STORAGE = "https://storage.googleapis.com"
@@ -26,46 +28,101 @@ CANNOT_START = 3
 
 
 class Conductor:
-    """Builds the agent from what the metadata server says, and connects what can end it."""
+    """Builds the agent from what the metadata server says, and connects what can end it.
+
+    On a VM that was kept and is at its next run, BENCH_NEXT names the claim: that run's spec takes the place of the
+    metadata's, and the VM's own run, which pays for it, is spoken for by the keeper alone.
+    """
 
     def __init__(self, environ: Mapping[str, str], stream: TextIO) -> None:
         self.home = Path(environ.get("BENCH_VM_DIR", "/var/lib/bench"))
+        self.environ = environ
         self.clock = Clock()
         self.log = Log(stream, self.clock)
         self.stop = Stop()
         self.metadata = Metadata(environ.get("GCE_METADATA_HOST", "metadata.google.internal"), self.clock)
-        self.spec = parse(self.metadata.attribute("bench-run") or "")
+        own = parse(self.metadata.attribute("bench-run") or "")
         endpoints = json.loads(self.metadata.attribute("bench-endpoints") or "{}")
         payload = json.loads(self.metadata.attribute("bench-payload") or "{}")
+        self.own_sha256 = str(payload.get("sha256", ""))
         zone = last_part(self.metadata.get("instance/zone"))
         machine_type = last_part(self.metadata.get("instance/machine-type"))
         machine = {"zone": zone, "machine_type": machine_type, "image": self.metadata.get("instance/image") or ""}
-        site = Site(
-            self.home,
-            zone,
-            self.metadata.get("instance/id") or "",
-            str(payload.get("sha256", "")),
-            {key: told for key, told in machine.items() if told},
-        )
-        storage_url = endpoints.get("storage", GOOGLE_STORAGE)
-        storage = Storage(storage_url, self.spec.bucket, self.metadata, self.spec.timing)
-        writer = f"vm-{self.spec.attempt}"
-        self.events = EventWriter(self.spec.run_id, writer, self.home / "events", storage, self.clock)
+        machine = {key: told for key, told in machine.items() if told}
+        instance_id = self.metadata.get("instance/id") or ""
+        storage = Storage(endpoints.get("storage", GOOGLE_STORAGE), own.bucket, self.metadata, own.timing)
+        own_events = EventWriter(own.run_id, f"vm-{own.attempt}", self.home / "events", storage, self.clock)
+        claim = self.claim(environ.get("BENCH_NEXT", ""))
+        if claim is None:
+            self.spec, self.events = own, own_events
+            site = Site(self.home, zone, instance_id, self.own_sha256, machine)
+        else:
+            self.spec = parse(json.dumps(claim.spec))
+            folder = f"runs/{self.spec.run_id}"
+            writer = f"vm-{self.spec.attempt}"
+            self.events = EventWriter(self.spec.run_id, writer, self.home / folder / "events", storage, self.clock)
+            site = Site(
+                self.home,
+                zone,
+                instance_id,
+                claim.sha256,
+                machine,
+                folder,
+                folder_of(claim.sha256, self.own_sha256),
+                self.log_size(),
+            )
         # A startup script may run without HOME, which torch and the kernel's cache look for.
         env = {"HOME": str(self.home), **environ}
         # The same python3 that the bootstrap found, also where that is a wrapper.
-        python = shutil.which("python3", path=env.get("PATH")) or sys.executable
-        host = Host(self.home, env, python, self.clock, self.stop, self.log)
+        self.python = shutil.which("python3", path=env.get("PATH")) or sys.executable
+        host = Host(self.home, env, self.python, self.clock, self.stop, self.log)
         self.agent = Agent(self.spec, site, self.clock, self.log, self.stop, storage, self.events, host)
+        self.own_events = own_events
+        self.keeper = Keeper(
+            self.home, own.vm, zone, own.run_id, storage, own_events, self.clock, self.log, self.stop,
+            own.timing.keep_poll_s,
+        )  # fmt: skip
+
+    def claim(self, path: str) -> Claim | None:
+        """The run that this VM is lent to. Raises ValueError for a claim that cannot be read."""
+        if not path:
+            return None
+        try:
+            return Claim.read(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path}: {type(error).__name__} {error}") from error
+
+    def log_size(self) -> int:
+        log = self.home / "log.txt"
+        return log.stat().st_size if log.exists() else 0
 
     def run(self) -> int:
-        """The run, from now on ended by a signal or by preemption."""
+        """The run, from now on ended by a signal or by preemption; and after it the next one, if the VM is kept."""
         timing = self.spec.timing
         watcher = PreemptionWatcher(self.metadata, self.on_preempted, timing.preempted_wait_s, timing.preempted_poll_s)
         watcher.start()
         code = self.agent.run()
+        if self.agent.keeps or self.spec.taken:
+            self.events = self.own_events
+            self.then()
         watcher.close()
         return code
+
+    def then(self) -> None:
+        """What follows a run that is done: the next one, in the place of this process, or the VM's last word."""
+        claim = self.keeper.wait(self.agent.ending, self.spec.idle_limit_s) if self.agent.keeps else None
+        if claim is not None:
+            try:
+                payload = self.keeper.payload(claim, self.own_sha256)
+                next_run = self.home / "next.json"
+                next_run.write_text(json.dumps(claim.document()), encoding="utf-8")
+                self.keeper.lend(claim)
+                os.chdir(payload)
+                env = {**self.environ, "BENCH_NEXT": str(next_run), "PYTHONUNBUFFERED": "1"}
+                os.execve(self.python, ["python3", "-m", "startup.agent"], env)
+            except (StorageError, OSError, tarfile.TarError) as error:
+                self.log.say(f"{claim.run_id} could not be begun: {error}")
+        self.keeper.last_word()
 
     def on_signal(self, number: int) -> None:
         """TERM comes from the bootstrap's watchdog, from a preemption, or from someone who wants the run to end."""

@@ -14,6 +14,7 @@ from startup.agent.clock import Clock, Patience
 from startup.agent.diagnosis import Diagnosis, Ending, Halt, failed
 from startup.agent.events import EventWriter
 from startup.agent.facts import Facts, Files
+from startup.agent.grants import Grants
 from startup.agent.harness import BAD_SPEC, DONE, GATE_FAILED, INCORRECT, NOT_BUILT, Harness, HarnessExit
 from startup.agent.heals import Healed, clock_skew, cuda_path, disk_space, driver_wait
 from startup.agent.host import Host
@@ -30,13 +31,23 @@ SIGNALLED = 128
 @dataclass(frozen=True)
 class Site:
     """Where the agent is: the VM, and the payload that it runs. `home` holds payload/, out/ and log.txt; `machine` is
-    what the metadata server tells of the VM (zone, machine_type, image), for the environment's record."""
+    what the metadata server tells of the VM (zone, machine_type, image), for the record of the environment.
+
+    A run on a VM that was made for another has a folder of its own below it, and its log begins at a byte of log.txt.
+    """
 
     home: Path
     zone: str
     instance_id: str
     payload_sha256: str
     machine: Mapping[str, str]
+    folder: str = ""
+    payload: str = "payload"
+    log_start: int = 0
+
+    @property
+    def work(self) -> Path:
+        return self.home / self.folder
 
 
 class Agent:
@@ -62,20 +73,29 @@ class Agent:
         self.events = events
         self.host = host
         self.prefix = f"runs/{spec.run_id}/"
-        self.payload = site.home / "payload"
-        self.files = Files(spec.run_id, site.home / "out", storage)
+        self.payload = site.home / site.payload
+        self.files = Files(spec.run_id, site.work / "out", storage)
+        log_name = self.prefix + "artifacts/log.txt"
         self.uploader = LogUploader(
-            site.home / "log.txt", self.prefix + "artifacts/log.txt", storage, clock, spec.timing.log_every_s
+            site.home / "log.txt", log_name, storage, clock, spec.timing.log_every_s, site.log_start
         )
-        self.harness = Harness(host, site.home / "spec.json", site.home / "out", self.payload, spec.timing)
+        self.harness = Harness(host, site.work / "spec.json", site.work / "out", self.payload, spec.timing)
         self.packages = Packages(host, spec.allow_install, spec.min_free_gb, self.healed)
+        self.grants = Grants(spec.run_id, storage, clock, log, spec.timing)
         self.phase = "boot"
         self.limit = Patience(clock, 0)
         self.incorrect = False
         self.not_built = False
+        self.ending = Ending("failed", 1)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the VM waits for another run: it has done this one, and nobody wants its end."""
+        return self.spec.idle_limit_s > 0 and self.ending.exit_code in (DONE, INCORRECT) and not self.stop.reason
 
     def run(self) -> int:
-        """The whole run. The last word is in the bucket, and its marker set, unless the bucket is out of reach."""
+        """The whole run. Its last word is in the bucket, and its marker set, unless the bucket is out of reach. Of a VM
+        that is kept, or that another run pays for, that word is the keeper's."""
         try:
             ending = self.work()
         except Halt as halt:
@@ -84,6 +104,7 @@ class Agent:
             self.log.say(traceback.format_exc())
             detail = f"{type(error).__name__}: {error}"
             ending = Ending("failed", 1, detail, Diagnosis("agent_crashed", detail))
+        self.ending = ending
         self.finish(ending)
         return ending.exit_code
 
@@ -93,6 +114,10 @@ class Agent:
         # Every later stamp depends on the clock, so it is compared before the first event.
         storage_error, skew_s = self.compare_clocks()
         corrected = clock_skew(self.clock, skew_s, self.spec.timing.clock_skew_s)
+        if self.spec.taken:
+            self.events.append(
+                "machine_taken", vm=self.spec.vm, zone=self.site.zone, attempt=self.spec.attempt, **self.spec.taken
+            )
         self.events.append(
             "vm_booted",
             vm=self.spec.vm,
@@ -117,7 +142,8 @@ class Agent:
         if self.incorrect:
             what = "the kernel was not built" if self.not_built else "an implementation was wrong on a case"
             return Ending("incorrect", INCORRECT, what)
-        return Ending("succeeded", DONE, "every case is measured")
+        shared = bool(self.spec.harness.get("on_request"))
+        return Ending("succeeded", DONE, "the grid is measured" if shared else "every case is measured")
 
     @contextmanager
     def entered(self, phase: str) -> Iterator[None]:
@@ -198,7 +224,7 @@ class Agent:
 
     def step(self, name: str) -> None:
         """One step of the harness. Raises Halt when the run cannot go on after it."""
-        facts = Facts(self.files, self.events, self.log, self.patience, self.stop)
+        facts = Facts(self.files, self.events, self.log, self.patience, self.stop, self.next_case)
         outcome = self.harness.run(name, self.limit, facts.receive)
         if outcome.code == DONE and facts.diagnosis is None:
             return
@@ -214,6 +240,10 @@ class Agent:
             diagnosis = facts.diagnosis or unexplained(name, outcome)
             code = outcome.code if outcome.code >= 0 else SIGNALLED - outcome.code
             raise Halt(Ending("failed", code or GATE_FAILED, diagnosis.detail, diagnosis))
+
+    def next_case(self) -> str:
+        """The next case of a grid that several machines share; empty when all of it is done."""
+        return self.grants.next(self.limit, self.stop)
 
     def diagnose(self, diagnosis: Diagnosis | None) -> None:
         if diagnosis is not None:
@@ -242,10 +272,12 @@ class Agent:
         self.events.append("phase_finished", phase="finish", exit_code=1 if lost else 0, seconds=seconds)
         self.events.flush(patience)
         self.uploader.upload(patience)
+        if self.keeps and not self.spec.taken:
+            return
         self.events.append(
             "finished", outcome=ending.outcome, exit_code=ending.exit_code, phase=ended_in, detail=detail
         )
-        if self.events.flush(patience):
+        if self.events.flush(patience) and not self.spec.taken:
             (self.site.home / "last-word").touch()
         self.events.close()
 

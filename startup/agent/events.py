@@ -37,7 +37,8 @@ class EventWriter:
         self.thread = threading.Thread(target=self.deliver, name="events", daemon=True)
 
     def start(self) -> None:
-        self.thread.start()
+        if self.thread.ident is None:
+            self.thread.start()
 
     def append(self, kind: str, **data: object) -> str:
         """Queues an event and returns its object's name. Never waits for the bucket, never raises."""

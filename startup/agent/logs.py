@@ -33,9 +33,10 @@ class Log:
 
 
 class LogUploader:
-    """A thread that stores log.txt now and then, when it has changed."""
+    """A thread that stores log.txt, from byte `start` on, now and then, when it has changed."""
 
-    def __init__(self, path: Path, name: str, storage: Storage, clock: Clock, every_s: float) -> None:
+    def __init__(self, path: Path, name: str, storage: Storage, clock: Clock, every_s: float, start: int = 0) -> None:
+        self.start_at = start
         self.path = path
         self.name = name
         self.storage = storage
@@ -61,7 +62,7 @@ class LogUploader:
         """Stores the log as it is now; False when that failed. An unchanged log is not stored again."""
         with self.lock:
             try:
-                body = self.path.read_bytes()
+                body = self.path.read_bytes()[self.start_at :]
                 if len(body) != self.stored_size:
                     self.storage.put(self.name, body, "text/plain", patience)
                     self.stored_size = len(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 PHASES = ("preflight", "environment", "build", "correctness", "measure", "finish")
@@ -31,6 +31,9 @@ class Timing:
     clock_skew_s: float = 5.0
     hurried_finish_s: float = 15.0
     hurried_grace_s: float = 0.5
+    keep_poll_s: float = 2.0
+    grant_poll_s: float = 0.5
+    grant_patience_s: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,10 @@ class RunSpec:
     min_free_gb: float
     harness: Mapping[str, Any]
     timing: Timing
+    idle_limit_s: float = 0.0
+    """How long the VM waits for another run after this one; 0: not at all."""
+    taken: Mapping[str, Any] = field(default_factory=dict)
+    """Of a run on a VM that another run kept: `owner` and `deadline_at`."""
 
     @property
     def others(self) -> list[str]:
@@ -81,6 +88,8 @@ def parse(text: str) -> RunSpec:
             min_free_gb=float(environment.get("min_free_gb", 0)),
             harness=raw["harness"],
             timing=read_timing(raw.get("timing", {})),
+            idle_limit_s=float(raw.get("keep", {}).get("idle_limit_s", 0)),
+            taken=dict(raw.get("taken", {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, BadSpec):
@@ -89,5 +98,5 @@ def parse(text: str) -> RunSpec:
 
 
 def read_timing(raw: Mapping[str, Any]) -> Timing:
-    known = {field.name for field in fields(Timing)}
+    known = {one.name for one in fields(Timing)}
     return Timing(**{key: float(value) for key, value in raw.items() if key in known})

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urlencode
 
@@ -35,6 +35,35 @@ class Storage:
         True when it was stored, False when `once` found it there already: that is success too, for the usual reason
         is that an earlier try arrived and only its answer was lost.
         """
+        answer = self.upload(name, body, content_type, patience, {"ifGenerationMatch": "0"} if once else {})
+        if once and answer.status == 412:
+            return False
+        self.expect(answer, "store " + name)
+        return True
+
+    def swap(self, name: str, body: bytes, generation: int, patience: Patience) -> int | None:
+        """Replaces a JSON object that has this generation (0: that is not there); its new one, or None when it has
+        another by now. A replacement whose answer was lost is known by its bytes."""
+        answer = self.upload(name, body, "application/json", patience, {"ifGenerationMatch": str(generation)})
+        if answer.status == 412:
+            there = self.get(name, patience)
+            return there[1] if there is not None and there[0] == body else None
+        self.expect(answer, "store " + name)
+        try:
+            return int(json.loads(answer.body)["generation"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"store {name}: the answer names no generation") from error
+
+    def get(self, name: str, patience: Patience) -> tuple[bytes, int] | None:
+        """An object and its generation; None when there is none of that name."""
+        url = f"{self.base_url}/storage/v1/b/{self.bucket}/o/{quote(name, safe='')}?alt=media"
+        answer = self.persist(lambda: self.request("GET", url, patience), patience, "read " + name)
+        if answer.status == 404:
+            return None
+        self.expect(answer, "read " + name)
+        return answer.body, int(answer.headers.get("x-goog-generation", "0"))
+
+    def upload(self, name: str, body: bytes, content_type: str, patience: Patience, only: Mapping[str, str]) -> Answer:
         boundary = uuid.uuid4().hex
         digest = base64.b64encode(hashlib.md5(body).digest()).decode()
         resource = json.dumps({"name": name, "contentType": content_type, "md5Hash": digest})
@@ -46,16 +75,10 @@ class Storage:
                 f"\r\n--{boundary}--\r\n".encode(),
             ]
         )
-        query = {"uploadType": "multipart"}
-        if once:
-            query["ifGenerationMatch"] = "0"
+        query = {"uploadType": "multipart", **only}
         url = f"{self.base_url}/upload/storage/v1/b/{self.bucket}/o?{urlencode(query)}"
         content = f"multipart/related; boundary={boundary}"
-        answer = self.persist(lambda: self.request("POST", url, patience, payload, content), patience, "store " + name)
-        if once and answer.status == 412:
-            return False
-        self.expect(answer, "store " + name)
-        return True
+        return self.persist(lambda: self.request("POST", url, patience, payload, content), patience, "store " + name)
 
     def names(self, prefix: str, patience: Patience) -> list[str]:
         """The names of all objects whose name begins with `prefix`."""

@@ -52,6 +52,10 @@ def some_facts() -> list[ev.Fact]:
         ev.Preempted(),
         ev.Diagnosed(cause="unknown"),
         ev.Finished(outcome="succeeded"),
+        ev.MachineTaken(vm=VM, zone=ZONE, owner="20261121-010203-l4-0001", deadline_at=at(900)),
+        ev.MachineTaken(vm=VM, zone=ZONE, owner="20261121-010203-l4-0001", generation=1),
+        ev.Kept(outcome="succeeded", idle_limit_s=600),
+        ev.Lent(to="20261121-060708-l4-0002"),
         ev.VmExiting(outcome="failed", exit_code=1),
         ev.Unrecognised(name="from_the_future", data={"a": 1}),
     ]

@@ -187,7 +187,7 @@ def test_a_stop_reaches_every_process_on_the_host(bench: Bench, host: Sshd, pace
     run = launch(bench, paced, "--detach", "--set", "measure.repeats=20000")
     await_truth(lambda: any("kernels.harness" in one for one in processes(host)), "the harness")
     assert "VMs alive now: 1" in bench("status").out
-    assert bench("logs", "last", "--json").document["source"] == "serial port"
+    assert bench("logs", "last", "--json").document["source"] == "host, over SSH"
     assert "is stopped" in bench("stop", run["run_id"]).out
     assert_nothing_is_left(host, before)
 

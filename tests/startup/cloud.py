@@ -45,6 +45,7 @@ class Cloud:
     metadata: dict[str, str] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
     written_at: dict[str, float] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -111,9 +112,9 @@ class Cloud:
     def preempt(self) -> None:
         self.preemption.set()
 
-    def events(self) -> list[dict[str, Any]]:
-        """The run's event log, in the order of the objects' names."""
-        prefix = f"runs/{RUN}/events/"
+    def events(self, run_id: str = RUN) -> list[dict[str, Any]]:
+        """A run's event log, in the order of the objects' names."""
+        prefix = f"runs/{run_id}/events/"
         return [json.loads(body) for name, body in sorted(self.objects.items()) if name.startswith(prefix)]
 
     def kinds(self) -> list[str]:
@@ -212,7 +213,9 @@ class CloudHandler(BaseHTTPRequestHandler):
             return self.list(query)
         if url.path.startswith(objects + "/") and query.get("alt") == "media":
             content = self.cloud.objects.get(unquote(url.path.removeprefix(objects + "/")))
-            return (200, content, {}) if content is not None else (404, b"", {})
+            name = unquote(url.path.removeprefix(objects + "/"))
+            generation = {"x-goog-generation": str(self.cloud.generations.get(name, 1))}
+            return (200, content, generation) if content is not None else (404, b"", {})
         return 404, b"", {}
 
     def read_metadata(self, key: str, query: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
@@ -241,13 +244,15 @@ class CloudHandler(BaseHTTPRequestHandler):
         else:
             name, content = query["name"], body
         with self.cloud.lock:
-            if query.get("ifGenerationMatch") == "0" and name in self.cloud.objects:
+            there = self.cloud.generations.get(name, 1) if name in self.cloud.objects else 0
+            if query.get("ifGenerationMatch") not in (None, str(there)):
                 return 412, b"", {}
             self.cloud.objects[name] = content
+            self.cloud.generations[name] = there + 1
             self.cloud.written_at[name] = time.monotonic()
             self.cloud.takes_effect("STORE " + name.removeprefix(f"runs/{RUN}/"))
         self.cloud.on_stored(name)
-        return 200, json.dumps({"name": name}).encode(), {}
+        return 200, json.dumps({"name": name, "generation": str(there + 1)}).encode(), {}
 
     def list(self, query: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
         names = sorted(name for name in self.cloud.objects if name.startswith(query["prefix"]))

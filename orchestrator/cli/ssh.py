@@ -1,0 +1,79 @@
+"""`bench ssh RUN`: a terminal on the machine of a live run. Nothing that a run does depends on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json, options
+
+if TYPE_CHECKING:
+    from orchestrator.core.run import Run
+    from orchestrator.wiring import Wiring
+
+
+def ssh(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `last`.")],
+    command: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Run this there instead.")] = None,
+    show: Annotated[bool, typer.Option("--print", help="Print the command, and do not run it.")] = False,
+    json: Json = False,
+) -> None:
+    """Open a terminal on the machine of a live run.
+
+    A host of your own: as you reach it always. A rented machine: through gcloud and Identity-Aware Proxy.
+    """
+    import shlex
+
+    from orchestrator.adapters.terminal import attach, installed
+    from orchestrator.cli.finding import find_run
+    from orchestrator.core.budget import Caps
+    from orchestrator.core.errors import LocalError
+    from orchestrator.engine import Engine
+
+    wiring = options(ctx).wiring()
+    run_id = find_run(wiring, run)
+    words = command_for(wiring, Engine(wiring.world(Caps()), run_id).look(), tuple(command or ()))
+    if json:
+        emit_json({"schema": 1, "run_id": run_id, "command": list(words)})
+        return
+    if show:
+        typer.echo(shlex.join(words))
+        return
+    if not installed(words[0]):
+        typer.echo(shlex.join(words))
+        where = "https://cloud.google.com/sdk/docs/install" if words[0] == "gcloud" else "your system's packages"
+        raise LocalError(
+            f"{words[0]} is not installed here, so the command above was not run",
+            hint=f"install it ({where}), or run that where it is; `bench logs -f {run_id}` needs neither",
+        )
+    raise typer.Exit(attach(words))
+
+
+def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command that reaches the run's machine. Raises `ConfigError` where there is none to reach."""
+    from orchestrator.core.attach import through_iap, to_host
+    from orchestrator.core.errors import ConfigError, NotFound
+    from orchestrator.core.hosts import is_host, parse_target
+
+    vm = run.vm
+    place = (run.guest_of.vm, run.guest_of.zone) if run.guest_of is not None else None
+    if vm is not None and vm.open and vm.started_at is not None:
+        place = (vm.name, vm.zone)
+    if place is None or run.closed is not None:
+        raise ConfigError(
+            f"run {run.run_id} has no machine now ({run.phase.value})", hint=f"`bench logs {run.run_id}` has its log"
+        )
+    name, zone = place
+    if is_host(zone):
+        record = wiring.hosts.record(zone)
+        if record is None:
+            raise NotFound(f"the bucket no longer knows which host {zone} is", hint="ssh to it as you always do")
+        return to_host(parse_target(record.target), command)
+    if wiring.mode == "embedded":
+        raise ConfigError(
+            "a machine of the embedded cloud is processes on this computer: there is nothing to log in to",
+            hint=f"`bench logs -f {run.run_id}` follows it; `bench cloud status` lists what runs",
+        )
+    return through_iap(name, zone, wiring.settings.project, command)

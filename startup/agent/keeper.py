@@ -1,0 +1,192 @@
+"""A VM that has done its run and waits for another: through its slot, one object in the bucket.
+
+The slot changes hands by compare-and-swap. The VM writes `idle`; a client makes that `claimed`; the VM makes that
+`running`, or `idle` into `closed` when its limit is over. So a claim is either taken up or refused, never lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from startup.agent.clock import Clock, Patience, iso
+from startup.agent.diagnosis import Ending
+from startup.agent.events import EventWriter
+from startup.agent.logs import Log
+from startup.agent.stop import Stop
+from startup.agent.storage import Storage, StorageError
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The next run: its spec, and the payload that it runs."""
+
+    run_id: str
+    spec: Mapping[str, Any]
+    object: str
+    sha256: str
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Claim:
+        """Raises KeyError, TypeError."""
+        payload = raw["payload"]
+        return cls(str(raw["run_id"]), dict(raw["spec"]), str(payload["object"]), str(payload["sha256"]))
+
+    def document(self) -> dict[str, Any]:
+        payload = {"object": self.object, "sha256": self.sha256}
+        return {"run_id": self.run_id, "spec": dict(self.spec), "payload": payload}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the VM's own run came to, and the slot's generation: all that a later agent on this VM must know."""
+
+    outcome: str
+    exit_code: int
+    detail: str
+    generation: int = 0
+
+
+def folder_of(sha256: str, own_sha256: str) -> str:
+    """The name of the folder that a claim's payload is unpacked into: the bootstrap's own where it is the same."""
+    return "payload" if sha256 == own_sha256 else f"payload-{sha256[:16]}"
+
+
+class Keeper:
+    """Speaks for the run that the VM was made for, from the end of its work to its last word."""
+
+    def __init__(
+        self, home: Path, vm: str, zone: str, owner: str, storage: Storage, events: EventWriter, clock: Clock,
+        log: Log, stop: Stop, poll_s: float,
+    ) -> None:  # fmt: skip
+        self.home = home
+        self.vm = vm
+        self.zone = zone
+        self.owner = owner
+        self.storage = storage
+        self.events = events
+        self.clock = clock
+        self.log = log
+        self.stop = stop
+        self.poll_s = poll_s
+        self.name = f"machines/{vm}.json"
+        self.file = home / "kept.json"
+        self.kept = Kept(**json.loads(self.file.read_text())) if self.file.exists() else None
+
+    def remember(self, kept: Kept) -> None:
+        self.kept = kept
+        self.file.write_text(json.dumps(asdict(kept)))
+
+    def wait(self, ending: Ending, idle_limit_s: float) -> Claim | None:
+        """Waits for the next run; None when none came, or a stop did. `ending` is that of the VM's own run, the first
+        time. A bucket that is away for longer than the limit ends the wait like the limit."""
+        if self.kept is None:
+            self.remember(Kept(ending.outcome, ending.exit_code, ending.detail))
+        kept = self.kept
+        assert kept is not None
+        limit = Patience(self.clock, idle_limit_s, self.stop.requested)
+        until = iso(self.clock.now() + timedelta(seconds=idle_limit_s))
+        self.events.start()
+        try:
+            generation = self.swap(kept.generation, "idle", until, limit)
+            if generation is None:
+                self.log.say("the slot is somebody else's: this VM is not kept")
+                return None
+            self.events.append(
+                "kept", outcome=kept.outcome, exit_code=kept.exit_code, detail=kept.detail, idle_limit_s=idle_limit_s
+            )
+            self.log.say(f"kept: waiting for another run, at most {idle_limit_s:g} s")
+            while limit.pause(self.poll_s):
+                claim = self.claimed(limit)
+                if claim is not None:
+                    return claim
+            # Whoever claimed it at the very end is served; unless the VM must go.
+            if not self.stop.reason and self.swap(generation, "closed", until, self.brief()) is None:
+                return self.claimed(self.brief())
+        except StorageError as error:
+            self.log.say(f"the slot is out of reach: {error}")
+        return None
+
+    def claimed(self, patience: Patience) -> Claim | None:
+        """The claim in the slot, taken up; None while there is none, or when it cannot be understood."""
+        there = self.storage.get(self.name, patience)
+        if there is None:
+            return None
+        slot = json.loads(there[0])
+        if slot.get("state") != "claimed":
+            return None
+        generation = self.swap(there[1], "running", slot["idle_until"], patience, slot["claim"])
+        if generation is None:
+            return None
+        try:
+            claim = Claim.read(slot["claim"])
+        except (KeyError, TypeError) as error:
+            self.log.say(f"the claim cannot be understood: {type(error).__name__} {error}")
+            return None
+        self.log.say(f"claimed by {claim.run_id}")
+        return claim
+
+    def swap(
+        self, generation: int, state: str, until: str, patience: Patience, claim: Mapping[str, Any] | None = None
+    ) -> int | None:
+        """The slot in its next state; None when somebody else was at it."""
+        slot = {
+            "schema": 1,
+            "state": state,
+            "vm": self.vm,
+            "zone": self.zone,
+            "owner": self.owner,
+            "idle_until": until,
+            "claim": claim,
+        }
+        new = self.storage.swap(self.name, json.dumps(slot, indent=1).encode(), generation, patience)
+        if new is not None and self.kept is not None:
+            self.remember(Kept(self.kept.outcome, self.kept.exit_code, self.kept.detail, new))
+        return new
+
+    def payload(self, claim: Claim, own_sha256: str) -> Path:
+        """Where the claim's payload lies unpacked: kept from an earlier run, or fetched. Raises StorageError."""
+        folder = self.home / folder_of(claim.sha256, own_sha256)
+        if (folder / "manifest.json").exists():
+            return folder
+        there = self.storage.get(claim.object, Patience(self.clock, 120.0, self.stop.requested))
+        if there is None or hashlib.sha256(there[0]).hexdigest() != claim.sha256:
+            raise StorageError(f"there is no {claim.object} with the sha256 that it should have")
+        fresh = folder.with_suffix(".new")
+        with tarfile.open(fileobj=io.BytesIO(there[0]), mode="r:gz") as archive:
+            archive.extractall(fresh)
+        fresh.rename(folder)
+        return folder
+
+    def lend(self, claim: Claim) -> None:
+        """Says in the log of the VM's own run that it is at another's."""
+        self.events.append("lent", to=claim.run_id)
+        self.events.flush(self.brief())
+        self.events.close()
+
+    def last_word(self) -> None:
+        """The VM's own run ends as it came to when its work was done, whatever ends the VM now."""
+        kept = self.kept
+        assert kept is not None
+        self.events.start()
+        self.events.append(
+            "finished", outcome=kept.outcome, exit_code=kept.exit_code, phase="finish", detail=kept.detail
+        )
+        patience = self.brief()
+        try:
+            self.swap(kept.generation, "closed", iso(self.clock.now()), patience)
+        except StorageError:
+            pass  # A client that claims it finds a VM that is going.
+        if self.events.flush(patience):
+            (self.home / "last-word").touch()
+        self.events.close()
+
+    def brief(self) -> Patience:
+        return Patience(self.clock, 15.0)

@@ -1,0 +1,57 @@
+"""`bench launch --keep` on real processes: the next launch takes the machine over, and the books balance."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from tests.cli.conftest import Bench
+from tests.cli.test_real_machines import CASES, SMALL, rows_of
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_kept_machine_is_advised_on_taken_over_and_paid_for_once(bench: Bench) -> None:
+    first = bench("launch", "--gpu", "l4", "--json", "--keep", *SMALL).document
+    assert (first["state"], first["cases_done"]) == ("kept", 2)
+    assert first["cold_start_s"] > 0
+    (alive,) = bench("status", "--json").document["instances"]
+    assert alive["orphan"] is False
+    assert alive["keep_or_stop"]["rests_on_runs"] == 1
+    said = bench("status", "last").out.replace("\n", " ")
+    assert "keeping it costs $" in said
+    assert "(median of 1 run)" in said
+    assert bench("fetch", first["run_id"], "--into", "early", "--json").document["complete"] is True
+
+    second = bench("launch", "--gpu", "l4", *SMALL)
+    assert "was kept by" in second.out
+    assert f"on a kept machine that {first['run_id']} pays for" in second.out
+    run = bench("status", "last", "--json").document
+    assert run["run_id"] != first["run_id"]
+    assert (run["state"], run["cost_usd"], run["vms"]) == ("succeeded", "0", [])
+    rows = rows_of(bench, run["run_id"])
+    assert {row["case_id"] for row in rows} == set(CASES)
+    assert {row["vm"] for row in rows} == {alive["name"]}
+
+    assert bench.control("/control/status")["instances"] == []
+    (billed,) = bench.bill(first["run_id"])
+    entries = {entry["run_id"]: entry for entry in bench("costs", "--json").document["runs"]}
+    assert abs(Decimal(billed["usd"]) - Decimal(entries[first["run_id"]]["settled_usd"])) < Decimal("0.005")
+    assert entries[run["run_id"]]["settled_usd"] == "0"
+
+
+def test_a_launch_that_the_budget_has_nothing_left_for_still_takes_over_what_is_paid_for(bench: Bench) -> None:
+    tight = ("--set", "run.attempts=1", "--set", "run.max_minutes=10", "--set", "budget.per_day_usd=0.05")
+    first = bench("launch", "--gpu", "l4", "--json", "--keep", *SMALL, *tight).document
+    assert first["state"] == "kept"
+    bench("launch", "--gpu", "l4", "--cold", *SMALL, *tight, code=3)
+    second = bench("launch", "--gpu", "l4", "--json", *SMALL, *tight).document
+    assert second["state"] == "succeeded"
+    assert bench.control("/control/status")["instances"] == []
+
+
+def test_stopping_a_kept_run_lets_its_machine_go_and_keeps_its_outcome(bench: Bench) -> None:
+    bench("launch", "--gpu", "l4", "--keep", *SMALL)
+    assert "succeeded" in bench("stop", "last").out
+    assert bench.control("/control/status")["instances"] == []
