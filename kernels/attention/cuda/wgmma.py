@@ -30,7 +30,10 @@ template <class T, int N>
 DEVICE void wgmma_shared(float (&d)[N / 2], u64 a, u64 b, int accumulate);
 template <class T, int N>
 DEVICE void wgmma_registers(float (&d)[N / 2], const u32* a, u64 b, int accumulate);
+
+#ifndef SIMT_SHIM  // which has one definition for all widths
 """
+CLOSING = "#endif  // SIMT_SHIM\n"
 
 
 def lines_of(words: list[str], indent: str, quote: bool) -> str:
@@ -72,7 +75,7 @@ def text() -> str:
     for struct, ptx in TYPES:
         parts += [wrapper(struct, ptx, width, False) for width in SCORE_WIDTHS]
         parts += [wrapper(struct, ptx, width, True) for width in OUTPUT_WIDTHS]
-    return "\n".join(parts)
+    return "\n".join([*parts, CLOSING])
 
 
 def main(arguments: list[str]) -> int:

@@ -5,18 +5,17 @@
 // (when it is waited for) or at the first (when it is issued): a missing wait shows in one, a buffer that is overwritten
 // too early in the other. Shared memory starts as NaN and every access to it is checked.
 #pragma once
-#include <ucontext.h>
+#undef _FORTIFY_SOURCE  // its longjmp takes a switch between fibers for a mistake
 
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <vector>
 
 #ifndef SIMT_ARCH
-#error "define SIMT_ARCH as 750 or 800: it selects the code path"
+#error "define SIMT_ARCH as 750, 800 or 900: it selects the code path"
 #endif
 #define __CUDA_ARCH__ SIMT_ARCH
 #define HAS_ASYNC_COPY (SIMT_ARCH >= 800)
@@ -30,71 +29,9 @@
 #define SPECIALISED template <> inline
 #define SHARED_MEMORY(name) char* name = simt::shared.data()
 
+#include "simt_fibers.h"
+
 namespace simt {
-
-struct Index {
-  unsigned x = 0, y = 0, z = 0;
-};
-
-enum class State { READY, AT_WARP, AT_BLOCK, DONE };
-enum class Request { NONE, SYNC, SHUFFLE, ANY, MMA, MATRICES, MATRICES_TRANSPOSED };
-
-struct Copy {
-  u32 to;
-  const char* from;
-  bool reads;
-};
-
-struct Lane {
-  ucontext_t context;
-  std::vector<char> stack;
-  State state = State::READY;
-  Request request = Request::NONE;
-  // Operands and results of what the warp does together.
-  float value = 0.0f;
-  int number = 0;
-  bool flag = false, bfloat = false;
-  u32 a[4], b[2], address = 0, loaded[4];
-  float c[4];
-  std::vector<Copy> open;                 // issued, not yet committed
-  std::vector<std::vector<Copy>> groups;  // committed, not yet landed
-};
-
-constexpr u32 SHARED_BASE = 1024;  // not 0, so that a forgotten base shows
-constexpr size_t STACK_BYTES = 256 * 1024;
-
-inline std::vector<Lane> lanes;
-inline std::vector<char> shared;
-inline ucontext_t scheduler;
-inline int current = 0;
-inline Index thread_index, block_index;
-inline bool eager_copies = false;   // land when issued rather than when waited for
-inline bool last_warp_first = false;
-inline std::function<void()> body;
-
-[[noreturn]] inline void fail(const char* what) {
-  std::fprintf(stderr, "simt: %s (block %u,%u thread %d)\n", what, block_index.x, block_index.y, current);
-  std::exit(3);
-}
-
-inline char* shared_bytes(u32 address, size_t size) {
-  if (address % size != 0) fail("misaligned access to shared memory");
-  if (address < SHARED_BASE || address - SHARED_BASE + size > shared.size()) fail("access outside shared memory");
-  return shared.data() + (address - SHARED_BASE);
-}
-
-inline Lane& lane() { return lanes[current]; }
-
-inline void wait(State state) {
-  Lane& self = lane();
-  self.state = state;
-  swapcontext(&self.context, &scheduler);
-}
-
-inline void ask(Request request) {
-  lane().request = request;
-  wait(State::AT_WARP);
-}
 
 inline float half_to_float(u16 bits) {
   _Float16 value;
@@ -164,12 +101,15 @@ inline void answer(Lane* warp) {
   const Request request = warp[0].request;
   for (int l = 1; l < 32; l++)
     if (warp[l].request != request) fail("lanes of a warp ask for different things");
-  float values[32];
+  u32 words[32];
   bool any = false;
-  for (int l = 0; l < 32; l++) values[l] = warp[l].value, any |= warp[l].flag;
+  for (int l = 0; l < 32; l++) words[l] = warp[l].word, any |= warp[l].flag;
   switch (request) {
     case Request::SHUFFLE:
-      for (int l = 0; l < 32; l++) warp[l].value = values[l ^ warp[l].number];
+      for (int l = 0; l < 32; l++) warp[l].word = words[l ^ warp[l].number];
+      break;
+    case Request::FIRST:
+      for (int l = 0; l < 32; l++) warp[l].word = words[0];
       break;
     case Request::ANY:
       for (int l = 0; l < 32; l++) warp[l].flag = any;
@@ -190,36 +130,16 @@ inline void land(const Copy& copy) {
     std::memset(to, 0, 16);
 }
 
-inline void start() {
-  body();
-  lane().state = State::DONE;
-  swapcontext(&lane().context, &scheduler);
-}
-
 // Warps run one after the other, each as far as it gets without the others.
 inline void run_block(int threads) {
-  for (int i = 0; i < threads; i++) {
-    Lane& l = lanes[i];
-    l.stack.resize(STACK_BYTES);
-    l.state = State::READY;
-    l.open.clear(), l.groups.clear();
-    getcontext(&l.context);
-    l.context.uc_stack.ss_sp = l.stack.data();
-    l.context.uc_stack.ss_size = l.stack.size();
-    l.context.uc_link = nullptr;
-    makecontext(&l.context, start, 0);
-  }
+  prepare(threads);
   for (;;) {
     for (int w = 0; w < threads / 32; w++) {
       Lane* warp = &lanes[(last_warp_first ? threads / 32 - 1 - w : w) * 32];
       for (;;) {
-        int count[4] = {0, 0, 0, 0};
+        int count[5] = {0, 0, 0, 0, 0};
         for (int l = 0; l < 32; l++) {
-          if (warp[l].state == State::READY) {
-            current = (int)(&warp[l] - lanes.data());
-            thread_index.x = (unsigned)current;
-            swapcontext(&scheduler, &warp[l].context);
-          }
+          if (warp[l].state == State::READY) resume(warp[l]);
           count[(int)warp[l].state]++;
         }
         if (count[(int)State::AT_WARP] == 32)
@@ -239,7 +159,7 @@ inline void run_block(int threads) {
 }
 
 inline void launch(Index grid, int threads, size_t shared_size, std::function<void()> kernel) {
-  body = kernel;
+  body = kernel, grid_size = grid;
   lanes.resize(threads);
   for (block_index.z = 0; block_index.z < grid.z; block_index.z++)
     for (block_index.y = 0; block_index.y < grid.y; block_index.y++)
@@ -253,6 +173,7 @@ inline void launch(Index grid, int threads, size_t shared_size, std::function<vo
 
 #define threadIdx simt::thread_index
 #define blockIdx simt::block_index
+#define gridDim simt::grid_size
 
 static inline float __int_as_float(int x) {
   float value;
@@ -270,12 +191,13 @@ DEVICE float exp2_approx(float x) { return exp2f(x); }
 DEVICE float log2_approx(float x) { return log2f(x); }
 DEVICE u32 multiply_high(u32 x, u32 y) { return (u32)(((u64)x * y) >> 32); }
 
-DEVICE float shuffle_xor(float x, int mask) {
-  simt::lane().value = x;
+DEVICE u32 shuffle_xor(u32 x, int mask) {
+  simt::lane().word = x;
   simt::lane().number = mask;
   simt::ask(simt::Request::SHUFFLE);
-  return simt::lane().value;
+  return simt::lane().word;
 }
+DEVICE float shuffle_xor(float x, int mask) { return __int_as_float((int)shuffle_xor((u32)__float_as_int(x), mask)); }
 DEVICE bool any_lane(bool x) {
   simt::lane().flag = x;
   simt::ask(simt::Request::ANY);
@@ -321,7 +243,9 @@ SPECIALISED void mma<Half>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { s
 SPECIALISED void mma<BFloat16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { simt::mma(true, c, a, b0, b1); }
 
 DEVICE u32 shared_address(const void* pointer) {
-  return simt::SHARED_BASE + (u32)((const char*)pointer - simt::shared.data());
+  const size_t offset = (size_t)((const char*)pointer - simt::shared.data());
+  if (offset <= simt::shared.size()) return simt::SHARED_BASE + (u32)offset;
+  return simt::STATIC_SHARED | (u32)(uintptr_t)pointer;  // barriers, which are only ever named
 }
 DEVICE void store_shared(u32 address, const Chunk& chunk) { std::memcpy(simt::shared_bytes(address, 16), &chunk, 16); }
 DEVICE void store_shared(u32 address, u32 word) { std::memcpy(simt::shared_bytes(address, 4), &word, 4); }

@@ -7,6 +7,10 @@ struct alignas(64) TensorMap {
   char bytes[128];
 };
 
+#ifdef SIMT_SHIM
+#include "simt_hopper.h"
+#else
+
 // ---- barriers in shared memory that count arrivals and bytes (mbarrier)
 
 DEVICE void barrier_init(u32 barrier, u32 arrivals) {
@@ -91,6 +95,12 @@ DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;
 DEVICE int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 DEVICE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
+DEVICE void store_global(char* to, const Chunk& c) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w) : "memory");
+}
+
+#endif  // SIMT_SHIM
+
 // ---- shared memory as wgmma sees it
 
 // A matrix in rows of 128 swizzled bytes, eight rows to a kilobyte. `chunk_bytes` is from one 64-column chunk to the next, for
@@ -100,8 +110,4 @@ DEVICE u32 matrix(u32 address, u32 chunk_bytes) { return address >> 4 | chunk_by
 DEVICE u64 descriptor(u32 matrix) {
   constexpr u64 SWIZZLE_128_BYTES = 1ull << 62, EIGHT_ROWS = 1024 >> 4;
   return SWIZZLE_128_BYTES | EIGHT_ROWS << 32 | matrix;
-}
-
-DEVICE void store_global(char* to, const Chunk& c) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w) : "memory");
 }

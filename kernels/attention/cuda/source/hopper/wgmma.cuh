@@ -13,6 +13,8 @@ DEVICE void wgmma_shared(float (&d)[N / 2], u64 a, u64 b, int accumulate);
 template <class T, int N>
 DEVICE void wgmma_registers(float (&d)[N / 2], const u32* a, u64 b, int accumulate);
 
+#ifndef SIMT_SHIM  // which has one definition for all widths
+
 SPECIALISED void wgmma_shared<Half, 64>(float (&d)[32], u64 a, u64 b, int accumulate) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
@@ -164,3 +166,5 @@ SPECIALISED void wgmma_registers<BFloat16, 128>(float (&d)[64], const u32* a, u6
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
+
+#endif  // SIMT_SHIM

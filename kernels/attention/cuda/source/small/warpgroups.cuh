@@ -239,7 +239,7 @@ struct FewKeys {
 template <class C>
 DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map, const SmallParams& p) {
   SHARED_MEMORY(memory);
-  __shared__ alignas(8) u64 barrier_words[C::ROW_GROUPS + 2 * C::BLOCKS];
+  __shared__ __align__(8) u64 barrier_words[C::ROW_GROUPS + 2 * C::BLOCKS];
   const SmallBlock b = small_block<C::CAUSAL, C::ROWS>(p);
   const int group = uniform((int)threadIdx.x >> 7), thread = (int)threadIdx.x & 127;
   const int row_group = group % C::ROW_GROUPS, key_group = group / C::ROW_GROUPS;

@@ -1,0 +1,126 @@
+"""Problems for the Hopper kernels on the CPU: drawn, planned by the way's own plan, run, and answered in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import torch
+
+from kernels.attention.cuda.hopper import HopperKernel, HopperWay
+from kernels.attention.cuda.launching import Step
+from kernels.attention.cuda.operator import problem_of
+from kernels.attention.cuda.planning import Machine
+from kernels.attention.cuda.small_hopper import GroupKernel, SmallHopper
+from kernels.attention.cuda.variants import Entry
+from tests.kernels.cuda.hopper_runner import HopperProgram, Schedule
+from tests.kernels.cuda.simt_ways import HostBuffers
+from tests.kernels.cuda.stub_driver import HOPPER
+from tests.kernels.cuda.test_simt import ERROR
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a call is asked for beside its tensors, and the device it runs on: `blocks` at a time."""
+
+    alignment: str = "top-left"
+    window: tuple[int, int] | None = None
+    blocks: int = 3
+    l2_bytes: int = 1 << 20
+    with_lse: bool = True
+
+
+def draw(kernel: HopperKernel | GroupKernel, batch: int, heads: int, kv_heads: int, *sizes: int) -> Tensors:
+    """q, k and v as [B, H, S, D] views of [B, S, H, D]; `sizes`: rows, keys, and the head dimension if not the kernel's."""
+    seq_q, seq_k, head_dim = (*sizes, kernel.head_dim)[:3]
+    generator = torch.Generator().manual_seed(seq_q * 1000 + seq_k)
+    dtype = getattr(torch, kernel.dtype)
+
+    def one(count: int, seq: int) -> torch.Tensor:
+        return torch.randn(batch, seq, count, head_dim, generator=generator).to(dtype).transpose(1, 2)
+
+    return one(heads, seq_q), one(kv_heads, seq_k), one(kv_heads, seq_k)
+
+
+def attend(
+    program: HopperProgram,
+    kernel: HopperKernel | GroupKernel,
+    tensors: Tensors,
+    scratch: Path,
+    schedule: Schedule,
+    case: Case,
+    *,
+    entry: Entry | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and the log-sum-exp, each NaN where nothing was written. `entry` is launched in the kernel's place.
+
+    Asserts that counters are zero again. Needs the stub of libcuda in place.
+    """
+    q, k, v = tensors
+    made = torch.full_like(q, math.nan) if out is None else out
+    lse = torch.full(q.shape[:3], math.nan)
+    buffers = HostBuffers(lse=lse.data_ptr() if case.with_lse else 0)
+    causal = kernel.right if isinstance(kernel, HopperKernel) else kernel.causal
+    causal = causal and case.window is None
+    problem = problem_of(q, k, v, made, causal=causal, alignment=case.alignment, window=case.window)
+    way: HopperWay | SmallHopper
+    if isinstance(kernel, HopperKernel):
+        assert (problem.causal, problem.window_offset is not None) == (kernel.right, kernel.left)
+        way = HopperWay(kernel, Machine(HOPPER, case.blocks, case.l2_bytes, hopper=True))
+    else:
+        way = SmallHopper(kernel)
+    steps: list[Step] = way.steps(problem, 1 / math.sqrt(q.shape[3]), buffers)  # type: ignore[arg-type]
+    [step] = steps
+    step = dataclasses.replace(step, entry=entry or kernel)
+    program.run(step, [q, k, v, made, lse, *buffers.memory], scratch, schedule)
+    for counter in buffers.memory:
+        assert not bool(counter.any()), "a counter is not zero after the launch"
+    return made, lse
+
+
+def expected(tensors: Tensors, right: int | None, left: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in float64 where row r sees keys r + left to r + right; zeros and -inf for a row that sees none."""
+    q, k, v = tensors
+    k64, v64 = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = (q.double() @ k64.mT) / math.sqrt(q.shape[3])
+    distance = torch.arange(k.shape[2])[None] - torch.arange(q.shape[2])[:, None]
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if right is not None:
+        seen &= distance <= right
+    if left is not None:
+        seen &= distance >= left
+    scores = scores.masked_fill(~seen, -math.inf)
+    return torch.softmax(scores, -1).nan_to_num(0.0) @ v64, torch.logsumexp(scores, -1)
+
+
+def limits_of(kernel: HopperKernel | GroupKernel, tensors: Tensors, case: Case) -> tuple[int | None, int | None]:
+    """How many keys beyond its own a row sees to the right, and from where on to the left; None: all."""
+    shift = tensors[1].shape[2] - tensors[0].shape[2] if case.alignment == "bottom-right" else 0
+    if case.window is not None:
+        left, right = case.window
+        return (None if right < 0 else right + shift), (None if left < 0 else shift - left)
+    causal = kernel.right if isinstance(kernel, HopperKernel) else kernel.causal
+    return (shift if causal else None), None
+
+
+def complaint(
+    kernel: HopperKernel | GroupKernel, tensors: Tensors, case: Case, out: torch.Tensor, lse: torch.Tensor
+) -> str | None:
+    """What is wrong with an answer; None if nothing is."""
+    want, want_lse = expected(tensors, *limits_of(kernel, tensors, case))
+    if not bool(out.isfinite().all()):
+        return "an element was not written, or is not a number"
+    error = (out.double() - want).norm().item()
+    if error > ERROR[kernel.dtype] * want.norm().item():
+        return f"the output is off by {error / want.norm().item():.2g}"
+    if not case.with_lse:
+        return None if bool(lse.isnan().all()) else "a log-sum-exp that nobody wants"
+    seen = want_lse.isfinite()
+    if not torch.equal(lse, torch.where(seen, lse, -math.inf)):
+        return "a log-sum-exp is no number, or not minus infinity for a row that sees nothing"
+    worst = (lse.double() - want_lse)[seen].abs().max().item() if bool(seen.any()) else 0.0
+    return f"the log-sum-exp is off by {worst:.2g}" if not worst < 1e-4 else None

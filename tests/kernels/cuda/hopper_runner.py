@@ -1,0 +1,107 @@
+"""Compiles Hopper kernels' own source for the CPU and runs their plans: a fiber a thread, blocks in turns."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.attention.cuda.driver import TensorMap
+from kernels.attention.cuda.launching import Step
+from kernels.attention.cuda.variants import SOURCE, Entry
+from tests.kernels.cuda.simt_ways import SHIM, span
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When the chip does what it does in its own time: copies and products as late as the program allows, or at once.
+
+    `seed` shuffles warps and copies under way, 0 keeps their order; `greedy`: one block works to its end before the
+    next begins, else blocks change at every tile.
+    """
+
+    late_copies: bool = False
+    late_products: bool = False
+    reverse: bool = False
+    seed: int = 0
+    greedy: bool = False
+
+    @property
+    def name(self) -> str:
+        parts = [name for name in ("late_copies", "late_products", "reverse", "greedy") if getattr(self, name)]
+        return "-".join([*parts, *([f"seed{self.seed}"] if self.seed else [])]) or "early"
+
+
+WAITING = Schedule(late_copies=True, greedy=True)
+"""A missing wait for a copy shows: products read at once, copies land at the last moment."""
+RELEASING = Schedule(late_products=True)
+"""A place released too early shows: copies land at once, products read at the last moment."""
+SHUFFLED = Schedule(late_copies=True, late_products=True, reverse=True, seed=5)
+
+
+class Failed(Exception):
+    """The program ended with this complaint."""
+
+
+@dataclass(frozen=True)
+class HopperProgram:
+    """Some kernels that are given three tensor maps and one structure."""
+
+    path: Path
+    entries: tuple[Entry, ...]
+
+    def run(self, step: Step, tensors: Sequence[torch.Tensor], scratch: Path, schedule: Schedule) -> None:
+        """Launch the step; `tensors`, all that its arguments point to, are changed in place as the kernel does.
+
+        Raises Failed with what the fibers' scheduler, or a guard band, has to say.
+        """
+        spans = [span(tensor) for tensor in tensors]
+        *maps, parameters = step.arguments
+        assert len(maps) == 3
+        assert all(isinstance(one, TensorMap) for one in maps)
+        fields = [name for name, kind in type(parameters)._fields_ if kind is ctypes.c_void_p]  # type: ignore[misc]
+        offsets = [getattr(type(parameters), name).offset for name in fields]
+        index = [entry.name for entry in self.entries].index(step.entry.name)
+        header = [len(spans), index, step.entry.shared_bytes, *step.grid, len(offsets)]
+        header += [schedule.late_copies, schedule.late_products, schedule.reverse, schedule.seed, schedule.greedy]
+        data = [struct.pack(f"{len(header)}i", *header)]
+        data += [struct.pack("Qq", one.data_ptr(), one.numel()) for one in spans]
+        data += [one.numpy().tobytes() for one in spans]
+        data += [ctypes.string_at(ctypes.addressof(one), 128) for one in maps]
+        data += [struct.pack(f"{len(offsets)}i", *offsets), bytes(parameters)]
+        given, made = scratch / "in.bin", scratch / "out.bin"
+        given.write_bytes(b"".join(data))
+        done = subprocess.run([str(self.path), str(given), str(made)], capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            raise Failed(f"exit {done.returncode}: {done.stderr[:2000]}")
+        answer, at = bytearray(made.read_bytes()), 0
+        for one in spans:
+            one.copy_(torch.frombuffer(answer, dtype=torch.uint8, offset=at, count=one.numel()))
+            at += one.numel()
+
+
+def compile_hopper(
+    entries: Sequence[Entry], parameters: str, folder: Path, *, source: Path = SOURCE, flags: Sequence[str] = ()
+) -> HopperProgram:
+    """Compile with g++; `parameters` is what the kernels are given beside the maps, `source` where they lie."""
+    text = "".join(entry.source for entry in entries)
+    text += f"typedef {parameters} Params;\n"
+    text += "struct Entry { void (*kernel)(TensorMap, TensorMap, TensorMap, Params); int threads; };\n"
+    table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
+    text += f"static const Entry entries[] = {{{table}}};\n"
+    digest = hashlib.sha256(f"{text}{source}{flags}".encode()).hexdigest()[:12]
+    kernels, program = folder / f"hopper-{digest}.h", folder / f"hopper-{digest}"
+    kernels.write_text(text)
+    command = ["g++", "-std=c++17", "-O1", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSIMT_SHIM"]
+    command += ["-DSIMT_ARCH=900", f'-DKERNELS="{kernels}"', f"-I{SHIM}", f"-I{source}", *flags]
+    done = subprocess.run(
+        [*command, str(SHIM / "hopper.cc"), "-o", str(program)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return HopperProgram(program, tuple(entries))

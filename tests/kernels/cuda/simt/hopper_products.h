@@ -1,0 +1,180 @@
+// Products of warpgroups (wgmma.m64nNk16) on the CPU: asked for by 128 threads, carried out in order, at once or late.
+#pragma once
+#include "hopper_block.h"
+
+namespace simt {
+
+inline u32 swizzled(u32 address);
+
+struct Matrix {  // what a descriptor says
+  u32 start, leading, stride;
+};
+
+inline Matrix matrix_of(u64 descriptor) {
+  if (descriptor >> 62 != 1) fail("a matrix that is not swizzled in 128 bytes");
+  if (descriptor >> 49 & 7) fail("a matrix that does not begin where its swizzle does");
+  const auto field = [&](int at) { return (u32)(descriptor >> at & 0x3fff) << 4; };
+  return {field(0), field(16), field(32)};
+}
+
+inline float element_at(u32 address, bool bfloat) {
+  u16 bits;
+  std::memcpy(&bits, shared_bytes(swizzled(address), 2), 2);
+  return bfloat ? bfloat_to_float(bits) : half_to_float(bits);
+}
+
+// Element (row, k) of a matrix whose rows lie in 128 bytes each, eight of them to a group.
+inline u32 across(const Matrix& m, int row, int k) { return m.start + row / 8 * m.stride + row % 8 * 128 + k * 2; }
+
+// Element (k, column) of a matrix that is read along its rows of 64 elements, eight rows to a group.
+inline u32 along(const Matrix& m, int k, int column) {
+  return m.start + column / 64 * m.leading + k / 8 * m.stride + k % 8 * 128 + column % 64 * 2;
+}
+
+__attribute__((optimize("O3"))) inline void accumulate_rows(float* c, const float* a, const float* b, int n) {
+  for (int row = 0; row < 64; row++)
+    for (int k = 0; k < 16; k++) {
+      const float factor = a[row * 16 + k];
+      for (int column = 0; column < n; column++) c[row * n + column] += factor * b[k * n + column];
+    }
+}
+
+// What a product reads: whole groups of eight rows of 128 bytes, as copies write them.
+template <class Each>
+inline void for_each_range(const Product& p, Each each) {
+  const auto groups = [&](u32 address, const Matrix& m, int count) {
+    for (int i = 0; i < count; i++) each(Range{(address & ~1023u) + i * m.stride, (address & ~1023u) + i * m.stride + 1024});
+  };
+  const Matrix b = matrix_of(p.b);
+  if (!p.a_in_registers) {
+    groups(matrix_of(p.a).start, matrix_of(p.a), 64 / 8);
+    groups(b.start, b, p.n / 8);
+  } else {
+    for (int chunk = 0; chunk < p.n / 64; chunk++) groups(b.start + chunk * b.leading, b, 16 / 8);
+  }
+}
+
+inline bool meet(const Range& a, const Range& b) { return a.from < b.to && b.from < a.to; }
+
+inline void check_landed(const Product& p) {
+  for_each_range(p, [](const Range& read) {
+    for (const Box& box : block.boxes)
+      if (meet(read, {box.to, box.to + rows_of(box.map) * 128})) fail("a product reads where a copy is under way");
+  });
+}
+
+inline void check_not_read(const Range& written) {
+  for (const Warpgroup& group : block.warpgroups)
+    for (const Product& p : group.products)
+      for_each_range(p, [&](const Range& read) {
+        if (meet(read, written)) fail("a copy overwrites what a product under way reads");
+      });
+}
+
+inline Held& held_for(Warpgroup& group, int thread, const float* d) {
+  for (Held& held : group.held[thread])
+    if (held.at == d) return held;
+  fail("an accumulator that nobody holds");
+}
+
+// Carries out the warpgroup's first product. A thread's registers are two rows, of every eight columns two.
+inline void multiply_first(Warpgroup& group) {
+  static thread_local float a[64 * 16], b[16 * 256], c[64 * 256];
+  const Product p = group.products.front();
+  check_landed(p);
+  const int n = p.n;
+  const Matrix mb = matrix_of(p.b);
+  for (int k = 0; k < 16; k++)
+    for (int column = 0; column < n; column++)
+      b[k * n + column] = element_at(p.a_in_registers ? along(mb, k, column) : across(mb, column, k), p.bfloat);
+  if (!p.a_in_registers) {
+    const Matrix ma = matrix_of(p.a);
+    for (int row = 0; row < 64; row++)
+      for (int k = 0; k < 16; k++) a[row * 16 + k] = element_at(across(ma, row, k), p.bfloat);
+  }
+  const auto row_of = [](int thread, int r) { return thread / 32 * 16 + thread % 32 / 4 + 8 * r; };
+  const auto column_of = [](int thread, int i, int e) { return 8 * i + thread % 4 * 2 + e; };
+  for (int thread = 0; thread < 128; thread++) {
+    if (p.a_in_registers)
+      for (int i = 0; i < 4; i++)
+        for (int e = 0; e < 2; e++) {
+          const u16 bits = (u16)(p.rows[thread][i] >> 16 * e);
+          a[row_of(thread, i % 2) * 16 + column_of(thread, i / 2, e)] = p.bfloat ? bfloat_to_float(bits) : half_to_float(bits);
+        }
+    const Held& held = held_for(group, thread, p.d[thread]);
+    for (int i = 0; i < n / 2; i++)
+      c[row_of(thread, i / 2 % 2) * n + column_of(thread, i / 4, i % 2)] = p.accumulate ? held.values[i] : 0.0f;
+  }
+  accumulate_rows(c, a, b, n);
+  for (int thread = 0; thread < 128; thread++) {
+    Held& held = held_for(group, thread, p.d[thread]);
+    for (int i = 0; i < n / 2; i++) held.values[i] = c[row_of(thread, i / 2 % 2) * n + column_of(thread, i / 4, i % 2)];
+    if (--held.products) continue;
+    std::memcpy(held.at, held.values.data(), held.values.size() * 4);
+    group.held[thread].erase(group.held[thread].begin() + (&held - group.held[thread].data()));
+  }
+  group.products.pop_front();
+  group.ended++;
+}
+
+inline Warpgroup& own_warpgroup() { return block.warpgroups[current / 128]; }
+
+inline void ask_product(const Product& asked, float* d, const u32* rows) {
+  Warpgroup& group = own_warpgroup();
+  const int thread = current % 128;
+  const size_t place = (size_t)(group.asked[thread]++ - group.ended);
+  if (place == group.products.size()) group.products.push_back(asked);
+  Product& p = group.products[place];
+  if (p.n != asked.n || p.a != asked.a || p.b != asked.b || p.accumulate != asked.accumulate ||
+      p.a_in_registers != asked.a_in_registers)
+    fail("threads of a warpgroup ask for different products");
+  p.d[thread] = d, p.rows[thread] = rows;
+  Held* mine = nullptr;
+  for (Held& held : group.held[thread])
+    if (held.at == d) mine = &held;
+  if (!mine) {
+    group.held[thread].push_back({d, 0, std::vector<float>(d, d + p.n / 2)});
+    mine = &group.held[thread].back();
+    std::memset(d, 0xff, (size_t)p.n / 2 * 4);
+  }
+  mine->products++;
+  if (++p.asked == 128 && !late_products) {
+    multiply_first(group);
+    wake(Wait::PRODUCTS, (u32)(current / 128), [&](const Waiting& w) { return w.until <= group.ended; });
+  }
+}
+
+inline void commit_products() { own_warpgroup().groups[current % 128].push_back(own_warpgroup().asked[current % 128]); }
+
+inline void await_products(int pending) {
+  Warpgroup& group = own_warpgroup();
+  const auto& groups = group.groups[current % 128];
+  if (groups.size() <= (size_t)pending) return;
+  const i64 until = groups[groups.size() - 1 - pending];
+  if (until > group.ended) wait_elsewhere(Wait::PRODUCTS, (u32)(current / 128), 0, until);
+}
+
+inline void check_settled(const float* d) {
+  for (const Held& held : own_warpgroup().held[current % 128])
+    if (held.at == d) fail("accumulators are used while a product is under way");
+}
+
+// Late products: those that somebody waits for, now that nothing else can be done.
+inline bool end_products() {
+  for (size_t g = 0; late_products && g < block.warpgroups.size(); g++) {
+    Warpgroup& group = block.warpgroups[g];
+    const auto ready = [&](const Waiting& w) { return w.until <= group.ended; };
+    for (size_t i = g * 128; i < std::min(lanes.size(), g * 128 + 128); i++) {
+      const Waiting w = block.waiting[i];
+      if (lanes[i].state != State::ELSEWHERE || w.what != Wait::PRODUCTS) continue;
+      bool any = false;
+      while (group.ended < w.until && group.products.front().asked == 128) multiply_first(group), any = true;
+      if (!any) continue;
+      wake(Wait::PRODUCTS, (u32)g, ready);
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace simt

@@ -1,0 +1,260 @@
+"""Mistakes that a pipeline of copies and products invites, put into copies of the Hopper kernel: each must be found."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels.attention.cuda.hopper import HopperKernel, Shape
+from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
+from kernels.attention.cuda.variants import SOURCE
+from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
+from tests.kernels.cuda.hopper_runner import (
+    RELEASING,
+    SHUFFLED,
+    WAITING,
+    Failed,
+    HopperProgram,
+    Schedule,
+    compile_hopper,
+)
+from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
+    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
+)
+
+KERNEL = HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 2, ping_pong=True))
+FEW_KEYS = GroupKernel("float16", 128, False, GroupShape(1, 4, 64, 4))
+"""Its warpgroups leave their results where K and V were."""
+FILES = {
+    HopperKernel: (("problem.cuh", "wgmma.cuh"), ("schedule.cuh", "producer.cuh", "consumer.cuh", "fa90.cuh")),
+    GroupKernel: (("wgmma.cuh", "../small/exchange.cuh"), ("../small/warpgroups.cuh",)),
+}
+"""By kind of kernel: what it includes, and what mistakes are put into; from source/hopper."""
+READ_EARLY = ("a product reads where a copy is under way",)
+OVERWRITTEN = ("a copy overwrites what a product under way reads",)
+WRONG = ("the output is off", "is not a number")
+SCHEDULES = (WAITING, RELEASING, SHUFFLED, *(Schedule(late_products=True, seed=seed) for seed in (1, 2, 3)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A copy of the kernel in which each of `edits` (old text, new text) is made once; `found` is how it shows."""
+
+    name: str
+    found: tuple[str, ...]
+    edits: tuple[tuple[str, str], ...]
+    kernel: HopperKernel | GroupKernel = KERNEL
+
+    @property
+    def threads(self) -> int:
+        return self.kernel.threads
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.kernel.shared_bytes
+
+    @property
+    def source(self) -> str:
+        """In a namespace, so that many fit one program."""
+        includes, files = FILES[type(self.kernel)]
+        text = "".join((SOURCE / "hopper" / name).read_text() for name in files)
+        text = "\n".join(line for line in text.split("\n") if not line.startswith(("#include", "#pragma once")))
+        text += "\n" + "\n".join(self.kernel.source.split("\n")[1:]).replace(self.kernel.name, self.name)
+        for old, new in self.edits:
+            assert text.count(old) == 1, f"{self.name}: {old!r} is there {text.count(old)} times"
+            text = text.replace(old, new)
+        included = "".join(f'#include "hopper/{name}"\n' for name in includes)
+        return f"{included}namespace in_{self.name} {{\n{text}\n}}\nusing in_{self.name}::{self.name};\n"
+
+
+def without(text: str) -> tuple[str, str]:
+    return text, ""
+
+
+FULL_V = "    start_scores(following.stage);\n    barrier_wait(barriers.v_full(place.stage), place.parity);\n"
+FIRST_SCORES_END = "    warpgroup_wait<0>();\n    settled(score);\n    release(barriers.k_empty(place.stage));\n"
+SCORES_END = (
+    "    warpgroup_wait<1>();\n    settled(score);\n    release(barriers.k_empty(following.stage));\n"
+    "    if (n == tile.first) release(barriers.q_empty());\n"
+)
+OUTPUT_END = (
+    "    warpgroup_wait<0>();\n    settled(out);\n    release(barriers.v_empty(place.stage));\n    pack_weights();\n"
+)
+K_EMPTY = "        barrier_wait(barriers.k_empty(place.stage), place.parity);\n"
+Q_EMPTY = "          barrier_wait(barriers.q_empty(), q_parity);\n"
+Q_COPY = "          copy_q(index, tile);\n          q_is_due = false;\n"
+
+
+def lines(text: str, *order: int) -> tuple[str, str]:
+    """The lines of a text in another order."""
+    return text, "".join(text.splitlines(keepends=True)[i] for i in order)
+
+
+CONTROL = Mutant("as_it_is", (), ())
+MUTANTS = (
+    Mutant("no_wait_for_v", READ_EARLY, (lines(FULL_V, 0),)),
+    Mutant(
+        "no_wait_for_k",
+        READ_EARLY,
+        (without("    barrier_wait(barriers.k_full(following.stage), following.parity);\n"),),
+    ),
+    Mutant("no_wait_for_an_empty_k", ("one arrival too many", *OVERWRITTEN), (without(K_EMPTY),)),
+    Mutant("no_wait_for_an_empty_q", OVERWRITTEN, ((Q_EMPTY + Q_COPY, Q_COPY),)),
+    Mutant("k_released_while_it_is_read", OVERWRITTEN, (lines(FIRST_SCORES_END, 2, 0, 1),)),
+    Mutant("v_released_while_it_is_read", OVERWRITTEN, (lines(OUTPUT_END, 2, 0, 1, 3),)),
+    Mutant("q_released_before_its_last_read", OVERWRITTEN, (lines(SCORES_END, 3, 0, 1, 2),)),
+    Mutant("weights_overwritten_while_they_are_read", WRONG, (lines(OUTPUT_END, 3, 0, 1, 2),)),
+    Mutant(
+        "scores_used_before_they_are_there",
+        ("accumulators are used while a product is under way",),
+        (("    warpgroup_wait<1>();\n", "    warpgroup_wait<2>();\n"),),
+    ),
+    Mutant(
+        "a_parity_that_never_flips",
+        ("deadlock", *READ_EARLY, *OVERWRITTEN),
+        (("Place{0, parity ^ 1}", "Place{0, parity}"),),
+    ),
+    Mutant("a_parity_that_begins_wrong", ("deadlock",), (("    u32 q_parity = 1;", "    u32 q_parity = 0;"),)),
+    Mutant(
+        "a_turn_not_passed",
+        ("wait for named barrier",),
+        (("    start_output(place.stage);\n    pass_turn();\n", "    start_output(place.stage);\n"),),
+    ),
+    Mutant(
+        "registers_not_given_away",
+        ("wait for registers",),
+        (without("    fewer_registers<C::PRODUCER_REGISTERS>();\n"),),
+    ),
+    Mutant(
+        "too_few_bytes_expected",
+        ("deadlock", *READ_EARLY, *OVERWRITTEN),
+        (("barrier_arrive_expecting(full, C::KV_BYTES)", "barrier_arrive_expecting(full, C::KV_BYTES / 2)"),),
+    ),
+    Mutant(
+        "barriers_used_before_they_are_made",
+        ("before it is initialised",),
+        (without("    named_sync(C::BARRIERS_READY, C::READY_THREADS);\n"),),
+    ),
+    Mutant("a_counter_left_behind", ("a counter is not zero",), (without("      p.counter[0] = 0;\n"),)),
+    Mutant(
+        "a_slot_that_every_lane_reads",
+        ("deadlock", "a counter is not zero", *WRONG),
+        (("uniform(lane == 0 ? *tile_slot : 0)", "*tile_slot"),),
+    ),
+    Mutant(
+        "groups_of_eight_rows_in_the_wrong_place",
+        WRONG,
+        (("const u32 rows = 16 * C::CHUNK_ROW_BYTES / UNITS", "const u32 rows = 8 * C::CHUNK_ROW_BYTES / UNITS"),),
+    ),
+)
+
+SMALL_CONTROL = Mutant("few_keys_as_it_is", (), (), FEW_KEYS)
+SMALL_MUTANTS = (
+    Mutant("few_keys_no_wait_for_k", READ_EARLY, (without("    barrier_wait(k_full(block), 0);\n"),), FEW_KEYS),
+    Mutant("few_keys_no_wait_for_v", READ_EARLY, (without("    barrier_wait(v_full(block), 0);\n"),), FEW_KEYS),
+    Mutant(
+        "few_keys_no_wait_for_q", READ_EARLY, (without("  barrier_wait(barriers + row_group * 8, 0);\n"),), FEW_KEYS
+    ),
+    Mutant(
+        "results_left_where_others_still_read",
+        WRONG,
+        (("      if constexpr (!C::OWN_PLACE) sync_block();", "      "),),
+        FEW_KEYS,
+    ),
+    Mutant(
+        "results_picked_up_before_they_are_left",
+        WRONG,
+        (without("      named_sync(1 + row_group, C::KEY_GROUPS * 128);\n"),),
+        FEW_KEYS,
+    ),
+    Mutant(
+        "barriers_of_others_used_before_they_are_made",
+        ("before it is initialised",),
+        (("  if (C::CLUSTER == 1) sync_block();", "  "),),
+        FEW_KEYS,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("mutants")
+    with stub_libcuda(folder):
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def program(folder: Path) -> HopperProgram:
+    return compile_hopper((CONTROL, *MUTANTS), "HopperParams", folder)
+
+
+@pytest.fixture(scope="module")
+def small_program(folder: Path) -> HopperProgram:
+    return compile_hopper((SMALL_CONTROL, *SMALL_MUTANTS), "SmallParams", folder)
+
+
+def complaints(program: HopperProgram, mutant: Mutant, scratch: Path) -> Iterator[str]:
+    """What is wrong with a mutant's answers, under one schedule after the other that finds something."""
+    if mutant.kernel is FEW_KEYS:
+        problems = [(Case(), (1, 2, 1, 70, 250))]
+    else:  # many tiles a block; and tiles whose rows see nothing
+        problems = [
+            (Case(blocks=2), (1, 3, 1, 260, 260)),
+            (Case(blocks=2, alignment="bottom-right"), (1, 1, 1, 1500, 70)),
+        ]
+    for schedule, (case, sizes) in itertools.product(SCHEDULES, problems):
+        tensors = draw(mutant.kernel, *sizes)
+        try:
+            answer = attend(program, mutant.kernel, tensors, scratch, schedule, case, entry=mutant)
+            what = complaint(mutant.kernel, tensors, case, *answer)
+        except (Failed, AssertionError) as one:
+            what = str(one)
+        if what is not None:
+            yield f"{schedule.name}: {what}"
+
+
+def test_the_kernel_as_it_is_has_nothing_to_complain_of(program: HopperProgram, tmp_path: Path) -> None:
+    assert list(complaints(program, CONTROL, tmp_path)) == []
+
+
+def test_the_kernel_for_few_keys_as_it_is_has_nothing_to_complain_of(
+    small_program: HopperProgram, tmp_path: Path
+) -> None:
+    assert list(complaints(small_program, SMALL_CONTROL, tmp_path)) == []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_is_found_and_shows_as_what_it_is(program: HopperProgram, tmp_path: Path, mutant: Mutant) -> None:
+    assert_found(program, mutant, tmp_path)
+
+
+@pytest.mark.parametrize("mutant", SMALL_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_in_the_kernel_for_few_keys_is_found(
+    small_program: HopperProgram, tmp_path: Path, mutant: Mutant
+) -> None:
+    assert_found(small_program, mutant, tmp_path)
+
+
+def assert_found(program: HopperProgram, mutant: Mutant, scratch: Path) -> None:
+    seen = []
+    for what in complaints(program, mutant, scratch):
+        if any(words in what for words in mutant.found):
+            return
+        seen.append(what)
+    pytest.fail(f"found, but not as what it is: {seen}" if seen else "no schedule finds it")
+
+
+def test_a_deadlock_is_reported_with_who_waits_for_which_barrier(program: HopperProgram, tmp_path: Path) -> None:
+    named = next(mutant for mutant in MUTANTS if mutant.name == "a_parity_that_begins_wrong")
+    report = next(complaints(program, named, tmp_path))
+    assert "threads 0-0 wait for parity 0 of barrier 1, which lacks 8 of 8 arrivals and 0 bytes" in report
+    assert "threads 128-383 wait for parity 0 of barrier 0, which lacks 1 of 1 arrivals and 0 bytes" in report

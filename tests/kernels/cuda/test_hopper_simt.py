@@ -1,0 +1,166 @@
+"""The Hopper kernel, run on the CPU with a fiber for each thread, against attention in float64."""
+
+from __future__ import annotations
+
+import math
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.attention.cuda.hopper import SHAPES, HopperKernel, Shape
+from tests.kernels.cuda.hopper_cases import Case, Tensors, attend, complaint, draw
+from tests.kernels.cuda.hopper_runner import (
+    RELEASING,
+    SHUFFLED,
+    WAITING,
+    HopperProgram,
+    Schedule,
+    compile_hopper,
+)
+from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
+    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
+)
+
+PLAIN = HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 4))
+THREE = HopperKernel("float16", 64, True, False, SHAPES[64, True][0])
+FOUR = HopperKernel("bfloat16", 64, False, False, SHAPES[64, False][1])
+WIDE = HopperKernel("float16", 128, False, False, SHAPES[128, False][2])
+DEEP = HopperKernel("bfloat16", 128, True, False, SHAPES[128, True][1])
+WINDOW = HopperKernel("float16", 64, True, True, Shape(4, 64, 4, ping_pong=True))
+TAIL = HopperKernel("bfloat16", 128, False, True, Shape(2, 64, 2, ping_pong=True))
+KERNELS = (PLAIN, THREE, FOUR, WIDE, DEEP, WINDOW, TAIL)
+SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
+WINDOWS = {WINDOW: (70, 5), TAIL: (70, -1)}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
+    folder = tmp_path_factory.mktemp("hopper")
+    with stub_libcuda(folder):
+        yield compile_hopper(KERNELS, "HopperParams", folder)
+
+
+def assert_right(
+    program: HopperProgram,
+    kernel: HopperKernel,
+    tensors: Tensors,
+    scratch: Path,
+    schedule: Schedule = SHUFFLED,
+    case: Case | None = None,
+) -> None:
+    case = case or Case(window=WINDOWS.get(kernel))
+    answer = attend(program, kernel, tensors, scratch, schedule, case)
+    assert complaint(kernel, tensors, case, *answer) is None
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_every_shape_agrees_with_float64_however_copies_products_and_warps_are_timed(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel, schedule: Schedule
+) -> None:
+    assert_right(program, kernel, draw(kernel, 1, 2, 1, 300, 300), tmp_path, schedule)
+
+
+@pytest.mark.parametrize("seq", [1, 63, 65, 129, 200])
+@pytest.mark.parametrize("kernel", [PLAIN, THREE, WIDE], ids=lambda kernel: kernel.name)
+def test_rows_and_keys_around_the_edges_of_tiles_are_right(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel, seq: int
+) -> None:
+    assert_right(program, kernel, draw(kernel, 2, 2, 2, seq, seq), tmp_path)
+
+
+@pytest.mark.parametrize("alignment", ["top-left", "bottom-right"])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 200), (200, 1), (63, 129), (300, 65)])
+def test_both_causal_alignments_are_right_and_rows_that_see_nothing_are_zero(
+    program: HopperProgram, tmp_path: Path, alignment: str, seq_q: int, seq_k: int
+) -> None:
+    for kernel in (PLAIN, THREE):
+        assert_right(program, kernel, draw(kernel, 1, 2, 1, seq_q, seq_k), tmp_path, WAITING, Case(alignment=alignment))
+
+
+@pytest.mark.parametrize("window", [(0, 0), (10, 3), (64, 64), (200, 0)])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(65, 300), (300, 100)])
+def test_windows_are_right_where_they_begin_end_and_see_nothing(
+    program: HopperProgram, tmp_path: Path, window: tuple[int, int], seq_q: int, seq_k: int
+) -> None:
+    tensors = draw(WINDOW, 1, 1, 1, seq_q, seq_k)
+    assert_right(program, WINDOW, tensors, tmp_path, case=Case(window=window))
+    tensors = draw(TAIL, 1, 1, 1, seq_q, seq_k)
+    assert_right(program, TAIL, tensors, tmp_path, case=Case(window=(window[0], -1), alignment="bottom-right"))
+
+
+@pytest.mark.parametrize("head_dim", [8, 40, 72, 120])
+def test_columns_that_a_head_does_not_have_count_as_zero(program: HopperProgram, tmp_path: Path, head_dim: int) -> None:
+    for kernel in (DEEP, WIDE) if head_dim > 64 else (PLAIN, FOUR):
+        assert_right(program, kernel, draw(kernel, 1, 1, 1, 70, 130, head_dim), tmp_path)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_few_blocks_share_many_tiles_and_leave_their_counter_zero(
+    program: HopperProgram, tmp_path: Path, blocks: int, greedy: bool
+) -> None:
+    schedule = Schedule(late_products=True, seed=3, greedy=greedy)
+    assert_right(program, PLAIN, draw(PLAIN, 1, 5, 5, 260, 130), tmp_path, schedule, Case(blocks=blocks))
+    assert_right(program, FOUR, draw(FOUR, 2, 4, 1, 260, 130), tmp_path, schedule, Case(blocks=blocks))
+
+
+def test_heads_that_the_last_section_has_too_many_are_passed_over(program: HopperProgram, tmp_path: Path) -> None:
+    tensors = draw(PLAIN, 1, 5, 5, 65, 65)
+    bytes_of_a_head = 2 * 65 * 64 * 2
+    assert_right(program, PLAIN, tensors, tmp_path, WAITING, Case(l2_bytes=int(bytes_of_a_head * 4.5 / 0.64)))
+
+
+def test_every_block_of_a_launch_may_be_alone_and_any_order_of_warps_will_do(
+    program: HopperProgram, tmp_path: Path
+) -> None:
+    tensors = draw(THREE, 1, 3, 1, 250, 250)
+    for seed in range(1, 7):
+        late = Schedule(late_copies=seed % 3 != 0, late_products=seed % 3 != 1, reverse=seed > 3, seed=seed)
+        assert_right(program, THREE, tensors, tmp_path, late, Case(blocks=2))
+
+
+def test_what_lies_between_the_rows_of_the_output_stays_as_it_was(program: HopperProgram, tmp_path: Path) -> None:
+    tensors = draw(PLAIN, 1, 2, 1, 70, 70, 40)
+    wide = torch.full((1, 70, 2, 56), 7.0, dtype=torch.bfloat16)
+    out = wide[..., :40].transpose(1, 2)
+    out.fill_(math.nan)
+    answer = attend(program, PLAIN, tensors, tmp_path, RELEASING, Case(), out=out)
+    assert complaint(PLAIN, tensors, Case(), *answer) is None
+    assert bool((wide[..., 40:] == 7.0).all())
+
+
+def test_without_a_log_sum_exp_the_output_is_the_same(program: HopperProgram, tmp_path: Path) -> None:
+    tensors = draw(DEEP, 1, 1, 1, 100, 100)
+    with_lse, _ = attend(program, DEEP, tensors, tmp_path, SHUFFLED, Case())
+    without, none = attend(program, DEEP, tensors, tmp_path, SHUFFLED, Case(with_lse=False))
+    assert torch.equal(with_lse, without)
+    assert bool(none.isnan().all())
+
+
+def test_a_row_that_is_no_number_spoils_itself_and_no_other(program: HopperProgram, tmp_path: Path) -> None:
+    q, k, v = draw(PLAIN, 1, 2, 1, 150, 150)
+    clean, _ = attend(program, PLAIN, (q, k, v), tmp_path, WAITING, Case())
+    q[0, 1, 5] = math.nan
+    got, _ = attend(program, PLAIN, (q, k, v), tmp_path, WAITING, Case())
+    assert bool(got[0, 1, 5].isnan().all())
+    got[0, 1, 5] = clean[0, 1, 5]
+    assert torch.equal(got, clean)
+
+
+def test_a_key_that_is_no_number_reaches_the_rows_that_see_it_and_no_other(
+    program: HopperProgram, tmp_path: Path
+) -> None:
+    q, k, v = draw(PLAIN, 1, 1, 1, 150, 150)
+    k[0, 0, 77] = math.nan
+    got, lse = attend(program, PLAIN, (q, k, v), tmp_path, RELEASING, Case())
+    assert bool(got[0, 0, :77].isfinite().all())
+    assert bool(got[0, 0, 77:].isnan().all())
+    assert bool(lse[0, 0, 77:].isnan().all())
