@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 LEAKS = ("BENCH_", "GOOGLE_", "GCE_METADATA", "CLOUDSDK_", "STORAGE_EMULATOR_HOST", "NO_COLOR", "FORCE_COLOR")
+ROOT = Path(__file__).resolve().parent.parent
 REACHED: list[str] = []
 """Addresses outside loopback that something tried to connect to."""
 
@@ -46,6 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update({"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"})
     os.environ.update({"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"})
     os.environ["COLUMNS"] = "100"
+    # Children run this tree, wherever they are started: what is installed may be another, and a relative path another.
+    above = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *above]))
     socket.setdefaulttimeout(60)
 
 

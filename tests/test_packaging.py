@@ -76,7 +76,8 @@ def test_a_machine_gets_the_same_payload_from_the_wheel_as_from_the_checkout(pyt
         "import json; from orchestrator.adapters.payload import bundle_root, pack; root = bundle_root();"
         "print(json.dumps([str(root), [f['path'] for f in json.loads(pack(root).manifest)['files']]]))"
     )
-    done = subprocess.run([str(python), "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    # -I: the tests put this checkout on the path of their children.
+    done = subprocess.run([str(python), "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     root, files = json.loads(done.stdout)
     assert Path(root).is_relative_to(python.parent.parent)
     assert files == [file["path"] for file in json.loads(pack(bundle_root()).manifest)["files"]]

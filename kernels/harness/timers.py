@@ -158,9 +158,28 @@ def captured(contender: Contender, calls: int) -> torch.cuda.CUDAGraph:
     except RuntimeError as exc:
         # A capture that fails may leave its own stream the current one.
         torch.cuda.set_stream(outer)
+        end_capture_mode()
         first = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
         raise Unavailable(f"its calls cannot be captured in a graph: {first[:160]}") from exc
     return graph
+
+
+def end_capture_mode() -> None:
+    """Captures one trivial graph that succeeds, after a capture that did not. PyTorch tells the device's default random
+    generator of a capture's end only once that has succeeded: until the next one does, every later draw on the device
+    fails with "Offset increment outside graph capture". Never raises: on a device that is beyond help, whatever comes
+    next says so itself, and why the first capture failed is still to be told.
+    """
+    outer = torch.cuda.current_stream()
+    try:
+        one = torch.zeros(1, device="cuda")
+        one.add_(1)  # what loads for the first time does so here, and nothing is allocated in the capture
+        torch.cuda.synchronize()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            one.add_(1)
+        torch.cuda.synchronize()
+    except RuntimeError:
+        torch.cuda.set_stream(outer)
 
 
 def host_us(plan: Plan) -> float:

@@ -1,9 +1,12 @@
 """The ledger: what runs have cost, what they may still cost, and whether one more fits under every cap.
 
-The law: at every instant and in every window, spent + held <= cap, as long as no run costs more than its hold.
+The law: at every instant and in every window, spent + held <= cap, as long as no run costs more than its hold and no
+settled cost turns out higher. A settlement that is corrected upward records money that is gone, whatever was held
+since, and is never refused: the window is then over its cap by no more than what was corrected, that is alerted, and
+nothing more is held in it until it is within its cap again. A cost added by hand is a fact in the same way.
+
 A run is charged, whole, to the UTC day and month in which its hold was taken. Every change is a pure function from
 ledger to ledger, may be replayed, and never lowers what is known to be spent; so any client may make it at any time.
-A cost added by hand is a fact and is never refused; it can take a window past its cap, and then nothing else fits.
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ class Ledger(_Document):
     archived_before: str = ""
     """Settled entries of months before this one are in `archive` only."""
     alerts: frozenset[str] = frozenset()
-    """Alerts already sent, `window:key:threshold`."""
+    """Alerts already sent, `window:key:threshold`, with `over` for the threshold of an overcommitted window."""
 
     @classmethod
     def parse(cls, data: bytes) -> Ledger:
@@ -169,10 +172,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A threshold that a window's spending has reached, or a run that cost more than its hold."""
+    """A threshold that a window's spending has reached, a window in which more is spent and held than its cap, or a run
+    that cost more than its hold."""
 
     kind: str
-    """`budget` or `overspend`."""
+    """`budget`, `overcommit` or `overspend`."""
     window: Window
     key: str
     """The day, month, `total`, or run id."""
@@ -185,18 +189,26 @@ class Alert:
 
     @property
     def id(self) -> str:
-        return f"{self.window}:{self.key}:{self.threshold}"
+        return f"{self.window}:{self.key}:{'over' if self.kind == 'overcommit' else self.threshold}"
 
     @property
     def title(self) -> str:
         if self.kind == "overspend":
             return f"run {self.key} cost more than was held for it"
-        return f"{self.threshold} % of the budget for {self.key if self.window != 'total' else 'everything'} is spent"
+        what = f"the budget for {self.key if self.window != 'total' else 'everything'}"
+        if self.kind == "overcommit":
+            return f"{what} may be passed by runs that are not over"
+        return f"{self.threshold} % of {what} is spent"
 
     @property
     def text(self) -> str:
         if self.kind == "overspend":
             return f"It cost ${self.spent}; ${self.cap} was held. Compare configs/prices.yaml with the bill."
+        if self.kind == "overcommit":
+            return (
+                f"${self.spent} is spent and ${self.held} is held: more than ${self.cap}. A cost came to light, or the "
+                "cap was lowered, after the money had been held. Nothing more fits until it is within the cap again."
+            )
         return f"${self.spent} of ${self.cap} is spent, and ${self.held} more is held for runs that are not over."
 
 
@@ -272,8 +284,9 @@ def hold(
 
 
 def settle(ledger: Ledger, run_id: str, actual: Decimal, now: datetime) -> Ledger:
-    """Replaces the hold by what the run cost. Of two settlements the dearer stands, in whatever order they come.
-    A run without a hold is recorded as one of nothing, so that its cost is never lost."""
+    """Replaces the hold by what the run cost. Of two settlements the dearer stands, in whatever order they come, and
+    whatever others hold by then: it is money that is gone. A run without a hold is recorded as one of nothing, so that
+    its cost is never lost."""
     entry = ledger.runs.get(run_id)
     if entry is None:
         if _is_archived(ledger, run_id):
@@ -299,7 +312,7 @@ def add_cost(ledger: Ledger, category: str, usd: Decimal, note: str, now: dateti
 
 def alerts_due(ledger: Ledger, caps: Caps, now: datetime) -> tuple[Alert, ...]:
     """What should be said now and has not been: for each window the highest threshold that its spending has reached,
-    and each run that cost more than its hold."""
+    and whether what is held on top passes its cap; and each run that cost more than its hold."""
     due: list[Alert] = []
     for window in WINDOWS[1:]:
         cap = caps.of(window)
@@ -309,6 +322,8 @@ def alerts_due(ledger: Ledger, caps: Caps, now: datetime) -> tuple[Alert, ...]:
         reached = [threshold for threshold in THRESHOLDS if seen.spent > 0 and seen.spent * 100 >= cap * threshold]
         if reached:
             due.append(Alert("budget", window, key_of(window, now), reached[-1], seen.spent, seen.held, cap))
+        if seen.spent < cap < seen.total:  # from the cap on, the threshold of 100 % says it
+            due.append(Alert("overcommit", window, key_of(window, now), 100, seen.spent, seen.held, cap))
     for run_id, entry in sorted(ledger.runs.items()):
         if entry.spent > entry.hold_usd:
             due.append(Alert("overspend", "run", run_id, 100, entry.spent, ZERO, entry.hold_usd))
@@ -317,12 +332,13 @@ def alerts_due(ledger: Ledger, caps: Caps, now: datetime) -> tuple[Alert, ...]:
 
 def mark_alerted(ledger: Ledger, alerts: tuple[Alert, ...]) -> Ledger:
     """Remembers that these were sent; the thresholds below them need no saying any more."""
-    said = {
+    below = {
         f"{alert.window}:{alert.key}:{threshold}"
         for alert in alerts
         for threshold in THRESHOLDS
-        if threshold == alert.threshold or (alert.kind == "budget" and threshold < alert.threshold)
+        if alert.kind == "budget" and threshold < alert.threshold
     }
+    said = {alert.id for alert in alerts} | below
     return ledger.model_copy(update={"alerts": ledger.alerts | said})
 
 

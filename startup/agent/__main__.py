@@ -31,13 +31,14 @@ class Conductor:
     """Builds the agent from what the metadata server says, and connects what can end it.
 
     On a VM that was kept and is at its next run, BENCH_NEXT names the claim: that run's spec takes the place of the
-    metadata's, and the VM's own run, which pays for it, is spoken for by the keeper alone.
+    metadata's, and the VM's own run, which pays for it, is spoken for by the keeper alone. `clock` is what every
+    limit and patience goes by; None: the VM's own.
     """
 
-    def __init__(self, environ: Mapping[str, str], stream: TextIO) -> None:
+    def __init__(self, environ: Mapping[str, str], stream: TextIO, clock: Clock | None = None) -> None:
         self.home = Path(environ.get("BENCH_VM_DIR", "/var/lib/bench"))
         self.environ = environ
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.log = Log(stream, self.clock)
         self.stop = Stop()
         self.metadata = Metadata(environ.get("GCE_METADATA_HOST", "metadata.google.internal"), self.clock)

@@ -26,7 +26,8 @@ def test_a_line_decodes_to_itself(events) -> None:  # type: ignore[no-untyped-de
 
 @given(
     st.dictionaries(
-        st.sampled_from(["run_id", "phase", "seconds", "cost_usd", "created_at", "odd"]), st.text(max_size=8)
+        st.sampled_from(["run_id", "phase", "seconds", "cost_usd", "created_at", "odd"]),
+        st.text("0123456789.-+:eETZnaif \n\x00é€𝟙", max_size=8),
     )
 )
 def test_what_is_no_line_is_nothing_and_never_an_error(metadata: dict[str, str]) -> None:

@@ -154,10 +154,7 @@ def test_when_a_host_is_killed_with_half_of_the_grid_done_the_other_measures_the
 def launched(bench: Bench, *arguments: str) -> subprocess.Popen[str]:
     """A client in a process of its own, so that it can be killed."""
     command = [sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "cpu", *arguments]
-    return subprocess.Popen(
-        command, cwd=bench.home, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    return subprocess.Popen(command, cwd=bench.home, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def test_a_client_that_is_killed_is_followed_by_another_and_no_case_is_measured_twice(

@@ -103,9 +103,19 @@ def test_what_cannot_be_captured_is_unavailable_in_the_graph_regime_and_the_devi
         torch.cuda.synchronize()
         return tensor.sum()
 
-    with pytest.raises(Unavailable, match="cannot be captured"):
-        timer_for(DEV, "graph")(Contender("waits", (waits,), nullcontext))
-    assert torch.ones(8, device=DEV).sum().item() == 8
+    stream = torch.cuda.current_stream()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="cannot be captured"):
+            timer_for(DEV, "graph")(Contender("waits", (waits,), nullcontext))
+        assert torch.cuda.current_stream() == stream
+        assert not torch.cuda.is_current_stream_capturing()
+        assert torch.ones(8, device=DEV).sum().item() == 8
+        drawn = torch.randn(1000, device=DEV)
+        assert drawn.isfinite().all().item()
+        assert not torch.equal(drawn, torch.randn(1000, device=DEV)), "the generator goes on"
+        torch.cuda.synchronize()
+    timer = timer_for(DEV, "graph")(Contender("sum", (tensor.sum,), nullcontext))
+    assert timer([tensor.sum] * timer.calls_made) > 0, "what can be captured still is"
 
 
 def test_the_peak_of_a_call_is_its_output_and_workspace() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,9 @@ def measured(cloud: Cloud) -> list[str]:
     return [data["case_id"] for data in cloud.said("case_measured")]
 
 
-def step_by_step(cloud: Cloud, *steps: Callable[[], None]) -> Callable[[Conductor], None]:
-    """Each step once as many cases are measured as there were steps before it."""
-
-    def meanwhile(_: Conductor) -> None:
-        for count, step in enumerate(steps):
-            await_truth(lambda count=count: len(measured(cloud)) >= count)
-            step()
-
-    return meanwhile
+def waits(conductor: Conductor) -> bool:
+    """Whether the machine has said that it waits for a case."""
+    return "waiting for more" in conductor.log.stream.getvalue()  # type: ignore[attr-defined]
 
 
 def test_cases_are_measured_in_the_order_in_which_they_are_granted(tmp_path: Path) -> None:
@@ -56,11 +49,18 @@ def test_cases_are_measured_in_the_order_in_which_they_are_granted(tmp_path: Pat
 def test_a_machine_waits_for_its_next_case_and_measures_none_twice(tmp_path: Path) -> None:
     with sharing() as cloud:
         grant(cloud, FIRST)
-        steps = (lambda: None, lambda: grant(cloud, FIRST, SECOND), lambda: grant(cloud, over=True))
-        run = Conducted(cloud, tmp_path, step_by_step(cloud, *steps))
+
+        def hand_out(conductor: Conductor) -> None:
+            await_truth(lambda: waits(conductor))
+            assert measured(cloud) == [FIRST]
+            grant(cloud, FIRST, SECOND)
+            await_truth(lambda: len(measured(cloud)) == 2)
+            grant(cloud, over=True)
+
+        run = Conducted(cloud, tmp_path, hand_out)
         assert run.code == 0
         assert measured(cloud) == [FIRST, SECOND]
-        assert "waiting for more" in run.console.getvalue()
+        assert waits(run.conductor)
 
 
 def test_a_machine_that_was_granted_nothing_when_the_grid_is_over_has_succeeded(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_waiting_for_a_case_ends_with_the_phases_limit(tmp_path: Path) -> None:
 
 def test_waiting_for_a_case_ends_at_once_when_the_run_is_asked_to_stop(tmp_path: Path) -> None:
     def stop(conductor: Conductor) -> None:
-        await_truth(lambda: "waiting for more" in conductor.log.stream.getvalue())  # type: ignore[attr-defined]
+        await_truth(lambda: waits(conductor))
         conductor.on_signal(15)
 
     with sharing() as cloud:
