@@ -127,6 +127,14 @@ def test_every_block_of_a_launch_may_be_alone_and_any_order_of_warps_will_do(
         assert_right(program, THREE, tensors, tmp_path, late, Case(blocks=2))
 
 
+def test_lanes_that_fall_behind_their_warp_miss_no_phase_of_a_tile_that_is_passed_over(
+    program: HopperProgram, tmp_path: Path
+) -> None:
+    tensors = draw(PLAIN, 1, 6, 3, 277, 196)
+    for seed in range(1, 13):
+        assert_right(program, PLAIN, tensors, tmp_path, Schedule(reverse=True, seed=seed, greedy=True))
+
+
 def test_what_lies_between_the_rows_of_the_output_stays_as_it_was(program: HopperProgram, tmp_path: Path) -> None:
     tensors = draw(PLAIN, 1, 2, 1, 70, 70, 40)
     wide = torch.full((1, 70, 2, 56), 7.0, dtype=torch.bfloat16)

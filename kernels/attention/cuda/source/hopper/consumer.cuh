@@ -154,14 +154,17 @@ struct Consumer {
     place = following;
   }
 
-  // Past tiles of keys that none of this warpgroup's rows sees. Turns are taken and passed all the same.
+  // Past tiles of keys that none of this warpgroup's rows sees. Turns are taken and passed all the same. Elsewhere a product
+  // gathers a warp's lanes between a wait and a release; here one that fell behind could still be waiting two phases later.
   __device__ __forceinline__ int skip_unseen(const Tile& tile, int n, Place<C>& place) const {
     if (!C::BOUNDED_RIGHT || C::WARPGROUPS * C::WARPGROUP_ROWS <= C::KEYS) return n;
     const int end = tile.row0 + (warpgroup + 1) * C::WARPGROUP_ROWS + p.last_offset;
     for (; n > tile.first && n * C::KEYS >= end; n--, place = place.next()) {
       barrier_wait(barriers.k_full(place.stage), place.parity);
+      sync_warp();
       release(barriers.k_empty(place.stage));
       barrier_wait(barriers.v_full(place.stage), place.parity);
+      sync_warp();
       release(barriers.v_empty(place.stage));
       await_turn();
       pass_turn();
