@@ -17,7 +17,7 @@ def diagnose(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.")] = "last",
     json: Json = False,
 ) -> None:
-    """Say why a run failed, from its events, its errors and what its machine said.
+    """Say why a run failed and what to do about it.
 
     An ending that has no name is said to have none, and the lines that matter are shown.
     """

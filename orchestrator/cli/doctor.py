@@ -31,7 +31,7 @@ def doctor(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: do not ask.")] = False,
     json: Json = False,
 ) -> None:
-    """Look at everything a launch needs, and say what mends what is wrong.
+    """Look at all that a launch needs; costs nothing.
 
     Only looks, and costs nothing. With a GPU or a configuration, looks at what that run would need.
     """

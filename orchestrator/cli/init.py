@@ -45,7 +45,7 @@ def init(
     replace: Annotated[bool, typer.Option("--replace", help="With --yes: settings may be replaced.")] = False,
     json: Json = False,
 ) -> None:
-    """Set up a project: APIs, bucket, the machines' account with the little that it needs, and a budget.
+    """Set a project up, once, with the least rights.
 
     Shows what it will do, asks, and does what is missing; a second time there is nothing to do.
     """

@@ -19,7 +19,7 @@ def prices(
     gpu: Annotated[str, typer.Option("--gpu", "-g", help="Only this GPU: l4, t4, a100, h100 or cpu.")] = "",
     json: Json = False,
 ) -> None:
-    """Show the price table that runs are held at, with its age and sources.
+    """Show the prices that runs are held at.
 
     Dollars per hour of each GPU's default machine with a boot disk of 60 GB and an address.
     """

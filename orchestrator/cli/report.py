@@ -36,7 +36,7 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write the report of a run: report.html, report.md, report.json, verdicts.csv.
+    """Write a run's report: HTML, Markdown, JSON and CSV.
 
     `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->; with `--mark NAME`,
     between <!-- bench:begin NAME --> and <!-- bench:end NAME -->.
