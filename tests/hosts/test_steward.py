@@ -23,8 +23,9 @@ from tests.hosts.looking import await_truth
 from tests.startup.machine import CASES, ROOT, payload, run_spec
 
 HAND = ROOT / "startup" / "host" / "hand.py"
-VM = "bench-20261121-040000-host-0001-1"
-RUN = "20261121-040000-host-0001"
+RUN = f"20261121-040000-host-{os.getpid() & 0xFFFF:04x}"
+"""Its own in every process of the tests: a host finds what a run started by the machine's name."""
+VM = f"bench-{RUN}-1"
 
 
 @dataclass
@@ -118,7 +119,7 @@ def test_a_run_that_is_started_twice_is_one_run(here: Here) -> None:
 
 def test_a_host_measures_for_one_run_at_a_time_and_says_for_which(here: Here) -> None:
     here.start(script={"environment": [{"hang": 1}]})
-    refused = here.start(vm="bench-20261121-050000-host-0002-1")
+    refused = here.start(vm=VM.replace("-040000-", "-050000-"))
     assert (refused["trouble"], refused["message"]) == ("busy", VM)
     assert here.ask("probe")["busy"] == VM
 
