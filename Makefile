@@ -30,7 +30,7 @@ demo: $(STAMP)
 
 ## make test    everything that CI runs
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered
 	$(BIN)/python scripts/coverage_gate.py
 
 lint: $(STAMP)
