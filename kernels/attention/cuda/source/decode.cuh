@@ -104,7 +104,7 @@ struct DecodeWarp {
       warp.template softmax<true>(p.scale_log2);
       copy_async_wait<2 * C::STAGES - 1>();
       sync_warp();
-      warp.accumulate_exactly(v_lane() + stage);
+      warp.template accumulate<true>(v_lane() + stage);
       sync_warp();
       fetch(first_chunk() + stage + C::TILE_BYTES, v, p.v_row, ahead);
       stage = stage + 2 * C::TILE_BYTES == C::RING_BYTES ? 0 : stage + 2 * C::TILE_BYTES;

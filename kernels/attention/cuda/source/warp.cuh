@@ -146,39 +146,15 @@ struct Warp {
     }
   }
 
-  // O += P V.
-  __device__ __forceinline__ void accumulate(u32 v_lane) {
-#pragma unroll
-    for (int kk = 0; kk < C::KV; kk++) {
-      u32 a[C::MI][4];
-#pragma unroll
-      for (int i = 0; i < C::MI; i++) {
-        a[i][0] = pack<T>(s[i][2 * kk][0], s[i][2 * kk][1]);
-        a[i][1] = pack<T>(s[i][2 * kk][2], s[i][2 * kk][3]);
-        a[i][2] = pack<T>(s[i][2 * kk + 1][0], s[i][2 * kk + 1][1]);
-        a[i][3] = pack<T>(s[i][2 * kk + 1][2], s[i][2 * kk + 1][3]);
-      }
-#pragma unroll
-      for (int j = 0; j < C::NO; j += 2) {
-        u32 b[4];
-        load_matrices_transposed(b, (v_lane ^ (j << 4)) + kk * 16 * C::ROW_BYTES);
-#pragma unroll
-        for (int i = 0; i < C::MI; i++) {
-          mma<T>(o[i][j], a[i], b[0], b[1]);
-          mma<T>(o[i][j + 1], a[i], b[2], b[3]);
-        }
-      }
-    }
-  }
-
   // What two floats lost when they were packed, packed.
   static __device__ __forceinline__ u32 lost(u32 packed, float low, float high) {
     return pack<T>(low - unpack<T>((u16)packed), high - unpack<T>((u16)(packed >> 16)));
   }
 
-  // O += P V with every weight in two parts, itself rounded and what the rounding left: as exact as float32, for twice the
-  // products. For kernels that wait for memory anyway.
-  __device__ __forceinline__ void accumulate_exactly(u32 v_lane) {
+  // O += P V. If EXACT, every weight goes in two parts, itself rounded and what the rounding left: as exact as float32, for
+  // twice the products, in kernels that wait for memory anyway.
+  template <bool EXACT = false>
+  __device__ __forceinline__ void accumulate(u32 v_lane) {
 #pragma unroll
     for (int kk = 0; kk < C::KV; kk++) {
       u32 a[C::MI][4], rest[C::MI][4];
@@ -188,7 +164,7 @@ struct Warp {
         for (int part = 0; part < 4; part++) {
           const float low = s[i][2 * kk + part / 2][part % 2 * 2], high = s[i][2 * kk + part / 2][part % 2 * 2 + 1];
           a[i][part] = pack<T>(low, high);
-          rest[i][part] = lost(a[i][part], low, high);
+          if constexpr (EXACT) rest[i][part] = lost(a[i][part], low, high);
         }
 #pragma unroll
       for (int j = 0; j < C::NO; j += 2) {
@@ -198,8 +174,10 @@ struct Warp {
         for (int i = 0; i < C::MI; i++) {
           mma<T>(o[i][j], a[i], b[0], b[1]);
           mma<T>(o[i][j + 1], a[i], b[2], b[3]);
-          mma<T>(o[i][j], rest[i], b[0], b[1]);
-          mma<T>(o[i][j + 1], rest[i], b[2], b[3]);
+          if constexpr (EXACT) {
+            mma<T>(o[i][j], rest[i], b[0], b[1]);
+            mma<T>(o[i][j + 1], rest[i], b[2], b[3]);
+          }
         }
       }
     }
