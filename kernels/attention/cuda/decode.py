@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
-from kernels.attention.cuda.planning import Machine, Problem, visible_keys
-from kernels.attention.cuda.portable import joining, parameters_but_launch
+from kernels.attention.cuda.planning import Machine, Problem, fewest_parts, visible_keys
+from kernels.attention.cuda.portable import joining, make_room_for_parts, parameters_but_launch
 from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip, entry_point, padded
 
 MOST_ROWS = 64
@@ -147,15 +146,8 @@ def blocks_per_sm(kernel: DecodeKernel, chip: Chip) -> int:
 
 
 def splits_for(items: int, slots: int, keys: int) -> int:
-    """The fewest parts that keep at least 95 % of the best share of the slots busy, each part long enough to pay."""
-    most = max(1, min(MOST_SPLITS, keys // LEAST_KEYS))
-
-    def busy(splits: int) -> float:
-        waves = items * splits / slots
-        return waves / math.ceil(waves)
-
-    best = max(busy(splits) for splits in range(1, most + 1))
-    return next(splits for splits in range(1, most + 1) if busy(splits) >= 0.95 * best)
+    """The fewest parts that fill the slots, each part long enough to pay."""
+    return fewest_parts(items, slots, max(1, min(MOST_SPLITS, keys // LEAST_KEYS)))
 
 
 def plan_decode(
@@ -194,17 +186,14 @@ class Decode:
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
         """The kernel, and the one that joins the parts if the kernel does not do that itself."""
-        launch, rows = self.launch, problem.out_rows
+        launch = self.launch
         parameters = parameters_but_launch(problem, scale)
         parameters.lse = buffers.lse
         parameters.row_tiles = Divisor.of(launch.row_tiles)
         parameters.pack, parameters.packs = Divisor.of(problem.group), Divisor.of(problem.kv_heads)
         parameters.all_heads = problem.batch * problem.kv_heads
         parameters.splits = launch.splits
-        if launch.splits > 1:
-            partial = buffers.scratch(launch.splits * rows * (problem.head_dim + 1) * 4)
-            parameters.partial_out = partial
-            parameters.partial_lse = partial + launch.splits * rows * problem.head_dim * 4
+        make_room_for_parts(problem, parameters, buffers)
         if launch.tickets:
             parameters.tickets = buffers.counter(4 * launch.items)
         steps = [Step(launch.kernel, (launch.items, launch.splits, 1), (parameters,))]

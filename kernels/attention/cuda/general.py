@@ -19,7 +19,7 @@ from kernels.attention.cuda.planning import (
     splits_for,
     visible_keys,
 )
-from kernels.attention.cuda.portable import joining, parameters_but_launch
+from kernels.attention.cuda.portable import joining, make_room_for_parts, parameters_but_launch
 from kernels.attention.cuda.variants import (
     C_TYPE,
     PADDED_HEAD_DIMS,
@@ -171,7 +171,7 @@ class General:
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
         """The kernel, and the one that joins the parts if there are several."""
-        launch, rows = self.launch, problem.out_rows
+        launch = self.launch
         parameters = parameters_but_launch(problem, scale)
         parameters.lse = buffers.lse
         parameters.pack, parameters.packs = Divisor.of(launch.pack), Divisor.of(problem.heads // launch.pack)
@@ -180,9 +180,6 @@ class General:
         parameters.section = Divisor.of(launch.section)
         parameters.section_tiles = Divisor.of(launch.section * launch.row_tiles)
         parameters.splits = launch.splits
-        if launch.splits > 1:
-            partial = buffers.scratch(launch.splits * rows * (problem.head_dim + 1) * 4)
-            parameters.partial_out = partial
-            parameters.partial_lse = partial + launch.splits * rows * problem.head_dim * 4
+        make_room_for_parts(problem, parameters, buffers)
         steps = [Step(launch.kernel, (launch.blocks, launch.splits, 1), (parameters,))]
         return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]

@@ -15,15 +15,14 @@ from kernels.attention.cuda.driver import TensorMap, driver
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
 from kernels.attention.cuda.planning import ELEMENT_BYTES, LOG2_E, MAX_BLOCKS, Layout, Machine, Problem, section_for
-from kernels.attention.cuda.variants import C_TYPE, SHORT
+from kernels.attention.cuda.variants import C_TYPE, SHORT, padded
 
 WARPGROUP_THREADS, WARPGROUP_ROWS = 128, 64
 CHUNK_COLUMNS = 64
-HEAD_DIMS = (64, 128)
+MAX_HEAD_DIM = 128
 MAP_STRIDE_LIMIT = 2**40  # bytes, of cuTensorMapEncodeTiled
-L2_SHARE = (
-    0.64  # of the L2 cache for the K and V of a section of heads; half of it is as far from an SM as memory is near
-)
+L2_SHARE = 0.64
+"""Of the L2 cache, for the K and V of a section of heads: half of it is as far from an SM as memory is near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +136,6 @@ def table() -> Iterator[HopperKernel]:
             yield HopperKernel(dtype, head_dim, right, False, shape)
 
 
-def padded(head_dim: int) -> int:
-    return next(size for size in HEAD_DIMS if head_dim <= size)
-
-
 def maps(layout: Layout, sizes: tuple[int, int, int]) -> bool:
     """Whether a tensor map can describe a tensor with these sizes of batch, head and row."""
     steps = [s for s, size in zip((layout.batch, layout.head, layout.row), sizes, strict=True) if size > 1]
@@ -153,7 +148,7 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
         return "this device, or what is compiled for, has no tensor copies and no wgmma"
     if problem.mask is not None or problem.lengths is not None:
         return "no masks and no packed sequences of different lengths"
-    if problem.dtype not in C_TYPE or problem.head_dim > HEAD_DIMS[-1] or not problem.is_vector:
+    if problem.dtype not in C_TYPE or problem.head_dim > MAX_HEAD_DIM or not problem.is_vector:
         return "head dimensions up to 128, rows that begin on 16 bytes"
     q, kv = (problem.batch, problem.heads, problem.seq_q), (problem.batch, problem.kv_heads, problem.seq_k)
     if not (maps(problem.q, q) and maps(problem.k, kv) and maps(problem.v, kv)):
@@ -219,17 +214,18 @@ class HopperWay:
             first_offset=problem.window_offset or 0,
             scale_log2=scale * LOG2_E,
         )
-        q = self.map(problem, problem.q, problem.heads, problem.seq_q, shape.rows)
-        k = self.map(problem, problem.k, problem.kv_heads, problem.seq_k, shape.keys)
-        v = self.map(problem, problem.v, problem.kv_heads, problem.seq_k, shape.keys)
-        q.tensor, k.tensor, v.tensor = "q", "k", "v"
+        q, k, v = map_of(problem, "q", shape.rows), *(map_of(problem, name, shape.keys) for name in "kv")
         return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (q, k, v, parameters))]
 
-    def map(self, problem: Problem, layout: Layout, heads: int, rows: int, box_rows: int) -> TensorMap:
-        """The map of one tensor, of which a copy moves `box_rows` rows of 64 columns."""
-        row = layout.row or problem.head_dim  # dimensions of size 1 have no stride, and a map wants one
-        sizes = (problem.head_dim, rows, heads, problem.batch)
-        strides = (row, layout.head or row, layout.batch or row)
-        return driver().tensor_map(
-            problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
-        )
+
+def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
+    """The map of `q`, `k` or `v`, of which a copy moves `box_rows` rows of 64 columns."""
+    layout: Layout = getattr(problem, name)
+    heads, rows = (problem.heads, problem.seq_q) if name == "q" else (problem.kv_heads, problem.seq_k)
+    row = layout.row or problem.head_dim  # dimensions of size 1 have no stride, and a map wants one
+    sizes, strides = (problem.head_dim, rows, heads, problem.batch), (row, layout.head or row, layout.batch or row)
+    made = driver().tensor_map(
+        problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
+    )
+    made.tensor = name
+    return made

@@ -188,12 +188,18 @@ def splits_for(blocks: int, sm_count: int, blocks_per_sm: int, tiles: int) -> in
     if blocks >= 0.8 * sm_count or most <= 1:
         return 1
 
-    def busy(splits: int) -> float:
-        waves = blocks * splits / (sm_count * blocks_per_sm)
+    return fewest_parts(blocks, sm_count * blocks_per_sm, most)
+
+
+def fewest_parts(blocks: int, slots: int, most: int) -> int:
+    """The fewest parts, at most `most`, to cut each block in for at least 95 % of the best share of busy slots."""
+
+    def busy(parts: int) -> float:
+        waves = blocks * parts / slots
         return waves / math.ceil(waves)
 
-    best = max(busy(splits) for splits in range(1, most + 1))
-    return next(splits for splits in range(1, most + 1) if busy(splits) >= 0.95 * best)
+    best = max(busy(parts) for parts in range(1, most + 1))
+    return next(parts for parts in range(1, most + 1) if busy(parts) >= 0.95 * best)
 
 
 def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> Launch:

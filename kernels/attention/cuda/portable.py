@@ -30,13 +30,17 @@ class Portable:
         launch = self.launch
         parameters = parameters_of(problem, launch, scale)
         parameters.lse = buffers.lse
-        rows = problem.batch * problem.heads * problem.seq_q
-        if launch.splits > 1:
-            partial = buffers.scratch(launch.splits * rows * (problem.head_dim + 1) * 4)
-            parameters.partial_out = partial
-            parameters.partial_lse = partial + launch.splits * rows * problem.head_dim * 4
+        make_room_for_parts(problem, parameters, buffers)
         steps = [Step(launch.kernel, (launch.blocks, launch.splits, 1), (parameters,))]
         return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]
+
+
+def make_room_for_parts(problem: Problem, parameters: Parameters, buffers: Buffers) -> None:
+    """Memory for the output and the log-sum-exp of each part, float32, if the keys are cut in several."""
+    values = parameters.splits * problem.out_rows * problem.head_dim
+    if parameters.splits > 1:
+        parameters.partial_out = buffers.scratch((values + parameters.splits * problem.out_rows) * 4)
+        parameters.partial_lse = parameters.partial_out + values * 4
 
 
 def joining(problem: Problem, parameters: Parameters) -> Step:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda import hopper
-from kernels.attention.cuda.driver import TensorMap, driver
+from kernels.attention.cuda.driver import TensorMap
+from kernels.attention.cuda.hopper import map_of
 from kernels.attention.cuda.launching import Buffers, Step
-from kernels.attention.cuda.planning import ELEMENT_BYTES, Layout, Machine, Problem
+from kernels.attention.cuda.planning import ELEMENT_BYTES, Machine, Problem
 from kernels.attention.cuda.small import MAX_GRID_YZ, SHAPES, SmallParameters, exchange_bytes, padded, parameters_of
 from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip
 
 GROUP_ROWS, GROUP_THREADS = 64, 128
-CHUNK_COLUMNS = 64
 OWN_PLACE_BYTES = 226 * 1024
 """Up to here the exchange between warpgroups has a place of its own; barriers take the rest of a block's 227 KB."""
 
@@ -164,19 +164,6 @@ class SmallHopper:
         k, v = (map_of(problem, name, shape.keys // shape.cluster) for name in "kv")
         grid = (parameters.row_tiles, problem.heads, problem.batch)
         return [Step(self.kernel, grid, (q, k, v, parameters), self.kernel.dependent)]
-
-
-def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
-    """The map of one tensor, of which a copy moves `box_rows` rows of 64 columns."""
-    layout: Layout = getattr(problem, name)
-    heads, rows = (problem.heads, problem.seq_q) if name == "q" else (problem.kv_heads, problem.seq_k)
-    row = layout.row or problem.head_dim  # dimensions of size 1 have no stride, and a map wants one
-    sizes, strides = (problem.head_dim, rows, heads, problem.batch), (row, layout.head or row, layout.batch or row)
-    made = driver().tensor_map(
-        problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
-    )
-    made.tensor = name
-    return made
 
 
 def fits(shape: GroupShape, problem: Problem) -> bool:
