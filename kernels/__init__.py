@@ -1,1 +1,4 @@
-"""The bundled kernels and the harness that checks and measures them; needs the standard library, numpy and torch."""
+"""Runs on the machine that measures: the harness, and the workloads that it knows by name."""
+
+DEFAULT_WORKLOAD = "attention"
+"""What a spec measures that names no workload."""

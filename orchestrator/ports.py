@@ -5,24 +5,28 @@ Implementations raise only `orchestrator.core.errors.ProviderError` and its kin 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from orchestrator.core.budget import Ledger
-from orchestrator.core.events import Event, Fact
-from orchestrator.core.machines import Accepted, Instance, InstanceRequest, Operation, Quota, Refusal, SerialChunk
-from orchestrator.core.placement import Advice, Offer
+from orchestrator.core.market.machines import (
+    Accepted,
+    Instance,
+    InstanceRequest,
+    Operation,
+    Quota,
+    Refusal,
+    SerialChunk,
+)
+from orchestrator.core.market.offers import Advice, Offer
 
 __all__ = [
-    "Accepted", "Advice", "Blob", "Bucket", "Clock", "Cloud", "Entry", "EventLog", "History", "Index", "Instance",
-    "InstanceRequest", "LedgerStore", "Notice", "Notifier", "Operation", "Quota", "Refusal", "RemoteShell",
+    "Accepted", "Advice", "Blob", "Bucket", "Clock", "Cloud", "Entry", "HostShell", "Instance",
+    "InstanceRequest", "Notice", "Notifier", "Operation", "Quota", "Refusal", "RemoteShell",
     "SerialChunk",
 ]  # fmt: skip
-
-T = TypeVar("T")
 
 # --- Cloud ----------------------------------------------------------------------------------------------------------
 
@@ -82,11 +86,18 @@ class RemoteShell(Protocol):
     def put(self, data: bytes, path: str) -> None:
         """Writes a file there. Raises `HostUnfit` when it cannot be written."""
 
-    def get(self, path: str) -> bytes | None:
-        """A file's bytes, or None when it is not there."""
+    def get(self, path: str, *, limit: int) -> bytes | None:
+        """A file's bytes, or None when it is not there; little more than `limit` of them, however many it has."""
 
     def close(self) -> None:
         """Ends the connection; another use opens a new one."""
+
+
+class HostShell(RemoteShell, Protocol):
+    """The same, with plain commands for who looks at a machine before anything of ours is there."""
+
+    def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
+        """One command line of the login shell there: exit code, standard output, standard error."""
 
 
 # --- Bucket ---------------------------------------------------------------------------------------------------------
@@ -148,43 +159,6 @@ class Bucket(Protocol):
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------
-
-
-class EventLog(Protocol):
-    """The log of one run, as one writer sees it."""
-
-    def append(self, fact: Fact) -> Event:
-        """Stores one more fact. Returns only once it is in the bucket."""
-
-    def read(self) -> tuple[Event, ...]:
-        """Every event of the run that is there now, in order. Fetches only what it has not seen."""
-
-
-class LedgerStore(Protocol):
-    """The one ledger of a bucket."""
-
-    def read(self) -> Ledger: ...
-
-    def update(self, change: Callable[[Ledger], Ledger | T]) -> Ledger | T:
-        """Compare-and-swap: stores what `change` makes of the ledger, again with the new one when somebody was first.
-        When `change` returns anything but a ledger, nothing is stored and that is returned."""
-
-
-class Index(Protocol):
-    """The cached folds of all runs: one listing shows them without opening any."""
-
-    def write(self, run_id: str, status: Mapping[str, str], body: bytes) -> None: ...
-
-
-class History(Protocol):
-    """What clients of this bucket have met when they asked for machines. A hint, never a fact that anything depends on:
-    losing it costs a detour."""
-
-    def stock_outs(self, machine_type: str) -> Mapping[tuple[str, str, str], datetime]:
-        """The last stock-out of each pool (zone, machine type, provisioning) that is not too old to matter."""
-
-    def remember(self, pool: tuple[str, str, str], at: datetime) -> None:
-        """Notes a stock-out. Never raises."""
 
 
 class Clock(Protocol):

@@ -5,32 +5,69 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.budget import Caps
-from orchestrator.core.decide import Policy
+from orchestrator.adapters import this_machine
+from orchestrator.adapters.files import write_atomically
+from orchestrator.adapters.payload import bundle_root, find_root, pack
+from orchestrator.adapters.rasterizer import converted
+from orchestrator.adapters.run_folder import lines as csv_lines
+from orchestrator.adapters.run_folder import open_folder
+from orchestrator.adapters.terminal import attach, installed
+from orchestrator.adapters.timer import Timer
+from orchestrator.adapters.timer import install as install_timer_files
+from orchestrator.adapters.workload_files import gathered, own_workload
+from orchestrator.core.config.model import Config
+from orchestrator.core.doctor import here
+from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
+from orchestrator.core.hosts import Target
+from orchestrator.core.market.machines import Instance
+from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.naming import run_id
-from orchestrator.ports import Bucket, Clock, Cloud, EventLog, History, Notice, Notifier, RemoteShell
-from orchestrator.settings import Settings, load_settings
+from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.run.decide import Policy
+from orchestrator.core.run.fold import Run
+from orchestrator.doctor.tasks import Session, Surroundings
+from orchestrator.embedded import client as embedded_client
+from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask, ensure_running, running
+from orchestrator.embedded.client import stop as stop_cloud
+from orchestrator.hosts.cloud import HostCloud
+from orchestrator.hosts.planning import plan_for_hosts, with_gpu_of_host
+from orchestrator.hosts.router import ZoneRouter
+from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Notice, Notifier
+from orchestrator.runs.accounts import Accounts
+from orchestrator.runs.engine import World
+from orchestrator.runs.launch import Payload as LaunchPayload
+from orchestrator.runs.planning import LaunchOptions, load_config, plan_on_cloud
+from orchestrator.runs.replanning import replanned
+from orchestrator.runs.resume import stored_plan
+from orchestrator.store.baselines import BaselineStore
+from orchestrator.store.events import EventLog
+from orchestrator.store.index import RunIndex
+from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.stockouts import StockOuts
+from orchestrator.user_settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from orchestrator.adapters.baselines import BaselineStore
-    from orchestrator.adapters.index import RunIndex
-    from orchestrator.adapters.ledger import LedgerStore
+    from orchestrator.adapters.fetch import Fetched
+    from orchestrator.adapters.gcs import GoogleBucket
+    from orchestrator.adapters.google_auth import Bearer
     from orchestrator.adapters.notify import Notifiers
-    from orchestrator.core.hosts import Target
-    from orchestrator.core.machines import Instance
-    from orchestrator.embedded.client import CloudAddress
-    from orchestrator.engine import World
-    from orchestrator.everywhere import Everywhere
-    from orchestrator.host_cloud import HostCloud
-    from orchestrator.launch import Payload as LaunchPayload
+    from orchestrator.adapters.setup import Setup
+
+__all__ = [
+    "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "ask", "attach", "bundled_prices",
+    "configs", "configured", "converted", "csv_lines", "fetch_run", "install_timer_files", "installed", "new_run_id",
+    "open_folder", "payload_of", "running", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
+]  # fmt: skip
+"""The adapters' functions that stand behind no port are handed on from here: commands import no adapter."""
 
 
 def wire(*, project: str = "", bucket: str = "") -> Wiring:
@@ -56,13 +93,33 @@ def new_run_id(now: datetime, gpu: str) -> str:
     return run_id(now, gpu, secrets.token_hex(2))
 
 
-def payload_of(root: str | None) -> LaunchPayload:
-    """What the machine will run, from `root` or from this installation."""
-    from orchestrator.adapters.payload import bundle_root, find_root, pack
-    from orchestrator.launch import Payload as LaunchPayload
+def configs() -> Path:
+    """The folder of the configurations, grids and prices that come with the tool."""
+    return bundle_root() / "configs"
 
+
+def bundled_prices() -> PriceSheet:
+    """The price table that comes with the tool."""
+    return PriceSheet.parse((configs() / "prices.yaml").read_text(encoding="utf-8"), source="prices.yaml")
+
+
+def configured(options: LaunchOptions) -> tuple[Config, str]:
+    """The configuration that was chosen, with this user's settings, and its name. Raises `ConfigError`."""
+    return load_config(options, configs=configs(), defaults=load_settings().defaults, workload=own_workload)
+
+
+def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
+    """See `adapters.fetch`; loaded here, as it needs the storage library's checksum."""
+    from orchestrator.adapters.fetch import fetch_run
+
+    return fetch_run(bucket, run, into)
+
+
+def payload_of(config: Config) -> LaunchPayload:
+    """What the machine will run: our own trees, and the files of the user's own workload."""
+    root = config.payload.root
     base = bundle_root() if root is None else find_root((Path(root).expanduser().resolve(),))
-    packed = pack(base)
+    packed = pack(base, {} if config.workload is None else gathered(Path(config.workload.path)))
     return LaunchPayload(packed.sha256, packed.data, (base / "startup" / "startup.sh").read_text(encoding="utf-8"))
 
 
@@ -94,8 +151,6 @@ class Wiring:
         """Where the embedded cloud listens, started if need be; None on Google."""
         if self.settings.project:
             return None
-        from orchestrator.embedded.client import CloudUnavailable, ensure_running
-
         home, weather = self.home / "cloud", self.settings.weather
         if weather is not None and not weather.is_file():
             raise ConfigError(f"BENCH_WEATHER: there is no file {weather}", hint="docs/embedded-cloud.md has examples")
@@ -108,6 +163,11 @@ class Wiring:
         except CloudUnavailable as exc:
             raise Unavailable(str(exc), hint=f"{home / 'daemon.log'} says more") from exc
 
+    @property
+    def here(self) -> str:
+        """The GPU that the embedded cloud's machines really have; empty without one, and on Google."""
+        return self.address.gpu if self.address else ""
+
     @cached_property
     def endpoints(self) -> dict[str, str] | None:
         """What the VM must be told of where the services are; None on Google."""
@@ -116,18 +176,35 @@ class Wiring:
         return {"storage": self.address.storage, "compute": self.address.compute}
 
     @cached_property
-    def clock(self) -> Clock:
-        from orchestrator.adapters.clock import SystemClock
+    def credentials(self) -> Bearer | None:
+        """What the embedded cloud wants to see; None on Google, where the application-default ones serve."""
+        from orchestrator.adapters.google_auth import Bearer
 
-        return SystemClock()
+        return None if self.address is None else Bearer(self.address.token)
+
+    @cached_property
+    def clock(self) -> Clock:
+        from orchestrator.adapters.clock import ServerClock, SystemClock
+
+        say = partial(print, file=sys.stderr)  # beside a document on standard output
+        return ServerClock(SystemClock(), lambda: self._bucket.offset(), say)  # noqa: PLW0108 - made when first asked
 
     @cached_property
     def bucket(self) -> Bucket:
+        return self._bucket
+
+    @cached_property
+    def _bucket(self) -> GoogleBucket:
         from orchestrator.adapters.gcs import GoogleBucket
 
         if self.address is None:
             return GoogleBucket(self.settings.bucket, project=self.settings.project)
-        return GoogleBucket(self.address.bucket, project=self.address.project, endpoint=self.address.storage)
+        return GoogleBucket(
+            self.address.bucket,
+            project=self.address.project,
+            endpoint=self.address.storage,
+            credentials=self.credentials,
+        )
 
     @cached_property
     def _cloud(self) -> Cloud:
@@ -135,25 +212,39 @@ class Wiring:
 
         if self.address is None:
             return GoogleCloud(project=self.settings.project, clock=self.clock)
-        return GoogleCloud(project=self.address.project, endpoint=self.address.compute, clock=self.clock)
+        return GoogleCloud(
+            project=self.address.project,
+            endpoint=self.address.compute,
+            credentials=self.credentials,
+            clock=self.clock,
+        )
 
     @cached_property
     def hosts(self) -> HostCloud:
         """The user's own machines. What speaks SSH is loaded when the first of them is spoken to."""
-        from orchestrator.host_cloud import HostCloud
 
-        def connect(target: Target) -> RemoteShell:
-            from orchestrator.adapters.ssh import SshShell
+        return HostCloud(self.bucket, self.clock, self.shell, self.machine)
 
-            return SshShell(target)
+    def shell(self, target: Target) -> HostShell:
+        """The way into a host: a process here for this machine itself, SSH for every other."""
+        if target.machine:
+            from orchestrator.adapters.local_shell import LocalShell
 
-        return HostCloud(self.bucket, self.clock, connect)
+            return LocalShell(target)
+        from orchestrator.adapters.ssh import SshShell
+
+        return SshShell(target)
 
     @cached_property
-    def everywhere(self) -> Everywhere:
-        from orchestrator.everywhere import Everywhere
+    def machine(self) -> str:
+        """What `--host local` stands for."""
+        from orchestrator.adapters.local_shell import this_machine
 
-        return Everywhere(lambda: self._cloud, self.hosts)
+        return this_machine()
+
+    @cached_property
+    def everywhere(self) -> ZoneRouter:
+        return ZoneRouter(lambda: self._cloud, self.hosts)
 
     def cloud(self) -> Cloud:
         return self.everywhere
@@ -165,39 +256,29 @@ class Wiring:
         if self.address is None:
             rented = alive(self.settings.project)
         else:
-            rented = alive(self.address.project, self.address.compute)
+            rented = alive(self.address.project, self.address.compute, self.credentials)
         return (*rented, *self.hosts.instances())
 
     @cached_property
     def ledger(self) -> LedgerStore:
-        from orchestrator.adapters.ledger import LedgerStore
-
         return LedgerStore(self.bucket, self.clock)
 
     @cached_property
     def index(self) -> RunIndex:
-        from orchestrator.adapters.index import RunIndex
-
         return RunIndex(self.bucket)
 
     @cached_property
     def baselines(self) -> BaselineStore:
-        from orchestrator.adapters.baselines import BaselineStore
-
         return BaselineStore(self.bucket, self.clock)
 
     @cached_property
-    def history(self) -> History:
-        from orchestrator.adapters.history import StockOuts
-
-        return StockOuts(self.bucket)
+    def history(self) -> StockOuts:
+        return StockOuts(self.bucket, self.clock)
 
     def log(self, run_id: str) -> EventLog:
-        from orchestrator.adapters.eventlog import EventLog as BucketEventLog
+        return EventLog(self.bucket, run_id, self.client, self.clock)
 
-        return BucketEventLog(self.bucket, run_id, self.client, self.clock)
-
-    def notifier(self, *, command: str | None = None, webhook: str | None = None) -> Notifiers:
+    def notifier(self, command: str | None, webhook: str | None) -> Notifiers:
         from orchestrator.adapters.notify import CommandNotifier, Notifiers, TerminalNotifier, WebhookNotifier
 
         def terminal(notice: Notice) -> None:
@@ -210,21 +291,92 @@ class Wiring:
             ways.append(WebhookNotifier(webhook, self.say))
         return Notifiers(ways)
 
-    def world(self, caps: Caps, *, command: str | None = None, webhook: str | None = None) -> World:
-        from orchestrator.engine import World
+    def accounts(self, config: Config | None = None) -> Accounts:  # under its caps; without one, this user's
+        budget, alerts = (config.budget, config.alerts) if config is not None else self.settings.money()
+        return Accounts(self.ledger, budget.caps(), self.notifier(alerts.command, alerts.webhook), self.clock)
 
+    def world(self, config: Config | None = None) -> World:
         return World(
             cloud=self.cloud,
             bucket=self.bucket,
-            ledger=self.ledger,
+            accounts=self.accounts(config),
             index=self.index,
             clock=self.clock,
-            notifier=self.notifier(command=command, webhook=webhook),
-            caps=caps,
             log=self.log,
             policy=self.policy,
             history=self.history,
         )
+
+    # What `doctor` and `init` look at, and change
+
+    @property
+    def reached(self) -> bool:
+        """Whether the project has a name yet: on the embedded cloud, once that was started."""
+        return bool(self.settings.project) or "address" in self.__dict__
+
+    def subject(self) -> Subject:
+        """The project, bucket and service account that checks look at."""
+        address, settings = self.address, self.settings
+        return Subject(
+            project=address.project if address else settings.project,
+            bucket=address.bucket if address else settings.bucket,
+            embedded=address is not None,
+            service_account=settings.service_account or None,
+        )
+
+    def surroundings(self) -> Surroundings:
+        """What the checks of this machine look at."""
+        return Surroundings(
+            mode=self.mode,
+            home=self.home,
+            configs=configs(),
+            prices=bundled_prices,
+            load=configured,
+            now=utc_now,
+            computer=this_machine,
+            embedded=_embedded(self.home / "cloud"),
+        )
+
+    def checking_session(self) -> Session:
+        from orchestrator.adapters.checking import CheckingSession
+
+        return CheckingSession(self._login, self._rest_endpoints)
+
+    def setup(self) -> Setup:
+        """What makes changes: for `init`, and for `doctor --fix`."""
+        from orchestrator.adapters.rest import Rest
+        from orchestrator.adapters.setup import Setup
+
+        rest = Rest(self._login(), self._rest_endpoints(), changes=True)
+        storage = self.address.storage if self.address else None
+        return Setup(rest, self._login(), self.home / "settings.yaml", storage=storage)
+
+    def _login(self) -> Any:
+        from orchestrator.adapters.google_auth import credentials_for
+
+        return self.credentials or credentials_for(None)
+
+    def _rest_endpoints(self) -> dict[str, str] | None:
+        from orchestrator.adapters.rest import endpoints
+
+        return dict(endpoints(self.address.compute, self.address.storage)) if self.address else None
+
+    def configured(self, options: LaunchOptions) -> tuple[Config, str]:
+        """As the function; where only a host was named, with the configuration that suits it."""
+        return configured(with_gpu_of_host(options, self.hosts))
+
+    def plan(self, config: Config, name: str) -> LaunchPlan:
+        """All that is decided before a cent is spent. Raises what stands in the way, exit codes 2, 3, 4 or 6."""
+        world = self.world(config)
+        if config.host.targets:
+            return plan_for_hosts(world, self.hosts, config, name, say=self.say)
+        return plan_on_cloud(world, config, name, mode=self.mode, prices=bundled_prices(), here=self.here)
+
+    def plan_again(self, run_id: str, options: LaunchOptions) -> LaunchPlan:
+        stored = stored_plan(self.bucket, run_id)
+        today, _ = configured(replace(options, gpu=stored.config.gpu if options.path is None else ""))
+        how: dict[str, Any] = {"mode": self.mode, "prices": bundled_prices(), "here": self.here, "say": self.say}
+        return replanned(self.world, today, stored, run_id, **how)
 
     @property
     def policy(self) -> Policy:
@@ -233,3 +385,16 @@ class Wiring:
                 poll_s=0.4, boot_limit_s=60, exit_grace_s=15, deadline_slack_s=40, insert_limit_s=60, lease_ttl_s=15
             )
         return Policy()
+
+
+def _embedded(home: Path) -> here.Embedded:
+    """The embedded cloud of that folder: whether it runs, and whether it runs the code that is installed now."""
+    address = embedded_client.published(home)
+    if address is None:
+        return here.Embedded("down")
+    if running(home) is None:
+        return here.Embedded("stale", f" (process {address.pid})")
+    started = datetime.fromisoformat(address.started_at).timestamp()
+    if started < this_machine.newest_source(Path(embedded_client.__file__).parent):
+        return here.Embedded("old", f" (since {address.started_at[:19]})")
+    return here.Embedded("up", f" since {address.started_at[11:16]} UTC")

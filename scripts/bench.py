@@ -51,10 +51,10 @@ def fill_index(runs: int) -> None:
     """Writes the index lines of `runs` finished runs into the embedded bucket."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from orchestrator.core import events as ev
     from orchestrator.core.naming import run_id
-    from orchestrator.core.run import replay
-    from orchestrator.core.status import encode, status_body, status_line
+    from orchestrator.core.run import events as ev
+    from orchestrator.core.run.fold import replay
+    from orchestrator.core.run.status import encode, status_body, status_line
     from orchestrator.wiring import wire
 
     wiring = wire()

@@ -1,18 +1,25 @@
-"""Measures a named grid on this very machine with the harness alone: for a GPU box of one's own, without any cloud.
+"""Measures named grids on this very machine with the harness alone: for a GPU box of one's own, without any cloud.
 
     python3 scripts/measure_here.py --grid hopper --dtypes float16,bfloat16 --regime both --out results/here
 
 Runs the harness's four steps as the agent does on a VM and assembles `measurements.csv`. Needs PyYAML, numpy, torch.
-Run again with the same --out it goes on where it stopped.
+Run again with the same --out it goes on where it stopped; `--shard 1/4` measures every fourth case, and
+`--assemble A B …` makes one folder of several. With `--payload` the packed sources are measured, and named by their
+hash, in place of this checkout.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
+import itertools
 import json
+import shutil
 import subprocess
 import sys
+import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,36 +28,103 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 IMPLEMENTATIONS = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "bench:aa")
+DONE = (0, 10)
+OUT_OF_TIME = 124
 
 
-def grid(name: str, dtypes: list[str]) -> dict[str, Any]:
-    """The named grid with every shape spelt out, as the run spec has it."""
-    found = yaml.safe_load((ROOT / "configs" / "grids.yaml").read_text(encoding="utf-8"))[name]
-    shapes = []
-    for shape in found["shapes"]:
-        full = {
-            "seq_q": shape.get("seq"),
-            "seq_k": shape.get("seq"),
-            "kv_heads": shape["heads"],
-            "causal": False,
-            **shape,
-        }
-        full.pop("seq", None)
-        shapes.append(full)
+def grids(path: Path, names: list[str], dtypes: list[str]) -> dict[str, Any]:
+    """The named grids in one, with every shape spelt out, as the run spec has it."""
+    known = yaml.safe_load(path.read_text(encoding="utf-8"))
+    shapes: list[dict[str, Any]] = []
+    found: dict[str, Any] = {}
+    for name in names:
+        found = known[name]
+        shapes += [shape for shape in map(spelt_out, listed(found)) if shape not in shapes]
     limits = {"max_abs_error": found["max_abs_error"]} if "max_abs_error" in found else {}
     return {"shapes": shapes, "dtypes": dtypes or found["dtypes"], **limits}
 
 
-def assemble(out: Path) -> None:
-    """All cases in one file, row by row: however many there are, one of them is in memory."""
+def listed(grid: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its shapes: a list, or every combination of a product's values."""
+    product = grid.get("product")
+    if product is None:
+        return list(grid["shapes"])
+    return [dict(zip(product, values, strict=True)) for values in itertools.product(*product.values())]
+
+
+def spelt_out(shape: dict[str, Any]) -> dict[str, Any]:
+    """Every axis of a shape."""
+    seq = shape.get("seq")
+    full = {"seq_q": seq, "seq_k": seq, "kv_heads": shape["heads"], "causal": False, **shape}
+    full.pop("seq", None)
+    return full
+
+
+def case_ids(measure: dict[str, Any]) -> list[str]:
+    """The ids of a grid's cases, heaviest first, so that shards of every n-th are alike."""
+    made = []
+    for s, dtype in itertools.product(measure["shapes"], measure["dtypes"]):
+        sizes = f"b{s['batch']}-h{s['heads']}-kv{s['kv_heads']}-q{s['seq_q']}-k{s['seq_k']}-d{s['head_dim']}"
+        work = s["batch"] * s["heads"] * s["seq_q"] * s["seq_k"] * s["head_dim"]
+        made.append((work, f"{sizes}-{'causal' if s['causal'] else 'full'}-{dtype}"))
+    return [name for _, name in sorted(made, reverse=True)]
+
+
+def skipped(measure: dict[str, Any], out: Path, shard: str) -> list[str]:
+    """What is measured already, or belongs to another shard."""
+    done = [path.stem for path in (out / "cases").glob("*.csv")]
+    number, _, of = shard.partition("/")
+    ids = case_ids(measure)
+    mine = set(ids[int(number) - 1 :: int(of)])
+    return sorted({*done, *(one for one in ids if one not in mine)} & set(ids))
+
+
+def unpacked(payload: Path, folder: Path) -> Path:
+    """The payload's files, with its own hash in its manifest, as the agent does it."""
+    root = folder / "payload"
+    shutil.rmtree(root, ignore_errors=True)
+    with tarfile.open(payload) as archive:
+        archive.extractall(root, filter="data")
+    manifest = root / "manifest.json"
+    known = json.loads(manifest.read_text(encoding="utf-8"))
+    sha256 = hashlib.sha256(payload.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps({**known, "payload_sha256": sha256}), encoding="utf-8")
+    return root
+
+
+def assemble(out: Path, folders: list[Path]) -> None:
+    """All cases of the folders in one file, row by row: however many there are, one of them is in memory."""
+    paths = sorted(path for folder in folders for path in (folder / "cases").glob("*.csv"))
     columns: dict[str, None] = {}
-    for path in sorted((out / "cases").glob("*.csv")):
+    for path in paths:
         columns |= dict.fromkeys(next(rows_of(path, header=True), []))
     with (out / "measurements.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(columns), restval="")
         writer.writeheader()
-        for path in sorted((out / "cases").glob("*.csv")):
-            writer.writerows(rows_of(path))
+        for path in paths:
+            writer.writerows({**row, "run_id": out.name} for row in rows_of(path))
+    for name in ("environment.json", "build.json", "correctness.csv"):
+        first = next((folder / name for folder in folders if (folder / name).exists()), None)
+        if first is not None and first != out / name:
+            shutil.copy(first, out / name)
+    specs = [json.loads((one / "spec.json").read_text()) for one in folders if (one / "spec.json").exists()]
+    if specs and folders != [out]:
+        (out / "spec.json").write_text(json.dumps(merged(out.name, specs), indent=1), encoding="utf-8")
+    told = [folder / "cupti.csv" for folder in folders if (folder / "cupti.csv").exists() and folder != out]
+    if told:
+        lines = [path.read_text(encoding="utf-8").splitlines(keepends=True) for path in told]
+        text = lines[0][0] + "".join(line for own in lines for line in own[1:])
+        (out / "cupti.csv").write_text(text, encoding="utf-8")
+
+
+def merged(name: str, specs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was asked for in all: every shape and every implementation once."""
+    shapes: list[dict[str, Any]] = []
+    for spec in specs:
+        shapes += [shape for shape in spec["measure"]["shapes"] if shape not in shapes]
+    names = list(dict.fromkeys(one for spec in specs for one in spec["implementations"]))
+    measure = {**specs[0]["measure"], "shapes": shapes}
+    return {**specs[0], "run_id": name, "implementations": names, "measure": measure, "skip_cases": []}
 
 
 def rows_of(path: Path, *, header: bool = False) -> Iterator[Any]:
@@ -60,9 +134,10 @@ def rows_of(path: Path, *, header: bool = False) -> Iterator[Any]:
         yield from [reader.fieldnames or []] if header else reader
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--grid", default="standard")
+    parser.add_argument("--grid", default="standard", help="comma-separated names")
+    parser.add_argument("--grids", type=Path, default=ROOT / "configs" / "grids.yaml", help="the file they are in")
     parser.add_argument("--dtypes", default="", help="comma-separated; the grid's own unless given")
     parser.add_argument("--regime", default="both", choices=("both", "burst", "sustained", "graph"))
     parser.add_argument("--cache", default="cold", choices=("cold", "warm"))
@@ -70,37 +145,62 @@ def main() -> int:
     parser.add_argument("--warmup", default="steady", help="a number of calls, or `steady`")
     parser.add_argument("--implementations", default=",".join(IMPLEMENTATIONS), help="comma-separated")
     parser.add_argument("--case-seconds", type=float, help="the most that a case may take; no limit unless given")
+    parser.add_argument("--minutes", type=float, help="stop after so long; what is measured by then stays")
+    parser.add_argument("--shard", default="1/1", help="K/N: every N-th case from the K-th on")
+    parser.add_argument("--no-correctness", action="store_true", help="leave out the classic problems")
+    parser.add_argument("--payload", type=Path, help="a packed payload to run in place of this checkout")
+    parser.add_argument("--assemble", type=Path, nargs="+", help="measure nothing; make --out of these folders")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    asked = arguments()
+    began = time.monotonic()
     out = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    if asked.assemble:
+        assemble(out, asked.assemble)
+        return 0
+    root = unpacked(asked.payload, out) if asked.payload else ROOT
+    measure = grids(asked.grids, asked.grid.split(","), [name for name in asked.dtypes.split(",") if name])
     spec = {
         "run_id": out.name,
         "vm": "here",
         "implementations": asked.implementations.split(","),
-        "measure": grid(asked.grid, [name for name in asked.dtypes.split(",") if name]),
-        "correctness": {"max_abs_error": 0.01, **grid("correctness-classic", ["float16", "bfloat16"])},
+        "measure": measure,
+        "correctness": {
+            "max_abs_error": 0.01,
+            **grids(ROOT / "configs" / "grids.yaml", ["correctness-classic"], ["float16", "bfloat16"]),
+        },
         "repeats": asked.repeats,
         "warmup": int(asked.warmup) if asked.warmup.isdigit() else asked.warmup,
         "regime": asked.regime,
         "cache": asked.cache,
         "seed": 20261121,
         "threads": 0,
-        "skip_cases": [path.stem for path in (out / "cases").glob("*.csv")],
+        "skip_cases": skipped(measure, out, asked.shard),
         # A dollar a second, so that dollars are seconds.
         **({"usd_per_hour": 3600, "case_budget_usd": asked.case_seconds} if asked.case_seconds else {}),
     }
     file = out / "spec.json"
     file.write_text(json.dumps(spec, indent=1), encoding="utf-8")
     worst = 0
-    for step in ("environment", "build", "correctness", "measure"):
+    steps = ["environment", "build", "correctness", "measure"]
+    if asked.no_correctness:
+        steps.remove("correctness")
+    for step in steps:
         command = [sys.executable, "-m", "kernels.harness", step, "--spec", str(file), "--out", str(out), "--no-ack"]
-        code = subprocess.run(command, cwd=ROOT).returncode
+        left = None if asked.minutes is None else max(1.0, 60 * asked.minutes - (time.monotonic() - began))
+        try:
+            code = subprocess.run(command, cwd=root, timeout=left).returncode
+        except subprocess.TimeoutExpired:
+            code = OUT_OF_TIME
         print(f"{step}: exit code {code}", file=sys.stderr)
         worst = max(worst, code)
-        if code not in (0, 10):
+        if code not in DONE:
             break
-    assemble(out)
+    assemble(out, [out])
     return worst
 
 

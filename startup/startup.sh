@@ -5,7 +5,7 @@
 # shellcheck disable=SC2329 # functions are also called through retry, work, helper and trap
 dir=${BENCH_VM_DIR:-/var/lib/bench}
 metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1"
-run_id='' signalled='' interrupted='' outcome=failed cause='' detail='' grace=40 seq=0 helpers=()
+run_id='' signalled='' interrupted='' outcome=failed cause='' detail='' grace=40 seq=0 helpers=() me=$(printf %04x%04x $RANDOM $RANDOM)
 
 say() { printf '%s boot: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"; }
 http() { curl --silent --show-error --noproxy '*' --connect-timeout 10 --max-time "${BENCH_REQUEST_TIMEOUT_S:-30}" "$@"; }
@@ -32,9 +32,9 @@ upload() { # upload DATA OBJECT TYPE: DATA is text or @file, OBJECT is below run
 }
 event() { # event KIND DATA
   local now text; now=$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ) seq=$((seq + 1))
-  printf -v text '{"schema": 1, "run_id": "%s", "kind": "%s", "time": "%s", "writer": "boot-%s", "seq": %d, "data": %s}' \
-    "$run_id" "$1" "$now" "$attempt" "$seq" "$2"
-  retry 3 upload "$text" "events/${now//[-:]/}-boot-$attempt-$(printf %06d "$seq")-$1.json" application/json
+  printf -v text '{"schema": 1, "run_id": "%s", "kind": "%s", "time": "%s", "writer": "boot-%s-%s", "seq": %d, "data": %s}' \
+    "$run_id" "$1" "$now" "$attempt" "$me" "$seq" "$2"
+  retry 3 upload "$text" "events/${now//[-:]/}-boot-$attempt-$me-$(printf %06d "$seq")-$1.json" application/json
 }
 leave() { cause=$1 detail=$2; say "$1: $2"; exit 1; }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import compiler_cache
 
 LEAKS = ("BENCH_", "GOOGLE_", "GCE_METADATA", "CLOUDSDK_", "STORAGE_EMULATOR_HOST", "NO_COLOR", "FORCE_COLOR")
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
     above = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *above]))
     socket.setdefaulttimeout(60)
+    made = compiler_cache.install()
+    if made is not None:
+        config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
 
 
 @pytest.fixture(autouse=True)

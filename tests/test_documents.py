@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from orchestrator.core.permissions import ACCOUNT, BUCKET, BUCKET_LOOKER, LAUNCHER, LOOKER, MACHINE, Need
 from orchestrator.embedded.climate import CONDITIONS
 from orchestrator.embedded.weather import EVERY_KEY, KEYS
+from tests.test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = {
@@ -48,3 +50,55 @@ def test_every_fault_and_condition_of_the_weather_is_in_the_contract() -> None:
     listed = set(re.findall(r"^\| `(\w+)` \|", text, re.M))
     assert set(EVERY_KEY) <= listed
     assert set(KEYS) & set(CONDITIONS) == set()
+
+
+PLACES = [
+    (page, path, symbol)
+    for page in ("architecture.md", "words.md")
+    for path, symbol in re.findall(
+        r"`((?:orchestrator|kernels|startup)/[\w/.]*)`(?: `(\w+)`)?", (ROOT / "docs" / page).read_text(encoding="utf-8")
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "path", "symbol"), sorted(set(PLACES)))
+def test_every_place_that_the_architecture_and_the_words_name_is_there(page: str, path: str, symbol: str) -> None:
+    there = ROOT / path
+    assert there.exists()
+    if symbol:
+        names = {getattr(node, "name", "") for node in ast.walk(ast.parse(there.read_text(encoding="utf-8")))}
+        assert symbol in names
+
+
+def parts_table() -> str:
+    rows = []
+    for part, reached in MAY_IMPORT.items():
+        source = ROOT / "orchestrator" / part
+        text = (source / "__init__.py" if source.is_dir() else source.with_suffix(".py")).read_text(encoding="utf-8")
+        about = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+        rows.append(f"| `{part}` | {about} | {', '.join(sorted(reached)) or 'nothing'} |\n")
+    return "| part of `orchestrator/` | what it is | may import |\n|---|---|---|\n" + "".join(rows)
+
+
+def test_the_drawing_of_the_parts_is_the_one_that_the_imports_are_held_to() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- begin: parts -->\n(.*?)<!-- end: parts -->", text, re.DOTALL)
+    assert found is not None
+    assert found[1] == parts_table()
+
+
+def retired() -> list[str]:
+    text = (ROOT / "docs" / "words.md").read_text(encoding="utf-8").partition("## Retired")[2]
+    return re.findall(r"^\| `(\w+)` \|", text, re.M)
+
+
+def test_no_retired_name_comes_back_in_code_or_documents() -> None:
+    names = set(retired())
+    assert len(names) >= 5
+    for path in (p for folder in ("orchestrator", "kernels", "startup") for p in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(node, "name", None) or getattr(node, "id", None)
+            assert name not in names, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}: {name} is retired"
+    for path in (p for p in (ROOT / "docs").rglob("*.md") if p.name != "words.md"):
+        quoted = set(re.findall(r"`(\w+)`", path.read_text(encoding="utf-8")))
+        assert not quoted & names, f"{path.relative_to(ROOT)}: {quoted & names}"

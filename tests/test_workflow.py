@@ -14,7 +14,8 @@ import typer.main
 import yaml
 
 from orchestrator.cli.app import app
-from orchestrator.cli.asking import Asked, load_asked
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.wiring import configured
 
 NotUnderstood: type[Exception] = typer.BadParameter.__mro__[1]
 """Every complaint about a command line, whether Typer brings its own Click or not."""
@@ -83,7 +84,7 @@ def test_the_commands_do_the_whole_way_from_launch_to_baseline() -> None:
 
 def test_what_it_sets_is_a_configuration_with_a_cap() -> None:
     overrides = parsed(IN_WORKFLOW[0]).params["set_"]
-    settings, _ = load_asked(Asked("l4", None, tuple(overrides), baseline_only=False))
+    settings, _ = configured(LaunchOptions("l4", None, tuple(overrides)))
     assert settings.budget.per_run_usd is not None
     assert settings.budget.per_run_usd <= 1
     assert settings.payload.root == "."

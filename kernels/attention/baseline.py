@@ -30,6 +30,8 @@ OPERATORS = {
 }
 """How each backend's operator is called, on every kind of device. Outside inference mode that of `math` is taken apart
 before it can be seen, into products of matrices."""
+HEADINGS = {"flash": "flash attention kernel", "efficient": "efficient", "cudnn": "cudnn"}
+"""What the headings of PyTorch's explanations call the backends."""
 LONGEST_REASON = 160
 
 
@@ -67,7 +69,8 @@ class Sdpa:
             except torch.OutOfMemoryError as exc:
                 raise Unavailable(f"{self.pinned}: out of memory") from exc
             except (RuntimeError, NotImplementedError) as exc:
-                raise Unavailable(f"{self.pinned}: {reason(str(exc), [str(w.message) for w in told])}") from exc
+                words = reason(self.pinned, str(exc), [str(w.message) for w in told])
+                raise Unavailable(f"{self.pinned}: {words}") from exc
         return plan
 
     def resolved(
@@ -121,13 +124,25 @@ def chosen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scal
     return known.get(int(choice), "")
 
 
-def reason(error: str, told: list[str]) -> str:
-    """PyTorch's words for why a backend cannot run, shortened to one line for a result row.
+def causes_by_backend(told: list[str]) -> dict[str, list[str]]:
+    """PyTorch explains itself in warnings, backend by backend, in an order of its own: "X kernel not used because:",
+    then X's causes. Those before any heading are under the empty name. That a backend is disabled at run time is our
+    own doing, by pinning another."""
+    found: dict[str, list[str]] = {}
+    about = ""
+    for words in told:
+        if "not used because" in words:
+            about = next((name for name, heading in HEADINGS.items() if heading in words.lower()), "another")
+        elif "deprecated" not in words.lower() and "runtime disabled" not in words.lower():
+            found.setdefault(about, []).append(words)
+    return found
 
-    It explains itself in warnings, backend by backend: "X not used because:", then the cause, with source positions.
-    """
-    causes = [w for w in told if "because" not in w and "not used" not in w and "deprecated" not in w.lower()]
-    words = causes[0] if causes else error.split(". ")[0]
+
+def reason(backend: str, error: str, told: list[str]) -> str:
+    """PyTorch's words for why this very backend cannot run, shortened to one line for a result row."""
+    causes = causes_by_backend(told)
+    own = causes.get(backend) or causes.get("")
+    words = own[0] if own else error.split(". ")[0]
     words = re.sub(r"\(Triggered internally at .*?\)", "", words, flags=re.DOTALL)
     words = " ".join(words.split())
     if len(words) > LONGEST_REASON:

@@ -41,3 +41,24 @@ class Case:
         s = self.shape
         mask = "causal" if s.causal else "full"
         return f"b{s.batch}-h{s.heads}-kv{s.kv_heads}-q{s.seq_q}-k{s.seq_k}-d{s.head_dim}-{mask}-{self.dtype}"
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The cells of its row."""
+        s = self.shape
+        return {
+            "dtype": self.dtype,
+            "batch": str(s.batch),
+            "heads": str(s.heads),
+            "kv_heads": str(s.kv_heads),
+            "seq_q": str(s.seq_q),
+            "seq_k": str(s.seq_k),
+            "head_dim": str(s.head_dim),
+            "causal": "true" if s.causal else "false",
+        }
+
+    @property
+    def flops(self) -> float:
+        """4 B H S_q S_k D: what the two products take, of which a causal mask needs a half."""
+        s = self.shape
+        return 4.0 * s.batch * s.heads * s.seq_q * s.seq_k * s.head_dim

@@ -9,22 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention import reference
+from kernels.harness.workload import Check
 
 RELATIVE_FROBENIUS = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1.2e-3}
 """||out - exact|| / ||exact||: a maximum alone averages away on long sequences, where the outputs tend to 0."""
 
 ULPS = {torch.float32: 16.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """Slack over PyTorch's own error, in eps of the largest output: where PyTorch is exact, rounding is no fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A verdict. `max_abs_error` is NaN when there was nothing to compare; `reason` is empty when it passed."""
-
-    passed: bool
-    max_abs_error: float
-    limit: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +31,10 @@ class Yardstick:
     def limit(self) -> float:
         """The largest absolute error that passes."""
         return min(self.absolute, self.relative_to_torch)
+
+    def judge(self, output: torch.Tensor) -> Check:
+        """`judge` by this."""
+        return judge(output, self)
 
 
 def yardstick(

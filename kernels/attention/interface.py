@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from kernels.attention.case import Case
+from kernels.harness.workload import BuildFailed, BuildRecord, Plan, Unavailable
+
+__all__ = ["DTYPES", "AttentionKernel", "BuildFailed", "BuildRecord", "Plan", "Unavailable"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
@@ -17,44 +19,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
 }
 """The element types a case can have, by the name used in case ids and result files."""
-
-Plan = Callable[[], torch.Tensor]
-"""One call on fixed inputs, with all that can be decided beforehand decided; returns [B, H, S_q, D]."""
-
-
-class BuildFailed(Exception):
-    """A kernel could not be built or loaded.
-
-    `cause` is `no_compiler` or `build_failed`; the message carries the compiler's own words; `remedy` says what to do.
-    """
-
-    def __init__(self, message: str, *, cause: str = "build_failed", remedy: str = "") -> None:
-        super().__init__(message)
-        self.cause = cause
-        self.remedy = remedy
-
-
-class Unavailable(Exception):
-    """An implementation cannot run here, or cannot run this case. The message is a reason fit for a result row."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildRecord:
-    """What was built, by what, and whether it came from the cache; becomes build.json. `seconds` is wall time."""
-
-    implementation: str
-    compiler: str
-    compiler_version: str
-    flags: tuple[str, ...]
-    seconds: float
-    cached: bool
-    source_sha256: str
-    artifact_sha256: str
-    details: Mapping[str, object] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """The record as the mapping that build.json holds."""
-        return {"schema": 1, **asdict(self), "flags": list(self.flags), "details": dict(self.details)}
 
 
 class AttentionKernel(Protocol):
@@ -86,5 +50,6 @@ class AttentionKernel(Protocol):
     def prepare(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> Plan:
-        """A plan bound to these tensors: the same result as `run`, with the least work left for each call."""
+        """A plan bound to these tensors: the same result as `run`, with the least work left for each call. Where what
+        runs differs from case to case, the plan's attribute `runs` says what stands in the `backend` column."""
         ...

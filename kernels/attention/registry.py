@@ -1,17 +1,41 @@
-"""Picks the bundled kernel for a device."""
+"""The implementations of attention by name, and the bundled kernel of a device. Another one is another entry."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
 
-from kernels.attention.interface import AttentionKernel, Unavailable
+from kernels.harness.registry import Entry, Registry
+from kernels.harness.workload import Unavailable
 
 if TYPE_CHECKING:
     import torch
 
+    from kernels.attention.interface import AttentionKernel
+
 CUDA_MODULE = "kernels.attention.cuda"
 CPU_MODULE = "kernels.attention.cpu"
+BACKENDS = ("default", "flash", "efficient", "cudnn", "math")
+
+REGISTRY = Registry()
+REGISTRY.add(
+    Entry(
+        "bench",
+        "kernels.attention.implementations:bench",
+        variants=r"(@sm_[0-9]{2,3})?(:lse)?",
+        listed=("bench", "bench:lse", "bench@sm_80"),
+    )
+)
+REGISTRY.add(
+    Entry(
+        "sdpa",
+        "kernels.attention.implementations:sdpa",
+        variants=f":({'|'.join(BACKENDS)})",
+        listed=tuple(f"sdpa:{name}" for name in BACKENDS),
+    )
+)
+REGISTRY.add(Entry("fa4", "kernels.attention.rivals:fa4"))
+REGISTRY.add(Entry("flex", "kernels.attention.rivals:flex"))
 
 
 def find(device: torch.device, *, threads: int = 0) -> AttentionKernel:

@@ -10,11 +10,15 @@ import argparse
 import errno
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kernels.harness.facts import CRASHED, Facts, log
 from kernels.harness.gates import environment_gates
-from kernels.harness.spec import BadSpec, Spec, parse
+from kernels.harness.own import OwnWorkload
+from kernels.harness.reading import BadSpec
+from kernels.harness.spec import Spec, parse
 
 BAD_SPEC, GATE_FAILED = 22, 21
 STEPS = ("environment", "build", "correctness", "measure")
@@ -22,7 +26,7 @@ STEPS = ("environment", "build", "correctness", "measure")
 
 def main(arguments: list[str]) -> int:
     """Run one step and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python3 -m kernels.harness", description="Check and measure attention.")
+    parser = argparse.ArgumentParser(prog="python3 -m kernels.harness", description="Check and measure a workload.")
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("--spec", type=Path, required=True, help="what to do, as JSON")
     parser.add_argument("--out", type=Path, required=True, help="where results go; created if absent")
@@ -30,7 +34,7 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     facts = Facts(acknowledged=not asked.no_ack)
     try:
-        return perform(asked.step, read_spec(asked.spec), asked.out, facts)
+        return perform(asked.step, read_spec(asked.spec, asked.step), asked.out, facts)
     except BadSpec as exc:
         facts.send("problem", cause="unknown", detail=f"bad spec: {exc}")
         return BAD_SPEC
@@ -42,12 +46,20 @@ def main(arguments: list[str]) -> int:
         return CRASHED
 
 
-def read_spec(path: Path) -> Spec:
-    """The spec in a file. Raises `BadSpec`, also when there is no such file."""
+def read_spec(path: Path, step: str) -> Spec:
+    """The spec in a file. Raises `BadSpec`, also when there is no such file. A user's own workload is read
+    by the steps that run it: before, what it needs may not be there yet."""
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"), read_own if step in ("build", "measure") else None)
     except (OSError, UnicodeDecodeError) as exc:
         raise BadSpec(f"cannot read {path}: {exc}") from exc
+
+
+def read_own(workload: OwnWorkload) -> Mapping[str, Any]:
+    """What a user's own workload says of itself, read by a process of its own. Raises `BadSpec`."""
+    from kernels.harness.arena import described
+
+    return described(workload)
 
 
 def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
@@ -67,15 +79,22 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
 
     if spec.threads:
         torch.set_num_threads(spec.threads)
-    session = Session(spec, out, steps.default_cache(), facts, environment.device())
+    device, cache = environment.device(), steps.default_cache()
+    own = isinstance(spec.workload, OwnWorkload)
+    problem = None if own else spec.workload.problem()
+    session = Session(spec, out, cache, facts, device, problem, steps.arena_of(spec, device))
     run = {
         "environment": steps.record_environment,
         "build": steps.build_kernel,
         "correctness": steps.check_all,
         "measure": steps.measure_all,
     }[step]
-    with torch.inference_mode():
-        return run(session)
+    try:
+        with torch.inference_mode():
+            return run(session)
+    finally:
+        if session.arena is not None:
+            session.arena.close()
 
 
 if __name__ == "__main__":

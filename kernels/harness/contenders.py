@@ -1,21 +1,28 @@
-"""The implementations of a spec, bound to a case's inputs: from here the kernel and PyTorch's backends look alike."""
+"""The implementations of a spec, built and bound to a case's inputs: from here all of them look alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
 import torch
 
-from kernels.attention import correctness, registry
-from kernels.attention.baseline import Sdpa
-from kernels.attention.case import Case
-from kernels.attention.correctness import Check, Yardstick
-from kernels.attention.interface import AttentionKernel, BuildFailed, BuildRecord, Plan, Unavailable
-from kernels.harness.axes import Inputs
 from kernels.harness.spec import original
+from kernels.harness.workload import (
+    BuildFailed,
+    BuildRecord,
+    Call,
+    Case,
+    Check,
+    Implementation,
+    Plan,
+    Site,
+    Unavailable,
+    Workload,
+    Yardstick,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,75 +30,99 @@ class Bound:
     """An implementation ready to be called on one case's inputs; `copies` are the same call on copies of them."""
 
     implementation: str
-    backend: str
-    plan: Plan
-    scope: Callable[[], AbstractContextManager[object]]
-    copies: tuple[Plan, ...] = ()
+    call: Call
+    copies: tuple[Call, ...] = ()
     peak_bytes: int | None = None
+
+    @property
+    def backend(self) -> str:
+        """What really runs."""
+        return self.call.backend
+
+    @property
+    def plan(self) -> Plan:
+        """The call on the first inputs."""
+        return self.call.plan
+
+    @property
+    def scope(self) -> Callable[[], AbstractContextManager[object]]:
+        """What is entered around calls."""
+        return self.call.scope
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The bundled kernel, loaded."""
+    """An implementation that is loaded; `record` is None where there was nothing to build."""
 
-    kernel: AttentionKernel
-    record: BuildRecord
+    implementation: Implementation
+    record: BuildRecord | None
 
 
-def build(device: torch.device, threads: int, out_dir: Path, cache_dir: Path) -> Built:
-    """The bundled kernel for this device, compiled or from the cache. Raises `BuildFailed`."""
+Crew = Mapping[str, Built | BuildFailed | Unavailable]
+"""What became of each implementation, by the name that controls share with their original."""
+
+
+def build(workload: Workload, name: str, site: Site) -> Built | BuildFailed | Unavailable:
+    """The implementation of a name, compiled or from the cache; or why there is none."""
     try:
-        kernel = registry.find(device, threads=threads)
-    except Unavailable as exc:
-        raise BuildFailed(str(exc), remedy="measure the baselines only, or add a kernel for this device") from exc
-    return Built(kernel, kernel.build(out_dir, cache_dir))
+        implementation = workload.implementation(name, site)
+        return Built(implementation, implementation.build(site))
+    except (BuildFailed, Unavailable) as exc:
+        return exc
 
 
-def bind(implementation: str, bench: Built | BuildFailed | None, case: Case, inputs: Inputs) -> Bound:
+def bind(implementation: str, crew: Crew, case: Case, inputs: Any) -> Bound:
     """`implementation` on these inputs. Raises `Unavailable` if it cannot run, `BuildFailed` if it was not built."""
-    q, k, v, causal = inputs.q, inputs.k, inputs.v, case.shape.causal
-    if original(implementation) != "bench":
-        baseline = Sdpa(original(implementation).removeprefix("sdpa:"))
-        plan = baseline.prepare(q, k, v, causal)
-        return Bound(implementation, baseline.resolved(q, k, v, causal), plan, baseline.scope)
-    if bench is None:
-        raise Unavailable("the kernel was not asked for")
-    if isinstance(bench, BuildFailed):
-        raise bench
-    refusal = bench.kernel.supports(case)
-    if refusal is not None:
-        raise Unavailable(refusal)
-    # A plan may allocate its output now or at each call: either way its memory starts out as NaN.
-    with correctness.poisoned(q, through_torch=True):
-        plan = bench.kernel.prepare(q, k, v, causal)
-    return Bound(implementation, bench.kernel.name, plan, nullcontext)
+    built = crew.get(original(implementation))
+    if built is None:
+        raise Unavailable("it was not asked for")
+    if not isinstance(built, Built):
+        raise built
+    return Bound(implementation, built.implementation.bind(case, inputs))
 
 
-def check(bound: Bound, by: Yardstick, inputs: Inputs) -> Check:
+def check(bound: Bound, by: Yardstick) -> Check:
     """Judge one fresh output. What raises has not passed; but running out of memory raises `Unavailable`."""
+    call = bound.call
     try:
-        through_torch = original(bound.implementation) == "bench"
-        with bound.scope(), correctness.poisoned(inputs.q, through_torch=through_torch):
-            return correctness.judge(bound.plan(), by)
+        with call.scope(), call.poisoned():
+            return by.judge(call.output(call.plan()))
     except (torch.OutOfMemoryError, MemoryError) as exc:
-        raise Unavailable(f"{bound.backend}: out of memory") from exc
+        raise Unavailable(f"{call.backend}: out of memory") from exc
     except RuntimeError as exc:
         return Check(False, float("nan"), by.limit, f"raised {type(exc).__name__}: {one_line(str(exc))}")
 
 
-def check_copies(bound: Bound, by: Yardstick, inputs: Inputs) -> Check | None:
+def check_copies(bound: Bound, by: Yardstick) -> Check | None:
     """The first verdict on a copy that has not passed, or None. Copies hold the same values, so an output that equals
     the first to the last bit needs no more looking at. Raises as `check` does."""
     with bound.scope():
-        first = bound.plan().clone()
-    for plan in bound.copies:
-        with bound.scope():
-            same = torch.equal(plan(), first)
+        first = leaves_of(bound.call.output(bound.plan()), torch.clone)
+    for call in bound.copies:
+        with call.scope():
+            same = equal(call.output(call.plan()), first)
         if not same:
-            verdict = check(replace(bound, plan=plan), by, inputs)
+            verdict = check(replace(bound, call=call), by)
             if not verdict.passed:
                 return replace(verdict, reason=f"on a copy of its inputs: {verdict.reason}")
     return None
+
+
+def leaves_of(output: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """`of` each tensor of an output, in order: of a tensor itself, or of a list, tuple or mapping of such."""
+    if isinstance(output, torch.Tensor):
+        return [of(output)]
+    if isinstance(output, Mapping):
+        return [leaf for key in output for leaf in leaves_of(output[key], of)]
+    if isinstance(output, (list, tuple)):
+        return [leaf for one in output for leaf in leaves_of(one, of)]
+    return []
+
+
+def equal(output: Any, before: list[torch.Tensor]) -> bool:
+    """Whether the tensors of an output are these to the last bit."""
+    now = leaves_of(output, lambda one: one)
+    return len(now) == len(before) and all(torch.equal(a, b) for a, b in zip(now, before, strict=True))
 
 
 def one_line(words: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from kernels.harness.device_clock import in_kernel_clock
 from kernels.harness.memory import NOT_ON_A_CPU
 from kernels.harness.spec import MACHINE, Spec
 from kernels.harness.stamps import now
+from kernels.harness.streams import CudaStream
 
 SETTINGS = (
     "power_limit_w", "power_limit_default_w", "ecc", "mig",
@@ -68,6 +70,7 @@ def record(where: torch.device, asked: Spec) -> dict[str, object]:
         "timer_overhead_us": round(timers.timer_overhead_us(where), 4),
         "protocol": protocol(where, asked),
         **{key: asked.machine.get(key) or None for key in MACHINE},
+        "spotbench": source.get("spotbench"),
         "git_commit": source.get("git_commit"),
         "git_dirty": source.get("git_dirty"),
         "payload_sha256": source.get("payload_sha256"),
@@ -78,6 +81,7 @@ def record(where: torch.device, asked: Spec) -> dict[str, object]:
 def protocol(where: torch.device, asked: Spec) -> dict[str, object]:
     """How measurements are made: what was asked for, and the constants behind it. Times are in seconds."""
     cuda = where.type == "cuda"
+    why_no_gate = CudaStream(where).why_no_gate if cuda else ""
     return {
         "regime": asked.regime,
         "repeats": asked.repeats,
@@ -91,6 +95,9 @@ def protocol(where: torch.device, asked: Spec) -> dict[str, object]:
         "cache_turned_over": input_sets.AIM,
         "most_input_sets": input_sets.MOST_SETS[where.type],
         "timer": "CUDA events" if cuda else "perf_counter_ns",
+        "launch_hidden_by": (timers.GATE if not why_no_gate else timers.SPIN) if cuda else None,
+        "why_no_gate": why_no_gate or None,
+        "least_hold_us": timers.LEAST_HOLD_US if cuda else None,
         "rest_times": timers.REST_TIMES if cuda else 0,
         "rest_most_s": timers.REST_MOST_S if cuda else 0,
         "sustained_s": timers.SUSTAINED_S[where.type],
@@ -138,9 +145,20 @@ def checkout() -> dict[str, object]:
         return {}
     try:
         commit = git("rev-parse", "HEAD")
-        return {"git_commit": commit, "git_dirty": git("status", "--porcelain", "--untracked-files=no") != ""}
+        dirty = git("status", "--porcelain", "--untracked-files=no") != ""
+        return {"spotbench": version(), "git_commit": commit, "git_dirty": dirty}
     except (OSError, subprocess.SubprocessError):
         return {}
+
+
+def version() -> str | None:
+    """The version that a checkout's package names."""
+    try:
+        source = (ROOT / "orchestrator" / "__init__.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r'__version__ = "([^"]+)"', source)
+    return found.group(1) if found else None
 
 
 def git(*arguments: str) -> str:

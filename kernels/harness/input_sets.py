@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-
-from kernels.attention.case import Case
-from kernels.attention.interface import DTYPES
-from kernels.harness.axes import Inputs
 
 AIM = 2
 """Between two uses of a set, others of this many times the cache's size are read: caches do not forget in order."""
@@ -47,20 +44,13 @@ def rotation(asked: str, set_bytes: int, cache_bytes: int, free_bytes: int, most
     return Rotation(sets, "cold" if between >= cache_bytes or set_bytes >= AIM * cache_bytes else "mixed")
 
 
-def set_bytes(case: Case) -> int:
-    """What one call reads and writes at least: q, k, v and the output."""
-    s = case.shape
-    elements = 2 * s.heads * s.seq_q + 2 * s.kv_heads * s.seq_k
-    return int(s.batch * elements * s.head_dim * DTYPES[case.dtype].itemsize)
-
-
-def copies(inputs: Inputs, count: int) -> list[Inputs]:
+def copies(inputs: Any, count: int, copied: Callable[[Any], Any]) -> list[Any]:
     """`count` sets with the same values in memory of their own; the first is `inputs`. The same values, so that one
     exact answer judges them all. Fewer where memory runs out."""
     made = [inputs]
     try:
         while len(made) < count:
-            made.append(Inputs(inputs.q.clone(), inputs.k.clone(), inputs.v.clone()))
+            made.append(copied(inputs))
     except (torch.OutOfMemoryError, MemoryError):
         pass
     return made

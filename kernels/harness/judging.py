@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from kernels.attention import correctness
-from kernels.attention.case import Case
-from kernels.attention.correctness import Check, Yardstick
-from kernels.attention.interface import BuildFailed, Plan, Unavailable
 from kernels.harness import axes
-from kernels.harness.contenders import Bound, Built, bind, build, check, check_copies, one_line
+from kernels.harness.contenders import Bound, Built, Crew, bind, build, check, check_copies, one_line
 from kernels.harness.facts import Facts, log
 from kernels.harness.input_sets import (
     ASSUMED_CACHE_BYTES,
@@ -26,22 +23,47 @@ from kernels.harness.input_sets import (
     copies,
     free_bytes,
     rotation,
-    set_bytes,
 )
 from kernels.harness.memory import peak_bytes
-from kernels.harness.spec import Spec
+from kernels.harness.spec import Spec, original
 from kernels.harness.turns import Contender
+from kernels.harness.workload import BuildFailed, Call, Case, Check, Plan, Problem, Site, Unavailable, Yardstick
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One invocation: what is asked, where results go, who listens, and the device that really runs."""
+    """One invocation: what is asked, where results go, who listens, the device that really runs, and the part of the
+    workload that needs torch."""
 
     spec: Spec
     out: Path
     cache: Path
     facts: Facts
     device: torch.device
+    problem: Problem | None
+    arena: Apart | None = None
+    """Where the implementations of a user's own workload run; None for one whose code is ours."""
+
+    @property
+    def site(self) -> Site:
+        """Where implementations are built and run."""
+        return Site(self.device, self.spec.threads, self.out, self.cache)
+
+
+class Apart(Protocol):
+    """Implementations in processes of their own, judged in another."""
+
+    def judge_case(self, session: Session, case: Any, implementations: Sequence[str]) -> Judged: ...
+
+    def spread_case(self, judged: Judged) -> tuple[Judged, Rotation]: ...
+
+    def still_right(self, session: Session, judged: Judged) -> Judged: ...
+
+    def timer(self, regime: str) -> Callable[[Contender], Any]: ...
+
+    def load(self, name: str) -> Built | BuildFailed | Unavailable: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +82,8 @@ class Judged:
     """A case, its inputs, the exact answer, and the outcome of every implementation in the order of the spec."""
 
     case: Case
-    inputs: axes.Inputs
-    by: Yardstick
+    inputs: Any
+    by: Yardstick | None
     outcomes: tuple[Outcome, ...]
 
     @property
@@ -72,71 +94,79 @@ class Judged:
     @property
     def contenders(self) -> list[Contender]:
         """What may be timed."""
-        return [Contender(one.implementation, (one.plan, *one.copies), one.scope) for one in self.bound]
+        return [
+            Contender(one.implementation, (one.plan, *(call.plan for call in one.copies)), one.scope)
+            for one in self.bound
+        ]
 
 
-def attempt_build(session: Session) -> Built | BuildFailed | None:
-    """The bundled kernel, or why there is none; None when it is not asked for. A failed build stops no other."""
-    if "bench" not in session.spec.implementations:
-        return None
-    try:
-        return build(session.device, session.spec.threads, session.out, session.cache)
-    except BuildFailed as exc:
-        log(f"{exc.cause}: {exc} ({exc.remedy})")
-        return exc
+def build_all(session: Session) -> Crew:
+    """Every implementation that is asked for, loaded, or why it is not. What fails stops no other."""
+    names, arena = dict.fromkeys(map(original, session.spec.implementations)), session.arena
+    crew = {
+        name: build(session.spec.workload, name, session.site) if arena is None else arena.load(name) for name in names
+    }
+    for name, one in crew.items():
+        if isinstance(one, BuildFailed):
+            log(f"{name}: {one.cause}: {one} ({one.remedy})")
+    return crew
 
 
-def judge_case(
-    session: Session, bench: Built | BuildFailed | None, case: Case, implementations: tuple[str, ...]
-) -> Judged:
+def judge_case(session: Session, crew: Crew, case: Case, implementations: tuple[str, ...]) -> Judged:
     """Fresh inputs, and the verdict on each implementation on exactly these; says a `checked` fact for each check."""
-    inputs = axes.inputs(case, session.device, session.spec.seed)
-    by = correctness.yardstick(
-        inputs.q, inputs.k, inputs.v, causal=case.shape.causal, max_abs_error=session.spec.max_abs_error
-    )
+    if session.arena is not None:
+        return session.arena.judge_case(session, case, implementations)
+    problem = session.problem
+    assert problem is not None, "a workload of ours has tensors here"
+    inputs = problem.inputs(case, axes.generator(case, session.device, session.spec.seed))
+    by = problem.yardstick(case, inputs, session.spec.max_abs_error)
     outcomes = []
     for implementation in implementations:
-        outcome = judge_one(implementation, bench, case, inputs, by)
+        outcome = judge_one(implementation, crew, case, inputs, by)
         say(session.facts, case, outcome)
         outcomes.append(outcome)
     return Judged(case, inputs, by, tuple(outcomes))
 
 
-def spread(session: Session, bench: Built | BuildFailed | None, judged: Judged) -> tuple[Judged, Rotation]:
+def spread(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotation]:
     """What passed, bound to as many copies of the inputs as it takes to find the caches cold, and judged on each.
 
     Where memory ends before that, all implementations do with the copies that there are.
     """
-    case, device = judged.case, session.device
-    size = set_bytes(case)
+    if session.arena is not None:
+        return session.arena.spread_case(judged)
+    case, device, problem, by = judged.case, session.device, session.problem, judged.by
+    assert problem is not None, "a workload of ours has tensors here"
+    assert by is not None, "and a yardstick"
+    size = problem.set_bytes(case, judged.inputs)
     cache = cache_bytes(device) or ASSUMED_CACHE_BYTES
     asked = rotation(session.spec.cache, size, cache, free_bytes(device), MOST_SETS[device.type])
-    sets = copies(judged.inputs, asked.sets)
-    plans: dict[str, list[Plan]] = {}
+    sets = copies(judged.inputs, asked.sets, problem.copied)
+    calls: dict[str, list[Call]] = {}
     peaks: dict[str, int | None] = {}
     for one in judged.bound:
         name = one.implementation
 
         def prepare(name: str = name) -> tuple[Plan, Callable[[], AbstractContextManager[object]]]:
-            made = bind(name, bench, case, judged.inputs)
+            made = bind(name, crew, case, judged.inputs)
             return made.plan, made.scope
 
         peaks[name] = peak_bytes(device, prepare)
-        plans[name] = []
+        calls[name] = []
         for inputs in sets[1:]:
             try:
-                plans[name].append(bind(name, bench, case, inputs).plan)
+                calls[name].append(bind(name, crew, case, inputs).call)
             except (Unavailable, RuntimeError, MemoryError) as exc:
-                log(f"{case.id}: {name}: {len(plans[name]) + 1} of {len(sets)} input sets: {one_line(str(exc))}")
+                log(f"{case.id}: {name}: {len(calls[name]) + 1} of {len(sets)} input sets: {one_line(str(exc))}")
                 break
-    count = 1 + min((len(made) for made in plans.values()), default=0)
+    count = 1 + min((len(made) for made in calls.values()), default=0)
 
     def ready(outcome: Outcome) -> Outcome:
         name = outcome.implementation
         if outcome.bound is None:
             return outcome
-        bound = replace(outcome.bound, copies=tuple(plans[name][: count - 1]), peak_bytes=peaks[name])
-        fault = partial(check_copies, by=judged.by, inputs=judged.inputs)
+        bound = replace(outcome.bound, copies=tuple(calls[name][: count - 1]), peak_bytes=peaks[name])
+        fault = partial(check_copies, by=by)
         return spoilt(session.facts, judged, replace(outcome, bound=bound), fault)
 
     had = asked if count == asked.sets else rotation(session.spec.cache, size, cache, count * size)
@@ -146,8 +176,13 @@ def spread(session: Session, bench: Built | BuildFailed | None, judged: Judged) 
 def still_right(session: Session, judged: Judged) -> Judged:
     """The verdicts after timing: what was right at first and is wrong now loses its timings, and the fact is said."""
 
+    if session.arena is not None:
+        return session.arena.still_right(session, judged)
+    by = judged.by
+    assert by is not None, "a workload of ours has a yardstick"
+
     def again(one: Bound) -> Check | None:
-        found = check(one, judged.by, judged.inputs)
+        found = check(one, by)
         return None if found.passed else replace(found, reason=f"right before timing, wrong after: {found.reason}")
 
     return replace(judged, outcomes=tuple(spoilt(session.facts, judged, one, again) for one in judged.outcomes))
@@ -166,7 +201,7 @@ def spoilt(facts: Facts, judged: Judged, outcome: Outcome, fault: Callable[[Boun
         return Outcome(name, None, None, f"{outcome.bound.backend}: out of memory", wrong=False)
     except RuntimeError as exc:
         reason = f"raised {type(exc).__name__}: {one_line(str(exc))}"
-        found = Check(False, math.nan, judged.by.limit, reason)
+        found = Check(False, math.nan, math.nan if judged.by is None else judged.by.limit, reason)
     if found is None:
         return outcome
     wrong = Outcome(name, None, found, found.reason, wrong=True)
@@ -185,22 +220,16 @@ def say(facts: Facts, case: Case, outcome: Outcome) -> None:
         case_id=case.id,
         passed=outcome.check.passed,
         max_abs_error=None if math.isnan(error) else error,
-        limit=outcome.check.limit,
+        limit=None if math.isnan(outcome.check.limit) else outcome.check.limit,
         reason=outcome.check.reason,
     )
 
 
-def judge_one(
-    implementation: str,
-    bench: Built | BuildFailed | None,
-    case: Case,
-    inputs: axes.Inputs,
-    by: Yardstick,
-) -> Outcome:
+def judge_one(implementation: str, crew: Crew, case: Case, inputs: Any, by: Yardstick) -> Outcome:
     """The verdict on one implementation."""
     try:
-        bound = bind(implementation, bench, case, inputs)
-        verdict = check(bound, by, inputs)
+        bound = bind(implementation, crew, case, inputs)
+        verdict = check(bound, by)
     except Unavailable as exc:
         return Outcome(implementation, None, None, str(exc), wrong=False)
     except BuildFailed as exc:

@@ -8,23 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from kernels.attention.case import Case
-from kernels.attention.interface import BuildFailed
 from kernels.harness import axes, rows
 from kernels.harness.clocks import clocks
-from kernels.harness.contenders import Built
+from kernels.harness.contenders import Crew
+from kernels.harness.controls import with_second_control
 from kernels.harness.facts import log
 from kernels.harness.input_sets import Rotation
 from kernels.harness.judging import Judged, Outcome, Session, judge_case, spread, still_right
+from kernels.harness.regimes import SUSTAINED, regimes
 from kernels.harness.rows import Origin, Row, Setting, Spool
-from kernels.harness.spec import BOTH, Spec
+from kernels.harness.spec import Spec
 from kernels.harness.stopping import first_of, rule, spent
 from kernels.harness.timers import Timer, timer_for
 from kernels.harness.timing import Measured, measure
 from kernels.harness.turns import Contender
 from kernels.harness.warming import LIMIT_S
-
-BURST, SUSTAINED, GRAPH = "burst", "sustained", "graph"
+from kernels.harness.workload import Case
 
 Timers = Callable[[str], Callable[[Contender], Timer]]
 """How each regime is timed on the session's device."""
@@ -40,6 +39,8 @@ class Finished:
     skipped: dict[str, str]
     stopped: dict[str, str]
     wrong: bool
+    medians: dict[str, dict[str, float]]
+    """Of every regime, by implementation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +55,24 @@ class Regime:
 def timers(session: Session) -> Timers:
     """The timers of the session's device, each regime's overhead measured once. Raises `ValueError` for a regime that
     the device does not have."""
-    kinds = (BURST, SUSTAINED) if session.spec.regime == BOTH else (session.spec.regime,)
-    if session.spec.regime == BOTH and session.device.type == "cuda":
-        kinds = (*kinds, GRAPH)
+    kinds = {kind for case in session.spec.measure for kind in regimes(session.spec.regime, session.device.type, case)}
+    if session.arena is not None:
+        return session.arena.timer
     known = {kind: timer_for(session.device, kind) for kind in kinds}
     return known.__getitem__
 
 
-def measure_case(
-    session: Session, bench: Built | BuildFailed | None, case: Case, origin: Origin, timed_by: Timers
-) -> Finished:
+def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed_by: Timers) -> Finished:
     """Measures a case and writes its file."""
     began = time.monotonic()
-    judged, turns = spread(session, bench, judge_case(session, bench, case, session.spec.implementations))
+    judged = judge_case(session, crew, case, session.spec.implementations)
+    judged, turns = spread(session, crew, with_second_control(session, crew, judged))
     folder = session.out / "cases"
     rng = axes.order(case, session.spec.seed)
     with ExitStack() as stack:
-        regimes: list[Regime] = []
-        for share in shares(session.spec):
-            name = regime_after(regimes, session)
+        measured_in: list[Regime] = []
+        asked = regimes(session.spec.regime, session.device.type, case)
+        for number, name in enumerate(asked, start=1):
             spool = stack.enter_context(Spool(folder))
             measured = measure(
                 judged.contenders,
@@ -83,45 +83,24 @@ def measure_case(
                 clocks=clocks(session.device, sustained=name == SUSTAINED),
                 keep=spool.keep,
                 enough=first_of(
-                    rule(session.spec.stop_at_relative_ci), spent(seconds_left(session.spec, share, began))
+                    rule(session.spec.stop_at_relative_ci),
+                    spent(seconds_left(session.spec, number / len(asked), began)),
                 ),
                 warmup_limit_s=LIMIT_S[session.device.type],
             )
-            regimes.append(Regime(name, measured, spool))
+            measured_in.append(Regime(name, measured, spool))
         judged = still_right(session, judged)
         written = rows.write_csv(
             folder / f"{case.id}.csv",
-            rows.MEASUREMENT_COLUMNS,
-            (row for regime in regimes for row in table(origin, judged, turns, regime)),
+            rows.measurement_columns(session.spec.workload.columns),
+            (row for regime in measured_in for row in table(origin, judged, turns, regime)),
         )
-    return finished(case, judged, regimes, written)
-
-
-def shares(spec: Spec) -> tuple[float, ...]:
-    """For each regime to be measured, what part of the case's dollars may be gone at its end."""
-    return (0.5, 1.0) if spec.regime == BOTH else (1.0,)
+    return finished(case, judged, measured_in, written)
 
 
 def seconds_left(spec: Spec, share: float, began: float) -> float | None:
     """What is left, from now, of this share of the case's time; None where it has no limit."""
     return None if spec.case_budget_s is None else spec.case_budget_s * share - (time.monotonic() - began)
-
-
-def regime_after(before: list[Regime], session: Session) -> str:
-    """The regime that was asked for; of `both`, burst first, and then the one that shows the steady state."""
-    if session.spec.regime != BOTH:
-        return session.spec.regime
-    if not before:
-        return BURST
-    return GRAPH if session.device.type == "cuda" and launch_bound(before[0].measured) else SUSTAINED
-
-
-def launch_bound(burst: Measured) -> bool:
-    """Whether calls back to back would measure the host: some implementation keeps it busy for longer than the device.
-
-    Then a graph, which the device replays alone, shows the steady state; of all of them, so that they compare.
-    """
-    return any(times and burst.host_us[name] > statistics.median(times) for name, times in burst.latencies.items())
 
 
 def table(origin: Origin, judged: Judged, turns: Rotation, regime: Regime) -> Iterator[Row]:
@@ -166,23 +145,34 @@ def setting(outcome: Outcome, turns: Rotation, regime: Regime) -> Setting:
     )
 
 
-def finished(case: Case, judged: Judged, regimes: list[Regime], written: int) -> Finished:
+def finished(case: Case, judged: Judged, measured_in: list[Regime], written: int) -> Finished:
     """What is told of a case whose file is written; loose ends go to the log."""
     medians: dict[str, float] = {}
-    for regime in reversed(regimes):
+    for regime in reversed(measured_in):
         if regime.measured.warming.ended == "limit":
             log(f"{case.id}: {regime.name}: the warm-up did not settle; measured as it was")
-        for one in judged.outcomes:
-            if timed(one, regime):
-                medians[one.implementation] = round(statistics.median(regime.measured.latencies[one.implementation]), 3)
+        medians |= medians_of(judged, regime)
     return Finished(
         rows=written,
         median_us={
             one.implementation: medians[one.implementation] for one in judged.outcomes if one.implementation in medians
         },
         skipped={
-            one.implementation: why_not(one, regimes[0]) for one in judged.outcomes if one.implementation not in medians
+            one.implementation: why_not(one, measured_in[0])
+            for one in judged.outcomes
+            if one.implementation not in medians
         },
-        stopped={regime.name: regime.measured.stopped for regime in regimes},
+        stopped={regime.name: regime.measured.stopped for regime in measured_in},
         wrong=any(outcome.wrong for outcome in judged.outcomes),
+        medians={regime.name: medians_of(judged, regime) for regime in measured_in},
     )
+
+
+def medians_of(judged: Judged, regime: Regime) -> dict[str, float]:
+    """Of all whose timings stand, in microseconds."""
+    times = regime.measured.latencies
+    return {
+        one.implementation: round(statistics.median(times[one.implementation]), 3)
+        for one in judged.outcomes
+        if timed(one, regime)
+    }

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from kernels.attention.interface import BuildFailed, Plan, Unavailable
+from kernels.harness.workload import BuildFailed, Plan, Unavailable
 
 NOT_ON_A_CPU = "the allocator of processors keeps no peak"
 

@@ -11,22 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from kernels.attention.case import Case
-from kernels.attention.correctness import Check
 from kernels.harness.stamps import now
 from kernels.harness.timing import Sample
+from kernels.harness.workload import Case, Check
 
-MEASUREMENT_COLUMNS = (
-    "run_id", "vm", "case_id", "device", "implementation", "backend",
-    "dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal",
+ORIGIN_COLUMNS = ("run_id", "vm", "case_id", "device", "implementation", "backend")
+"""Before a workload's own columns, which say where on its axes a row belongs."""
+SAMPLE_AND_SETTING_COLUMNS = (
     "regime", "block", "repeat", "latency_us", "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
     "max_abs_error", "torch", "started_at", "skipped",
     "position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent",
     "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us", "peak_memory_bytes",
-)  # fmt: skip
-CORRECTNESS_COLUMNS = (
-    "implementation", "case_id", "dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal",
-    "passed", "max_abs_error", "limit", "reason",
+    "host_us", "cover", "hidden",
 )  # fmt: skip
 
 SPOOL_BYTES = 1 << 20
@@ -61,20 +57,19 @@ class Setting:
     peak_memory_bytes: int | None
 
 
+def measurement_columns(axes: Iterable[str]) -> tuple[str, ...]:
+    """The columns of a case's file, for a workload with these axes."""
+    return (*ORIGIN_COLUMNS, *axes, *SAMPLE_AND_SETTING_COLUMNS)
+
+
+def correctness_columns(axes: Iterable[str]) -> tuple[str, ...]:
+    """The columns of correctness.csv."""
+    return ("implementation", "case_id", *axes, "passed", "max_abs_error", "limit", "reason")
+
+
 def axes(case: Case) -> dict[str, str]:
     """The columns that say which case a row belongs to."""
-    s = case.shape
-    return {
-        "case_id": case.id,
-        "dtype": case.dtype,
-        "batch": str(s.batch),
-        "heads": str(s.heads),
-        "kv_heads": str(s.kv_heads),
-        "seq_q": str(s.seq_q),
-        "seq_k": str(s.seq_k),
-        "head_dim": str(s.head_dim),
-        "causal": boolean(s.causal),
-    }
+    return {"case_id": case.id, **case.axes}
 
 
 def measured(origin: Origin, case: Case, setting: Setting, cells: Row) -> Row:
@@ -115,6 +110,9 @@ def of_sample(sample: Sample) -> dict[str, str]:
         "cpu_mhz": known(sample.host.cpu_mhz),
         "load_1m": known(sample.host.load_1m),
         "steal_percent": known(sample.host.steal_percent),
+        "host_us": "" if sample.host_us is None else f"{sample.host_us:.1f}",
+        "cover": sample.cover,
+        "hidden": "" if sample.hidden is None else boolean(sample.hidden),
     }
 
 
@@ -122,6 +120,7 @@ SAMPLE_COLUMNS = (
     "implementation", "block", "repeat", "latency_us",
     "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
     "started_at", "position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent",
+    "host_us", "cover", "hidden",
 )  # fmt: skip
 """The keys of `of_sample`, in order."""
 

@@ -10,16 +10,18 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.case import Case, Shape
-from kernels.attention.interface import BuildFailed
 from kernels.harness import environment, measuring, rows, spec
-from kernels.harness.contenders import one_line
+from kernels.harness.arena import Arena, open_arena
+from kernels.harness.contenders import Built, Crew, one_line
 from kernels.harness.facts import log
-from kernels.harness.judging import Session, attempt_build, judge_case
+from kernels.harness.judging import Session, build_all, judge_case
+from kernels.harness.own import OwnWorkload
+from kernels.harness.reading import BadSpec
+from kernels.harness.regimes import regimes
+from kernels.harness.second_clock import ask_cupti
+from kernels.harness.workload import BuildFailed, BuildRecord, Case
 
 DONE, WRONG, NOT_BUILT, GATE_FAILED = 0, 10, 20, 21
-
-SMOKE = Shape(batch=1, heads=4, kv_heads=2, seq_q=65, seq_k=65, head_dim=64, causal=True)
 
 
 def default_cache() -> Path:
@@ -43,46 +45,82 @@ def record_environment(session: Session) -> int:
 
 
 def build_kernel(session: Session) -> int:
-    """Build the bundled kernel, if it is asked for, and try one small case before anything long is begun."""
-    bench = attempt_build(session)
-    if isinstance(bench, BuildFailed):
-        session.facts.send("gate", name="kernel_loads", passed=False, detail=one_line(str(bench)))
-        detail = f"{bench}\n{bench.remedy}".strip()
-        session.facts.send("problem", cause=bench.cause, detail=detail)
+    """Build what there is to build, and try one small case before anything long is begun."""
+    crew = build_all(session)
+    if session.arena is not None:
+        return tell_loaded(session, crew)
+    failed = {name: one for name, one in crew.items() if isinstance(one, BuildFailed)}
+    for exc in failed.values():
+        session.facts.send("gate", name="kernel_loads", passed=False, detail=one_line(str(exc)))
+        detail = f"{exc}\n{exc.remedy}".strip()
+        session.facts.send("problem", cause=exc.cause, detail=detail)
         return NOT_BUILT
-    if bench is not None:
-        record = bench.record
-        known = record.compiler_version.startswith(record.compiler)
-        compiler = record.compiler_version if known else f"{record.compiler} {record.compiler_version}"
-        rows.write_text(session.out / "build.json", json.dumps(record.as_json(), indent=2) + "\n")
-        session.facts.send("built", path="build.json", seconds=record.seconds, compiler=compiler, cached=record.cached)
-    detail = bench.kernel.name if bench is not None else "nothing to build: only PyTorch's backends are asked for"
+    built = {name: one.record for name, one in crew.items() if isinstance(one, Built) and one.record is not None}
+    for record in list(built.values())[:1]:
+        tell_built(session, record)
+    detail = ", ".join(built) or "nothing to build: what is asked for comes with the machine"
     session.facts.send("gate", name="kernel_loads", passed=True, detail=detail)
+    return smoke_test(session, crew, next(iter(built), session.spec.implementations[0]))
 
-    smoke = Case(SMOKE, "float16" if session.device.type == "cuda" else "float32")
-    subject = ("bench",) if bench is not None else session.spec.implementations[:1]
-    (outcome,) = judge_case(session, bench, smoke, subject).outcomes
+
+def tell_loaded(session: Session, crew: Crew) -> int:
+    """Each implementation of a user's own that does not load is said; the others go on."""
+    failed = {name: one for name, one in crew.items() if not isinstance(one, Built)}
+    for name, exc in failed.items():
+        session.facts.send("gate", name="kernel_loads", passed=False, detail=f"{name}: {one_line(str(exc))}")
+    loaded = [name for name in crew if name not in failed]
+    if loaded:
+        session.facts.send("gate", name="kernel_loads", passed=True, detail=", ".join(loaded))
+    faults = {name: exc for name, exc in failed.items() if isinstance(exc, BuildFailed)}
+    if not faults:
+        return DONE
+    detail = "\n".join(f"{name}: {exc}\n{exc.remedy}".strip() for name, exc in faults.items())
+    session.facts.send("problem", cause="build_failed", detail=detail[:4000])
+    return WRONG if loaded else NOT_BUILT
+
+
+def arena_of(asked: spec.Spec, device: torch.device) -> Arena | None:
+    """Processes for a user's own workload; None for a workload of ours, and where nothing is known of it yet."""
+    if not isinstance(asked.workload, OwnWorkload) or not asked.workload.told:
+        return None
+    return open_arena(asked, device)
+
+
+def tell_built(session: Session, record: BuildRecord) -> None:
+    """Write build.json, and say so."""
+    known = record.compiler_version.startswith(record.compiler)
+    compiler = record.compiler_version if known else f"{record.compiler} {record.compiler_version}"
+    rows.write_text(session.out / "build.json", json.dumps(record.as_json(), indent=2) + "\n")
+    session.facts.send("built", path="build.json", seconds=record.seconds, compiler=compiler, cached=record.cached)
+
+
+def smoke_test(session: Session, crew: Crew, subject: str) -> int:
+    """One small case, where the workload has one."""
+    smoke = session.problem.smoke(session.device) if session.problem is not None else None
+    if smoke is None:
+        return DONE
+    (outcome,) = judge_case(session, crew, smoke, (subject,)).outcomes
     passed = outcome.bound is not None
     error = f"max abs error {outcome.check.max_abs_error:.3g}" if outcome.check is not None else ""
     session.facts.send("gate", name="smoke_test", passed=passed, detail=outcome.reason or error)
     if passed:
         return DONE
     session.facts.send("problem", cause="kernel_wrong" if outcome.wrong else "gate_failed", detail=outcome.reason)
-    others = {spec.original(name) for name in session.spec.implementations} - {"bench"}
+    others = {spec.original(name) for name in session.spec.implementations} - {subject}
     return WRONG if outcome.wrong and others else GATE_FAILED
 
 
 def check_all(session: Session) -> int:
     """Judge every implementation on every correctness case; one row each in correctness.csv."""
-    bench = attempt_build(session)
+    crew = build_all(session)
     table: list[rows.Row] = []
     checked = failed = 0
     for case in session.spec.correctness:
-        for outcome in judge_case(session, bench, case, session.spec.implementations).outcomes:
+        for outcome in judge_case(session, crew, case, session.spec.implementations).outcomes:
             table.append(rows.checked(case, outcome.implementation, outcome.check, outcome.reason))
             checked += outcome.check is not None
             failed += outcome.wrong
-    rows.write_csv(session.out / "correctness.csv", rows.CORRECTNESS_COLUMNS, table)
+    rows.write_csv(session.out / "correctness.csv", rows.correctness_columns(session.spec.workload.columns), table)
     session.facts.send("correctness", path="correctness.csv", checked=checked, failed=failed)
     return WRONG if failed else DONE
 
@@ -93,21 +131,23 @@ def measure_all(session: Session) -> int:
     try:
         timed_by = measuring.timers(session)
     except ValueError as exc:
-        raise spec.BadSpec(str(exc)) from exc
-    bench = attempt_build(session)
+        raise BadSpec(str(exc)) from exc
+    crew = build_all(session)
     origin = rows.Origin(asked.run_id, asked.vm, environment.device_name(session.device), str(torch.__version__))
     facts.send(
         "planned",
         cases=[case.id for case in asked.planned],
         total=len(asked.measure),
-        measurements_per_implementation=asked.measurements_per_implementation,
+        measurements_per_implementation=sum(
+            asked.repeats * len(regimes(asked.regime, session.device.type, case)) for case in asked.measure
+        ),
     )
-    wrong = False
+    wrong, measured = False, []
     for index, case in enumerate(asked.planned if not asked.on_request else requested(session), start=1):
         place = {"case_id": case.id, "index": index, "of": len(asked.planned)}
         facts.send("case_started", **place)
         began = time.monotonic()
-        done = measuring.measure_case(session, bench, case, origin, timed_by)
+        done = measuring.measure_case(session, crew, case, origin, timed_by)
         facts.send(
             "case_finished",
             path=f"cases/{case.id}.csv",
@@ -119,6 +159,8 @@ def measure_all(session: Session) -> int:
             stopped=done.stopped,
         )
         wrong = wrong or done.wrong
+        measured.append((case, done.medians))
+    ask_cupti(session, crew, origin, measured)
     return WRONG if wrong else DONE
 
 

@@ -1,4 +1,8 @@
-"""One measurement of one implementation: by CUDA events, by a captured graph, or by the processor's clock."""
+"""One measurement of one implementation: by CUDA events, by a captured graph, or by the processor's clock.
+
+Every CUDA sample of `burst` and `graph` stands behind a gate that the host opens once both events and what lies between
+them are enqueued (or behind a spin that is shown to have lasted until then), so that no slowness of the host is in it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,19 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from kernels.attention.interface import Plan, Unavailable
+from kernels.harness.streams import CudaStream, Stream
 from kernels.harness.turns import Contender
+from kernels.harness.workload import Plan, Unavailable
 
 SUSTAINED_S = {"cuda": 0.05, "cpu": 0.02}
 """How long one sustained measurement keeps the device busy; its second half is what counts."""
+SUSTAINED_PARTS = 16
 
 GRAPH_S = 0.001
 """How much work one captured graph holds, so that the gaps between replays do not matter."""
@@ -24,12 +32,34 @@ REST_MOST_S = 0.05
 """After a single call the chip rests nine times as long: at a tenth of its load no power limit holds it back. Power is
 averaged over tens of milliseconds, so that more rest than this changes nothing."""
 
-SPIN_MARGIN_US = 30.0
+LEAST_HOLD_US = 100.0
+"""A gate stays shut at least so long: a chip that has just rested finds all implementations equally awake."""
+SPIN_MARGIN_US = 100.0
+MOST_SPIN_US = 100_000.0
+TRIES = 12
+"""How often a sample is taken that was not hidden. A spin doubles each time."""
+TRIES_AT_THE_GATE = 3
+"""After so many gates in a row that the device gave up waiting at, something within the call waits for the device."""
 MOST_CALLS = 2000
+
+GATE, SPIN = "gate", "spin"
+NEVER_HIDDEN = "its launch cannot be hidden: the device comes to its first event before the call has been enqueued"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One measurement: microseconds per call. `host_us` is how long the host took to enqueue it all; `cover` is what
+    kept the device busy meanwhile (`gate`, `spin`, or nothing). `hidden` says whether the device provably never waited
+    for the host; None where no device runs beside the host."""
+
+    latency_us: float
+    host_us: float | None = None
+    cover: str = ""
+    hidden: bool | None = None
 
 
 class Timer(Protocol):
-    """Microseconds per call of one implementation."""
+    """Times one implementation."""
 
     @property
     def calls_made(self) -> int:
@@ -41,13 +71,9 @@ class Timer(Protocol):
         """What of a result is the timer's own. It is recorded, not subtracted."""
         ...
 
-    @property
-    def host_us(self) -> float:
-        """How long the host is busy with one call."""
-        ...
-
-    def __call__(self, plans: Sequence[Plan]) -> float:
-        """Measure once, with these `calls_made` calls in turn; the caller has entered the plans' scope."""
+    def __call__(self, plans: Sequence[Plan]) -> Timed:
+        """Measure once, with these `calls_made` calls in turn; the caller has entered the plans' scope. Raises
+        `Unavailable` where no sample can be hidden."""
         ...
 
     def rest_s(self, latency_us: float) -> float:
@@ -57,11 +83,13 @@ class Timer(Protocol):
 
 def timer_for(device: torch.device, regime: str) -> Callable[[Contender], Timer]:
     """How `regime` is timed on `device`. Raises `ValueError` for a regime that the device does not have."""
-    overhead_us = timer_overhead_us(device)
     if device.type == "cuda":
-        return lambda contender: CudaTimer(regime, contender, overhead_us)
+        stream = CudaStream(device)
+        overhead_us = empty_pair_us(stream)
+        return lambda contender: CudaTimer(regime, contender, overhead_us, stream)
     if regime == "graph":
         raise ValueError("the graph regime replays a CUDA graph and needs a CUDA device")
+    overhead_us = clock_overhead_ns() / 1000
     return lambda contender: CpuTimer(regime, contender, overhead_us)
 
 
@@ -69,12 +97,12 @@ class CpuTimer:
     """perf_counter_ns around one call (`burst`), or around calls back to back (`sustained`)."""
 
     def __init__(self, regime: str, contender: Contender, overhead_us: float = 0.0) -> None:
-        self.host_us = host_us(contender.plans[0])
-        self.calls_made = 1 if regime == "burst" else calls_for(SUSTAINED_S["cpu"], self.host_us)
+        once_us = host_us(contender.plans[0])
+        self.calls_made = 1 if regime == "burst" else calls_for(SUSTAINED_S["cpu"], once_us)
         self.warm = self.calls_made // 2
         self.overhead_us = overhead_us / (self.calls_made - self.warm)
 
-    def __call__(self, plans: Sequence[Plan]) -> float:
+    def __call__(self, plans: Sequence[Plan]) -> Timed:
         """Microseconds per call."""
         for plan in plans[: self.warm]:
             plan()
@@ -82,7 +110,7 @@ class CpuTimer:
         began = time.perf_counter_ns()
         for plan in timed:
             plan()
-        return (time.perf_counter_ns() - began) / 1000 / len(timed)
+        return Timed((time.perf_counter_ns() - began) / 1000 / len(timed))
 
     def rest_s(self, latency_us: float) -> float:
         """A processor's clock does not wait for a call to end: resting would only let its caches be taken."""
@@ -93,102 +121,127 @@ class CpuTimer:
 class CudaTimer:
     """CUDA events around one call (`burst`), calls back to back (`sustained`), or a captured graph (`graph`).
 
-    In burst, a spin kernel keeps the device busy until the host has enqueued the call, so that launch latency is
-    hidden. Raises `Unavailable` for what cannot be captured.
+    Raises `Unavailable` for what cannot be captured, and in burst for what cannot be hidden.
     """
 
-    def __init__(self, regime: str, contender: Contender, overhead_us: float) -> None:
-        self.regime = regime
-        self.start = torch.cuda.Event(enable_timing=True)
-        self.end = torch.cuda.Event(enable_timing=True)
-        self.host_us = host_us(contender.plans[0])
-        once_us = self.events_us(contender.plans[:1])
+    def __init__(self, regime: str, contender: Contender, overhead_us: float, stream: Stream) -> None:
+        self.regime, self.stream = regime, stream
+        self.start, self.end = stream.event(), stream.event()
+        self.cover = GATE if stream.gated else SPIN
+        self.spin_us = SPIN_MARGIN_US + 2 * host_us(contender.plans[0], stream.now_us)
         self.calls_made = 1
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.replay: Callable[[], object] | None = None
+        once_us = self.once_us(contender)
         if regime == "sustained":
             self.calls_made = calls_for(SUSTAINED_S["cuda"], once_us)
         elif regime == "graph":
             self.calls_made = whole_turns(calls_for(GRAPH_S, once_us), len(contender.plans))
-            self.graph = captured(contender, self.calls_made)
+            self.replay = stream.capture(contender.plans, self.calls_made)
         self.warm = self.calls_made // 2 if regime == "sustained" else 0
-        self.overhead_us = overhead_us / (self.calls_made - self.warm)
+        timed = self.calls_made - self.warm
+        self.overhead_us = overhead_us / timed
+        ends = [i * timed // SUSTAINED_PARTS for i in range(SUSTAINED_PARTS + 1)]
+        self.parts = [range(*pair) for pair in itertools.pairwise(ends)]
+        self.marks = [stream.event() for _ in self.parts] if regime == "sustained" else []
 
-    def __call__(self, plans: Sequence[Plan]) -> float:
+    def once_us(self, contender: Contender) -> float:
+        """About what a call takes. Raises `Unavailable` in burst, which has no other way to time it."""
+        try:
+            return self.covered(contender.plans[:1]).latency_us
+        except Unavailable:
+            if self.regime == "burst":
+                raise
+        return self.between_events(contender.plans[:1])
+
+    def __call__(self, plans: Sequence[Plan]) -> Timed:
         """Microseconds per call."""
-        if self.graph is not None:
-            return self.events_us([self.graph.replay]) / self.calls_made
-        if self.regime == "sustained":
-            for plan in plans[: self.warm]:
-                plan()
-            return self.events_us(plans[self.warm :])
-        torch.cuda._sleep(spin_cycles(self.host_us + SPIN_MARGIN_US))
-        return self.events_us(plans)
+        if self.replay is not None:
+            return self.covered([self.replay], self.calls_made)
+        return self.back_to_back(plans) if self.regime == "sustained" else self.covered(plans)
 
-    def events_us(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Device time per call between two events, in microseconds."""
+    def covered(self, work: Sequence[Callable[[], object]], calls: int | None = None) -> Timed:
+        """Device time per call of work that was all enqueued before the device came to it: by the gate, else by a spin
+        that had not ended by then. Raises `Unavailable` where neither can be had."""
+        expired = 0
+        for _ in range(TRIES):
+            taken = self.behind_gate(work) if self.cover == GATE else self.behind_spin(work)
+            if taken.hidden:
+                return Timed(taken.latency_us / (calls or len(work)), taken.host_us, taken.cover, True)
+            if self.cover == SPIN:
+                if self.spin_us >= MOST_SPIN_US:
+                    break
+                self.spin_us = min(MOST_SPIN_US, 2 * self.spin_us)
+            elif (expired := expired + 1) == TRIES_AT_THE_GATE:
+                self.cover = SPIN
+        raise Unavailable(NEVER_HIDDEN)
+
+    def behind_gate(self, work: Sequence[Callable[[], object]]) -> Timed:
+        """One try. Hidden by construction, unless the device gave up waiting."""
+        began = self.stream.now_us()
+        ticket = self.stream.hold()
+        try:
+            host = self.enqueue(work)
+            while self.stream.now_us() - began < LEAST_HOLD_US:
+                pass
+        finally:
+            self.stream.release(ticket)
+        self.end.synchronize()
+        return Timed(self.stream.elapsed_us(self.start, self.end), host, GATE, not self.stream.expired(ticket))
+
+    def behind_spin(self, work: Sequence[Callable[[], object]]) -> Timed:
+        """One try. Hidden if, with all enqueued, the device had not yet come to the first event."""
+        self.stream.spin(self.spin_us)
+        host = self.enqueue(work)
+        hidden = not self.start.query()
+        self.end.synchronize()
+        return Timed(self.stream.elapsed_us(self.start, self.end), host, SPIN, hidden)
+
+    def enqueue(self, work: Sequence[Callable[[], object]]) -> float:
+        """Both events with the work between them; the host's microseconds."""
+        began = self.stream.now_us()
         self.start.record()
-        for call in calls:
+        for call in work:
             call()
         self.end.record()
+        return self.stream.now_us() - began
+
+    def between_events(self, work: Sequence[Callable[[], object]]) -> float:
+        """Microseconds per call with the host's in them."""
+        self.enqueue(work)
         self.end.synchronize()
-        return float(self.start.elapsed_time(self.end)) * 1000 / len(calls)
+        return self.stream.elapsed_us(self.start, self.end) / len(work)
+
+    def back_to_back(self, plans: Sequence[Plan]) -> Timed:
+        """Device time per call after a warm half. Hidden if each sixteenth was enqueued before the device had done with
+        the one ahead of it: then there was always work for it."""
+        for plan in plans[: self.warm]:
+            plan()
+        timed, hidden, before = plans[self.warm :], True, self.start
+        began = self.stream.now_us()
+        self.start.record()
+        for part, mark in zip(self.parts, self.marks, strict=True):
+            for number in part:
+                timed[number]()
+            hidden = hidden and not (part and before.query())
+            mark.record()
+            before = mark
+        self.end.record()
+        host = self.stream.now_us() - began
+        self.end.synchronize()
+        return Timed(self.stream.elapsed_us(self.start, self.end) / len(timed), host / len(timed), "", hidden)
 
     def rest_s(self, latency_us: float) -> float:
         """Burst alone rests: the other regimes are there to show what a busy chip does."""
         return min(REST_MOST_S, REST_TIMES * latency_us / 1e6) if self.regime == "burst" else 0.0
 
 
-def captured(contender: Contender, calls: int) -> torch.cuda.CUDAGraph:
-    """A graph of `calls` calls on the input sets in turn. What loads or allocates for the first time must have happened
-    before. Raises `Unavailable`."""
-    outer = torch.cuda.current_stream()
-    try:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for plan in contender.plans:
-                plan()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for plan in itertools.islice(itertools.cycle(contender.plans), calls):
-                plan()
-        graph.replay()
-        torch.cuda.synchronize()
-    except RuntimeError as exc:
-        # A capture that fails may leave its own stream the current one.
-        torch.cuda.set_stream(outer)
-        end_capture_mode()
-        first = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
-        raise Unavailable(f"its calls cannot be captured in a graph: {first[:160]}") from exc
-    return graph
-
-
-def end_capture_mode() -> None:
-    """Captures one trivial graph that succeeds, after a capture that did not. PyTorch tells the device's default random
-    generator of a capture's end only once that has succeeded: until the next one does, every later draw on the device
-    fails with "Offset increment outside graph capture". Never raises: on a device that is beyond help, whatever comes
-    next says so itself, and why the first capture failed is still to be told.
-    """
-    outer = torch.cuda.current_stream()
-    try:
-        one = torch.zeros(1, device="cuda")
-        one.add_(1)  # what loads for the first time does so here, and nothing is allocated in the capture
-        torch.cuda.synchronize()
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            one.add_(1)
-        torch.cuda.synchronize()
-    except RuntimeError:
-        torch.cuda.set_stream(outer)
-
-
-def host_us(plan: Plan) -> float:
+def host_us(plan: Plan, now_us: Callable[[], float] = lambda: time.perf_counter_ns() / 1000) -> float:
     """How long the caller is busy with one call, in microseconds: the median of five."""
     times = []
     for _ in range(5):
-        began = time.perf_counter_ns()
+        began = now_us()
         plan()
-        times.append((time.perf_counter_ns() - began) / 1000)
+        times.append(now_us() - began)
     return statistics.median(times)
 
 
@@ -202,27 +255,15 @@ def whole_turns(calls: int, sets: int) -> int:
     return -(-calls // sets) * sets
 
 
-def spin_cycles(microseconds: float) -> int:
-    """Clock cycles of a spin that lasts this long at 2 GHz, longer on a slower clock."""
-    return round(microseconds * 2000)
-
-
 def timer_overhead_us(device: torch.device) -> float:
     """What a pair of time stamps with nothing between them says, in microseconds: the median of many."""
-    return event_overhead_us() if device.type == "cuda" else clock_overhead_ns() / 1000
+    return empty_pair_us(CudaStream(device)) if device.type == "cuda" else clock_overhead_ns() / 1000
 
 
-def event_overhead_us(pairs: int = 101) -> float:
-    """An empty pair of CUDA events, enqueued behind a spin so that the host is not in it."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    gaps = []
-    for _ in range(pairs):
-        torch.cuda._sleep(spin_cycles(SPIN_MARGIN_US))
-        start.record()
-        end.record()
-        end.synchronize()
-        gaps.append(float(start.elapsed_time(end)) * 1000)
-    return statistics.median(gaps)
+def empty_pair_us(stream: Stream, pairs: int = 101) -> float:
+    """An empty pair of events behind the same cover as everything else: the median of 101."""
+    timer = CudaTimer("burst", Contender("nothing", (torch.Tensor,), nullcontext), 0.0, stream)
+    return statistics.median(timer.covered([], 1).latency_us for _ in range(pairs))
 
 
 def clock_overhead_ns() -> float:

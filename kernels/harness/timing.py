@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kernels.attention.interface import Unavailable
 from kernels.harness.clocks import Clocks, Reading
 from kernels.harness.host import Host, HostReading
 from kernels.harness.spec import STEADY
@@ -30,12 +29,14 @@ from kernels.harness.warming import (
     Window,
     settled,
 )
+from kernels.harness.workload import Unavailable
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One measurement: microseconds per call, in which block and at which place in it (from 1), what the device's
-    sensors said right after, and the host before the block. `energy_j` is of the whole measurement of `calls` calls."""
+    sensors said right after, and the host before the block. `energy_j` is of the whole measurement of `calls` calls;
+    `host_us`, `cover` and `hidden` are those of `Timed`."""
 
     implementation: str
     block: int
@@ -47,6 +48,9 @@ class Sample:
     calls: int
     energy_j: float | None
     host: HostReading
+    host_us: float | None = None
+    cover: str = ""
+    hidden: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +58,18 @@ class Measured:
     """What is left of a measurement once its samples are kept elsewhere: eight bytes each.
 
     `latencies` are in microseconds in the order of blocks; `stopped` is `repeats`, `precision` or `dollars`;
-    `overhead_us` is the timer's share of a latency, `host_us` what a call costs its caller; `refused` has the reason of
-    each contender that this regime cannot time.
+    `overhead_us` is the timer's share of a latency; `refused` has the reason of each contender that this regime cannot
+    time.
     """
 
     latencies: Mapping[str, array[float]]
     stopped: str
     warming: Warming
     overhead_us: Mapping[str, float]
-    host_us: Mapping[str, float]
     refused: Mapping[str, str]
 
 
-def measure(
+def measure(  # noqa: PLR0913 - what a window is made of, each of it named by its caller
     contenders: Sequence[Contender],
     *,
     blocks: int,
@@ -119,7 +122,6 @@ def measure(
         stopped=stopped,
         warming=Warming(called, ended),
         overhead_us={name: one.overhead_us for name, one in timers.items()},
-        host_us={name: one.host_us for name, one in timers.items()},
         refused=refused | course.refused,
     )
 
@@ -127,7 +129,7 @@ def measure(
 @dataclass
 class Course:
     """Block after block of all contenders. `number` counts the blocks so far; `refused` has what ran out of memory on
-    the way and is left out from then on."""
+    the way, or could not be hidden, and is left out from then on."""
 
     contenders: Sequence[Contender]
     timers: Mapping[str, Timer]
@@ -155,7 +157,10 @@ class Course:
             started_at, before = now(), self.clocks.energy_j()
             try:
                 with contender.scope():
-                    latency_us = timer(plans)
+                    timed = timer(plans)
+            except Unavailable as exc:
+                self.refused[contender.implementation] = str(exc)
+                continue
             except (torch.OutOfMemoryError, MemoryError):
                 self.refused[contender.implementation] = "out of memory while it was timed"
                 continue
@@ -164,15 +169,18 @@ class Course:
                 implementation=contender.implementation,
                 block=self.number,
                 repeat=self.number,
-                latency_us=latency_us,
+                latency_us=timed.latency_us,
                 reading=self.clocks.read(),
                 started_at=started_at,
                 position=position,
                 calls=timer.calls_made,
                 energy_j=None if before is None or after is None else after - before,
                 host=around,
+                host_us=timed.host_us,
+                cover=timed.cover,
+                hidden=timed.hidden,
             )
-            rest_s = timer.rest_s(latency_us)
+            rest_s = timer.rest_s(timed.latency_us)
             if rest_s:
                 self.pause(rest_s)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from kernels.attention.interface import Plan
+from kernels.harness.workload import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from google.auth.credentials import Credentials
 from google.auth.exceptions import GoogleAuthError
 from google.auth.transport.requests import AuthorizedSession
 from requests import RequestException
 
 from orchestrator.adapters.google_auth import REMEDY, credentials_for
 from orchestrator.core.errors import CredentialsMissing, PermissionDenied, ProviderError, Unavailable
-from orchestrator.core.machines import Instance
+from orchestrator.core.market.machines import Instance
 from orchestrator.core.naming import TOOL, TOOL_LABEL
 
 GOOGLE: Final = "https://compute.googleapis.com"
@@ -24,11 +25,11 @@ TIMEOUT_S: Final = 10.0
 TRIES: Final = 3
 
 
-def alive(project: str, endpoint: str | None = None) -> tuple[Instance, ...]:
+def alive(project: str, endpoint: str | None = None, credentials: Credentials | None = None) -> tuple[Instance, ...]:
     """Every VM of `project` that carries our tool label, in all zones.
 
     Raises `PermissionDenied`, `Unavailable`, `CredentialsMissing`."""
-    with AuthorizedSession(credentials_for(endpoint)) as session:  # type: ignore[no-untyped-call]
+    with AuthorizedSession(credentials or credentials_for(endpoint)) as session:  # type: ignore[no-untyped-call]
         pages = _pages(session, f"{endpoint or GOOGLE}/compute/v1/projects/{project}/aggregated/instances", project)
         return tuple(instance(found) for page in pages for found in _listed(page))
 

@@ -1,9 +1,21 @@
-"""The clock on the wall."""
+"""The clock on the wall, and the one that everybody shares: the server's, read off the `Date` of its answers."""
 
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from threading import Lock
+from typing import Final
+
+from orchestrator.ports import Clock
+
+NOTABLE: Final = timedelta(seconds=60)
+"""A clock that is off by more is worth a word."""
+RESOLUTION: Final = timedelta(seconds=1)
+"""Of the `Date` header (RFC 9110, section 5.6.7)."""
 
 
 class SystemClock:
@@ -14,3 +26,75 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))
+
+
+class Offset:
+    """What to add to a local clock for a server's time, narrowed down by every answer that has a `Date`.
+
+    An answer sent and received at local times s and r with date d was made when the server's time was in [d, d + 1 s),
+    so the offset lies in [d - r, d + 1 s - s]. Answers are intersected; one that contradicts those before it (somebody
+    has set the clock) replaces them.
+    """
+
+    def __init__(self) -> None:
+        self._bounds: tuple[timedelta, timedelta] | None = None
+        self._lock = Lock()
+
+    @property
+    def known(self) -> bool:
+        return self._bounds is not None
+
+    def learn(self, date: str, sent: datetime, received: datetime) -> None:
+        """Takes in one answer; a `date` that is none is passed over."""
+        try:
+            at = parsedate_to_datetime(date)
+        except ValueError:
+            return
+        at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        low, high = at - received, at + RESOLUTION - sent
+        with self._lock:
+            if self._bounds is not None:
+                narrower = max(low, self._bounds[0]), min(high, self._bounds[1])
+                low, high = narrower if narrower[0] <= narrower[1] else (low, high)
+            self._bounds = (low, high)
+
+    @property
+    def value(self) -> timedelta:
+        """The smallest correction that agrees with what the server said; none while it has said nothing."""
+        if self._bounds is None:
+            return timedelta(0)
+        low, high = self._bounds
+        return min(max(timedelta(0), low), high)
+
+
+@dataclass
+class ServerClock:
+    """Implements `orchestrator.ports.Clock`: `local`, corrected by what `offset` says. Windows of money and ages of
+    machines are judged by it, so that a client whose clock is wrong neither overspends nor deletes what is young.
+    `say` is told once of a local clock that is off by more than a minute."""
+
+    local: Clock
+    offset: Callable[[], timedelta]
+    say: Callable[[str], None] = lambda _: None
+    _said: bool = False
+
+    def now(self) -> datetime:
+        offset = self.offset()
+        if abs(offset) > NOTABLE and not self._said:
+            self._said = True
+            way = "behind" if offset > timedelta(0) else "ahead of"
+            self.say(
+                f"this machine's clock is {_span(abs(offset))} {way} the bucket's: the bucket's time is used "
+                "(`timedatectl` shows what sets the clock here)"
+            )
+        return self.local.now() + offset
+
+    def sleep(self, seconds: float) -> None:
+        self.local.sleep(seconds)
+
+
+def _span(time: timedelta) -> str:
+    seconds = time.total_seconds()
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} days"

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.adapters.files import safe_path, write_atomically
 from orchestrator.adapters.gcs import crc32c
+from orchestrator.adapters.run_folder import lines
+from orchestrator.core.case_file import fault
 from orchestrator.core.errors import LocalError
-from orchestrator.core.leases import SharedGrid
-from orchestrator.core.naming import artifacts_prefix, cases_prefix, grid_object
-from orchestrator.core.results import Summary, assemble, read_rows, summarize, summary_csv
-from orchestrator.core.run import Run
-from orchestrator.core.status import iso
+from orchestrator.core.foreign import words
+from orchestrator.core.naming import artifacts_prefix, attempt_of, cases_prefix, grid_object, plan_object
+from orchestrator.core.results import assemble
+from orchestrator.core.run.fold import Run
+from orchestrator.core.run.leases import SharedGrid
+from orchestrator.core.run.status import iso
 from orchestrator.ports import Bucket, Entry
+
+TAKEN: Final = frozenset(
+    {
+        "cases", "machines", "measurements.csv", "summary.csv", "verdicts.csv", "manifest.json",
+        "report.html", "report.md", "report.json",
+    }
+)  # fmt: skip
+"""What bench itself puts into a folder of results: no artifact has such a name."""
+
+Wanted = tuple[Entry, Path, str]
+"""An object, the folder that it belongs into, and its name there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +46,11 @@ class Fetched:
     """Whether the run is over and every case that it planned is here."""
     cases: int
     cases_total: int
-    measurements: int
     downloaded: int
     already_there: int
-    summaries: tuple[Summary, ...]
     device: str
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """By object, in words for a person, what was not taken and why."""
 
     def document(self) -> dict[str, Any]:
         return {
@@ -47,10 +61,10 @@ class Fetched:
             "complete": self.complete,
             "cases": self.cases,
             "cases_total": self.cases_total,
-            "measurements": self.measurements,
             "downloaded": self.downloaded,
             "already_there": self.already_there,
             "device": self.device,
+            "left_out": dict(self.left_out),
         }
 
 
@@ -67,25 +81,35 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     measured it, and what the other machines say of themselves under `machines/<run-id>/`.
 
     What is there already and has the right checksum is not fetched again, so a broken fetch goes on where it stopped.
-    Raises `LocalError` for a folder that cannot be written and for an object whose name would leave it."""
+    An object whose name is no place in the folder, and a case's file that is not whole or not this run's, is left out
+    and named. Raises `LocalError` for a folder that cannot be written."""
     folder = into / run.run_id
     _writable(folder)
     grid = grid_of(bucket, run)
-    entries = _wanted(bucket, run, folder) if grid is None else _shared(bucket, run, grid, folder)
+    left_out: dict[str, str] = {}
+    entries = _places(_wanted(bucket, run, folder) if grid is None else _shared(bucket, run, grid, folder), left_out)
     fresh = 0
     for entry, path in entries:
         if not _same(path, entry):
             bucket.download(entry, path)
             fresh += 1
-    cases = {path.stem: path for entry, path in entries if path.parent == folder / "cases"}
-    summaries = summarize(row for name in sorted(cases) for row in read_rows(_lines(cases[name])))
+    found = {path.stem: (entry, path) for entry, path in entries if path.parent == folder / "cases"}
+    cases = {}
+    for case, (entry, path) in found.items():
+        if why := _fault(run, entry, path):
+            left_out[entry.name] = f"{words(entry.name, 300)} is left out: {why}"
+        else:
+            cases[case] = path
     total = run.cases_total if grid is None else len(grid.cases)
     over = (run.closed is not None or run.kept is not None) if grid is None else grid.over
     complete = over and total > 0 and len(cases) >= total
-    assembled = assemble({name: partial(_lines, path) for name, path in cases.items()})
+    assembled = assemble({name: partial(lines, path) for name, path in cases.items()})
     write_atomically(folder / "measurements.csv", (line.encode() for line in assembled))
-    write_atomically(folder / "summary.csv", summary_csv(summaries).encode())
-    write_atomically(folder / "manifest.json", _manifest(run, entries, folder, grid, complete=complete))
+    repeat = _repeat(bucket, run)
+    if repeat:
+        write_atomically(folder / "repeat.yaml", repeat)
+    manifest = _manifest(run, entries, folder, grid, total, complete=complete, repeat=bool(repeat))
+    write_atomically(folder / "manifest.json", manifest)
     return Fetched(
         run_id=run.run_id,
         state=run.phase.value,
@@ -93,18 +117,40 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
         complete=complete,
         cases=len(cases),
         cases_total=total,
-        measurements=sum(summary.count for summary in summaries),
         downloaded=fresh,
         already_there=len(entries) - fresh,
-        summaries=summaries,
         device=run.environment.device if run.environment else "",
+        left_out=left_out,
     )
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """A file's lines, so that no more than one of them has to be in memory."""
+def _fault(run: Run, entry: Entry, path: Path) -> str:
+    """What is wrong with the file of a case, which is stored under the run that measured it; empty when nothing is."""
+    member = entry.name.split("/")[1]
+    known = {vm.name for vm in run.vms} | ({run.taken.vm} if run.taken is not None else set())
+
+    def ours(vm: str) -> bool:
+        return vm in known if member == run.run_id else attempt_of(member, vm) is not None
+
     with path.open(encoding="utf-8", newline="") as file:
-        yield from file
+        return fault(file, path.stem, member, ours)
+
+
+def _places(wanted: Iterable[Wanted], left_out: dict[str, str]) -> list[tuple[Entry, Path]]:
+    """Where each object goes. All names are judged before the first byte is written."""
+    found: dict[Path, Entry] = {}
+    for entry, root, relative in wanted:
+        try:
+            path = safe_path(root, relative)
+            if root.name != "cases" and path.relative_to(root).parts[0] in TAKEN:
+                raise LocalError(f"{words(entry.name, 300)} has the name of something that bench writes itself")
+            clash = next((one for one in (path, *path.parents) if one in found and one != path), None)
+            if path in found or clash is not None or any(path in one.parents for one in found):
+                raise LocalError(f"{words(entry.name, 300)} would be in the way of another object")
+            found[path] = entry
+        except LocalError as exc:
+            left_out[entry.name] = f"left out: {exc}"
+    return [(entry, path) for path, entry in found.items()]
 
 
 def _writable(folder: Path) -> None:
@@ -116,15 +162,14 @@ def _writable(folder: Path) -> None:
         raise LocalError(f"{folder} cannot be written", hint="--into names another folder")
 
 
-def _wanted(bucket: Bucket, run: Run, folder: Path) -> list[tuple[Entry, Path]]:
-    """Cases go to `cases/`, artifacts to the top. All names are judged before the first byte is written."""
+def _wanted(bucket: Bucket, run: Run, folder: Path) -> list[Wanted]:
+    """Cases go to `cases/`, artifacts to the top."""
     cases, artifacts = cases_prefix(run.run_id), artifacts_prefix(run.run_id)
-    found = [(entry, safe_path(folder / "cases", entry.name.removeprefix(cases))) for entry in bucket.list(cases)]
-    found += [(entry, safe_path(folder, entry.name.removeprefix(artifacts))) for entry in bucket.list(artifacts)]
-    return found
+    found = [(entry, folder / "cases", entry.name.removeprefix(cases)) for entry in bucket.list(cases)]
+    return found + [(entry, folder, entry.name.removeprefix(artifacts)) for entry in bucket.list(artifacts)]
 
 
-def _shared(bucket: Bucket, run: Run, grid: SharedGrid, folder: Path) -> list[tuple[Entry, Path]]:
+def _shared(bucket: Bucket, run: Run, grid: SharedGrid, folder: Path) -> list[Wanted]:
     """The same for a grid that several runs have measured. A case that was measured once more by a machine that had
     been taken for dead stays where it is."""
     first = next((member for member in (run.run_id, *grid.members) if grid.done_by(member)), run.run_id)
@@ -133,13 +178,28 @@ def _shared(bucket: Bucket, run: Run, grid: SharedGrid, folder: Path) -> list[tu
         cases, artifacts = cases_prefix(member), artifacts_prefix(member)
         own = {f"{cases}{case}.csv" for case in grid.done_by(member)}
         found += [
-            (entry, safe_path(folder / "cases", entry.name.removeprefix(cases)))
+            (entry, folder / "cases", entry.name.removeprefix(cases))
             for entry in bucket.list(cases)
             if entry.name in own
         ]
         place = folder if member == first else folder / "machines" / member
-        found += [(entry, safe_path(place, entry.name.removeprefix(artifacts))) for entry in bucket.list(artifacts)]
+        found += [(entry, place, entry.name.removeprefix(artifacts)) for entry in bucket.list(artifacts)]
     return found
+
+
+REPEATED = ("gpu", "measure", "correctness")
+"""What is taken from a plan that lies in a bucket: what was measured, and nothing that runs or spends by itself."""
+
+
+def _repeat(bucket: Bucket, run: Run) -> bytes:
+    """A configuration that measures the same grid; empty where the plan cannot be read. JSON is YAML."""
+    blob = bucket.read(plan_object(run.run_id))
+    try:
+        settings = json.loads(blob.data)["settings"] if blob is not None else {}
+        kept = {key: settings[key] for key in REPEATED if settings.get(key)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return b""
+    return json.dumps(kept, indent=1, sort_keys=True).encode() + b"\n" if kept else b""
 
 
 def _same(path: Path, entry: Entry) -> bool:
@@ -150,23 +210,36 @@ def _same(path: Path, entry: Entry) -> bool:
 
 
 def _manifest(
-    run: Run, entries: list[tuple[Entry, Path]], folder: Path, grid: SharedGrid | None, *, complete: bool
+    run: Run,
+    entries: list[tuple[Entry, Path]],
+    folder: Path,
+    grid: SharedGrid | None,
+    total: int,
+    *,
+    complete: bool,
+    repeat: bool,
 ) -> bytes:
     members = grid.members.items() if grid is not None else ()
+    # The embedded cloud's machines are this computer: what was asked for was never there.
+    embedded = run.plan is not None and run.plan.mode == "embedded"
     document = {
         "schema": 1,
         "run_id": run.run_id,
         "state": run.phase.value,
         "complete": complete,
+        "cases_total": total,
+        "repeat": repeat,
         "gpu": run.plan.gpu if run.plan else "",
         "mode": run.plan.mode if run.plan else "",
-        "image": run.plan.image if run.plan else "",
+        "image": run.plan.image if run.plan and not embedded else "",
         "payload_sha256": run.payload.sha256 if run.payload else "",
         "device": run.environment.device if run.environment else "",
         "cost_usd": str(run.settled.cost_usd) if run.settled else None,
         "started_at": iso(run.created_at),
         "vms": [
-            {"name": vm.name, "zone": vm.zone, "machine_type": vm.machine_type} for vm in run.vms if vm.instance_id
+            {"name": vm.name, "zone": vm.zone, "machine_type": "embedded" if embedded else vm.machine_type}
+            for vm in run.vms
+            if vm.instance_id
         ],
         "machines": [
             {"run_id": member, "target": target, "cases": list(grid.done_by(member))}

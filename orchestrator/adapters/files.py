@@ -6,21 +6,26 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 from orchestrator.core.errors import LocalError
+from orchestrator.core.foreign import words
+
+LONGEST: Final = 1000
 
 
 def safe_path(root: Path, relative: str) -> Path:
     """`root/relative`, for a `relative` that came from a bucket. Raises `LocalError` if it would leave `root`.
 
     Names in a bucket are written by machines that may be anyone's: `../../.ssh/config` is a legal object name.
-    A link inside `root` that points out of it is refused too.
+    Names that begin with a dot are refused, for programs obey such files (`.git/config`, `.envrc`), and so is what
+    would steer a terminal. A link inside `root` that points out of it is refused too.
     """
     parts = PurePosixPath(relative).parts
-    legal = bool(parts) and not relative.startswith("/") and ".." not in parts
-    if not legal or any(character in relative for character in ("\\", "\0", "\n", "\r")):
+    legal = bool(parts) and not relative.startswith("/") and not any(part.startswith(".") for part in parts)
+    if not legal or "\\" in relative or words(relative, LONGEST) != relative or max(map(len, parts)) > 200:
         raise LocalError(
-            f"the object name {relative!r} does not name a file under {root}",
+            f"the object name {words(repr(relative), 300)} does not name a file under {root}",
             hint="nothing was written; somebody put a strange name into the bucket: look at it before you go on",
         )
     path = root.joinpath(*parts)

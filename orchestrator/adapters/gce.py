@@ -19,9 +19,17 @@ from orchestrator.adapters.gce_body import instance_body
 from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience
 from orchestrator.adapters.google_errors import FOREIGN, brief, is_transient, reasons, translate
 from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
-from orchestrator.core.machines import Accepted, Instance, InstanceRequest, Operation, Quota, Refusal, SerialChunk
+from orchestrator.core.market.machines import (
+    Accepted,
+    Instance,
+    InstanceRequest,
+    Operation,
+    Quota,
+    Refusal,
+    SerialChunk,
+)
+from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.core.naming import RUN_LABEL, TOOL, TOOL_LABEL
-from orchestrator.core.placement import Advice, Offer
 from orchestrator.ports import Clock
 
 

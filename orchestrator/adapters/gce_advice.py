@@ -14,7 +14,7 @@ from google.cloud import compute_v1
 
 from orchestrator.adapters.gce_calls import Calls
 from orchestrator.adapters.google_errors import FOREIGN
-from orchestrator.core.placement import Advice, Offer
+from orchestrator.core.market.offers import Advice, Offer
 
 ZONES: Final = 5
 """How many zones are asked about, the cheapest first."""

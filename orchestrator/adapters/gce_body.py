@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.machines import InstanceRequest
+from orchestrator.core.market.machines import InstanceRequest
 
 MIN_RUN_S: Final = 30
 MAX_RUN_S: Final = 120 * 86_400

@@ -10,7 +10,7 @@ import google.api_core.exceptions as api
 from google.cloud import compute_v1
 
 from orchestrator.adapters.gce_errors import Fault
-from orchestrator.core.machines import Instance, Operation, Quota
+from orchestrator.core.market.machines import Instance, Operation, Quota
 
 STATUS: Final = {
     int(compute_v1.Operation.Status.PENDING): "PENDING",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.core.machines import Refusal
+from orchestrator.core.market.machines import Refusal
 
 ZONE: Final = "zone"
 REGION: Final = "region"
@@ -75,6 +75,30 @@ class Rule:
 RULES: Final = (
     Rule(REGION_STOCKOUT, REGION),
     Rule(ZONE_STOCKOUT, ZONE),
+    Rule(
+        frozenset(),
+        ALL,
+        says="features are not compatible",
+        hint="machine type and disk type do not go together: machine.disk_type: pd-balanced suits every GPU here",
+    ),
+    Rule(
+        frozenset(),
+        ALL,
+        says="constraints/compute.vmExternalIpAccess",
+        hint="the organisation allows no external address: machine.external_ip=false (`bench doctor` looks for a NAT)",
+    ),
+    Rule(
+        frozenset(),
+        REGION,
+        says="constraints/gcp.resourceLocations",
+        hint="the organisation allows only some locations: name regions that it allows in the configuration",
+    ),
+    Rule(
+        frozenset(),
+        ALL,
+        says="constraints/",
+        hint="a policy of the organisation forbids such a machine: the constraint is named in the message",
+    ),
     Rule(PREEMPTED_AT_BIRTH, ZONE, hint="usually a spot VM that was preempted while it was made"),
     Rule(
         frozenset(
@@ -135,7 +159,9 @@ def refusal(fault: Fault) -> Refusal:
 
 
 def _stock_out(fault: Fault) -> bool:
-    return bool({fault.code, fault.reason} & (ZONE_STOCKOUT | REGION_STOCKOUT | PREEMPTED_AT_BIRTH))
+    forbidden = "not compatible" in fault.message or "constraints/" in fault.message
+    at_birth = bool({fault.code, fault.reason} & PREEMPTED_AT_BIRTH) and not forbidden
+    return at_birth or bool({fault.code, fault.reason} & (ZONE_STOCKOUT | REGION_STOCKOUT))
 
 
 def known(fault: Fault) -> bool:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -21,11 +22,12 @@ from google.auth.transport.requests import AuthorizedSession
 from google.cloud.storage import Client
 from google.cloud.storage.exceptions import DataCorruption
 
+from orchestrator.adapters.clock import Offset, SystemClock
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.google_auth import credentials_for
 from orchestrator.adapters.google_errors import is_transient, translated
-from orchestrator.core.errors import LocalError, NotFound, Unavailable
-from orchestrator.ports import Blob, Entry
+from orchestrator.core.errors import BenchError, LocalError, NotFound, Unavailable
+from orchestrator.ports import Blob, Clock, Entry
 
 THREADS: Final = 8
 PAGE: Final = 1000
@@ -40,7 +42,7 @@ class GoogleBucket:
 
     `endpoint` is the base URL of another server that speaks the same protocol; requests to it carry no credentials.
     `patience_s` bounds how long one operation is retried while the service does not answer; the client's own default is
-    two minutes. `calls` counts the HTTP requests that were sent.
+    two minutes. `calls` counts the HTTP requests that were sent. `clock` is what the server's time is compared with.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class GoogleBucket:
         *,
         credentials: Credentials | None = None,
         patience_s: float = 10.0,
+        clock: Clock | None = None,
     ) -> None:
         self._name = name
         self._seen = False
@@ -58,7 +61,7 @@ class GoogleBucket:
         self._timeout = (min(3.0, patience_s), patience_s)
         self._retry = Retry(predicate=is_transient, initial=0.1, maximum=2.0, multiplier=2.0, timeout=patience_s)
         credentials = credentials or credentials_for(endpoint)
-        self._session = CountingSession(credentials)
+        self._session = CountingSession(credentials, clock or SystemClock())
         self._client = Client(
             project=project or "unused",  # only needed to make buckets; None would start a search for one
             credentials=credentials,
@@ -76,6 +79,20 @@ class GoogleBucket:
     @property
     def calls(self) -> int:
         return self._session.calls
+
+    def offset(self) -> timedelta:
+        """What to add to the client's clock for the server's time, by the `Date` of the answers so far; asked for with
+        one request when there was none. Nothing when the server does not answer."""
+        if not self._session.offset.known:
+            try:
+                with translated(f"ask {self._url('')} for the time"):
+                    next(
+                        iter(self._client.list_blobs(self._bucket, max_results=1, fields=FIELDS, **self._patience)),
+                        None,
+                    )
+            except BenchError:
+                pass  # what needs the answer will fail by itself, and say why
+        return self._session.offset.value
 
     def close(self) -> None:
         self._client.close()
@@ -224,17 +241,23 @@ class GoogleBucket:
 
 
 class CountingSession(AuthorizedSession):
-    """A session that counts its requests, whichever thread sends them."""
+    """A session that counts its requests, whichever thread sends them, and learns the server's time from answers."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, clock: Clock) -> None:
         super().__init__(credentials)  # type: ignore[no-untyped-call]
         self.calls = 0
+        self.offset = Offset()
+        self._clock = clock
         self._lock = Lock()
 
     def request(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             self.calls += 1
-        return super().request(*args, **kwargs)  # type: ignore[no-untyped-call]
+        sent = self._clock.now()
+        answer = super().request(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if "Date" in answer.headers and "Age" not in answer.headers:  # a cache tells the time of long ago
+            self.offset.learn(answer.headers["Date"], sent, self._clock.now())
+        return answer
 
 
 def crc32c(data: bytes) -> str:

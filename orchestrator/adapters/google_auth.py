@@ -33,6 +33,28 @@ def credentials_for(endpoint: str | None) -> Credentials:
     return AnonymousCredentials() if endpoint else default_credentials()  # type: ignore[no-untyped-call]
 
 
+class Bearer(Credentials):
+    """One fixed token: the embedded cloud's, which it writes down where only its user can read it."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.token = token
+
+    @property
+    def expired(self) -> bool:
+        return False
+
+    @property
+    def valid(self) -> bool:
+        return True
+
+    def refresh(self, request: Any) -> None:  # noqa: ARG002 - the base class has it
+        """There is no other token: the cloud that gave this one is gone. Raises `RefreshError`."""
+        raise google.auth.exceptions.RefreshError(  # type: ignore[no-untyped-call]
+            "the embedded cloud does not take this token: it was started anew; run the command again"
+        )
+
+
 def default_credentials() -> Credentials:
     """The application-default credentials, with the cloud-platform scope. Raises `CredentialsMissing`.
 
@@ -53,8 +75,10 @@ def default_credentials() -> Credentials:
 
 def identity(found: Credentials) -> Identity:
     """Whose credentials these are, as far as they tell. Sends nothing."""
+    if isinstance(found, Bearer):
+        return Identity("the embedded cloud's own token")
     if isinstance(found, AnonymousCredentials):
-        return Identity("none are needed by the embedded cloud")
+        return Identity("nobody's")
     email = str(getattr(found, "service_account_email", "") or "")
     if "@" in email:
         return Identity("a service account", f"serviceAccount:{email}")
@@ -66,7 +90,7 @@ def identity(found: Credentials) -> Identity:
 
 def proven(found: Credentials) -> Identity:
     """The same, once Google has given a token for them. Raises `CredentialsMissing`."""
-    if not isinstance(found, AnonymousCredentials):
+    if not isinstance(found, AnonymousCredentials | Bearer):
         try:
             found.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
         except (google.auth.exceptions.GoogleAuthError, OSError) as exc:

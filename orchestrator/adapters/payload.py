@@ -8,11 +8,13 @@ import io
 import json
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
+from orchestrator import __version__
 from orchestrator.core.errors import LocalError
 from orchestrator.core.naming import payload_object
 from orchestrator.ports import Bucket
@@ -28,7 +30,8 @@ class Payload:
     data: bytes
     """A gzipped tar with `startup/`, `kernels/` and `manifest.json`."""
     manifest: bytes
-    """JSON: `schema`, `git_commit`, `git_dirty` (null outside a checkout), `files` (`path`, `size`, `sha256`)."""
+    """JSON: `schema`, `spotbench` (the version), `git_commit`, `git_dirty` (null where not known), `files` (`path`,
+    `size`, `sha256`)."""
 
     @property
     def object_name(self) -> str:
@@ -52,15 +55,21 @@ def find_root(candidates: tuple[Path, ...]) -> Path:
     )
 
 
-def pack(root: Path) -> Payload:
-    """Packs the trees under `root`; times, owners and the file system's order do not matter. Raises `LocalError`."""
+def pack(root: Path, own: Mapping[str, bytes] = MappingProxyType({})) -> Payload:
+    """Packs the trees under `root`, and `own` files by their names; times, owners and the file system's order do not
+    matter. Raises `LocalError`."""
     try:
-        files = [(path.relative_to(root).as_posix(), path.read_bytes(), path) for path in _sources(root)]
+        files = [
+            (path.relative_to(root).as_posix(), path.read_bytes(), bool(path.stat().st_mode & 0o100))
+            for path in _sources(root)
+        ]
     except OSError as exc:
         raise LocalError(f"cannot read {exc.filename}: {exc.strerror}", hint="check the rights of that file") from exc
+    files += [(name, own[name], False) for name in sorted(own)]
     commit, dirty = _revision(root)
     manifest = {
         "schema": 1,
+        "spotbench": __version__,
         "git_commit": commit,
         "git_dirty": dirty,
         "files": [
@@ -71,8 +80,8 @@ def pack(root: Path) -> Payload:
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         _add(archive, "manifest.json", document, executable=False)
-        for name, data, path in files:
-            _add(archive, name, data, executable=bool(path.stat().st_mode & 0o100))
+        for name, data, executable in files:
+            _add(archive, name, data, executable=executable)
     packed = io.BytesIO()
     # mtime and filename are in the gzip header too
     with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=9) as zipped:
@@ -108,14 +117,24 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes, *, executable: bool) 
 
 
 def _revision(root: Path) -> tuple[str, bool | None]:
-    """The commit that `root` is a checkout of, and whether the trees differ from it; `("", None)` if it is none."""
+    """The commit that `root` is a checkout of, or that the wheel was built from, and whether the trees differ from it;
+    `("", None)` if neither is known."""
     top = _git(root, "rev-parse", "--show-toplevel")
     commit = _git(root, "rev-parse", "HEAD")
     # an installed package may lie inside somebody else's checkout
     if not top or not commit or Path(top).resolve() != root.resolve():
-        return "", None
+        return _built_from(root)
     changes = _git(root, "status", "--porcelain", "--", *TREES)
     return commit, None if changes is None else bool(changes)
+
+
+def _built_from(root: Path) -> tuple[str, bool | None]:
+    """What the build left in the wheel."""
+    try:
+        told = json.loads((root / "revision.json").read_text(encoding="utf-8"))
+        return str(told["git_commit"]), None if told["git_dirty"] is None else bool(told["git_dirty"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", None
 
 
 def _git(root: Path, *arguments: str) -> str | None:

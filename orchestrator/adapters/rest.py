@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from google.auth.credentials import Credentials
+from google.auth.credentials import AnonymousCredentials, Credentials
 from google.auth.exceptions import GoogleAuthError
 from google.auth.transport.requests import AuthorizedSession
 from requests import RequestException
@@ -145,10 +145,16 @@ class Rest:
     def _session(self) -> Any:
         session = getattr(self._mine, "session", None)
         if session is None:
-            session = self._mine.session = AuthorizedSession(self._credentials)  # type: ignore[no-untyped-call]
+            # Nobody has no other token to ask with, and a refusal is an answer.
+            anonymous: dict[str, Any] = {"refresh_status_codes": ()} if _is_nobody(self._credentials) else {}
+            session = self._mine.session = AuthorizedSession(self._credentials, **anonymous)  # type: ignore[no-untyped-call]
             with self._guard:
                 self._sessions.append(session)
         return session
+
+
+def _is_nobody(credentials: Credentials) -> bool:
+    return isinstance(credentials, AnonymousCredentials)
 
 
 def _skew(date: str, begun: datetime, ended: datetime) -> float | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import LocalError, NotFound
+from orchestrator.core.foreign import plain, words
 
 WHOLE = ("measurements.csv", "measurements.csv.gz")
 
@@ -26,8 +27,12 @@ class RunFolder:
     manifest: dict[str, Any]
     notes: tuple[str, ...]
     """What could not be read."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """What was asked for."""
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of a grid that several machines have measured: by run, the environments of those beside the first."""
+    clocks: tuple[Path, ...] = ()
+    """What CUPTI said, a file for each machine."""
 
 
 def open_folder(path: Path) -> RunFolder:
@@ -39,11 +44,12 @@ def open_folder(path: Path) -> RunFolder:
     csvs = (whole,) if whole is not None else cases
     if not csvs:
         raise NotFound(f"{path} holds no measurements.csv", hint="`bench fetch RUN` makes such a folder")
-    found = [_document(path / f"{name}.json") for name in ("environment", "build", "manifest")]
+    found = [_document(path / f"{name}.json") for name in ("environment", "build", "manifest", "spec")]
     notes = tuple(note for _, note in found if note)
-    environment, build, manifest = (document for document, _ in found)
+    environment, build, manifest, spec = (document for document, _ in found)
     others = {place.parent.name: _document(place)[0] for place in sorted(path.glob("machines/*/environment.json"))}
-    return RunFolder(path, csvs, environment, build, manifest, notes, others)
+    clocks = tuple(one for one in (path / "cupti.csv", *sorted(path.glob("machines/*/cupti.csv"))) if one.is_file())
+    return RunFolder(path, csvs, environment, build, manifest, notes, spec, others, clocks)
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -54,7 +60,7 @@ def lines(path: Path) -> Iterator[str]:
             path, "rt", encoding="utf-8", errors="replace", newline=""
         ) as file:
             for line in file:
-                yield line.replace("\0", "")
+                yield line if line.isascii() and line[:-1].isprintable() else _harmless(line)
     except EOFError:
         # Cut off in the middle: a line that is no row makes the reader say where.
         yield "the packed file was cut off here\n"
@@ -62,11 +68,18 @@ def lines(path: Path) -> Iterator[str]:
         raise LocalError(f"cannot read {path}: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
+def _harmless(line: str) -> str:
+    """A line of a CSV in which nothing steers a terminal; its end stays as it is."""
+    body = line.rstrip("\r\n")
+    return words(body.replace("\0", ""), len(body) * 10 + 1) + line[len(body) :]
+
+
 def _document(path: Path) -> tuple[dict[str, Any], str]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}, ""
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         return {}, f"{path.name} cannot be read ({exc})."
+    data = plain(data)
     return (data, "") if isinstance(data, dict) else ({}, f"{path.name} is no JSON object.")

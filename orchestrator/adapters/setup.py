@@ -92,6 +92,11 @@ def failure(answer: Answer, doing: str) -> ProviderError | NotFound:
         return Unavailable(text, hint="run the same command again: what is done stays done")
     if answer.status == 401:
         return CredentialsMissing(text, hint="run `gcloud auth application-default login`")
+    if answer.api_off:
+        hint = "an API that was enabled a moment ago is refused for some minutes: run the same command again"
+        if answer.consumer:
+            hint += f"; it is off in the project {answer.consumer}, which these credentials are billed to"
+        return Unavailable(text, hint=hint)
     if answer.status == 403:
         return PermissionDenied(text, hint="this takes an owner of the project, or --print gcloud for somebody who is")
     if answer.status == 404:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import functools
 import io
-import json
 import logging
 import shlex
-import zlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,44 +12,18 @@ from fabric import Connection
 from invoke.exceptions import CommandTimedOut, ThreadException, UnexpectedExit
 from paramiko import SFTPError, SSHException
 
-from orchestrator.adapters.payload import bundle_root
+from orchestrator.adapters.host_operations import answer_in, command, no_answer
 from orchestrator.adapters.ssh_errors import LOST, lost, not_let_in
 from orchestrator.adapters.ssh_keys import authentication, verify_host_keys
 from orchestrator.core.errors import HostUnfit
-from orchestrator.core.hosts import OLDEST_PYTHON, Target, python_too_old
+from orchestrator.core.hosts import Target
 
 CONNECT_S: Final = 10
 KEEPALIVE_S: Final = 10
 TRANSFER_S: Final = 60
-NO_PYTHON, OLD_PYTHON = 97, 98
-ANSWER: Final = "@@spotbench@@"
-SCRIPT: Final = (
-    'p=$0; case "$p" in "~/"*) p="$HOME/${p#"~/"}";; esac; '
-    f'command -v "$p" >/dev/null 2>&1 || exit {NO_PYTHON}; exec "$p" -c "$@"'
-)
-"""What the shell there does: finds the interpreter, or says that there is none."""
-
+CHUNK: Final = 1 << 18
 # Its complaints about a connection that is cut are told by us, in our words.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
-
-
-@functools.cache
-def hand() -> str:
-    """The programme that is sent, packed: read once, small enough for a command line, and free of quotes."""
-    source = (bundle_root() / "startup" / "host" / "hand.py").read_bytes()
-    packed = base64.b64encode(zlib.compress(source, 9)).decode()
-    # Old interpreters fail at the first line of newer syntax: asked first, and answered in any python.
-    return (
-        "import sys,zlib,base64\n"
-        f"if sys.version_info<(3,8):sys.stdout.write('python %d.%d.%d'%sys.version_info[:3]);sys.exit({OLD_PYTHON})\n"
-        "sys.argv[2]=zlib.decompress(base64.b64decode(sys.argv[2])).decode()\n"
-        f"exec(compile(zlib.decompress(base64.b64decode('{packed}')),'hand.py','exec'))"
-    )
-
-
-def command(operation: str, arguments: Mapping[str, Any], python: str) -> str:
-    packed = base64.b64encode(zlib.compress(json.dumps(arguments).encode(), 9)).decode()
-    return shlex.join(["sh", "-c", SCRIPT, python or "python3", hand(), operation, packed])
 
 
 class SshShell:
@@ -69,19 +39,19 @@ class SshShell:
         connection = self._connected()
         try:
             ran = connection.run(
-                command(operation, arguments, python),
+                shlex.join(command(operation, arguments, python)),
                 hide=True, warn=True, in_stream=False, encoding="utf-8", timeout=timeout_s,
             )  # fmt: skip
         except (*LOST, CommandTimedOut, ThreadException, UnexpectedExit) as exc:
             self.close()
             raise lost(self.target, f"while it was asked to {operation}", exc) from exc
-        for line in reversed(ran.stdout.splitlines()):
-            if line.startswith(ANSWER):
-                answer = json.loads(line.removeprefix(ANSWER))
-                assert isinstance(answer, dict), "the hand answers with an object"
-                return answer
+        answer = answer_in(ran.stdout, self.target)
+        if answer is not None:
+            return answer
         self.close()
-        raise self._without_answer(ran.exited, ran.stdout.strip(), ran.stderr.strip(), python or "python3")
+        if ran.exited == -1:
+            raise lost(self.target, "before it answered", None)
+        raise no_answer(self.target, ran.exited, ran.stdout.strip(), ran.stderr.strip(), python or "python3")
 
     def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
         """One command line of the login shell there: exit code, standard output, standard error."""
@@ -106,10 +76,15 @@ class SshShell:
                 f"{path} cannot be written on {self.target}: {exc}", hint=f"on {self.target.name}: `df -h {path}`"
             ) from exc
 
-    def get(self, path: str) -> bytes | None:
+    def get(self, path: str, *, limit: int) -> bytes | None:
         into = io.BytesIO()
         try:
-            self._files().getfo(path, into)
+            with self._files().open(path, "rb") as file:
+                file.prefetch(min(file.stat().st_size or 0, limit + 1))
+                while chunk := file.read(CHUNK):
+                    into.write(chunk)
+                    if into.tell() > limit:
+                        break
         except FileNotFoundError:
             return None
         except (*LOST, OSError, SFTPError) as exc:
@@ -167,22 +142,3 @@ class SshShell:
             self.close()
             raise not_let_in(self.target, connection, exc) from exc
         return connection
-
-    def _without_answer(self, code: int, out: str, err: str, python: str) -> Exception:
-        """What it means that the shell there ended without our answer."""
-        if code == NO_PYTHON:
-            return HostUnfit(
-                f"{self.target} has no {python} that a login finds",
-                hint=f"on {self.target.name}: sudo apt-get install python3; or --set host.python=/path/to/python3",
-            )
-        if code == OLD_PYTHON:
-            lack = python_too_old(self.target.name, out.rpartition("python ")[2] or f"below {OLDEST_PYTHON}")
-            return HostUnfit(lack.what, hint=lack.remedy)
-        if code == -1:
-            return lost(self.target, "before it answered", None)
-        said = (err or out).splitlines()
-        what = f": {said[-1][:200]}" if said else ""
-        return HostUnfit(
-            f"{self.target} lets us in and does not run commands (exit code {code}){what}",
-            hint=f"`ssh {self.target.name} python3 --version` must print a version",
-        )

@@ -1,20 +1,18 @@
-"""Runs against runs: what became faster or slower between two, and where in a history it did."""
+"""A run against a run: what became faster or slower, and what only the machine did."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
-from orchestrator.analysis.bootstrap import LEVEL, Interval
+from orchestrator.analysis.between import SAME_CODE, Spread, held_back, observed, spreads
+from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.study import Case, Study
+from orchestrator.analysis.study import KERNEL, Case, Study
 from orchestrator.analysis.verdicts import MARGIN, Noise, Verdict, control_noise, decide, halves_noise
 from orchestrator.core.results import is_control
-
-LIMIT = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +29,49 @@ class Change:
     ratio: Interval
     p: float
     noise: Noise | None
+    spread: float
+    """How much two runs of the same code differ here: the standard deviation of the logarithm of their ratio."""
     verdict: Verdict
+    doubt: str = ""
+    """Why it is not decided, whatever the numbers say."""
+
+    @property
+    def said(self) -> str:
+        return f"{self.verdict.value}: {self.doubt}" if self.doubt else self.verdict.value
 
 
 def changes(
-    before: Study, after: Study, *, relative_to: str = "", implementations: Sequence[str] = (), tolerance: float = 0.0
+    before: Study,
+    after: Study,
+    *,
+    relative_to: str = "",
+    implementations: Sequence[str] = (),
+    tolerance: float = 0.0,
+    steady: bool = True,
+    doubt: str = "",
+    same_code: bool = False,
 ) -> tuple[Change, ...]:
     """What changed, for every case, setting and implementation that both runs timed. A change within `tolerance`
     (0.02: two per cent) is no verdict of faster or slower.
 
-    Times of two runs have no common blocks, so their intervals are combined as independent ones (Zou and Donner 2008).
+    Times of two runs have no common blocks, so their intervals are combined as independent ones (Zou and Donner 2008),
+    with what differs between runs of the same code besides (`orchestrator.analysis.between`). `steady`: the libraries
+    are the same. `doubt` is why a machine's times are not good enough; of the `same_code` nothing is faster or slower.
     """
+    pairs = tuple(matched(before, after))
+    spread = spreads(observed(pairs, relative_to, implementations or (KERNEL,), steady=steady))
     found = []
-    for case, other in matched(before, after):
+    for case, other in pairs:
         for timing in case.timings:
             name = timing.implementation
             wanted = name in implementations if implementations else not is_control(name)
             if wanted and name != relative_to:
-                change = _change(case, other, name, relative_to)
+                why = doubt or held_back(case, other, (name, relative_to))
+                change = _change(case, other, name, relative_to, spread[case.setting, case.case_id], why)
                 if change is not None:
                     found.append(change)
     corrected = holm([one.p for one in found])
-    return tuple(_decided(one, p, tolerance) for one, p in zip(found, corrected, strict=True))
+    return tuple(_decided(one, p, tolerance, same_code) for one, p in zip(found, corrected, strict=True))
 
 
 def matched(before: Study, after: Study) -> Iterator[tuple[Case, Case]]:
@@ -77,25 +96,35 @@ def by_id(study: Study) -> dict[str, list[Case]]:
     return found
 
 
-def _change(before: Case, after: Case, name: str, relative_to: str) -> Change | None:
+def _change(before: Case, after: Case, name: str, relative_to: str, spread: Spread, doubt: str) -> Change | None:
     first, second = estimate(before, name, relative_to), estimate(after, name, relative_to)
     if first is None or second is None:
         return None
     # Of times, less is better; of speed-ups, more is.
     ratio = quotient(second, first) if relative_to else quotient(first, second)
-    noises = [noise for noise in (floor_of(before, name), floor_of(after, name)) if noise is not None]
-    noise = max(noises, key=lambda one: one.floor, default=None)
-    undecided = Verdict.INCONCLUSIVE
+    noise = widest(floor_of(before, name), floor_of(after, name))
     return Change(
-        before.case_id, before.setting, name, first, second, relative_to, ratio, chance(ratio), noise, undecided
-    )
+        before.case_id, before.setting, name, first, second, relative_to, spread.widened(ratio), spread.chance(ratio),
+        noise, spread.size, Verdict.INCONCLUSIVE, doubt,
+    )  # fmt: skip
 
 
-def _decided(change: Change, p: float, tolerance: float) -> Change:
-    noise = change.noise
+def _decided(change: Change, p: float, tolerance: float, same_code: bool) -> Change:
+    verdict = judged(change.ratio, p, change.noise, tolerance)
+    doubt = change.doubt or (SAME_CODE if same_code and verdict in (Verdict.FASTER, Verdict.SLOWER) else "")
+    return replace(change, p=p, verdict=Verdict.INCONCLUSIVE if doubt else verdict, doubt=doubt)
+
+
+def judged(ratio: Interval, p: float, noise: Noise | None, tolerance: float) -> Verdict:
+    """The word for a ratio of two runs: one within `tolerance` of 1 is neither faster nor slower."""
     if noise is not None and tolerance > noise.floor:
         noise = replace(noise, floor=tolerance)
-    return replace(change, p=p, verdict=decide(change.ratio, p, noise, max(MARGIN, tolerance)))
+    return decide(ratio, p, noise, max(MARGIN, tolerance))
+
+
+def widest(*noises: Noise | None) -> Noise | None:
+    """The largest floor; None where none is known."""
+    return max((one for one in noises if one is not None), key=lambda one: one.floor, default=None)
 
 
 def estimate(case: Case, name: str, relative_to: str = "") -> Interval | None:
@@ -122,53 +151,3 @@ def quotient(top: Interval, bottom: Interval) -> Interval:
     low = math.hypot(math.log(top.mid / top.low), math.log(bottom.high / bottom.mid))
     high = math.hypot(math.log(top.high / top.mid), math.log(bottom.mid / bottom.low))
     return Interval(math.exp(mid - low), math.exp(mid), math.exp(mid + high))
-
-
-def chance(ratio: Interval) -> float:
-    """A two-sided p-value for the ratio being 1, from the limit on the side of 1; 1 where there is no interval."""
-    if not ratio.known:
-        return 1.0
-    near = ratio.low if ratio.mid > 1 else ratio.high
-    spread = abs(math.log(ratio.mid / near)) / LIMIT
-    if spread == 0:
-        return 0.0 if ratio.mid != 1 else 1.0
-    return math.erfc(abs(math.log(ratio.mid)) / spread / math.sqrt(2))
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One run in the history of a case. `change` is the verdict against the run that began the present level."""
-
-    run_id: str
-    fingerprint: Mapping[str, object]
-    value: Interval
-    noise: Noise | None
-    ratio: Interval | None
-    change: Verdict | None
-
-
-def history(
-    points: Sequence[tuple[str, Mapping[str, object], Interval, Noise | None]],
-    *,
-    relative: bool,
-    tolerance: float = 0.0,
-) -> tuple[Point, ...]:
-    """The runs in the order given. Each is compared with the first of the level it would belong to; faster or slower
-    begins a new level. `relative` values are speed-ups, others microseconds."""
-    found: list[Point] = []
-    level: tuple[Interval, Noise | None] | None = None
-    for run_id, fingerprint, value, noise in points:
-        if level is None:
-            found.append(Point(run_id, fingerprint, value, noise, None, None))
-            level = value, noise
-            continue
-        ratio = quotient(value, level[0]) if relative else quotient(level[0], value)
-        floors = [one for one in (noise, level[1]) if one is not None]
-        floor = max(floors, key=lambda one: one.floor, default=None)
-        if floor is not None:
-            floor = replace(floor, floor=max(floor.floor, tolerance))
-        verdict = decide(ratio, chance(ratio), floor, max(MARGIN, tolerance))
-        found.append(Point(run_id, fingerprint, value, noise, ratio, verdict))
-        if verdict in (Verdict.FASTER, Verdict.SLOWER):
-            level = value, noise
-    return tuple(found)

@@ -32,6 +32,8 @@ MATTERS: Final = (
     "device_uuid_sha256", "driver", "cuda", "torch", "cudnn", "nvrtc", "compiler", "numpy", "power_limit_w", "ecc",
     "mig", "sm_clock_max_mhz", "cpu", "cpu_count", "threads", "os", "kernel", "python", "image", "zone", "machine_type",
 )  # fmt: skip
+SOFTWARE: Final = ("driver", "cuda", "torch", "cudnn", "nvrtc", "compiler")
+"""What else of a run's code there is, beside its payload."""
 NAMES: Final = {
     "device_uuid_sha256": "chip",
     "power_limit_w": "power limit",
@@ -69,6 +71,17 @@ def comparability(first: Fingerprint, second: Fingerprint, *, across_devices: bo
     if refused:
         return Comparability(Level.REFUSED, (*refused, *caveats))
     return Comparability(Level.CAVEAT if caveats else Level.COMPARABLE, tuple(caveats))
+
+
+def steady(first: Fingerprint, second: Fingerprint) -> bool:
+    """Whether two runs had the same libraries, so that their baselines were the same code."""
+    return all(first.get(key) == second.get(key) for key in SOFTWARE)
+
+
+def same_code(first: Fingerprint, second: Fingerprint) -> bool:
+    """Whether two runs are known to have run the same payload on the same libraries."""
+    payloads = [own.get("payload_sha256") for own in (first, second)]
+    return bool(payloads[0]) and payloads[0] == payloads[1] and steady(first, second)
 
 
 def _regimes(first: Fingerprint, second: Fingerprint) -> str:

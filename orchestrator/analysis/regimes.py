@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 MEANINGS: Final = {
-    "burst": "one call at a time with a rest before it: what a caller waits for on a device that is not busy",
+    "burst": "one call at a time on a device that has rested: its time from just before the call to just after it, "
+    "launching left out",
     "sustained": "calls back to back until clock and power are steady: what a device busy all day gives",
     "graph": "many calls in one CUDA graph, back to back: what a call costs once the cost of launching it is hidden",
 }
@@ -14,7 +15,8 @@ MEANINGS: Final = {
 CACHES: Final = {
     "cold": "its inputs were not in the cache",
     "warm": "its inputs were in the cache as far as they fit",
-    "mixed": "its inputs were partly in the cache, as memory did not suffice for more copies of them",
+    "mixed": "its inputs were partly in the cache: even so many copies of them as are made (256 on a GPU, 128 on a "
+    "processor, fewer where memory is short) do not fill it",
 }
 
 

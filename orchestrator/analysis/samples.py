@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.analysis.regimes import Setting
-from orchestrator.core.results import AXES, ResultsUnreadable
+from orchestrator.core.results import ResultsUnreadable, axes_of
 
 Vector = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ NEEDED: Final = ("case_id", "implementation", "latency_us")
 PEAK: Final = "peak_memory_bytes"
 SENSORS: Final = (
     "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "position", "calls", "energy_j",
-    "cpu_mhz", "load_1m", "steal_percent", "timer_overhead_us", PEAK,
+    "cpu_mhz", "load_1m", "steal_percent", "timer_overhead_us", "host_us", PEAK,
 )  # fmt: skip
 """Columns of numbers that a file may or may not have, in any row; unknown is NaN."""
 
@@ -62,6 +62,9 @@ class Group:
     """Why there are no measurements; empty where there are some."""
     words: Mapping[str, str]
     """Those of `WORDS` that are known."""
+    exposed: bool = False
+    """Whether no measurement proved that its launch was hidden, though the file says which did. Where some did, those
+    that did not are left out."""
 
     @property
     def count(self) -> int:
@@ -75,6 +78,7 @@ class _Growing:
     latency_us: array[float] = field(default_factory=lambda: array("d"))
     at: array[float] = field(default_factory=lambda: array("d"))
     throttled: array[int] = field(default_factory=lambda: array("b"))
+    exposed: array[int] = field(default_factory=lambda: array("b"))
     sensors: dict[str, array[float]] = field(default_factory=dict)
     backends: dict[str, None] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
@@ -83,8 +87,10 @@ class _Growing:
 
 
 REPEATS: Final = "rows repeat a block that was there"
+EXPOSED: Final = "rows were measured with the launch not hidden"
 ALONE: Final = (
     ("rows are", "row is"), ("rows have", "row has"), ("rows name", "row names"), ("rows repeat", "row repeats"),
+    ("rows were", "row was"),
     ("lines are", "line is"),
 )  # fmt: skip
 """What many do, and one does."""
@@ -99,6 +105,8 @@ class Reader:
     """What is wrong: how often, and where first."""
     rows: int = 0
     settings: dict[tuple[str, str], Setting] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
+    """Those of the file that is being read."""
 
     def read(self, lines: Iterable[str], source: str) -> None:
         """Takes one CSV. Raises `ResultsUnreadable` where the header is not that of a result file."""
@@ -116,6 +124,7 @@ class Reader:
         place = {name: index for index, name in enumerate(header)}
         sensors = [(name, place.get(name)) for name in SENSORS]
         words = [name for name in WORDS if name in place]
+        self.axes = axes_of(header)
         while True:
             try:
                 cells = next(reader, None)
@@ -152,7 +161,7 @@ class Reader:
             return
         group = self.growing.get(key)
         if group is None:
-            group = self.growing[key] = _Growing({name: cell(name) for name in (*AXES, "device")})
+            group = self.growing[key] = _Growing({name: cell(name) for name in (*self.axes, "device") if cell(name)})
             group.sensors = {name: array("d") for name in SENSORS}
         error = number(cell("max_abs_error"))
         if not error <= group.max_abs_error and not math.isnan(error):
@@ -174,6 +183,7 @@ class Reader:
         group.latency_us.append(latency)
         group.at.append(moment(cell("started_at")))
         group.throttled.append(cell("throttle") not in ("", "none"))
+        group.exposed.append(cell("hidden") == "false")
         for name, index in sensors:
             group.sensors[name].append(math.nan if index is None else number(cells[index]))
 
@@ -199,15 +209,20 @@ class Reader:
             _, kept = np.unique(block, return_index=True)
             if repeated := block.size - kept.size:
                 self._fault(REPEATS, _named(key), 0, repeated)
+            open_ = np.frombuffer(group.exposed, dtype=np.bool_)[kept]
+            exposed = bool(open_.size and open_.all())
+            if not exposed and open_.any():
+                self._fault(EXPOSED, _named(key), 0, int(open_.sum()))
+                kept = kept[~open_]
             wrong = bool(group.skipped)
             if wrong and kept.size:
                 kept = kept[:0]
             found.append(
                 Group(
                     key=key,
-                    device=group.first["device"],
+                    device=group.first.get("device", ""),
                     backend=" ".join(group.backends),
-                    axes={name: group.first[name] for name in AXES},
+                    axes={name: value for name, value in group.first.items() if name != "device"},
                     block=block[kept],
                     latency_us=np.frombuffer(group.latency_us)[kept],
                     at=np.frombuffer(group.at)[kept],
@@ -216,6 +231,7 @@ class Reader:
                     max_abs_error=group.max_abs_error,
                     skipped=group.skipped if wrong or kept.size else "no usable measurement",
                     words=group.words,
+                    exposed=exposed,
                 )
             )
         return tuple(found)

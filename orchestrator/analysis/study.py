@@ -6,84 +6,40 @@ Everything is said of one case in one setting (regime, and caches where known); 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from orchestrator.analysis.case import Case as Case
+from orchestrator.analysis.case import Contrast as Contrast
+from orchestrator.analysis.case import Control as Control
+from orchestrator.analysis.doubts import disagreements, doubt
+from orchestrator.analysis.notes import notes_of
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.roofs import Roof, Work, roof_of, work_of
+from orchestrator.analysis.roofs import roof_of, work_of
 from orchestrator.analysis.samples import Group, Key
 from orchestrator.analysis.timings import Timing, timing_of
 from orchestrator.analysis.verdicts import (
     SIGNIFICANT,
+    Mean,
     Noise,
     Paired,
     Verdict,
     control_noise,
     decide,
     halves_noise,
+    mean_of,
     paired,
 )
-from orchestrator.core.results import CONTROL, TIMER_SHARE, case_order, is_control
+from orchestrator.core.results import CONTROL, case_order, is_control
 
 KERNEL = "bench"
+OWN_KERNEL = "kernel_"
 DEFAULT = "sdpa:default"
 ORDER = (KERNEL, DEFAULT, "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
 """How implementations stand beside each other; the rows of a file come in random order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contrast:
-    """The subject against one baseline on one case in one setting. A ratio over 1: the subject is faster by that
-    factor."""
-
-    case_id: str
-    setting: Setting
-    subject: str
-    baseline: str
-    paired: Paired
-    p: float
-    """Corrected by Holm's method for every contrast of the run."""
-    noise: Noise | None
-    order_shift: float
-    """The ratio where the subject ran before the baseline, over that where it ran after: 1 is no effect of order."""
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """An implementation against itself. A verdict other than same or inconclusive is a false one."""
-
-    case_id: str
-    setting: Setting
-    implementation: str
-    paired: Paired
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One case in one setting."""
-
-    case_id: str
-    setting: Setting
-    axes: Mapping[str, str]
-    work: Work | None
-    roof: Roof | None
-    timings: tuple[Timing, ...]
-    contrasts: tuple[Contrast, ...]
-    controls: tuple[Control, ...]
-
-    def timing(self, implementation: str) -> Timing | None:
-        return next((one for one in self.timings if one.implementation == implementation), None)
-
-    @property
-    def best(self) -> Contrast | None:
-        """The contrast with the fastest baseline."""
-        medians = {timing.implementation: timing.median_us.mid for timing in self.timings if timing.timed}
-        return min(self.contrasts, key=lambda one: medians[one.baseline], default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +91,13 @@ class Study:
         """Contrasts that came to a conclusion."""
         return sum(1 for one in self.contrasts if one.verdict is not Verdict.INCONCLUSIVE)
 
-    def spread(self, baseline: str) -> tuple[float, float]:
-        """The least and the greatest ratio against `baseline`; NaN where there is none."""
-        found = [one.paired.ratio.mid for one in self.contrasts if one.baseline == baseline]
-        return (min(found), max(found)) if found else (math.nan, math.nan)
+    def against(self, baseline: str) -> tuple[Contrast, ...]:
+        """Every contrast with one baseline."""
+        return tuple(one for one in self.contrasts if one.baseline == baseline)
 
-    def geomean(self, baseline: str) -> tuple[float, int]:
-        """The geometric mean of the ratios against `baseline`, and over how many cases."""
-        logs = [math.log(one.paired.ratio.mid) for one in self.contrasts if one.baseline == baseline]
-        return (math.exp(sum(logs) / len(logs)), len(logs)) if logs else (math.nan, 0)
+    def mean(self, baseline: str) -> Mean | None:
+        """The geometric mean against `baseline` over the cases that were compared with it; None without an interval."""
+        return mean_of([(one.paired, one.noise, one.verdict) for one in self.against(baseline)])
 
 
 def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
@@ -158,7 +112,7 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
     own = everywhere([group for group in groups if group.key.run_id == run_id])
     names = list(dict.fromkeys(group.key.implementation for group in own if not is_control(group.key.implementation)))
     names.sort(key=standing)
-    subject = next((name for name in (KERNEL, DEFAULT) if name in names), names[0] if names else "")
+    subject = next((name for name in (KERNEL, DEFAULT) if name in names), "") or own_kernel(own, names)
     by_case: dict[tuple[Setting, str], list[Group]] = {}
     for group in own:
         by_case.setdefault((group.key.setting, group.key.case_id), []).append(group)
@@ -174,8 +128,15 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
         cases=tuple(cases),
         measurements=sizes.get(run_id, 0),
         faults=tuple(faults),
-        notes=(*notes, *_notes(cases)),
+        notes=(*notes, *notes_of(cases)),
     )
+
+
+def own_kernel(groups: Sequence[Group], names: Sequence[str]) -> str:
+    """The subject of a run over a workload of the user's own: the first of its kernels, which say so in their backend;
+    where there is none, the first implementation."""
+    kernels = [one.key.implementation for one in groups if one.backend.startswith(OWN_KERNEL)]
+    return next((name for name in kernels if not is_control(name)), names[0] if names else "")
 
 
 def standing(implementation: str) -> tuple[int, str, bool]:
@@ -209,52 +170,6 @@ def everywhere(groups: Sequence[Group]) -> list[Group]:
     return [*(one for one in kept if one.key not in skips), *skips.values()]
 
 
-def _notes(cases: Sequence[Case]) -> list[str]:
-    timed = [timing for case in cases for timing in case.timings if timing.timed]
-    if not cases:
-        return ["There is not a single row: the run measured nothing."]
-    if not timed:
-        return ["Every implementation was skipped on every case: there are reasons, and no times."]
-    notes = []
-    if len({timing.implementation for timing in timed if not is_control(timing.implementation)}) == 1:
-        notes.append("Only one implementation was timed: there is nothing to compare it with.")
-    if not any(is_control(timing.implementation) for timing in timed):
-        notes.append(
-            "There was no A/A control in this run. The noise floor comes from odd blocks against even ones, which does "
-            "not see what differs between two instances of one implementation."
-        )
-    limits = sum(1 for timing in timed if timing.group.words.get("warmed") == "limit")
-    if limits:
-        notes.append(
-            f"In {limits} of {len(timed)} timings the warm-up ended before times and clocks had settled: they may hold "
-            "some of it."
-        )
-    shares = [
-        float(np.nanmedian(own)) / one.median_us.mid
-        for one in timed
-        if not np.isnan(own := one.group.sensors["timer_overhead_us"]).all()
-    ]
-    if noticed := [one for one in shares if one > TIMER_SHARE]:
-        notes.append(
-            f"In {len(noticed)} of {len(timed)} timings the timer itself takes over {TIMER_SHARE:.0%} of the median "
-            f"(up to {max(noticed):.0%}), which is not taken off: differences of that order are its own."
-        )
-    spent = sum(1 for case in cases if any(one.group.words.get("stopped") == "dollars" for one in case.timings))
-    if spent:
-        notes.append(f"{spent} of {len(cases)} cases ended when their dollars were spent, before their last repeat.")
-    settings = {case.setting for case in cases}
-    if vague := sorted(one.regime for one in settings if not one.cache and any(
-        other.cache and other.regime == one.regime for other in settings
-    )):  # fmt: skip
-        notes.append(
-            f"Some rows of {' and '.join(vague)} do not say whether their caches were warm or cold, as older files do "
-            "not: they stand apart."
-        )
-    if len({timing.group.device for timing in timed}) > 1:
-        notes.append("The rows name more than one device: times of different cases must not be compared.")
-    return notes
-
-
 def _case(case_id: str, setting: Setting, groups: Sequence[Group], subject: str) -> Case:
     axes = groups[0].axes
     work, roof = work_of(axes), roof_of(groups[0].device, axes.get("dtype", ""))
@@ -284,12 +199,16 @@ def _case(case_id: str, setting: Setting, groups: Sequence[Group], subject: str)
 def _judged(cases: Sequence[Case]) -> list[Case]:
     """The cases with their contrasts decided: only the whole run knows how many questions were asked."""
     corrected = iter(holm([one.paired.test.p for case in cases for one in case.contrasts]))
+    disagreeing = disagreements(cases)
     judged = []
     for case in cases:
         decided = []
+        timings = {one.implementation: one for one in case.timings}
         for one in case.contrasts:
             p = next(corrected)
-            decided.append(replace(one, p=p, verdict=decide(one.paired.ratio, p, one.noise)))
+            why = doubt(case, timings[one.subject], timings[one.baseline], disagreeing)
+            verdict = Verdict.INCONCLUSIVE if why else decide(one.paired.ratio, p, one.noise)
+            decided.append(replace(one, p=p, verdict=verdict, doubt=why))
         judged.append(replace(case, contrasts=tuple(decided)))
     return judged
 

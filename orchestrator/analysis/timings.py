@@ -35,6 +35,10 @@ class Timing:
     """A call's energy, of the whole device."""
     peak_bytes: float
     """The most device memory that a call held beyond its inputs."""
+    timer_share: float
+    """The timer's own part of the median, which still has it."""
+    host_us: float
+    """What the host takes to enqueue a call."""
     max_abs_error: float
     skipped: str
     group: Group
@@ -69,6 +73,8 @@ def timing_of(group: Group, work: Work | None, roof: Roof | None) -> Timing:
         throttled=float(group.throttled.mean()) if group.count else nothing,
         joules=_joules(group),
         peak_bytes=float(np.fmax.reduce(peaks)) if peaks.size else nothing,
+        timer_share=_middle(group.sensors["timer_overhead_us"]) / middle.mid,
+        host_us=_middle(group.sensors["host_us"]),
         max_abs_error=group.max_abs_error,
         skipped=group.skipped,
         group=group,

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.cli.asking import bundled
-from orchestrator.core.keeping import advise, cold_starts
-from orchestrator.core.placement import region_of
-from orchestrator.core.status import iso
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from orchestrator.core.keeping import Advice
-    from orchestrator.core.machines import Instance
-    from orchestrator.core.status import StatusLine
-    from orchestrator.reaping import Finding, PriceOf
+from orchestrator.core.market.catalog import carrier_of
+from orchestrator.core.market.machines import Instance
+from orchestrator.core.market.offers import region_of
+from orchestrator.core.market.pricing import MachineSpec
+from orchestrator.core.run.keeping import Advice, advise, cold_starts
+from orchestrator.core.run.status import StatusLine, iso
+from orchestrator.runs.reap import Finding, PriceOf
+from orchestrator.wiring import bundled_prices
 
 USUAL_DISK_GB = 60
 
 
 def price_of() -> PriceOf:
     """What a machine costs an hour by its type and region, for those whose run is not known: with the usual disk."""
-    from orchestrator.core.catalog import carrier_of
-    from orchestrator.core.pricing import MachineSpec, PriceSheet
-
-    sheet = PriceSheet.parse(bundled("prices.yaml").read_text(encoding="utf-8"), source="prices.yaml")
+    sheet = bundled_prices()
 
     def price(instance: Instance) -> Decimal | None:
         gpu = carrier_of(instance.machine_type)

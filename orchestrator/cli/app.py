@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from orchestrator import __version__
-from orchestrator.cli import (
-    baseline,
-    budget,
-    cloud,
-    compare,
-    costs,
-    diagnose,
-    doctor,
-    fetch,
-    history,
-    init,
-    launch,
-    logs,
-    plan,
-    prices,
-    reap,
-    report,
-    ssh,
-    status,
-    stop,
-)
-from orchestrator.cli.options import Options
+from orchestrator.cli.lazy import LazyGroup
 from orchestrator.core.errors import BenchError
+from orchestrator.core.foreign import log_text
+
+COMMANDS = {
+    "init": "Set a project up, once, with the least rights.",
+    "doctor": "Look at all that a launch needs; costs nothing.",
+    "new": "Write a workload of your own that runs as it is.",
+    "launch": "Rent a machine, measure, delete the machine.",
+    "plan": "Show what a launch would do, and cost at most.",
+    "prices": "Show the prices that runs are held at.",
+    "status": "Show runs, and the machines alive now.",
+    "logs": "Show a run's log.",
+    "ssh": "Open a terminal on the machine of a live run.",
+    "fetch": "Download what a run measured, and show it.",
+    "report": "Write a run's report: HTML, Markdown, JSON and CSV.",
+    "compare": "Hold runs against the first, or against a baseline.",
+    "history": "Follow a case over the runs in the bucket.",
+    "stop": "End a run and delete its machine.",
+    "reap": "Find machines that no live run owns, and delete them.",
+    "diagnose": "Say why a run failed and what to do about it.",
+    "budget": "Show the caps, what is spent, and what is left.",
+    "baseline": "Named runs that others are compared with; one for each device.",
+    "costs": "What was spent and what is held; `add` adds.",
+    "cloud": "The embedded cloud: its VMs, bill and weather.",
+}
+"""Each command and the first line of its help: what `bench --help` shows, with none of their modules loaded."""
 
 
-class Boundary(TyperGroup):
+class Boundary(LazyGroup):
     """Turns a `BenchError` into words on standard error and an exit code. The rest is bugs, which keep their trace."""
+
+    table = COMMANDS
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -44,18 +49,16 @@ class Boundary(TyperGroup):
             complain(exc)
             raise typer.Exit(exc.exit_code) from exc
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)  # noqa: T201 - rich may not be loaded, and need not be
+            typer.echo("interrupted", err=True)
             raise typer.Exit(130) from None
 
 
 def complain(exc: BenchError) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
-    err.print(f"[bold red]error[/]: {escape(str(exc))}")
+    """The error and its remedy on standard error, in colour where that is a terminal that wants it."""
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    typer.echo(f"{'error' if plain else typer.style('error', fg='red', bold=True)}: {log_text(str(exc))}", err=True)
     if exc.hint:
-        err.print(f"[bold]hint[/]:  {escape(exc.hint)}")
+        typer.echo(f"{'hint' if plain else typer.style('hint', bold=True)}:  {log_text(exc.hint)}", err=True)
 
 
 app = typer.Typer(
@@ -87,28 +90,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    ctx.obj = Options(project=project, bucket=bucket)
-
-
-app.command("init")(init.init)
-app.command("doctor")(doctor.doctor)
-app.command("launch")(launch.launch)
-app.command("plan")(plan.plan)
-app.command("prices")(prices.prices)
-app.command("status")(status.status)
-app.command("logs")(logs.logs)
-app.command("ssh")(ssh.ssh)
-app.command("fetch")(fetch.fetch)
-app.command("report")(report.report)
-app.command("compare")(compare.compare)
-app.add_typer(baseline.app, name="baseline")
-app.command("history")(history.history)
-app.command("stop")(stop.stop)
-app.command("reap")(reap.reap)
-app.command("diagnose")(diagnose.diagnose)
-app.add_typer(costs.app, name="costs")
-app.command("budget")(budget.budget)
-app.add_typer(cloud.app, name="cloud")
+    ctx.obj = {"project": project, "bucket": bucket}
 
 
 def main() -> None:

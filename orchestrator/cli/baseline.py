@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
-
-if TYPE_CHECKING:
-    from orchestrator.core.baselines import Baseline
+from orchestrator.cli.reading import report_of
+from orchestrator.core.baselines import Baseline, Older, checked_name, placed, plain, without
+from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.naming import cases_prefix
+from orchestrator.core.run.status import iso
+from orchestrator.report.comparison import fingerprint
 
 app = typer.Typer(no_args_is_help=True, help="Named runs that others are compared with; one for each device.")
 
@@ -30,14 +37,6 @@ def set_(
 
     Never takes the place of a newer run by itself: two pushes may finish in the wrong order.
     """
-    from orchestrator.cli.finding import find_run
-    from orchestrator.cli.reading import report_of
-    from orchestrator.core.baselines import Baseline, Older, checked_name, placed
-    from orchestrator.core.errors import ConfigError, NotFound
-    from orchestrator.core.naming import cases_prefix
-    from orchestrator.core.status import iso
-    from orchestrator.report.comparison import fingerprint
-
     checked_name(name)
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
@@ -76,10 +75,6 @@ def set_(
 @app.command("list")
 def list_(ctx: typer.Context, json: Json = False) -> None:
     """List every baseline in the bucket."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     store = options(ctx).wiring().baselines
     found = [(name, one) for name in store.names() for _, one in sorted(store.read(name).items())]
     if json:
@@ -119,8 +114,6 @@ def rm(
     json: Json = False,
 ) -> None:
     """Forget a baseline. The run itself stays."""
-    from orchestrator.core.baselines import without
-
     store = options(ctx).wiring().baselines
     if broken:
         store.clear(name)
@@ -138,8 +131,6 @@ def rm(
 
 
 def _chosen(there: dict[str, Baseline], name: str, device: str) -> dict[str, Baseline]:
-    from orchestrator.core.errors import NotFound
-
     chosen = {key: one for key, one in sorted(there.items()) if device.lower() in one.device.lower()}
     if not chosen:
         where = f" on {device}" if device and there else ""
@@ -148,8 +139,6 @@ def _chosen(there: dict[str, Baseline], name: str, device: str) -> dict[str, Bas
 
 
 def _document(one: Baseline) -> dict[str, Any]:
-    from orchestrator.core.baselines import plain
-
     return {
         "run_id": one.run_id,
         "device": one.device,

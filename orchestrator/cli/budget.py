@@ -1,27 +1,83 @@
-"""`bench budget`: caps, what is spent and held in each window, and what is left."""
+"""`bench budget`: caps, what is spent and held in each window, and what is left; `set` and `rebuild` for the bucket."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
+from rich.console import Console
 
-from orchestrator.cli.launch import ConfigFile, Gpu, Overrides
+from orchestrator.cli.launch import Gpu, Overrides
+from orchestrator.cli.money_view import budget_document, budget_view, caps_document, caps_line
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.ledger.amounts import dollars
+from orchestrator.core.ledger.budget import WINDOWS, Ledger, SharedCaps, set_caps
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.runs.rebuild import rebuild
+from orchestrator.wiring import configured
+
+app = typer.Typer(invoke_without_command=True, help="Show the caps, what is spent, and what is left.")
+Cap = Annotated[str, typer.Option(metavar="USD", help="In dollars; `none` takes the cap away.")]
 
 
+@app.callback()
 def budget(
-    ctx: typer.Context, config: ConfigFile = None, gpu: Gpu = "l4", set_: Overrides = None, json: Json = False
+    ctx: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="A YAML file whose caps to show.")
+    ] = None,
+    gpu: Gpu = "l4",
+    set_: Overrides = None,
+    json: Json = False,
 ) -> None:
-    """Show the caps, what is spent, and what is left."""
-    from rich.console import Console
-
-    from orchestrator.cli.asking import Asked, load_asked
-    from orchestrator.cli.money_view import budget_document, budget_view
-    from orchestrator.wiring import utc_now
-
-    settings, name = load_asked(Asked("" if config else gpu, config, tuple(set_ or ()), False))
+    if ctx.invoked_subcommand is not None:
+        return
+    chosen, name = configured(LaunchOptions("" if config else gpu, config, tuple(set_ or ())))
     wiring = options(ctx).wiring()
-    ledger = wiring.ledger.read()
+    ledger, now, caps = wiring.ledger.read(), wiring.clock.now(), chosen.budget.caps()
     if json:
-        emit_json(budget_document(ledger, settings.budget.caps(), utc_now(), name))
+        emit_json(budget_document(ledger, caps, now, name))
     else:
-        Console(highlight=False).print(budget_view(ledger, settings.budget.caps(), utc_now(), name))
+        Console(highlight=False).print(budget_view(ledger, caps, now, name))
+
+
+@app.command("set")
+def set_for_all(
+    ctx: typer.Context, run: Cap = "", day: Cap = "", month: Cap = "", total: Cap = "", json: Json = False
+) -> None:
+    """Set caps that bind everybody who uses this bucket; of these and one's own the lower counts."""
+    said = {"run": run, "day": day, "month": month, "total": total}
+    if not any(said.values()):
+        raise ConfigError("which cap?", hint="for example: bench budget set --day 5 --month 20 --total 100")
+    amounts = {key: None if text == "none" else dollars(text, zero=True) for key, text in said.items() if text}
+    wiring = options(ctx).wiring()
+    by, now = wiring.user, wiring.clock.now()
+
+    def change(ledger: Ledger) -> Ledger:
+        there = {window: ledger.caps.caps().of(window) if ledger.caps else None for window in WINDOWS}
+        if there == there | amounts:
+            return ledger
+        return set_caps(ledger, SharedCaps.model_validate(there | amounts | {"by": by, "at": now}))
+
+    ledger = wiring.accounts().change(change)
+    if json:
+        emit_json({"schema": 1, "caps": caps_document(ledger)})
+    else:
+        typer.echo(caps_line(ledger))
+
+
+@app.command("rebuild")
+def rebuild_ledger(ctx: typer.Context, json: Json = False) -> None:
+    """Make a ledger that is gone, or cannot be read, from the events of the runs."""
+    wiring = options(ctx).wiring()
+    done = rebuild(wiring.world())
+    if json:
+        emit_json({"schema": 1, "added": list(done.added), "put_aside": done.kept_as})
+        return
+    if done.kept_as:
+        typer.echo(f"what could not be read is at gs://{wiring.bucket.name}/{done.kept_as}")
+    typer.echo(f"{len(done.added)} holds added, {len(done.ledger.runs)} in the ledger")
+    if done.added:
+        typer.echo("costs added by hand and caps of the bucket are in no event: add and set them again")

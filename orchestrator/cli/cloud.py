@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+import yaml
 
 from orchestrator.cli.options import Json, emit_json, options
-
-if TYPE_CHECKING:
-    from orchestrator.embedded.client import CloudAddress
+from orchestrator.core.errors import ConfigError, NotFound, Unavailable
+from orchestrator.user_settings import load_settings
+from orchestrator.wiring import CloudAddress, CloudUnavailable, ask, running, stop_cloud
 
 app = typer.Typer(no_args_is_help=True, help="The embedded cloud: its VMs, bill and weather.")
 
 
 def _home() -> Path:
-    from orchestrator.settings import load_settings
-
     return load_settings().home / "cloud"
 
 
 def _ask(address: CloudAddress, path: str, body: Any = None) -> Any:
     """One request to the control API. Raises `Unavailable`."""
-    from orchestrator.core.errors import ConfigError, Unavailable
-    from orchestrator.embedded.client import CloudUnavailable, ask
-
     try:
         return ask(address, path, body)
     except ValueError as exc:
@@ -35,8 +32,6 @@ def _ask(address: CloudAddress, path: str, body: Any = None) -> Any:
 
 
 def _running() -> CloudAddress | None:
-    from orchestrator.embedded.client import running
-
     return running(_home())
 
 
@@ -45,13 +40,10 @@ def start(ctx: typer.Context, json: Json = False) -> None:
     """Start it (any command that needs it does so by itself)."""
     address = options(ctx).wiring().address
     if address is None:
-        from orchestrator.core.errors import ConfigError
-
         raise ConfigError("a Google project is configured", hint="unset BENCH_PROJECT to use the embedded cloud")
     if json:
-        from dataclasses import asdict
-
-        emit_json({"schema": 1, **asdict(address)})
+        # The token is for programs that may read its file, not for what collects output.
+        emit_json({"schema": 1, **{key: value for key, value in asdict(address).items() if key != "token"}})
     else:
         typer.echo(
             f"the embedded cloud runs: compute {address.compute}, storage {address.storage}, bucket {address.bucket}"
@@ -61,8 +53,6 @@ def start(ctx: typer.Context, json: Json = False) -> None:
 @app.command()
 def stop(json: Json = False) -> None:
     """Delete every VM and stop it. What is in the bucket stays."""
-    from orchestrator.embedded.client import stop as stop_cloud
-
     stopped = stop_cloud(_home())
     if json:
         emit_json({"schema": 1, "stopped": stopped})
@@ -84,7 +74,9 @@ def status(json: Json = False) -> None:
     for vm in found["instances"]:
         where, what = f"{vm['zone']}/{vm['name']}", f"{vm['status']}  {vm['machine_type']}"
         typer.echo(f"{where}  {what}  {vm['age_s']:.0f} s  ${vm['usd_per_hour']}/h")
-    typer.echo(f"{len(found['instances'])} VMs alive")
+    device = found.get("device", {})
+    typer.echo(f"{len(found['instances'])} VMs alive; {device.get('gpu') or device.get('cpu')} does their work")
+    typer.echo("prices are simulated: nothing is paid")
 
 
 @app.command()
@@ -98,7 +90,7 @@ def bill(ctx: typer.Context, json: Json = False) -> None:
         return
     for row in found["rows"]:
         typer.echo(f"{row['vm']}  {row['zone']}  {row['seconds']} s  ${row['usd']}  {row['ended_by'] or 'alive'}")
-    typer.echo(f"{len(found['rows'])} VMs, ${found['usd']}")
+    typer.echo(f"{len(found['rows'])} VMs, ${found['usd']} (simulated: nothing is paid)")
 
 
 @app.command()
@@ -110,12 +102,8 @@ def weather(
     json: Json = False,
 ) -> None:
     """Inject faults: stock-outs, errors, preemptions, hangs. See docs/embedded-cloud.md."""
-    from orchestrator.core.errors import ConfigError
-
     body = None
     if file is not None:
-        import yaml
-
         try:
             body = yaml.safe_load(file.read_text(encoding="utf-8")) or {"faults": []}
         except OSError as exc:
@@ -130,9 +118,29 @@ def weather(
         emit_json({"schema": 1, **found})
         return
     for fault in found["faults"]:
-        rest = {key: value for key, value in fault.items() if key not in ("fault", "id", "fired")}
-        typer.echo(f"{fault['id']}  {fault['fault']}  fired {fault['fired']}  {rest or ''}")
+        typer.echo(told(fault))
     typer.echo(f"{len(found['faults'])} faults")
+
+
+def told(fault: dict[str, Any]) -> str:
+    """A fault as one line, e.g. `3  http (service storage, status 503): 1 of 2 times, upon GET /storage/v1/b`."""
+    given = {key: value for key, value in fault.items() if key not in ("fault", "id", "fired", "victims", "times")}
+    said = ", ".join(f"{key} {_value(value)}" for key, value in given.items())
+    fired, times = fault["fired"], fault.get("times")
+    often = f"fired {fired} of {times} {'time' if times == 1 else 'times'}" if times else f"holds, met {fired} times"
+    # Many victims are alike: each is shown once, and the last few of them are enough.
+    victims = list(dict.fromkeys(fault.get("victims", [])))
+    upon = f", upon {'; '.join(victims[-3:])}" if victims else ""
+    more = f" and {len(victims) - 3} others" if len(victims) > 3 else ""
+    return f"{fault['id']}  {fault['fault']}{f' ({said})' if said else ''}: {often}{upon}{more}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key} {_value(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_value, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 @app.command()
@@ -142,8 +150,6 @@ def preempt(
     json: Json = False,
 ) -> None:
     """Take a VM back, as Google does with spot machines."""
-    from orchestrator.core.errors import NotFound
-
     address = _running()
     if address is None:
         raise NotFound("the embedded cloud is not running, so there is no VM to preempt")

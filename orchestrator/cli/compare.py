@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from orchestrator.analysis.between import SAME_CODE
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.cli.compare_view import show
 from orchestrator.cli.options import Json, emit_json, options
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from orchestrator.report.comparison import Comparison
-    from orchestrator.report.report import Report
+from orchestrator.cli.reading import report_of
+from orchestrator.core.baselines import device_key
+from orchestrator.core.errors import ConfigError, NotComparable, NotFound, Regression, Undecided
+from orchestrator.report import comparing
+from orchestrator.report.comparison import Comparison, compared
+from orchestrator.report.document import changes_document
+from orchestrator.report.report import Report
+from orchestrator.wiring import write_atomically
 
 FAIL_ON = ("regression", "inconclusive", "never")
 
@@ -47,13 +53,9 @@ def compare(
 ) -> None:
     """Hold runs against the first, or against a baseline. Exit 12 when something became slower.
 
-    Slower is slower by more than noise and tolerance. Speed-ups over a baseline of the same run cancel what differs
-    between machines; --absolute compares times.
+    Slower is slower by more than noise, tolerance and what runs of the same code differ by. Speed-ups over a baseline
+    of the same run are compared; --absolute compares times. A machine that was busy or held back decides nothing: 14.
     """
-    from orchestrator.core.errors import ConfigError
-    from orchestrator.report.comparison import compared
-    from orchestrator.report.document import changes_document
-
     if not against and len(runs) < 2:
         raise ConfigError(
             "compare needs two runs at least", hint="`bench compare A B`, or `bench compare A --against main`"
@@ -83,8 +85,6 @@ def compare(
         made = [changes_document(one) for one in found]
         emit_json({"schema": 2, "tolerance_percent": tolerance, "comparisons": made, "without_baseline": missing})
     elif not to_stdout:
-        from orchestrator.cli.compare_view import show
-
         for one in found:
             show(one)
         for words in (*missing, *(f"wrote {path}" for path in written)):
@@ -96,10 +96,6 @@ def _pairs(
     ctx: typer.Context, runs: Sequence[str], against: str, *, missing_ok: bool
 ) -> tuple[list[tuple[Report, Report]], list[str]]:
     """What is held against what, and which runs have no baseline to be held against."""
-    from orchestrator.cli.reading import report_of
-    from orchestrator.core.baselines import device_key
-    from orchestrator.core.errors import NotFound
-
     reports = [report_of(ctx, named)[0] for named in runs]
     if not against:
         return [(reports[0], other) for other in reports[1:]], []
@@ -118,8 +114,6 @@ def _pairs(
 
 
 def _write(found: Sequence[Comparison], missing: Sequence[str], html: Path | None, markdown: Path | None) -> list[Path]:
-    from orchestrator.adapters.files import write_atomically
-    from orchestrator.report import comparing
 
     written = []
     if html is not None and found:
@@ -138,9 +132,6 @@ def _write(found: Sequence[Comparison], missing: Sequence[str], html: Path | Non
 
 def _judge(found: Sequence[Comparison], fail_on: str) -> None:
     """Raises what the comparisons come to: the gravest first."""
-    from orchestrator.analysis.verdicts import Verdict
-    from orchestrator.core.errors import NotComparable, Regression, Undecided
-
     slower = [one for comparison in found for one in comparison.of(Verdict.SLOWER)]
     if slower and fail_on != "never":
         worst = min(slower, key=lambda one: one.ratio.mid)
@@ -162,6 +153,12 @@ def _judge(found: Sequence[Comparison], fail_on: str) -> None:
     if found and not any(one.changes or one.lost for one in found):
         raise NotComparable(
             "the runs have no case, regime and implementation in common", hint="`bench report` shows what is in each"
+        )
+    unfit = [one for comparison in found for one in comparison.changes if one.doubt not in ("", SAME_CODE)]
+    if unfit and fail_on != "never":
+        raise Undecided(
+            f"{len(unfit)} comparisons decide nothing: {unfit[0].doubt}",
+            hint="measure again while the machine has nothing else to do; --fail-on never goes on",
         )
     doubtful = [one for comparison in found for one in comparison.of(Verdict.INCONCLUSIVE)]
     if doubtful and fail_on == "inconclusive":

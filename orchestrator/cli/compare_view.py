@@ -8,7 +8,7 @@ from rich.table import Table
 
 from orchestrator.analysis.regimes import Setting
 from orchestrator.report.comparison import Comparison
-from orchestrator.report.text import labels
+from orchestrator.report.text import labels, percent
 
 STYLES = {"faster": "green", "slower": "red"}
 
@@ -20,6 +20,8 @@ def show(one: Comparison) -> None:
     console.print(f"[bold]{runs[0]}[/] → [bold]{runs[1]}[/]: {one.comparable.level.value}")
     for reason in one.comparable.reasons:
         console.print(f"  {reason}", style="dim", markup=False)
+    for words in one.code:
+        console.print(f"  {words}", markup=False)
     if not one.changes:
         console.print(one.headline(), markup=False)
         return
@@ -28,7 +30,8 @@ def show(one: Comparison) -> None:
             console.print(f"[bold]{escape(setting.name)}[/]")
         console.print(_table(one, setting))
     who = "" if len(one.implementations) > 1 else f"{one.implementations[0]}, "
-    console.print(f"{who}{one.unit()}; a ratio over 1 is faster in the second run", style="dim")
+    spread = f"; runs of the same code differ by {percent(max(change.spread for change in one.changes))} or less"
+    console.print(f"{who}{one.unit()}{spread}; a ratio over 1 is faster in the second run", style="dim")
     console.print(one.headline(), markup=False)
 
 
@@ -49,6 +52,6 @@ def _table(one: Comparison, setting: Setting) -> Table:
         table.add_row(
             escape(names[change.case_id]), *([escape(change.implementation)] if several else []), *values,
             f"{ratio.mid:.3f}", f"{ratio.low:.3f}, {ratio.high:.3f}" if ratio.known else "",
-            f"[{STYLES[word]}]{word}[/]" if word in STYLES else word,
+            f"[{STYLES[word]}]{word}[/]" if word in STYLES else escape(change.said),
         )  # fmt: skip
     return table

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
+import sys
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from orchestrator.cli.money_view import costs_document, costs_view
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.render import SIMULATED
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.ledger.amounts import dollars, is_large
+from orchestrator.core.ledger.budget import add_cost, take_back
+from orchestrator.runs.reconcile import reconcile
 
 app = typer.Typer(invoke_without_command=True, help="What was spent and what is held; `add` adds.")
 
@@ -15,23 +24,18 @@ app = typer.Typer(invoke_without_command=True, help="What was spent and what is 
 def costs(ctx: typer.Context, json: Json = False) -> None:
     if ctx.invoked_subcommand is not None:
         return
-    from rich.console import Console
-
-    from orchestrator.cli.money_view import costs_document, costs_view
-    from orchestrator.wiring import utc_now
-
     wiring = options(ctx).wiring()
     ledger = wiring.ledger.read()
     if any(entry.settled_usd is None for entry in ledger.runs.values()):
-        from orchestrator.core.budget import Caps
-        from orchestrator.reconcile import reconcile
-
-        reconcile(wiring.world(Caps()))
+        reconcile(wiring.world())
         ledger = wiring.ledger.read()
+    practice = wiring.mode == "embedded"
     if json:
-        emit_json(costs_document(ledger, utc_now()))
+        emit_json({**costs_document(ledger, wiring.clock.now(), practice=practice), "prices_simulated": practice})
     else:
-        Console(highlight=False).print(costs_view(ledger, utc_now()))
+        Console(highlight=False).print(costs_view(ledger, wiring.clock.now(), practice=practice))
+        if practice:
+            typer.echo(f"machines of the embedded cloud, {SIMULATED}")
 
 
 @app.command("add")
@@ -40,27 +44,46 @@ def add(
     usd: Annotated[str, typer.Argument(metavar="USD", help="The amount, e.g. 1.50.")],
     category: Annotated[str, typer.Option(help="What kind of cost, e.g. ai, storage.")] = "other",
     note: Annotated[str, typer.Option(help="What it was for.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, however large it is.")] = False,
     json: Json = False,
 ) -> None:
     """Record a cost that is not a machine. It counts against the same caps."""
-    import secrets
-    from decimal import Decimal, InvalidOperation
-
-    from orchestrator.core.budget import add_cost
-    from orchestrator.core.errors import ConfigError
-
-    try:
-        amount = Decimal(usd.removeprefix("$"))
-    except InvalidOperation:
-        raise ConfigError(
-            f"{usd} is not an amount in dollars", hint="for example: bench costs add 1.50 --category ai"
-        ) from None
-    if not amount.is_finite() or amount <= 0 or amount != amount.quantize(Decimal("0.000001")):
-        raise ConfigError(f"{usd}: an amount is more than 0 and has at most six decimals")
+    amount = dollars(usd)
     wiring = options(ctx).wiring()
+    accounts = wiring.accounts()
+    if is_large(amount, accounts.ledger.read(), accounts.caps) and not yes:
+        agreed_to(f"${amount} is as much as a whole cap, or more than a thousand dollars. Record it?", "--yes")
     now, entry = wiring.clock.now(), f"cost-{secrets.token_hex(4)}"
-    wiring.ledger.update(lambda ledger: add_cost(ledger, category, amount, note, now, entry))
+    accounts.change(lambda ledger: add_cost(ledger, category, amount, note, now, entry))
     if json:
         emit_json({"schema": 1, "id": entry, "category": category, "usd": str(amount), "note": note})
     else:
         typer.echo(f"recorded ${amount} for {category}{f' ({note})' if note else ''}")
+
+
+@app.command("rm")
+def remove(
+    ctx: typer.Context,
+    cost: Annotated[str, typer.Argument(metavar="ID", help="As `bench costs --json` names it, e.g. cost-1a2b3c4d.")],
+    note: Annotated[str, typer.Option(help="Why.")] = "",
+    json: Json = False,
+) -> None:
+    """Take a cost back that was added by hand. Both entries stay to be seen; neither counts."""
+    wiring = options(ctx).wiring()
+    accounts, now, entry = wiring.accounts(), wiring.clock.now(), f"cost-{secrets.token_hex(4)}"
+    after = accounts.change(lambda ledger: take_back(ledger, cost, note, now, entry))
+    if after is None:
+        raise ConfigError(
+            f"there is no cost {cost} to take back; those of past months are archived",
+            hint="`bench costs --json` lists them with their ids",
+        )
+    if json:
+        emit_json({"schema": 1, "id": entry, "takes_back": cost, "usd": str(after.costs[cost].usd), "note": note})
+    else:
+        typer.echo(f"took back ${after.costs[cost].usd} ({cost})")
+
+
+def agreed_to(question: str, flag: str) -> None:
+    """Raises `ConfigError` unless a person at a terminal says yes."""
+    if not (sys.stdin.isatty() and typer.confirm(question)):
+        raise ConfigError(f"{question} Not without being told so", hint=f"{flag} says yes")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
-
-if TYPE_CHECKING:
-    from orchestrator.core.diagnose import Diagnosis
+from orchestrator.core.run import diagnose as table
+from orchestrator.core.run.diagnose import Diagnosis
+from orchestrator.core.run.fold import Phase
+from orchestrator.runs.engine import Engine
+from orchestrator.runs.run_log import live_serial, log_of
 
 
 def diagnose(
@@ -21,17 +24,9 @@ def diagnose(
 
     An ending that has no name is said to have none, and the lines that matter are shown.
     """
-    from orchestrator.cli.finding import find_run
-    from orchestrator.core import diagnose as table
-    from orchestrator.core.run import Phase
-    from orchestrator.engine import Engine
-    from orchestrator.last_words import live_serial, log_of
-
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
-    from orchestrator.core.budget import Caps
-
-    engine = Engine(wiring.world(Caps()), run_id)
+    engine = Engine(wiring.world(), run_id)
     state, events = engine.look(), engine.log.read()
     attempt = state.vm.attempt if state.vm is not None else 0
     log = log_of(wiring.bucket, run_id, attempt) + live_serial(wiring.cloud, state.vm)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from orchestrator.cli.doctor_view import document, show
 from orchestrator.cli.launch import ConfigFile, Gpu, Overrides
 from orchestrator.cli.options import Json, emit_json, options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from orchestrator.cli.doctor_tasks import Clinic
-    from orchestrator.core.doctor.verdicts import Result
-    from orchestrator.core.setup.steps import Step
-    from orchestrator.doctor import Task
+from orchestrator.core.doctor.verdicts import Result, exit_code, fixes
+from orchestrator.core.errors import BenchError
+from orchestrator.core.hosts import parse_target
+from orchestrator.core.setup.steps import Step, describe
+from orchestrator.doctor.on_host import host_tasks
+from orchestrator.doctor.runner import Task, examine
+from orchestrator.doctor.tasks import CloudExamination, here_tasks
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.wiring import Wiring, configured
 
 
 def doctor(
@@ -35,50 +40,38 @@ def doctor(
 
     Only looks, and costs nothing. With a GPU or a configuration, looks at what that run would need.
     """
-    import time
-
-    from orchestrator.cli.doctor_tasks import Clinic, cloud_tasks, here_tasks
-    from orchestrator.cli.doctor_view import document, show
-    from orchestrator.core.doctor.verdicts import exit_code, fixes
-
     if host:
-        _host(ctx, host, json=json)
-    clinic = _clinic(ctx, config, gpu, tuple(set_ or ()))
+        _host(ctx, host, LaunchOptions(gpu, config, tuple(set_ or ()), hosts=(host,)), json=json)
+    wiring = options(ctx).wiring()
+    cloud = _examination(wiring, config, gpu, tuple(set_ or ()))
     begun = time.monotonic()
-    results = _examine((*here_tasks(clinic, config), *cloud_tasks(clinic)), quiet=json)
-    subject = clinic.subject() if clinic.ready else None
+    results = _examine((*here_tasks(wiring.surroundings(), config), *cloud.tasks()), quiet=json)
+    subject = cloud.subject() if wiring.reached else None
     wished = fixes(results) if fix else ()
     if wished and _agreed(wished, yes=yes, json=json):
-        _mend(clinic, wished, say=(lambda _text: None) if json else typer.echo)
-        clinic.close()
-        clinic = Clinic(clinic.wiring, clinic.config, clinic.gpus)
-        results = _examine((*here_tasks(clinic, config), *cloud_tasks(clinic)), quiet=json)
-    clinic.close()
+        _mend(wiring, wished, say=(lambda _text: None) if json else typer.echo)
+        cloud.session.close()
+        cloud = _examination(wiring, config, gpu, tuple(set_ or ()))
+        results = _examine((*here_tasks(wiring.surroundings(), config), *cloud.tasks()), quiet=json)
+    cloud.session.close()
     project, bucket = (subject.project, subject.bucket) if subject else ("", "")
     if json:
-        emit_json(document(results, clinic.wiring.mode, project, bucket))
+        emit_json(document(results, wiring.mode, project, bucket))
     else:
-        where = f"{project}, gs://{bucket}" if subject else clinic.wiring.settings.project
-        kind = "the embedded cloud: " if clinic.wiring.mode == "embedded" else ""
+        where = f"{project}, gs://{bucket}" if subject else wiring.settings.project
+        kind = "the embedded cloud: " if wiring.mode == "embedded" else ""
         show(results, kind + where, time.monotonic() - begun)
     raise typer.Exit(exit_code(results))
 
 
-def _host(ctx: typer.Context, name: str, *, json: bool) -> None:
+def _host(ctx: typer.Context, name: str, asked: LaunchOptions, *, json: bool) -> None:
     """The page of a host and of this machine. Exits."""
-    import time
-
-    from orchestrator.adapters.ssh import SshShell
-    from orchestrator.cli.doctor_tasks import Clinic, here_tasks, host_tasks
-    from orchestrator.cli.doctor_view import document, show
-    from orchestrator.core.doctor.verdicts import exit_code
-    from orchestrator.core.hosts import parse_target
-
-    target, begun = parse_target(name), time.monotonic()
-    shell = SshShell(target)
+    wiring, begun = options(ctx).wiring(), time.monotonic()
+    target = parse_target(name, wiring.machine)
+    shell = wiring.shell(target)
     try:
-        here = here_tasks(Clinic(options(ctx).wiring(), None, ()), None)
-        results = _examine((*here, *host_tasks(target, shell.run)), quiet=json)
+        here = here_tasks(wiring.surroundings(), None)
+        results = _examine((*here, *host_tasks(target, shell, asked, configured)), quiet=json)
     finally:
         shell.close()
     if json:
@@ -88,25 +81,18 @@ def _host(ctx: typer.Context, name: str, *, json: bool) -> None:
     raise typer.Exit(exit_code(results))
 
 
-def _clinic(ctx: typer.Context, config: Path | None, gpu: str, overrides: tuple[str, ...]) -> Clinic:
-    from orchestrator.cli.asking import Asked, load_asked
-    from orchestrator.cli.doctor_tasks import Clinic
-
-    wiring = options(ctx).wiring()
+def _examination(wiring: Wiring, config: Path | None, gpu: str, overrides: tuple[str, ...]) -> CloudExamination:
+    session = wiring.checking_session()
     if config is None and not gpu:
         if not overrides:
-            return Clinic(wiring, None, ())
+            return CloudExamination(session, wiring.subject)
         gpu = "l4"
-    loaded, _name = load_asked(Asked(gpu, config, overrides, False))
-    return Clinic(wiring, loaded, (loaded.gpu, *loaded.placement.fallback_gpus))
+    loaded, _name = configured(LaunchOptions(gpu, config, overrides))
+    return CloudExamination(session, wiring.subject, loaded, (loaded.gpu, *loaded.placement.fallback_gpus))
 
 
 def _examine(tasks: Sequence[Task], *, quiet: bool) -> tuple[Result, ...]:
     """All checks, with a line that counts them on a terminal."""
-    from rich.console import Console
-
-    from orchestrator.doctor import examine
-
     err = Console(stderr=True)
     if quiet or not err.is_terminal:
         return examine(tasks)
@@ -122,8 +108,6 @@ def _examine(tasks: Sequence[Task], *, quiet: bool) -> tuple[Result, ...]:
 
 
 def _agreed(steps: Sequence[Step], *, yes: bool, json: bool) -> bool:
-    from orchestrator.core.setup.steps import describe
-
     if yes:
         return True
     if json:
@@ -143,11 +127,8 @@ def confirmed() -> bool:
         return False
 
 
-def _mend(clinic: Clinic, steps: Sequence[Step], say: Callable[[str], None]) -> None:
-    from orchestrator.core.errors import BenchError
-    from orchestrator.core.setup.steps import describe
-
-    setup = clinic.setup()
+def _mend(wiring: Wiring, steps: Sequence[Step], say: Callable[[str], None]) -> None:
+    setup = wiring.setup()
     for step in steps:
         try:
             setup.take(step)

@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.reading import read_report, write_files
+from orchestrator.cli.results_view import results_view
+from orchestrator.cli.unread import raise_unread
+from orchestrator.core.errors import ProviderError
+from orchestrator.core.hosts import is_host
+from orchestrator.runs.engine import Engine
+from orchestrator.wiring import fetch_run
 
 
 def fetch(
@@ -22,23 +31,13 @@ def fetch(
 
     Checks every file, assembles the CSVs, and compares. What is here and right is not fetched again.
     """
-    from rich.console import Console
-
-    from orchestrator.adapters.fetch import fetch_run
-    from orchestrator.cli.finding import find_run
-    from orchestrator.cli.reading import read_report, write_files
-    from orchestrator.cli.results_view import results_view
-    from orchestrator.core.budget import Caps
-    from orchestrator.core.errors import ProviderError
-    from orchestrator.core.hosts import is_host
-    from orchestrator.engine import Engine
 
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
-    engine = Engine(wiring.world(Caps()), run_id)
+    engine = Engine(wiring.world(), run_id)
     state = engine.look()
     if state.plan is not None and state.plan.grid not in ("", run_id):
-        engine = Engine(wiring.world(Caps()), state.plan.grid)
+        engine = Engine(wiring.world(), state.plan.grid)
         state = engine.look()
     try:
         if state.closed is None and state.kept is None:
@@ -50,10 +49,12 @@ def fetch(
             raise
         typer.echo(f"{exc}; this is what is in the bucket so far", err=True)
     fetched = fetch_run(wiring.bucket, state, into)
+    report = read_report(fetched.folder)
     if fetched.cases:
-        write_files(read_report(fetched.folder), fetched.folder)
+        write_files(report, fetched.folder)
     if json:
-        emit_json(fetched.document())
-        return
-    console = Console(highlight=False)
-    console.print(results_view(fetched))
+        headlines = list(report.headlines())
+        emit_json({**fetched.document(), "measurements": report.study.measurements, "headlines": headlines})
+    else:
+        Console(highlight=False).print(results_view(fetched, report))
+    raise_unread({**fetched.left_out, **wiring.hosts.odd})

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import is_run_id
-
-if TYPE_CHECKING:
-    from orchestrator.wiring import Wiring
+from orchestrator.wiring import Wiring
 
 
 def find_run(wiring: Wiring, text: str) -> str:

@@ -3,94 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+import typer
+
+from orchestrator.cli.options import emit_json
+from orchestrator.cli.watch import Watch
 from orchestrator.core.errors import BenchError, ConfigError, KernelIncorrect, RunFailed
-from orchestrator.core.leases import superseded
-
-if TYPE_CHECKING:
-    from orchestrator.cli.watch import Watch
-    from orchestrator.core.leases import SharedGrid
-    from orchestrator.core.plan import LaunchPlan
-    from orchestrator.engine import Engine
-    from orchestrator.launch import Payload, Where
-    from orchestrator.shared_grid import Handing, Member
-    from orchestrator.wiring import Wiring
+from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.run.leases import SharedGrid, superseded
+from orchestrator.hosts.shared_grid import GridDispatcher, Member, begin_grid
+from orchestrator.runs.engine import Engine
+from orchestrator.runs.launch import LaunchContext, Payload
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.runs.resume import resume
+from orchestrator.store.grids import read_grid
+from orchestrator.wiring import Wiring, new_run_id, payload_of
 
 
 def launch_grid(
-    wiring: Wiring, plan: LaunchPlan, payload: Payload, where: Where, watch: Watch, *, detach: bool
-) -> Handing:
+    wiring: Wiring, plan: LaunchPlan, payload: Payload, where: LaunchContext, watch: Watch, *, detach: bool
+) -> GridDispatcher:
     """Launches one grid on several hosts and hands it out to its end. Raises what `begin_grid` and `follow` raise."""
-    from orchestrator.shared_grid import Handing, begin_grid
-    from orchestrator.wiring import new_run_id
-
     if detach:
         raise ConfigError(
             "a grid that several hosts share needs somebody to hand out its cases: no --detach",
             hint="Ctrl-C, or a lost terminal, loses nothing: `bench launch --resume RUN` hands out the rest",
         )
-    settings = plan.config
-    world = wiring.world(settings.budget.caps(), command=settings.alerts.command, webhook=settings.alerts.webhook)
+    world = wiring.world(plan.config)
     run_ids: list[str] = []
     while len(run_ids) < len(plan.offers):
         run_id = new_run_id(wiring.clock.now(), plan.label)
         run_ids += [run_id] if run_id not in run_ids else []
     members = begin_grid(world, plan, payload, run_ids=run_ids, where=where, say=watch.say)
-    return hand_out(Handing(world, wiring.hosts, run_ids[0], members, watch.say), watch)
+    return hand_out(GridDispatcher(world, wiring.hosts, run_ids[0], members, watch.say), watch)
 
 
 def lead_of(wiring: Wiring, run_id: str) -> str:
     """The first run of the grid that a run shares; empty for one that shares none."""
-    from orchestrator.core.budget import Caps
-    from orchestrator.engine import Engine
-
-    plan = Engine(wiring.world(Caps()), run_id).look().plan
+    plan = Engine(wiring.world(), run_id).look().plan
     return plan.grid if plan is not None else ""
 
 
-def resume_grid(wiring: Wiring, lead: str, where: Callable[[LaunchPlan], Where], watch: Watch) -> Handing:
+def resume_grid(
+    wiring: Wiring,
+    lead: str,
+    limits: LaunchOptions,
+    where: Callable[[LaunchPlan], LaunchContext],
+    watch: Watch,
+    accept: str = "",
+) -> GridDispatcher:
     """Goes on handing out a grid: runs that are over and not finished are resumed, under holds of their own."""
-    from orchestrator.core.budget import Caps
-    from orchestrator.shared_grid import Handing, Member, read_grid
-
     grid = read_grid(wiring.bucket, lead)
     members = []
     for run_id, target in grid.members.items():
         try:
-            engine = _taken_up(wiring, run_id, where, watch, over=grid.over)
+            engine = _taken_up(wiring, run_id, limits, where, watch, accept, over=grid.over)
         except BenchError as exc:
             watch.say(f"{target} takes no more part: {exc}")
             continue
         members.append(Member(run_id, target, engine))
-    return hand_out(Handing(wiring.world(Caps()), wiring.hosts, lead, tuple(members), watch.say), watch)
+    return hand_out(GridDispatcher(wiring.world(), wiring.hosts, lead, tuple(members), watch.say), watch)
 
 
-def _taken_up(wiring: Wiring, run_id: str, where: Callable[[LaunchPlan], Where], watch: Watch, *, over: bool) -> Engine:
-    from orchestrator.core.budget import Caps
-    from orchestrator.engine import Engine
-    from orchestrator.launch import engine_for
-    from orchestrator.resume import payload_of_run, resume, stored_plan
-    from orchestrator.wiring import payload_of
-
-    plan = stored_plan(wiring.world(Caps()), run_id)
-    settings = plan.config
-    world = wiring.world(settings.budget.caps(), command=settings.alerts.command, webhook=settings.alerts.webhook)
+def _taken_up(
+    wiring: Wiring,
+    run_id: str,
+    limits: LaunchOptions,
+    where: Callable[[LaunchPlan], LaunchContext],
+    watch: Watch,
+    accept: str,
+    *,
+    over: bool,
+) -> Engine:
+    plan = wiring.plan_again(run_id, limits)
+    world = wiring.world(plan.config)
     engine = Engine(world, run_id)
-    run = engine.look()
+    if engine.look().closed is not None and over:
+        return engine
 
     def fresh() -> Payload:
-        return payload_of(settings.payload.root)
+        return payload_of(plan.config)
 
-    if run.closed is None:
-        payload = payload_of_run(world, run, fresh)
-        return engine_for(world, plan, payload, run_id, where(plan), engine.log)
-    if over:
-        return engine
-    return resume(world, plan, run_id=run_id, where=where(plan), fresh=fresh, say=watch.say)
+    return resume(world, plan, run_id=run_id, where=where(plan), fresh=fresh, accept=accept, say=watch.say)
 
 
-def hand_out(handing: Handing, watch: Watch) -> Handing:
+def hand_out(handing: GridDispatcher, watch: Watch) -> GridDispatcher:
     """Follows to the end, or until Ctrl-C."""
     said: set[str] = set(handing.grid.done)
 
@@ -112,12 +109,8 @@ def hand_out(handing: Handing, watch: Watch) -> Handing:
     return handing
 
 
-def finish_grid(handing: Handing, *, json: bool) -> None:
+def finish_grid(handing: GridDispatcher, *, json: bool) -> None:
     """The last words of a shared grid, and its exit code."""
-    import typer
-
-    from orchestrator.cli.options import emit_json
-
     grid = handing.grid
     done = sum(case in grid.done for case in grid.cases)
     wrong = [member for member in handing.members if member.run is not None and member.run.wrong]
@@ -139,7 +132,7 @@ def finish_grid(handing: Handing, *, json: bool) -> None:
         )
 
 
-def lines(handing: Handing) -> list[str]:
+def lines(handing: GridDispatcher) -> list[str]:
     """One line a host."""
     told = []
     for member in handing.members:
@@ -153,7 +146,7 @@ def lines(handing: Handing) -> list[str]:
     return told
 
 
-def document(handing: Handing) -> dict[str, object]:
+def document(handing: GridDispatcher) -> dict[str, object]:
     """What `bench launch --json` prints for a shared grid."""
     grid = handing.grid
     return {

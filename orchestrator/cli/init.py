@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.doctor import confirmed
-from orchestrator.cli.options import Json, Options, emit_json, options
+from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.core.errors import BenchError, ConfigError
+from orchestrator.core.setup import asked, gcloud, terraform
+from orchestrator.core.setup.plan import ACCOUNT_ID, Wanted, setup
+from orchestrator.core.setup.plan import setup as plan
+from orchestrator.core.setup.steps import Step, WriteSettings, describe
+from orchestrator.user_settings import load_settings
+from orchestrator.wiring import Wiring, wire_embedded
 
 if TYPE_CHECKING:
-    from orchestrator.adapters.setup import Setup
-    from orchestrator.core.setup.plan import Wanted
-    from orchestrator.core.setup.steps import Step
+    from orchestrator.wiring import Setup
 
 
 class Form(StrEnum):
@@ -37,6 +42,7 @@ def init(
     per_run: Annotated[str, typer.Option(metavar="USD", help="Cap for each run.")] = "",
     per_day: Annotated[str, typer.Option(metavar="USD", help="Cap for each day.")] = "",
     per_month: Annotated[str, typer.Option(metavar="USD", help="Cap for each month.")] = "",
+    total: Annotated[str, typer.Option(metavar="USD", help="Cap for all time.")] = "",
     print_: Annotated[
         Form | None, typer.Option("--print", help="Print commands or Terraform instead of doing anything.")
     ] = None,
@@ -49,12 +55,9 @@ def init(
 
     Shows what it will do, asks, and does what is missing; a second time there is nothing to do.
     """
-    from orchestrator.core.setup import asked
-    from orchestrator.core.setup.plan import ACCOUNT_ID
-
     opts = options(ctx)
     project, bucket = project or opts.project, bucket or opts.bucket
-    caps = {"per_run_usd": per_run, "per_day_usd": per_day, "per_month_usd": per_month}
+    caps = {"per_run_usd": per_run, "per_day_usd": per_day, "per_month_usd": per_month, "total_usd": total}
     if embedded:
         project, bucket = _embedded(bucket)
     asks = not (yes or print_ or json) and sys.stdin.isatty()
@@ -69,8 +72,6 @@ def init(
             text = f"cap in dollars, {key.removesuffix('_usd').replace('_', ' ')}"
             caps[key] = caps[key] or typer.prompt(text, default=default)
     if not project:
-        from orchestrator.core.errors import ConfigError
-
         raise ConfigError("which project?", hint="--project my-project, or --embedded to practise")
     wanted = asked.wanted(
         project,
@@ -84,47 +85,28 @@ def init(
     if print_ is not None:
         _print(wanted, print_)
         return
-    _carry_out(wanted, _setup(opts, embedded), yes=yes, replace=replace, json=json)
+    _carry_out(
+        wanted,
+        (wire_embedded() if embedded else Wiring(load_settings(project=opts.project, bucket=opts.bucket))).setup(),
+        yes=yes,
+        replace=replace,
+        json=json,
+    )
 
 
 def _embedded(bucket: str) -> tuple[str, str]:
-    from orchestrator.wiring import wire_embedded
-
     address = wire_embedded().address
     assert address is not None
     return address.project, bucket or f"{address.project}-practice"
 
 
-def _setup(opts: Options, embedded: bool) -> Setup:
-    from orchestrator.adapters.google_auth import credentials_for
-    from orchestrator.adapters.rest import Rest, endpoints
-    from orchestrator.adapters.setup import Setup
-    from orchestrator.settings import load_settings
-    from orchestrator.wiring import wire_embedded
-
-    address = wire_embedded().address if embedded else None
-    credentials = credentials_for(address.compute if address else None)
-    where = endpoints(address.compute, address.storage) if address else None
-    rest = Rest(credentials, where, changes=True)
-    settings = load_settings(project=opts.project, bucket=opts.bucket).home / "settings.yaml"
-    return Setup(rest, credentials, settings, storage=address.storage if address else None)
-
-
 def _print(wanted: Wanted, form: Form) -> None:
-    from orchestrator.core.setup import gcloud, terraform
-    from orchestrator.core.setup.plan import setup
-    from orchestrator.settings import load_settings
-
     steps = setup(wanted)
     path = str(load_settings().home / "settings.yaml")
     typer.echo(gcloud.script(steps, path) if form is Form.GCLOUD else terraform.document(steps), nl=False)
 
 
 def _carry_out(wanted: Wanted, setup: Setup, *, yes: bool, replace: bool, json: bool) -> None:
-    from orchestrator.core.errors import BenchError
-    from orchestrator.core.setup.plan import setup as plan
-    from orchestrator.core.setup.steps import describe
-
     steps = plan(wanted, setup.survey(wanted))
     done: list[dict[str, Any]] = []
     if not json:
@@ -162,18 +144,16 @@ def _carry_out(wanted: Wanted, setup: Setup, *, yes: bool, replace: bool, json: 
     if json:
         emit_json({"schema": 1, "project": wanted.project, "bucket": wanted.bucket, "steps": done})
     elif steps:
+        caps = " ".join(f"--{key.removeprefix('per_').removesuffix('_usd')} {usd}" for key, usd in wanted.budget)
+        typer.echo(f"`bench budget set {caps}` makes these caps bind everybody who uses gs://{wanted.bucket}")
         typer.echo("`bench doctor` looks at all of it; `bench plan --gpu l4` shows what a run would cost")
 
 
 def _step(step: Step, done: bool) -> dict[str, Any]:
-    from orchestrator.core.setup.steps import describe
-
     return {"step": type(step).__name__, "text": describe(step), "done": done}
 
 
 def _show(wanted: Wanted, steps: Sequence[Step]) -> None:
-    from orchestrator.core.setup.steps import describe
-
     if not steps:
         typer.echo(f"{wanted.project} and gs://{wanted.bucket} are set up: nothing to do")
         return
@@ -185,9 +165,6 @@ def _show(wanted: Wanted, steps: Sequence[Step]) -> None:
 
 
 def _agreed(steps: Sequence[Step], *, yes: bool, replace: bool, json: bool) -> bool:
-    from orchestrator.core.errors import ConfigError
-    from orchestrator.core.setup.steps import WriteSettings
-
     over = [key for step in steps if isinstance(step, WriteSettings) for key in step.replaces]
     if yes and over and not replace:
         raise ConfigError(

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from orchestrator.cli.finding import find_run
+from orchestrator.cli.grid import finish_grid, launch_grid, lead_of, resume_grid
 from orchestrator.cli.options import Json, emit_json, options
-
-if TYPE_CHECKING:
-    from orchestrator.cli.watch import Watch
-    from orchestrator.core.plan import LaunchPlan
-    from orchestrator.core.run import Run
-    from orchestrator.engine import Engine, World
-    from orchestrator.launch import Payload, Where
-    from orchestrator.shared_grid import Handing
-    from orchestrator.wiring import Wiring
+from orchestrator.cli.outcome import raise_for
+from orchestrator.cli.render import ending_lines
+from orchestrator.cli.watch import Watch, watching
+from orchestrator.core.config.model import Config
+from orchestrator.core.errors import BudgetExceeded, ConfigError
+from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.run.fold import Phase, Run
+from orchestrator.core.run.status import document
+from orchestrator.hosts.shared_grid import GridDispatcher
+from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.runs.planning import LaunchOptions, plan_for_launch
+from orchestrator.runs.resume import resume
+from orchestrator.runs.takeover import settle_owner
+from orchestrator.wiring import Wiring, new_run_id, payload_of, utc_now
 
 Gpu = Annotated[
     str, typer.Option("--gpu", "-g", help="l4, t4, a100, h100 or cpu: takes the configuration of that name.")
 ]
-ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A YAML file instead; see configs/.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FILE]", help="A workload of your own (.py, or its folder), or a YAML file; see configs/."),
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, e.g. run.max_minutes=10.")
 ]
@@ -68,6 +79,9 @@ def launch(
         str,
         typer.Option("--resume", metavar="RUN", help="Go on with a run that lost its client, or was cut short."),
     ] = "",
+    accept_payload: Annotated[
+        str, typer.Option(metavar="SHA256", help="With --resume: take this payload from the bucket.")
+    ] = "",
     json: Json = False,
 ) -> None:
     """Rent a machine, measure, delete the machine.
@@ -75,37 +89,32 @@ def launch(
     Follows the run live; Ctrl-C detaches and the run goes on. A machine that an earlier launch kept is taken over.
     """
     if resume:
-        choices = (config, gpu, set_, baseline_only, max_price, fallback_gpu, keep, cold, host)
+        choices = (gpu, baseline_only, max_price, fallback_gpu, keep, cold, host)
         if any(choices) or on_demand_after is not None:
-            from orchestrator.core.errors import ConfigError
-
-            raise ConfigError("--resume goes on with the plan of the run: it takes no other choice of what to measure")
-        _resume(ctx, resume, detach=detach, json=json)
+            raise ConfigError(
+                "--resume goes on with the plan of the run: it takes no other choice of what to measure",
+                hint="a configuration and --set may say what it may cost: budget, run.max_minutes, alerts",
+            )
+        limits = LaunchOptions("", config, tuple(set_ or ()))
+        _resume(ctx, resume, limits, detach=detach, accept=accept_payload, json=json)
         return
-    from orchestrator.cli.asking import Asked, load_asked, plan_for_launch
-    from orchestrator.cli.grid import launch_grid
-    from orchestrator.cli.watch import watching
-    from orchestrator.launch import begin
-    from orchestrator.wiring import new_run_id, payload_of
-
-    asked = Asked(
+    chosen = LaunchOptions(
         gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()),
         keep=keep, hosts=tuple(host or ()),
     )  # fmt: skip
     wiring = options(ctx).wiring()
-    settings, name = load_asked(asked.known(wiring))
-    payload = payload_of(settings.payload.root)
+    configuration, name = wiring.configured(chosen)
+    payload = payload_of(configuration)
     with watching(quiet=json) as watch:
         wiring.say = watch.say
         watch.step("planning")
-        plan, refused = plan_for_launch(wiring, settings, name, cold=cold)
+        plan, refused = _planned(wiring, configuration, name, cold=cold)
         watch.planned(plan)
         where = _where(wiring, plan)
         if len(plan.offers) > 1 and plan.mode == "host":
-            ended: Run | Handing = launch_grid(wiring, plan, payload, where, watch, detach=detach)
+            ended: Run | GridDispatcher = launch_grid(wiring, plan, payload, where, watch, detach=detach)
         else:
-            caps, alerts = settings.budget.caps(), settings.alerts
-            world = wiring.world(caps, command=alerts.command, webhook=alerts.webhook)
+            world = wiring.world(configuration)
             run_id = new_run_id(wiring.clock.now(), plan.label)
             own = cold or plan.mode == "host"
             engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say, cold=own, refused=refused)
@@ -116,14 +125,15 @@ def launch(
     finish(ended, json=json)
 
 
+def _planned(wiring: Wiring, config: Config, name: str, *, cold: bool) -> tuple[LaunchPlan, BudgetExceeded | None]:
+    world = wiring.world(config)
+    return plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=cold)
+
+
 def _after_a_kept_machine(
-    world: World, run: Run, plan: LaunchPlan, payload: Payload, where: Where, watch: Watch, user: str
+    world: World, run: Run, plan: LaunchPlan, payload: Payload, where: LaunchContext, watch: Watch, user: str
 ) -> Run:
     """The run that pays for the machine is settled, if that is over; a run that lost it goes on, on one of its own."""
-    from orchestrator.core.run import Phase
-    from orchestrator.resume import resume
-    from orchestrator.takeover import settle_owner
-
     assert run.taken is not None
     lost = run.phase not in (Phase.SUCCEEDED, Phase.INCORRECT) and run.stop is None
     settle_owner(world, run.taken.owner, wait=not plan.config.run.keep or lost)
@@ -134,43 +144,36 @@ def _after_a_kept_machine(
     return _until_detached(engine, watch, user)
 
 
-def _where(wiring: Wiring, plan: LaunchPlan) -> Where:
-    from orchestrator.launch import Where
-
+def _where(wiring: Wiring, plan: LaunchPlan) -> LaunchContext:
     mode = "host" if plan.mode == "host" else wiring.mode
-    return Where(
+    return LaunchContext(
         mode=mode,
         bucket=wiring.bucket.name,
         user=wiring.user,
         endpoints=wiring.endpoints,
-        require_cuda=mode != "embedded" and plan.config.gpu != "cpu",
+        require_cuda=(mode != "embedded" or bool(wiring.here)) and plan.config.gpu != "cpu",
     )
 
 
-def _resume(ctx: typer.Context, text: str, *, detach: bool, json: bool) -> None:
-    from orchestrator.cli.finding import find_run
-    from orchestrator.cli.grid import lead_of, resume_grid
-    from orchestrator.cli.watch import watching
-    from orchestrator.core.budget import Caps
-    from orchestrator.resume import resume, stored_plan
-    from orchestrator.wiring import payload_of
-
+def _resume(ctx: typer.Context, text: str, limits: LaunchOptions, *, detach: bool, accept: str, json: bool) -> None:
+    """Goes on with a run under this client's caps, prices, limits, alert channels and payload."""
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, text)
     with watching(quiet=json) as watch:
         wiring.say = watch.say
-        plan = stored_plan(wiring.world(Caps()), run_id)
         if lead := lead_of(wiring, run_id):
-            ended: Run | Handing = resume_grid(wiring, lead, lambda one: _where(wiring, one), watch)
+            ended: Run | GridDispatcher = resume_grid(
+                wiring, lead, limits, lambda one: _where(wiring, one), watch, accept
+            )
         else:
-            settings = plan.config
-            caps, alerts = settings.budget.caps(), settings.alerts
+            plan = wiring.plan_again(run_id, limits)
             engine = resume(
-                wiring.world(caps, command=alerts.command, webhook=alerts.webhook),
+                wiring.world(plan.config),
                 plan,
                 run_id=run_id,
                 where=_where(wiring, plan),
-                fresh=lambda: payload_of(settings.payload.root),
+                fresh=lambda: payload_of(plan.config),
+                accept=accept,
                 say=watch.say,
             )
             ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
@@ -201,20 +204,11 @@ def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
         return engine.follow()
 
 
-def finish(run: Run | Handing, *, json: bool) -> None:
+def finish(run: Run | GridDispatcher, *, json: bool) -> None:
     """The last words of a launch, and its exit code."""
-    from orchestrator.core.run import Run
-
     if not isinstance(run, Run):
-        from orchestrator.cli.grid import finish_grid
-
         finish_grid(run, json=json)
         return
-    from orchestrator.cli.outcome import raise_for
-    from orchestrator.cli.render import ending_lines
-    from orchestrator.core.status import document
-    from orchestrator.wiring import utc_now
-
     if json:
         emit_json(document(run, utc_now()))
     else:

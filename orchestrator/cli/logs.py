@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
+from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.core.errors import Unavailable
+from orchestrator.runs.engine import Engine
+from orchestrator.runs.log_tail import LogTail
 
 
 def logs(
@@ -16,17 +21,9 @@ def logs(
     json: Json = False,
 ) -> None:
     """Show a run's log. Of a rented machine it needs no SSH; of a host it comes the way that the run went there."""
-    import sys
-
-    from orchestrator.cli.finding import find_run
-    from orchestrator.core.budget import Caps
-    from orchestrator.core.errors import Unavailable
-    from orchestrator.engine import Engine
-    from orchestrator.log_tail import LogTail
-
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
-    engine = Engine(wiring.world(Caps()), run_id)
+    engine = Engine(wiring.world(), run_id)
     tail = LogTail(wiring.bucket, wiring.cloud, run_id)
     state = engine.look()
     text = tail.more(state)

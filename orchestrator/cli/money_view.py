@@ -12,14 +12,25 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.render import usd
-from orchestrator.core.budget import THRESHOLDS, WINDOWS, Caps, Ledger, exposure, key_of
-from orchestrator.core.status import iso
+from orchestrator.core.foreign import words
+from orchestrator.core.ledger.alerts import THRESHOLDS
+from orchestrator.core.ledger.budget import WINDOWS, Caps, Exposure, Ledger, Window, binding, exposure, key_of
+from orchestrator.core.run.status import iso
 
 
-def costs_document(ledger: Ledger, now: datetime) -> dict[str, Any]:
+def all_of(ledger: Ledger, window: Window, now: datetime, *, practice: bool) -> Exposure:
+    """What is spent and held; on the embedded cloud its own dollars beside the real ones."""
+    real = exposure(ledger, window, now)
+    if not practice:
+        return real
+    other = exposure(ledger, window, now, pretend=True)
+    return Exposure(real.spent + other.spent, real.held + other.held)
+
+
+def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False) -> dict[str, Any]:
     windows = {}
     for window in ("day", "month", "total"):
-        seen = exposure(ledger, window, now)
+        seen = all_of(ledger, window, now, practice=practice)
         windows[window] = {"key": key_of(window, now), "spent_usd": str(seen.spent), "held_usd": str(seen.held)}
     return {
         "schema": 1,
@@ -34,26 +45,38 @@ def costs_document(ledger: Ledger, now: datetime) -> dict[str, Any]:
             for run_id, entry in sorted(ledger.runs.items())
         ],
         "costs": [
-            {"id": name, "category": cost.category, "usd": str(cost.usd), "note": cost.note, "at": iso(cost.at)}
+            {
+                "id": name,
+                "category": cost.category,
+                "usd": str(cost.usd),
+                "note": cost.note,
+                "at": iso(cost.at),
+                "takes_back": cost.takes_back,
+            }
             for name, cost in sorted(ledger.costs.items(), key=lambda item: item[1].at)
         ],
         "windows": windows,
     }
 
 
-def costs_view(ledger: Ledger, now: datetime) -> RenderableType:
+def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("what", no_wrap=True)
     table.add_column("spent", justify="right")
     table.add_column("held", justify="right")
     table.add_column("note", overflow="ellipsis", no_wrap=True)
     for run_id, entry in sorted(ledger.runs.items()):
-        table.add_row(run_id, usd(entry.spent), usd(entry.held) if entry.held else "", f"of {usd(entry.hold_usd)} held")
+        table.add_row(
+            Text(words(run_id)),
+            usd(entry.spent),
+            usd(entry.held) if entry.held else "",
+            f"of {usd(entry.hold_usd)} held",
+        )
     for cost in sorted(ledger.costs.values(), key=lambda cost: cost.at):
-        table.add_row(cost.category, usd(cost.usd), "", cost.note)
+        table.add_row(Text(words(cost.category)), usd(cost.usd), "", Text(words(cost.note)))
     sums = Text()
     for window in ("day", "month", "total"):
-        seen = exposure(ledger, window, now)
+        seen = all_of(ledger, window, now, practice=practice)
         sums.append(f"{window} ", "dim").append(usd(seen.spent), "bold").append(f" + {usd(seen.held)} held   ", "dim")
     if not ledger.runs and not ledger.costs:
         return Group(Text("nothing was spent yet", "dim"), sums)
@@ -62,6 +85,7 @@ def costs_view(ledger: Ledger, now: datetime) -> RenderableType:
 
 def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str) -> dict[str, Any]:
     rows = []
+    caps = binding(ledger, caps)
     for window in WINDOWS:
         cap = caps.of(window)
         seen = exposure(ledger, window, now)
@@ -79,6 +103,7 @@ def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str) -> dic
         "schema": 1,
         "config": name,
         "windows": rows,
+        "caps_of_the_bucket": caps_document(ledger),
         "alerts_at_percent": list(THRESHOLDS),
         "alerted": sorted(ledger.alerts),
     }
@@ -89,6 +114,7 @@ def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str) -> Rendera
     for title in ("window", "spent", "held", "cap", "left"):
         table.add_column(title, justify="left" if title == "window" else "right", no_wrap=True)
     table.add_column("")
+    caps = binding(ledger, caps)
     for window in WINDOWS:
         cap, seen = caps.of(window), exposure(ledger, window, now)
         label = "each run" if window == "run" else key_of(window, now)
@@ -98,4 +124,21 @@ def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str) -> Rendera
         bar = ProgressBar(total=float(cap) or 1, completed=float(seen.total), width=20)
         table.add_row(label, usd(seen.spent), usd(seen.held), usd(cap), usd(max(cap - seen.total, Decimal(0))), bar)
     alerts = Text(f"alerts at {', '.join(map(str, THRESHOLDS))} % of what is spent", "dim")
-    return Group(Text.assemble(("caps of ", "dim"), (name, "bold")), table, alerts)
+    return Group(Text.assemble(("caps of ", "dim"), (name, "bold")), table, Text(caps_line(ledger), "dim"), alerts)
+
+
+def caps_document(ledger: Ledger) -> dict[str, Any] | None:
+    """The caps that bind everybody, with who set them and when; None when there are none."""
+    if ledger.caps is None:
+        return None
+    amounts = {window: ledger.caps.caps().of(window) for window in WINDOWS}
+    usd_or_none = {window: None if cap is None else str(cap) for window, cap in amounts.items()}
+    return usd_or_none | {"by": ledger.caps.by, "at": iso(ledger.caps.at)}
+
+
+def caps_line(ledger: Ledger) -> str:
+    if ledger.caps is None:
+        return "this bucket has no caps of its own: `bench budget set --day USD …` binds everybody who uses it"
+    shared = ledger.caps.caps()
+    amounts = [f"{window} ${cap}" for window in WINDOWS if (cap := shared.of(window)) is not None]
+    return f"caps of this bucket: {', '.join(amounts) or 'none'} (set by {ledger.caps.by}, {iso(ledger.caps.at)})"

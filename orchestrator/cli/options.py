@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from orchestrator.wiring import Wiring
+from orchestrator.wiring import Wiring, wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,6 @@ class Options:
     bucket: str = ""
 
     def wiring(self) -> Wiring:
-        from orchestrator.wiring import wire
-
         return wire(project=self.project, bucket=self.bucket)
 
 
@@ -28,12 +26,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 def options(ctx: typer.Context) -> Options:
-    found = ctx.find_root().obj
-    return found if isinstance(found, Options) else Options()
+    """The options before the command's name, as `cli.app.root` took them."""
+    return Options(**(ctx.find_root().obj or {}))
 
 
 def emit_json(document: Any) -> None:
     """One JSON document on standard output, and nothing else there."""
-    import json
-
     typer.echo(json.dumps(document, indent=2, default=str))

@@ -12,7 +12,7 @@ from orchestrator.core.errors import (
     RunPreempted,
     RunStopped,
 )
-from orchestrator.core.run import Phase, Run
+from orchestrator.core.run.fold import Phase, Run
 
 ERRORS: dict[Phase, type[BenchError]] = {
     Phase.INCORRECT: KernelIncorrect,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typer
+from rich.console import Console
 
 from orchestrator.cli.launch import (
     BaselineOnly,
@@ -15,6 +16,9 @@ from orchestrator.cli.launch import (
     Overrides,
 )
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.plan_view import plan_view
+from orchestrator.core.plan.document import plan_document
+from orchestrator.runs.planning import LaunchOptions
 
 
 def plan(
@@ -33,21 +37,14 @@ def plan(
 
     Offers ranked, prices, ceiling, quota, grid. Nothing is asked for or spent.
     """
-    from rich.console import Console
-
-    from orchestrator.cli.asking import Asked, load_asked, make_plan
-    from orchestrator.cli.plan_view import plan_view
-    from orchestrator.core.describe import plan_document
-
-    asked = Asked(
+    chosen = LaunchOptions(
         gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()),
         hosts=tuple(host or ()),
     )  # fmt: skip
     wiring = options(ctx).wiring()
     if json:
         wiring.say = lambda _: None
-    settings, name = load_asked(asked.known(wiring))
-    made = make_plan(wiring, settings, name)
+    made = wiring.plan(*wiring.configured(chosen))
     if json:
         emit_json(plan_document(made))
         return

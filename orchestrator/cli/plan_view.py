@@ -7,9 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.render import clock, usd
-from orchestrator.core.plan import LaunchPlan
+from orchestrator.core.config.model import BOTH
+from orchestrator.core.hosts import PROVISIONING
+from orchestrator.core.market.pricing import DEADLINE_SLACK_S
+from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
-from orchestrator.core.settings import BOTH
 
 
 def planned(plan: LaunchPlan) -> str:
@@ -19,7 +21,6 @@ def planned(plan: LaunchPlan) -> str:
 
 
 def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
-    config = plan.config
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column()
@@ -28,27 +29,38 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
         "measures",
         f"{planned(plan)} x {len(names)} implementations",
     )
-    facts.add_row("at most", f"{clock(plan.ttl_s)} on each of {plan.attempts} machine(s): {usd(plan.ceiling_usd)}")
-    facts.add_row("image", plan.image.rpartition("/")[2])
-    facts.add_row("disk", f"{config.machine.disk_gb} GB {config.machine.disk_type}")
+    owned = plan.offers[0].provisioning == PROVISIONING
+    for name, text in _owned(plan) if owned else _rented(plan):
+        facts.add_row(name, text)
     offers = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("", "zone", "machine", "model"):
-        offers.add_column(name, no_wrap=True)
-    offers.add_column("$/h", justify="right")
-    offers.add_column("$ expected", justify="right")
-    offers.add_column("why")
+    columns = ("", "zone") if owned else ("", "zone", "machine", "model", "$/h", "$ expected")
+    for column in columns:
+        offers.add_column(column, no_wrap=True, justify="right" if "$" in column else "left")
+    offers.add_column("host" if owned else "why")
     for place, offer in enumerate(plan.offers[:most], 1):
-        offers.add_row(
-            str(place),
-            offer.zone,
-            offer.machine_type,
-            offer.provisioning.lower(),
-            f"{offer.usd_per_hour:.4f}",
-            f"{offer.key:.4f}",
-            offer.why,
-        )
+        rent = (offer.machine_type, offer.provisioning.lower(), f"{offer.usd_per_hour:.4f}", f"{offer.key:.4f}")
+        offers.add_row(str(place), offer.zone, *(() if owned else rent), offer.why)
     more = len(plan.offers) - most
     rest = [Text(f"… and {more} more zones", "dim")] if more > 0 else []
     notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
     title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is asked for or spent", "dim"))
     return Group(title, facts, Text(), offers, *rest, *notes)
+
+
+def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
+    """What a rented machine costs and has; the sum that is held, and how it comes about."""
+    dearest, each_s = max(offer.usd_per_hour for offer in plan.offers), plan.ttl_s + DEADLINE_SLACK_S
+    times = f"{plan.attempts} attempts of" if plan.attempts > 1 else "one attempt of"
+    disk = plan.config.machine
+    return (
+        ("at most", f"{usd(plan.ceiling_usd)}: {times} {clock(each_s)} in the dearest zone, {usd(dearest)}/h"),
+        ("image", plan.image.rpartition("/")[2]),
+        ("disk", f"{disk.disk_gb} GB {disk.disk_type}"),
+    )
+
+
+def _owned(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
+    """What a machine of one's own gives: time, and money only where its owner counts an hourly price."""
+    times = f", tried again up to {plan.attempts} times if it is lost" if plan.attempts > 1 else ""
+    price = f", {usd(plan.ceiling_usd)} by host.hourly_usd" if plan.ceiling_usd else ""
+    return (("at most", f"{clock(plan.ttl_s)}{times}{price}"),)

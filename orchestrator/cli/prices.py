@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from orchestrator.cli.options import Json, emit_json
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from orchestrator.core.pricing import PriceSheet
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.market.catalog import CATALOG
+from orchestrator.core.market.pricing import STALE_DAYS, MachineSpec, PriceSheet
+from orchestrator.wiring import bundled_prices
 
 
 def prices(
@@ -23,13 +26,7 @@ def prices(
 
     Dollars per hour of each GPU's default machine with a boot disk of 60 GB and an address.
     """
-    from datetime import UTC, datetime
-
-    from orchestrator.cli.asking import bundled
-    from orchestrator.core.errors import ConfigError
-    from orchestrator.core.pricing import STALE_DAYS, PriceSheet
-
-    sheet = PriceSheet.parse(bundled("prices.yaml").read_text(encoding="utf-8"))
+    sheet = bundled_prices()
     age = sheet.age_days(datetime.now(UTC).date())
     rows = _rows(sheet, region, gpu.lower())
     if not rows:
@@ -42,9 +39,6 @@ def prices(
         about = {"as_of": str(sheet.as_of), "age_days": age, "stale": age > STALE_DAYS, "sources": sheet.sources}
         emit_json({"schema": 1, "currency": sheet.currency, **about, "trusted": list(sheet.trusted), "prices": rows})
         return
-    from rich.console import Console
-    from rich.text import Text
-
     console = Console(highlight=False)
     console.print(_table(rows))
     used = dict.fromkeys(str(row["source"]) for row in rows)
@@ -56,9 +50,6 @@ def prices(
 
 
 def _rows(sheet: PriceSheet, region: str, gpu: str) -> list[dict[str, Any]]:
-    from orchestrator.core.catalog import CATALOG
-    from orchestrator.core.pricing import MachineSpec
-
     rows: list[dict[str, Any]] = []
     for one in CATALOG:
         machine = MachineSpec(one.default_machine, one.accelerator, 1 if one.accelerator else 0)
@@ -74,8 +65,6 @@ def _rows(sheet: PriceSheet, region: str, gpu: str) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> RenderableType:
-    from rich.table import Table
-
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("GPU", "machine", "region", "spot $/h", "on demand $/h", "source"):
         table.add_column(title, justify="right" if "$" in title else "left", no_wrap=True)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import typer
+import typer
 
-    from orchestrator.analysis.regimes import Setting
-    from orchestrator.report.report import Report
+from orchestrator.analysis import second_clock
+from orchestrator.analysis.fingerprint import Level, comparability
+from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.samples import Reader
+from orchestrator.analysis.study import study
+from orchestrator.cli.finding import find_run
+from orchestrator.cli.options import options
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.results import ResultsUnreadable
+from orchestrator.report.document import document, summary_csv, verdicts_csv
+from orchestrator.report.html import page
+from orchestrator.report.markdown import markdown
+from orchestrator.report.report import Report
+from orchestrator.runs.engine import Engine
+from orchestrator.wiring import csv_lines, fetch_run, open_folder, write_atomically
 
 LOCAL = Path("results/local")
 
@@ -22,32 +35,22 @@ def report_of(ctx: typer.Context, named: str) -> tuple[Report, Path]:
         return read_report(path), path if path.is_dir() else path.parent
     if (LOCAL / named).is_dir():
         return read_report(LOCAL / named), LOCAL / named
-    from orchestrator.adapters.fetch import fetch_run
-    from orchestrator.cli.finding import find_run
-    from orchestrator.cli.options import options
-    from orchestrator.core.budget import Caps
-    from orchestrator.engine import Engine
 
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, named)
-    folder = fetch_run(wiring.bucket, Engine(wiring.world(Caps()), run_id).look(), LOCAL).folder
+    folder = fetch_run(wiring.bucket, Engine(wiring.world(), run_id).look(), LOCAL).folder
     return read_report(folder), folder
 
 
 def read_report(path: Path) -> Report:
     """The report of a folder or a CSV. Raises `NotFound`, `ResultsUnreadable`, `LocalError`."""
-    from orchestrator.adapters.run_folder import lines, open_folder
-    from orchestrator.analysis.samples import Reader
-    from orchestrator.analysis.study import study
-    from orchestrator.core.results import ResultsUnreadable
-    from orchestrator.report.report import Report
 
     folder = open_folder(path)
     reader = Reader()
     notes = list(folder.notes)
     for source in folder.csvs:
         try:
-            reader.read(lines(source), source.name)
+            reader.read(csv_lines(source), source.name)
         except ResultsUnreadable as exc:
             if len(folder.csvs) == 1:
                 raise
@@ -55,15 +58,14 @@ def read_report(path: Path) -> Report:
     groups = reader.groups()
     found = study(groups, reader.told())
     notes += about_machines(folder.environment, folder.others, folder.manifest)
-    return Report(found, folder.environment, folder.build, folder.manifest, tuple(notes))
+    clock = tuple(one for file in folder.clocks for one in second_clock.read(csv_lines(file)))
+    return Report(found, folder.environment, folder.build, folder.manifest, tuple(notes), folder.spec, clock)
 
 
 def about_machines(
     first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]], manifest: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """What must be said where several machines have measured one grid: who measured how much, and how they differ."""
-    from orchestrator.analysis.fingerprint import Level, comparability
-
     shared = [one for one in manifest.get("machines", ()) if one["cases"]]
     if len(shared) < 2:
         return ()
@@ -84,8 +86,6 @@ def about_machines(
 def chosen(report: Report, named: Sequence[str]) -> tuple[Setting, ...]:
     """The settings of a report that `--regime` named: a regime, a regime with its caches (`burst-cold`), or `all`. The
     first where none is named. Raises `ConfigError`."""
-    from orchestrator.core.errors import ConfigError
-
     settings = report.study.settings
     if not named:
         return settings[:1]
@@ -99,19 +99,16 @@ def chosen(report: Report, named: Sequence[str]) -> tuple[Setting, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def write_files(report: Report, folder: Path, settings: Sequence[Setting] = ()) -> tuple[Path, ...]:
-    """report.html, report.md, report.json and verdicts.csv in `folder`. Raises `LocalError`."""
-    import json
-
-    from orchestrator.adapters.files import write_atomically
-    from orchestrator.report.document import document, verdicts_csv
-    from orchestrator.report.html import page
-    from orchestrator.report.markdown import markdown
+def write_files(
+    report: Report, folder: Path, settings: Sequence[Setting] = (), *, everything: bool = False
+) -> tuple[Path, ...]:
+    """report.html, report.md, report.json, summary.csv and verdicts.csv in `folder`. Raises `LocalError`."""
 
     texts = {
-        "report.html": page(report),
+        "report.html": page(report, everything=everything),
         "report.md": markdown(report, settings),
         "report.json": json.dumps(document(report), indent=1, allow_nan=False) + "\n",
+        "summary.csv": summary_csv(report),
         "verdicts.csv": verdicts_csv(report),
     }
     for name, text in texts.items():

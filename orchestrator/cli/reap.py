@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from orchestrator.cli.alive_view import document, line, price_of
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.unread import note, raise_unread
+from orchestrator.core.errors import BenchError, ProviderError
+from orchestrator.runs.reap import Reaped, survey
+from orchestrator.runs.reap import reap as delete
+from orchestrator.wiring import Timer, install_timer_files
 
 
 def reap(
@@ -20,46 +29,52 @@ def reap(
 ) -> None:
     """Find machines that no live run owns, and delete them.
 
-    Goes by their labels and the bucket alone, so any machine with access can do it. Lists unless told --yes.
+    Goes by their labels and the bucket alone, so any machine with access can do it. Lists unless told --yes. Every
+    machine is tried; the exit code is 6 when one could not be deleted, 16 when an object could not be read.
     """
     if install_timer:
         _install(ctx, json=json)
         return
-    from orchestrator.cli.alive_view import document, line, price_of
-    from orchestrator.core.budget import Caps
-    from orchestrator.reaping import reap as delete
-    from orchestrator.reaping import survey
-
     wiring = options(ctx).wiring()
-    world = wiring.world(Caps())
+    world = wiring.world()
     findings = survey(world, wiring.alive(), price_of())
     orphans = sum(1 for finding in findings if finding.orphan)
     deletes = yes and not dry_run
     if not json:
         for finding in findings:
             typer.echo(line(finding))
-    gone = delete(world, findings) if deletes else 0
+    done = delete(world, findings) if deletes else Reaped((), ())
     if json:
-        emit_json({"schema": 1, "mode": wiring.mode, "deleted": gone, "machines": [document(one) for one in findings]})
-        return
-    if deletes:
-        typer.echo(f"{len(findings)} VMs alive, {gone} deleted")
+        emit_json(
+            {
+                "schema": 1,
+                "mode": wiring.mode,
+                "deleted": len(done.gone),
+                "machines": [document(one) for one in findings],
+                "failed": [{"what": one.what, "why": str(one.error)} for one in done.failed],
+            }
+        )
+    elif deletes:
+        typer.echo(f"{len(findings)} VMs alive, {len(done.gone)} deleted")
     else:
         hint = "; `bench reap --yes` deletes them" if orphans else ""
         typer.echo(f"{len(findings)} VMs alive, {orphans} that no live run owns{hint}")
+    for failure in done.failed:
+        note(f"{failure.what}: {failure.error}")
+    first = done.failed[0].error if done.failed else None
+    raise_unread(wiring.hosts.odd, not_all(len(done.failed), first) if first is not None else None)
+
+
+def not_all(count: int, first: BenchError) -> ProviderError:
+    return ProviderError(f"{count} could not be done, all else was; first: {first}", hint=first.hint)
 
 
 def _install(ctx: typer.Context, *, json: bool) -> None:
-    import shutil
-    import sys
-    from pathlib import Path
-
-    from orchestrator.adapters.timer import Timer, install
 
     settings = options(ctx).wiring().settings
     program = shutil.which("bench") or str(Path(sys.executable).with_name("bench"))
     home = str(settings.home)
-    done = install(Timer(program=program, project=settings.project, bucket=settings.bucket, home=home))
+    done = install_timer_files(Timer(program=program, project=settings.project, bucket=settings.bucket, home=home))
     if json:
         emit_json({"schema": 1, "files": [str(path) for path in done.files], "cron": done.cron, "active": done.active})
         return

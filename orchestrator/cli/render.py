@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import Final
 
-from rich.console import Group, RenderableType
-from rich.markup import escape
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.core.foreign import words
 from orchestrator.core.results import is_control
-from orchestrator.core.run import VM_PHASES, Phase, PhaseSpan, Run
-from orchestrator.core.status import StatusLine
+from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
+from orchestrator.core.run.status import StatusLine
 
 STYLES = {
     "succeeded": "green",
@@ -33,6 +36,14 @@ def usd(amount: Decimal) -> str:
     """Dollars: four decimals under ten cents, where a run's cost usually is; cents above a hundred dollars."""
     digits = 4 if amount < 10 else 2
     return f"${amount:.{digits}f}"
+
+
+SIMULATED: Final = "simulated prices: no dollar is spent"
+"""What stands beside the dollars of the embedded cloud."""
+
+
+def simulated(run: Run) -> bool:
+    return run.plan is not None and run.plan.mode == "embedded"
 
 
 def clock(seconds: float) -> str:
@@ -59,8 +70,8 @@ def live(run: Run, now: datetime) -> RenderableType:
 
 def _headline(run: Run) -> Text:
     text = Text.assemble((run.run_id, "bold"), "  ", (run.phase.value.replace("_", " "), STYLES.get(run.phase, "cyan")))
-    if run.plan is not None and run.plan.mode == "embedded":
-        text.append("  embedded cloud", "dim")
+    if simulated(run):
+        text.append(f"  embedded cloud, {SIMULATED}", "dim")
     return text
 
 
@@ -132,7 +143,7 @@ def _footer(run: Run, now: datetime) -> RenderableType:
         (clock((end - run.created_at).total_seconds()), "bold"),
         "   spent ",
         (usd(run.cost(now)), "bold"),
-        f"   ceiling {usd(run.ceiling_usd)}",
+        f"   ceiling {usd(run.ceiling_usd)}{' (simulated)' if simulated(run) else ''}",
     )
     rows: list[RenderableType] = [line]
     rows += [
@@ -172,7 +183,7 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
     mark = "✓" if run.phase is Phase.SUCCEEDED else "✗"
     took = clock((run.updated_at - run.created_at).total_seconds())
     cases = f"{run.cases_done} of {run.cases_total} cases in {took}"
-    money = f"{usd(run.cost(now))} of at most {usd(run.ceiling_usd)}"
+    money = f"{usd(run.cost(now))} of at most {usd(run.ceiling_usd)}{' (simulated)' if simulated(run) else ''}"
     if run.guest_of is not None:
         money = f"on a kept machine that {run.guest_of.owner} pays for"
     yield f"{mark} {run.phase.value.replace('_', ' ')}: {cases}, {money}"
@@ -183,22 +194,48 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
 # --- many runs ------------------------------------------------------------------------------------------------------
 
 
-def runs_table(lines: Sequence[StatusLine], now: datetime) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name, justify in (("run", "left"), ("state", "left"), ("cases", "right"), ("cost", "right"), ("age", "right")):
-        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
-    table.add_column("measured on", overflow="ellipsis", no_wrap=True)
-    for line in lines:
-        state = line.phase.replace("_", " ") + (f" · {line.vm_phase}" if line.vm_phase and not line.over else "")
-        table.add_row(
+PHASE = 12
+"""Characters of a phase: what is longer is none of ours."""
+DEVICE = 8
+"""Fewer characters of a device's name say nothing."""
+
+
+@dataclass(frozen=True)
+class RunsTable:
+    """Runs, a line each. Whatever a device calls itself, the run, its state and its cost are shown whole: the device
+    has what is left of the line, and nothing where that is too little."""
+
+    lines: Sequence[StatusLine]
+    now: datetime
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [self._cells(line) for line in self.lines]
+        heads = ("run", "state", "cases", "cost", "age")
+        used = sum(max(len(head), *(cell_len(row[at]) for row in rows)) + 2 for at, head in enumerate(heads))
+        left = options.max_width - used
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for head in heads:
+            table.add_column(head, justify="left" if head in ("run", "state") else "right", no_wrap=True)
+        if left >= DEVICE:
+            table.add_column("measured on", overflow="ellipsis", no_wrap=True, max_width=left)
+        for line, (run, state, *others) in zip(self.lines, rows, strict=True):
+            cells = [Text(run), Text(state, STYLES.get(line.phase, "cyan")), *map(Text, others)]
+            table.add_row(*cells, *([Text(line.device)] if left >= DEVICE else []))
+        yield table
+
+    def _cells(self, line: StatusLine) -> tuple[str, ...]:
+        phase, vm_phase = words(line.phase, PHASE).replace("_", " "), words(line.vm_phase, PHASE)
+        return (
             line.run_id,
-            Text(state, STYLES.get(line.phase, "cyan")),
+            phase + (f" · {vm_phase}" if vm_phase and not line.over else ""),
             f"{line.cases_done}/{line.cases_total}",
             usd(Decimal(line.cost_usd)),
-            ago(line.created, now),
-            escape(line.device),
+            ago(line.created, self.now),
         )
-    return table
+
+
+def runs_table(lines: Sequence[StatusLine], now: datetime) -> RenderableType:
+    return RunsTable(tuple(lines), now)
 
 
 def alive_line(lines: Sequence[StatusLine]) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from orchestrator.analysis.regimes import Setting
 from orchestrator.cli.options import Json, emit_json
-
-if TYPE_CHECKING:
-    from orchestrator.analysis.regimes import Setting
-    from orchestrator.report.report import Report
+from orchestrator.cli.reading import chosen, report_of, write_files
+from orchestrator.core.errors import ConfigError, LocalError
+from orchestrator.report.document import document
+from orchestrator.report.files import boards, figure_svg
+from orchestrator.report.markdown import NoMarks, between_marks, by_baseline, markdown, marks, skips
+from orchestrator.report.report import Report
+from orchestrator.wiring import converted, write_atomically
 
 
 def report(
@@ -34,6 +38,9 @@ def report(
         list[str] | None,
         typer.Option("--regime", help="Whose table the Markdown gets: burst, sustained-warm, all; by default one."),
     ] = None,
+    all_baselines: Annotated[
+        bool, typer.Option("--all-baselines", help="Draw PyTorch's plain one too, which is far slower, in speed-ups.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a run's report: HTML, Markdown, JSON and CSV.
@@ -41,18 +48,14 @@ def report(
     `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->; with `--mark NAME`,
     between <!-- bench:begin NAME --> and <!-- bench:end NAME -->.
     """
-    from orchestrator.cli.reading import chosen, report_of, write_files
-    from orchestrator.report.document import document
-    from orchestrator.report.markdown import skips
-
     found, folder = report_of(ctx, run)
     settings = chosen(found, regime or ())
-    written = list(write_files(found, out or folder, settings))
+    written = list(write_files(found, out or folder, settings, everything=all_baselines))
     if into is not None:
         _replace_between_marks(into, mark, _fragment(found, table, settings))
         written.append(into)
     if figures is not None:
-        written += _draw(found, figures, formats)
+        written += _draw(found, figures, formats, everything=all_baselines)
     if json:
         emit_json({**document(found), "files": [str(path) for path in written]})
         return
@@ -67,18 +70,12 @@ def report(
 
 
 def _fragment(found: Report, table: str, settings: Sequence[Setting]) -> str:
-    from orchestrator.core.errors import ConfigError
-    from orchestrator.report.markdown import by_baseline, markdown
-
     if table not in ("cases", "baselines"):
         raise ConfigError(f"--table {table}: expected cases or baselines")
     return markdown(found, settings) if table == "cases" else by_baseline(found)
 
 
 def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:
-    from orchestrator.adapters.files import write_atomically
-    from orchestrator.core.errors import ConfigError, LocalError
-    from orchestrator.report.markdown import NoMarks, between_marks, marks
 
     try:
         begin, end = marks(mark)
@@ -93,17 +90,13 @@ def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:
     write_atomically(path, changed.encode())
 
 
-def _draw(found: Report, folder: Path, formats: str) -> list[Path]:
-    from orchestrator.adapters.files import write_atomically
-    from orchestrator.adapters.rasterizer import converted
-    from orchestrator.core.errors import ConfigError
-    from orchestrator.report.files import boards, figure_svg
+def _draw(found: Report, folder: Path, formats: str, *, everything: bool) -> list[Path]:
 
     kinds = [kind.strip() for kind in formats.split(",") if kind.strip()]
     if unknown := [kind for kind in kinds if kind not in ("svg", "png", "pdf")]:
         raise ConfigError(f"--format {unknown[0]}: expected svg, png or pdf, or several with commas between")
     written = []
-    for name, board in boards(found.study).items():
+    for name, board in boards(found.study, everything=everything).items():
         for kind in kinds:
             path = folder / f"{name}.{kind}"
             write_atomically(path, converted(figure_svg(board), kind))

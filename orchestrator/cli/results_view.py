@@ -1,98 +1,101 @@
-"""What a person sees of fetched results: a line a case, each implementation's median, the kernel against the best."""
+"""What `bench fetch` shows: the same estimates, intervals and verdicts as the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.adapters.fetch import Fetched
-from orchestrator.core.results import Summary, is_control
+from orchestrator.analysis.study import Case
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.report.markdown import skips
+from orchestrator.report.report import Report
+from orchestrator.report.text import backend, common_parts, count, digits, estimate, labels
 
-KERNEL = "bench"
+if TYPE_CHECKING:
+    from orchestrator.wiring import Fetched
+
+STYLES = {Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.INCONCLUSIVE: "yellow"}
 
 
-def results_view(fetched: Fetched) -> RenderableType:
-    parts: list[RenderableType] = [_headline(fetched), _table(fetched.summaries)]
-    skipped = list(_skips(fetched.summaries))
-    parts += [Text(line, "dim") for line in skipped[:8]]
-    parts.append(
-        Text.assemble(("in ", "dim"), str(fetched.folder), ("/  report.html  measurements.csv  summary.csv", "dim"))
-    )
+def results_view(fetched: Fetched, report: Report) -> RenderableType:
+    study = report.study
+    where = Text.assemble(("in ", "dim"), str(fetched.folder))
+    head = Text.assemble((fetched.run_id, "bold"), "  ")
+    if not study.cases:
+        state = fetched.state.replace("_", " ")
+        return Group(head.append(f"nothing has been measured yet; the run is {state}"), where)
+    head.append(f"{count(study.measurements, 'measurement')} on ").append(study.device or "an unknown device", "bold")
+    head.append(f": {report.cases}")
+    parts: list[RenderableType] = [head, *(Text(words, "yellow") for words in report.warnings())]
+    parts += [_tables(report), *(Text(words) for words in (*report.headlines(), *report.sentences()))]
+    parts += [Text(f"not timed: {words}", "dim") for words in skips(study)[:8]]
+    parts.append(where.append("/  report.html  measurements.csv  summary.csv", "dim"))
     if not fetched.complete:
         state = fetched.state.replace("_", " ")
         parts.append(Text(f"partial: {fetched.cases} of {fetched.cases_total} cases; the run is {state}", "yellow"))
     return Group(*parts)
 
 
-def _headline(fetched: Fetched) -> Text:
-    return Text.assemble(
-        (fetched.run_id, "bold"),
-        f"  {fetched.measurements} measurements of {fetched.cases} cases on ",
-        (fetched.device or "an unknown device", "bold"),
-    )
+@dataclass(frozen=True, slots=True)
+class Widest:
+    """The first of several tables that there is room for; the last where there is none. No digit is cut."""
+
+    tables: tuple[Table, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        free = options.update(max_width=10_000)
+        fitting = (one for one in self.tables if Measurement.get(console, free, one).maximum <= options.max_width)
+        yield next(fitting, self.tables[-1])
 
 
-def _table(summaries: Iterable[Summary]) -> RenderableType:
-    """Medians in µs. The last column: the kernel against the fastest baseline of the case; over 1 is faster."""
-    rows: dict[tuple[str, str], dict[str, Summary]] = {}
-    for summary in summaries:
-        if is_control(summary.implementation):
-            continue
-        rows.setdefault((summary.case_id, summary.regime), {})[summary.implementation] = summary
-    several = len({regime for _, regime in rows}) > 1
-    timed = (s.implementation for case in rows.values() for s in case.values() if s.median_us is not None)
-    names = sorted(dict.fromkeys(timed), key=lambda name: name != KERNEL)
-    compared = KERNEL in names and len(names) > 1
-    common = common_parts(list(dict.fromkeys(case_id for case_id, _ in rows)))
+def _tables(report: Report) -> RenderableType:
+    """Medians in µs, of every implementation where there is room, else of the subject's alone; then the subject against
+    the fastest baseline of the case, as the report has it."""
+    study = report.study
+    timed = [t.implementation for case in study.cases for t in case.timings if t.timed]
+    names = [one for one in (study.subject, *study.baselines) if one in timed]
+    legend = "median µs"
+    if study.contrasts:
+        legend += f"; over 1: {study.subject} is faster than the fastest of the others"
+    tables = Widest((_table(report, names), _table(report, names[:1])))
+    return Group(tables, Text(legend, "dim"))
+
+
+def _table(report: Report, names: Sequence[str]) -> Table:
+    study = report.study
+    compared, names_of = bool(study.contrasts), labels(study.case_ids)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("-".join(common) or "case", no_wrap=True)
+    table.add_column(Text("-".join(common_parts(study.case_ids)) or "case"), no_wrap=True)
+    several = len(study.settings) > 1
     if several:
         table.add_column("regime", no_wrap=True)
     for name in names:
-        table.add_column(name.removeprefix("sdpa:"), justify="right", no_wrap=True)
+        table.add_column(Text(backend(name)), justify="right", no_wrap=True)
     if compared:
-        table.add_column("vs best", justify="right", no_wrap=True)
-    for (case_id, regime), case in rows.items():
-        cells = [_cell(case.get(name)) for name in names]
+        table.add_column("against the fastest", no_wrap=True)
+    for case in study.cases:
+        cells = [_median(case, name) for name in names]
         if compared:
-            cells.append(_ratio(case))
-        name = "-".join(part for part in case_id.split("-") if part not in common)
-        table.add_row(name, *([regime] if several else []), *cells)
-    legend = "median µs; after the kernel's own column, PyTorch SDPA's backends" if compared else "median µs"
-    return Group(table, Text(legend, "dim"))
+            cells.append(_verdict(case))
+        table.add_row(Text(names_of[case.case_id]), *([Text(case.setting.name)] if several else []), *cells)
+    return table
 
 
-def common_parts(case_ids: Sequence[str]) -> list[str]:
-    """The parts of a case id that all of several cases have: said once, above the column, instead of on every line."""
-    if len(case_ids) < 2:
-        return []
-    shared = set(case_ids[0].split("-")).intersection(*(case_id.split("-") for case_id in case_ids[1:]))
-    return [part for part in case_ids[0].split("-") if part in shared]
+def _median(case: Case, name: str) -> Text:
+    timing = case.timing(name)
+    return Text("–", "dim") if timing is None or not timing.timed else Text(digits(timing.median_us.mid, 4))
 
 
-def _cell(summary: Summary | None) -> Text:
-    if summary is None or summary.median_us is None:
-        return Text("–", "dim")
-    return Text(f"{summary.median_us:.1f}")
-
-
-def _ratio(case: dict[str, Summary]) -> Text:
-    kernel = case.get(KERNEL)
-    rivals = [s.median_us for name, s in case.items() if name != KERNEL and s.median_us is not None]
-    if kernel is None or kernel.median_us is None or not rivals:
-        return Text("–", "dim")
-    ratio = min(rivals) / kernel.median_us
-    return Text(f"{ratio:.2f}x", "green" if ratio >= 1 else "yellow")
-
-
-def _skips(summaries: Iterable[Summary]) -> Iterable[str]:
-    """Each reason once, with how many cases it left out."""
-    cases: dict[tuple[str, str], set[str]] = {}
-    for summary in summaries:
-        if summary.skipped and not is_control(summary.implementation):
-            cases.setdefault((summary.implementation, summary.skipped), set()).add(summary.case_id)
-    for (name, reason), left_out in cases.items():
-        yield f"not timed: {name} in {len(left_out)} cases: {reason}"
+def _verdict(case: Case) -> Text:
+    best = case.best
+    return (
+        Text("–", "dim")
+        if best is None
+        else Text(f"{estimate(best.paired.ratio)} {best.said}", STYLES.get(best.verdict, ""))
+    )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import shlex
+from typing import Annotated
 
 import typer
 
+from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
-
-if TYPE_CHECKING:
-    from orchestrator.core.run import Run
-    from orchestrator.wiring import Wiring
+from orchestrator.core.attach import through_iap, to_host
+from orchestrator.core.errors import ConfigError, LocalError, NotFound
+from orchestrator.core.hosts import is_host, parse_target
+from orchestrator.core.run.fold import Run
+from orchestrator.runs.engine import Engine
+from orchestrator.wiring import Wiring, attach, installed
 
 
 def ssh(
@@ -24,17 +28,10 @@ def ssh(
 
     A host of your own: as you reach it always. A rented machine: through gcloud and Identity-Aware Proxy.
     """
-    import shlex
-
-    from orchestrator.adapters.terminal import attach, installed
-    from orchestrator.cli.finding import find_run
-    from orchestrator.core.budget import Caps
-    from orchestrator.core.errors import LocalError
-    from orchestrator.engine import Engine
 
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
-    words = command_for(wiring, Engine(wiring.world(Caps()), run_id).look(), tuple(command or ()))
+    words = command_for(wiring, Engine(wiring.world(), run_id).look(), tuple(command or ()))
     if json:
         emit_json({"schema": 1, "run_id": run_id, "command": list(words)})
         return
@@ -53,10 +50,6 @@ def ssh(
 
 def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str, ...]:
     """The command that reaches the run's machine. Raises `ConfigError` where there is none to reach."""
-    from orchestrator.core.attach import through_iap, to_host
-    from orchestrator.core.errors import ConfigError, NotFound
-    from orchestrator.core.hosts import is_host, parse_target
-
     vm = run.vm
     place = (run.guest_of.vm, run.guest_of.zone) if run.guest_of is not None else None
     if vm is not None and vm.open and vm.started_at is not None:
@@ -70,7 +63,13 @@ def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str
         record = wiring.hosts.record(zone)
         if record is None:
             raise NotFound(f"the bucket no longer knows which host {zone} is", hint="ssh to it as you always do")
-        return to_host(parse_target(record.target), command)
+        target = parse_target(record.target)
+        if target.machine:
+            raise ConfigError(
+                f"run {run.run_id} is on {target.machine} itself (`--host local`): there is nothing to log in to",
+                hint=f"`bench logs -f {run.run_id}` follows it there",
+            )
+        return to_host(target, command)
     if wiring.mode == "embedded":
         raise ConfigError(
             "a machine of the embedded cloud is processes on this computer: there is nothing to log in to",

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from orchestrator.cli import alive_view
+from orchestrator.cli.alive_view import keep_or_stop, line, price_of, summary
+from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
-
-if TYPE_CHECKING:
-    from orchestrator.core.keeping import ColdStart
-    from orchestrator.core.run import Run
-    from orchestrator.core.status import StatusLine
-    from orchestrator.reaping import Finding
-    from orchestrator.wiring import Wiring
+from orchestrator.cli.render import SIMULATED, alive_line, runs_table
+from orchestrator.cli.render import live as live_view
+from orchestrator.cli.unread import note, raise_unread
+from orchestrator.core.errors import (
+    BenchError,
+    CredentialsMissing,
+    DocumentUnreadable,
+    NotFound,
+    ProviderError,
+    Unavailable,
+)
+from orchestrator.core.hosts import is_host
+from orchestrator.core.run.fold import Run
+from orchestrator.core.run.keeping import ColdStart, advise, cold_starts
+from orchestrator.core.run.status import StatusLine, decode, document, status_line
+from orchestrator.runs.engine import Engine
+from orchestrator.runs.reap import Finding, survey
+from orchestrator.runs.reconcile import reconcile
+from orchestrator.wiring import Wiring, utc_now
 
 
 def status(
@@ -35,24 +52,10 @@ def status(
 
 
 def _one(wiring: Wiring, text: str, *, json: bool) -> None:
-    from rich.console import Console
-
-    from orchestrator.cli.finding import find_run
-    from orchestrator.cli.render import live as live_view
-    from orchestrator.core.budget import Caps
-    from orchestrator.core.errors import Unavailable
-    from orchestrator.core.keeping import advise
-    from orchestrator.core.status import document
-    from orchestrator.engine import Engine
-    from orchestrator.wiring import utc_now
-
-    engine = Engine(wiring.world(Caps()), find_run(wiring, text))
+    engine = Engine(wiring.world(), find_run(wiring, text))
     state = engine.look()
     try:
-        while not (state.over and state.settled is not None) and state.phase.value != "refused":
-            state, pause = engine.step()
-            if pause:
-                break
+        state = engine.catch_up()
     except Unavailable as exc:  # what the bucket knows can be told without the machine
         typer.echo(f"note: {exc}", err=True)
     advice = advise(state, _cold(wiring, state), utc_now())
@@ -69,9 +72,6 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
 
 def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
     """What cold starts have taken in this bucket, by one listing; asked only where there is a machine to advise on."""
-    from orchestrator.core.keeping import cold_starts
-    from orchestrator.core.status import decode
-
     if run.plan is None or run.vm is None or not run.vm.open:
         return None
     lines = [line for entry in wiring.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None]
@@ -79,26 +79,30 @@ def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
 
 
 def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
-    from rich.console import Console
-
-    from orchestrator.cli.alive_view import document, keep_or_stop, line, summary
-    from orchestrator.cli.render import alive_line, runs_table
-    from orchestrator.core.errors import BenchError
-    from orchestrator.wiring import utc_now
-
-    lines = _lines(wiring)
+    lines, left_out, first = _lines(wiring)
     try:
         findings, unasked = _alive(wiring), ""
     except BenchError as exc:
         findings, unasked = (), str(exc)
+    left_out |= wiring.hosts.odd
     if json:
-        from dataclasses import asdict
-
         runs = [asdict(line) for line in lines[-limit:]]
         advised = [(finding, keep_or_stop(finding, lines, utc_now())) for finding in findings]
-        known = [{**document(one), "keep_or_stop": said.document() if said else None} for one, said in advised]
+        known = [
+            {**alive_view.document(one), "keep_or_stop": said.document() if said else None} for one, said in advised
+        ]
         machines = None if unasked else known
-        emit_json({"schema": 1, "mode": wiring.mode, "runs": runs, "instances": machines})
+        emit_json(
+            {
+                "schema": 1,
+                "mode": wiring.mode,
+                "prices_simulated": wiring.mode == "embedded",
+                "runs": runs,
+                "instances": machines,
+                "left_out": left_out,
+            }
+        )
+        raise_unread(left_out, first)
         return
     console = Console(highlight=False, soft_wrap=False)
     if not lines:
@@ -107,16 +111,21 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
         console.print(runs_table(lines[::-1][:limit], utc_now()))
         if len(lines) > limit:
             console.print(f"… and {len(lines) - limit} older runs (--limit)", style="dim")
+        if wiring.mode == "embedded":
+            console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
     for finding in findings:
         console.print(line(finding), markup=False, soft_wrap=True)
         advice = keep_or_stop(finding, lines, utc_now())
         if advice is not None:
             console.print(f"        {advice.text}", markup=False, soft_wrap=True, style="dim")
     if unasked:
-        console.print(f"the cloud could not be asked ({unasked}); by the runs' own account:", style="yellow")
+        console.print(
+            f"the cloud could not be asked ({unasked}); by the runs' own account:", style="yellow", markup=False
+        )
         console.print(alive_line(lines))
     else:
         console.print(summary(findings), markup=False)
+    raise_unread(left_out, first)
 
 
 def _alive(wiring: Wiring) -> tuple[Finding, ...]:
@@ -124,47 +133,43 @@ def _alive(wiring: Wiring) -> tuple[Finding, ...]:
     instances = wiring.alive()
     if not instances:
         return ()
-    from orchestrator.cli.alive_view import price_of
-    from orchestrator.core.budget import Caps
-    from orchestrator.reaping import survey
-
-    return survey(wiring.world(Caps()), instances, price_of())
+    return survey(wiring.world(), instances, price_of())
 
 
-def _lines(wiring: Wiring) -> list[StatusLine]:
-    """Every run, oldest first. Finished runs cost nothing but the one listing; open ones are stepped once."""
-    from orchestrator.core.errors import NotFound, ProviderError
-    from orchestrator.core.status import decode, status_line
-
+def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError | None]:
+    """Every run, oldest first; by object what could not be read; and the first that the cloud would not do. Finished
+    runs cost nothing but the one listing; open ones are stepped once. One that cannot be hides no other."""
     lines = []
+    left_out: dict[str, str] = {}
+    first: BenchError | None = None
     for entry in wiring.index.list_runs():
         line = decode(entry.run_id, entry.status)
         if line is None or not line.over:
-            from orchestrator.core.budget import Caps
-            from orchestrator.core.hosts import is_host
-            from orchestrator.engine import Engine
-
             try:
-                state, _ = Engine(wiring.world(Caps()), entry.run_id).step()
+                state, _ = Engine(wiring.world(), entry.run_id).step()
             except NotFound:
                 continue
-            except ProviderError as exc:
-                if line is None or not is_host(line.vm):
-                    raise
-                # One host that is switched off must not hide all other runs.
-                typer.echo(f"{entry.run_id}: {exc}", err=True)
-                lines.append(line)
+            except CredentialsMissing:
+                raise
+            except BenchError as exc:
+                if isinstance(exc, DocumentUnreadable):
+                    left_out[entry.run_id] = f"run {entry.run_id}: {exc}"
+                else:
+                    note(f"{entry.run_id}: {exc}")
+                    if line is None or not is_host(line.vm):  # a host may well be switched off
+                        first = first or ProviderError(f"not every run could be looked after: {exc}", hint=exc.hint)
+                lines += [line] if line is not None else []
                 continue
             line = status_line(state, wiring.clock.now())
         lines.append(line)
-    _reconcile(wiring)
-    return lines
+    try:
+        _reconcile(wiring)
+    except DocumentUnreadable as exc:
+        left_out["ledger"] = f"{exc}; no run's cost can be settled" + (f" ({exc.hint})" if exc.hint else "")
+    return lines, left_out, first
 
 
 def _reconcile(wiring: Wiring) -> None:
     """Holds of clients that died: given back, or counted as spent, as far as that is known by now."""
     if any(entry.settled_usd is None for entry in wiring.ledger.read().runs.values()):
-        from orchestrator.core.budget import Caps
-        from orchestrator.reconcile import reconcile
-
-        reconcile(wiring.world(Caps()))
+        reconcile(wiring.world())

@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.unread import note
+from orchestrator.core.errors import DocumentUnreadable
+from orchestrator.core.run.fold import Run
+from orchestrator.core.run.status import document
+from orchestrator.runs.engine import Engine
+from orchestrator.wiring import utc_now
+
+
+def unsettled(state: Run, exc: DocumentUnreadable) -> DocumentUnreadable:
+    """What has become of a run whose end cannot be written into the ledger."""
+    may_exist = any(vm.open for vm in state.vms)
+    machine = "its machine may still exist" if may_exist else "its machine is gone"
+    return DocumentUnreadable(f"run {state.run_id}: {machine}, and its cost is not settled: {exc}", hint=exc.hint)
 
 
 def stop(
@@ -16,22 +30,20 @@ def stop(
 ) -> None:
     """End a run and delete its machine.
 
-    What it measured is kept, and its hold is settled.
+    What it measured is kept, and its hold is settled. With a ledger that cannot be read the machine is deleted all the
+    same, and the exit code is 16.
     """
-    from orchestrator.cli.finding import find_run
-    from orchestrator.core.budget import Caps
-    from orchestrator.core.status import document
-    from orchestrator.engine import Engine
-    from orchestrator.wiring import utc_now
-
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
-    engine = Engine(wiring.world(Caps()), run_id)
+    engine = Engine(wiring.world(), run_id)
     state = engine.look()
     already = state.over
     if not already:
         engine.request_stop(wiring.user, f"stopped by {wiring.user}")
-        state = engine.follow()
+        try:
+            state = engine.follow(trouble=lambda exc, pause: note(f"{exc} (again in {pause:.0f} s)"))
+        except DocumentUnreadable as exc:  # the ledger's: the machine is deleted before its cost is settled
+            raise unsettled(engine.look(), exc) from exc
     if json:
         emit_json(document(state, utc_now()))
         return

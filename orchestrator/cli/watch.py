@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -14,12 +13,10 @@ from rich.text import Text
 
 from orchestrator.cli.plan_view import planned
 from orchestrator.cli.render import clock, live, usd
+from orchestrator.core.errors import Unavailable
+from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
-
-if TYPE_CHECKING:
-    from orchestrator.core.errors import Unavailable
-    from orchestrator.core.plan import LaunchPlan
-    from orchestrator.core.run import Run
+from orchestrator.core.run.fold import Run
 
 
 @contextmanager
@@ -60,14 +57,15 @@ class PlainWatch(Watch):
     def planned(self, plan: LaunchPlan) -> None:
         for notice in plan.notices:
             self.say(f"note: {notice}")
-        self.say(f"plan: {planned(plan)}, {plan.ttl_s} s at most, {usd(plan.ceiling_usd)} at most")
+        self.say(f"plan: {planned(plan)}, {clock(plan.ttl_s)} at most, {usd(plan.ceiling_usd)} at most")
 
     def show(self, run: Run) -> None:
         at = clock((run.updated_at - run.created_at).total_seconds())
         for fact in run.exhausted:
             self._once(f"{fact.zone}: {fact.code}", at)
         if run.vm is not None and run.vm.started_at is not None:
-            self._once(f"{run.vm.name} runs in {run.vm.zone} ({usd(run.vm.usd_per_hour)}/h)", at)
+            price = f" ({usd(run.vm.usd_per_hour)}/h)" if run.vm.usd_per_hour else ""
+            self._once(f"{run.vm.name} runs in {run.vm.zone}{price}", at)
         for span in run.spans:
             self._once(f"phase {span.phase} (attempt {span.attempt})", at)
         for heal in run.heals:

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orchestrator.core.errors import BenchError, ConfigError
+from orchestrator.core.errors import ConfigError, DocumentUnreadable
+from orchestrator.core.foreign import document, words
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
-class BaselinesUnreadable(BenchError):
+class BaselinesUnreadable(DocumentUnreadable):
     """What is stored under a baseline's name is not what the contract says."""
 
 
@@ -78,7 +79,7 @@ def without(there: Baselines, keys: frozenset[str]) -> dict[str, Baseline]:
 
 
 def dump(name: str, baselines: Baselines) -> bytes:
-    document = {
+    written = {
         "schema": 1,
         "name": name,
         "devices": {
@@ -94,7 +95,7 @@ def dump(name: str, baselines: Baselines) -> bytes:
             for key, one in sorted(baselines.items())
         },
     }
-    return json.dumps(document, indent=1).encode() + b"\n"
+    return json.dumps(written, indent=1).encode() + b"\n"
 
 
 def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,13 +106,13 @@ def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
 def parse(name: str, data: bytes) -> dict[str, Baseline]:
     """The baselines stored under a name. Raises `BaselinesUnreadable`."""
     try:
-        devices = json.loads(data)["devices"]
+        devices = document(data)["devices"]
         return {
             str(key): Baseline(
                 run_id=str(one["run_id"]),
                 device=str(one["device"]),
                 git_commit=str(one.get("git_commit") or ""),
-                git_dirty=one.get("git_dirty"),
+                git_dirty=bool(one["git_dirty"]) if one.get("git_dirty") is not None else None,
                 fingerprint=dict(one.get("fingerprint") or {}),
                 set_at=str(one.get("set_at", "")),
                 set_by=str(one.get("set_by", "")),
@@ -120,6 +121,6 @@ def parse(name: str, data: bytes) -> dict[str, Baseline]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise BaselinesUnreadable(
-            f"the baseline {name} cannot be read: {exc!r}",
+            f"the baseline {name} cannot be read: {words(repr(exc), 200)}",
             hint=f"`bench baseline rm {name} --broken` puts an empty one in its place",
         ) from exc

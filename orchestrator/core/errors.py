@@ -15,12 +15,14 @@ BenchError 1                      something else went wrong
 │   │   └── HostKeyRefused 6      a machine is not known to be the one that was meant
 │   ├── CredentialsMissing 6
 │   └── Unavailable 6
+│       └── StillThere 6          a machine may not be deleted by this client; its deadline ends it
 ├── NotFound 10                   no such run, bucket or object
 ├── LocalError 11                 this machine: a folder that cannot be written, a file in the way
 ├── Regression 12                 a comparison found something slower, beyond noise and tolerance
 ├── NotComparable 13              runs that must not be set side by side, or that have nothing in common
 ├── Undecided 14                  `--fail-on inconclusive`, and a comparison came to no conclusion
-└── HostUnfit 15                  a machine of yours was reached, and lacks something that a run needs
+├── HostUnfit 15                  a machine of yours was reached, and lacks something that a run needs
+└── DocumentUnreadable 16         an object of the bucket is not what it should be; all else was done or shown
 ```
 130 is Ctrl-C outside a followed run. A followed run detaches on Ctrl-C and exits 0: the run goes on.
 """
@@ -92,6 +94,10 @@ class Unavailable(ProviderError):
     """The service did not answer, or answered that it cannot now. Trying again later may work."""
 
 
+class StillThere(Unavailable):
+    """A machine that this client may not delete. It is tried again for as long as the machine may live."""
+
+
 class NotFound(BenchError):
     exit_code = 10
 
@@ -114,3 +120,9 @@ class Undecided(BenchError):
 
 class HostUnfit(BenchError):
     exit_code = 15
+
+
+class DocumentUnreadable(BenchError):
+    """An object of the bucket that this version cannot read: damaged, of a newer version, or not ours."""
+
+    exit_code = 16

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.core.catalog import CATALOG
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.bounds import Moment
+from orchestrator.core.errors import ConfigError, DocumentUnreadable
+from orchestrator.core.foreign import document, words
+from orchestrator.core.market.catalog import CATALOG
+from orchestrator.core.naming import RUN_ID, attempt_of
 
 ZONE_PREFIX: Final = "host-"
 """No zone of a cloud begins so."""
@@ -24,8 +27,12 @@ PROVISIONING: Final = "OWN"
 VALID_FOR: Final = timedelta(hours=48)
 OLDEST_PYTHON: Final = (3, 10)
 """What the harness needs (kernels/README.md)."""
+PYTHON: Final = r"^$|^(~?[A-Za-z0-9_.+/ -]*/)?(python|pypy)[0-9.]*$"
 KEPT_ENDED: Final = timedelta(days=30)
 
+LOCAL: Final = "local"
+"""The host that the client itself runs on, reached without SSH."""
+_LOCAL = re.compile(rf"{LOCAL}(?::(?P<machine>[a-z0-9-]+-[0-9a-f]{{6}}))?")
 _TARGET = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^@:\s\[\]]+))(?::(?P<port>\d{1,5}))?"
 )
@@ -33,25 +40,41 @@ _TARGET = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a host is, as it was typed: `[user@]name[:port]`; the name may be an alias of ~/.ssh/config."""
+    """Where a host is, as it was typed: `[user@]name[:port]`; the name may be an alias of ~/.ssh/config. With
+    `machine`, the machine of that name, by commands that are run on it itself: `local:machine`."""
 
     user: str
     name: str
     port: int | None
+    machine: str = ""
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return "this machine" if self.machine else self.name
+
+    @property
+    def entry(self) -> str:
+        """How a hint begins that sends somebody there."""
+        return "" if self.machine else f"`ssh {self.name}`; "
 
     def __str__(self) -> str:
+        if self.machine:
+            return f"{LOCAL}:{self.machine}"
         name = f"[{self.name}]" if ":" in self.name else self.name
         return (f"{self.user}@" if self.user else "") + name + (f":{self.port}" if self.port else "")
 
     @property
     def zone(self) -> str:
         """The host as a place: readable, a label's characters only, and not that of any other target."""
-        readable = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:24] or "machine"
+        readable = re.sub(r"[^a-z0-9]+", "-", (self.machine or self.name).lower()).strip("-")[:24] or "machine"
         return f"{ZONE_PREFIX}{readable}-{hashlib.sha256(str(self).encode()).hexdigest()[:6]}"
 
 
-def parse_target(text: str) -> Target:
-    """The target in `text`. Raises `ConfigError`."""
+def parse_target(text: str, machine: str = "") -> Target:
+    """The target in `text`; a bare `local` is `machine`, where that is given. Raises `ConfigError`."""
+    if (there := _LOCAL.fullmatch(text.strip())) is not None and (there["machine"] or machine):
+        return Target("", LOCAL, None, there["machine"] or machine)
     found = _TARGET.fullmatch(text.strip())
     if found is not None:
         user, name = found["user"] or "", found["six"] or found["name"]
@@ -59,7 +82,8 @@ def parse_target(text: str) -> Target:
         if not name.startswith("-") and not user.startswith("-") and (port is None or 0 < port < 65536):
             return Target(user, name, port)
     raise ConfigError(
-        f"'{text}' names no host", hint="--host takes user@box, user@box:port, or an alias of ~/.ssh/config"
+        f"'{text}' names no host",
+        hint="--host takes user@box, user@box:port, an alias of ~/.ssh/config, or local for this machine",
     )
 
 
@@ -75,6 +99,10 @@ def record_object(zone: str) -> str:
 # --- what is known of a host ------------------------------------------------------------------------------------------
 
 
+class RecordUnreadable(DocumentUnreadable):
+    """What the bucket keeps of a host is not what this version can read."""
+
+
 class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -82,12 +110,12 @@ class _Document(BaseModel):
 class HostRun(_Document):
     """A run that may have left something on the host."""
 
-    run_id: str
+    run_id: Annotated[str, Field(pattern=f"^{RUN_ID.pattern}$")]
     labels: dict[str, str] = Field(default_factory=dict)
     id: str = ""
-    created_at: datetime
-    deadline_at: datetime
-    ended_at: datetime | None = None
+    created_at: Moment
+    deadline_at: Moment
+    ended_at: Moment | None = None
     """When it ended; then everything that it stored is in the bucket."""
     how: str = ""
     removed: bool = False
@@ -99,12 +127,32 @@ class HostRecord(_Document):
 
     schema_: Annotated[int, Field(alias="schema")] = 1
     target: str
-    python: str = ""
+    python: Annotated[str, Field(pattern=PYTHON)] = ""
+    """It is run on the host: so nothing but an interpreter's path is taken from the bucket."""
     fingerprint: dict[str, str] = Field(default_factory=dict)
-    validated_at: datetime | None = None
+    validated_at: Moment | None = None
     torch: str = ""
     runs: dict[str, HostRun] = Field(default_factory=dict)
     """By machine name."""
+
+    @classmethod
+    def parse(cls, zone: str, data: bytes) -> HostRecord:
+        """The record of the host `zone`. Raises `RecordUnreadable`."""
+        try:
+            record = cls.model_validate(document(data))
+            if parse_target(record.target).zone != zone:
+                raise ValueError("it tells of another host")
+            if strange := [vm for vm, run in record.runs.items() if attempt_of(run.run_id, vm) is None]:
+                raise ValueError(f"{strange[0]} is no machine of its run")
+        except (ValueError, ConfigError) as error:
+            said = error.errors()[0] if isinstance(error, ValidationError) else None
+            why = f"{'.'.join(map(str, said['loc']))}: {said['msg']}" if said is not None else str(error)
+            raise RecordUnreadable(
+                f"{record_object(zone)} cannot be read: {words(why, 200)}",
+                hint="a newer version of bench may have written it; a record that is removed costs one validation, "
+                "and the sight of what is on that host now",
+            ) from error
+        return record
 
     def open_runs(self) -> dict[str, HostRun]:
         """The runs that may still be there, or something of them."""
@@ -211,8 +259,11 @@ def python_too_old(name: str, version: str) -> Lack:
 
 def lacks_packages(found: Mapping[str, Any], needs: Needs, name: str, python: str, torch: str) -> Lack | None:
     """The same, of what only a validation can tell. Nothing is installed on a machine that is somebody's own."""
+    others = [str(one) for one in found.get("pythons", ())][:3]
     install = (
-        f"on {name}: python3 -m venv ~/bench-venv && ~/bench-venv/bin/pip install torch=={torch} numpy; "
+        f"another python there has torch: --set host.python={others[0]}"
+        if others
+        else f"on {name}: python3 -m venv ~/bench-venv && ~/bench-venv/bin/pip install torch=={torch} numpy; "
         "then --set host.python=~/bench-venv/bin/python3"
     )
     if not found["torch"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,9 +43,27 @@ def instance_name(run: str, attempt: int) -> str:
     return f"bench-{run}-{attempt}"
 
 
+def attempt_of(run: str, instance: str) -> int | None:
+    """Which machine of the run `instance` is; None for one that is not of this run."""
+    head, _, tail = instance.rpartition("-")
+    ours = head == f"bench-{run}" and tail.isascii() and tail.isdigit() and len(tail) <= 6
+    return int(tail) if ours else None
+
+
 def label_value(text: str) -> str:
     """`text` as a label value: lower case letters, digits, `_` and `-`, at most 63."""
     return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
+
+
+def bucket_label(bucket: str) -> str:
+    """The bucket's name as far as a label holds it, and a digest of it: `acme.bench` and `acme-bench` differ."""
+    return f"{label_value(bucket)[:46]}-{hashlib.sha256(bucket.encode()).hexdigest()[:16]}"
+
+
+def is_label_of(label: str, bucket: str) -> bool:
+    """Whether a machine with this label belongs to `bucket`. Labels of older versions are the name alone, and are
+    believed where they hold it whole."""
+    return label == bucket_label(bucket) or label == bucket == label_value(bucket)
 
 
 def labels(run: str, attempt: int, user: str, bucket: str) -> dict[str, str]:
@@ -54,7 +73,7 @@ def labels(run: str, attempt: int, user: str, bucket: str) -> dict[str, str]:
         RUN_LABEL: run,
         ATTEMPT_LABEL: str(attempt),
         USER_LABEL: label_value(user),
-        BUCKET_LABEL: label_value(bucket),
+        BUCKET_LABEL: bucket_label(bucket),
     }
 
 

@@ -38,6 +38,9 @@ LAUNCHER: Final = (
 LOOKER: Final = (
     Need("resourcemanager.projects.get", "see the project and its billing", "core/doctor/project.py project"),
     Need("serviceusage.services.list", "see which APIs are on", "core/doctor/project.py apis"),
+    Need("serviceusage.services.get", "the same, one by one", "core/doctor/project.py apis"),
+    Need("compute.advice.capacity", "ask where spot machines are to be had", "adapters/gce_advice.py ask"),
+    Need("compute.advice.capacityHistory", "ask how long they last there", "adapters/gce_advice.py ask"),
     Need("compute.regions.list", "see the quotas of all regions at once", "core/doctor/capacity.py regions"),
     Need("compute.networks.get", "see the network", "core/doctor/machine.py network"),
     Need(
@@ -67,6 +70,8 @@ MACHINE: Final = (Need("compute.instances.delete", "delete itself when it is don
 
 OBJECT_USER: Final = "roles/storage.objectUser"
 """Objects of a bucket: make, read, list, replace and delete; nothing on the bucket itself."""
+OBJECT_VIEWER: Final = "roles/storage.objectViewer"
+"""Objects of a bucket: read and list."""
 BUCKET_READER: Final = "roles/storage.legacyBucketReader"
 """A bucket's own properties, read only."""
 ACCOUNT_USER: Final = "roles/iam.serviceAccountUser"

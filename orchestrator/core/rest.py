@@ -64,6 +64,14 @@ class Answer:
         return self.status == 403 and bool(reasons & {"accessNotConfigured", "SERVICE_DISABLED"})
 
     @property
+    def consumer(self) -> str:
+        """The project, by id or number, that a refusal speaks of: that which the credentials are billed to, and not
+        always the one that was asked about. Empty where it names none."""
+        found = (entry.get("metadata") for entry in _entries(self._error, "details"))
+        named = (str(one.get("consumer", "")) for one in found if isinstance(one, Mapping))
+        return next((one.removeprefix("projects/") for one in named if one), "")
+
+    @property
     def _error(self) -> Mapping[str, Any]:
         found = self.document.get("error")
         return found if isinstance(found, Mapping) else NOTHING

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.embedded.errors import ApiError, invalid, not_found
+from orchestrator.embedded.errors import ApiError, invalid, not_found, reading
 from orchestrator.embedded.inventory import Image, Inventory, MachineType, region_of
 from orchestrator.embedded.links import last
 
@@ -53,24 +53,35 @@ class Admitted:
         """`nvidia-tesla-t4:1` for an attached GPU; empty for one that comes with the machine type."""
         return f"{self.gpu}:{self.gpu_count}" if self.gpu and not self.machine.bundled else ""
 
-    def usage(self, inventory: Inventory) -> dict[str, float]:
-        """How much of each regional quota it takes."""
-        prefix = "PREEMPTIBLE_" if self.spot else ""
-        cpus = "CPUS"
-        # A limit of zero on preemptible vCPUs means that they come out of the ordinary ones.
-        if self.spot and inventory.limit("PREEMPTIBLE_CPUS", region_of(self.zone)):
-            cpus = "PREEMPTIBLE_CPUS"
-        taken: dict[str, float] = {cpus: self.machine.vcpus, "INSTANCES": 1}
+    def usage(self, inventory: Inventory, limit: Callable[[str, str], float | None]) -> dict[str, float]:
+        """How much of each regional quota it takes. `limit` tells a quota's limit by metric and region.
+
+        As Google has it, a spot machine takes of the preemptible quota only where the project was granted some, and
+        of the standard one else, if there is such a quota.
+        """
+        region = region_of(self.zone)
+
+        def metric(standard: str) -> str:
+            preemptible = f"PREEMPTIBLE_{standard}"
+            granted = self.spot and (limit(preemptible, region) or limit(standard, region) is None)
+            return preemptible if granted else standard
+
+        taken: dict[str, float] = {metric("CPUS"): self.machine.vcpus, "INSTANCES": 1}
         taken["DISKS_TOTAL_GB" if self.disk_type == "pd-standard" else "SSD_TOTAL_GB"] = self.disk_gib
         if self.external_ip:
             taken["IN_USE_ADDRESSES"] = 1
         if self.gpu:
-            taken[prefix + inventory.accelerators[self.gpu].metric] = self.gpu_count
+            taken[metric(inventory.accelerators[self.gpu].metric)] = self.gpu_count
         return taken
 
 
 def admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted:
     """The insert as it will be carried out. Raises `ApiError` for one that Google would refuse at once."""
+    with reading("instance"):
+        return _admit(body, project, zone, inventory)
+
+
+def _admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted:
     if not isinstance(body, dict):
         raise ApiError(400, "Required field 'resource' not specified", "required")
     name = body.get("name", "")
@@ -259,6 +270,12 @@ def check_labels(labels: Any, field: str) -> dict[str, str]:
         if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(str(value)):
             raise invalid(field, f"{key}={value}", "Label keys and values must be lower case, as documented.")
     return dict(labels)
+
+
+def check_metadata(given: Any) -> dict[str, str]:
+    """The metadata as a map, if it is in order; 400 otherwise."""
+    with reading("metadata"):
+        return _metadata(given)
 
 
 def _metadata(given: Mapping[str, Any]) -> dict[str, str]:

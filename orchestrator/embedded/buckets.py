@@ -1,13 +1,12 @@
 """What a bucket is beside its objects: where it lies, how long it keeps them, and who may use it.
 
-The store behind the proxy knows that a bucket exists and nothing else of it; this keeps the rest.
+The object store knows that a bucket exists and what is in it; this keeps the rest.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -15,6 +14,7 @@ from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import Reply, json_reply
+from orchestrator.embedded.objects import Objects
 from orchestrator.embedded.permissions import gate, held
 from orchestrator.embedded.policies import Policies
 from orchestrator.embedded.store import Store
@@ -22,21 +22,28 @@ from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.weather import Weather
 
 Document = dict[str, Any]
-StoreStatus = Callable[[bytes], int]
 ROOT = "/storage/v1/"
 ANY = re.compile(r"/(?:(?:upload|download|resumable)/)*storage/v1/b(?:/(?P<bucket>[^/]+))?(?P<rest>/.*)?")
-ONE = re.compile(r"/storage/v1/b/(?P<bucket>[^/]+)(?P<part>/iam|/iam/testPermissions)?")
+ONE = re.compile(r"/storage/v1/b/(?P<bucket>[^/]+)(?P<part>/iam|/iam/testPermissions|/storageLayout)?")
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{1,61})[a-z0-9]")
 KEPT = ("location", "storageClass", "lifecycle", "iamConfiguration", "labels", "softDeletePolicy", "versioning")
 MULTI = ("US", "EU", "ASIA")
 
 
 class Buckets:
-    """Thread-safe. Buckets are known from when they are made here; the rest is said by the store."""
+    """Thread-safe. Which buckets there are, the object store knows."""
 
     def __init__(
-        self, project: str, store: Store, policies: Policies, weather: Weather, timeline: Timeline, observer: Any
+        self,
+        project: str,
+        store: Store,
+        policies: Policies,
+        weather: Weather,
+        timeline: Timeline,
+        objects: Objects,
+        observer: Any,
     ) -> None:
+        self.objects = objects
         self.project = project
         self.store = store
         self.policies = policies
@@ -60,7 +67,8 @@ class Buckets:
         bucket = unquote(found["bucket"] or "")
         try:
             if client:
-                gate(self.weather, self.project, "storage", verb, path.replace("storage/v1/", "", 1).lstrip("/"))
+                below = path.replace("storage/v1/", "", 1).lstrip("/")
+                gate(self.weather, self.project, "storage", verb, below, self.timeline.now())
             if bucket and self.weather.holds(target, "bucket_missing", bucket=bucket):
                 raise ApiError(404, "The specified bucket does not exist.")
         except ApiError as error:
@@ -71,13 +79,12 @@ class Buckets:
     def serves(self, verb: str, target: str) -> bool:
         """Whether a request is about a bucket and not about what is in it."""
         path = urlsplit(target).path
-        return (verb == "POST" and path == f"{ROOT}b") or ONE.fullmatch(path) is not None
+        return (verb in ("GET", "POST") and path == f"{ROOT}b") or ONE.fullmatch(path) is not None
 
-    def answer(self, verb: str, target: str, body: bytes, stored: StoreStatus) -> Reply:
-        """`stored` passes a body on to the store and gives its status."""
+    def answer(self, verb: str, target: str, body: bytes) -> Reply:
         try:
             document = json.loads(body) if body else None
-            status, answer = 200, self._answer(verb, target, document, stored)
+            status, answer = 200, self._answer(verb, target, document)
         except ValueError:
             error = ApiError(400, "Parse Error", "parseError")
             document, status, answer = None, error.status, error.document()
@@ -92,25 +99,21 @@ class Buckets:
             query = {key: values[-1] for key, values in parse_qs(split.query).items()}
             self.observer(verb, split.path, query, body, status, answer)
 
-    def _answer(self, verb: str, target: str, body: Any, stored: StoreStatus) -> Document | None:
+    def _answer(self, verb: str, target: str, body: Any) -> Document | None:
         split = urlsplit(target)
         if split.path == f"{ROOT}b":
-            return self._make(body or {}, stored)
+            return self._make(body or {}) if verb == "POST" else self._list(target)
         found = ONE.fullmatch(split.path)
         assert found is not None
         name = unquote(found["bucket"])
         match verb, found["part"]:
             case "GET", None:
-                return self._get(name, target, stored)
+                return self._get(name, target)
             case "PATCH", None:
-                before = self._get(name, target, lambda _body: 200)
+                before = self._get(name, target)
                 return self._put(name, before | {key: body[key] for key in KEPT if key in body}, before)
             case "DELETE", None:
-                status = stored(b"")
-                if status >= 400:
-                    raise ApiError(
-                        409 if status != 404 else 404, "The bucket you tried to delete is not empty or not there."
-                    )
+                self.objects.drop_bucket(name)
                 self.store.drop("bucket", name)
                 return None
             case "GET", "/iam":
@@ -122,14 +125,21 @@ class Buckets:
                 answer: Document = {"kind": "storage#testIamPermissionsResponse"}
                 kept = held(self.weather, wanted, target)
                 return answer | ({"permissions": kept} if kept else {})
-        raise ApiError(405, f"{verb} {split.path} is not something this cloud can do.")
+            case "GET", "/storageLayout":
+                found_ = self._get(name, target)
+                layout = {"bucket": name, "location": found_["location"], "locationType": found_["locationType"]}
+                return {"kind": "storage#storageLayout", **layout, "hierarchicalNamespace": {"enabled": False}}
+        raise ApiError(501, f"{verb} {split.path} is not something this cloud can do.")
 
-    def _make(self, body: Document, stored: StoreStatus) -> Document:
+    def _list(self, target: str) -> Document:
+        items = [self._get(name, target) for name in self.objects.bucket_names()]
+        return {"kind": "storage#buckets", **({"items": items} if items else {})}
+
+    def _make(self, body: Document) -> Document:
         name = str(body.get("name", ""))
         if not NAME.fullmatch(name):
             raise ApiError(400, f"Invalid bucket name: '{name}'", "invalid")
-        status = stored(json.dumps({"name": name}).encode())
-        if status == 409 and not self.weather.holds(name, "bucket_missing", bucket=name):
+        if not self.objects.make_bucket(name) and not self.weather.holds(name, "bucket_missing", bucket=name):
             raise ApiError(
                 409, "Your previous request to create the named bucket succeeded and you already own it.", "conflict"
             )
@@ -137,9 +147,9 @@ class Buckets:
         self.weather.end("bucket_elsewhere", bucket=name)
         return self._put(name, {key: body[key] for key in KEPT if key in body})
 
-    def _get(self, name: str, target: str, stored: StoreStatus) -> Document:
+    def _get(self, name: str, target: str) -> Document:
         known: Document | None = self.store.get("bucket", name)
-        if stored(b"") == 404:
+        if not self.objects.has_bucket(name):
             raise ApiError(404, "The specified bucket does not exist.")
         document = known or self._put(name, {})
         elsewhere = self.weather.holds(target, "bucket_elsewhere", bucket=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from orchestrator.embedded.admission import Admitted
 from orchestrator.embedded.errors import OperationError, quota_exceeded, stockout
@@ -11,7 +12,7 @@ from orchestrator.embedded.vm import Vm
 from orchestrator.embedded.weather import Fault, Weather
 
 
-def used(vms: Iterable[Vm], inventory: Inventory, region: str | None) -> dict[str, float]:
+def used(vms: Iterable[Vm], inventory: Inventory, weather: Weather, region: str | None) -> dict[str, float]:
     """How much of each quota is used, in a region or in the project (None). A stopped VM uses its disk only."""
     total: dict[str, float] = {}
     for vm in vms:
@@ -19,7 +20,7 @@ def used(vms: Iterable[Vm], inventory: Inventory, region: str | None) -> dict[st
         if region is None:
             amounts = {} if stopped else project_wide(vm.admitted)
         elif region_of(vm.zone) == region:
-            amounts = vm.admitted.usage(inventory)
+            amounts = vm.admitted.usage(inventory, partial(limited, inventory, weather))
         else:
             continue
         for metric, amount in amounts.items():
@@ -43,8 +44,9 @@ def limited(inventory: Inventory, weather: Weather, metric: str, region: str | N
 def over_quota(admitted: Admitted, vms: list[Vm], inventory: Inventory, weather: Weather) -> OperationError | None:
     """The first quota that the insert would exceed, as the operation's error."""
     region = region_of(admitted.zone)
-    for place, wanted in ((region, admitted.usage(inventory)), (None, project_wide(admitted))):
-        taken = used(vms, inventory, place)
+    of_region = admitted.usage(inventory, partial(limited, inventory, weather))
+    for place, wanted in ((region, of_region), (None, project_wide(admitted))):
+        taken = used(vms, inventory, weather, place)
         for metric, amount in wanted.items():
             limit = limited(inventory, weather, metric, place) or 0
             if taken.get(metric, 0) + amount > limit:

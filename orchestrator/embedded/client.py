@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import orchestrator
 
 ADDRESS = "cloud.json"
+TOKEN = "token"
 LOCK = "daemon.lock"
 IDLE_STOP_S = 600.0
 STOP_S = 40.0
@@ -41,6 +42,10 @@ class CloudAddress:
     project: str
     bucket: str
     started_at: str
+    token: str = field(default="", repr=False)
+    """What every request must carry as its bearer token; it stands in a file beside `cloud.json`."""
+    gpu: str = ""
+    """The GPU of this computer, which its machines measure; empty when it has none."""
 
 
 def running(home: Path | str) -> CloudAddress | None:
@@ -106,18 +111,22 @@ def stop(home: Path | str) -> bool:
 def ask(address: CloudAddress, path: str, body: Any = None, timeout_s: float = 30.0) -> Any:
     """GET a path of the control API, or POST `body` to it. Raises `CloudUnavailable`; `ValueError` if it is refused."""
     split = urlsplit(address.control)
+    bearer = {"Authorization": f"Bearer {address.token}"}
     connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=timeout_s)
     try:
         if body is None:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=bearer)
         else:
-            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **bearer})
         response = connection.getresponse()
         answer = json.loads(response.read())
     except (OSError, http.client.HTTPException) as exc:
         raise CloudUnavailable(f"the embedded cloud at {address.control} does not answer: {exc}") from exc
     finally:
         connection.close()
+    if response.status in (401, 403):
+        why = answer["error"]["message"]
+        raise CloudUnavailable(f"the embedded cloud at {address.control} does not serve us: {why}")
     if response.status >= 400:
         raise ValueError(answer["error"])
     return answer
@@ -126,7 +135,8 @@ def ask(address: CloudAddress, path: str, body: Any = None, timeout_s: float = 3
 def published(home: Path) -> CloudAddress | None:
     """What `cloud.json` says, true or not."""
     try:
-        return CloudAddress(**json.loads((home / ADDRESS).read_text("utf-8")))
+        address = CloudAddress(**json.loads((home / ADDRESS).read_text("utf-8")))
+        return replace(address, token=(home / TOKEN).read_text("ascii"))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -7,6 +7,7 @@ request that it concerns, until the weather is replaced or somebody mends it. A 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 FOREVER = 1_000_000
@@ -28,7 +29,9 @@ CONDITIONS: dict[str, frozenset[str]] = {
     "no_private_access": frozenset({"region"}),
     "service_account_missing": frozenset({"email"}),
     "service_account_disabled": frozenset({"email"}),
-    "clock_skew": frozenset({"seconds"}),
+    "clock_skew": frozenset({"seconds", "service"}),
+    "api_propagation": frozenset({"minutes", "api"}),
+    "api_settling": frozenset({"api", "until"}),
 }
 REQUIRED: dict[str, frozenset[str]] = {
     "api_disabled": frozenset({"api"}),
@@ -38,6 +41,8 @@ REQUIRED: dict[str, frozenset[str]] = {
     "image_deprecated": frozenset({"family"}),
     "bucket_elsewhere": frozenset({"location"}),
     "clock_skew": frozenset({"seconds"}),
+    "api_propagation": frozenset({"minutes"}),
+    "api_settling": frozenset({"api", "until"}),
 }
 STATES = ("DEPRECATED", "OBSOLETE")
 
@@ -46,6 +51,14 @@ def complaint(params: Mapping[str, Any]) -> str:
     """What is wrong with the values of a condition, or nothing."""
     if params.get("state", "DEPRECATED") not in STATES:
         return f"state must be {' or '.join(STATES)}, not {params['state']!r}"
+    minutes = params.get("minutes", 0)
+    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or minutes < 0:
+        return f"minutes must be a number, not {minutes!r}"
+    if "until" in params:
+        try:
+            datetime.fromisoformat(str(params["until"]))
+        except ValueError:
+            return f"until must be a time such as 2026-11-21T04:05:06Z, not {params['until']!r}"
     limit = params.get("limit", 0)
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit < 0:
         return f"limit must be a number, not {limit!r}"

@@ -6,27 +6,28 @@ import json
 import re
 import uuid
 from collections.abc import Callable
-from email.utils import formatdate
 from typing import Any
 from urllib.parse import unquote
 
 from orchestrator.embedded import advice
-from orchestrator.embedded.errors import ApiError, error_document, not_found
+from orchestrator.embedded.errors import ApiError, error_document, not_found, reading, without_nulls
 from orchestrator.embedded.fleet import Fleet
+from orchestrator.embedded.guard import PREFIX as BEARER
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.links import link
 from orchestrator.embedded.listener import Reply, Request, Reset, json_reply
 from orchestrator.embedded.listing import aggregated, listing
 from orchestrator.embedded.management import Management, serves
 from orchestrator.embedded.operations import DONE, Operations
-from orchestrator.embedded.permissions import admit_insert, gate
+from orchestrator.embedded.permissions import admit_insert, gate, held
 from orchestrator.embedded.resources import Resources
 from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.weather import Weather, hits_request
 
 PREFIX = "/compute/v1/"
 WAIT_S = 120.0
-TOKEN = "embedded-"
+ZONAL = ("instances", "machineTypes", "acceleratorTypes", "disks", "operations")
+INSERT = re.compile(r"/compute/v1/projects/[^/]+/zones/([^/]+)/instances")
 
 Document = dict[str, Any]
 Observer = Callable[[str, str, dict[str, str], Any, int, Any], None]
@@ -71,21 +72,38 @@ class Compute:
             raise Reset
         if fault is not None and fault.kind == "stall":
             self.timeline.sleep(float(fault.params["seconds"]))
+        self._lose(request)
+        late = fault is not None and fault.params.get("after", "request") == "response"
+        if fault is None or fault.kind != "http" or late:
+            status, document = self._attempt(request)
         if fault is not None and fault.kind == "http":
             status, document = fault_document(fault.params)
-        else:
-            status, document = self._attempt(request)
         if self.observer is not None:
-            body = json.loads(request.body) if request.body else None
+            try:
+                body = json.loads(request.body) if request.body else None
+            except ValueError:
+                body = None
             self.observer(request.method, request.path, dict(request.query), body, status, document)
         if fault is not None and fault.kind == "reset":
             raise Reset
-        reply = json_reply(status, document)
-        skew = self.weather.holds(request.target, "clock_skew")
-        if skew is None:
-            return reply
-        date = formatdate(self.timeline.now().timestamp() + float(skew.params["seconds"]), usegmt=True)
-        return Reply(reply.status, reply.body, {**reply.headers, "Date": date})
+        return json_reply(status, document)
+
+    def _lose(self, request: Request) -> None:
+        """An insert that is under way for so long that its client hears nothing, and arrives all the same."""
+        found = INSERT.fullmatch(request.path)
+        if request.method != "POST" or found is None:
+            return
+        late = self.weather.take(
+            request.target,
+            lambda fault: fault.kind == "late_insert" and fault.params.get("zone", found[1]) == found[1],
+        )
+        if late is not None:
+
+            def arrive() -> None:
+                self._attempt(request)
+
+            self.timeline.call_later(float(late.params["seconds"]), arrive)
+            raise Reset
 
     def _attempt(self, request: Request) -> tuple[int, Document]:
         younger = serves(request.path)
@@ -105,11 +123,11 @@ class Compute:
                 if method == request.method:
                     parts = {key: unquote(value) for key, value in found.groupdict().items()}
                     if self._caller(request)[1] == "client":
-                        gate(self.weather, self.project, "compute", method, path)
+                        gate(self.weather, self.project, "compute", method, path, self.timeline.now())
                     self._check(parts, request.target)
                     return answer(request, **parts)
                 allowed = True
-        raise ApiError(405 if allowed else 404, f"{request.method} {request.path} is not something this cloud can do.")
+        raise ApiError(405 if allowed else 501, f"{request.method} {request.path} is not something this cloud can do.")
 
     def _check(self, parts: dict[str, str], victim: str) -> None:
         project = parts.pop("project")
@@ -135,7 +153,11 @@ class Compute:
             ("GET", zone, self.get_zone),
             ("GET", at + "/regions", self.list_regions),
             ("GET", at + r"/regions/(?P<region>[^/]+)", self.get_region),
-            ("GET", at + r"/aggregated/(?P<kind>instances|machineTypes|acceleratorTypes|disks)", self.list_aggregated),
+            (
+                "GET",
+                at + r"/aggregated/(?P<kind>instances|machineTypes|acceleratorTypes|disks|operations)",
+                self.list_aggregated,
+            ),
             ("GET", at + r"/aggregated/(?P<kind>subnetworks|routers)", self.list_regional),
             ("GET", zone + "/instances", self.list_instances),
             ("POST", zone + "/instances", self.insert),
@@ -143,6 +165,10 @@ class Compute:
             ("DELETE", one, self.delete),
             ("GET", one + "/serialPort", self.serial_port),
             ("POST", one + "/setLabels", self.set_labels),
+            ("POST", one + "/setMetadata", self.set_metadata),
+            ("POST", one + "/stop", self.stop),
+            ("POST", one + "/start", self.start),
+            ("POST", one + "/testIamPermissions", self.test_permissions),
             ("GET", zone + "/operations", self.list_operations),
             ("GET", zone + r"/operations/(?P<name>[^/]+)", self.get_operation),
             ("POST", zone + r"/operations/(?P<name>[^/]+)/wait", self.wait),
@@ -160,11 +186,9 @@ class Compute:
 
     def _caller(self, request: Request) -> tuple[str, str]:
         """The user that operations name, and whether the bill calls it `vm` or `client`."""
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if token.startswith(TOKEN):
-            for vm in self.fleet.all():
-                if vm.guest.token == token:
-                    return str(vm.admitted.service_account), "vm"
+        vm = self.fleet.by_token(request.headers.get("authorization", "").removeprefix(BEARER))
+        if vm is not None:
+            return str(vm.admitted.service_account), "vm"
         return f"user@{self.project}.example", "client"
 
     # Instances
@@ -172,7 +196,7 @@ class Compute:
     def insert(self, request: Request, zone: str) -> Document:
         user, _ = self._caller(request)
         body = body_of(request)
-        if isinstance(body, dict):
+        with reading("instance"):
             admit_insert(self.weather, self.project, body)
         return self.fleet.insert(body, zone, request_id(request), user)
 
@@ -183,6 +207,22 @@ class Compute:
     def set_labels(self, request: Request, zone: str, name: str) -> Document:
         user, _ = self._caller(request)
         return self.fleet.set_labels(zone, name, body_of(request), request_id(request), user)
+
+    def set_metadata(self, request: Request, zone: str, name: str) -> Document:
+        user, _ = self._caller(request)
+        return self.fleet.set_metadata(zone, name, body_of(request), request_id(request), user)
+
+    def stop(self, request: Request, zone: str, name: str) -> Document:
+        return self.fleet.stop(zone, name, request_id(request), self._caller(request)[0])
+
+    def start(self, request: Request, zone: str, name: str) -> Document:
+        return self.fleet.start(zone, name, request_id(request), self._caller(request)[0])
+
+    def test_permissions(self, request: Request, zone: str, name: str) -> Document:
+        self.fleet.find(zone, name)
+        asked = body_of(request).get("permissions", [])
+        kept = held(self.weather, [str(one) for one in asked], request.target)
+        return {"permissions": kept} if kept else {}
 
     def get_instance(self, _request: Request, zone: str, name: str) -> Document:
         return self.fleet.find(zone, name).document()
@@ -257,6 +297,8 @@ class Compute:
                 return self.resources.accelerator_types(zone)
             case "diskTypes":
                 return self.resources.disk_types(zone)
+            case "operations":
+                return self.operations.in_zone(zone)
             case "disks":
                 return [vm.disk_document() for vm in self.fleet.in_zone(zone)]
             case _:
@@ -324,11 +366,14 @@ class Compute:
 
 
 def body_of(request: Request) -> Any:
-    """The JSON body; 400 when it is none."""
+    """The JSON body, an object, without its nulls; 400 when it is none."""
     try:
-        return json.loads(request.body or b"{}")
+        body = without_nulls(json.loads(request.body or b"{}"))
     except ValueError as exc:
         raise ApiError(400, "Parse Error", "parseError") from exc
+    if not isinstance(body, dict):
+        raise ApiError(400, "Required field 'resource' not specified", "required")
+    return body
 
 
 def request_id(request: Request) -> str:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from orchestrator.embedded.listener import Reply, Request, json_reply
-from orchestrator.embedded.weather import BadWeather
+from orchestrator.embedded.meter import Bill
+from orchestrator.embedded.weather import BadWeather, Weather
 
-if TYPE_CHECKING:
-    from orchestrator.embedded.server import EmbeddedCloud
+
+class Controlled(Protocol):
+    """The cloud, as far as it is controlled from here."""
+
+    @property
+    def weather(self) -> Weather: ...
+    def touch(self) -> None: ...
+    def status(self) -> dict[str, Any]: ...
+    def bill(self) -> Bill: ...
+    def preempt(self, name: str, notice_s: float | None) -> bool: ...
+    def request_stop(self) -> None: ...
 
 
 class Control:
     """JSON over HTTP; errors are `{"error": ...}`."""
 
-    def __init__(self, cloud: EmbeddedCloud) -> None:
+    def __init__(self, cloud: Controlled) -> None:
         self.cloud = cloud
 
     def answer(self, request: Request) -> Reply:

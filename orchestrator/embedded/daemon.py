@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from orchestrator.embedded.client import ADDRESS, IDLE_STOP_S, LOCK, published
-from orchestrator.embedded.documents import load_yaml, stamp, write_json
+from orchestrator.embedded.documents import load_yaml, private_file, private_folder, stamp, write_json
 from orchestrator.embedded.server import EmbeddedCloud
 
 LOOK_S = 0.25
@@ -31,7 +31,7 @@ READY = b"ready"
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     home = Path(options.home).absolute()
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home)
     lock = acquire(home)
     if lock is None:
         return 0  # another one was faster, and that one answers
@@ -52,6 +52,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def acquire(home: Path) -> IO[bytes] | None:
     """The lock of the home, for life; None when another daemon is up. One that is on its way out is waited for."""
+    private_file(home / LOCK)
     file = (home / LOCK).open("ab")
     end = time.monotonic() + LOCK_S
     while True:
@@ -125,6 +126,7 @@ def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[
                 "project": cloud.project,
                 "bucket": cloud.bucket,
                 "started_at": stamp(cloud.started_at),
+                "gpu": cloud.gpu,
             },
         )
         ready()

@@ -21,9 +21,28 @@ def load_yaml(path: Path) -> Any:
 
 def write_json(path: Path, document: Any) -> None:
     """Replace a file by a JSON document in one step."""
+    write_private(path, json.dumps(document, indent=2) + "\n")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file, in one step, by one that only its owner can read, whatever the umask."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
     partial.replace(path)
+
+
+def private_file(path: Path) -> None:
+    """Make sure that a file is there, and that only its owner can read it."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    path.chmod(0o600)
+
+
+def private_folder(path: Path) -> None:
+    """Make sure that a folder is there, and that only its owner can enter it."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)
 
 
 def stamp(moment: datetime) -> str:

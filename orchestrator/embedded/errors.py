@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 REASONS = {
@@ -19,10 +21,12 @@ REASONS = {
 
 STATUSES = {
     400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
     405: "UNIMPLEMENTED",
     409: "ALREADY_EXISTS",
+    501: "UNIMPLEMENTED",
 }
 
 
@@ -70,6 +74,25 @@ def not_found(path: str) -> ApiError:
 def invalid(field: str, value: object, why: str) -> ApiError:
     """400 for a field of a request body."""
     return ApiError(400, f"Invalid value for field '{field}': '{value}'. {why}")
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Within it, a value of another type than the API has is the sender's mistake. Raises `ApiError` (400)."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as exc:
+        message = f"Invalid JSON payload received. {what}: {type(exc).__name__}: {exc}"
+        raise ApiError(400, message, "badRequest") from exc
+
+
+def without_nulls(value: Any) -> Any:
+    """A JSON null is as if the field were absent, at any depth."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in value if inner is not None]
+    return value
 
 
 class OperationError(Exception):

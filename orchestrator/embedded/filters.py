@@ -47,7 +47,8 @@ def tokenize(text: str) -> list[tuple[str, str]]:
         kind = str(found.lastgroup)
         value = str(found.group(kind))
         if kind in ("double", "single"):
-            kind, value = "quoted", re.sub(r"\\(.)", r"\1", value)
+            # A backslash before anything but a quote or itself is the regular expression's own.
+            kind, value = "quoted", re.sub(r"""\\(["'\\])""", r"\1", value)
         tokens.append((kind, value))
     return tokens
 
@@ -103,7 +104,14 @@ class Parser:
             return inner
         field = self.take("word")
         operator = self.take("word") if self.peek("word", "eq", "ne") else self.take("op")
-        return comparison(field, operator, self.take("word", "quoted"))
+        wanted = self.take("word", "quoted")
+        if operator in ("eq", "ne"):
+            wanted = as_python(wanted)
+            try:
+                re.compile(wanted)
+            except re.error:
+                raise self.bad() from None
+        return comparison(field, operator, wanted)
 
 
 def comparison(field: str, operator: str, wanted: str) -> Predicate:
@@ -114,6 +122,13 @@ def comparison(field: str, operator: str, wanted: str) -> Predicate:
         return test(lookup(item, field), wanted)
 
     return holds
+
+
+def as_python(pattern: str) -> str:
+    """A regular expression of RE2 as Python spells it; what RE2 does not have becomes one that cannot be read."""
+    if re.search(r"(?<!\\)(?:\\\\)*(?:\\[1-9]|\(\?<?[=!]|\(\?P=|\(\?>)", pattern):
+        return "("
+    return re.sub(r"(?<!\\)((?:\\\\)*)\\z", r"\1\\Z", pattern)
 
 
 def lookup(item: Mapping[str, Any], field: str) -> Any:

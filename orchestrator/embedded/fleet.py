@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from orchestrator.embedded.admission import Admitted, admit, check_labels
+from orchestrator.embedded.admission import Admitted, admit, check_labels, check_metadata
 from orchestrator.embedded.capacity import foul_weather, over_quota, used
 from orchestrator.embedded.console import Console
 from orchestrator.embedded.errors import ApiError, OperationError, not_found
@@ -18,6 +19,7 @@ from orchestrator.embedded.inventory import Inventory, numeric_id, region_of
 from orchestrator.embedded.links import fingerprint
 from orchestrator.embedded.meter import Account, Meter
 from orchestrator.embedded.operations import Ids, Operations
+from orchestrator.embedded.tariff import Rate
 from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.vm import Vm
 from orchestrator.embedded.weather import Fault, Weather, due_after, due_upon, hits_vm
@@ -52,7 +54,7 @@ SIMULATED = Durations(4.0, 8.0, 20.0, 5.0, 1.0, 25.0)
 class Fleet:
     """Thread-safe. Machines are started and killed outside the lock, because they call back."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a cloud meet here
         self,
         *,
         project: str,
@@ -99,6 +101,10 @@ class Fleet:
             raise not_found(f"projects/{self.project}/zones/{zone}/instances/{name}")
         return vm
 
+    def by_token(self, token: str) -> Vm | None:
+        """The VM whose metadata server gives out this token."""
+        return next((vm for vm in self.all() if hmac.compare_digest(vm.guest.token.encode(), token.encode())), None)
+
     def named(self, name: str) -> Vm | None:
         """The VM of that name, in whatever zone."""
         return next((vm for vm in self.all() if vm.name == name), None)
@@ -112,7 +118,7 @@ class Fleet:
 
     def usage(self, region: str | None) -> dict[str, float]:
         """How much of each quota is used, in a region or in the project."""
-        return used(self.all(), self.inventory, region)
+        return used(self.all(), self.inventory, self.weather, region)
 
     # What is asked of it
 
@@ -150,6 +156,8 @@ class Fleet:
             )
             vm.closing_operations.append(operation)
             vm.status = "STOPPING"
+            if vm.ending == "stop":
+                vm.ending = by  # it was to stay, and shall not
         self._stop(vm, by)
         return self.operations.listed[operation]
 
@@ -169,6 +177,67 @@ class Fleet:
             vm.labels = labels
             self._later(self.durations.end_s, lambda: self._done(operation))
         return self.operations.listed[operation]
+
+    def set_metadata(self, zone: str, name: str, body: Any, request_id: str, user: str) -> dict[str, Any]:
+        """Replace the metadata, if the fingerprint is that of the present ones. Raises `ApiError`."""
+        with self.lock:
+            replayed = self.operations.replayed("setMetadata", request_id)
+            if replayed is not None:
+                return replayed
+            vm = self.find(zone, name)
+            metadata = check_metadata(body)
+            if body.get("fingerprint") != fingerprint(dict(vm.guest.metadata)):
+                raise ApiError(412, "Supplied fingerprint does not match current metadata fingerprint.")
+            operation = self._begin("setMetadata", vm, user, request_id)
+            vm.guest.change_metadata(metadata)
+            self._later(self.durations.end_s, lambda: self._done(operation))
+        return self.operations.listed[operation]
+
+    def stop(self, zone: str, name: str, request_id: str, user: str) -> dict[str, Any]:
+        """Shut an instance down and keep its disk, which goes on costing. Raises `ApiError`."""
+        with self.lock:
+            replayed = self.operations.replayed("stop", request_id)
+            if replayed is not None:
+                return replayed
+            vm = self.find(zone, name)
+            operation = self._begin("stop", vm, user, request_id)
+            if vm.status == "TERMINATED":
+                self._later(self.durations.end_s, lambda: self._done(operation))
+                return self.operations.listed[operation]
+            vm.closing_operations.append(operation)
+        self._stop(vm, "stop")
+        return self.operations.listed[operation]
+
+    def start(self, zone: str, name: str, request_id: str, user: str) -> dict[str, Any]:
+        """Run a stopped instance again, on an empty disk, if there is room. Raises `ApiError`."""
+        with self.lock:
+            replayed = self.operations.replayed("start", request_id)
+            if replayed is not None:
+                return replayed
+            vm = self.find(zone, name)
+            if vm.status not in ("TERMINATED", "RUNNING"):
+                raise ApiError(400, f"The resource '{vm.path}' is not ready", "resourceNotReady")
+            operation = self._begin("start", vm, user, request_id)
+            others = [one for one in self.all() if one is not vm]
+            failure = foul_weather(vm.admitted, self.project, self.weather) if vm.status == "TERMINATED" else None
+            if vm.status == "TERMINATED" and failure is None:
+                failure = over_quota(vm.admitted, others, self.inventory, self.weather)
+            if vm.status == "RUNNING" or failure is not None:
+                self._later(self.durations.provision_s, lambda: self._done(operation, failure))
+                return self.operations.listed[operation]
+            self.meter.ended(vm.account, self.timeline.now(), "stop")
+            vm.starts += 1
+            vm.status, vm.booted, vm.stopped_at, vm.deadline_at = "PROVISIONING", False, None, None
+            vm.guest.preempted = False
+            vm.machine = self.make_machine(vm.guest)
+            vm.insert_operation = operation
+            self._open_account(vm, self._rate(vm.admitted))
+            self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
+        return self.operations.listed[operation]
+
+    def _begin(self, kind: str, vm: Vm, user: str, request_id: str) -> str:
+        now = self.timeline.now()
+        return self.operations.begin(kind, vm.zone, vm.path, vm.id, now, user=user, request_id=request_id)
 
     def preempt(self, vm: Vm, notice_s: float = DEFAULT_NOTICE_S) -> None:
         """Take the VM back: the guest is told at once, shut down after `notice_s`; with 0 it is killed at once."""
@@ -197,7 +266,7 @@ class Fleet:
 
     def witness(self, run_id: str, writer: str, kind: str, data: dict[str, Any]) -> None:
         """A VM has stored an event of its run: faults that wait for it befall that VM now."""
-        vm = self.of_run(run_id, writer.rpartition("-")[2])
+        vm = self.of_run(run_id, [*writer.split("-"), ""][1])
         if vm is None:
             return
         fault = self.weather.reserve(lambda fault: self._hits(fault, vm, *TIMED) and due_upon(fault, kind, data))
@@ -233,15 +302,7 @@ class Fleet:
             compute_url=compute,
             storage_url=storage,
         )
-        rate = self.inventory.tariff.rate(
-            admitted.machine.name,
-            region_of(admitted.zone),
-            spot=admitted.spot,
-            disk_type=admitted.disk_type,
-            disk_gib=admitted.disk_gib,
-            external_ip=admitted.external_ip,
-            gpu_count=admitted.gpu_count,
-        )
+        rate = self._rate(admitted)
         vm = Vm(
             id=vm_id,
             project=self.project,
@@ -254,9 +315,25 @@ class Fleet:
             labels=dict(admitted.labels),
         )
         self.vms[(vm.zone, vm.name)] = vm
+        self._open_account(vm, rate)
+        self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
+
+    def _rate(self, admitted: Admitted) -> Rate:
+        return self.inventory.tariff.rate(
+            admitted.machine.name,
+            region_of(admitted.zone),
+            spot=admitted.spot,
+            disk_type=admitted.disk_type,
+            disk_gib=admitted.disk_gib,
+            external_ip=admitted.external_ip,
+            gpu_count=admitted.gpu_count,
+        )
+
+    def _open_account(self, vm: Vm, rate: Rate) -> None:
+        admitted = vm.admitted
         self.meter.open(
             Account(
-                vm_id=vm_id,
+                vm_id=vm.account,
                 run_id=vm.run_id,
                 vm=vm.name,
                 zone=vm.zone,
@@ -267,7 +344,6 @@ class Fleet:
                 rate=rate,
             )
         )
-        self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
 
     def _stage(self, vm: Vm) -> None:
         with self.lock:
@@ -283,7 +359,7 @@ class Fleet:
             now = self.timeline.now()
             vm.status = "RUNNING"
             vm.running_at = now
-            self.meter.started(vm.id, now)
+            self.meter.started(vm.account, now)
             self.operations.finish(vm.insert_operation, now)
             if vm.admitted.max_run_s is not None:
                 vm.deadline_at = now + timedelta(seconds=vm.admitted.max_run_s)
@@ -354,15 +430,16 @@ class Fleet:
             for fault in vm.reserved:
                 self.weather.release(fault)
             vm.reserved.clear()
-            keeps_disk = by in ("preemption", "deadline") and vm.admitted.termination_action == "STOP" and not vanish
+            stays = by == "stop" or (by in ("preemption", "deadline") and vm.admitted.termination_action == "STOP")
+            keeps_disk = stays and not vanish
             if keeps_disk:
                 vm.status = "TERMINATED"
                 vm.ending = None
                 vm.stopped_at = now
-                self.meter.stopped(vm.id, now, by)
+                self.meter.stopped(vm.account, now, by)
             else:
                 del self.vms[(vm.zone, vm.name)]
-                self.meter.ended(vm.id, now, by)
+                self.meter.ended(vm.account, now, by)
             operations = [vm.insert_operation, *vm.closing_operations]
             vm.closing_operations.clear()
             for operation in operations:

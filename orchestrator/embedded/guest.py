@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.embedded.console import Console
+from orchestrator.embedded.guard import new_token
 from orchestrator.embedded.timeline import Timeline
 
 
 @dataclass(slots=True)
 class Guest:
-    """One VM seen from within. Only `preempted` ever changes; `changed` is notified when it does."""
+    """One VM seen from within. Only `preempted` and the metadata ever change; `changed` is notified when they do."""
 
     id: str
     name: str
@@ -34,12 +35,14 @@ class Guest:
     compute_url: str
     storage_url: str
     preempted: bool = False
+    token: str = field(default_factory=new_token)
+    """What the metadata server gives out; the APIs know by it which VM speaks."""
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    @property
-    def token(self) -> str:
-        """What the metadata server gives out; the compute API knows by it which VM speaks."""
-        return f"embedded-{self.id}"
+    def change_metadata(self, metadata: dict[str, str]) -> None:
+        with self.changed:
+            self.metadata = metadata
+            self.changed.notify_all()
 
     def announce_preemption(self) -> None:
         with self.changed:

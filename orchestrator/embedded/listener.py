@@ -10,13 +10,23 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from orchestrator.embedded.errors import STATUSES, error_document
+from orchestrator.embedded.guard import Guard, Refused
+
 LOOPBACK = "127.0.0.1"
 log = logging.getLogger(__name__)
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+MOST_BYTES = 8 << 20
+"""The most that a request body may hold where it is read whole."""
+DRAINED_BYTES = 1 << 16
+Now = Callable[[str], datetime]
+"""The time that an answer to a target (path and query) carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +55,27 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+class TooLarge(ValueError):
+    """A body that is longer than what is taken, or whose length cannot be meant."""
+
+
 class Reset(Exception):
     """Raised by a handler to cut the connection without an answer."""
 
 
 def json_reply(status: int, document: Any) -> Reply:
     return Reply(status, json.dumps(document).encode(), {"Content-Type": "application/json; charset=UTF-8"})
+
+
+def refusal_reply(refused: Refused) -> Reply:
+    """What somebody hears who may not speak here."""
+    document = error_document(refused.status, refused.message, refused.reason)
+    if refused.status in STATUSES:
+        document["error"]["status"] = STATUSES[refused.status]
+    reply = json_reply(refused.status, document)
+    if refused.status != 401:
+        return reply
+    return Reply(401, reply.body, {**reply.headers, "WWW-Authenticate": 'Bearer realm="embedded cloud"'})
 
 
 class Server(ThreadingHTTPServer):
@@ -61,9 +86,13 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
     allow_reuse_address = False
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler], port: int = 0) -> None:
+    def __init__(
+        self, handler: type[BaseHTTPRequestHandler], guard: Guard, now: Now | None = None, port: int = 0
+    ) -> None:
+        self.guard = guard
+        self.now = now
         self.connections: set[socket.socket] = set()
-        self.guard = threading.Lock()
+        self.lock = threading.Lock()
         super().__init__((LOOPBACK, port), handler)
 
     @property
@@ -74,12 +103,12 @@ class Server(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, name=name, daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        with self.guard:
+        with self.lock:
             self.connections.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        with self.guard:
+        with self.lock:
             self.connections.discard(request)
         super().shutdown_request(request)
 
@@ -99,7 +128,7 @@ class Server(ThreadingHTTPServer):
             pass
         ending.join()
         self.server_close()
-        with self.guard:
+        with self.lock:
             for connection in self.connections:
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
@@ -114,6 +143,35 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = -1
     disable_nagle_algorithm = True
     server: Server
+    most_bytes = MOST_BYTES
+    stranger: Refused | None = None
+
+    def setup(self) -> None:
+        super().setup()
+        here = (LOOPBACK, int(self.server.server_address[1]))
+        self.stranger = self.server.guard.stranger(self.client_address, here)
+
+    def parse_request(self) -> bool:
+        """Also whether whoever asks may: what is refused is answered here, and goes no further."""
+        if not super().parse_request():
+            return False
+        headers = {key.lower(): value for key, value in self.headers.items()}
+        guard, port = self.server.guard, int(self.server.server_address[1])
+        refused = self.stranger or guard.refusal(self.command, self.path, headers, port)
+        if refused is None:
+            return True
+        self.close_connection = True
+        length = str(self.headers.get("Content-Length") or "0")
+        # Else the answer would be lost in a reset; what is longer than a client of ours sends may well be.
+        self.rfile.read(min(int(length) if length.isdigit() else 0, DRAINED_BYTES))
+        self.reply(refusal_reply(refused))
+        return False
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """As the cloud's own clock has it, or as the weather bends that."""
+        if timestamp is None and self.server.now is not None:
+            return formatdate(self.server.now(getattr(self, "path", "")).timestamp(), usegmt=True)
+        return super().date_time_string(timestamp)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class named it
         """Quiet: the clients report what concerns them."""
@@ -125,15 +183,22 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.close()
 
     def read_body(self) -> bytes:
-        """The whole body, with a length or in chunks."""
+        """The whole body, with a length or in chunks. Raises `TooLarge`."""
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             return b"".join(self.chunks())
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        if not 0 <= length <= self.most_bytes:
+            raise TooLarge
+        return self.rfile.read(length)
 
     def chunks(self) -> list[bytes]:
-        """A chunked body."""
+        """A chunked body. Raises `TooLarge`."""
         parts: list[bytes] = []
+        left = self.most_bytes
         while size := int(self.rfile.readline().split(b";")[0], 16):
+            left -= size
+            if size < 0 or left < 0:
+                raise TooLarge
             parts.append(self.rfile.read(size))
             self.rfile.readline()
         while self.rfile.readline().strip():
@@ -141,12 +206,10 @@ class Handler(BaseHTTPRequestHandler):
         return parts
 
     def reply(self, reply: Reply) -> None:
-        if "Date" in reply.headers:
-            self.send_response_only(reply.status)
-        else:
-            self.send_response(reply.status)
+        self.send_response(reply.status)
         for name, value in reply.headers.items():
-            self.send_header(name, value)
+            if name.lower() not in ("date", "server"):
+                self.send_header(name, value)
         self.send_header("Content-Length", str(len(reply.body)))
         self.end_headers()
         if self.command != "HEAD":
@@ -155,12 +218,19 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Listener:
-    """Serves `answer(request) -> Reply` on a free loopback port."""
+    """Serves `answer(request) -> Reply` on a free loopback port, to those whom `guard` lets in."""
 
-    def __init__(self, name: str, answer: Callable[[Request], Reply], port: int = 0) -> None:
+    def __init__(
+        self, name: str, answer: Callable[[Request], Reply], guard: Guard, now: Now | None = None, port: int = 0
+    ) -> None:
         class Answering(Handler):
             def handle_any(self) -> None:
-                body = self.read_body()
+                try:
+                    body = self.read_body()
+                except ValueError:
+                    self.close_connection = True
+                    self.reply(refusal_reply(Refused(413, "The request body is too large.", "uploadTooLarge")))
+                    return
                 split = urlsplit(self.path)
                 request = Request(
                     self.command,
@@ -179,12 +249,12 @@ class Listener:
                 except Exception:
                     log.exception("%s %s failed", self.command, self.path)
                     message = "the embedded cloud failed at this request; its log says why"
-                    self.reply(json_reply(500, {"error": {"code": 500, "message": message, "errors": []}}))
+                    self.reply(json_reply(500, error_document(500, message, "backendError")))
 
         for verb in VERBS:
             setattr(Answering, f"do_{verb}", Answering.handle_any)
 
-        self.server = Server(Answering, port)
+        self.server = Server(Answering, guard, now, port)
         self.server.start(name)
         self.url = self.server.url
 

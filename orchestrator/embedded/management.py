@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.errors import ApiError, without_nulls
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import Request
-from orchestrator.embedded.permissions import APIS, TITLES, gate, held
+from orchestrator.embedded.permissions import APIS, TESTABLE, TITLES, gate, held
 from orchestrator.embedded.policies import Policies
+from orchestrator.embedded.skus import Catalogue
 from orchestrator.embedded.store import Store
 from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.weather import Weather
@@ -37,8 +39,18 @@ def serves(path: str) -> bool:
 class Management:
     """Answers requests; raises `ApiError`. Thread-safe."""
 
-    def __init__(self, *, project: str, store: Store, policies: Policies, weather: Weather, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        *,
+        project: str,
+        store: Store,
+        policies: Policies,
+        weather: Weather,
+        timeline: Timeline,
+        catalogue: Catalogue,
+    ) -> None:
         self.project = project
+        self.catalogue = catalogue
         self.number = numeric_id(project)[:12]
         self.store = store
         self.policies = policies
@@ -57,11 +69,11 @@ class Management:
             found = pattern.fullmatch(request.path)
             if found and verb == request.method:
                 parts = {key: unquote(value) for key, value in found.groupdict().items()}
-                gate(self.weather, self.project, service, verb, below)
+                gate(self.weather, self.project, service, verb, below, self.timeline.now())
                 if "project" in parts:
                     self._check_project(parts.pop("project"), request.target)
                 return answer(request, **parts)
-        raise ApiError(404, f"{request.method} {request.path} is not something this cloud can do.")
+        raise ApiError(501, f"{request.method} {request.path} is not something this cloud can do.")
 
     def _routes(self) -> list[tuple[str, str, str, Answer]]:
         v1, v3 = "/v1/", "/v3/"
@@ -73,6 +85,11 @@ class Management:
             ("cloudresourcemanager", "POST", v3 + P + ":testIamPermissions", self.test_permissions),
             ("cloudresourcemanager", "POST", v3 + P + ":getIamPolicy", self.get_project_policy),
             ("cloudresourcemanager", "POST", v3 + P + ":setIamPolicy", self.set_project_policy),
+            ("cloudresourcemanager", "GET", v1 + P, self.get_project_v1),
+            ("cloudresourcemanager", "POST", v1 + P + ":testIamPermissions", self.test_permissions),
+            ("cloudresourcemanager", "POST", v1 + P + ":getIamPolicy", self.get_project_policy),
+            ("cloudresourcemanager", "POST", v1 + P + ":setIamPolicy", self.set_project_policy),
+            ("iam", "POST", v1 + "permissions:queryTestablePermissions", self.testable_permissions),
             ("iam", "POST", v1 + P + "/serviceAccounts", self.create_account),
             ("iam", "GET", v1 + ACCOUNT, self.get_account),
             ("iam", "POST", v1 + ACCOUNT + ":testIamPermissions", self.test_account_permissions),
@@ -82,6 +99,8 @@ class Management:
             ("iam", "GET", v1 + P + r"/roles/(?P<role>[^/]+)", self.get_role),
             ("iam", "PATCH", v1 + P + r"/roles/(?P<role>[^/]+)", self.change_role),
             ("cloudbilling", "GET", v1 + P + "/billingInfo", self.billing),
+            ("cloudbilling", "GET", v1 + "services", self.list_services),
+            ("cloudbilling", "GET", v1 + r"services/(?P<service>[^/]+)/skus", self.list_skus),
         ]
 
     def _check_project(self, name: str, victim: str) -> None:
@@ -114,8 +133,14 @@ class Management:
         if not 1 <= len(wanted) <= 20:
             raise ApiError(400, "serviceIds: between 1 and 20 services can be enabled at once")
         for api in wanted:
+            was_off = self._service(api, request.target)["state"] == "DISABLED"
             self.store.put("api", api, {"api": api})
             self.weather.end("api_disabled", api=api)
+            slow = self.weather.holds(request.target, "api_propagation", api=api) if was_off else None
+            if slow is not None:
+                # Enabled, and said to be; but the API itself takes a while to hear of it.
+                until = self.timeline.now() + timedelta(minutes=float(slow.params["minutes"]))
+                self.weather.add({"fault": "api_settling", "api": api, "until": stamp(until)})
         operation = {
             "name": f"operations/acat.{numeric_id(stamp(self.timeline.now()))}",
             "done": True,
@@ -155,7 +180,32 @@ class Management:
     def set_project_policy(self, request: Request) -> Document:
         return self.policies.set("project", body_of(request).get("policy"))
 
+    def get_project_v1(self, _request: Request) -> Document:
+        return {
+            "projectNumber": self.number,
+            "projectId": self.project,
+            "lifecycleState": "ACTIVE",
+            "name": self.project,
+            "createTime": "2024-01-01T08:00:00Z",
+        }
+
     # IAM
+
+    def testable_permissions(self, request: Request) -> Document:
+        """A page of them. Raises `ApiError`: 400 for a resource that is not the project, or a page that is none."""
+        body = body_of(request)
+        resource = str(body.get("fullResourceName", ""))
+        if resource.rpartition("/projects/")[2] not in (self.project, self.number):
+            raise ApiError(400, f"Invalid resource name {resource}.")
+        try:
+            size, start = int(body.get("pageSize") or 100), int(body.get("pageToken") or 0)
+        except ValueError as exc:
+            raise ApiError(400, "Request contains an invalid argument.") from exc
+        if not 1 <= size <= 1000 or start < 0:
+            raise ApiError(400, "Request contains an invalid argument.")
+        names = TESTABLE[start : start + size]
+        more = {"nextPageToken": str(start + size)} if start + size < len(TESTABLE) else {}
+        return {"permissions": [{"name": name, "stage": "GA"} for name in names], **more}
 
     def _account(self, email: str, victim: str) -> Document:
         found: Document | None = self.store.get("service_account", email)
@@ -245,6 +295,12 @@ class Management:
             "billingEnabled": on,
         }
 
+    def list_services(self, request: Request) -> Document:
+        return self.catalogue.services(request.query)
+
+    def list_skus(self, request: Request, service: str) -> Document:
+        return self.catalogue.service_skus(service, request.query)
+
 
 def granted(permissions: list[str]) -> Document:
     """Google leaves the field out where it would be empty."""
@@ -259,4 +315,5 @@ def body_of(request: Request) -> Document:
         raise ApiError(400, "Invalid JSON payload received.") from exc
     if not isinstance(body, dict):
         raise ApiError(400, "Invalid JSON payload received.")
-    return body
+    found: Document = without_nulls(body)
+    return found

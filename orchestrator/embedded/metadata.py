@@ -8,10 +8,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.embedded.device import cpu
+from orchestrator.embedded.guard import Guard
 from orchestrator.embedded.guest import Guest
 from orchestrator.embedded.listener import Listener, Reply, Request
 
 ROOT = "/computeMetadata/v1"
+HERE = "embedded"
 FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 
 
@@ -21,7 +24,8 @@ class MetadataServer:
     def __init__(self, guest: Guest) -> None:
         self.guest = guest
         self.closed = False
-        self.listener = Listener(f"metadata-{guest.name}", self.answer)
+        # Its VM's processes are this user's; anybody else would get the VM's token here.
+        self.listener = Listener(f"metadata-{guest.name}", self.answer, Guard())
         self.host = self.listener.url.removeprefix("http://")
 
     def close(self) -> None:
@@ -88,11 +92,12 @@ class MetadataServer:
         return {
             "instance": {
                 "attributes": dict(guest.metadata),
-                "cpu-platform": "Embedded",
+                "cpu-platform": cpu(),
                 "hostname": f"{guest.name}.{guest.zone}.c.{guest.project}.internal",
                 "id": int(guest.id),
-                "image": guest.image,
-                "machine-type": f"projects/{guest.project_number}/machineTypes/{guest.machine_type}",
+                # What runs is this computer, whatever was asked for: results must not name what was not there.
+                "image": "",
+                "machine-type": f"projects/{guest.project_number}/machineTypes/{HERE}",
                 "maintenance-event": "NONE",
                 "name": guest.name,
                 "preempted": "TRUE" if guest.preempted else "FALSE",

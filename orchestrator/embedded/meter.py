@@ -90,7 +90,7 @@ class Bill:
 
     def document(self) -> dict[str, Any]:
         """The bill as the control API gives it."""
-        return {"rows": [row.document() for row in self.rows], "usd": str(self.usd)}
+        return {"simulated": True, "rows": [row.document() for row in self.rows], "usd": str(self.usd)}
 
 
 def seconds(start: datetime, end: datetime) -> Decimal:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from orchestrator.embedded.errors import ApiError, not_found
@@ -40,6 +41,12 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
     ("compute", "GET", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}", "compute.instances.get"),
     ("compute", "DELETE", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}", "compute.instances.delete"),
     ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/setLabels", "compute.instances.setLabels"),
+    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/setMetadata", "compute.instances.setMetadata"),
+    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/stop", "compute.instances.stop"),
+    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/start", "compute.instances.start"),
+    ("compute", "GET", rf"projects/{ONE}/aggregated/operations", "compute.globalOperations.list"),
+    ("compute", "POST", rf"projects/{ONE}/regions/{ONE}/advice/capacity", "compute.advice.capacity"),
+    ("compute", "POST", rf"projects/{ONE}/regions/{ONE}/advice/capacityHistory", "compute.advice.capacityHistory"),
     (
         "compute",
         "GET",
@@ -76,6 +83,22 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
     ("iam", "PATCH", rf"projects/{ONE}/roles/{ONE}", "iam.roles.update"),
 )
 """Service, verb, path below the service's own prefix, permission. What is not listed takes none here."""
+TESTABLE = (
+    *sorted({permission for *_, permission in RULES}),
+    "compute.disks.create",
+    "compute.instances.setServiceAccount",
+    "compute.subnetworks.use",
+    "compute.subnetworks.useExternalIp",
+    "iam.serviceAccounts.actAs",
+    "serviceusage.services.get",
+    "storage.buckets.delete",
+    "storage.multipartUploads.abort",
+    "storage.multipartUploads.create",
+    "storage.multipartUploads.list",
+    "storage.multipartUploads.listParts",
+    "storage.objects.update",
+)
+"""What may stand in a role, as far as this cloud knows."""
 TABLE = tuple((service, verb, re.compile(path), permission) for service, verb, path, permission in RULES)
 
 
@@ -87,10 +110,13 @@ def takes(service: str, verb: str, path: str) -> str:
     return ""
 
 
-def gate(weather: Weather, project: str, service: str, verb: str, path: str) -> None:
+def gate(weather: Weather, project: str, service: str, verb: str, path: str, now: datetime) -> None:
     """Lets the request pass, or raises the `ApiError` (403) that Google gives."""
     victim = f"{verb} {path}"
     api = APIS[service]
+    settling = weather.holds(victim, "api_settling", api=api)
+    if settling is not None and now < datetime.fromisoformat(settling.params["until"]):
+        raise disabled(api, TITLES[service], project)
     if weather.holds(victim, "api_disabled", api=api):
         raise disabled(api, TITLES[service], project)
     permission = takes(service, verb, path)

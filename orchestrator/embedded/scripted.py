@@ -7,6 +7,7 @@ both may be caught. A killed VM's generator is closed, and whatever it asks of t
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import threading
@@ -101,7 +102,7 @@ class ScriptedVm:
         self.sequence += 1
         run_id, attempt = run_id or self.labels["bench-run"], self.labels["bench-attempt"]
         moment = stamp(self.guest.timeline.now())
-        writer = f"vm-{attempt}"
+        writer = f"vm-{attempt}-{hashlib.sha256(self.guest.id.encode()).hexdigest()[:8]}"
         event = {
             "schema": 1,
             "run_id": run_id,

@@ -5,26 +5,33 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from orchestrator.embedded import device
 from orchestrator.embedded.advice import Zones
 from orchestrator.embedded.buckets import Buckets
 from orchestrator.embedded.compute import Compute, Observer
 from orchestrator.embedded.control import Control
-from orchestrator.embedded.documents import parse_stamp, stamp
+from orchestrator.embedded.documents import parse_stamp, private_folder, stamp
 from orchestrator.embedded.fleet import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, Fleet
+from orchestrator.embedded.gateway import Gateway
+from orchestrator.embedded.guard import Guard, new_token, write_token
 from orchestrator.embedded.guest import MachineFactory
 from orchestrator.embedded.inventory import Inventory
+from orchestrator.embedded.legacy import take_over
 from orchestrator.embedded.listener import Listener, Reply, Request
 from orchestrator.embedded.machine import ProcessMachine
 from orchestrator.embedded.management import Management
 from orchestrator.embedded.meter import Bill, Meter
+from orchestrator.embedded.objects import Objects
 from orchestrator.embedded.operations import Ids, Operations
 from orchestrator.embedded.policies import Policies
-from orchestrator.embedded.proxy import Proxy
+from orchestrator.embedded.skus import Catalogue
 from orchestrator.embedded.storage import Storage
 from orchestrator.embedded.store import Store
 from orchestrator.embedded.tariff import Tariff
@@ -62,7 +69,9 @@ class EmbeddedCloud:
         advice: Zones | None = None,
     ) -> None:
         self.home = Path(home)
-        self.home.mkdir(parents=True, exist_ok=True)
+        private_folder(self.home)
+        self.token = new_token()
+        write_token(self.home, self.token)
         self.project = project
         self.bucket = bucket
         self.timeline: Timeline = timeline if timeline is not None else RealTimeline()
@@ -72,6 +81,7 @@ class EmbeddedCloud:
         self.closed = False
         scratch = self.home / "vms"
         shutil.rmtree(scratch, ignore_errors=True)  # of machines that died with the last cloud
+        private_folder(scratch)
         self.store = Store(self.home / "state.sqlite")
         self.weather = Weather(self._weather_changed)
         self.weather.restore(self.store.get("weather", "document") or {"faults": []})
@@ -97,7 +107,12 @@ class EmbeddedCloud:
         compute = Compute(
             project=project,
             management=Management(
-                project=project, store=self.store, policies=policies, weather=self.weather, timeline=self.timeline
+                project=project,
+                store=self.store,
+                policies=policies,
+                weather=self.weather,
+                timeline=self.timeline,
+                catalogue=Catalogue(inventory),
             ),
             inventory=inventory,
             fleet=self.fleet,
@@ -107,25 +122,25 @@ class EmbeddedCloud:
             observer=observer,
             advised=advice,
         )
-        buckets = Buckets(project, self.store, policies, self.weather, self.timeline, observer)
-        self.proxy = Proxy(self.weather, self.timeline, self.fleet.witness, self.touch, buckets)
-        try:
-            self.storage = Storage(self.home / "objects", self.proxy, self.home / "storage.log")
-        except BaseException:
-            self.proxy.close()
-            self._close_state()
-            raise
-        self.storage.create_bucket(bucket, project)
+        guard = Guard(self.token, self.fleet.by_token)
+        objects = Objects(self.home / "objects", self.timeline.now)
+        take_over(self.home / "objects", objects)
+        buckets = Buckets(project, self.store, policies, self.weather, self.timeline, objects, observer)
+        self.gateway = Gateway(self.weather, self.timeline, self.touch, guard, partial(self._time_told, "storage"))
+        self.storage = Storage(objects, buckets, self.fleet.witness, lambda: self.gateway.url)
+        self.storage.create_bucket(bucket)
         buckets.know(bucket)
+        self.gateway.storage = self.storage
 
         def answer(request: Request) -> Reply:
             self.touch()
             return compute.answer(request)
 
-        self.compute_listener = Listener("compute", answer)
-        self.control_listener = Listener("control", Control(self).answer)
+        strict = replace(guard, json=True)
+        self.compute_listener = Listener("compute", answer, strict, partial(self._time_told, "compute"))
+        self.control_listener = Listener("control", Control(self).answer, replace(strict, vm_of=lambda _: None))
         self.compute_url = self.compute_listener.url
-        self.storage_url = self.proxy.url
+        self.storage_url = self.gateway.url
         self.control_url = self.control_listener.url
         if weather is not None:
             self.weather.replace(weather)
@@ -145,7 +160,7 @@ class EmbeddedCloud:
             return
         self.closed = True
         self.fleet.close()
-        for listener in (self.compute_listener, self.control_listener, self.proxy):
+        for listener in (self.compute_listener, self.control_listener, self.gateway):
             listener.close()
         self.storage.close()
         self._close_state()
@@ -155,6 +170,11 @@ class EmbeddedCloud:
         self.store.close()
 
     # What it says of itself
+
+    @cached_property
+    def gpu(self) -> str:
+        """The GPU that its machines really have; empty without one."""
+        return device.gpu()
 
     def instances(self) -> list[dict[str, Any]]:
         """Every instance that exists now, as `GET /control/status` lists it."""
@@ -168,7 +188,14 @@ class EmbeddedCloud:
     def status(self) -> dict[str, Any]:
         """The answer of `GET /control/status`."""
         uptime = (self.timeline.now() - self.started_at).total_seconds()
-        return {"project": self.project, "bucket": self.bucket, "uptime_s": uptime, "instances": self.instances()}
+        return {
+            "project": self.project,
+            "bucket": self.bucket,
+            "uptime_s": uptime,
+            "device": {"gpu": self.gpu, "cpu": device.cpu()},
+            "simulated_prices": True,
+            "instances": self.instances(),
+        }
 
     def preempt(self, name: str, notice_s: float | None = None) -> bool:
         """Take back the running VM of that name; False when there is none."""
@@ -193,6 +220,11 @@ class EmbeddedCloud:
         """End every VM, and ask whoever runs the cloud to close it."""
         self.fleet.close()
         self.stop_requested.set()
+
+    def _time_told(self, service: str, target: str) -> datetime:
+        """The date of an answer to `target`: as it is, or as far off as the weather has it."""
+        skew = self.weather.holds(target, "clock_skew", service=service)
+        return self.timeline.now() + timedelta(seconds=float(skew.params["seconds"]) if skew else 0)
 
     def _weather_changed(self) -> None:
         self.store.put("weather", "document", self.weather.document())

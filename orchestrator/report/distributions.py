@@ -11,7 +11,7 @@ from orchestrator.analysis.study import Case, Study
 from orchestrator.report.figures import RIGHT, WIDTH, drawn, shown
 from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Board, Scale, legend, span
-from orchestrator.report.text import backend, labels, tick
+from orchestrator.report.text import backend, labels, shortened, tick
 
 MOST_DOTS = 200
 """Dots of one implementation on one case."""
@@ -49,13 +49,13 @@ def _panel(
 ) -> None:
     timed = {t.implementation: t.group.latency_us for t in case.timings if t.timed and t.implementation in look}
     if not timed:
-        board.text(x, y + 16, f"{title}: not timed", "soft")
+        board.text(x, y + 16, f"{shortened(title)}: not timed", "soft")
         return
     # The slowest hundredth is drawn at the edge: it would leave no room for the rest.
     ends = [float(end) for times in timed.values() for end in (times.min(), np.quantile(times, 0.99))]
     scale = Scale(*span(ends, log=True, pad=0.04), x + 14, x + width - 24, log=True)
     bottom = y + 28 + 20 * len(look)
-    board.text(x, y + 16, title, "strong")
+    board.text(x, y + 16, shortened(title, 26), "strong")
     for value in scale.ticks(6):
         board.line(scale(value), y + 24, scale(value), bottom, "grid")
         board.text(scale(value), bottom + 16, tick(value), "middle soft")

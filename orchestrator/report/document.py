@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.analysis.across import Point
 from orchestrator.analysis.bootstrap import Interval
+from orchestrator.analysis.history import Point
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Contrast, Timing
 from orchestrator.analysis.verdicts import Noise
+from orchestrator.core.results import plain
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.report import Report
 
@@ -38,7 +39,9 @@ def document(report: Report) -> dict[str, Any]:
         "subject": study.subject,
         "baselines": list(study.baselines),
         "measurements": study.measurements,
+        "cases_planned": report.planned,
         "cost_usd": known(report.cost_usd),
+        "prices_simulated": report.simulated,
         "usd_per_answer": known(report.usd_per_answer),
         "answers": study.answers,
         "flop_convention": CONVENTION,
@@ -79,6 +82,8 @@ def _timing(timing: Timing) -> dict[str, Any]:
         "p5_us": known(timing.p5_us),
         "p95_us": known(timing.p95_us),
         "min_us": known(timing.min_us),
+        "timer_share": known(timing.timer_share),
+        "launch_hidden": not timing.group.exposed,
         "tflops": known(timing.tflops),
         "roof_percent": known(timing.roof_percent),
         "held_percent": known(timing.held_percent),
@@ -102,6 +107,7 @@ def _contrast(one: Contrast) -> dict[str, Any]:
         "order_shift": known(one.order_shift),
         **_noise(one.noise),
         "verdict": one.verdict.value,
+        "doubt": one.doubt,
     }
 
 
@@ -112,29 +118,70 @@ def _noise(noise: Noise | None) -> dict[str, Any]:
 COLUMNS = (
     "run_id", "device", "case_id", "regime", "cache", "subject", "baseline", "blocks", "subject_median_us",
     "baseline_median_us", "ratio", "ratio_low", "ratio_high", "p_holm", "effect", "order_shift", "noise",
-    "noise_source", "verdict",
+    "noise_source", "verdict", "doubt",
 )  # fmt: skip
 
 
 def verdicts_csv(report: Report) -> str:
     """One row a comparison."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = []
     for case in report.study.cases:
         medians = {timing.implementation: timing.median_us.mid for timing in case.timings}
         for one in case.contrasts:
             found, noise = one.paired.ratio, one.noise
             numbers = (medians[one.subject], medians[one.baseline], found.mid, found.low, found.high, one.p)
-            writer.writerow(
+            rows.append(
                 [
-                    report.study.run_id, report.study.device, case.case_id, case.setting.regime,
-                    case.setting.cache, one.subject, one.baseline,
-                    one.paired.blocks,
+                    report.study.run_id, report.study.device, case.case_id, case.setting.regime, case.setting.cache,
+                    one.subject, one.baseline, str(one.paired.blocks),
                     *(_cell(number) for number in (*numbers, one.paired.test.effect, one.order_shift)),
                     _cell(noise.floor if noise else math.nan), noise.source.value if noise else "", one.verdict.value,
+                    one.doubt,
                 ]
             )  # fmt: skip
+    return _csv(COLUMNS, rows)
+
+
+def summary_csv(report: Report) -> str:
+    """One row a case, setting and implementation; the subject's have its ratio to each baseline, with its interval and
+    verdict, as everything else of a report has them."""
+    study = report.study
+    axes = list(dict.fromkeys(name for case in study.cases for name in case.axes))
+    against = [(name, f"speedup_vs_{name.replace(':', '_')}") for name in study.baselines]
+    columns = (
+        "run_id", "device", "case_id", "implementation", "backend", *axes, "regime", "cache", "count", "median_us",
+        "median_low_us", "median_high_us", "min_us", "p5_us", "p95_us", "throttled", "max_abs_error", "skipped",
+        "timer_share", "peak_memory_bytes", "joules_per_call",
+        *(f"{name}{part}" for _, name in against for part in ("", "_low", "_high", "_verdict")),
+    )  # fmt: skip
+    rows = []
+    for case in study.cases:
+        for one in case.timings:
+            found = {each.baseline: each for each in case.contrasts if each.subject == one.implementation}
+            ratios: list[str] = []
+            for name, _ in against:
+                mine = found.get(name)
+                at = mine.paired.ratio if mine is not None else None
+                ratios += [_cell(at.mid), _cell(at.low), _cell(at.high)] if at is not None else [""] * 3
+                ratios.append(mine.said if mine is not None else "")
+            middle = one.median_us
+            rows.append(
+                [
+                    study.run_id, one.group.device, case.case_id, one.implementation, one.backend,
+                    *(case.axes.get(name, "") for name in axes), case.setting.regime, case.setting.cache,
+                    str(one.count), _cell(middle.mid), _cell(middle.low), _cell(middle.high), _cell(one.min_us),
+                    _cell(one.p5_us), _cell(one.p95_us), _cell(one.throttled), _cell(one.max_abs_error), one.skipped,
+                    _cell(one.timer_share), "" if math.isnan(one.peak_bytes) else str(int(one.peak_bytes)),
+                    _cell(one.joules), *ratios,
+                ]
+            )  # fmt: skip
+    return _csv(columns, rows)
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells that a spreadsheet would take for formulas are told as text."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([plain(cell) for cell in row] for row in (columns, *rows))
     return text.getvalue()
 
 
@@ -150,6 +197,7 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
         "after": after.study.run_id,
         "devices": [before.study.device, after.study.device],
         "commits": [report.environment.get("git_commit") for report in (before, after)],
+        "code": list(comparison.code),
         "comparability": comparison.comparable.level.value,
         "reasons": list(comparison.comparable.reasons),
         "relative_to": comparison.relative_to or None,
@@ -174,7 +222,9 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
                 "ratio": limits(one.ratio),
                 "p": known(one.p),
                 **_noise(one.noise),
+                "spread": known(one.spread),
                 "verdict": one.verdict.value,
+                "doubt": one.doubt,
             }
             for one in comparison.changes
         ],
@@ -186,22 +236,25 @@ def history_document(
 ) -> dict[str, Any]:
     """One case over runs; `change` is the verdict against the run that began the level before."""
     return {
-        "schema": 1,
+        "schema": 2,
         "case_id": case_id,
         **_setting(setting or Setting("")),
         "implementation": implementation,
         "relative_to": relative_to or None,
-        "points": [
-            {
-                "run_id": one.run_id,
-                "git_commit": one.fingerprint.get("git_commit"),
-                "git_dirty": one.fingerprint.get("git_dirty"),
-                "device": one.fingerprint.get("device"),
-                "value": limits(one.value),
-                "ratio": limits(one.ratio) if one.ratio is not None else None,
-                **_noise(one.noise),
-                "change": one.change.value if one.change is not None else None,
-            }
-            for one in points
-        ],
+        "points": [_point(one) for one in points],
+    }
+
+
+def _point(one: Point) -> dict[str, Any]:
+    told = one.reading.fingerprint
+    keys = ("git_commit", "git_dirty", "payload_sha256", "backend", "device")
+    return {
+        "run_id": one.reading.run_id,
+        **{key: told.get(key) for key in keys},
+        "value": limits(one.reading.value),
+        "ratio": limits(one.ratio) if one.ratio is not None else None,
+        **_noise(one.reading.noise),
+        "change": one.change.value if one.change is not None else None,
+        "doubt": one.doubt,
+        "split": list(one.split),
     }

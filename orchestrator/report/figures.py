@@ -11,11 +11,10 @@ from orchestrator.analysis.study import Case, Study
 from orchestrator.core.results import is_control
 from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Board, Scale, legend, span
-from orchestrator.report.text import backend, digits, labels, ratio, tick, within
+from orchestrator.report.text import backend, digits, labels, ratio, shortened, tick, within
 
 WIDTH = 860.0
-LEFT = 236.0
-RIGHT = WIDTH - 24
+RIGHT = WIDTH - 40
 MOST_CASES = 60
 """More rows than a person compares by eye; the tables and files have all."""
 
@@ -37,44 +36,69 @@ def drawn(study: Study) -> tuple[str, ...]:
     )
 
 
+def fitting(names: Sequence[str]) -> tuple[float, list[str]]:
+    """How far from the left the rows begin so that none of their names is cut, and the names, the longest shortened."""
+    short = [shortened(name) for name in names]
+    return max(110.0, 30 + 7.4 * max(map(len, short), default=0)), short
+
+
+def left_out(study: Study, *, everything: bool = False) -> tuple[str, ...]:
+    """The baselines that a speed-up figure has no room for: PyTorch's plain one, where there is any other."""
+    others = [name for name in study.baselines if name not in SLOWEST and study.against(name)]
+    slow = [name for name in study.baselines if name in SLOWEST and study.against(name)]
+    return () if everything or not others else tuple(slow)
+
+
+SLOWEST = ("sdpa:math",)
+
+
 def rows_frame(
-    board: Board, scales: Sequence[Scale], tops: Sequence[tuple[float, float]], names: Sequence[str], unit: str
+    board: Board,
+    scales: Sequence[Scale],
+    tops: Sequence[tuple[float, float]],
+    names: Sequence[str],
+    unit: str,
+    left: float,
 ) -> None:
     """Row bands with their names, and for each scale an axis above and below. `tops` are (top, height) of each row."""
     first, last = tops[0][0], tops[-1][0] + tops[-1][1]
     for place, (top, height) in enumerate(tops):
         if place % 2 == 0:
             board.box(0, top, WIDTH, height, "band")
-        board.text(LEFT - 14, top + height / 2 + 4.5, names[place], "end")
+        board.text(left - 14, top + height / 2 + 4.5, names[place], "end")
     for scale in scales:
-        for value in scale.ticks(8 // len(scales) + 1):
+        for value in scale.ratios():
             x = scale(value)
             board.line(x, first, x, last, "grid")
             board.text(x, first - 8, tick(value), "middle soft")
             if last - first > 300:
                 board.text(x, last + 18, tick(value), "middle soft")
-    board.text((LEFT + RIGHT) / 2, last + (40 if last - first > 300 else 24), unit, "middle")
+    board.text((left + RIGHT) / 2, last + (40 if last - first > 300 else 24), unit, "middle")
 
 
-def speedup(study: Study) -> Board | None:
+def speedup(study: Study, *, everything: bool = False) -> Board | None:
     """The subject against each baseline, case by case, with intervals, the settings side by side on one scale; the grey
-    band is the case's noise floor in that setting."""
+    band is the case's noise floor in that setting. Without `everything`, without what is left out."""
     parts = [part for part in study.parts() if part.contrasts]
     if not parts:
         return None
     compared = {case.case_id for part in parts for case in part.cases if case.contrasts}
     ids = shown([case_id for case_id in study.case_ids if case_id in compared])
     look, names = looks((study.subject, *study.baselines)), labels(study.case_ids)
-    baselines = [name for name in drawn(study) if name != study.subject]
+    absent = left_out(study, everything=everything)
+    baselines = [name for name in drawn(study) if name != study.subject and name not in absent]
+    start, titles = fitting([names[case_id] for case_id in ids])
     ends = [1.0]
     for contrast in (one for part in parts for one in part.contrasts if one.case_id in ids):
+        if contrast.baseline in absent:
+            continue
         found = contrast.paired.ratio
         ends += [found.low, found.mid, found.high] if found.known else [found.mid]
     height, gap = 12.0 + 13 * len(baselines), 22.0
-    width = (RIGHT - LEFT - gap * (len(parts) - 1)) / len(parts)
+    width = (RIGHT - start - gap * (len(parts) - 1)) / len(parts)
     board = Board(WIDTH, 0, f"Speed-up of {study.subject} over each baseline, by case")
-    top = legend(board, LEFT, 18, [(f"over {backend(name)}", look[name]) for name in baselines], RIGHT) + 24
-    lefts = [LEFT + place * (width + gap) for place in range(len(parts))]
+    top = legend(board, start, 18, [(f"over {backend(name)}", look[name]) for name in baselines], RIGHT) + 24
+    lefts = [start + place * (width + gap) for place in range(len(parts))]
     if len(parts) > 1:
         for left, part in zip(lefts, parts, strict=True):
             board.text(left + width / 2, top, part.settings[0].name, "middle strong")
@@ -82,7 +106,7 @@ def speedup(study: Study) -> Board | None:
     scales = [Scale(*span(ends, log=True), left, left + width, log=True) for left in lefts]
     tops = [(top + place * height, height) for place in range(len(ids))]
     unit = "times as fast (logarithmic; right of 1 is faster)"
-    rows_frame(board, scales, tops, [names[case_id] for case_id in ids], unit)
+    rows_frame(board, scales, tops, titles, unit, start)
     board.height = tops[-1][0] + height + 52
     for scale, part in zip(scales, parts, strict=True):
         own = {case.case_id: case for case in part.cases}
@@ -107,7 +131,7 @@ def _ratios(
     if noise:
         left, right = scale(1 / (1 + noise)), scale(1 + noise)
         board.box(left, y + 2, right - left, height - 4, "noise")
-    for contrast in case.contrasts:
+    for contrast in (one for one in case.contrasts if one.baseline in baselines):
         at = y + 12.5 + 13 * baselines.index(contrast.baseline)
         found, own = contrast.paired.ratio, look[contrast.baseline]
         if found.known:
@@ -177,14 +201,15 @@ def errors(study: Study) -> Board | None:
     if not values:
         return None
     look, names = looks((study.subject, *study.baselines)), labels(study.case_ids)
-    scale = Scale(*span(values, log=True), LEFT, RIGHT, log=True)
+    start, titles = fitting([names[case_id] for case_id, _ in rows])
+    scale = Scale(*span(values, log=True), start, RIGHT, log=True)
     board = Board(WIDTH, 100, "Largest absolute error, by case")
     present = [name for name in (study.subject, *study.baselines) if any(name in found for _, found in rows)]
-    top = legend(board, LEFT, 18, [(backend(name), look[name]) for name in present], RIGHT) + 24
+    top = legend(board, start, 18, [(backend(name), look[name]) for name in present], RIGHT) + 24
     height = 26.0
     tops = [(top + place * height, height) for place in range(len(rows))]
     unit = "largest absolute error against a float64 reference (logarithmic; left is better)"
-    rows_frame(board, [scale], tops, [names[case_id] for case_id, _ in rows], unit)
+    rows_frame(board, [scale], tops, titles, unit, start)
     board.height = tops[-1][0] + height + 52
     for (y, _), (case_id, found) in zip(tops, rows, strict=True):
         drawn_names = [name for name in present if name in found]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from orchestrator.analysis.study import Study
-from orchestrator.report import distributions, figures
+from orchestrator.report import distributions, figures, rates
 from orchestrator.report.palette import FIGURE_CSS, LIGHT, literal
 from orchestrator.report.svg import Board
 
 
-def boards(study: Study) -> dict[str, Board]:
+def boards(study: Study, *, everything: bool = False) -> dict[str, Board]:
     """Each figure that the data allow, by the name of its file; of several settings each has its own."""
-    drawn = {"speedup": figures.speedup(study)}
+    drawn = {"speedup": figures.speedup(study, everything=everything)}
     for part in study.parts():
         own = f"-{part.settings[0].slug}" if len(study.settings) > 1 else ""
+        drawn[f"rate{own}"] = rates.by_size(part)[0]
         drawn[f"latency{own}"] = distributions.latencies(part)
         drawn[f"roofline{own}"] = figures.roofline(part)
         drawn[f"over-time{own}"] = distributions.over_time(part)

@@ -3,134 +3,146 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from html import escape
 
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Study
-from orchestrator.report import distributions, figures, tables
-from orchestrator.report.page import figure, framed, table
+from orchestrator.report import distributions, figures, rates, tables
+from orchestrator.report.page import Box, Code, Fold, Page, Part, Section, Table, Text, drawn, written
 from orchestrator.report.report import Report, headline_of, sentences_of
 from orchestrator.report.text import common_parts, count, in_words, labels
 
 
-def page(report: Report) -> str:
-    """The whole file."""
+def page(report: Report, *, everything: bool = False) -> str:
+    """The whole file. `everything`: the speed-up figure has the slowest baseline too."""
     study = report.study
-    facts = [study.run_id, f"torch {report.environment['torch']}" if report.environment.get("torch") else ""]
-    facts += [study.regime, count(study.measurements, "measurement"), count(len(study.case_ids), "case")]
     names = labels(study.case_ids)
-    several = len(study.settings) > 1
-    parts = [
-        f"<h1>{escape(report.title)}</h1>",
-        f'<p class="soft">{escape(" · ".join(fact for fact in facts if fact))}</p>',
-        *(f'<p class="warn">{escape(words)}</p>' for words in report.warnings()),
-        *_summary(report),
-        _speedups(study),
+    sections = [
+        Section("Result", [*_summary(report)]),
+        Section("Side by side", _side_by_side(study, names)),
+        Section("Speed-up by case", _speedups(study, everything=everything)),
     ]
-    if several and study.contrasts:
-        said = "The rival is the fastest baseline of the case in that regime. Nothing is summed over regimes."
-        parts += ["<h2>Side by side</h2>", _shared(study, said), tables.side_by_side(study, names)]
     for part in study.parts():
-        parts += _part(part, names, several=several)
+        sections += [Section(title, parts) for title, parts in _part(part, names, several=len(study.settings) > 1)]
     errors = "On the very inputs that were timed. What fails its check is not timed."
-    parts.append(figure("Correctness", figures.errors(study), errors + _fewer(len(study.case_ids))))
-    if reasons := tables.not_timed(study):
-        parts += ["<h2>Not timed</h2>", reasons]
-    return framed(f"{report.title} · {study.run_id}", [*parts, *_method(report)])
+    sections.append(Section("Correctness", drawn(figures.errors(study), errors + _fewer(len(study.case_ids)))))
+    if words := report.second_clock():
+        sections.append(Section("A second clock", [Text(words), tables.second_clock(study, report.clock, names)]))
+    sections.append(Section("Not timed", tables.not_timed(study)))
+    sections += [Section("How this was measured", [Text(METHOD)]), Section("Environment", [*_environment(report)])]
+    kept = [one for one in sections if one.parts]
+    return written(Page(f"{report.title} · {study.run_id}", report.title, [*_head(report)], kept))
 
 
-def _summary(report: Report) -> Iterable[str]:
+def _head(report: Report) -> Iterable[Part]:
+    """What ran where, how to run it again, and what to know before any number."""
+    yield Text(" · ".join(report.device_facts()))
+    study = report.study
+    facts = [*report.run_facts(), study.regime, count(study.measurements, "measurement"), report.cases]
+    yield Text(" · ".join(fact for fact in facts if fact), "soft")
+    if command := report.command():
+        yield Code(command)
+    yield from (Text(words, "warn") for words in report.warnings())
+
+
+def _summary(report: Report) -> Iterable[Part]:
     """What each regime means, and the result in words."""
     for part in report.study.parts():
         setting = part.settings[0] if part.settings else Setting("")
-        told = [f"<h3>{escape(setting.name)}</h3>"] if setting.name else []
-        told += [f'<p class="soft">{escape(setting.meaning)}</p>'] if setting.meaning else []
-        told += [f'<p class="lead">{escape(words)}</p>'] if (words := headline_of(part)) else []
-        told += [f"<p>{escape(words)}</p>" for words in sentences_of(part, len(report.study.case_ids))]
-        yield f'<div class="setting">{"".join(told)}</div>' if told else ""
-    if words := report.money():
-        yield f"<p>{escape(words)}</p>"
+        told = [Text(setting.meaning, "soft")] if setting.meaning else []
+        told += [Text(words, "lead") for words in [headline_of(part)] if words]
+        told += [Text(words) for words in sentences_of(part, report.planned)]
+        if told:
+            yield Box(setting.name.capitalize() or "Result", told)
+    for words in (report.second_clock(), report.money()):
+        if words:
+            yield Text(words)
 
 
 def _fewer(cases: int) -> str:
-    drawn = len(figures.shown(range(cases)))
-    return f" Of {cases} cases, {drawn} are drawn; the tables have all." if drawn < cases else ""
+    drawn_cases = len(figures.shown(range(cases)))
+    return f" Of {cases} cases, {drawn_cases} are drawn; the tables have all." if drawn_cases < cases else ""
 
 
-def _speedups(study: Study) -> str:
+def _side_by_side(study: Study, names: Mapping[str, str]) -> list[Part]:
+    if not study.contrasts:
+        return []
+    said = "The rival is the fastest baseline of the case in that regime."
+    return [_shared(study, said), tables.side_by_side(study, names)]
+
+
+def _speedups(study: Study, *, everything: bool) -> list[Part]:
     beside = " Regimes stand side by side on one scale; none is summed with another." if len(study.settings) > 1 else ""
-    return figure(
-        "Speed-up by case",
-        figures.speedup(study),
-        f"Each mark is the median of the ratios of latencies measured in the same block, with its 95 % interval. "
+    left = figures.left_out(study, everything=everything)
+    without = f" {' and '.join(left)} is far slower and left out; the tables have it." if left else ""
+    return drawn(
+        figures.speedup(study, everything=everything),
+        "Each mark is the median of the ratios of latencies measured in the same block, with its 95 % interval. "
         f"The grey band is what {study.subject} shows against itself: a mark within it means nothing.{beside}"
-        f"{_fewer(len(study.case_ids))}",
+        f"{without}{_fewer(len(study.case_ids))}",
     )
 
 
-def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[str]:
+def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[tuple[str, list[Part]]]:
     """The figures and tables of one setting."""
-    level = 3 if several else 2
-    if several:
-        yield f"<h2>{escape(part.settings[0].name.capitalize())}</h2>"
-        yield f'<p class="soft">{escape(part.settings[0].meaning)}</p>'
-    fewer = _fewer(len(part.cases))
-    yield figure(
-        "Latency distributions",
-        distributions.latencies(part),
-        "Every measurement is a dot; boxes hold the middle half, bars stand at medians. The slowest hundredth is "
-        f"drawn at the edge.{fewer}",
-        level=level,
-    )
+    title = part.settings[0].name.capitalize() if several else "Measurements"
+    parts: list[Part] = [Text(part.settings[0].meaning, "soft")] if several and part.settings[0].meaning else []
+    board, caption = rates.by_size(part)
+    parts += drawn(board, caption)
+    if part.contrasts:
+        parts += [_shared(part, CORRECTED), tables.verdicts(part, names)]
+    if any(timing.timed for case in part.cases for timing in case.timings):
+        parts += [Text(f"What ran, and its median time. {tables.MARKS}", "soft"), tables.kernels(part, names)]
     known = [case.roof for case in part.cases if case.roof is not None]
     roof = (
         f" The roof: {known[0].source}." if known else " No data sheet is known for this device, so there is no roof."
     )
-    yield figure("Rate and roof", figures.roofline(part), f"TFLOP/s by {CONVENTION}.{roof}", level=level)
-    yield figure(
-        "Over time",
+    every: list[Part] = [*drawn(figures.roofline(part), f"TFLOP/s by {CONVENTION}.{roof}")]
+    every += drawn(
+        distributions.latencies(part),
+        "Every measurement is a dot; boxes hold the middle half, bars stand at medians. The slowest hundredth is "
+        f"drawn at the edge.{_fewer(len(part.cases))}",
+    )
+    every += drawn(
         distributions.over_time(part),
         "Each dot is one measurement. Steps and slopes that all implementations share are the machine's; what only one "
         "shows is its own. The slowest half per cent is drawn at the edge.",
-        level=level,
     )
-    if part.contrasts:
-        yield f"<h{level}>Verdicts</h{level}>{_shared(part, CORRECTED)}"
-        yield tables.verdicts(part, names)
-    if any(timing.timed for case in part.cases for timing in case.timings):
-        yield f"<h{level}>Times</h{level}>"
-        yield tables.times(part, names)
+    if parts and any(timing.timed for case in part.cases for timing in case.timings):
+        every.append(tables.times(part, names))
+        parts.append(Fold("Every number: rate and roof, distributions, the run over time, all times", every))
+    yield title, parts
 
 
-CORRECTED = "p is of the signed-rank test, corrected for every comparison of the run."
+CORRECTED = "Each cell: ratio, 95 % interval, verdict; p-values are corrected for every comparison of the run."
 
 
-def _shared(study: Study, more: str) -> str:
+def _shared(study: Study, more: str) -> Text:
     common = "-".join(common_parts(study.case_ids))
     shared = f"All cases share {common}. " if common else ""
-    return f'<p class="soft">{escape(shared)}A ratio over 1: {escape(study.subject)} is faster. {escape(more)}</p>'
+    return Text(f"{shared}A ratio over 1: {study.subject} is faster. {more}", "soft")
 
 
-def _method(report: Report) -> Iterable[str]:
-    yield "<h2>How this was measured</h2>"
-    yield (
-        "<p>In every block each implementation is measured once, in random order in odd blocks and turned around in "
-        "even ones. Ratios are taken within blocks; intervals come from a bootstrap over blocks. <b>faster</b> and "
-        "<b>slower</b> need three things at once: an interval without 1, a signed-rank test that holds after Holm’s "
-        "correction over the whole run, and a ratio beyond the noise floor, which is what one implementation shows "
-        "against itself. <b>same</b> is an interval within 1 % of 1 (or the noise floor, up to 3 %); anything else is "
-        f"<b>inconclusive</b>. Each regime is judged alone. TFLOP/s by {escape(CONVENTION)}.</p>"
-    )
+METHOD = (
+    "In every block each implementation is measured once, in random order in odd blocks and turned around in even "
+    "ones. Ratios are taken within blocks; intervals come from a bootstrap over blocks. faster and slower need three "
+    "things at once: an interval without 1, a signed-rank test that holds after Holm’s correction over the whole run, "
+    "and a ratio beyond the noise floor, which is what one implementation shows against itself. same is an interval "
+    "within 1 % of 1 (or the noise floor, up to 3 %); anything else is inconclusive. Nothing is decided where burst "
+    "and graph disagree by more than 1.3 times, where a launch was not hidden, or below the timer's resolution. Each "
+    f"regime is judged alone. TFLOP/s by {CONVENTION}."
+)
+
+
+def _environment(report: Report) -> Iterable[Part]:
     known = {**report.environment, **{f"build {key}": value for key, value in report.build.items()}}
     known |= {
         key: report.manifest[key] for key in ("gpu", "image", "mode", "started_at", "vms") if key in report.manifest
     }
     lines = [
-        [escape(key.replace("_", " ")), escape(in_words(value))]
+        [key.replace("_", " "), in_words(value)]
         for key, value in known.items()
         if value not in (None, "", [], {}) and key not in ("schema", "build schema", "build details")
     ]
     if lines:
-        body = table(("environment", ""), lines, wrap=(1,))
-        yield f"<h2>Environment</h2>{body}"
+        yield Table("Environment", ("environment", ""), lines, long=(1,))

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
@@ -13,7 +14,18 @@ from orchestrator.analysis.study import Study
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.results import is_control
 from orchestrator.report.report import Report
-from orchestrator.report.text import backend, common_parts, count, digits, labels, percent, ratio, within
+from orchestrator.report.text import (
+    backend,
+    common_parts,
+    count,
+    digits,
+    estimate,
+    labels,
+    of_cases,
+    percent,
+    ratio,
+    within,
+)
 
 BEGIN = "<!-- bench:begin -->"
 END = "<!-- bench:end -->"
@@ -37,11 +49,16 @@ def markdown(report: Report, settings: Sequence[Setting] = ()) -> str:
     are by default the first that the run has."""
     study = report.study
     chosen = settings or study.settings[:1]
-    facts = (f"**{cell(report.title)}**", study.run_id, study.regime, f"{study.measurements:,} measurements")
+    facts = (
+        f"**{cell(report.title)}**",
+        cell(study.run_id),
+        cell(study.regime),
+        f"{study.measurements:,} measurements",
+    )
     lines = [" · ".join(fact for fact in facts if fact), ""]
     lines += [f"> {cell(words)}" for words in report.warnings()] + ([""] if report.warnings() else [])
     said = (*report.headlines(), *report.sentences())
-    lines += [words + "  " for words in said] + ([""] if said else [])
+    lines += [cell(words) + "  " for words in said] + ([""] if said else [])
     names = labels(study.case_ids)
     for part in study.parts():
         if not part.settings or part.settings[0] in chosen:
@@ -49,7 +66,7 @@ def markdown(report: Report, settings: Sequence[Setting] = ()) -> str:
     lines += [f"Not timed: {cell(words)}  " for words in skips(study)]
     left = [one.name for one in study.settings if one not in chosen]
     if left:
-        lines.append(f"Also measured, and in the whole report: {' and '.join(left)}.")
+        lines.append(f"Also measured, and in the whole report: {cell(' and '.join(left))}.")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -69,30 +86,33 @@ def skips(study: Study) -> list[str]:
     return said
 
 
+HEADS: Final = ("fastest rival, µs", "ratio", "95 % interval", "noise", "verdict")
+
+
 def _table(part: Study, names: Mapping[str, str]) -> list[str]:
     setting = part.settings[0] if part.settings else Setting("")
-    lines = [f"**{setting.name}**: {setting.meaning}", ""] if setting.meaning else []
+    lines = [f"**{cell(setting.name)}**: {cell(setting.meaning)}", ""] if setting.meaning else []
     if not part.contrasts:
         return [*lines, *_times(part, names)]
     shared = "-".join(common_parts(list(names)))
     lines += [
-        f"| {shared or 'case'} | {part.subject}, µs | fastest rival, µs | ratio | 95 % interval | noise | verdict |",
+        f"| {cell(shared or 'case')} | {cell(part.subject)}, µs | {' | '.join(HEADS)} |",
         "|---|--:|--:|--:|--:|--:|---|",
     ]
     for case in part.cases:
         best, own = case.best, case.timing(part.subject)
         rival = case.timing(best.baseline) if best is not None else None
         if best is None or own is None or rival is None:
-            lines.append(f"| {names[case.case_id]} | not compared | | | | | |")
+            lines.append(f"| {cell(names[case.case_id])} | not compared | | | | | |")
             continue
         noise = percent(best.noise.floor) if best.noise is not None else ""
         theirs = f"{backend(best.baseline)} {digits(rival.median_us.mid)}"
         cells: tuple[str, ...] = (
             names[case.case_id], digits(own.median_us.mid), theirs,
-            ratio(best.paired.ratio.mid), within(best.paired.ratio), noise, best.verdict.value,
+            ratio(best.paired.ratio.mid), within(best.paired.ratio), noise, best.said,
         )  # fmt: skip
         lines.append("| " + " | ".join(cell(one) for one in cells) + " |")
-    return [*lines, "", f"A ratio over 1: {part.subject} is faster."]
+    return [*lines, "", f"A ratio over 1: {cell(part.subject)} is faster."]
 
 
 def _times(part: Study, names: Mapping[str, str]) -> list[str]:
@@ -107,9 +127,15 @@ def _times(part: Study, names: Mapping[str, str]) -> list[str]:
     return [*lines, "", f"TFLOP/s by {CONVENTION}."]
 
 
+MEANS: Final = {"&": "&amp;", "<": "&lt;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;"}
+"""What would be a tag, a mention of a person or a link, as text. Other marks take a backslash."""
+MARKUP = re.compile(r"://|www\.|[&<@\\|`*~]|\](?=[(\[:])|\b_|_\b")
+
+
 def cell(words: str) -> str:
-    """Words that no character of theirs can break out of a table."""
-    return words.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+    """Words of a machine that mean nothing in Markdown: no tag, link, mention or emphasis, no end of a cell."""
+    line = " ".join(words.split())
+    return MARKUP.sub(lambda found: MEANS.get(found[0], f"\\{found[0]}"), line)
 
 
 def between_marks(document: str, fragment: str, name: str = "") -> str:
@@ -129,42 +155,42 @@ def by_baseline(report: Report) -> str:
     if not parts:
         return "Nothing was compared.\n"
     heads = [part.settings[0].name or "ratio" for part in parts]
-    what = f"how many times as fast {study.subject} is (geometric mean; worst and best of {len(study.case_ids)} cases)"
+    what = f"how many times as fast {study.subject} is (geometric mean with its 95 % interval; least to greatest)"
     lines = [
-        f"{cell(report.title)}, run {study.run_id}: {what}.",
+        f"{cell(report.title)}, run {cell(study.run_id)}, {report.cases}: {cell(what)}.",
         "",
-        "| against |" + "".join(f" {head} | faster / slower / undecided or same |" for head in heads),
+        "| against |" + "".join(f" {cell(head)} | faster / slower / same / inconclusive |" for head in heads),
         "|---|" + "--:|--:|" * len(heads),
     ]
     for baseline in study.baselines:
         row = "".join(_over_cases(part, baseline, len(study.case_ids)) for part in parts)
         lines.append(f"| {cell(backend(baseline))} |{row}")
-    itself = [[one.paired.ratio.mid for one in part.controls] for part in parts]
-    if all(itself):
-        rows = (f" {_mean(found):.3f} ({min(found):.3f}, {max(found):.3f}) | {_wrong(part)} |" for part, found in
-                zip(parts, itself, strict=True))  # fmt: skip
-        lines.append("| itself (A/A) |" + "".join(rows))
+    lines += [
+        f"| {cell(backend(name))} itself (A/A) |" + "".join(_control(part, name) for part in parts)
+        for name in dict.fromkeys(one.implementation for one in study.controls)
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _over_cases(part: Study, baseline: str, total: int) -> str:
-    mean, cases = part.geomean(baseline)
-    if not cases:
+def _control(part: Study, name: str) -> str:
+    found = [one for one in part.controls if one.implementation == name]
+    if not found:
         return " not timed | |"
-    words = Counter(one.verdict for one in part.contrasts if one.baseline == baseline)
-    worst, best = part.spread(baseline)
-    rest = cases - words[Verdict.FASTER] - words[Verdict.SLOWER]
-    fewer = f", {cases} cases" if cases < total else ""
-    return (
-        f" {mean:.2f} ({worst:.2f}, {best:.2f}){fewer} | {words[Verdict.FASTER]} / {words[Verdict.SLOWER]} / {rest} |"
-    )
+    mids = [one.paired.ratio.mid for one in found]
+    return f" {min(mids):.3f} to {max(mids):.3f} | {_counts(Counter(one.verdict for one in found))} |"
 
 
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+def _over_cases(part: Study, baseline: str, total: int) -> str:
+    """The mean with its interval, where every case has one; how the cases spread; how they were decided."""
+    found = part.against(baseline)
+    if not found:
+        return " not timed | |"
+    mids, mean = [one.paired.ratio.mid for one in found], part.mean(baseline)
+    words = Counter(one.verdict for one in found)
+    middle = estimate(mean.ratio) if mean is not None and mean.decided else "no mean"
+    fewer = f", {of_cases(len(found), total, 'compared')}" if len(found) < total else ""
+    return f" {middle} ({min(mids):.2f} to {max(mids):.2f}){fewer} | {_counts(words)} |"
 
 
-def _wrong(part: Study) -> str:
-    words = Counter(one.verdict for one in part.controls)
-    rest = len(part.controls) - words[Verdict.FASTER] - words[Verdict.SLOWER]
-    return f"{words[Verdict.FASTER]} / {words[Verdict.SLOWER]} / {rest}"
+def _counts(words: Mapping[Verdict, int]) -> str:
+    return " / ".join(str(words.get(word, 0)) for word in Verdict)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 LIGHT: Final = {
-    "ink": "#1b1f24", "soft": "#57606a", "line": "#d0d7de", "paper": "#ffffff", "band": "#eef1f4",
+    "ink": "#1b1f24", "soft": "#57606a", "line": "#d0d7de", "paper": "#ffffff", "band": "#eef1f4", "cue": "#8c959f66",
     "c0": "#0b62a8", "c1": "#c24a00", "c2": "#00795a", "c3": "#a3427f", "c4": "#8a6400", "c5": "#5b5f66",
     "good": "#00795a", "bad": "#b3260a",
 }  # fmt: skip
 DARK: Final = {
-    "ink": "#e6edf3", "soft": "#9aa5b1", "line": "#3a424c", "paper": "#0f1318", "band": "#1d242c",
+    "ink": "#e6edf3", "soft": "#9aa5b1", "line": "#3a424c", "paper": "#0f1318", "band": "#1d242c", "cue": "#9aa5b166",
     "c0": "#6cb6ff", "c1": "#ff9a5c", "c2": "#4fd1a5", "c3": "#f0a0d0", "c4": "#e6c35c", "c5": "#b4bcc6",
     "good": "#4fd1a5", "bad": "#ff8f73",
 }  # fmt: skip

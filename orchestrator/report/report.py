@@ -11,29 +11,43 @@ from typing import Any, Final
 import numpy as np
 
 from orchestrator.analysis.samples import Group
+from orchestrator.analysis.second_clock import Told, agreement, sentence
 from orchestrator.analysis.study import DEFAULT, Study, false_verdicts
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.report.text import count, digits, percent, ratio
+from orchestrator.report.text import count, digits, estimate, of_cases, percent
 
 MOST_STOLEN: Final = 1.0
 """Per cent of the host's time that may go to others before a reader must know."""
+ONLY_A_CPU: Final = ("cpu", "threads")
+REPEAT: Final = "repeat.yaml"
+"""The file beside the results that has the run's grid."""
 MOST_FALSE: Final = 0.05
 MOST_NOISE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`environment`, `build` and `manifest` are the files of those names, empty where there are none."""
+    """`environment`, `build`, `manifest` and `spec` are the files of those names, empty where there are none."""
 
     study: Study
     environment: Mapping[str, Any] = field(default_factory=dict)
     build: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    clock: tuple[Told, ...] = ()
+    """What CUPTI says of some of the cases."""
 
     @property
     def title(self) -> str:
-        return f"Attention on {self.study.device or 'an unknown device'}"
+        return f"{self.workload.capitalize()} on {self.study.device or 'an unknown device'}"
+
+    @property
+    def workload(self) -> str:
+        """What is measured, by the name in its spec; attention is known by its axes."""
+        named = self.spec.get("workload") or self.manifest.get("workload")
+        attention = any("head_dim" in case.axes for case in self.study.cases)
+        return str(named) if named else "attention" if attention or not self.study.cases else "kernels"
 
     @property
     def cost_usd(self) -> float | None:
@@ -48,10 +62,62 @@ class Report:
         """What a comparison with a conclusion cost."""
         return self.cost_usd / self.study.answers if self.cost_usd is not None and self.study.answers else None
 
+    def device_facts(self) -> tuple[str, ...]:
+        """The device in a line: what a reader of a kernel's time must know of it."""
+        known = self.environment
+        units = (
+            ("driver", "driver {}"), ("cuda", "CUDA {}"), ("cudnn", "cuDNN {}"), ("torch", "torch {}"),
+            ("sm_clock_max_mhz", "at most {} MHz"), ("power_limit_w", "{} W"), ("cpu", "{}"), ("threads", "{} threads"),
+        )  # fmt: skip
+        cpu = known.get("device_kind") == "cpu"
+        said = [words.format(known[key]) for key, words in units if known.get(key) and (cpu or key not in ONLY_A_CPU)]
+        return (self.study.device or "an unknown device", *dict.fromkeys(said))
+
+    def run_facts(self) -> tuple[str, ...]:
+        """The run in a line: when, on which machine, of which code."""
+        vms = self.manifest.get("vms")
+        last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], Mapping) else {}
+        commit = str(self.environment.get("git_commit") or "")[:10]
+        payload = str(self.environment.get("payload_sha256") or self.manifest.get("payload_sha256") or "")[:12]
+        began = str(self.manifest.get("started_at") or self.environment.get("recorded_at") or "")[:16].replace("T", " ")
+        where = " in ".join(str(last[key]) for key in ("machine_type", "zone") if last.get(key))
+        if self.simulated:
+            where = "embedded cloud: this machine"
+        dirty = "+" if self.environment.get("git_dirty") else ""
+        made = (f"commit {commit}{dirty}" if commit else "", f"payload {payload}" if payload else "")
+        return tuple(part for part in (self.study.run_id, began, where, *made) if part)
+
+    def command(self) -> str:
+        """What measures the same again; empty where the run's grid is not known."""
+        return f"bench launch {REPEAT}" if self.manifest.get("repeat") else ""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its dollars are pretended: the embedded cloud has prices, and nobody pays them."""
+        return self.manifest.get("mode") == "embedded"
+
+    @property
+    def planned(self) -> int:
+        """The cases that were asked for; those that were measured where nothing says so."""
+        asked = self.manifest.get("cases_total")
+        measure = self.spec.get("measure")
+        if not isinstance(asked, int) and isinstance(measure, Mapping):
+            shapes, dtypes = measure.get("shapes"), measure.get("dtypes")
+            asked = len(shapes) * len(dtypes) if isinstance(shapes, list) and isinstance(dtypes, list) else 0
+        asked = asked if isinstance(asked, int) else 0
+        return max(asked, len(self.study.case_ids))
+
+    @property
+    def cases(self) -> str:
+        """`36 of 40 cases, 4 not measured`; `12 cases` where nothing is missing."""
+        return of_cases(len(self.study.case_ids), self.planned)
+
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before any number."""
         partial: tuple[str, ...] = ()
-        if not self.manifest.get("complete", True):
+        if self.planned > len(self.study.case_ids):
+            partial = (f"The run is not complete: {self.cases}.",)
+        elif not self.manifest.get("complete", True):
             partial = ("The run is not complete: some cases are missing.",)
         named = self.environment.get("device")
         if named and self.study.device and named != self.study.device:
@@ -100,17 +166,23 @@ class Report:
 
     def sentences(self) -> tuple[str, ...]:
         """The rest of what can be said in words, setting by setting, and what it cost."""
-        parts = self.study.parts()
-        total = len(self.study.case_ids)
-        said = [words for part in parts for words in sentences_of(part, total, self.prefix(part))]
-        return (*said, self.money()) if self.money() else tuple(said)
+        said = [words for part in self.study.parts() for words in sentences_of(part, self.planned, self.prefix(part))]
+        return (*said, *(words for words in (self.second_clock(), self.money()) if words))
+
+    def second_clock(self) -> str:
+        """How far CUPTI's times are from ours; empty where nobody asked it."""
+        found = agreement(self.study, self.clock)
+        return sentence(found) if found is not None else ""
 
     def money(self) -> str:
-        """What the run cost, and each of its answers."""
-        if self.usd_per_answer is None or self.cost_usd is None:
+        """What the run cost, and each of its answers; nothing where nobody is paid."""
+        if not self.cost_usd:
             return ""
         answers = count(self.study.answers, "answer")
-        return f"The run cost ${self.cost_usd:.4f}: ${self.usd_per_answer:.6f} for each of {answers}."
+        each = f": ${self.usd_per_answer:.6f} for each of {answers}" if self.usd_per_answer is not None else ""
+        if self.simulated:
+            return f"Simulated prices of the embedded cloud: ${self.cost_usd:.4f}{each}. No dollar was spent."
+        return f"The run cost ${self.cost_usd:.4f}{each}."
 
     def prefix(self, part: Study) -> str:
         """What names a part where there are several."""
@@ -128,17 +200,19 @@ def headline_of(part: Study, prefix: str = "") -> str:
 
 
 def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:
-    """What else can be said of one setting in words; the grid has `total` cases."""
+    """What else can be said of one setting in words; `total` cases were asked for. A mean is said only where every one
+    of its cases has a verdict."""
     said = []
     for baseline in [DEFAULT] if DEFAULT in part.baselines else part.baselines[:1]:
-        mean, cases = part.geomean(baseline)
-        if cases:
-            grid = f"all {cases} cases of the grid" if cases == total > 1 else f"{cases} of {count(total, 'case')}"
-            said.append(f"{prefix}Geometric mean against {baseline} over {grid}: {ratio(mean)}.")
+        mean = part.mean(baseline)
+        if mean is not None and mean.decided == mean.cases > 1:
+            over = of_cases(mean.cases, total, "compared")
+            said.append(f"{prefix}Geometric mean against {baseline} over {over}: {estimate(mean.ratio)}.")
     controls = part.controls
     if controls:
+        names = " and ".join(dict.fromkeys(one.implementation for one in controls))
         said.append(
-            f"{prefix}A/A control: {controls[0].implementation} measured against itself would have been called "
+            f"{prefix}A/A control: {names} measured against itself would have been called "
             f"different in {false_verdicts(controls)} of {count(len(controls), 'case')}."
         )
     shifts = sorted(one.order_shift for one in part.contrasts if not math.isnan(one.order_shift))

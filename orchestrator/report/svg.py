@@ -29,6 +29,22 @@ class Scale:
     def ticks(self, most: int = 7) -> list[float]:
         return log_ticks(self.low, self.high, most) if self.log else linear_ticks(self.low, self.high, most)
 
+    def ratios(self, apart: float = 34.0) -> list[float]:
+        """The numbers of an axis of ratios that have room: 1, 1.5, 2 and 3 before others, `apart` pixels from each
+        other at least."""
+        kept: list[float] = []
+        for value in first_ratios(self.low, self.high):
+            if all(abs(self(value) - self(other)) >= apart for other in kept):
+                kept.append(value)
+        return sorted(kept) if len(kept) >= 2 else self.ticks(5)
+
+
+def first_ratios(low: float, high: float) -> list[float]:
+    """Numbers that a reader looks for on an axis of ratios, those that matter most first."""
+    near = (1.0, 2.0, 1.5, 3.0, 0.5, 5.0, 0.8, 1.2, 10.0, 0.9, 1.1, 4.0, 0.7, 7.0, 0.6, 1.3, 1.05, 0.95, 1.02, 0.98)
+    far = [m * 10.0**d for d in (*range(1, 7), *range(-7, 0)) for m in (1, 3, 2, 5)]
+    return [value for value in dict.fromkeys((*near, *far)) if low * 0.999 <= value <= high * 1.001]
+
 
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
     """Round numbers from `low` to `high`, at most `most` of them."""

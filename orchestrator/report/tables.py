@@ -2,87 +2,154 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from html import escape
+from collections.abc import Mapping, Sequence
 
+from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.second_clock import Told
 from orchestrator.analysis.study import Case, Contrast, Study
-from orchestrator.core.results import is_control
-from orchestrator.report.page import table, word
-from orchestrator.report.text import UNKNOWN, backend, digits, percent, ratio, size, within
+from orchestrator.analysis.timings import Timing
+from orchestrator.core.results import TIMER_SHARE, is_control
+from orchestrator.report.page import Cell, Part, Table, Word
+from orchestrator.report.text import UNKNOWN, backend, digits, estimate, percent, ratio, size, within
+
+MARKS = "A percentage in small print is the timer's own share of the median, from 2 % on."
 
 
-def side_by_side(study: Study, names: Mapping[str, str]) -> str:
-    """Each case in a line, the subject against the fastest baseline in each setting. Nothing is summed over them."""
-    parts = study.parts()
-    found = {(part.settings[0], case.case_id): case for part in parts for case in part.cases}
-    heads = ["case", *[f"{study.subject}, µs", "rival, µs", "ratio", "verdict"] * len(parts)]
-    groups = [("", 1), *((part.settings[0].name, 4) for part in parts)]
-    rows = []
+def side_by_side(study: Study, names: Mapping[str, str]) -> Table:
+    """Each case in a line, the subject against the fastest baseline in each regime. Nothing is summed over them. The
+    caches of a regime share a column where no case has two of them."""
+    found: dict[tuple[Setting, str], Case] = {}
+    columns = list(dict.fromkeys(Setting(one.regime) for one in study.settings))
+    for case in study.cases:
+        key = (Setting(case.setting.regime), case.case_id)
+        if key in found:
+            columns = list(study.settings)
+            break
+        found[key] = case
+    if columns and columns[0] in study.settings:
+        found = {(case.setting, case.case_id): case for case in study.cases}
+    columns = [one for one in columns if any(case.contrasts for key, case in found.items() if key[0] == one)]
+    heads = ["case", *[f"{study.subject}, µs", "rival, µs", "verdict"] * len(columns)]
+    groups = [("", 1), *((one.name or "ratio", 3) for one in columns)]
+    rows: list[list[Cell]] = []
     for case_id in study.case_ids:
-        row = [escape(names[case_id])]
-        for part in parts:
-            row += _against_best(found.get((part.settings[0], case_id)), part.subject)
+        row: list[Cell] = [names[case_id]]
+        for one in columns:
+            row += _against_best(found.get((one, case_id)), study.subject)
         rows.append(row)
-    return table(heads, rows, left=range(4, len(heads), 4), groups=groups)
+    left = [*range(3, len(heads), 3)]
+    return Table("Side by side", heads, rows, left=left, wrap=left, groups=groups, stack=True)
 
 
-def _against_best(case: Case | None, subject: str) -> list[str]:
+def _against_best(case: Case | None, subject: str) -> list[Cell]:
     best = case.best if case is not None else None
     own = case.timing(subject) if case is not None else None
     if case is None:  # timed in another regime only
-        return ["", "", "", ""]
+        return ["", "", ""]
     if own is None or not own.timed:
-        return [UNKNOWN, UNKNOWN, UNKNOWN, "not timed"]
+        return [UNKNOWN, UNKNOWN, "not timed"]
     rival = case.timing(best.baseline) if best is not None else None
     if best is None or rival is None:
-        return [digits(own.median_us.mid, 4), UNKNOWN, UNKNOWN, "not compared"]
-    theirs = f"{escape(backend(best.baseline))} {digits(rival.median_us.mid, 4)}"
-    return [digits(own.median_us.mid, 4), theirs, ratio(best.paired.ratio.mid), word(best.verdict.value)]
+        return [_median(own), UNKNOWN, "not compared"]
+    theirs = f"{backend(best.baseline)} {digits(rival.median_us.mid, 4)}"
+    said = Word(f"{ratio(best.paired.ratio.mid)} {best.verdict.value}", best.verdict.value, best.doubt)
+    return [_median(own), theirs, said]
 
 
-def verdicts(part: Study, names: Mapping[str, str]) -> str:
-    heads = ("case", "against", "ratio", "95 % interval", "verdict", "p", "effect", "noise")
-    rows = (_verdict(names[case.case_id], one) for case in part.cases for one in case.contrasts)
-    return table(heads, rows, left=(1, 4))
+def _median(timing: Timing) -> Cell:
+    """A median, with the timer's share where it is to be seen."""
+    told = digits(timing.median_us.mid, 4)
+    return Word(told, more=f"timer {timing.timer_share:.0%}") if timing.timer_share > TIMER_SHARE else told
 
 
-def _verdict(name: str, one: Contrast) -> list[str]:
-    found = one.paired
-    p = "&lt; 0.0001" if one.p < 1e-4 else f"{one.p:.4f}"
-    noise = f"{percent(one.noise.floor)}" if one.noise is not None else UNKNOWN
-    return [
-        escape(name), escape(backend(one.baseline)), ratio(found.ratio.mid), within(found.ratio),
-        word(one.verdict.value), p, f"{found.test.effect:+.2f}", noise,
-    ]  # fmt: skip
+def verdicts(part: Study, names: Mapping[str, str]) -> Table:
+    """A line a case, a column a baseline."""
+    compared = [name for name in part.baselines if part.against(name)]
+    noisy = [case for case in part.cases if case.contrasts]
+    rows: list[list[Cell]] = []
+    for case in noisy:
+        found = {one.baseline: one for one in case.contrasts}
+        noise = max((one.noise.floor for one in case.contrasts if one.noise is not None), default=float("nan"))
+        rows.append([names[case.case_id], *(_verdict(found.get(name)) for name in compared), percent(noise)])
+    heads = ["case", *(f"over {backend(name)}" for name in compared), "noise"]
+    return Table("Verdicts", heads, rows, wrap=range(1, len(heads) - 1), stack=True)
 
 
-def times(part: Study, names: Mapping[str, str]) -> str:
+def _verdict(one: Contrast | None) -> Cell:
+    return UNKNOWN if one is None else Word(one.said, one.verdict.value, estimate(one.paired.ratio))
+
+
+def kernels(part: Study, names: Mapping[str, str]) -> Table:
+    """A line a case: the kernel that ran, and every implementation's median time."""
+    timed = [case for case in part.cases if any(one.timed for one in case.timings)]
+    there = {one.implementation for case in timed for one in case.timings if one.timed}
+    shown = [name for name in (part.subject, *part.baselines) if name in there]
+    rows: list[list[Cell]] = []
+    for case in timed:
+        own = case.timing(part.subject)
+        cells: list[Cell] = []
+        for name in shown:
+            timing = case.timing(name)
+            cells.append(UNKNOWN if timing is None or not timing.timed else _median(timing))
+        rate = UNKNOWN if own is None or not own.timed else digits(own.tflops)
+        rows.append([names[case.case_id], own.backend if own is not None else UNKNOWN, *cells, rate])
+    heads = ["case", f"kernel of {part.subject}", *(f"{backend(name)}, µs" for name in shown), "TFLOP/s"]
+    if all(row[-1] == UNKNOWN for row in rows):
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    return Table("Kernels and times", heads, rows, left=(1,), wrap=(1,), stack=True)
+
+
+def times(part: Study, names: Mapping[str, str]) -> Table:
     """Every implementation that was timed. Columns of which nothing is known are left out."""
     timed = [(case, t) for case in part.cases for t in case.timings if t.timed]
-    columns = (
+    hidden = {True: "no", False: "yes"}
+    columns: Sequence[tuple[str, list[str]]] = (
         ("% of roof", [digits(t.roof_percent) for _, t in timed]),
         ("% at clock", [digits(t.held_percent) for _, t in timed]),
         ("SM MHz", [digits(t.clock_mhz, 4) for _, t in timed]),
         ("mJ a call", [digits(t.joules * 1e3) for _, t in timed]),
         ("peak memory", [size(t.peak_bytes) for _, t in timed]),
+        ("host µs", [digits(t.host_us) for _, t in timed]),
+        ("timer", [percent(t.timer_share) for _, t in timed]),
+        ("TFLOP/s", [digits(t.tflops) for _, t in timed]),
     )
     known = [(head, cells) for head, cells in columns if any(cell != UNKNOWN for cell in cells)]
-    heads = ["case", "implementation", "backend", "median µs", "95 % interval", "p5 to p95", "TFLOP/s"]
-    heads += [*(head for head, _ in known), "throttled", "max error"]
+    heads = ["case", "implementation", "backend", "median µs", "95 % interval", "p5 to p95"]
+    heads += [*(head for head, _ in known), "throttled", "launch hidden", "max error"]
     rows = []
     for place, (case, t) in enumerate(timed):
         places = 2 if t.median_us.mid < 100 else 1
         rows.append(
             [
-                escape(names[case.case_id]), escape(t.implementation), escape(t.backend), digits(t.median_us.mid, 4),
-                within(t.median_us, places=places), f"{digits(t.p5_us)} to {digits(t.p95_us)}", digits(t.tflops),
-                *(cells[place] for _, cells in known), percent(t.throttled, places=0), digits(t.max_abs_error, 2),
+                names[case.case_id], t.implementation, t.backend, digits(t.median_us.mid, 4),
+                within(t.median_us, places=places), f"{digits(t.p5_us)} to {digits(t.p95_us)}",
+                *(cells[place] for _, cells in known), percent(t.throttled, places=0), hidden[t.group.exposed],
+                digits(t.max_abs_error, 2),
             ]
         )  # fmt: skip
-    return table(heads, rows, left=(1, 2))
+    return Table("All times", heads, rows, left=(1, 2))
 
 
-def not_timed(study: Study) -> str:
+def second_clock(study: Study, told: Sequence[Told], names: Mapping[str, str]) -> Table:
+    """A line for each case and implementation that CUPTI was asked about: its time, and ours in each regime."""
+    settings = [one for one in study.settings if one.regime in ("burst", "graph") and one.cache != "warm"]
+    found = {(case.case_id, case.setting): case for case in study.cases}
+    rows: list[list[Cell]] = []
+    for one in told:
+        cells: list[Cell] = []
+        for setting in settings:
+            case = found.get((one.case_id, setting))
+            timing = case.timing(one.implementation) if case is not None else None
+            known = timing is not None and timing.timed
+            cells.append(Word(digits(timing.median_us.mid, 4), more=f"{timing.median_us.mid / one.cupti_us:.3f} of it")
+                         if timing is not None and known else UNKNOWN)  # fmt: skip
+        if any(cell != UNKNOWN for cell in cells):
+            rows.append([names[one.case_id], one.implementation, digits(one.cupti_us, 4), *cells])
+    heads = ("case", "implementation", "CUPTI, µs", *(f"{setting.name}, µs" for setting in settings))
+    return Table("A second clock", heads, rows, left=(1,))
+
+
+def not_timed(study: Study) -> list[Part]:
     """Each reason once, with how many cases it left out; nothing where everything was timed."""
     reasons: dict[tuple[str, str, str], int] = {}
     for case in study.cases:
@@ -91,11 +158,11 @@ def not_timed(study: Study) -> str:
                 key = (one.implementation, case.setting.name, one.skipped)
                 reasons[key] = reasons.get(key, 0) + 1
     if not reasons:
-        return ""
+        return []
     several = len(study.settings) > 1
-    rows = (
-        [escape(name), *([escape(setting)] if several else []), str(cases), escape(reason)]
+    rows = [
+        [name, *([setting] if several else []), str(cases), reason]
         for (name, setting, reason), cases in reasons.items()
-    )
+    ]
     heads = ("implementation", *(("regime",) if several else ()), "cases", "reason")
-    return table(heads, rows, left=(1,) if several else (), wrap=(len(heads) - 1,))
+    return [Table("Not timed", heads, rows, left=(1,) if several else (), long=(len(heads) - 1,))]

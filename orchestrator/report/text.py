@@ -38,6 +38,16 @@ def within(interval: Interval, *, places: int = 2) -> str:
     return f"[{interval.low:.{places}f}, {interval.high:.{places}f}]" if interval.known else ""
 
 
+def estimate(interval: Interval) -> str:
+    """A ratio with its limits: `1.29× [1.10, 1.39]`. Every place that shows a ratio shows it so."""
+    return " ".join(part for part in (ratio(interval.mid), within(interval)) if part)
+
+
+def of_cases(found: int, total: int, done: str = "measured") -> str:
+    """`36 of 40 cases, 4 not measured`; `12 cases` where that is all."""
+    return count(total, "case") if found >= total else f"{found} of {count(total, 'case')}, {total - found} not {done}"
+
+
 def percent(share: float, *, places: int = 1) -> str:
     """A share (0.01) in per cent."""
     return UNKNOWN if math.isnan(share) else f"{100 * share:.{places}f} %"
@@ -66,6 +76,11 @@ def in_words(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "; ".join(in_words(one) for one in value)
     return UNKNOWN if value is None else str(value)
+
+
+def shortened(name: str, most: int = 42) -> str:
+    """A name that fits where there is room for so many characters."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def count(number: int, one: str, many: str = "") -> str:

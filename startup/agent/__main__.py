@@ -13,7 +13,7 @@ from typing import TextIO
 
 from startup.agent.agent import Agent, Site
 from startup.agent.clock import Clock
-from startup.agent.events import EventWriter
+from startup.agent.events import EventWriter, boot_id, writer_name
 from startup.agent.host import Host
 from startup.agent.keeper import Claim, Keeper, folder_of
 from startup.agent.logs import Log
@@ -52,7 +52,8 @@ class Conductor:
         machine = {key: told for key, told in machine.items() if told}
         instance_id = self.metadata.get("instance/id") or ""
         storage = Storage(endpoints.get("storage", GOOGLE_STORAGE), own.bucket, self.metadata, own.timing)
-        own_events = EventWriter(own.run_id, f"vm-{own.attempt}", self.home / "events", storage, self.clock)
+        writer = writer_name(own.attempt, instance_id, boot_id())
+        own_events = EventWriter(own.run_id, writer, self.home / "events", storage, self.clock)
         claim = self.claim(environ.get("BENCH_NEXT", ""))
         if claim is None:
             self.spec, self.events = own, own_events
@@ -60,7 +61,7 @@ class Conductor:
         else:
             self.spec = parse(json.dumps(claim.spec))
             folder = f"runs/{self.spec.run_id}"
-            writer = f"vm-{self.spec.attempt}"
+            writer = writer_name(self.spec.attempt, instance_id, boot_id())
             self.events = EventWriter(self.spec.run_id, writer, self.home / folder / "events", storage, self.clock)
             site = Site(
                 self.home,

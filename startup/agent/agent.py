@@ -25,6 +25,8 @@ from startup.agent.stop import Stop
 from startup.agent.storage import Storage, StorageError
 
 CASE = re.compile(r"cases/(b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-9]+)\.csv\Z")
+OWN_CASE = re.compile(r"cases/([A-Za-z0-9][A-Za-z0-9._+-]{0,199})\.csv\Z", re.ASCII)
+"""Of a workload of the user's own, whose axes only its file knows."""
 SIGNALLED = 128
 
 
@@ -188,7 +190,8 @@ class Agent:
         except StorageError as error:
             self.stop.check()
             raise failed("storage_unreachable", str(error)) from error
-        found = (CASE.match(name[len(self.prefix) :]) for name in names)
+        case = OWN_CASE if isinstance(self.spec.harness.get("workload"), dict) else CASE
+        found = (case.match(name[len(self.prefix) :]) for name in names)
         cases = [match.group(1) for match in found if match]
         if cases:
             self.log.say(f"{len(cases)} cases are finished already and will be skipped")

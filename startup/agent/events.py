@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import deque
@@ -12,6 +13,22 @@ from startup.agent.clock import Clock, Patience, iso, stamp
 from startup.agent.storage import Storage, StorageError
 
 FOREVER_S = 1e9
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def writer_name(attempt: int, instance_id: str, boot_id: str) -> str:
+    """`vm-<attempt>-<8 hex digits>`, of this machine since it booted: two machines that are at one run, and one machine
+    that has booted twice, never count in each other's name."""
+    tag = hashlib.sha256(f"{instance_id} {boot_id}".encode()).hexdigest()[:8]
+    return f"vm-{attempt}-{tag}"
+
+
+def boot_id() -> str:
+    """What the kernel calls the time since it booted; empty where it does not say."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 class EventWriter:

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -268,12 +269,51 @@ def validate(arguments: dict[str, Any]) -> dict[str, Any]:
     to. What earlier runs built here is thrown away: it was built by what was here then."""
     cache = cache_folder(arguments.get("cache", ""))
     shutil.rmtree(str(cache / "build"), ignore_errors=True)
-    answer = ran(sys.executable, "-B", "-c", TORCH, timeout_s=180)  # -B: nothing is written outside the cache folder
+    found = imported(sys.executable)
+    others = [] if found["torch"] else pythons_with_torch()
+    return {**found, "pythons": others, "writable": "", "compiles": compiles(writable(cache))}
+
+
+def packages(_arguments: dict[str, Any]) -> dict[str, Any]:
+    """What `validate` says of torch, numpy and the compiler, with nothing below the cache folder touched."""
+    found = imported(sys.executable)
+    work = Path(tempfile.mkdtemp(prefix="bench-look-"))
+    return {**found, "pythons": [] if found["torch"] else pythons_with_torch(), "compiles": compiles(work)}
+
+
+def imported(python: str, timeout_s: float = 180) -> dict[str, Any]:
+    """What importing torch and numpy comes to in that interpreter."""
+    answer = ran(python, "-B", "-c", TORCH, timeout_s=timeout_s)  # -B: nothing is written beside the packages
     try:
         found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        found = {"torch": "", "numpy": "", "cuda": "", "usable": False, "error": last_line(answer.stderr)}
-    return {**found, "writable": "", "compiles": compiles(writable(cache))}
+        return {"torch": "", "numpy": "", "cuda": "", "usable": False, "error": last_line(answer.stderr)}
+    return found
+
+
+PYTHONS = (
+    "~/bench-venv", "~/.venv", "~/venv", "~/*/.venv", "~/miniconda3", "~/miniconda3/envs/*", "~/anaconda3",
+    "~/anaconda3/envs/*", "/opt/*", "/opt/*/.venv", "/opt/*/venv", "/opt/conda/envs/*", "/usr/local", "/usr",
+)  # fmt: skip
+"""Where people keep interpreters that have torch: folders with a bin/python3."""
+
+
+def pythons_with_torch(most: int = 3, started: int = 8) -> list[str]:
+    """Other interpreters of this machine that import torch. Only those that seem to have it are started."""
+    found: list[str] = []
+    tried = {Path(sys.executable).parent.resolve()}
+    for pattern in PYTHONS:
+        above = Path.home() if pattern.startswith("~/") else Path("/")
+        for base in sorted(above.glob(pattern.lstrip("~/"))):
+            folder, python = (base / "bin").resolve(), base / "bin" / "python3"
+            if folder in tried or not python.exists() or not any(base.glob("lib/python3*/*-packages/torch")):
+                continue
+            tried.add(folder)
+            if imported(str(python), 60)["torch"]:
+                found.append(str(python))
+            if len(found) == most or len(tried) > started:
+                return found
+    return found
 
 
 def writable(cache: Path) -> Path:
@@ -554,7 +594,7 @@ def runs(arguments: dict[str, Any]) -> dict[str, Any]:
 
 OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     operation.__name__: operation
-    for operation in (probe, validate, prepare, accept, start, state, grant, read_log, stop, forget, runs)
+    for operation in (probe, validate, packages, prepare, accept, start, state, grant, read_log, stop, forget, runs)
 }
 KINDS = {
     errno.ENOSPC: "disk_full",

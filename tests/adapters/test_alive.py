@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.alive import alive, instance
+from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import CredentialsMissing, PermissionDenied, ProviderError, Unavailable
 from tests.stories.stage import silent_vm, staged
 from tests.support.scripted_server import Answer, Reply, Request, google_error, scripted_server
@@ -34,10 +35,13 @@ def test_both_ways_of_asking_give_the_same_answer(home: Path) -> None:
         engine = stage.begin(stage.world())
         while (vm := engine.step()[0].vm) is None or vm.started_at is None:
             pass
-        assert alive(stage.cloud.project, stage.cloud.compute_url) == stage.world().cloud().instances()
+        assert (
+            alive(stage.cloud.project, stage.cloud.compute_url, Bearer(stage.cloud.token))
+            == stage.world().cloud().instances()
+        )
         engine.request_stop("ada", "enough")
         engine.follow()
-        assert alive(stage.cloud.project, stage.cloud.compute_url) == ()
+        assert alive(stage.cloud.project, stage.cloud.compute_url, Bearer(stage.cloud.token)) == ()
 
 
 def test_every_page_is_read() -> None:

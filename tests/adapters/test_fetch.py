@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.adapters.fetch import Fetched, fetch_run
-from orchestrator.core import events as ev
 from orchestrator.core.errors import LocalError
 from orchestrator.core.results import COLUMNS
-from orchestrator.core.run import Run, replay
-from tests.core.builders import RUN, at, gone, measured, running
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import Run, replay
+from tests.core.builders import RUN, VM, at, gone, measured, running
 from tests.support.memory_bucket import MemoryBucket
 
 CASES = ("b1-h2-kv2-q16-k16-d64-full-float32", "b1-h2-kv2-q32-k32-d64-full-float32")
@@ -23,7 +23,7 @@ def csv_of(case_id: str, *latencies: float) -> bytes:
     for repeat, latency in enumerate(latencies, 1):
         seq = case_id.split("-")[3][1:]
         cells = {
-            "run_id": RUN, "vm": "vm", "case_id": case_id, "device": "NVIDIA L4", "implementation": "bench", "dtype": "float32",
+            "run_id": RUN, "vm": VM, "case_id": case_id, "device": "NVIDIA L4", "implementation": "bench", "dtype": "float32",
             "batch": "1", "heads": "2", "kv_heads": "2", "seq_q": seq, "seq_k": seq, "head_dim": "64", "causal": "false",
             "regime": "burst", "block": str(repeat), "repeat": str(repeat), "latency_us": str(latency),
         }  # fmt: skip
@@ -54,11 +54,10 @@ OVER = (gone(64), ev.RunClosed(outcome="succeeded"))
 
 def test_everything_comes_and_is_put_together(tmp_path: Path) -> None:
     fetched = fetch_run(stored(*CASES), run_of(measured(CASES[0]), measured(CASES[1]), *OVER), tmp_path)
-    assert (fetched.complete, fetched.cases, fetched.measurements, fetched.downloaded) == (True, 2, 6, 4)
+    assert (fetched.complete, fetched.cases, fetched.downloaded) == (True, 2, 4)
     folder = tmp_path / RUN
     lines = (folder / "measurements.csv").read_text().splitlines()
     assert len(lines) == 7
-    assert [summary.median_us for summary in fetched.summaries] == [11.0, 11.0]
     assert (folder / "log.txt").read_text() == "all is well\n"
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["complete"] is True
@@ -101,19 +100,68 @@ def test_a_fetch_of_less_than_all_says_so(tmp_path: Path, facts: tuple[ev.Fact, 
 
 def test_a_run_that_stored_nothing_makes_an_empty_table(tmp_path: Path) -> None:
     fetched: Fetched = fetch_run(MemoryBucket("results"), run_of(), tmp_path)
-    assert (fetched.cases, fetched.measurements, fetched.summaries) == (0, 0, ())
+    assert (fetched.cases, fetched.cases_total, fetched.complete) == (0, 2, False)
     assert (tmp_path / RUN / "measurements.csv").read_text().strip() == ",".join(COLUMNS)
 
 
-@pytest.mark.parametrize(
-    "name", ["artifacts/../../../evil", "cases/../../evil.csv", "artifacts//etc/evil", "cases/a\\..\\b.csv"]
-)
-def test_a_name_that_would_leave_the_folder_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+ODD_NAMES = (
+    "artifacts/../../../evil", "cases/../../evil.csv", "artifacts//etc/evil", "cases/a\\..\\b.csv", "artifacts/.git/config",
+    "artifacts/x/.envrc", "artifacts/cases", "artifacts/cases/a.csv", "artifacts/manifest.json", "artifacts/log.txt/more",
+    "artifacts/\x1b[2J.txt", "artifacts/" + "x" * 300, "artifacts/machines/a", "artifacts/measurements.csv",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_name_that_is_no_place_in_the_folder_is_left_out_and_named_and_the_rest_comes(
+    tmp_path: Path, name: str
+) -> None:
     bucket = stored(*CASES)
     bucket.create(f"runs/{RUN}/{name}", b"evil")
-    with pytest.raises(LocalError):
-        fetch_run(bucket, run_of(*OVER), tmp_path / "into")
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    fetched = fetch_run(bucket, run_of(*OVER), tmp_path / "into")
+    assert list(fetched.left_out) == [f"runs/{RUN}/{name}"]
+    assert all(text.isprintable() for text in fetched.left_out.values())
+    assert (fetched.cases, fetched.complete) == (2, True)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(path.read_bytes() != b"evil" for path in files)
+    assert not [path for path in files if any(part.startswith(".") for part in path.relative_to(tmp_path).parts)]
+    assert (tmp_path / "into" / RUN / "log.txt").read_bytes() == b"all is well\n"
+
+
+GOOD = csv_of("b1-h1-kv1-q8-k8-d64-full-float32", 10.0, 11.0)
+DAMAGED = {
+    "torn": GOOD[:-30],
+    "not UTF-8": GOOD.replace(b"NVIDIA", b"\xff\xfe"),
+    "empty": b"",
+    "no table": b"hello\n",
+    "of another case": GOOD.replace(b"-q8-", b"-q9-"),
+    "of another run": GOOD.replace(RUN.encode(), b"20200101-000000-l4-ffff"),
+    "of a machine that was never asked for": GOOD.replace(VM.encode(), b"bench-somebody-1"),
+    "as slow as nothing is": GOOD.replace(b"11.0", b"1e308"),
+    "as fast as nothing is": GOOD.replace(b"11.0", b"-1"),
+    "not a number": GOOD.replace(b"11.0", b"nan"),
+    "with a cell of two hundred thousand characters": GOOD.replace(b"NVIDIA L4", b"x" * 200_000),
+}
+
+
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
+def test_a_case_that_is_not_whole_or_not_this_runs_is_left_out_and_named_and_the_rest_comes(
+    tmp_path: Path, data: bytes
+) -> None:
+    bucket = stored(*CASES)
+    name = f"runs/{RUN}/cases/b1-h1-kv1-q8-k8-d64-full-float32.csv"
+    bucket.create(name, data)
+    fetched = fetch_run(bucket, run_of(*OVER), tmp_path)
+    assert list(fetched.left_out) == [name]
+    assert name in fetched.left_out[name]
+    assert fetched.cases == 2
+    assert "q8" not in (tmp_path / RUN / "measurements.csv").read_text()
+
+
+def test_a_whole_case_of_this_run_is_taken(tmp_path: Path) -> None:
+    bucket = stored(*CASES)
+    bucket.create(f"runs/{RUN}/cases/b1-h1-kv1-q8-k8-d64-full-float32.csv", GOOD)
+    fetched = fetch_run(bucket, run_of(*OVER), tmp_path)
+    assert (fetched.cases, dict(fetched.left_out)) == (3, {})
 
 
 def test_a_folder_that_cannot_be_written_is_refused_with_a_hint(tmp_path: Path) -> None:
@@ -135,3 +183,26 @@ def test_what_was_spent_and_where_it_ran_is_in_the_manifest(tmp_path: Path) -> N
     assert manifest["device"] == "NVIDIA L4"
     assert manifest["vms"][0]["zone"] == "us-central1-a"
     assert manifest["started_at"] == f"{at(0):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def test_what_measures_the_same_again_holds_the_grid_and_nothing_that_runs_or_spends(tmp_path: Path) -> None:
+    """The plan lies in the bucket, where a machine can write."""
+    bucket = stored(*CASES)
+    settings = {
+        "gpu": "l4", "measure": {"repeats": 7}, "alerts": {"command": "curl evil"}, "payload": {"root": "/etc"},
+        "budget": {"per_run_usd": "999"}, "run": {"max_minutes": 10000},
+    }  # fmt: skip
+    bucket.create(f"runs/{RUN}/plan.json", json.dumps({"settings": settings}).encode())
+    fetch_run(bucket, run_of(*OVER), tmp_path)
+    kept = json.loads((tmp_path / RUN / "repeat.yaml").read_text())
+    assert kept == {"gpu": "l4", "measure": {"repeats": 7}}
+    assert json.loads((tmp_path / RUN / "manifest.json").read_text())["repeat"] is True
+
+
+@pytest.mark.parametrize("plan", [b"", b"[]", b"{", b'{"settings": 3}', b'{"settings": {"run": {}}}', b"\xff"])
+def test_a_plan_that_cannot_be_read_costs_the_command_and_nothing_else(tmp_path: Path, plan: bytes) -> None:
+    bucket = stored(*CASES)
+    bucket.create(f"runs/{RUN}/plan.json", plan)
+    assert fetch_run(bucket, run_of(*OVER), tmp_path).complete
+    assert not (tmp_path / RUN / "repeat.yaml").exists()
+    assert json.loads((tmp_path / RUN / "manifest.json").read_text())["repeat"] is False

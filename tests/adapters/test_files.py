@@ -14,12 +14,32 @@ from orchestrator.core.errors import LocalError
 
 def test_an_object_name_becomes_a_path_below_the_folder(tmp_path: Path) -> None:
     assert safe_path(tmp_path, "cases/a b.csv") == tmp_path / "cases" / "a b.csv"
-    assert safe_path(tmp_path, "..hidden/..a..") == tmp_path / "..hidden" / "..a.."
+    assert safe_path(tmp_path, "hidden../a..b") == tmp_path / "hidden.." / "a..b"
 
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "a/../../x", "/etc/passwd", "", ".", "..", "a/..", "a\\..\\x", "a\0b", "a\nb", "//x", "a/./../../b"],
+    [
+        "../x",
+        "a/../../x",
+        "/etc/passwd",
+        "",
+        ".",
+        "..",
+        "a/..",
+        "a\\..\\x",
+        "a\0b",
+        "a\nb",
+        "//x",
+        "a/./../../b",
+        ".git/config",
+        "a/.envrc",
+        "..a",
+        "a\x1b[2J",
+        "a\u202eb",
+        "x" * 201,
+        "\ud800",
+    ],
 )
 def test_a_name_that_would_leave_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(LocalError, match="does not name a file"):

@@ -22,7 +22,7 @@ from orchestrator.core.errors import (
     ProviderError,
     Unavailable,
 )
-from orchestrator.core.machines import Accepted, Refusal
+from orchestrator.core.market.machines import Accepted, Refusal
 from tests.adapters.compute_script import Compute
 from tests.adapters.test_gce_body import GOLDEN_L4
 from tests.adapters.test_gce_errors import STOCKOUT

@@ -17,7 +17,7 @@ LABELS = {
     "bench-attempt": "1",
     "bench-run": RUN,
     "bench-tool": "spotbench",
-    "bench-bucket": "my-bench",
+    "bench-bucket": "my-bench-fd9f73293147bfae",
     "bench-user": "ann-example",
 }
 METADATA = {

@@ -128,3 +128,31 @@ def test_no_code_is_in_the_table_under_two_scopes_without_a_message_to_tell_them
             scopes.setdefault(code, set()).add(rule.scope)
     assert all(len(found) == 1 for found in scopes.values())
     assert not QUOTA_CODES & set(scopes)
+
+
+@pytest.mark.parametrize(
+    ("message", "scope", "hint"),
+    [
+        ("[pd-standard, g2-standard-4] features are not compatible for creating instance.", "all", "disk_type"),
+        (
+            "Constraint constraints/compute.vmExternalIpAccess violated for project 1.",
+            "all",
+            "machine.external_ip=false",
+        ),
+        (
+            "Constraint constraints/compute.requireShieldedVm violated for project 1.",
+            "all",
+            "policy of the organisation",
+        ),
+        ("'us-east1-b' violates constraint constraints/gcp.resourceLocations", "region", "regions that it allows"),
+    ],
+)
+def test_what_no_other_machine_of_the_kind_would_mend_is_no_stock_out(message: str, scope: str, hint: str) -> None:
+    answer = refusal(Fault("UNSUPPORTED_OPERATION", message, http_status=400))
+    assert (answer.scope, answer.stock_out) == (scope, False)
+    assert hint in answer.hint
+
+
+def test_a_machine_that_was_taken_back_while_it_was_made_is_still_a_stock_out() -> None:
+    answer = refusal(Fault("UNSUPPORTED_OPERATION", "Instance was preempted.", http_status=400))
+    assert (answer.scope, answer.stock_out) == ("zone", True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.gce_body import instance_body
-from orchestrator.core.machines import InstanceRequest
+from orchestrator.core.market.machines import InstanceRequest
 from tests.support.machine_requests import L4, T4
 
 

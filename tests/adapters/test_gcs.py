@@ -12,7 +12,6 @@ import google_crc32c
 import pytest
 
 from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.index import RunIndex
 from orchestrator.core.errors import (
     BenchError,
     CredentialsMissing,
@@ -23,6 +22,7 @@ from orchestrator.core.errors import (
     Unavailable,
 )
 from orchestrator.ports import Entry
+from orchestrator.store.index import RunIndex
 from tests.support.scripted_server import (
     Answer,
     Drop,

@@ -10,7 +10,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials as Login
 
-from orchestrator.adapters.google_auth import identity, proven
+from orchestrator.adapters.google_auth import Bearer, identity, proven
 from orchestrator.adapters.rest import GOOGLE, Rest
 from orchestrator.core.errors import CredentialsMissing
 from orchestrator.core.rest import Conversation, Pause, Request
@@ -112,4 +112,13 @@ def test_an_identity_is_told_as_far_as_the_credentials_know_it() -> None:
     assert identity(Account()).member == "serviceAccount:ci@p.iam.gserviceaccount.com"  # type: ignore[arg-type]
     assert identity(login).member == "user:ada@example.com"
     assert identity(Login("token")).member == ""  # type: ignore[no-untyped-call]
-    assert "embedded" in proven(AnonymousCredentials()).kind  # type: ignore[no-untyped-call]
+    assert "embedded" in proven(Bearer("t")).kind
+
+
+def test_a_refusal_of_nobody_is_an_answer_with_the_servers_time() -> None:
+    with scripted_server(in_turn(google_error(401, "Login Required."))) as server:
+        session = rest(server.url)
+        answer = session.ask(LOOK)
+        session.close()
+    assert answer.status == 401
+    assert answer.skew_s is not None

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.analysis.across import changes, history, quotient
+from orchestrator.analysis.across import changes, quotient
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.fingerprint import Level, comparability
+from orchestrator.analysis.history import Reading, history
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import ROOFS, roof_of, work_of
-from orchestrator.analysis.study import false_verdicts
+from orchestrator.analysis.study import Study, false_verdicts
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
 from orchestrator.core.results import COLUMNS, ResultsUnreadable
 from tests.report.written import BEGUN, both, csv_text, records, skip, studied
@@ -37,11 +38,18 @@ def test_a_run_says_what_the_kernel_is_against_each_baseline() -> None:
         assert case.best.noise is not None
         assert case.best.noise.source is NoiseSource.CONTROL
         assert case.best.order_shift == pytest.approx(1.0, abs=0.02)
-    assert found.geomean("sdpa:default")[0] == pytest.approx(1.5, rel=0.01)
-    assert math.isnan(found.geomean("sdpa:flash")[0])
+    assert mean_ratio(found) == pytest.approx(1.5, rel=0.01)
+    assert found.mean("sdpa:flash") is None
     assert false_verdicts(found.controls) == 0
     assert found.answers == 4
     assert (found.faults, found.notes) == ((), ())
+
+
+def mean_ratio(part: Study) -> float:
+    mean = part.mean("sdpa:default")
+    assert mean is not None
+    assert mean.ratio.excludes(1.0)
+    return mean.ratio.mid
 
 
 def test_a_rate_is_the_stated_arithmetic_over_the_median_and_its_share_of_the_data_sheets() -> None:
@@ -121,8 +129,8 @@ def test_each_regime_has_verdicts_of_its_own_and_nothing_is_pooled() -> None:
     assert len(found.cases) == 4
     burst, sustained = found.parts()
     assert burst.measurements == sustained.measurements == 400
-    assert burst.geomean("sdpa:default")[0] == pytest.approx(1.5, rel=0.01)
-    assert sustained.geomean("sdpa:default")[0] == pytest.approx(0.9 / 0.8, rel=0.01)
+    assert mean_ratio(burst) == pytest.approx(1.5, rel=0.01)
+    assert mean_ratio(sustained) == pytest.approx(0.9 / 0.8, rel=0.01)
     alone = studied(csv_text(row for row in both() if row["regime"] == "burst"))
     assert [one.median_us for one in burst.cases[0].timings] == [one.median_us for one in alone.cases[0].timings]
     assert [one.paired for one in burst.contrasts] == [one.paired for one in alone.contrasts]
@@ -299,6 +307,93 @@ def test_a_million_rows_are_read_in_less_than_half_a_gigabyte() -> None:
     assert int(done.stdout) < 400_000
 
 
+# --- what is in doubt ----------------------------------------------------------------------------------------------
+
+
+def regimes(burst: float, graph: float, length: int = 1024, **changes: str) -> str:
+    """One case in burst and in graph; the baseline takes so many times as long in each as it should."""
+    rows = []
+    for regime, factor in (("burst", burst), ("graph", graph)):
+        speeds = {"bench": 1.5, "sdpa:default": 1.0 / factor, "bench:aa": 1.5}
+        rows += list(records(lengths=(length,), speeds=speeds, regime=regime, cache="cold", **changes))
+    return csv_text(rows)
+
+
+def test_where_burst_and_graph_disagree_nothing_is_decided_and_the_worst_is_named() -> None:
+    found = studied(regimes(1.4, 1.0))
+    assert {(one.verdict, one.doubt) for one in found.contrasts} == {(Verdict.INCONCLUSIVE, "regimes disagree")}
+    assert found.contrasts[0].said == "inconclusive: regimes disagree"
+    assert "sdpa:default takes 91" in found.notes[0]
+    assert found.answers == 0
+    assert {one.verdict for one in studied(regimes(1.2, 1.0)).contrasts} == {Verdict.FASTER}
+    assert {one.verdict for one in studied(regimes(1.0, 1.4)).contrasts} == {Verdict.INCONCLUSIVE}
+
+
+def test_times_below_twenty_microseconds_and_other_caches_and_regimes_raise_no_alarm() -> None:
+    short = studied(regimes(1.4, 1.0, length=128))
+    assert {one.verdict for one in short.contrasts} == {Verdict.FASTER}
+    apart = studied(regimes(1.4, 1.0).replace(",graph,", ",sustained,"))
+    assert {one.verdict for one in apart.contrasts} == {Verdict.FASTER}
+    lines = regimes(1.4, 1.0).splitlines(keepends=True)
+    warm = "".join(line.replace(",cold,", ",warm,") if ",graph," in line else line for line in lines)
+    assert {one.verdict for one in studied(warm).contrasts} == {Verdict.FASTER}
+
+
+def test_the_alarm_of_one_case_leaves_the_other_cases_alone() -> None:
+    good, bad = regimes(1.0, 1.0, length=2048), regimes(1.4, 1.0)
+    found = studied(good + "".join(bad.splitlines(keepends=True)[1:]))
+    assert {one.case_id.split("-")[3]: one.verdict for one in found.contrasts} == {
+        "q1024": Verdict.INCONCLUSIVE, "q2048": Verdict.FASTER,
+    }  # fmt: skip
+
+
+def test_a_measurement_whose_launch_was_not_hidden_is_no_material_for_a_verdict() -> None:
+    rows = [row | {"hidden": "true"} for row in records(lengths=(1024,))]
+    columns = [*rows[0]]
+    slow = [row | {"hidden": "false", "latency_us": "900"} if int(row["block"]) % 2 else row for row in rows]
+    found, clean = studied(csv_text(slow, columns)), studied(csv_text(rows, columns))
+    assert found.contrasts[0].paired.ratio.mid == pytest.approx(clean.contrasts[0].paired.ratio.mid, rel=0.01)
+    assert found.contrasts[0].paired.blocks == 25
+    assert "launch not hidden" in found.faults[0]
+    open_ = [row | {"hidden": "false"} if row["implementation"] == "sdpa:math" else row for row in rows]
+    judged = {one.baseline: one for one in studied(csv_text(open_, columns)).contrasts}
+    assert judged["sdpa:math"].said == "inconclusive: launch not hidden"
+    assert judged["sdpa:default"].verdict is Verdict.FASTER
+
+
+def test_what_differs_by_less_than_the_timer_takes_is_not_decided() -> None:
+    found = studied(csv_text(records(lengths=(128,), timer_overhead_us="3")))
+    assert {one.baseline: one.said for one in found.contrasts} == {
+        "sdpa:default": "inconclusive: below the timer's resolution",
+        "sdpa:math": "inconclusive: below the timer's resolution",
+    }
+    fine = studied(csv_text(records(lengths=(1024,), timer_overhead_us="3")))
+    assert {one.verdict for one in fine.contrasts} == {Verdict.FASTER}
+    assert fine.cases[0].timings[0].timer_share == pytest.approx(3 / 43.7, rel=0.01)
+
+
+def test_a_second_control_on_another_implementation_sets_the_noise_where_it_is_the_greater() -> None:
+    rows = records(lengths=(1024,), speeds={"bench": 1.5, "sdpa:default": 1.0, "bench:aa": 1.5, "sdpa:default:aa": 0.9})
+    found = studied(csv_text(rows))
+    assert {one.implementation for one in found.controls} == {"bench", "sdpa:default"}
+    assert found.baselines == ("sdpa:default",)
+    noise = found.contrasts[0].noise
+    assert noise is not None
+    assert noise.floor > 0.1
+
+
+def test_a_mean_is_within_its_interval_and_there_is_none_where_a_case_has_none() -> None:
+    found = studied(csv_text(records(lengths=(128, 256, 1024))))
+    mean = found.mean("sdpa:default")
+    assert mean is not None
+    ratios = [one.paired.ratio.mid for one in found.against("sdpa:default")]
+    assert mean.ratio.mid == pytest.approx(math.prod(ratios) ** (1 / 3))
+    assert mean.ratio.low < mean.ratio.mid < mean.ratio.high
+    assert (mean.cases, mean.decided) == (3, 3)
+    few = [*records(lengths=(128,)), *records(lengths=(256,), blocks=3)]
+    assert studied(csv_text(few)).mean("sdpa:default") is None
+
+
 # --- two runs and more ----------------------------------------------------------------------------------------------
 
 
@@ -353,13 +448,14 @@ def test_an_older_run_that_does_not_name_its_caches_is_compared_where_that_leave
     assert changes(named, studied(csv_text(records(cache="warm")))) == ()
 
 
-def test_a_slower_machine_cancels_out_of_speed_ups() -> None:
+def test_a_slower_machine_cancels_out_of_speed_ups_and_is_no_regression_of_times_either() -> None:
     speeds = {"bench": 1.2, "sdpa:default": 0.8, "bench:aa": 1.2}
     before, after = studied(other(1.0, 1)), studied(csv_text(records(speeds=speeds, seed=4)))
     (relative, _) = changes(before, after, relative_to="sdpa:default", implementations=["bench"])
     (absolute, _) = changes(before, after, implementations=["bench"])
     assert relative.verdict in (Verdict.SAME, Verdict.INCONCLUSIVE)
-    assert absolute.verdict is Verdict.SLOWER
+    assert absolute.ratio.mid == pytest.approx(0.8, rel=0.02)
+    assert (absolute.verdict, absolute.spread > 0.1) == (Verdict.INCONCLUSIVE, True), "the baseline slowed down as much"
 
 
 def test_the_interval_of_a_quotient_covers_at_least_as_often_as_it_says() -> None:
@@ -382,8 +478,9 @@ def test_a_history_marks_where_a_new_level_begins_and_nowhere_else() -> None:
 
     values = [100, 100.3, 99.9, 110, 110.2, 90, 90.1]
     noise = Noise(0.004, NoiseSource.CONTROL)
-    found = history([(str(n), {}, at(value), noise) for n, value in enumerate(values)], relative=False, tolerance=0.02)
-    marked = {point.run_id: point.change for point in found if point.change in (Verdict.FASTER, Verdict.SLOWER)}
+    readings = [Reading(str(n), {}, at(value), noise) for n, value in enumerate(values)]
+    found = history(readings, relative=False, tolerance=0.02)
+    marked = {point.reading.run_id: point.change for point in found if point.change in (Verdict.FASTER, Verdict.SLOWER)}
     assert marked == {"3": Verdict.SLOWER, "5": Verdict.FASTER}
     assert found[0].change is None
 

@@ -19,30 +19,32 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from orchestrator.adapters.eventlog import EventLog
 from orchestrator.adapters.fetch import fetch_run
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gce_body import instance_body
 from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.index import RunIndex
-from orchestrator.adapters.ledger import LedgerStore
-from orchestrator.core import config as configs
-from orchestrator.core.budget import Caps, Ledger
-from orchestrator.core.decide import Policy
+from orchestrator.adapters.google_auth import Bearer
+from orchestrator.core.config import load as configs
 from orchestrator.core.errors import BenchError, BudgetExceeded, Unavailable
-from orchestrator.core.machines import InstanceRequest
+from orchestrator.core.ledger.budget import Caps, Ledger
+from orchestrator.core.market.machines import InstanceRequest
+from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.naming import LEDGER
-from orchestrator.core.plan import LaunchPlan, plan
-from orchestrator.core.pricing import PriceSheet
-from orchestrator.core.run import Phase, Run, replay
+from orchestrator.core.plan.plan import LaunchPlan, plan
+from orchestrator.core.run.decide import Policy
+from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.embedded.scripted import Script, ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
-from orchestrator.engine import Engine, World
-from orchestrator.launch import Payload, Where, begin
-from orchestrator.reaping import reap, survey
-from orchestrator.reconcile import reconcile
-from orchestrator.resume import resume, stored_plan
+from orchestrator.runs.accounts import Accounts
+from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.runs.reap import reap, survey
+from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.resume import resume, stored_plan
+from orchestrator.store.events import EventLog
+from orchestrator.store.index import RunIndex
+from orchestrator.store.ledger import LedgerStore
 from tests.chaos.guests import Deeds, guest
 from tests.chaos.promises import UNENDED, Broken, Judge
 from tests.chaos.scenario import ZONES, Client, Meddling, Scenario
@@ -185,7 +187,7 @@ class Play:
     def __init__(self, arena: Arena, scenario: Scenario, bucket: str) -> None:
         self.arena, self.scenario, self.bucket = arena, scenario, bucket
         self.cloud, self.timeline = arena.cloud, arena.timeline
-        self.cloud.storage.create_bucket(bucket, self.cloud.project)
+        self.cloud.storage.create_bucket(bucket)
         self.deeds = Deeds()
         self.heard = Heard()
         arena.script = arena.rules.make_guest(scenario.temper, scenario.cases, scenario.seconds_each, self.deeds)
@@ -223,8 +225,11 @@ class Play:
 
     def world(self, actor: Actor | None) -> World:
         clock = TimelineClock(self.timeline)
-        self.plain = GoogleBucket(self.bucket, project=self.cloud.project, endpoint=self.cloud.storage_url)
-        google = GoogleCloud(project=self.cloud.project, endpoint=self.cloud.compute_url, clock=clock)
+        key = Bearer(self.cloud.token)
+        self.plain = GoogleBucket(
+            self.bucket, project=self.cloud.project, endpoint=self.cloud.storage_url, credentials=key
+        )
+        google = GoogleCloud(project=self.cloud.project, endpoint=self.cloud.compute_url, credentials=key, clock=clock)
 
         def before(call: str, arguments: tuple[Any, ...], _: Any) -> None:
             try:
@@ -246,11 +251,9 @@ class Play:
         return World(
             cloud=lambda: cloud,
             bucket=bucket,
-            ledger=LedgerStore(bucket, clock),
+            accounts=Accounts(LedgerStore(bucket, clock), self.judge.caps, self.heard, clock),
             index=RunIndex(bucket),
             clock=clock,
-            notifier=self.heard,
-            caps=self.judge.caps,
             log=lambda run_id: EventLog(bucket, run_id, writer, clock),
             policy=self.arena.rules.policy,
         )
@@ -337,7 +340,7 @@ class Play:
         world = self.world(actor) if actor.engine is None else actor.engine.world
         match actor.client.role:
             case "launch" if actor.engine is None:
-                where = Where("gce", self.bucket, "ada", None, require_cuda=False)
+                where = LaunchContext("gce", self.bucket, "ada", None, require_cuda=False)
                 made = self.planned(world.cloud().image(*IMAGE))
                 actor.engine = begin(world, made, PACKED, run_id=actor.run_id, where=where)
                 return 0
@@ -371,8 +374,8 @@ class Play:
 
     def resumed(self, world: World, run_id: str) -> Engine:
         """What `bench launch --resume` does."""
-        where = Where("gce", self.bucket, "ada", None, require_cuda=False)
-        plan = stored_plan(world, run_id)
+        where = LaunchContext("gce", self.bucket, "ada", None, require_cuda=False)
+        plan = stored_plan(world.bucket, run_id)
         engine = resume(world, plan, run_id=run_id, where=where, fresh=lambda: PACKED)
         self.resumes += 1
         return engine

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from datetime import timedelta
 from decimal import Decimal
 
-from orchestrator.core.budget import WINDOWS, Caps, Entry, Ledger, exposure
-from orchestrator.core.diagnose import EXPLAINS_ITSELF
-from orchestrator.core.machines import Instance
+from orchestrator.core.ledger.budget import WINDOWS, Caps, Entry, Ledger, exposure
+from orchestrator.core.market.machines import Instance
 from orchestrator.core.naming import run_of
-from orchestrator.core.run import Run
+from orchestrator.core.run.diagnose import EXPLAINS_ITSELF
+from orchestrator.core.run.fold import Run
 from orchestrator.embedded.meter import BillRow
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.chaos.guests import Deeds

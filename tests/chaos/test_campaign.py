@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.pricing import Price, PriceSheet
+from orchestrator.core.market.pricing import Price, PriceSheet
 from orchestrator.embedded.scripted import Script, ScriptedVm, Steps
 from orchestrator.embedded.weather import KEYS
 from tests.chaos.campaign import Tally, campaign, seeds, shrunk
@@ -57,6 +57,7 @@ def test_twenty_five_seeded_scenarios_break_no_promise(tmp_path: Path) -> None:
         {"fault": "hang", "at": {"case": 1}, "target": "harness"},
         {"fault": "kill", "at": {"phase": "correctness"}, "target": "agent"},
         {"fault": "image_gone"},
+        {"fault": "late_insert", "seconds": 90},
     ],
     ids=lambda fault: "-".join(str(value) for key, value in fault.items() if key in ("fault", "status", "service")),
 )  # fmt: skip

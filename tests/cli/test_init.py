@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 import orchestrator
-from orchestrator.adapters.google_auth import credentials_for
+from orchestrator.adapters.google_auth import Bearer, credentials_for
 from orchestrator.adapters.rest import Rest, endpoints
 from orchestrator.adapters.setup import Setup
 from orchestrator.cli.app import app
@@ -37,12 +37,12 @@ def test_the_plan_is_shown_and_without_a_yes_nothing_is_done(bench: Bench) -> No
     assert "make the bucket gs://bench-embedded-practice in us-central1" in ran.out
     assert "nothing was done" in ran.out
     assert not (bench.home / "settings.yaml").exists()
-    assert [step["done"] for step in bench(*PRACTISE, "--json").document["steps"]] == [False] * 11
+    assert [step["done"] for step in bench(*PRACTISE, "--json").document["steps"]] == [False] * 12
 
 
 def test_a_second_time_there_is_nothing_to_do(bench: Bench) -> None:
     first = bench(*PRACTISE, "--yes")
-    assert first.out.count("done: ") == 11
+    assert first.out.count("done: ") == 12
     assert "bench doctor" in first.out
     assert "nothing to do" in bench(*PRACTISE, "--yes").out
     assert bench(*PRACTISE, "--yes", "--json").document["steps"] == []
@@ -50,6 +50,7 @@ def test_a_second_time_there_is_nothing_to_do(bench: Bench) -> None:
         "per_run_usd",
         "per_day_usd",
         "per_month_usd",
+        "total_usd",
     }
 
 
@@ -66,8 +67,8 @@ def test_a_person_at_a_terminal_is_asked_for_what_was_not_said(bench: Bench) -> 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path]), "TERM": "dumb"}
     child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=environment, close_fds=True)
     os.close(there)
-    # bucket is known in practice; then: where, who, three caps, and the yes
-    os.write(here, b"\n" + b"user:ada@example.com\n" + b"0.75\n\n\n" + b"y\n")
+    # bucket is known in practice; then: where, who, four caps, and the yes
+    os.write(here, b"\n" + b"user:ada@example.com\n" + b"0.75\n\n\n\n" + b"y\n")
     said = b""
     while True:
         try:
@@ -130,11 +131,11 @@ def test_a_step_that_fails_says_what_is_done_and_how_to_go_on(bench: Bench) -> N
     bench("cloud", "start")
     bench.control("/control/weather", {"faults": [{"fault": "permission_missing", "permission": "iam.roles.create"}]})
     ran = bench(*PRACTISE, "--yes", code=6)
-    assert "2 of 11 steps are done; the rest: `bench init` again" in ran.err
+    assert "2 of 12 steps are done; the rest: `bench init` again" in ran.err
     told = bench(*PRACTISE, "--yes", "--json", code=6)
     assert not any(step["done"] for step in told.document["steps"])
     bench.control("/control/weather", {"faults": []})
-    assert bench(*PRACTISE, "--yes").out.count("done: ") == 9
+    assert bench(*PRACTISE, "--yes").out.count("done: ") == 10
 
 
 def test_an_unusable_settings_file_is_named_before_anything_is_done(bench: Bench) -> None:
@@ -155,7 +156,7 @@ def site(tmp_path: Path) -> Iterator[tuple[EmbeddedCloud, Setup, Recorder]]:
 def set_up(cloud: EmbeddedCloud, settings: Path) -> Setup:
     waits: list[float] = []
     where = endpoints(cloud.compute_url, cloud.storage_url)
-    credentials = credentials_for("x")
+    credentials = Bearer(cloud.token)
     return Setup(
         Rest(credentials, where, changes=True, sleep=waits.append), credentials, settings, storage=cloud.storage_url
     )
@@ -193,8 +194,7 @@ def test_two_set_ups_at_once_end_in_the_same_place(site: Any) -> None:
 
 def test_a_bucket_that_is_somebody_elses_is_said_to_be_taken_and_one_of_ones_own_is_mended(site: Any) -> None:
     cloud, setup, recorder = site
-    bare = cloud.storage.create_bucket("plain-bucket", "p")
-    assert bare is None
+    cloud.storage.create_bucket("plain-bucket")
     wanted = Wanted("bench-embedded", "plain-bucket")
     mend = plan(wanted, setup.survey(wanted))[0]
     assert mend == MendBucket("plain-bucket", uniform=True, private=True, lifecycle=True)

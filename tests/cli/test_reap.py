@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from orchestrator.core import events as ev
 from orchestrator.core.naming import artifacts_prefix, instance_name, labels
+from orchestrator.core.run import events as ev
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
 from tests.cli.test_start_up import loaded_by
@@ -56,7 +56,7 @@ def test_a_machine_whose_run_nobody_knows_is_listed_and_deleted_only_when_told_t
     assert "1 VMs alive, 1 deleted" in bench("reap", "--yes").out
     assert bench("cloud", "status", "--json").document["instances"] == []
     assert bench("reap", "--yes", "--json").document == {
-        "schema": 1, "mode": "embedded", "deleted": 0, "machines": [],
+        "schema": 1, "mode": "embedded", "deleted": 0, "machines": [], "failed": [],
     }  # fmt: skip
     assert "VMs alive now: 0, $0.00/h" in bench("status").out
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,13 +16,18 @@ from orchestrator.cli.plan_view import plan_view
 from orchestrator.cli.render import ago, alive_line, clock, ending_lines, live, runs_table, usd
 from orchestrator.cli.results_view import results_view
 from orchestrator.cli.watch import LiveWatch, PlainWatch, Watch, watching
-from orchestrator.core import events as ev
 from orchestrator.core.errors import Unavailable
-from orchestrator.core.results import Summary
-from orchestrator.core.run import OUTCOMES, Run, replay
-from orchestrator.core.status import status_line
+from orchestrator.core.hosts import parse_target
+from orchestrator.core.ledger.budget import Caps, Ledger
+from orchestrator.core.plan.on_hosts import plan_on_hosts
+from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import OUTCOMES, Run, replay
+from orchestrator.core.run.status import document, status_line
+from orchestrator.report.text import digits, estimate
 from tests.core.asked import accepted, asked
 from tests.core.builders import RUN, VM, ZONE, Log, at, created, gone, measured, planned, requested, running
+from tests.report.written import both, csv_text, records, reported, skip
 
 
 def shown(renderable: RenderableType, width: int = 90) -> str:
@@ -100,37 +104,71 @@ def test_a_plan(snapshot: SnapshotAssertion) -> None:
     assert "more zones" in shown(plan_view(accepted(asked("gpu: l4")), most=2))
 
 
-def summary(case: str, implementation: str, median: float | None, skipped: str = "") -> Summary:
-    return Summary(
-        RUN, "NVIDIA L4", case, implementation, "", "burst", {}, 50 if median else 0, median_us=median, skipped=skipped
+def test_a_plan_for_a_machine_of_ones_own_speaks_of_no_rent() -> None:
+    made = plan_on_hosts(
+        asked("gpu: cpu"), config_name="cpu", targets=[parse_target("ada@box")], ledger=Ledger(), caps=Caps(), now=at(0)
     )
+    assert isinstance(made, LaunchPlan)
+    text = shown(plan_view(made))
+    assert "ada@box" in text
+    assert not {"disk", "image", "dearest", "machine(s)", "spot"} & set(text.split())
+    assert "$" not in text
 
 
-def fetched(*summaries: Summary, complete: bool = True) -> Fetched:
-    return Fetched(RUN, "preempted", Path("results/local") / RUN, complete, 1, 2, 100, 3, 0, summaries, "NVIDIA L4")
+def fetched(*, complete: bool = True, cases: int = 1) -> Fetched:
+    return Fetched(RUN, "preempted", Path("results/local") / RUN, complete, cases, 2, 3, 0, "NVIDIA L4")
 
 
 def test_fetched_results(snapshot: SnapshotAssertion) -> None:
-    rows = (
-        summary("case-1", "sdpa:flash", 20.0),
-        summary("case-1", "bench", 10.0),
-        summary("case-1", "sdpa:cudnn", None, "needs sm_80"),
-        summary("case-2", "bench", None, "wrong by 0.5"),
-        summary("case-2", "sdpa:flash", 2000.0),
-    )
-    assert shown(results_view(fetched(*rows))) == snapshot
-    assert shown(results_view(fetched(summary("case-1", "sdpa:flash", 20.0), complete=False))) == snapshot
+    rows = [*records(lengths=(128,)), skip("sdpa:cudnn", "needs sm_80"), *records(lengths=(1024,), noise=0.3)]
+    assert shown(results_view(fetched(), reported(csv_text(rows)))) == snapshot
+    alone = reported(csv_text(records(lengths=(128,), speeds={"sdpa:flash": 1.0})), cases_total=2)
+    assert shown(results_view(fetched(complete=False), alone)) == snapshot
+
+
+def test_a_fetch_of_nothing_shows_no_empty_table() -> None:
+    out = shown(results_view(fetched(cases=0), reported(csv_text([]))))
+    assert out.splitlines()[0] == f"{RUN}  nothing has been measured yet; the run is preempted"
+    assert "median" not in out
 
 
 def test_regimes_of_one_case_are_lines_of_their_own_and_a_case_is_skipped_once() -> None:
-    burst = (summary("case-1", "bench", 10.0), summary("case-1", "sdpa:cudnn", None, "needs sm_80"))
-    steady = tuple(replace(one, regime="sustained", median_us=one.median_us and 12.0) for one in burst)
-    out = shown(results_view(fetched(*burst, *steady)))
-    assert [line.split() for line in out.splitlines() if line.startswith("case-1")] == [
-        ["case-1", "burst", "10.0"],
-        ["case-1", "sustained", "12.0"],
-    ]
-    assert "not timed: sdpa:cudnn in 1 cases: needs sm_80" in out
+    out = shown(results_view(fetched(), reported(csv_text([*both(), skip("sdpa:cudnn", "needs sm_80")]))), 140)
+    table = [line.split()[:4] for line in out.splitlines() if line.startswith("S ")]
+    regimes = ("burst,", "sustained,")
+    assert table == [["S", length, regime, "cold"] for regime in regimes for length in ("128", "1024")]
+    assert out.count("not timed: sdpa:cudnn") == 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_digit_of_what_was_fetched_is_cut_off(width: int) -> None:
+    speeds = {"bench": 1.5, "sdpa:default": 0.001, "sdpa:flash": 1.0, "sdpa:efficient": 0.5, "sdpa:math": 0.01}
+    report = reported(csv_text(records(speeds=speeds)))
+    out = shown(results_view(fetched(), report), width)
+    for case in report.study.cases:
+        shown_ = [one for one in case.timings if width == 200 or one.implementation == "bench"]
+        assert all(digits(one.median_us.mid, 4) in out for one in shown_)
+        assert case.best is not None
+        for part in estimate(case.best.paired.ratio).split():
+            assert part in out
+
+
+def test_what_fetch_shows_of_a_case_is_what_the_report_says_of_it() -> None:
+    report = reported(csv_text(records(noise=0.1)))
+    out = shown(results_view(fetched(), report), 140)
+    for case in report.study.cases:
+        assert case.best is not None
+        assert f"{estimate(case.best.paired.ratio)} {case.best.said}" in out
+
+
+def test_dollars_of_the_embedded_cloud_are_called_simulated_wherever_they_are_shown() -> None:
+    practice, real = replayed(measuring()), replayed(Log().add(0, planned(mode="gce")).add(1, requested()))
+    assert "simulated prices: no dollar is spent" in shown(live(practice, at(60)))
+    assert "simulated" not in shown(live(real, at(60)))
+    closed = replayed(measuring().add(70, gone(60)).add(71, ev.RunClosed(outcome="succeeded")))
+    assert any("(simulated)" in line for line in ending_lines(closed, at(80)))
+    assert document(practice, at(60))["prices_simulated"] is True
+    assert document(real, at(60))["prices_simulated"] is False
 
 
 def test_plain_lines_say_each_thing_once() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator.adapters.terminal import attach, installed
 from orchestrator.cli.ssh import command_for
-from orchestrator.core import events as ev
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.hosts import HostRecord, parse_target
-from orchestrator.core.run import Run, replay
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import Run, replay
 from tests.cli.conftest import Bench
 from tests.core.builders import RUN, VM, Log, created, gone, planned, requested, running
 

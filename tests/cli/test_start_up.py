@@ -9,17 +9,21 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
-from orchestrator.core import events as ev
+from orchestrator.cli.app import COMMANDS
+from orchestrator.cli.lazy import load
 from orchestrator.core.naming import run_id
-from orchestrator.core.run import replay
-from orchestrator.core.status import encode, status_body, status_line
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import replay
+from orchestrator.core.run.status import encode, status_body, status_line
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
 
 HEAVY = ("google.cloud.compute_v1", "fabric", "torch", "google.cloud.storage", "numpy", "orchestrator.embedded.server")
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys
 from orchestrator.cli.app import app
@@ -31,9 +35,9 @@ print(json.dumps([name for name in json.loads(sys.argv[1]) if name in sys.module
 """
 
 
-def loaded_by(*arguments: str) -> set[str]:
+def loaded_by(*arguments: str, heavy: tuple[str, ...] = HEAVY) -> set[str]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(HEAVY), *arguments],
+        [sys.executable, "-c", PROGRAM, json.dumps(heavy), *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -49,14 +53,44 @@ def loaded_by(*arguments: str) -> set[str]:
         ("launch", "--help"),
         ("--version",),
         ("costs", "--help"),
-        ("report", "--help"),
-        ("compare", "--help"),
+        ("status", "--help"),
         ("doctor", "--help"),
         ("init", "--help"),
     ],
 )
 def test_help_loads_nothing_heavy(bench: Bench, arguments: tuple[str, ...]) -> None:
     assert loaded_by(*arguments) == set()
+
+
+@pytest.mark.parametrize("command", ["report", "compare", "history", "baseline"])
+def test_the_help_of_what_calculates_loads_numpy_and_nothing_heavier(bench: Bench, command: str) -> None:
+    assert loaded_by(command, "--help") <= {"numpy"}
+
+
+def test_the_list_of_commands_loads_none_of_them(bench: Bench) -> None:
+    others = [f"orchestrator.cli.{name}" for name in (*COMMANDS, "options")]
+    assert loaded_by("--help", heavy=("pydantic", "rich", "yaml", *others)) == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_of_each_what_its_own_help_says(name: str) -> None:
+    assert load(name).get_short_help_str(limit=1000) == COMMANDS[name]
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"), [("bench lau", "launch"), ("bench launch --gp", "--gpu"), ("bench costs a", "add")]
+)
+def test_a_command_is_completed_though_its_module_is_not_loaded(bench: Bench, words: str, offered: str) -> None:
+    asked = {"_BENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **asked},
+    )
+    assert done.stdout.split() == [offered]
 
 
 def test_the_doctor_waits_for_no_heavy_client(bench: Bench) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.core.placement import Advice, Offer, region_of
+from orchestrator.adapters.google_auth import Bearer
+from orchestrator.core.market.offers import Advice, Offer, region_of
 from orchestrator.embedded.scripted import scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
 from tests.contract.test_cloud import TimelineClock, talker
+from tests.support import keyed
 from tests.support.discovery import Recorder
 
 ADVICE = {
@@ -32,7 +34,9 @@ class Sky:
     def __init__(self, embedded: EmbeddedCloud, timeline: SimulatedTimeline, checker: Recorder) -> None:
         self.embedded = embedded
         self.checker = checker
-        self.cloud = GoogleCloud(embedded.project, embedded.compute_url, clock=TimelineClock(timeline))
+        self.cloud = GoogleCloud(
+            embedded.project, embedded.compute_url, credentials=Bearer(embedded.token), clock=TimelineClock(timeline)
+        )
 
 
 def sky_over(home: Path, advice: Any) -> Iterator[Sky]:
@@ -101,10 +105,9 @@ def test_a_zone_that_is_refused_in_the_middle_is_left_out(sky: Sky) -> None:
 
 
 def post(sky: Sky, kind: str, body: Any) -> int:
-    import requests
-
     url = f"{sky.embedded.compute_url}/compute/v1/projects/{sky.embedded.project}/regions/us-central1/advice/{kind}"
-    return requests.post(url, json=body, timeout=10).status_code
+    keyed.know(sky.embedded)
+    return keyed.post(url, json=body, timeout=10).status_code
 
 
 def test_a_request_that_is_not_complete_is_refused_by_the_cloud(sky: Sky) -> None:

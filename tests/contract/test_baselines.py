@@ -9,11 +9,12 @@ from threading import Barrier
 
 import pytest
 
-from orchestrator.adapters.baselines import ATTEMPTS, BaselineStore
 from orchestrator.core.baselines import Baseline, Baselines, BaselinesUnreadable, Older, dump, placed
 from orchestrator.core.errors import ConfigError, Unavailable
 from orchestrator.core.naming import baseline_object
 from orchestrator.ports import Bucket
+from orchestrator.store.baselines import BaselineStore
+from orchestrator.store.swap import ATTEMPTS
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, Unavailable
-from orchestrator.core.machines import Accepted, Instance, InstanceRequest, Refusal
+from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Refusal
 from orchestrator.embedded.scripted import ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
@@ -47,7 +48,9 @@ class Sky:
     def __init__(self, embedded: EmbeddedCloud, timeline: SimulatedTimeline) -> None:
         self.embedded = embedded
         self.timeline = timeline
-        self.cloud: Cloud = GoogleCloud(embedded.project, embedded.compute_url, clock=TimelineClock(timeline))
+        self.cloud: Cloud = GoogleCloud(
+            embedded.project, embedded.compute_url, credentials=Bearer(embedded.token), clock=TimelineClock(timeline)
+        )
 
     def weather(self, *faults: dict[str, Any]) -> None:
         self.embedded.weather.replace({"faults": list(faults)})

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.eventlog import EventLog
 from orchestrator.core.errors import ProviderError, Unavailable
-from orchestrator.core.events import BudgetHeld, PhaseStarted, StopRequested, Unrecognised, VmBooted, encode
 from orchestrator.core.naming import events_prefix
+from orchestrator.core.run.events import BudgetHeld, PhaseStarted, StopRequested, Unrecognised, VmBooted, encode
 from orchestrator.ports import Blob, Bucket
+from orchestrator.store.events import EventLog
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.adapters.index import METADATA_BYTES, RunIndex
 from orchestrator.core.errors import ConfigError
 from orchestrator.ports import Bucket
+from orchestrator.store.index import METADATA_BYTES, RunIndex
 
 
 def run_id(number: int) -> str:

@@ -10,11 +10,12 @@ from threading import Barrier
 
 import pytest
 
-from orchestrator.adapters.ledger import ATTEMPTS, LedgerStore
-from orchestrator.core.budget import Cost, Entry, Ledger, LedgerUnreadable
 from orchestrator.core.errors import Unavailable
+from orchestrator.core.ledger.budget import Cost, Entry, Ledger, LedgerUnreadable
 from orchestrator.core.naming import LEDGER
 from orchestrator.ports import Bucket
+from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.swap import ATTEMPTS
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 

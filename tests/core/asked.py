@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from orchestrator.core import config as configs
-from orchestrator.core.budget import Caps, Ledger
-from orchestrator.core.config import Config
-from orchestrator.core.plan import LaunchPlan, PlanRefused, plan
-from orchestrator.core.pricing import PriceSheet
+from orchestrator.core.config import load as configs
+from orchestrator.core.config.load import Config
+from orchestrator.core.ledger.budget import Caps, Ledger
+from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))

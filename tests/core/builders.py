@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from orchestrator.core import events as ev
-from orchestrator.core.machines import Instance, Operation
-from orchestrator.core.placement import Offer, region_of
+from orchestrator.core.market.machines import Instance, Operation
+from orchestrator.core.market.offers import Offer, region_of
+from orchestrator.core.run import events as ev
 
 RUN = "20261121-040506-l4-7f3a"
 VM = f"bench-{RUN}-1"

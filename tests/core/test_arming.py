@@ -8,8 +8,8 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.arming import NotArmed, arm, may_settle
-from orchestrator.core.budget import Caps, Ledger, Refused, authorize, exposure, hold, settle
+from orchestrator.core.ledger.arming import NotArmed, arm, may_settle
+from orchestrator.core.ledger.budget import Caps, Ledger, Refused, authorize, exposure, hold, settle
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 RUN = "20261121-040506-l4-7f3a"
@@ -93,3 +93,10 @@ def test_what_a_run_and_its_resumptions_cost_counts_together_against_the_cap_of_
     ledger = hold(ledger, f"{RUN}+1", D("0.20"), 600, NOON + timedelta(days=1))
     assert exposure(ledger, "run", NOON, run_id=RUN).total == D("1.00")
     assert exposure(ledger, "day", NOON).total == D("0.80")
+
+
+def test_no_machine_is_asked_for_that_alone_may_cost_more_than_the_ledger_holds() -> None:
+    now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    ledger = hold(Ledger(), "r", Decimal("0.50"), 600, now)
+    assert arm(ledger, "r", 1, "me", now, 60, Decimal("0.500001")) == NotArmed("too_dear")
+    assert not isinstance(arm(ledger, "r", 1, "me", now, 60, Decimal("0.50")), NotArmed)

@@ -10,27 +10,29 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.budget import (
+from orchestrator.core.ledger.alerts import Alert, alerts_due, mark_alerted
+from orchestrator.core.ledger.budget import (
     WINDOWS,
-    Alert,
+    ZERO,
     Approved,
     Caps,
     Exposure,
     Ledger,
     LedgerUnreadable,
     Refused,
+    SharedCaps,
     Window,
     add_cost,
-    alerts_due,
     authorize,
     compact,
     exposure,
     headroom,
     hold,
     key_of,
-    mark_alerted,
     release,
+    set_caps,
     settle,
+    take_back,
 )
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -168,13 +170,13 @@ def test_a_settlement_that_is_corrected_upward_is_recorded_told_once_and_then_no
     assert exposure(over, "total", NOON) == Exposure(spent=D(3), held=D(10))
     due = alerts_due(over, caps, NOON)
     assert due == (Alert("overcommit", "total", "total", 100, D(3), D(10), D(10)),)
-    assert [alert.id for alert in due] == ["total:total:over"]
+    assert [alert.id for alert in due] == ["total:total:over:10"]
     assert alerts_due(full, caps, NOON) == ()
     told = mark_alerted(over, due)
     assert alerts_due(told, caps, NOON) == ()
     assert isinstance(authorize(told, caps, D(0), NOON), Refused)
     ended = settle(told, "b", D(6), NOON)
-    assert [alert.id for alert in alerts_due(ended, caps, NOON)] == ["total:total:80"], (
+    assert [alert.id for alert in alerts_due(ended, caps, NOON)] == ["total:total:80:10"], (
         "thresholds are still to be told"
     )
     assert authorize(ended, caps, D(1), NOON) == Approved(D(1), {"total": D(0)})
@@ -318,6 +320,7 @@ def test_past_months_become_one_sum_each() -> None:
         "runs": 1,
         "costs": 1,
         "days": {"2026-10-05": D(4)},
+        "each": {OLD: D(1)},
     }
     assert exposure(ledger, "month", OCTOBER).total == D(6)
 
@@ -350,7 +353,7 @@ def test_the_ledger_stays_small_over_years() -> None:
 def test_a_sent_alert_about_an_archived_run_is_forgotten_with_it() -> None:
     over = settle(hold(Ledger(), OLD, D(1), 600, OCTOBER), OLD, D(2), OCTOBER)
     told = mark_alerted(over, alerts_due(over, Caps(total=D(1)), OCTOBER))
-    assert compact(told, DECEMBER).alerts == {"total:total:50", "total:total:80", "total:total:100"}
+    assert compact(told, DECEMBER).alerts == {"total:total:50:1", "total:total:80:1", "total:total:100:1"}
 
 
 # --- alerts ---------------------------------------------------------------------------------------------------------
@@ -373,11 +376,11 @@ def test_each_threshold_of_each_window_is_told_once() -> None:
     caps = Caps(day=D(10), month=D(100), total=D(10))
     ledger = spent("8")
     due = alerts_due(ledger, caps, NOON)
-    assert [alert.id for alert in due] == ["day:2026-11-21:80", "total:total:80"]
+    assert [alert.id for alert in due] == ["day:2026-11-21:80:10", "total:total:80:10"]
     told = mark_alerted(ledger, due)
     assert alerts_due(told, caps, NOON) == ()
     more = add_cost(told, "ai", D(2), "", NOON, "c2")
-    assert [alert.id for alert in alerts_due(more, caps, NOON)] == ["day:2026-11-21:100", "total:total:100"]
+    assert [alert.id for alert in alerts_due(more, caps, NOON)] == ["day:2026-11-21:100:10", "total:total:100:10"]
 
 
 def test_money_that_is_only_held_alarms_nobody() -> None:
@@ -434,4 +437,91 @@ def test_an_empty_document_is_an_empty_ledger() -> None:
 def test_a_ledger_that_cannot_be_read_stops_all_spending(data: bytes, complaint: str) -> None:
     with pytest.raises(LedgerUnreadable, match="the ledger cannot be read: " + complaint) as caught:
         Ledger.parse(data)
-    assert "older generation" in caught.value.hint
+    assert "bench budget rebuild" in caught.value.hint
+
+
+def test_an_alert_of_a_ledger_of_old_is_not_told_again() -> None:
+    ledger = spent("8").model_copy(update={"alerts": frozenset({"day:2026-11-21:80", "total:total:over"})})
+    assert alerts_due(ledger, Caps(day=D(10)), NOON) == ()
+
+
+def test_a_cap_that_was_raised_has_thresholds_of_its_own() -> None:
+    told = mark_alerted(spent("10"), alerts_due(spent("10"), Caps(day=D(10)), NOON))
+    assert alerts_due(told, Caps(day=D("10.00")), NOON) == ()
+    assert [alert.threshold for alert in alerts_due(told, Caps(day=D(20)), NOON)] == [50]
+
+
+def test_whoever_settles_judges_the_caps_under_which_the_money_was_held() -> None:
+    held = hold(Ledger(), "a", D(1), 600, NOON, caps=Caps(day=D(1), total=D(50)))
+    due = alerts_due(settle(held, "a", D("0.9"), NOON), Caps(day=D(10)), NOON)
+    assert [(alert.window, alert.threshold, alert.cap) for alert in due] == [("day", 80, D(1))]
+
+
+# --- caps of the bucket, corrections, what is taken back, what is pretended -------------------------------------------
+
+
+def shared(**caps: Decimal) -> Ledger:
+    return set_caps(Ledger(), SharedCaps(by="ada", at=NOON, **caps))
+
+
+@given(st.builds(Caps, *[st.none() | amounts] * 4), st.builds(Caps, *[st.none() | amounts] * 4), amounts)
+def test_of_the_clients_caps_and_the_buckets_the_lower_binds(own: Caps, theirs: Caps, ceiling: Decimal) -> None:
+    ledger = shared(**{w: cap for w in WINDOWS if (cap := theirs.of(w)) is not None})
+    fits = isinstance(authorize(ledger, own, ceiling, NOON), Approved)
+    alone = [isinstance(authorize(Ledger(), caps, ceiling, NOON), Approved) for caps in (own, theirs)]
+    assert fits == all(alone)
+
+
+def test_a_refusal_says_who_set_the_cap_and_how_it_is_changed() -> None:
+    refused = authorize(shared(day=D(1)), Caps(day=D(5)), D(2), NOON)
+    assert isinstance(refused, Refused)
+    assert (refused.cap, refused.set_by) == (D(1), "ada")
+    assert "bench budget set --day" in refused.remedy
+    own = authorize(shared(day=D(5)), Caps(day=D(1)), D(2), NOON)
+    assert isinstance(own, Refused)
+    assert own.set_by == ""
+    assert "budget.per_day_usd" in own.remedy
+
+
+def test_caps_that_were_changed_stay_on_record() -> None:
+    ledger = shared(day=D(1))
+    for amount in range(2, 40):
+        ledger = set_caps(ledger, SharedCaps(by="bob", at=NOON, day=D(amount)))
+    assert ledger.caps is not None
+    assert ledger.caps.day == 39
+    assert [caps.day for caps in ledger.earlier_caps] == list(range(19, 39))
+    assert Ledger.parse(ledger.dump()) == ledger
+
+
+def test_an_archived_run_that_turns_out_dearer_counts() -> None:
+    ledger = archived()
+    before = exposure(ledger, "total", DECEMBER).spent
+    dearer = settle(ledger, OLD, D("1.5"), DECEMBER)
+    assert exposure(dearer, "total", DECEMBER).spent == before + D("0.5")
+    assert dearer.archive["2026-10"].days == {"2026-10-05": D("4.5")}
+    assert settle(dearer, OLD, D("1.2"), DECEMBER) == dearer
+
+
+def test_a_cost_that_is_taken_back_counts_no_more_and_stays_to_be_seen() -> None:
+    ledger = spent("8")
+    back = take_back(ledger, "c", "a mistake", NOON, "c-back")
+    assert back is not None
+    assert exposure(back, "total", NOON) == Exposure(ZERO, ZERO)
+    assert set(back.costs) == {"c", "c-back"}
+    assert back.costs["c-back"].takes_back == "c"
+    assert take_back(back, "c", "again", NOON, "c-more") == back
+    assert take_back(back, "c-back", "", NOON, "c-more") is None
+    assert take_back(back, "never", "", NOON, "c-more") is None
+    later = compact(back, datetime(2027, 3, 1, tzinfo=UTC))
+    assert exposure(later, "total", NOON).spent == 0
+    assert later.costs == {}
+
+
+@given(amounts, amounts, amounts)
+def test_pretended_dollars_and_real_ones_are_two_accounts(real: Decimal, pretended: Decimal, cost: Decimal) -> None:
+    ledger = hold(Ledger(), "real", real, 600, NOON)
+    ledger = hold(ledger, "practice", pretended, 600, NOON, pretend=True)
+    ledger = add_cost(ledger, "ai", cost, "", NOON, "c")
+    for window in WINDOWS[1:]:
+        assert exposure(ledger, window, NOON).total == real + cost
+        assert exposure(ledger, window, NOON, pretend=True).total == pretended

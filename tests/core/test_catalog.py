@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.catalog import CATALOG, GPU_NAMES, Gpu, carrier_of, closest, lookup, suggest
-from orchestrator.core.grids import DTYPES
+from orchestrator.core.config.grids import DTYPES
+from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, Gpu, carrier_of, closest, lookup, suggest
 
 
 @pytest.mark.parametrize("gpu", CATALOG, ids=lambda gpu: gpu.name)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.catalog import GPU_NAMES
-from orchestrator.core.config import Config, baseline_only, effective_grids
+from orchestrator.core.config.grids import DTYPES
+from orchestrator.core.config.load import Config, baseline_only, effective_grids
+from orchestrator.core.config.model import IMPLEMENTATIONS, PHASE_LIMITS_S, harness, measurements
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.grids import DTYPES
-from orchestrator.core.settings import IMPLEMENTATIONS, PHASE_LIMITS_S, harness, measurements
+from orchestrator.core.market.catalog import GPU_NAMES
 from tests.core.asked import CONFIGS, GRIDS, asked, shipped
 
 
@@ -249,6 +249,8 @@ def test_a_control_may_be_left_out_and_a_case_may_end_when_its_interval_is_tight
         ("gpu: cpu", "gce", "burst"),
         ("gpu: cpu\nmeasure: {regime: both}", "embedded", "both"),
         ("gpu: l4\nmeasure: {regime: graph}", "gce", "graph"),
+        ("gpu: h100", "host", "both"),
+        ("gpu: cpu", "host", "burst"),
     ],
 )
 def test_a_gpu_is_measured_in_bursts_and_at_length_and_a_processor_in_one_regime(
@@ -383,7 +385,7 @@ def test_every_problem_is_listed_with_its_file_line_key_and_remedy() -> None:
         ("gpu: h100\nregions: [mars]", "my.yaml:2: regions[0]: h100 is not offered in 'mars'; valid: us-central1, us-east4, europe-west4"),
         ("gpu: l4\nrun: {max_minutes: 10081}", "my.yaml:2: run.max_minutes: must be at most 10080, not 10081"),
         ("gpu: l4\nmeasure: {seed: 9223372036854775808}", "my.yaml:2: measure.seed: must be less than 9223372036854775808, not 9223372036854775808"),
-        ("gpu: l4\nbudgets: {}", "my.yaml:2: budgets: unknown key; did you mean 'budget'? valid: gpu, machine, zones, regions, run, placement, budget, alerts, measure, correctness, environment, host, payload"),
+        ("gpu: l4\nbudgets: {}", "my.yaml:2: budgets: unknown key; did you mean 'budget'? valid: gpu, machine, zones, regions, run, placement, budget, alerts, measure, correctness, environment, host, payload, workload"),
         ("gpu: l4\nzones: us-central1-a", "my.yaml:2: zones: expected a list, got 'us-central1-a'"),
     ],
 )  # fmt: skip

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import decide as do
-from orchestrator.core import events as ev
-from orchestrator.core.run import Phase, Run, replay
+from orchestrator.core.run import decide as do
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import Phase, Run, replay
 from tests.core.builders import (
     T0,
     VM,
@@ -222,6 +222,7 @@ def test_a_machine_without_a_known_start_has_a_deadline_all_the_same() -> None:
     ("operations", "now", "ended", "how"),
     [
         ((operation("compute.instances.preempted", 60), operation("delete", 61)), 100, 60, "preempted"),
+        ((operation("compute.instances.hostError", 60), operation("delete", 61)), 100, 60, "host_error"),
         ((operation("insert", 5), operation("delete", 70)), 100, 70, "deleted"),
         ((operation("delete", 1810),), 2000, 1810, "deadline"),
         ((operation("insert", 5), operation("compute.instances.somethingNew", 50)), 100, 50, "deleted"),
@@ -279,6 +280,18 @@ def test_how_a_run_ended() -> None:
     assert ending(running(), "deadline") == (Phase.EXPIRED, f"{VM} reached its deadline of 1800 s")
     assert ending(running(), "lost") == (Phase.FAILED, f"{VM} is gone without a last word (lost)")
     assert ending(Log().add(0, planned()).add(2, requested()), "unanswered")[0] is Phase.FAILED
+
+
+@pytest.mark.parametrize("how", ["preempted", "host_error", "lost"])
+def test_a_run_goes_on_where_the_cloud_lost_its_machine_and_not_where_somebody_deleted_it(how: str) -> None:
+    def next_machine(how: str) -> bool:
+        log = Log().add(0, planned(attempts=2)).add(2, requested()).add(4, created(4)).add(70, gone(64, how))
+        run = replay(log.events)
+        assert run is not None
+        return run.goes_on
+
+    assert next_machine(how)
+    assert not next_machine("deleted")
 
 
 def test_two_clients_that_look_at_the_same_run_decide_the_same() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import events as ev
-from orchestrator.core.diagnose import REMEDIES, Diagnosis, diagnose, remedy
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.diagnose import REMEDIES, Diagnosis, diagnose, remedy
 
 CONTRACT = (Path(__file__).parents[2] / "docs/contracts.md").read_text(encoding="utf-8")
 

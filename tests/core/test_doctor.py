@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.catalog import CATALOG, lookup
 from orchestrator.core.doctor import bucket, capacity, here, machine, project
 from orchestrator.core.doctor.checks import cloud_checks
 from orchestrator.core.doctor.subject import Subject
@@ -28,9 +27,10 @@ from orchestrator.core.doctor.verdicts import (
     too_slow,
 )
 from orchestrator.core.identity import Identity
+from orchestrator.core.market.catalog import CATALOG, lookup
 from orchestrator.core.permissions import LAUNCHER, LOOKER, names
 from orchestrator.core.rest import Answer
-from orchestrator.core.setup.plan import APIS, OWN_MACHINES
+from orchestrator.core.setup.plan import APIS, OWN_MACHINES, machine_grants
 from orchestrator.core.setup.steps import EnableApis, GrantOnBucket, GrantOnProject, MakeAccount, MakeRole
 from tests.support.conversations import OFF, SILENCE, good, lead, refusal
 
@@ -254,18 +254,31 @@ def policy(*roles: str, condition: bool = False) -> Answer:
     return good(bindings=[{"role": role, "members": [f"serviceAccount:{EMAIL}"], **where} for role in roles])
 
 
+CAREFUL_POLICY = good(
+    bindings=[
+        {"role": one.role, "members": [one.member], "condition": {"expression": one.condition.expression}}
+        for one in machine_grants("my-bench", f"serviceAccount:{EMAIL}")
+        if one.condition is not None
+    ]
+)
 OWN_ROLE = "projects/proj-1/roles/benchMachine"
 
 
 @pytest.mark.parametrize(
     ("on_bucket", "on_project", "level", "steps"),
     [
-        (policy("roles/storage.objectUser"), policy(OWN_ROLE, condition=True), Level.OK, ()),
+        (CAREFUL_POLICY, policy(OWN_ROLE, condition=True), Level.OK, ()),
+        (policy("roles/storage.objectUser"), policy(OWN_ROLE, condition=True), Level.WARN, ()),
         (policy(), policy("roles/editor"), Level.OK, ()),
-        (policy(), policy(OWN_ROLE), Level.FAIL, (GrantOnBucket,)),
-        (policy("roles/storage.objectUser", condition=True), policy(OWN_ROLE), Level.FAIL, (GrantOnBucket,)),
+        (policy(), policy(OWN_ROLE), Level.FAIL, (GrantOnBucket, GrantOnBucket)),
+        (
+            policy("roles/storage.objectUser", condition=True),
+            policy(OWN_ROLE),
+            Level.FAIL,
+            (GrantOnBucket, GrantOnBucket),
+        ),
         (policy("roles/storage.objectUser"), policy(), Level.WARN, (MakeRole, GrantOnProject)),
-        (policy("roles/storage.objectUser"), policy("projects/proj-1/roles/mine"), Level.OK, ()),
+        (CAREFUL_POLICY, policy("projects/proj-1/roles/mine"), Level.OK, ()),
         (refusal(403), policy(OWN_ROLE), Level.WARN, ()),
         (policy("roles/storage.objectUser"), refusal(403), Level.WARN, ()),
     ],

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import events as ev
 from orchestrator.core import naming
+from orchestrator.core.run import events as ev
 from tests.core.builders import RUN, T0, Log, at, measured, planned
 from tests.core.test_run import some_facts
 

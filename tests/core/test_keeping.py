@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import decide as do
-from orchestrator.core import events as ev
-from orchestrator.core.decide import Observation, Policy, decide
-from orchestrator.core.keeping import Advice, ColdStart, advise, cold_starts
-from orchestrator.core.reap import Keep, Orphan, judge
-from orchestrator.core.run import Phase, Run, replay
-from orchestrator.core.slots import Slot, Wanted, claim, owned, seconds_left, unfit
-from orchestrator.core.status import StatusLine, cold_start, status_line
+from orchestrator.core.run import decide as do
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.decide import Observation, Policy, decide
+from orchestrator.core.run.fold import Phase, Run, replay
+from orchestrator.core.run.keeping import Advice, ColdStart, advise, cold_starts
+from orchestrator.core.run.orphans import Keep, Orphan, judge
+from orchestrator.core.run.slots import Slot, Wanted, claim, owned, seconds_left, unfit
+from orchestrator.core.run.status import StatusLine, cold_start, status_line
 from tests.core.builders import (
     RATE,
     RUN,
@@ -280,9 +280,8 @@ def test_there_is_no_advice_about_a_machine_that_is_not_there() -> None:
     assert advise(replace(asked, vms=(replace(fold(running()).vms[0], started_at=None),)), COLD, at(3)) is None
 
 
-def test_a_machine_at_work_is_kept_whoever_it_works_for() -> None:
-    assert advice(running(), 60).verdict == "keep"
-    assert "no run of this GPU" in advice(running(), 60, None).text
+def test_a_machine_at_work_is_advised_on_only_when_it_works_for_another_run() -> None:
+    assert advise(fold(running()), COLD, at(60)) is None
     lent = advice(kept().vm(120, ev.Lent(to=OTHER)), 130)
     assert (lent.verdict, OTHER in lent.text) == ("keep", True)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core import events as ev
-from orchestrator.core.diagnose import REMEDIES, diagnose, last_attempt, matters, wants_diagnosis
-from orchestrator.core.run import Phase
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.diagnose import REMEDIES, diagnose, last_attempt, matters, wants_diagnosis
+from orchestrator.core.run.fold import Phase
 from tests.core.builders import VM, Log, created, gone, planned, requested, running
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from orchestrator.core.leases import (
+from orchestrator.core.run.leases import (
     BATCH,
     TTL,
     GridUnreadable,

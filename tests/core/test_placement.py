@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.placement import (
+from orchestrator.core.market.offers import (
     DRY,
     HALF_LIFE_S,
     WORK_S,

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.budget import Approved, Caps, Ledger, authorize, hold, settle
-from orchestrator.core.catalog import GPU_NAMES, lookup
-from orchestrator.core.describe import plan_document, plan_from
+from orchestrator.core.config.model import measurements, with_gpu
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.plan import SHORTEST_S, LaunchPlan, PlanRefused, priced_regions, run_spec, with_fallbacks
-from orchestrator.core.pricing import ceiling
-from orchestrator.core.settings import measurements, with_gpu
+from orchestrator.core.ledger.budget import Approved, Caps, Ledger, authorize, hold, settle
+from orchestrator.core.market.catalog import GPU_NAMES, lookup
+from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.plan.document import plan_document, plan_from
+from orchestrator.core.plan.plan import SHORTEST_S, LaunchPlan, PlanRefused, priced_regions, run_spec, with_fallbacks
 from tests.core.asked import IMAGE, NOON, SHEET, D, accepted, asked, planned, refused, shipped
 
 
@@ -53,7 +53,7 @@ def test_every_shipped_config_can_be_planned_within_its_own_budget(gpu: str, mod
     assert plan.ttl_s == config.run.max_minutes * 60
     assert 0 < plan.ceiling_usd <= (config.budget.per_run_usd or 0)
     assert plan.measurements_per_implementation == len(plan.cases) * measurements(config, mode)
-    assert set(plan.headroom) == {"run", "day", "month"}
+    assert set(plan.headroom) == {"run", "day", "month", "total"}
 
 
 def test_a_plan_says_all_that_will_be_asked_for() -> None:
@@ -91,14 +91,14 @@ amounts = st.decimals(min_value="0", max_value="3", places=4)
 def test_a_plan_never_asks_for_more_than_any_budget_allows(
     gpu: str, mode: str, caps: Caps, spent: Decimal, minutes: int, attempts: int
 ) -> None:
-    ledger = settle(hold(Ledger(), "earlier", spent, 60, NOON), "earlier", spent, NOON)
+    ledger = settle(hold(Ledger(), "earlier", spent, 60, NOON, pretend=mode == "embedded"), "earlier", spent, NOON)
     config = asked(f"gpu: {gpu}\nrun: {{max_minutes: {minutes}, attempts: {attempts}}}")
     plan = planned(config, mode=mode, caps=caps, ledger=ledger)
     if isinstance(plan, PlanRefused):
         assert plan.kind == "budget"
         return
     assert SHORTEST_S[mode] <= plan.ttl_s <= minutes * 60
-    assert isinstance(authorize(ledger, caps, plan.ceiling_usd, NOON), Approved)
+    assert isinstance(authorize(ledger, caps, plan.ceiling_usd, NOON, pretend=mode == "embedded"), Approved)
     assert all(ceiling(offer.usd_per_hour, plan.ttl_s, plan.attempts) <= plan.ceiling_usd for offer in plan.offers)
 
 
@@ -202,6 +202,16 @@ def test_the_embedded_cloud_never_claims_to_measure_the_gpu() -> None:
         "embedded cloud: this machine's own processor is measured, on grid 'cpu' in the place of 'standard'; no L4 is",
     )
     assert accepted(shipped("cpu"), mode="embedded").notices == (
+        "embedded cloud: this machine's own processor is measured, on grid 'cpu'",
+    )
+
+
+def test_where_the_embedded_cloud_has_a_gpu_that_one_is_named_and_measured_as_a_gpu_is() -> None:
+    here = accepted(mode="embedded", here="NVIDIA H200", now=NOON + timedelta(days=999))
+    assert here.notices == ("embedded cloud: this machine's own NVIDIA H200 is measured, on grid 'standard'; no L4 is",)
+    rented = accepted()
+    assert (here.mode, here.cases, here.harness) == ("embedded", rented.cases, rented.harness)
+    assert accepted(shipped("cpu"), mode="embedded", here="NVIDIA H200").notices == (
         "embedded cloud: this machine's own processor is measured, on grid 'cpu'",
     )
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.pricing import (
+from orchestrator.core.market.pricing import (
     BILLED_MINIMUM_S,
     MAX_TTL_S,
     MachineSpec,

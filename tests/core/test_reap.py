@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core import events as ev
-from orchestrator.core.decide import Policy
-from orchestrator.core.machines import Instance
-from orchestrator.core.naming import labels
-from orchestrator.core.reap import Keep, Orphan, cost_so_far, flags, judge, owner
-from orchestrator.core.run import Run, replay
+from orchestrator.core.market.machines import Instance
+from orchestrator.core.naming import bucket_label, labels
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.decide import Policy
+from orchestrator.core.run.fold import Run, replay
+from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judge, owner
 from tests.core.builders import RATE, RUN, Log, at, created, gone, instance, planned, requested, running
 
 POLICY = Policy()
@@ -43,7 +43,20 @@ def test_a_machine_that_is_asked_for_and_not_yet_made_is_kept() -> None:
 
 
 def test_a_machine_of_another_bucket_is_not_ours_to_judge() -> None:
-    assert verdict(ours(), None, 60, "another.bucket") == Keep("it belongs to the bucket my-bench")
+    assert verdict(ours(), None, 60, "another.bucket") == Keep(f"it belongs to the bucket {bucket_label('my-bench')}")
+
+
+def test_buckets_whose_names_look_alike_in_a_label_are_told_apart() -> None:
+    machine = replace(ours(), labels=labels(RUN, 1, "ada", "acme.bench"))
+    assert isinstance(verdict(machine, None, 60, "acme-bench"), Keep)
+    assert isinstance(verdict(machine, None, 60, "acme.bench"), Orphan)
+
+
+def test_a_machine_of_an_older_version_is_its_buckets_where_the_label_holds_the_whole_name() -> None:
+    older = {**labels(RUN, 1, "ada", "acme-bench"), "bench-bucket": "acme-bench"}
+    machine = replace(ours(), labels=older)
+    assert isinstance(verdict(machine, None, 60, "acme-bench"), Orphan)
+    assert isinstance(verdict(machine, None, 60, "acme.bench"), Keep)
 
 
 def test_a_bucket_whose_name_a_label_cannot_hold_still_knows_its_machines() -> None:

@@ -7,12 +7,12 @@ from decimal import Decimal
 
 import pytest
 
-from orchestrator.core import decide as do
-from orchestrator.core import events as ev
-from orchestrator.core.machines import Instance
-from orchestrator.core.offering import open_offers
-from orchestrator.core.placement import Offer
-from orchestrator.core.run import Phase, Run, replay
+from orchestrator.core.market.machines import Instance
+from orchestrator.core.market.offers import Offer
+from orchestrator.core.run import decide as do
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import Phase, Run, replay
+from orchestrator.core.run.offering import open_offers
 from tests.core.builders import RATE, Log, at, created, gone, measured, offer, planned, requested
 
 POLICY = do.Policy()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import events as ev
-from orchestrator.core.run import OUTCOMES, Phase, Run, evolve, replay
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import OUTCOMES, Phase, Run, evolve, replay
 from tests.core.builders import RATE, RUN, VM, ZONE, Log, at, created, gone, measured, planned, requested, running
 
 
@@ -66,7 +66,7 @@ def test_every_kind_of_fact_is_in_the_examples() -> None:
 
 
 FACTS = some_facts()
-WRITERS = ("client-abc123", "vm-1", "boot-1", "vm-2", "client-odd")
+WRITERS = ("client-abc123", "vm-1", "boot-1", "vm-2", "client-odd", "vm-1-0a1b2c3d", "boot-1-00000000", "vm-1-12345678")
 MOMENTS = st.integers(0, 36_000)
 """In tenths of a second."""
 
@@ -168,6 +168,17 @@ def test_a_machine_that_never_ran_costs_nothing() -> None:
 def test_a_case_counts_once_however_often_it_is_reported() -> None:
     run = replayed(running().vm(20, measured("a")).vm(21, measured("a")).vm(22, measured("b")))
     assert run.cases_done == 2
+
+
+@pytest.mark.parametrize("writers", [("vm-1-0a1b2c3d", "vm-1-12345678"), ("vm-1", "vm-1")])
+def test_what_two_machines_said_that_were_at_one_run_is_all_kept(writers: tuple[str, str]) -> None:
+    logs = [
+        Log().add(seconds, measured(case), writer) for seconds, case, writer in zip((0, 1), "ab", writers, strict=True)
+    ]
+    run = replay([event for log in logs for event in log.events])
+    assert run is not None
+    assert {fact.case_id for fact in run.measured} == {"a", "b"}
+    assert run.said(1).measured == {"a", "b"}
 
 
 def test_how_many_cases_there_are_is_what_the_machine_says_once_it_has_said_so() -> None:

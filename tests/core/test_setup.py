@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -10,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.adapters.setup import failure
 from orchestrator.core.errors import ConfigError
+from orchestrator.core.market.places import continent, near
 from orchestrator.core.permissions import ACCOUNT, BUCKET, LAUNCHER, LOOKER, MACHINE, names
-from orchestrator.core.places import continent, near
 from orchestrator.core.setup import gcloud, terraform
 from orchestrator.core.setup.asked import wanted as asked
-from orchestrator.core.setup.calls import PAUSES_S, survey, take, with_grant
+from orchestrator.core.setup.calls import PAUSES_S, TOO_YOUNG_S, survey, take, with_grant
 from orchestrator.core.setup.plan import (
     APIS,
     LAUNCHER_ROLE,
@@ -39,6 +44,7 @@ from orchestrator.core.setup.steps import (
     MakeBucket,
     MakeRole,
     MendBucket,
+    Step,
     WriteSettings,
     describe,
 )
@@ -68,7 +74,7 @@ def after_all_of_it() -> Standing:
             case GrantOnProject():
                 on_project.add(Grant(step.role, step.member, step.condition.expression if step.condition else ""))
             case GrantOnBucket():
-                on_bucket.add(Grant(step.role, step.member))
+                on_bucket.add(Grant(step.role, step.member, step.condition.expression if step.condition else ""))
             case GrantOnAccount():
                 on_account.add(Grant(step.role, step.member))
             case WriteSettings():
@@ -105,7 +111,8 @@ def test_whatever_single_step_is_missing_is_the_one_that_is_planned(number: int)
             gone = {grant for grant in standing.on_project if grant.role == step.role}
             lacking = replace(standing, on_project=standing.on_project - gone)
         case GrantOnBucket():
-            lacking = replace(standing, on_bucket=standing.on_bucket - {Grant(step.role, step.member)})
+            expression = step.condition.expression if step.condition else ""
+            lacking = replace(standing, on_bucket=standing.on_bucket - {Grant(step.role, step.member, expression)})
         case GrantOnAccount():
             lacking = replace(standing, on_account=frozenset())
         case _:
@@ -158,6 +165,143 @@ def test_every_permission_is_listed_once_and_the_bucket_role_is_no_wider_than_th
 
 def test_the_gcloud_commands_are_those_of_the_golden_file() -> None:
     assert gcloud.script(setup(WANTED), "/home/ada/settings.yaml") == (GOLDEN / "init.sh").read_text()
+
+
+def allowed(name: str, permission: str, *, bucket: str = "my-bench") -> bool:
+    """Whether the machine's account may do that with an object, by the expressions that are granted: evaluated here as
+    the Common Expression Language has it, for the few forms that they use."""
+    roles = {
+        "roles/storage.objectUser": {"create", "get", "list", "delete"},
+        "roles/storage.objectViewer": {"get", "list"},
+    }
+    of_bucket = permission == "list"  # Cloud Storage asks for it on the bucket itself
+    resource = {
+        "type": "storage.googleapis.com/Bucket" if of_bucket else "storage.googleapis.com/Object",
+        "name": f"projects/_/buckets/{bucket}" + ("" if of_bucket else f"/objects/{name}"),
+    }
+    for step in setup(WANTED):
+        if not isinstance(step, GrantOnBucket) or not step.member.startswith("serviceAccount:"):
+            continue
+        assert step.condition is not None, "nothing on the bucket without a condition"
+        python = step.condition.expression.replace("&&", " and ").replace("||", " or ")
+        python = re.sub(r"!(?!=)", " not ", python).replace("startsWith", "startswith").replace("endsWith", "endswith")
+        python = python.replace("resource.type", "kind").replace("resource.name", "name")
+        held = eval(python, {"__builtins__": {}}, {"kind": resource["type"], "name": resource["name"]})
+        if held and permission in roles[step.role]:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("name", "permissions"),
+    [
+        ("runs/20261121-040506-l4-7f3a/events/x.json", {"create", "get", "delete", "list"}),
+        ("runs/20261121-040506-l4-7f3a/cases/a.csv", {"create", "get", "delete", "list"}),
+        ("runs/20261121-040506-l4-7f3a/plan.json", {"list"}),
+        ("machines/bench-20261121-040506-l4-7f3a-1.json", {"create", "get", "delete", "list"}),
+        ("payloads/ab.tar.gz", {"get", "list"}),
+        ("ledger/ledger.json", {"list"}),
+        ("index/20261121-040506-l4-7f3a.json", {"list"}),
+        ("hosts/host-box-123456.json", {"list"}),
+        ("baselines/main.json", {"list"}),
+        ("grids/20261121-040506-l4-7f3a.json", {"list"}),
+        ("placement/g2-standard-4.json", {"list"}),
+        ("xruns/a", {"list"}),
+    ],
+)
+def test_a_machines_account_reaches_its_runs_and_slots_and_no_money(name: str, permissions: set[str]) -> None:
+    assert {one for one in ("create", "get", "delete", "list") if allowed(name, one)} == permissions
+
+
+def test_a_machines_account_reaches_no_other_bucket() -> None:
+    assert not any(allowed("runs/a/cases/x.csv", one, bucket="my-bench-2") for one in ("create", "get", "delete"))
+
+
+def every_step() -> list[Step]:
+    return [
+        *setup(WANTED),
+        MendBucket("b", uniform=True, private=True, lifecycle=True),
+        MendBucket("b", uniform=False, private=False, lifecycle=True),
+        MakeRole("p", "r", "it's a title", ("x.y.z",), exists=True),
+        GrantOnProject("p", "roles/viewer", ADA, Condition("t", "a == 'b' && c.d(\"e\")")),
+    ]
+
+
+def ran(script: str, folder: Path) -> list[list[str]]:
+    """Runs a script with a `gcloud` that notes its arguments, and the content of a file that it is given."""
+    log = folder / "asked"
+    program = folder / "gcloud"
+    program.write_text(
+        "#!/usr/bin/env python3\nimport json, os, sys\n"
+        "said = [a.partition('=')[0] + '=' + open(os.path.realpath(a.partition('=')[2])).read()\n"
+        "        if a.startswith('--lifecycle-file=') else a for a in sys.argv[1:]]\n"
+        f"open({str(log)!r}, 'a').write(json.dumps(said) + '\\n')\n"
+    )
+    program.chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-euc", script],
+        check=True,
+        env={"PATH": path, "TMPDIR": str(folder)},
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("step", every_step(), ids=describe)
+def test_every_printed_remedy_is_a_whole_command_that_ends_by_itself(step: Step, tmp_path: Path) -> None:
+    for text in (gcloud.command(step), gcloud.pasted(step)):
+        subprocess.run(["bash", "-n", "-c", text], check=True, timeout=20)
+    if isinstance(step, WriteSettings):
+        return
+    assert "\n" not in gcloud.pasted(step)
+    asked_for = ran(gcloud.pasted(step), tmp_path)
+    assert asked_for
+    with_rules = [one for arguments in asked_for for one in arguments if one.startswith("--lifecycle-file=")]
+    wanted = isinstance(step, MakeBucket) or (isinstance(step, MendBucket) and step.lifecycle)
+    assert [json.loads(one.partition("=")[2]) for one in with_rules] == ([LIFECYCLE] if wanted else [])
+
+
+def test_the_whole_script_gives_the_bucket_its_rules(tmp_path: Path) -> None:
+    asked_for = ran(gcloud.script(setup(WANTED)), tmp_path)
+    assert sum(one.startswith("--lifecycle-file=") for arguments in asked_for for one in arguments) == 1
+
+
+@pytest.mark.skipif(shutil.which("gcloud") is None, reason="there is no gcloud here")
+def test_gclouds_own_parser_takes_every_printed_command(tmp_path: Path) -> None:
+    nowhere = {**os.environ, "CLOUDSDK_CONFIG": str(tmp_path), "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+    for step in every_step():
+        if isinstance(step, WriteSettings):
+            continue
+        said = subprocess.run(
+            ["bash", "-c", gcloud.pasted(step)], env=nowhere, capture_output=True, text=True, timeout=60, check=False
+        ).stderr
+        assert "argument" not in said.lower(), said
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        MakeAccount("p", "a", "t"),
+        MakeRole("p", "r", "t", ("x.y.z",)),
+        GrantOnProject("p", "roles/viewer", ADA),
+        GrantOnAccount("p", "a@p", "roles/viewer", ADA),
+    ],
+    ids=describe,
+)
+def test_an_api_that_was_enabled_a_moment_ago_is_asked_again_for_some_minutes(step: Any) -> None:
+    off = refusal(403, "it is off", "SERVICE_DISABLED")
+    assert off.api_off
+    for times in (1, 5):
+        answers = iter([off] * times)
+        talk = lead(take(step), lambda _, answers=answers: next(answers, good(bindings=[])))  # type: ignore[misc]
+        assert talk.result.good
+        assert talk.paused_s == list(TOO_YOUNG_S[:times])
+    talk = lead(take(step), lambda _: off)
+    assert not talk.result.good
+    assert 120 < sum(talk.paused_s) < 300
+    assert "owner" not in failure(talk.result, "make it").hint
 
 
 def test_the_terraform_is_that_of_the_golden_file_and_is_hcl() -> None:

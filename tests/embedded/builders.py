@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import requests
-
 from orchestrator.embedded.scripted import Script, ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
+from tests.support import keyed
 
 ZONE = "us-central1-a"
 FAMILY = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
@@ -71,7 +70,8 @@ class Rest:
 
     def __init__(self, cloud: EmbeddedCloud) -> None:
         self.base = f"{cloud.compute_url}/compute/v1/projects/{cloud.project}"
-        self.session = requests.Session()
+        keyed.know(cloud)
+        self.session = keyed.Session()
         self.session.trust_env = False
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> tuple[int, Any]:

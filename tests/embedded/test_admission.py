@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -104,8 +105,11 @@ def test_a_body_that_is_no_object_is_refused(stage: Stage, body: object) -> None
     assert stage.rest.call("POST", f"/zones/{ZONE}/instances", body)[0] == 400
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 def test_a_body_that_is_no_json_is_refused(stage: Stage) -> None:
-    response = stage.rest.session.post(f"{stage.rest.base}/zones/{ZONE}/instances", data=b"{")
+    response = stage.rest.session.post(f"{stage.rest.base}/zones/{ZONE}/instances", data=b"{", headers=JSON)
     assert (response.status_code, response.json()["error"]["errors"][0]["reason"]) == (400, "parseError")
 
 
@@ -150,7 +154,7 @@ def test_an_unknown_zone_region_or_project_is_not_found(stage: Stage) -> None:
 
 def test_what_this_cloud_cannot_do_is_said_and_not_guessed(stage: Stage) -> None:
     assert stage.rest.call("PUT", "/zones")[0] == 405
-    assert stage.rest.call("GET", "/global/firewalls")[0] == 404
+    assert stage.rest.call("GET", "/global/firewalls")[0] == 501
     assert stage.rest.session.get(stage.cloud.compute_url + "/elsewhere").status_code == 404
     assert stage.rest.call("POST", "/regions/us-central1/advice/capacity", {})[0] == 501
 
@@ -160,3 +164,39 @@ def test_a_stack_of_clouds_can_live_side_by_side(stage: Stage, tmp_path: Path) -
         other.rest.insert()
         assert len(other.cloud.instances()) == 1
         assert stage.cloud.instances() == []
+
+
+def fields(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to every value in a document."""
+    if at:
+        yield at
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield from fields(one, (*at, key))
+
+
+@pytest.mark.parametrize("wrong", [None, [], {}, "x", -1, 10**30, True, [None], [[]], {"x": None}], ids=str)
+def test_whatever_stands_in_a_field_is_refused_or_taken_and_never_the_clouds_own_fault(
+    stage: Stage, wrong: Any
+) -> None:
+    for path in fields(insert_body()):
+        body = copy.deepcopy(insert_body())
+        place: Any = body
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = wrong
+        status, answer = stage.rest.call("POST", f"/zones/{ZONE}/instances", body)
+        assert status < 500, (path, answer)
+        if status >= 400:
+            assert answer["error"]["errors"][0]["message"]
+        for vm in stage.cloud.fleet.all():
+            stage.cloud.fleet.lose(vm)
+
+
+def test_a_null_in_an_insert_is_as_if_the_field_were_absent(stage: Stage) -> None:
+    body = insert_body()
+    body["disks"][0]["initializeParams"]["diskSizeGb"] = None
+    body["description"] = None
+    stage.rest.insert(body)
+    stage.advance(40)
+    assert stage.rest.instance()["disks"][0]["diskSizeGb"] == "50"

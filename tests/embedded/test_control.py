@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask
 from orchestrator.embedded.documents import stamp
 from tests.embedded.builders import RUN, Stage, insert_body
+from tests.support import keyed as requests
 
 NAME = f"bench-{RUN}-1"
 
@@ -25,7 +25,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 def address(stage: Stage, control: str = "") -> CloudAddress:
     cloud = stage.cloud
     control = control or cloud.control_url
-    return CloudAddress(0, cloud.compute_url, cloud.storage_url, control, cloud.project, cloud.bucket, "")
+    return CloudAddress(0, cloud.compute_url, cloud.storage_url, control, cloud.project, cloud.bucket, "", cloud.token)
 
 
 def test_the_status_lists_every_instance_with_its_price_and_deadline(stage: Stage) -> None:
@@ -100,7 +100,8 @@ def test_a_stop_ends_every_vm_and_asks_the_owner_to_close(stage: Stage) -> None:
 
 def test_what_the_control_api_does_not_know_it_says(stage: Stage) -> None:
     assert requests.get(stage.cloud.control_url + "/control/mood", timeout=10).status_code == 404
-    assert requests.post(stage.cloud.control_url + "/control/weather", data=b"{", timeout=10).status_code == 400
+    url, kind = stage.cloud.control_url + "/control/weather", {"Content-Type": "application/json"}
+    assert requests.post(url, data=b"{", headers=kind, timeout=10).status_code == 400
 
 
 def test_a_cloud_that_is_not_there_is_unavailable(stage: Stage) -> None:

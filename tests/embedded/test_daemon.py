@@ -18,6 +18,7 @@ import requests
 from orchestrator.embedded import client, daemon
 from orchestrator.embedded.client import CloudUnavailable
 from orchestrator.embedded.supervisor import descendants
+from tests.embedded.builders import ZONE, insert_body
 
 ROOT = Path(daemon.__file__).parents[2]
 
@@ -27,6 +28,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "cloud"
     yield path
     client.stop(path)
+
+
+def bearer(address: client.CloudAddress) -> dict[str, str]:
+    return {"Authorization": f"Bearer {address.token}"}
 
 
 def eventually(true: Callable[[], bool], timeout_s: float = 20) -> bool:
@@ -45,16 +50,35 @@ def alive(pid: int) -> bool:
         return False
 
 
+def with_a_vm(address: client.CloudAddress) -> list[int]:
+    """Start a VM that stays; the processes of the cloud beside the daemon."""
+    body = insert_body("bench-stays-1")
+    body["metadata"]["items"] = [{"key": "startup-script", "value": "#!/bin/bash\nexec sleep 1000\n"}]
+    url = f"{address.compute}/compute/v1/projects/{address.project}/zones/{ZONE}/instances"
+    assert requests.post(url, json=body, headers=bearer(address), timeout=10).ok
+    assert eventually(lambda: len(descendants(address.pid)) >= 2)
+    return descendants(address.pid)
+
+
 def test_a_cloud_is_started_once_found_again_and_stopped_with_all_its_children(home: Path) -> None:
     assert client.running(home) is None
     address = client.ensure_running(home)
     assert client.ensure_running(home) == client.running(home) == address
     assert json.loads((home / "cloud.json").read_text())["pid"] == address.pid
     assert os.getsid(address.pid) == address.pid
-    assert requests.get(f"{address.storage}/storage/v1/b/{address.bucket}", timeout=10).status_code == 200
-    assert requests.get(f"{address.compute}/compute/v1/projects/{address.project}", timeout=10).status_code == 200
-    children = descendants(address.pid)
-    assert children
+    assert (
+        requests.get(
+            f"{address.storage}/storage/v1/b/{address.bucket}", headers=bearer(address), timeout=10
+        ).status_code
+        == 200
+    )
+    assert (
+        requests.get(
+            f"{address.compute}/compute/v1/projects/{address.project}", headers=bearer(address), timeout=10
+        ).status_code
+        == 200
+    )
+    children = with_a_vm(address)
     assert client.stop(home)
     assert not client.stop(home)
     assert client.running(home) is None
@@ -65,14 +89,16 @@ def test_a_cloud_is_started_once_found_again_and_stopped_with_all_its_children(h
 def test_a_killed_daemon_leaves_nothing_behind_and_is_started_again_with_its_objects(home: Path) -> None:
     first = client.ensure_running(home)
     stored = f"{first.storage}/upload/storage/v1/b/{first.bucket}/o?uploadType=media&name=kept"
-    assert requests.post(stored, data=b"v", timeout=10).ok
-    children = descendants(first.pid)
+    assert requests.post(stored, data=b"v", headers=bearer(first), timeout=10).ok
+    children = with_a_vm(first)
     os.kill(first.pid, signal.SIGKILL)
     assert eventually(lambda: not any(alive(pid) for pid in children))
     assert client.running(home) is None
     second = client.ensure_running(home)
     assert second.pid != first.pid
-    found = requests.get(f"{second.storage}/storage/v1/b/{second.bucket}/o/kept?alt=media", timeout=10)
+    found = requests.get(
+        f"{second.storage}/storage/v1/b/{second.bucket}/o/kept?alt=media", headers=bearer(second), timeout=10
+    )
     assert found.content == b"v"
 
 

@@ -31,6 +31,9 @@ VM = {
         "(labels.bench-tool=spotbench) (status=RUNNING)",
         "status=TERMINATED OR name=bench-*",
         "name eq bench-.*",
+        r'name eq ".*\bbench\b.*"',
+        r'name eq "bench-\d+-1\z"',
+        r'name eq "(?i)BENCH-.*"',
         "name ne other-.*",
         "name:2026",
         "name=bench-20261121-1",
@@ -89,3 +92,9 @@ def test_and_binds_tighter_than_or() -> None:
     both = parse_filter("a=1 OR a=2 AND b=3")
     assert both({"a": "1", "b": "9"})
     assert not both({"a": "2", "b": "9"})
+
+
+@pytest.mark.parametrize("pattern", ["(", r"(a)\1", "(?=a)a", "(?!b)a", "(?<=a)b", "*a", "(?P=x)"])
+def test_a_pattern_that_re2_cannot_read_is_refused(pattern: str) -> None:
+    with pytest.raises(ApiError, match="filter"):
+        parse_filter(f'name eq "{pattern}"')

@@ -25,7 +25,7 @@ def test_gcloud_creates_finds_and_deletes_an_instance(tmp_path: Path) -> None:
     with EmbeddedCloud(tmp_path / "cloud", observer=recorder) as cloud:
         environment = os.environ | {
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{cloud.compute_url}/compute/v1/",
-            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+            "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(tmp_path / "cloud" / "token"),
             "CLOUDSDK_CONFIG": str(tmp_path / "config"),
             "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
             "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",

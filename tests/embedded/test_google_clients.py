@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from google.api_core import exceptions
-from google.auth.credentials import AnonymousCredentials
 from google.cloud import compute_v1
+from google.oauth2.credentials import Credentials
 from google.protobuf.json_format import ParseDict
 
 from tests.embedded.builders import RUN, ZONE, Stage, insert_body, t4_body
@@ -28,10 +28,10 @@ class Google:
     def __init__(self, stage: Stage) -> None:
         self.options = {"api_endpoint": stage.cloud.compute_url}
         self.project = stage.cloud.project
+        self.credentials = Credentials(stage.cloud.token)  # type: ignore[no-untyped-call, unused-ignore]
 
     def client(self, kind: Any) -> Any:
-        anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call, unused-ignore]
-        return kind(credentials=anonymous, client_options=self.options)
+        return kind(credentials=self.credentials, client_options=self.options)
 
     @property
     def instances(self) -> Any:

@@ -12,6 +12,7 @@ from orchestrator.embedded.documents import parse_stamp
 from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
 from orchestrator.embedded.vm import Vm
 from tests.embedded.builders import RUN, ZONE, Stage, insert_body, scheduling, t4_body
+from tests.support.discovery import Recorder
 
 NAME = f"bench-{RUN}-1"
 PREEMPTED = "compute.instances.preempted"
@@ -393,3 +394,72 @@ def test_closing_the_cloud_ends_every_vm_and_says_so_on_the_bill(tmp_path: Path)
     assert stage.cloud.fleet.all() == []
     assert [account.ended_by for account in stage.cloud.meter.accounts.values()] == ["shutdown"]
     stage.cloud.close()
+
+
+def test_a_stopped_instance_keeps_its_disk_and_runs_again(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with Stage(tmp_path, observer=recorder) as stage:
+        name = stage.run_vm()
+        at = f"/zones/{ZONE}/instances/{name}"
+        stage.advance(100)
+        status, operation = stage.rest.call("POST", f"{at}/stop", requestId="c0ffee00-0000-4000-8000-000000000001")
+        assert (status, operation["operationType"]) == (200, "stop")
+        assert (
+            stage.rest.call("POST", f"{at}/stop", requestId="c0ffee00-0000-4000-8000-000000000001")[1]["id"]
+            == operation["id"]
+        )
+        stage.advance(60)
+        stopped = stage.rest.instance(name)
+        assert stopped["status"] == "TERMINATED"
+        assert "resourceStatus" not in stopped
+        assert stage.rest.operation(operation["name"])["status"] == "DONE"
+        before = stage.only_row().usd
+        stage.advance(3600)
+        assert before < stage.only_row().usd < before + Decimal("0.02")
+        assert stage.rest.call("POST", f"{at}/start")[0] == 200
+        stage.advance(60)
+        again = stage.rest.instance(name)
+        assert again["status"] == "RUNNING"
+        assert again["id"] == stopped["id"]
+        assert len(stage.cloud.bill().rows) == 2
+        stage.advance(2000)
+        assert stage.rest.instance(name) is None
+        assert [row.ended_by for row in stage.cloud.bill().rows] == ["stop", "deadline"]
+    recorder.assert_all_valid()
+
+
+def test_an_instance_that_is_stopping_can_be_deleted_and_one_without_room_does_not_start(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage:
+        name = stage.run_vm()
+        at = f"/zones/{ZONE}/instances/{name}"
+        stage.rest.call("POST", f"{at}/stop")
+        assert stage.rest.call("POST", f"{at}/start")[0] == 400
+        stage.rest.delete(name)
+        stage.advance(60)
+        assert stage.rest.instance(name) is None
+        name = stage.run_vm()
+        stage.rest.call("POST", f"{at}/stop")
+        stage.advance(60)
+        stage.cloud.weather.replace({"faults": [{"fault": "stockout"}]})
+        _, operation = stage.rest.call("POST", f"{at}/start")
+        stage.advance(60)
+        assert stage.rest.operation(operation["name"])["error"]["errors"][0]["code"].startswith(
+            "ZONE_RESOURCE_POOL_EXHAUSTED"
+        )
+        assert stage.rest.instance(name)["status"] == "TERMINATED"
+
+
+def test_metadata_changes_only_for_who_has_seen_it(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with Stage(tmp_path, observer=recorder) as stage:
+        at = f"/zones/{ZONE}/instances/{stage.run_vm()}"
+        known = stage.rest.get(at)["metadata"]["fingerprint"]
+        change = {"fingerprint": known, "items": [{"key": "a", "value": "b"}]}
+        assert stage.rest.call("POST", f"{at}/setMetadata", change)[0] == 200
+        assert stage.rest.get(at)["metadata"]["items"] == [{"key": "a", "value": "b"}]
+        assert stage.rest.call("POST", f"{at}/setMetadata", change)[0] == 412
+        asked = {"permissions": ["compute.instances.delete"]}
+        assert stage.rest.call("POST", f"{at}/testIamPermissions", asked)[1] == asked
+        everywhere = stage.rest.get("/aggregated/operations", filter=r'operationType eq ".*\binsert\b.*"')
+        assert len(everywhere["items"][f"zones/{ZONE}"]["operations"]) == 1
+    recorder.assert_all_valid()

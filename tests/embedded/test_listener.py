@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import requests
 
+from orchestrator.embedded.guard import Guard
 from orchestrator.embedded.listener import Listener, Reply, Request, Reset
 
 
@@ -12,7 +13,7 @@ def test_a_handler_that_fails_answers_500_and_leaves_its_trace_in_the_log(caplog
     def fail(request: Request) -> Reply:
         raise RuntimeError("on purpose")
 
-    listener = Listener("test", fail)
+    listener = Listener("test", fail, Guard())
     try:
         answer = requests.get(listener.url + "/x", timeout=10)
     finally:
@@ -28,7 +29,7 @@ def test_a_request_is_seen_whole_and_a_head_gets_no_body() -> None:
         seen.append(request)
         return Reply(200, request.body or b"body", {"X-Mine": "yes"})
 
-    listener = Listener("test", echo)
+    listener = Listener("test", echo, Guard())
     try:
         with requests.Session() as session:
             assert (
@@ -51,7 +52,7 @@ def test_a_reset_is_a_broken_connection_and_a_closed_listener_cuts_those_that_ar
             raise Reset
         return Reply(200)
 
-    listener = Listener("test", cut)
+    listener = Listener("test", cut, Guard())
     with requests.Session() as session:
         assert session.get(listener.url, timeout=10).status_code == 200
         with pytest.raises(requests.ConnectionError):

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from orchestrator.embedded.climate import CONDITIONS
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.embedded.weather import BadWeather
 from tests.embedded.builders import ZONE, insert_body
+from tests.support import keyed as requests
 from tests.support.discovery import Recorder
 
 EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
@@ -49,6 +49,7 @@ class Owner:
 def owner(tmp_path: Path) -> Iterator[Owner]:
     recorder = Recorder()
     with EmbeddedCloud(tmp_path / "cloud", timeline=SimulatedTimeline(), observer=recorder) as cloud:
+        requests.know(cloud)
         made = Owner(cloud, recorder)
         made.session.trust_env = False
         yield made
@@ -179,6 +180,7 @@ def test_a_disabled_api_refuses_until_it_is_enabled(owner: Owner) -> None:
 
 def test_a_quota_that_is_short_is_listed_so_and_counts_at_an_insert(owner: Owner) -> None:
     owner.cloud.weather.add({"fault": "quota_limit", "metric": "PREEMPTIBLE_NVIDIA_L4_GPUS", "region": "us-central1"})
+    owner.cloud.weather.add({"fault": "quota_limit", "metric": "NVIDIA_L4_GPUS", "region": "us-central1"})
     region = {entry["metric"]: entry["limit"] for entry in owner.get(f"{C}/regions/us-central1")["quotas"]}
     assert region["PREEMPTIBLE_NVIDIA_L4_GPUS"] == 0
     operation = owner.post(f"{C}/zones/{ZONE}/instances", insert_body())
@@ -262,9 +264,73 @@ def test_a_condition_that_cannot_be_meant_is_refused(owner: Owner, condition: di
 
 def test_what_these_apis_do_not_have_is_said(owner: Owner) -> None:
     owner.recorder.problems.clear()
-    assert owner.ask("DELETE", P3)[0] == 404
+    assert owner.ask("DELETE", P3)[0] == 501
     assert owner.ask("POST", f"{P3}:testIamPermissions", [1])[0] == 400
-    assert owner.ask("DELETE", f"{B}/iam")[0] == 405
+    assert owner.ask("DELETE", f"{B}/iam")[0] == 501
     owner.recorder.problems.clear()  # they are no methods, which is the point
     assert owner.get(f"{P}/billingInfo")["billingEnabled"]
     assert set(CONDITIONS) >= {"api_disabled", "no_nat"}
+
+
+def test_an_api_that_was_just_enabled_goes_on_refusing_for_as_long_as_the_weather_has_it(owner: Owner) -> None:
+    owner.cloud.weather.add({"fault": "api_disabled", "api": "iam.googleapis.com"})
+    owner.cloud.weather.add({"fault": "api_propagation", "minutes": 3})
+    enable = f"{P}/services:batchEnable"
+    owner.post(enable, {"serviceIds": ["iam.googleapis.com", "compute.googleapis.com"]})
+    account = f"{P}/serviceAccounts/{EMAIL}"
+    timeline = owner.cloud.timeline
+    assert isinstance(timeline, SimulatedTimeline)
+    for minutes, status in ((0, 403), (2, 403), (2, 404)):
+        timeline.advance(minutes * 60)
+        said, answer = owner.ask("GET", account)
+        assert said == status
+        listed = owner.get(f"{P}/services:batchGet", names=[f"{P[4:]}/services/iam.googleapis.com"])
+        assert listed["services"][0]["state"] == "ENABLED"
+        if status == 403:
+            assert answer["error"]["details"][0]["reason"] == "SERVICE_DISABLED"
+    assert owner.ask("GET", "/compute/v1/projects/bench-embedded")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fault": "api_propagation", "minutes": "soon"},
+        {"fault": "api_propagation", "minutes": -1},
+        {"fault": "api_settling", "api": "a", "until": "tomorrow"},
+    ],
+)
+def test_times_of_an_api_that_cannot_be_meant_are_refused(owner: Owner, wrong: dict[str, Any]) -> None:
+    owner.get(P3)
+    with pytest.raises(BadWeather):
+        owner.cloud.weather.add(wrong)
+
+
+def test_the_policy_is_one_whichever_version_of_the_resource_manager_is_asked(owner: Owner) -> None:
+    policy = owner.post(f"{P}:getIamPolicy", {})
+    owner.post(f"{P}/roles", {"roleId": "benchVm", "role": {"includedPermissions": ["compute.instances.delete"]}})
+    bindings = [{"role": "projects/bench-embedded/roles/benchVm", "members": ["user:ada@example.com"]}]
+    owner.post(f"{P}:setIamPolicy", {"policy": {"etag": policy["etag"], "bindings": bindings}})
+    assert owner.post(f"{P3}:getIamPolicy", {})["bindings"] == bindings
+    assert owner.get(P)["projectId"] == "bench-embedded"
+    assert owner.post(f"{P}:testIamPermissions", {"permissions": ["a.b.c"]}) == {"permissions": ["a.b.c"]}
+
+
+def test_permissions_that_a_role_may_hold_are_listed_page_by_page(owner: Owner) -> None:
+    body = {"fullResourceName": "//cloudresourcemanager.googleapis.com/projects/bench-embedded", "pageSize": 20}
+    found: list[str] = []
+    while True:
+        answer = owner.post("/v1/permissions:queryTestablePermissions", body)
+        found += [entry["name"] for entry in answer["permissions"]]
+        if "nextPageToken" not in answer:
+            break
+        body["pageToken"] = answer["nextPageToken"]
+    assert len(found) == len(set(found)) > 40
+    assert {"compute.instances.delete", "storage.objects.create", "compute.subnetworks.use"} <= set(found)
+    wrong = {"fullResourceName": "//cloudresourcemanager.googleapis.com/projects/other"}
+    assert owner.ask("POST", "/v1/permissions:queryTestablePermissions", wrong)[0] == 400
+
+
+def test_a_null_is_as_if_nothing_were_said(owner: Owner) -> None:
+    given = {"accountId": "bench-vm", "serviceAccount": None}
+    assert owner.ask("POST", f"{P}/serviceAccounts", given)[0] == 200
+    owner.recorder.problems.clear()  # the document does not speak of nulls

@@ -1,4 +1,4 @@
-"""The real google-cloud-storage client, and plain HTTP, through the proxy."""
+"""The real google-cloud-storage client, and plain HTTP, against the object store."""
 
 from __future__ import annotations
 
@@ -9,22 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from google.api_core.exceptions import NotFound, PreconditionFailed
-from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage  # type: ignore[attr-defined, unused-ignore]
+from google.oauth2.credentials import Credentials
 
-from orchestrator.embedded.buckets import Buckets
-from orchestrator.embedded.machine import supervise
-from orchestrator.embedded.policies import Policies
-from orchestrator.embedded.proxy import Proxy, event_in
-from orchestrator.embedded.storage import Storage, StorageUnavailable, answers, free_port
-from orchestrator.embedded.store import Store
-from orchestrator.embedded.timeline import SimulatedTimeline
-from orchestrator.embedded.weather import Weather
 from tests.embedded.builders import Stage
-
-MULTIPART = {"Content-Type": "multipart/related; boundary=b"}
+from tests.support import keyed as requests
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +27,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def bucket(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Any]:
     client = storage.Client(
         project=stage.cloud.project,
-        credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call, unused-ignore]
+        credentials=Credentials(stage.cloud.token),  # type: ignore[no-untyped-call, unused-ignore]
         client_options={"api_endpoint": stage.cloud.storage_url},
     )
     yield client.bucket(stage.cloud.bucket)
@@ -130,7 +120,7 @@ def test_pages_of_a_listing_together_hold_everything_from_an_offset_on(bucket: A
     assert [blob.name for blob in bucket.list_blobs(prefix="list/", start_offset="list/4")] == names[4:]
 
 
-def test_a_resumable_upload_goes_through_the_proxy_and_comes_back_whole(bucket: Any, stage: Stage) -> None:
+def test_a_resumable_upload_stays_with_this_cloud_and_comes_back_whole(bucket: Any, stage: Stage) -> None:
     data = bytes(range(256)) * 8192
     blob = bucket.blob("large", chunk_size=1 << 18)
     blob.upload_from_file(io.BytesIO(data), size=None)
@@ -180,46 +170,3 @@ def test_what_was_stored_is_there_again_after_a_restart_with_its_generation(tmp_
     with Stage(tmp_path) as stage:
         found = requests.get(f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o/kept", timeout=10).json()
         assert (found["generation"], found["crc32c"]) == (stored["generation"], stored["crc32c"])
-
-
-def test_a_request_to_a_store_that_has_died_is_cut_off(tmp_path: Path) -> None:
-    with Stage(tmp_path) as stage:
-        stage.cloud.storage.close()
-        with pytest.raises(requests.ConnectionError):
-            requests.get(f"{stage.cloud.storage_url}/storage/v1/b/x/o", timeout=10)
-
-
-def test_a_store_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
-    occupied = tmp_path / "objects"
-    (tmp_path / "cloud").mkdir()
-    weather, timeline, state = Weather(), SimulatedTimeline(), Store(tmp_path / "state")
-    buckets = Buckets("p", state, Policies("p", state), weather, timeline, None)
-    proxy = Proxy(weather, timeline, lambda *_: None, lambda: None, buckets)
-    try:
-        store = Storage(occupied, proxy, tmp_path / "log")
-        with pytest.raises(StorageUnavailable, match="bad bucket"):
-            store.create_bucket("bad bucket/", "p")
-        store.close()
-    finally:
-        proxy.close()
-        state.close()
-
-
-def test_a_program_that_ends_at_once_never_answers() -> None:
-    ended = supervise(["true"], stay=False, environment={"PATH": "/usr/bin:/bin"}, output=-3)
-    try:
-        assert not answers(ended, free_port())
-    finally:
-        ended.kill()
-
-
-def test_an_event_is_recognised_in_either_kind_of_upload_and_nothing_else_is() -> None:
-    event = b'{"run_id": "r", "writer": "vm-1", "kind": "k"}'
-    name = "runs/r/events/20261121T040506.000001Z-vm-1-000001-k.json"
-    multipart = b'--b\r\n\r\n{"name": "%s"}\r\n--b\r\n\r\n%s\r\n--b--' % (name.encode(), event)
-    assert event_in(f"?name={name}", "application/json", event) is not None
-    assert event_in("", MULTIPART["Content-Type"], multipart) is not None
-    assert event_in("", MULTIPART["Content-Type"], b"--b") is None
-    assert event_in("?name=runs/r/cases/c.csv", "text/csv", event) is None
-    assert event_in(f"?name={name}", "application/json", b"not json") is None
-    assert event_in(f"?name={name}", "application/json", b"{}") is None

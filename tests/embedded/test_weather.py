@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from orchestrator.embedded.scripted import HttpFailure, ScriptedVm, ShutDown, Steps, Struck
 from orchestrator.embedded.weather import BadWeather, Weather
 from tests.embedded.builders import RUN, ZONE, Stage, insert_body, t4_body
+from tests.support import keyed as requests
 
 NAME = f"bench-{RUN}-1"
 ERROR = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
@@ -466,3 +467,53 @@ def test_weather_saved_and_restored_goes_on_where_it_was() -> None:
     assert again.document() == weather.document()
     again.add({"fault": "never_boots"})
     assert [fault["id"] for fault in again.document()["faults"]] == [1, 2, 3]
+
+
+def test_an_insert_that_comes_late_comes_all_the_same_and_its_client_hears_nothing(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage:
+        stage.cloud.weather.replace(forecast({"fault": "late_insert", "seconds": 90, "zone": ZONE}))
+        with pytest.raises(requests.ConnectionError):
+            stage.rest.call("POST", f"/zones/{ZONE}/instances", insert_body())
+        stage.advance(80)
+        assert stage.cloud.instances() == []
+        stage.advance(60)
+        assert [vm["status"] for vm in stage.cloud.instances()] == ["RUNNING"]
+        assert not stage.cloud.weather.pending
+
+
+def test_an_error_can_come_after_the_work_is_done(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage:
+        stage.cloud.weather.replace(forecast({"fault": "http", "method": "POST", "status": 503, "after": "response"}))
+        assert stage.rest.call("POST", f"/zones/{ZONE}/instances", insert_body())[0] == 503
+        assert len(stage.cloud.instances()) == 1
+
+
+def test_the_clock_of_one_service_can_be_wrong_and_the_other_right(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage:
+        urls = {
+            "compute": f"{stage.rest.base}/zones",
+            "storage": f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}",
+        }
+        for wrong in urls:
+            stage.cloud.weather.replace(forecast({"fault": "clock_skew", "seconds": 3600, "service": wrong}))
+            for service, url in urls.items():
+                said = parsedate_to_datetime(requests.get(url, timeout=10).headers["Date"])
+                off = (said - stage.timeline.now()).total_seconds()
+                assert abs(off - (3600 if service == wrong else 0)) < 2
+
+
+@pytest.mark.parametrize("by_weather", [True, False])
+def test_spot_gpus_come_out_of_the_standard_quota_where_no_preemptible_one_was_granted(
+    tmp_path: Path, by_weather: bool
+) -> None:
+    none = {"PREEMPTIBLE_NVIDIA_L4_GPUS": 0.0}
+    with Stage(tmp_path, quotas={"NVIDIA_L4_GPUS": 1.0} | ({} if by_weather else none)) as stage:
+        if by_weather:
+            stage.cloud.weather.replace(forecast({"fault": "quota_limit", "metric": "PREEMPTIBLE_NVIDIA_L4_GPUS"}))
+        stage.run_vm()
+        used = {quota["metric"]: quota["usage"] for quota in stage.rest.get("/regions/us-central1")["quotas"]}
+        assert (used["NVIDIA_L4_GPUS"], used["PREEMPTIBLE_NVIDIA_L4_GPUS"]) == (1, 0)
+        second = stage.rest.insert(insert_body("bench-second-1"))
+        stage.advance(60)
+        error = stage.rest.operation(second["name"])["error"]["errors"][0]
+        assert "Quota 'NVIDIA_L4_GPUS' exceeded" in error["message"]

@@ -20,7 +20,9 @@ def test_a_host_is_looked_at_in_its_own_words_and_nothing_is_left_there(bench: B
     found = looked_at(bench)
     assert found["host.reachable"]["level"] == "ok"
     assert found["host.python"]["why"].startswith("python 3.")
-    assert "GiB" in found["host.disk"]["why"]
+    assert "GB free" in found["host.python"]["why"]
+    assert found["host.torch"]["level"] == "ok"
+    assert found["host.files"]["level"] == "ok"
     assert found["host.gpu"]["why"]
     assert outside_the_cache(host) == before
     assert not host.cache.exists()
@@ -32,7 +34,7 @@ def test_a_host_that_is_not_known_names_the_command_that_adds_it(bench: Bench, h
     found = looked_at(bench, code=6)
     assert found["host.reachable"]["level"] == "fail"
     assert "ssh-keyscan" in found["host.reachable"]["remedy"]
-    assert found["host.disk"]["level"] == "skipped"
+    assert found["host.python"]["level"] == "skipped"
 
 
 def test_a_host_that_does_not_answer_is_one_failure_and_no_more(bench: Bench, host: Sshd, client: Client) -> None:

@@ -238,7 +238,7 @@ def test_a_run_whose_steward_is_killed_is_buried_and_goes_on_without_measuring_t
     await_truth(lambda: len(spooled(host, "-case_measured")) == 1, "the first case")
     (steward,) = [json.loads(path.read_text())["pid"] for path in host.cache.glob("runs/*/state.json")]
     os.kill(steward, signal.SIGKILL)
-    whole = bench("launch", "--resume", run["run_id"], "--json").document
+    whole = bench("launch", "--resume", run["run_id"], *paced[:2], "--json").document
     assert (whole["state"], whole["cases_done"], whole["attempts"]) == ("succeeded", 2, 2)
     rows = rows_of(bench, run["run_id"])
     machines = {case: {row["vm"] for row in rows if row["case_id"] == case} for case in CASES}

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.reading import about_machines
-from orchestrator.core.leases import SharedGrid
+from orchestrator.core.run.leases import SharedGrid
 from orchestrator.ports import Bucket
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
@@ -168,7 +168,7 @@ def test_a_client_that_is_killed_is_followed_by_another_and_no_case_is_measured_
     client.kill()
     client.communicate()
     lead = next(iter(seen[-1].members))
-    ran = bench("launch", "--resume", lead, "--json").document
+    ran = bench("launch", "--resume", lead, *paced[:2], "--json").document
     assert (ran["state"], ran["cases_done"]) == ("succeeded", 10)
     cases, _ = cases_of(bench, lead)
     assert len(cases) == 10

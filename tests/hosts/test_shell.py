@@ -172,7 +172,7 @@ def test_what_a_login_shell_prints_is_not_taken_for_an_answer(start: Start, clie
     with serving(start, client, PYTHONS, 'ForceCommand echo "Welcome to box"; eval "$SSH_ORIGINAL_COMMAND"'):
         assert ask("box") == {"runs": []}
         with pytest.raises(HostUnfit, match="moves no files by SFTP"):
-            SshShell(parse_target("box")).get("/etc/hostname")
+            SshShell(parse_target("box")).get("/etc/hostname", limit=1 << 20)
 
 
 @pytest.mark.parametrize("way", ["ProxyJump", "ProxyCommand"])
@@ -230,8 +230,8 @@ def test_files_go_there_and_come_back_and_what_is_not_there_is_nothing(start: St
         data = bytes(range(256)) * 4096
         shell.put(data, str(server.home / "file"))
         assert (server.home / "file").read_bytes() == data
-        assert shell.get(str(server.home / "file")) == data
-        assert shell.get(str(server.home / "nothing")) is None
+        assert shell.get(str(server.home / "file"), limit=1 << 24) == data
+        assert shell.get(str(server.home / "nothing"), limit=1 << 20) is None
         with pytest.raises(HostUnfit, match="cannot be written"):
             shell.put(b"", "/proc/nothing")
         shell.close()

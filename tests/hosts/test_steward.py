@@ -149,7 +149,7 @@ def test_the_host_enforces_the_deadline_alone(here: Here) -> None:
 
 
 def test_a_bootstrap_that_does_not_end_is_killed_at_the_deadline_with_all_it_started(here: Here) -> None:
-    here.start(deadline_s=4, script={"environment": [{"child": 1}, {"hang": 1}]})
+    here.start(deadline_s=12, script={"environment": [{"child": 1}, {"hang": 1}]})
     child = here.cache / "runs" / VM / "scratch" / "vm" / "out" / "child"
     await_truth(lambda: child.exists() and child.read_text(), "the grandchild")
     pid = int(child.read_text())

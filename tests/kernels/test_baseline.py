@@ -79,12 +79,30 @@ def test_of_pytorchs_many_warnings_the_cause_is_kept_in_one_short_line() -> None
         """Flash attention only supports gpu architectures in the range [sm80, sm121].
         This is an sm 7.5 gpu. (Triggered internally at /build/sdp_utils.cpp:34.)""",
     ]
-    words = reason("No available kernel. Aborting execution.", told)
+    words = reason("flash", "No available kernel. Aborting execution.", told)
     assert words.startswith("Flash attention only supports gpu architectures in the range [sm80, sm121]")
     assert words.endswith("sm 7.5 gpu")
     assert "\n" not in words
     assert "cpp" not in words
-    assert reason("No available kernel. Aborting execution.", []) == "No available kernel"
+    assert reason("flash", "No available kernel. Aborting execution.", []) == "No available kernel"
     long = "Both fused kernels require the same num_heads. Query.sizes(): " + "[2, 16, 512, 64], " * 20
-    assert reason("No available kernel.", [long]) == "Both fused kernels require the same num_heads"
-    assert len(reason("No available kernel.", ["x" * 500])) == 160
+    assert reason("flash", "No available kernel.", [long]) == "Both fused kernels require the same num_heads"
+    assert len(reason("flash", "No available kernel.", ["x" * 500])) == 160
+
+
+TOLD = [
+    "Memory efficient kernel not used because: (Triggered internally at sdp_utils.cpp:1.)",
+    "Memory Efficient attention has been runtime disabled. (Triggered internally at sdp_utils_cpp.h:552.)",
+    "Flash attention kernel not used because: (Triggered internally at sdp_utils.cpp:2.)",
+    "Expected query, key and value to all be of dtype: {Half, BFloat16}. Got Query dtype: float instead.",
+    "cuDNN attention kernel not used because: (Triggered internally at sdp_utils.cpp:3.)",
+    "cuDNN attention has been runtime disabled. (Triggered internally at sdp_utils.cpp:4.)",
+]
+
+
+def test_the_reason_is_the_backends_own_and_not_what_was_said_first() -> None:
+    assert reason("flash", "No available kernel.", TOLD).startswith("Expected query, key and value to all be of dtype")
+    for other in ("efficient", "cudnn"):
+        assert reason(other, "No available kernel. Aborting execution.", TOLD) == "No available kernel"
+    turned = [words.replace("Flash attention", "cuDNN attention") for words in TOLD[:4]]
+    assert reason("cudnn", "No available kernel.", turned).startswith("Expected query")

@@ -16,6 +16,7 @@ from kernels.attention.case import Case, Shape
 from kernels.attention.correctness import Check
 from kernels.harness import rows
 from kernels.harness.clocks import NoClocks
+from kernels.harness.timers import Timed
 from kernels.harness.timing import measure
 from kernels.harness.turns import Contender
 
@@ -23,9 +24,9 @@ def now(what):
     return int(re.search(what + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) / 1024
 
 class Timer:
-    calls_made, overhead_us, host_us = 1, 0.05, 1.0
+    calls_made, overhead_us = 1, 0.05
     def __call__(self, plans):
-        return random.random() + 1
+        return Timed(random.random() + 1, 20.0, "gate", True)
     def rest_s(self, latency_us):
         return 0.0
 
@@ -38,7 +39,7 @@ with rows.Spool(folder) as spool:
             keep=spool.keep)
     setting = rows.Setting("x", "b", Check(True, 0.0, 1.0, ""), "burst", "cold", 2, 0, "fixed", "repeats", 0.05, None)
     origin = rows.Origin("run", "vm", "device", "2.0")
-    count = rows.write_csv(folder / "case.csv", rows.MEASUREMENT_COLUMNS,
+    count = rows.write_csv(folder / "case.csv", rows.measurement_columns(case.axes),
                            (rows.measured(origin, case, setting, cells) for cells in spool.cells()))
 print(count, now("VmHWM") - before, now("VmHWM"))
 """

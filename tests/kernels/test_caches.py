@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from kernels.attention import correctness
 from kernels.attention.case import Case, Shape
 from kernels.attention.interface import Plan
+from kernels.attention.problem import AttentionProblem, Inputs
+from kernels.attention.workload import WORKLOAD
 from kernels.harness import axes
-from kernels.harness.contenders import Bound, bind, check_copies
+from kernels.harness.contenders import Bound, bind, build, check_copies
 from kernels.harness.input_sets import (
     AIM,
     MOST_SETS,
@@ -25,10 +27,11 @@ from kernels.harness.input_sets import (
     cpu_cache_bytes,
     free_bytes,
     rotation,
-    set_bytes,
 )
+from kernels.harness.workload import Call, Check, Site
 
 CPU = torch.device("cpu")
+PROBLEM = AttentionProblem()
 CASE = Case(Shape(batch=2, heads=4, kv_heads=2, seq_q=9, seq_k=11, head_dim=8, causal=True), "bfloat16")
 MOST = MOST_SETS["cpu"]
 SIZE = st.integers(1, 1 << 40)
@@ -58,14 +61,14 @@ def test_a_warm_cache_takes_one_set(size: int, cache: int, free: int) -> None:
 
 
 def test_a_set_is_what_one_call_reads_and_writes() -> None:
-    inputs = axes.inputs(CASE, CPU, 1)
+    inputs = PROBLEM.inputs(CASE, axes.generator(CASE, CPU, 1))
     tensors = (inputs.q, inputs.k, inputs.v, inputs.q)
-    assert set_bytes(CASE) == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert PROBLEM.set_bytes(CASE, inputs) == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def test_copies_hold_the_same_values_in_memory_of_their_own() -> None:
-    inputs = axes.inputs(CASE, CPU, 1)
-    made = copies(inputs, 4)
+    inputs = PROBLEM.inputs(CASE, axes.generator(CASE, CPU, 1))
+    made = copies(inputs, 4, PROBLEM.copied)
     assert made[0] is inputs
     for name in ("q", "k", "v"):
         tensors = [getattr(one, name) for one in made]
@@ -100,16 +103,24 @@ def test_this_machines_cache_and_memory_are_found() -> None:
     assert 0 < free_bytes(CPU) < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def bound_on(*plans: Plan) -> tuple[Bound, correctness.Yardstick, axes.Inputs]:
-    inputs = axes.inputs(CASE, CPU, 1)
+def contender(name: str, inputs: Inputs) -> Bound:
+    return bind(name, {name: build(WORKLOAD, name, Site(CPU, 1, Path(), Path()))}, CASE, inputs)
+
+
+def bound_on() -> tuple[Bound, correctness.Yardstick, Inputs]:
+    inputs = PROBLEM.inputs(CASE, axes.generator(CASE, CPU, 1))
     by = correctness.yardstick(inputs.q, inputs.k, inputs.v, causal=True, max_abs_error=0.01)
-    return replace(bind("sdpa:math", None, CASE, inputs), copies=plans), by, inputs
+    return contender("sdpa:math", inputs), by, inputs
+
+
+def copied(good: Bound, *plans: Plan) -> Bound:
+    return replace(good, copies=tuple(Call(good.backend, plan) for plan in plans))
 
 
 def test_a_copy_on_which_an_implementation_is_wrong_is_found() -> None:
-    good, by, inputs = bound_on()
-    assert check_copies(replace(good, copies=(good.plan, good.plan)), by, inputs) is None
-    verdict = check_copies(replace(good, copies=(good.plan, lambda: good.plan() + 1)), by, inputs)
+    good, by, _ = bound_on()
+    assert check_copies(copied(good, good.plan, good.plan), by) is None
+    verdict: Check | None = check_copies(copied(good, good.plan, lambda: good.plan() + 1), by)
     assert verdict is not None
     assert not verdict.passed
     assert verdict.reason.startswith("on a copy of its inputs: max abs error")
@@ -117,10 +128,10 @@ def test_a_copy_on_which_an_implementation_is_wrong_is_found() -> None:
 
 def test_an_output_that_differs_in_its_last_bit_is_judged_and_not_condemned() -> None:
     good, by, inputs = bound_on()
-    flash = bind("sdpa:flash", None, CASE, inputs)
+    flash = contender("sdpa:flash", inputs)
     with good.scope():
         ours = good.plan()
     with flash.scope():
         theirs = flash.plan()
     assert not torch.equal(ours, theirs)
-    assert check_copies(replace(good, copies=(lambda: theirs,)), by, inputs) is None
+    assert check_copies(copied(good, lambda: theirs), by) is None

@@ -20,15 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.attention.case import Case, Shape
-from kernels.attention.correctness import Check
 from kernels.attention.interface import Unavailable
+from kernels.attention.problem import AttentionProblem, Inputs
 from kernels.harness import axes, rows
 from kernels.harness.clocks import NoClocks, Reading, clocks, throttle_words
 from kernels.harness.host import Host, HostReading
 from kernels.harness.stopping import first_of, half_width, never, rule, spent
-from kernels.harness.timers import CpuTimer, Timer, calls_for, clock_overhead_ns, timer_for, whole_turns
+from kernels.harness.timers import CpuTimer, Timed, Timer, calls_for, clock_overhead_ns, timer_for, whole_turns
 from kernels.harness.timing import Measured, Sample, measure
 from kernels.harness.turns import Contender
+from kernels.harness.workload import Check
 
 CASE = Case(Shape(batch=2, heads=4, kv_heads=2, seq_q=9, seq_k=11, head_dim=8, causal=True), "bfloat16")
 CPU = torch.device("cpu")
@@ -70,17 +71,17 @@ class Journal:
 
     class Stopwatch:
         calls_made = 3
-        overhead_us, host_us = 0.125, 2.0
+        overhead_us = 0.125
 
         def __init__(self, journal: Journal, name: str) -> None:
             self.journal, self.name = journal, name
 
-        def __call__(self, plans: Sequence[Callable[[], torch.Tensor]]) -> float:
+        def __call__(self, plans: Sequence[Callable[[], torch.Tensor]]) -> Timed:
             self.journal.lines.append(f"time {self.name}")
             for plan in plans:
                 plan()
             self.journal.timed += 1
-            return self.journal.lasts(self.journal.timed - 1)
+            return Timed(self.journal.lasts(self.journal.timed - 1), 1.5, "gate", True)
 
         def rest_s(self, latency_us: float) -> float:
             return latency_us / 1000
@@ -213,16 +214,20 @@ def test_a_contender_that_a_regime_cannot_time_is_left_out_with_the_reason() -> 
 
 @pytest.mark.parametrize("when", [0, 1, 2, 7, 30])
 @pytest.mark.parametrize("warmup", [0, "steady"])
-def test_a_contender_that_runs_out_of_memory_is_left_out_and_the_others_are_measured_on(
-    when: int, warmup: int | str
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [(MemoryError(), "out of memory while it was timed"), (Unavailable("cannot be hidden"), "cannot be hidden")],
+)
+def test_a_contender_that_can_no_longer_be_timed_is_left_out_and_the_others_are_measured_on(
+    when: int, warmup: int | str, fails: Exception, told: str
 ) -> None:
     calls: list[str] = []
 
     class Greedy(Journal.Stopwatch):
-        def __call__(self, plans: Sequence[Callable[[], torch.Tensor]]) -> float:
+        def __call__(self, plans: Sequence[Callable[[], torch.Tensor]]) -> Timed:
             calls.append(self.name)
             if self.name == "b" and calls.count("b") > when:
-                raise MemoryError
+                raise fails
             return super().__call__(plans)
 
     journal = Journal(lasts=lambda _: 5.0)
@@ -232,7 +237,7 @@ def test_a_contender_that_runs_out_of_memory_is_left_out_and_the_others_are_meas
         timer=lambda one: Greedy(journal, one.implementation), rng=axes.order(CASE, 1), clocks=NoClocks(),
         keep=kept.append, pause=lambda _: None, enough=rule(0.5),
     )  # fmt: skip
-    refused = {"b": "out of memory while it was timed"} if when < 30 else {}
+    refused = {"b": told} if when < 30 else {}
     assert dict(done.refused) == refused
     assert {name: len(times) for name, times in done.latencies.items()} == dict.fromkeys("ac" if refused else "abc", 12)
     assert sum(sample.implementation == "a" for sample in kept) == 12
@@ -337,11 +342,15 @@ def test_the_host_is_read_as_it_is_and_what_it_lacks_is_unknown(tmp_path: Path) 
     assert Host(tmp_path / "empty").read() == HostReading()
 
 
+def drawn(case: Case, seed: int) -> Inputs:
+    return AttentionProblem().inputs(case, axes.generator(case, CPU, seed))
+
+
 def test_inputs_depend_on_seed_and_case_alone_and_are_never_zeros() -> None:
-    first, again = axes.inputs(CASE, CPU, 5), axes.inputs(CASE, CPU, 5)
+    first, again = drawn(CASE, 5), drawn(CASE, 5)
     assert torch.equal(first.q, again.q)
     assert torch.equal(first.k, again.k)
-    assert not torch.equal(first.q, axes.inputs(CASE, CPU, 6).q)
+    assert not torch.equal(first.q, drawn(CASE, 6).q)
     assert (first.q.shape, first.k.shape, first.v.shape) == ((2, 4, 9, 8), (2, 2, 11, 8), (2, 2, 11, 8))
     assert first.q.dtype == torch.bfloat16
     assert not torch.equal(first.k, first.v)
@@ -350,9 +359,9 @@ def test_inputs_depend_on_seed_and_case_alone_and_are_never_zeros() -> None:
 
 def test_a_resumed_case_has_the_inputs_it_would_have_had() -> None:
     torch.manual_seed(1)
-    alone = axes.inputs(CASE, CPU, 5).q
-    axes.inputs(Case(CASE.shape, "float32"), CPU, 5)
-    assert torch.equal(axes.inputs(CASE, CPU, 5).q, alone)
+    alone = drawn(CASE, 5).q
+    drawn(Case(CASE.shape, "float32"), 5)
+    assert torch.equal(drawn(CASE, 5).q, alone)
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
@@ -372,12 +381,12 @@ def test_the_cpu_timer_measures_the_time_of_one_call(regime: str) -> None:
     def excess_us() -> float:
         """What the timer says beyond what the calls themselves say; another process may get in between."""
         lasted.clear()
-        told = timer([plan] * timer.calls_made)
+        told = timer([plan] * timer.calls_made).latency_us
         timed = lasted[timer.warm :]
         return told - sum(timed) / len(timed) / 1000
 
     assert min(abs(excess_us()) for _ in range(10)) < 100
-    assert timer.host_us > 900
+    assert timer([plan] * timer.calls_made).hidden is None, "there is no device beside this host"
     assert timer.overhead_us == 0.5 / (timer.calls_made - timer.warm)
     assert (timer.calls_made == 1) == (regime == "burst")
     assert timer.rest_s(1000.0) == 0
@@ -441,6 +450,9 @@ def test_what_is_not_known_is_empty_and_never_zero() -> None:
     newest = ("regime", "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us")
     assert [row[c] for c in newest] == ["burst", "cold", "17", "24", "steady", "repeats", "0.05"]
     assert row["peak_memory_bytes"] == ""
+    assert [row[c] for c in ("host_us", "cover", "hidden")] == ["", "", ""]
+    covered = rows.of_sample(replace(sample(Reading()), host_us=41.26, cover="gate", hidden=True))
+    assert [covered[c] for c in ("host_us", "cover", "hidden")] == ["41.3", "gate", "true"]
     assert row["latency_us"] == "12.346"
     known = rows.of_sample(sample(Reading(0.0, 10251, 71.5, 40, "none")))
     known_row = rows.measured(ORIGIN, CASE, setting(peak_memory_bytes=0), known)
@@ -459,9 +471,9 @@ def test_every_row_has_only_columns_of_the_file() -> None:
         rows.measured(ORIGIN, CASE, setting(check=check), rows.of_sample(sample(Reading()))),
         rows.skipped(ORIGIN, CASE, "burst", "bench", "NaN", check),
     ):
-        assert set(row) <= set(rows.MEASUREMENT_COLUMNS)
+        assert set(row) <= set(rows.measurement_columns(CASE.axes))
         assert row["max_abs_error"] == ""
-    assert set(rows.checked(CASE, "bench", check, "NaN")) == set(rows.CORRECTNESS_COLUMNS)
+    assert set(rows.checked(CASE, "bench", check, "NaN")) == set(rows.correctness_columns(CASE.axes))
 
 
 @settings(deadline=None, max_examples=30)
@@ -482,7 +494,9 @@ def test_a_spool_gives_back_what_it_was_given(
 @given(reason=st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=50))
 def test_reasons_survive_the_file_whatever_they_contain(tmp_path_factory: pytest.TempPathFactory, reason: str) -> None:
     path = tmp_path_factory.getbasetemp() / "reasons.csv"
-    rows.write_csv(path, rows.MEASUREMENT_COLUMNS, [rows.skipped(ORIGIN, CASE, "burst", "bench", reason, None)])
+    rows.write_csv(
+        path, rows.measurement_columns(CASE.axes), [rows.skipped(ORIGIN, CASE, "burst", "bench", reason, None)]
+    )
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["skipped"] == reason

@@ -17,9 +17,9 @@ from kernels.harness.clocks import clocks, nvml
 from kernels.harness.device_clock import in_kernel_clock
 from kernels.harness.input_sets import cache_bytes, free_bytes
 from kernels.harness.memory import peak_bytes
-from kernels.harness.timers import CudaTimer, event_overhead_us, timer_for
+from kernels.harness.timers import timer_for, timer_overhead_us
 from kernels.harness.turns import Contender, Turns
-from tests.kernels.harness_process import HarnessProcess, named, shape, spec
+from tests.kernels.harness_process import HarnessProcess, named, read_csv, shape, spec
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,7 +59,7 @@ def test_the_kernels_clock_agrees_with_nvml() -> None:
 
 
 def test_an_empty_pair_of_events_takes_a_few_microseconds_at_most() -> None:
-    assert 0 < event_overhead_us() < 20
+    assert 0 < timer_overhead_us(DEV) < 20
 
 
 def copying(megabytes: int, sets: int) -> Contender:
@@ -77,8 +77,8 @@ def test_a_rotation_over_more_than_the_cache_is_slower_than_one_set() -> None:
     medians = []
     for many in (1, sets):
         contender = copying(size, many)
-        timer, turns = CudaTimer("burst", contender, 0.0), Turns(many)
-        times = [timer(turns.take(contender, 1)) for _ in range(40)]
+        timer, turns = timer_for(DEV, "burst")(contender), Turns(many)
+        times = [timer(turns.take(contender, 1)).latency_us for _ in range(40)]
         medians.append(statistics.median(times[10:]))
     warm, cold = medians
     assert cold > 1.1 * warm
@@ -89,7 +89,7 @@ def test_every_regime_times_the_same_work_alike(regime: str) -> None:
     contender = copying(64, 3)
     timer = timer_for(DEV, regime)(contender)
     turns = Turns(3)
-    times = [timer(turns.take(contender, timer.calls_made)) for _ in range(10)]
+    times = [timer(turns.take(contender, timer.calls_made)).latency_us for _ in range(10)]
     # 64 MB at anything between 100 GB/s and 20 TB/s.
     assert 3 < statistics.median(times) < 700
     assert 0 < timer.overhead_us < 20
@@ -115,7 +115,7 @@ def test_what_cannot_be_captured_is_unavailable_in_the_graph_regime_and_the_devi
         assert not torch.equal(drawn, torch.randn(1000, device=DEV)), "the generator goes on"
         torch.cuda.synchronize()
     timer = timer_for(DEV, "graph")(Contender("sum", (tensor.sum,), nullcontext))
-    assert timer([tensor.sum] * timer.calls_made) > 0, "what can be captured still is"
+    assert timer([tensor.sum] * timer.calls_made).latency_us > 0, "what can be captured still is"
 
 
 def test_the_peak_of_a_call_is_its_output_and_workspace() -> None:
@@ -179,7 +179,7 @@ def test_a_case_in_both_regimes_is_one_file_with_every_column_that_a_gpu_can_fil
     assert code == 0, harness.log()
     small, large = named(facts, "case_finished")
     assert list(small["stopped"]) == ["burst", "graph"]
-    assert list(large["stopped"]) == ["burst", "sustained"]
+    assert list(large["stopped"]) == ["burst", "graph", "sustained"]
     for finished in (small, large):
         table = [row for row in harness.rows(finished["case_id"]) if not row["skipped"]]
         for regime in finished["stopped"]:
@@ -188,6 +188,18 @@ def test_a_case_in_both_regimes_is_one_file_with_every_column_that_a_gpu_can_fil
         for column in ("backend", "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us"):
             assert all(row[column] for row in table), column
         assert all(row["peak_memory_bytes"] for row in table)
+        assert all(row["hidden"] == "true" and row["cover"] == "gate" for row in table if row["regime"] != "sustained")
+        assert all(float(row["host_us"]) > 0 for row in table)
+        controls = {row["implementation"] for row in table if row["implementation"].endswith(":aa")}
+        assert len(controls - {"bench:aa"}) <= 1
         assert all(row["sm_clock_mhz"] for row in table)
         assert {row["cache"] for row in table} <= {"cold", "mixed"}
     assert {row["cache"] for row in harness.rows(large["case_id"])} == {"cold"}
+    clock = read_csv(harness.out / "cupti.csv")
+    assert {row["case_id"] for row in clock} == {small["case_id"], large["case_id"]}
+    assert {row["implementation"] for row in clock} == {"bench", "sdpa:default", "sdpa:flash"}
+    for row in clock:
+        cupti_us, burst_us, graph_us = (float(row[name]) for name in ("cupti_us", "burst_us", "graph_us"))
+        assert 0 < cupti_us < burst_us + 0.05 * burst_us
+        assert abs(graph_us / cupti_us - 1) < 0.15
+    assert all(row["kernels"] == row["backend"] for row in clock if row["implementation"] == "bench")

@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.attention.case import CASE_ID, DTYPE_NAMES, Case, Shape
-from kernels.harness.spec import IMPLEMENTATIONS, BadSpec, parse
+from kernels.attention.registry import REGISTRY
+from kernels.harness.reading import BadSpec
+from kernels.harness.registry import Entry, Registry
+from kernels.harness.spec import parse
 from tests.kernels.harness_process import ROOT, shape, spec
 
 SIZE = st.integers(1, 10**6)
@@ -76,12 +79,6 @@ def test_a_case_has_as_much_time_as_its_dollars_buy() -> None:
     assert "usd_per_hour must be a positive number" in refusal(spec(case_budget_usd=0.01, usd_per_hour=0))
 
 
-def test_both_regimes_measure_twice_as_often() -> None:
-    one, both = (parse(json.dumps(spec(regime=regime))) for regime in ("sustained", "both"))
-    assert one.measurements_per_implementation == 2 * 4
-    assert both.measurements_per_implementation == 2 * one.measurements_per_implementation
-
-
 def test_caches_are_cold_and_warm_ups_counted_unless_it_is_said_otherwise() -> None:
     unsaid = {key: value for key, value in spec().items() if key != "cache"}
     assert parse(json.dumps(unsaid)).cache == "cold"
@@ -102,7 +99,7 @@ def test_what_the_agent_knows_of_the_machine_is_kept_as_it_says_it() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"implementations": []}, "implementations must be a list with at least one of bench"),
     ({"implementations": ["bench", "bench"]}, "implementations repeats a name"),
-    ({"implementations": ["sdpa:fast"]}, '"sdpa:fast" is none of bench, sdpa:default'),
+    ({"implementations": ["sdpa:fast"]}, '"sdpa:fast" is none of bench, bench:lse'),
     ({"on_request": 1}, "on_request must be true or false, not 1"),
     ({"repeats": 0}, "repeats must be an integer >= 1, not 0"),
     ({"repeats": True}, "repeats must be an integer >= 1, not true"),
@@ -142,8 +139,40 @@ def test_nothing_that_decides_a_measurement_is_defaulted(key: str) -> None:
     assert f"the spec lacks {key}" in refusal({k: v for k, v in spec().items() if k != key})
 
 
-def test_the_implementations_are_the_kernel_and_every_backend() -> None:
-    assert parse(json.dumps(spec(implementations=list(IMPLEMENTATIONS)))).implementations == IMPLEMENTATIONS
+def test_every_implementation_that_is_shown_is_known() -> None:
+    shown = REGISTRY.shown()
+    assert {"bench", "sdpa:default", "sdpa:math", "fa4", "flex"} <= set(shown)
+    assert parse(json.dumps(spec(implementations=list(shown)))).implementations == shown
+
+
+@pytest.mark.parametrize("name", ["bench@sm_80", "bench:lse", "bench@sm_75:lse", "bench@sm_80:aa"])
+def test_variants_are_implementations_of_their_own(name: str) -> None:
+    asked = [name.removesuffix(":aa"), *([name] if name.endswith(":aa") else [])]
+    assert parse(json.dumps(spec(implementations=asked))).implementations == tuple(asked)
+
+
+@pytest.mark.parametrize(
+    "name", ["bench@sm_8", "bench:fast", "sdpa", "fa4:lse", "Bench", "", "bench\n", "bench@sm_80@sm_90"]
+)
+def test_what_no_entry_gives_is_refused(name: str) -> None:
+    assert "is none of bench" in refusal(spec(implementations=[name]))
+
+
+def test_the_registry_is_open_and_a_name_is_taken_once() -> None:
+    registry = Registry()
+    registry.add(Entry("mine", "math:sqrt", variants="(:fast)?"))
+    assert registry.find("mine:fast") is registry.find("mine") is not None
+    assert registry.find("mine:slow") is registry.find("yours") is None
+    with pytest.raises(ValueError, match="taken already"):
+        registry.add(Entry("mine", "math:sin"))
+    with pytest.raises(ValueError, match="is no name"):
+        registry.add(Entry("a:b", "math:sin"))
+
+
+def test_a_workload_that_is_not_there_is_refused_by_name() -> None:
+    assert "there is no conv in the payload" in refusal(spec(workload="conv"))
+    assert "is no name of a workload" in refusal(spec(workload="../x"))
+    assert parse(json.dumps(spec(workload="attention"))).workload.name == "attention"
 
 
 def grids() -> dict[str, dict[str, Any]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
+import statistics
 import time
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -16,12 +19,15 @@ from hypothesis import strategies as st
 
 from orchestrator.adapters.rasterizer import converted
 from orchestrator.core.errors import LocalError
-from orchestrator.report.comparison import compared
-from orchestrator.report.document import document, verdicts_csv
+from orchestrator.core.results import AXES, MEASURED, ORIGIN
+from orchestrator.report import comparing
+from orchestrator.report.comparison import Comparison, compared
+from orchestrator.report.document import document, summary_csv, verdicts_csv
 from orchestrator.report.files import boards, figure_svg
 from orchestrator.report.html import page
-from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, markdown
+from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, by_baseline, markdown
 from orchestrator.report.palette import DARK, LIGHT, looks
+from orchestrator.report.rates import by_size
 from orchestrator.report.svg import Scale, linear_ticks, log_ticks
 from orchestrator.report.text import digits, in_words, labels, size, tick
 from tests.report.written import both, csv_text, records, reported, skip
@@ -60,7 +66,7 @@ class Balance(HTMLParser):
         if tag not in ("meta", "link", "line", "rect", "path", "circle"):
             self.open.append(tag)
         for name, value in attrs:
-            if name in ("src", "href", "srcset", "action", "data") and value != "data:,":
+            if name in ("src", "href", "srcset", "action", "data") and not (value or "").startswith(("data:,", "#")):
                 self.reaches.append(f"{tag} {name}={value}")
             if name.startswith("on"):
                 self.reaches.append(f"{tag} {name}")
@@ -101,11 +107,11 @@ def test_several_regimes_stand_side_by_side_and_each_says_what_it_means() -> Non
     report = reported(csv_text(both(peak_memory_bytes="3145728")))
     text = page(report)
     assert judged(text).reaches == []
-    for words in ("Side by side", 'colspan="4">burst, cold</th>', 'colspan="4">sustained, cold</th>', "One call at a time",
+    for words in ("Side by side", 'colspan="3">burst</th>', 'colspan="3">sustained</th>', "One call at a time",
                   "steady", "Each regime is judged alone", "3.00 MiB", "mJ a call"):  # fmt: skip
         assert words in text
     assert set(boards(report.study)) == {
-        "speedup", "error", *(f"{name}-{regime}-cold" for name in ("latency", "roofline", "over-time")
+        "speedup", "error", *(f"{name}-{regime}-cold" for name in ("rate", "latency", "roofline", "over-time")
                               for regime in ("burst", "sustained")),
     }  # fmt: skip
     data = document(report)
@@ -213,25 +219,30 @@ def test_only_what_stands_between_the_marks_is_replaced() -> None:
     [csv_text(records(lengths=(128, 256, 512), blocks=50)), csv_text(both(lengths=(128, 256, 512), blocks=25))],
     ids=["one regime", "two regimes"],
 )
-def test_six_hundred_measurements_make_a_small_file_at_once(text: str) -> None:
-    begun = time.process_time()
+def test_six_hundred_measurements_make_a_small_file(text: str) -> None:
     report = reported(text)
     size = len(page(report).encode())
-    assert time.process_time() - begun < 2
     assert report.study.measurements == 600
     assert size < 250_000
 
 
 @pytest.mark.parametrize("regimes", [1, 2])
-def test_a_hundred_thousand_measurements_are_reported_in_seconds(regimes: int) -> None:
+def test_a_hundred_thousand_measurements_cost_little_more_each_than_ten_thousand(regimes: int) -> None:
+    """Against itself in one process, so that neither a slow machine nor a tracer of coverage decides;
+    `make bench` has the seconds."""
     lengths = tuple(range(64, 64 + 50 // regimes))
-    many = csv_text(records(lengths=lengths, blocks=500) if regimes == 1 else both(lengths=lengths, blocks=500))
-    begun = time.process_time()
-    report = reported(many)
-    text = page(report)
-    assert report.study.measurements == 100_000
-    assert time.process_time() - begun < 8
-    assert len(text) < 2_000_000
+
+    def cost(blocks: int) -> float:
+        rows = records if regimes == 1 else both
+        text = csv_text(rows(lengths=lengths, blocks=blocks))
+        begun = time.process_time()
+        report = reported(text)
+        size = len(page(report))
+        assert report.study.measurements == 200 * blocks
+        assert size < 2_000_000
+        return time.process_time() - begun
+
+    assert cost(500) < 2 * 10 * cost(50)
 
 
 def test_png_and_pdf_need_the_extra_and_svg_does_not() -> None:
@@ -313,3 +324,153 @@ def test_a_case_is_called_by_what_sets_it_apart() -> None:
     assert labels(["b2-h8-kv8-q16-k16-d64-full-float16"]) == {
         "b2-h8-kv8-q16-k16-d64-full-float16": "b2 h8 kv8 S 16 d64 full float16"
     }
+
+
+def test_dollars_of_the_embedded_cloud_are_called_simulated_everywhere() -> None:
+    report = reported(FULL, mode="embedded")
+    said = "Simulated prices of the embedded cloud: $0.1200: $0.010000 for each of 12 answers. No dollar was spent."
+    assert said in report.sentences()
+    assert said in page(report)
+    assert said in markdown(report)
+    assert document(report)["prices_simulated"] is True
+    assert document(reported(FULL))["prices_simulated"] is False
+    assert reported(FULL, cost_usd="0").money() == ""
+
+
+def test_a_mean_is_said_only_where_every_case_of_it_is_decided_and_cases_that_are_missing_are_counted() -> None:
+    whole = reported(FULL, cases_total=8)
+    assert "Geometric mean against sdpa:default over 6 of 8 cases, 2 not compared: 1.50× [1.4" in whole.sentences()[0]
+    assert "The run is not complete: 6 of 8 cases, 2 not measured." in whole.warnings()
+    noisy = reported(csv_text(records(lengths=(128, 1024), noise=0.5, speeds={"bench": 1.02, "sdpa:default": 1.0})))
+    assert not any("mean" in words for words in (*noisy.headlines(), *noisy.sentences()))
+
+
+def test_every_file_of_a_run_says_the_same_ratio_and_verdict() -> None:
+    """Against a second computation that shares no code with ours: the median of the ratios within each block."""
+    rows = list(records(lengths=(128, 1024), noise=0.2))
+    report = reported(csv_text(rows))
+    summaries = list(csv.DictReader(io.StringIO(summary_csv(report))))
+    verdicts = list(csv.DictReader(io.StringIO(verdicts_csv(report))))
+    told = {(case["case_id"], one["baseline"]): one for case in document(report)["cases"] for one in case["contrasts"]}
+    for (case_id, baseline), one in told.items():
+        times = {
+            (row["block"], row["implementation"]): float(row["latency_us"]) for row in rows if row["case_id"] == case_id
+        }
+        middle = statistics.median(times[str(n), baseline] / times[str(n), "bench"] for n in range(1, 51))
+        assert one["ratio"]["mid"] == pytest.approx(middle, rel=1e-3)
+        (summary,) = (row for row in summaries if row["case_id"] == case_id and row["implementation"] == "bench")
+        (verdict,) = (row for row in verdicts if row["case_id"] == case_id and row["baseline"] == baseline)
+        column = f"speedup_vs_{baseline.replace(':', '_')}"
+        for cell, name in (
+            (summary[column], "mid"),
+            (summary[f"{column}_low"], "low"),
+            (verdict["ratio_high"], "high"),
+        ):
+            assert float(cell) == pytest.approx(one["ratio"][name], rel=1e-5)
+        assert summary[f"{column}_verdict"] == verdict["verdict"] == one["verdict"]
+
+
+HOSTILE = "=cmd|'/C calc'!A0 <script>alert(1)</script> @octocat https://evil.example [a](b) **x** `y`"
+
+
+def test_what_a_machine_says_is_text_in_every_format() -> None:
+    rows = [*records(lengths=(128,), device=HOSTILE, run_id=HOSTILE, backend=HOSTILE), skip("bench:aa", HOSTILE)]
+    rows = [*rows, skip(HOSTILE, HOSTILE, run_id=HOSTILE, case_id=HOSTILE)]
+    report = reported(csv_text(rows), git_commit=HOSTILE)
+    judged(page(report))
+    assert "<script" not in page(report)
+    both_pages = [markdown(report), by_baseline(report), told(compared(report, report))]
+    for text in both_pages:
+        for live in ("<script", "@octocat", "https://", "a](b)", "**x**", " `y`"):
+            assert live not in text, (live, text)
+    for text in (summary_csv(report), verdicts_csv(report)):
+        cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+        assert f"'{HOSTILE}" in cells
+        assert not any(cell.startswith(("=", "@")) for cell in cells)
+
+
+def told(one: Comparison) -> str:
+    return comparing.markdown([one], title=HOSTILE)
+
+
+def test_a_page_has_a_contents_list_and_every_area_that_scrolls_can_be_reached_by_keyboard() -> None:
+    text = page(reported(csv_text(both(lengths=(128, 256, 512)))))
+    wanted = re.findall(r'<a href="#([^"]+)">', text)
+    assert len(wanted) > 5
+    assert len(set(wanted)) == len(wanted) == len(re.findall(r"<section ", text))
+    assert all(text.count(f'<section id="{anchor}">') == 1 for anchor in wanted)
+    scrolling = re.findall(r'<(?:div|pre) class="wide"[^>]*>', text)
+    assert len(scrolling) > 5
+    assert all('tabindex="0"' in tag and "aria-label=" in tag for tag in scrolling)
+
+
+def test_the_head_names_the_device_its_software_and_limits_and_the_command_that_repeats_the_run() -> None:
+    known = {"cuda": "13.0", "cudnn": "91900", "power_limit_w": 700, "sm_clock_max_mhz": 1980, "cpu": "EPYC"}
+    report = reported(FULL, repeat=True)
+    report = replace(report, environment={**report.environment, **known})
+    assert report.device_facts() == (
+        "NVIDIA L4", "driver 580.1", "CUDA 13.0", "cuDNN 91900", "torch 2.13.0", "at most 1980 MHz", "700 W",
+    )  # fmt: skip
+    head = page(report).partition("</header>")[0]
+    for words in (
+        *report.device_facts(),
+        "bench launch repeat.yaml",
+        "commit c0ffee",
+        "g2-standard-4 in us-central1-a",
+    ):
+        assert words in head
+    assert "bench launch" not in page(reported(FULL))
+
+
+def test_the_axis_of_a_speed_up_shows_one_one_and_a_half_two_and_three_and_math_only_where_it_is_asked_for() -> None:
+    speeds = {"bench": 1.5, "sdpa:default": 1.45, "sdpa:flash": 0.5, "sdpa:math": 0.06, "bench:aa": 1.5}
+    study_ = reported(csv_text(records(speeds=speeds))).study
+    svg = figure_svg(boards(study_)["speedup"])
+    ticks = set(re.findall(r'class="middle soft">([^<]+)<', svg))
+    assert {"1", "1.5", "2", "3"} <= ticks
+    assert "over math" not in svg
+    assert "over math" in figure_svg(boards(study_, everything=True)["speedup"])
+    assert "over math" in page(reported(csv_text(records(speeds=speeds))))
+
+
+@given(st.floats(0.05, 1.0), st.floats(1.0, 50.0), st.floats(120, 800))
+def test_the_numbers_of_an_axis_of_ratios_do_not_run_into_each_other(low: float, high: float, width: float) -> None:
+    scale = Scale(low * 0.98, high * 1.02, 0, width, log=True)
+    ticks = scale.ratios()
+    assert ticks == sorted(ticks)
+    assert all(0 <= scale(one) <= width for one in ticks)
+    if len(ticks) > 2 and high > 1.2:
+        assert all(scale(b) - scale(a) >= 20 for a, b in itertools.pairwise(ticks))
+
+
+def test_the_rate_by_size_has_a_panel_for_what_else_varies_and_needs_no_attention() -> None:
+    rows = [row | {"dtype": dtype, "case_id": f"{row['case_id']}{dtype}"} for dtype in ("float16", "bfloat16")
+            for row in records()]  # fmt: skip
+    board, caption = by_size(reported(csv_text(rows)).study)
+    assert board is not None
+    svg = board.svg()
+    assert caption.startswith("TFLOP/s by seq q.")
+    assert (svg.count(">float16<"), svg.count(">bfloat16<")) == (1, 1)
+    own = [
+        {key: value for key, value in row.items() if key not in AXES}
+        | {"rows": row["seq_q"], "case_id": f"n{row['seq_q']}"}
+        for row in records()
+    ]
+    columns = [*ORIGIN, "rows", *MEASURED]
+    report = reported(csv_text(own, columns))
+    board, caption = by_size(report.study)
+    assert board is not None
+    assert caption.startswith("µs a call by rows.")
+    assert report.title == "Kernels on NVIDIA L4"
+    assert "Attention" not in page(report)
+    assert "seq_q" not in page(report).partition("How this was measured")[0]
+
+
+def test_warnings_stand_in_the_rows_that_they_concern() -> None:
+    text = page(reported(csv_text(records(lengths=(1024,), timer_overhead_us="3"))))
+    assert "timer 7%" in text
+    assert "fa2" in text
+    doubtful = page(reported(csv_text(records(lengths=(128,), timer_overhead_us="3"))))
+    assert re.search(
+        r'class="inconclusive">1\.50× inconclusive</span> <small>below the timer&#39;s resolution', doubtful
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import tarfile
 import threading
@@ -17,6 +18,7 @@ import pytest
 
 from startup.agent.__main__ import Conductor, main
 from startup.agent.clock import Clock
+from startup.agent.events import writer_name
 from tests.startup.cloud import RUN, VM, Cloud
 from tests.startup.machine import CASES, await_truth, fast_python, payload, run_spec
 from tests.startup.played_harness import fact, finished
@@ -136,13 +138,24 @@ def test_event_names_sort_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         names = sorted(name for name in cloud.objects if "/events/" in name)
         for number, (name, event) in enumerate(zip(names, cloud.events(), strict=True), 1):
             stamp = event["time"].replace("-", "").replace(":", "")
-            assert name == f"runs/{RUN}/events/{stamp}-vm-1-{number:06d}-{event['kind']}.json"
-            assert (event["seq"], event["writer"], event["schema"], event["run_id"]) == (number, "vm-1", 1, RUN)
+            writer = event["writer"]
+            assert name == f"runs/{RUN}/events/{stamp}-{writer}-{number:06d}-{event['kind']}.json"
+            assert re.fullmatch("vm-1-[0-9a-f]{8}", writer)
+            assert (event["seq"], event["schema"], event["run_id"]) == (number, 1, RUN)
 
 
-def test_a_case_is_stored_before_its_event_and_its_event_before_the_harness_goes_on(tmp_path: Path) -> None:
+def test_a_machine_writes_in_a_name_of_its_own_until_it_boots_again() -> None:
+    boots = [("4711", "one boot"), ("4711", "another boot"), ("4712", "one boot")]
+    names = [writer_name(1, *boot) for boot in boots]
+    assert len(set(names)) == 3
+    assert names == [writer_name(1, *boot) for boot in boots]
+    assert writer_name(2, "4711", "one boot") == names[0].replace("vm-1-", "vm-2-")
+
+
+@pytest.mark.parametrize("slow", [".csv", "-case_measured.json"])
+def test_a_case_is_stored_before_its_event_and_its_event_before_the_harness_goes_on(tmp_path: Path, slow: str) -> None:
     with cloud_for() as cloud:
-        cloud.fail("-case_measured.json", stall_s=0.2, times=2)
+        cloud.fail(slow, stall_s=0.3, times=2)
         run = Conducted(cloud, tmp_path)
         acks = dict(line.split() for line in (run.vm / "out" / "acks").read_text().splitlines())
         events = sorted(name for name in cloud.objects if name.endswith("-case_measured.json"))

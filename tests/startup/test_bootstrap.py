@@ -103,14 +103,16 @@ def test_events_that_a_killed_agent_could_not_deliver_are_delivered_by_the_boots
         cloud.on_stored = agent_is_cut_off
         machine.wait()
         assert_left_properly(cloud, "failed")
-        vm = [event for event in cloud.events() if event["writer"] == "vm-1"]
+        vm = [event for event in cloud.events() if event["writer"].startswith("vm-1-")]
         assert [event["seq"] for event in vm] == list(range(1, len(vm) + 1)), "no event is missing"
         assert [data["phase"] for data in cloud.said("phase_started")][-1] == "build"
 
 
 def test_the_watchdog_ends_a_hanging_run_ahead_of_the_deadline(tmp_path: Path) -> None:
     script = {"measure": [{"deaf": 1}, {"hang": 1}]}
-    with cloud_for(script, deadline_s=3) as cloud, Machine(cloud, tmp_path) as machine:
+    with cloud_for(script, deadline_s=30) as cloud, Machine(cloud, tmp_path).hold_time() as machine:
+        await_truth(lambda: "measure" in [data["phase"] for data in cloud.said("phase_started")])
+        machine.time_is_up()
         assert machine.wait() == 124
         assert_left_properly(cloud, "timed_out")
         assert cloud.said("diagnosed")[-1]["cause"] == "deadline"
@@ -119,9 +121,10 @@ def test_the_watchdog_ends_a_hanging_run_ahead_of_the_deadline(tmp_path: Path) -
 
 def test_the_watchdog_kills_an_agent_that_no_longer_listens_and_never_the_script(tmp_path: Path) -> None:
     script = {"environment": [{"hang": 1}]}
-    with cloud_for(script, deadline_s=4) as cloud, Machine(cloud, tmp_path) as machine:
+    with cloud_for(script, deadline_s=30) as cloud, Machine(cloud, tmp_path).hold_time() as machine:
         await_truth(lambda: "environment" in [data["phase"] for data in cloud.said("phase_started")])
         os.kill(machine.await_file("worker"), signal.SIGSTOP)
+        machine.time_is_up()
         machine.wait()
         assert_left_properly(cloud, "timed_out")
         assert cloud.said("diagnosed")[-1]["cause"] == "deadline"

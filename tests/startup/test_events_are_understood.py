@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.events import Unrecognised, decode
+from orchestrator.core.run.events import Unrecognised, decode
 from tests.startup.cloud import Cloud
 from tests.startup.machine import CASES, Machine, payload, run_spec
 from tests.startup.played_harness import fact

@@ -173,7 +173,9 @@ def test_a_kept_vm_that_is_preempted_says_so_and_goes(tmp_path: Path) -> None:
 
 
 def test_the_watchdog_ends_a_vm_that_waits_ahead_of_its_deadline(tmp_path: Path) -> None:
-    with kept_cloud(deadline_s=4) as cloud, Machine(cloud, tmp_path) as machine:
+    with kept_cloud(deadline_s=30) as cloud, Machine(cloud, tmp_path).hold_time() as machine:
+        await_truth(lambda: waits(cloud))
+        machine.time_is_up()
         machine.wait()
         assert machine.vm_file("deadline").exists()
         assert_gone(cloud, machine)

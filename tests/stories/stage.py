@@ -10,30 +10,33 @@ from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import requests
 import yaml
 
-from orchestrator.adapters.eventlog import EventLog
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.history import StockOuts
-from orchestrator.adapters.index import RunIndex
-from orchestrator.adapters.ledger import LedgerStore
-from orchestrator.core import config as configs
-from orchestrator.core.budget import Caps, Ledger
-from orchestrator.core.catalog import lookup
-from orchestrator.core.decide import Policy
-from orchestrator.core.plan import LaunchPlan, PlanRefused, plan, with_fallbacks
-from orchestrator.core.pricing import PriceSheet
-from orchestrator.core.run import Run
-from orchestrator.core.settings import Config, with_gpu
+from orchestrator.adapters.google_auth import Bearer
+from orchestrator.core.config import load as configs
+from orchestrator.core.config.model import Config, with_gpu
+from orchestrator.core.ledger.budget import Caps, Ledger
+from orchestrator.core.market.catalog import lookup
+from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan, with_fallbacks
+from orchestrator.core.run.decide import Policy
+from orchestrator.core.run.fold import Run
 from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
-from orchestrator.engine import Engine, World
-from orchestrator.launch import Payload, Where, begin
-from orchestrator.ports import EventLog as EventLogPort
 from orchestrator.ports import Notice
+from orchestrator.runs.accounts import Accounts
+from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.store.events import EventLog
+from orchestrator.store.index import RunIndex
+from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.stockouts import StockOuts
 from tests.support.discovery import Recorder
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -71,10 +74,10 @@ class Killed(BaseException):
     """SIGKILL, as far as a client in this process can have it: nothing after it runs."""
 
 
-class MortalLog:
+class MortalLog(EventLog):
     """A client's log that kills the client right after its n-th append."""
 
-    def __init__(self, log: EventLogPort, dies_after: int) -> None:
+    def __init__(self, log: EventLog, dies_after: int) -> None:
         self.log = log
         self.left = dies_after
 
@@ -97,29 +100,37 @@ class Stage:
     checker: Recorder
     clients: int = 0
 
+    def delete_objects(self, prefix: str) -> None:
+        """What somebody with access to the bucket may do to it."""
+        for entry in self.world().bucket.list(prefix):
+            url = f"{self.cloud.storage_url}/storage/v1/b/{self.cloud.bucket}/o/{quote(entry.name, safe='')}"
+            answer = requests.delete(url, headers={"Authorization": f"Bearer {self.cloud.token}"}, timeout=30)
+            assert answer.status_code == 204
+
     def world(self, caps: Caps | None = None, *, dies_after: int = 0) -> World:
         """A client's view, with connections of its own."""
         self.clients += 1
         writer = f"client-{self.clients:06d}"
         clock = TimelineClock(self.timeline)
-        bucket = GoogleBucket(self.cloud.bucket, project=self.cloud.project, endpoint=self.cloud.storage_url)
-        google = GoogleCloud(project=self.cloud.project, endpoint=self.cloud.compute_url, clock=clock)
+        key = Bearer(self.cloud.token)
+        bucket = GoogleBucket(
+            self.cloud.bucket, project=self.cloud.project, endpoint=self.cloud.storage_url, credentials=key
+        )
+        google = GoogleCloud(project=self.cloud.project, endpoint=self.cloud.compute_url, credentials=key, clock=clock)
 
-        def log(run_id: str) -> EventLogPort:
+        def log(run_id: str) -> EventLog:
             real = EventLog(bucket, run_id, writer, clock)
             return MortalLog(real, dies_after) if dies_after else real
 
         return World(
             cloud=lambda: google,
             bucket=bucket,
-            ledger=LedgerStore(bucket, clock),
+            accounts=Accounts(LedgerStore(bucket, clock), caps if caps is not None else Caps(), self.heard, clock),
             index=RunIndex(bucket),
             clock=clock,
-            notifier=self.heard,
-            caps=caps if caps is not None else Caps(),
             log=log,
             policy=Policy(poll_s=5),
-            history=StockOuts(bucket),
+            history=StockOuts(bucket, clock),
         )
 
     def plan(self, *overrides: str, world: World | None = None, caps: Caps | None = None, **known: Any) -> LaunchPlan:
@@ -147,7 +158,7 @@ class Stage:
         )  # fmt: skip
 
     def begin(self, world: World, made: LaunchPlan | None = None, run_id: str = RUN) -> Engine:
-        where = Where("gce", self.cloud.bucket, "ada", None, require_cuda=False)
+        where = LaunchContext("gce", self.cloud.bucket, "ada", None, require_cuda=False)
         return begin(world, made or self.plan(), PAYLOAD, run_id=run_id, where=where)
 
     def launch(self, *overrides: str, run_id: str = RUN, caps: Caps | None = None) -> Run:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.budget import Caps, exposure, hold
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.events import BudgetHeld
+from orchestrator.core.ledger.budget import Caps, add_cost, exposure, hold
 from orchestrator.core.naming import events_prefix
-from orchestrator.core.run import Phase
-from orchestrator.engine import Engine
-from orchestrator.reconcile import Found, reconcile
+from orchestrator.core.run.events import BudgetHeld
+from orchestrator.core.run.fold import Phase
+from orchestrator.runs.engine import Engine
+from orchestrator.runs.reconcile import Found, reconcile
 from tests.stories.stage import RUN, Killed, Stage, same_to_the_cent, silent_vm, staged
 from tests.stories.test_runs import appends_of_a_whole_run
 
@@ -77,6 +77,20 @@ def test_a_hold_without_events_under_which_nothing_was_asked_for_is_given_back(h
         assert reconcile(world) == ()
 
 
+def test_a_hold_beside_a_run_that_was_refused_is_given_back_and_keeps_nobody_busy(home: Path) -> None:
+    with staged(home) as stage:
+        with pytest.raises(BudgetExceeded):
+            stage.begin(stage.world(Caps(day=Decimal("0.01"))), stage.plan())
+        world = stage.world()
+        world.ledger.update(lambda ledger: hold(ledger, RUN, Decimal("0.50"), 1800, stage.timeline.now()))
+        (found,) = reconcile(world)
+        assert not found.settled
+        stage.timeline.advance(1000)
+        (found,) = reconcile(world)
+        assert found.settled
+        assert stage.ledger().runs[RUN].spent == 0
+
+
 def test_a_hold_whose_events_are_gone_is_kept_while_its_machine_may_run_and_counts_as_spent_after_that(
     home: Path,
 ) -> None:
@@ -84,8 +98,7 @@ def test_a_hold_whose_events_are_gone_is_kept_while_its_machine_may_run_and_coun
         engine = stage.begin(stage.world(), stage.plan("run.max_minutes=10"))
         while engine.step()[0].vm is None:
             pass
-        for entry in stage.world().bucket.list(events_prefix(RUN)):
-            (stage.cloud.home / "objects" / stage.cloud.bucket / entry.name).unlink()
+        stage.delete_objects(events_prefix(RUN))
         (found,) = reconcile(stage.world())
         assert not found.settled
         assert len(stage.cloud.instances()) == 1
@@ -132,6 +145,7 @@ def test_a_machine_that_has_cost_more_than_was_held_is_deleted_and_said_to_have(
 def test_without_a_hold_no_machine_is_asked_for(home: Path) -> None:
     with staged(home) as stage:
         engine = stage.begin(stage.world())
+        stage.world().ledger.update(lambda ledger: add_cost(ledger, "ai", Decimal(1), "", stage.timeline.now(), "c"))
         stage.world().ledger.update(lambda ledger: ledger.model_copy(update={"runs": {}}))
         with pytest.raises(BudgetExceeded, match="nothing is held"):
             engine.follow()

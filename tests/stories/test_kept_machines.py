@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.keeping import advise, cold_starts
 from orchestrator.core.naming import cases_prefix, slot_object
-from orchestrator.core.reap import Orphan
-from orchestrator.core.run import Phase, Run
-from orchestrator.core.slots import Slot
-from orchestrator.core.status import status_line
-from orchestrator.engine import Engine
-from orchestrator.launch import Where, begin
-from orchestrator.reaping import survey
-from orchestrator.reconcile import reconcile
+from orchestrator.core.run.fold import Phase, Run
+from orchestrator.core.run.keeping import advise, cold_starts
+from orchestrator.core.run.orphans import Orphan
+from orchestrator.core.run.slots import Slot
+from orchestrator.core.run.status import status_line
+from orchestrator.runs.engine import Engine
+from orchestrator.runs.launch import LaunchContext, begin
+from orchestrator.runs.reap import survey
+from orchestrator.runs.reconcile import reconcile
 from tests.stories.keeping import kept_vm
 from tests.stories.stage import PAYLOAD, RUN, Killed, Stage, good_vm, same_to_the_cent, staged, weather
 
@@ -228,7 +228,7 @@ def test_a_launch_that_wants_another_machine_type_or_a_cold_start_leaves_the_kep
         keep(stage)
         bigger = stage.begin(stage.world(), stage.plan("machine.type=g2-standard-8"), NEXT).follow()
         assert bigger.taken is None
-        where = Where("gce", stage.cloud.bucket, "ada", None, require_cuda=False)
+        where = LaunchContext("gce", stage.cloud.bucket, "ada", None, require_cuda=False)
         cold = begin(stage.world(), stage.plan(), PAYLOAD, run_id=THIRD, where=where, cold=True).follow()
         assert (cold.phase, cold.taken) == (Phase.SUCCEEDED, None)
         stage.look_after()

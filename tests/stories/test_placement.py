@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.history import StockOuts
-from orchestrator.core.placement import Advice
-from orchestrator.core.run import Phase
+from orchestrator.core.market.offers import Advice
+from orchestrator.core.run.fold import Phase
+from orchestrator.store.stockouts import StockOuts
 from tests.stories.stage import Stage, staged, weather
 
 SIX = ("us-central1-a", "us-central1-b", "us-central1-c", "us-east1-b", "us-east1-c", "us-east1-d")
@@ -47,7 +47,7 @@ def test_a_stock_out_is_remembered_in_the_bucket_and_the_next_run_asks_elsewhere
         first = stage.plan(WIDE).offers[0].zone
         weather(stage, {"fault": "stockout", "zone": first})
         stage.launch(WIDE)
-        known = StockOuts(stage.world().bucket).stock_outs("g2-standard-4")
+        known = StockOuts(stage.world().bucket, stage.world().clock).stock_outs("g2-standard-4")
         assert list(known) == [(first, "g2-standard-4", "SPOT")]
         again = stage.plan(WIDE, stock_outs=known)
         assert again.offers[-1].zone == first

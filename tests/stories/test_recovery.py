@@ -15,14 +15,14 @@ from urllib.parse import quote
 
 import pytest
 
-from orchestrator.core.budget import Caps
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NotFound
+from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.naming import payload_object, plan_object
-from orchestrator.core.run import Phase, Run
+from orchestrator.core.run.fold import Phase, Run
 from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
-from orchestrator.engine import Engine
-from orchestrator.launch import Payload, Where, begin
-from orchestrator.resume import resume, stored_plan
+from orchestrator.runs.engine import Engine
+from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.runs.resume import resume, stored_plan
 from tests.stories.stage import RUN, Killed, Stage, same_to_the_cent, staged, weather
 
 CASES = 6
@@ -193,8 +193,8 @@ def packed() -> Payload:
 PAYLOAD = packed()
 
 
-def where(stage: Stage) -> Where:
-    return Where("gce", stage.cloud.bucket, "ada", None, require_cuda=False)
+def where(stage: Stage) -> LaunchContext:
+    return LaunchContext("gce", stage.cloud.bucket, "ada", None, require_cuda=False)
 
 
 def begun(stage: Stage, *, dies_after: int = 0, attempts: str = THREE) -> Engine:
@@ -202,9 +202,10 @@ def begun(stage: Stage, *, dies_after: int = 0, attempts: str = THREE) -> Engine
     return begin(world, stage.plan(attempts), PAYLOAD, run_id=RUN, where=where(stage))
 
 
-def resumed(stage: Stage, caps: Caps | None = None) -> Engine:
+def resumed(stage: Stage, caps: Caps | None = None, payload: Payload = PAYLOAD, accept: str = "") -> Engine:
     world = stage.world(caps)
-    return resume(world, stored_plan(world, RUN), run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD)
+    plan = stored_plan(world.bucket, RUN)
+    return resume(world, plan, run_id=RUN, where=where(stage), fresh=lambda: payload, accept=accept)
 
 
 def test_a_run_that_ended_preempted_is_resumed_under_a_hold_of_its_own_and_finishes(home: Path) -> None:
@@ -265,7 +266,7 @@ def test_what_cannot_be_resumed_is_refused_with_the_reason(home: Path) -> None:
         begun(stage).follow()
         with pytest.raises(ConfigError, match="has measured everything"):
             resumed(stage)
-        made = stored_plan(stage.world(), RUN)
+        made = stored_plan(stage.world().bucket, RUN)
         elsewhere = replace(where(stage), mode="embedded")
         with pytest.raises(ConfigError, match="launched in mode gce"):
             resume(stage.world(), made, run_id=RUN, where=elsewhere, fresh=lambda: PAYLOAD)
@@ -277,7 +278,7 @@ def test_a_plan_that_was_stored_is_the_plan_that_was_made(home: Path) -> None:
     with staged(home, careful_vm()) as stage:
         made = stage.plan(THREE, "placement.on_demand_after=1")
         begin(stage.world(), made, PAYLOAD, run_id=RUN, where=where(stage))
-        assert stored_plan(stage.world(), RUN) == made
+        assert stored_plan(stage.world().bucket, RUN) == made
 
 
 def test_a_machine_that_appears_under_a_run_that_is_over_is_deleted_and_paid_for(home: Path) -> None:
@@ -297,11 +298,17 @@ def test_a_payload_that_is_gone_or_not_what_its_name_says_is_never_run(home: Pat
             begun(stage, dies_after=4).follow()
         bucket, name = stage.world().bucket, payload_object(PAYLOAD.sha256)
         bucket.replace(name, b"something else", generation=None)
+        upgraded = replace(PAYLOAD, sha256="cd" * 32)
+        for accept in ("", PAYLOAD.sha256[:11], upgraded.sha256):
+            with pytest.raises(
+                ConfigError, match=f"runs payload {PAYLOAD.sha256[:12]}, and this installation has cdcdcd"
+            ):
+                resumed(stage, payload=upgraded, accept=accept)
         with pytest.raises(ConfigError, match="not what its name says"):
-            resumed(stage)
-        (stage.cloud.home / "objects" / stage.cloud.bucket / name).unlink()
+            resumed(stage, payload=upgraded, accept=PAYLOAD.sha256[:12])
+        stage.delete_objects(name)
         with pytest.raises(NotFound, match="payload"):
-            resumed(stage)
+            resumed(stage, payload=upgraded, accept=PAYLOAD.sha256)
         bucket.replace(plan_object(RUN), b"no plan", generation=None)
         with pytest.raises(ConfigError, match="is no JSON"):
             resumed(stage)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.budget import Caps
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.events import StopRequested
+from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.naming import instance_name
-from orchestrator.core.run import Phase, Run
-from orchestrator.engine import Engine
+from orchestrator.core.run.events import StopRequested
+from orchestrator.core.run.fold import Phase, Run
+from orchestrator.runs.engine import Engine
 from tests.stories.stage import (
     RUN,
     ZONES,
@@ -160,6 +160,19 @@ def test_a_machine_that_does_not_delete_itself_is_deleted_by_the_client(home: Pa
         assert run.closed is not None
         assert run.closed.detail == "could not delete myself"
         assert_over(stage, run)
+
+
+def test_a_machine_that_may_not_be_deleted_is_tried_again_and_said_until_it_is_gone(home: Path) -> None:
+    with staged(home, lingering_vm) as stage:
+        refused = {"fault": "http", "service": "compute", "method": "DELETE", "status": 403, "times": 40}
+        weather(stage, refused)
+        said: list[str] = []
+        run = stage.begin(stage.world()).follow(trouble=lambda error, _: said.append(str(error)))
+        assert run.over
+        assert stage.cloud.instances() == []
+        assert len(said) >= 20  # far past the ten minutes for which a service that is away is waited for
+        assert all("is still there" in text and "tried again" in text for text in said)
+        assert same_to_the_cent(run.cost(stage.timeline.now()), stage.billed())
 
 
 def test_with_client_and_machine_dead_the_servers_deadline_deletes_the_machine(home: Path) -> None:

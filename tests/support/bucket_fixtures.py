@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from google.auth.credentials import Credentials
 
 from orchestrator.adapters.gcs import GoogleBucket
+from orchestrator.adapters.google_auth import Bearer
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Bucket
 from tests.support.memory_bucket import MemoryBucket
@@ -25,21 +27,21 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
     if request.param == "memory":
         yield MemoryBucket()
         return
-    with bucket_server(request.param, tmp_path) as (name, url):
-        google = GoogleBucket(name, endpoint=url, patience_s=5)
+    with bucket_server(request.param, tmp_path) as (name, url, credentials):
+        google = GoogleBucket(name, endpoint=url, credentials=credentials, patience_s=5)
         yield google
         google.close()
 
 
 @contextmanager
-def bucket_server(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
+def bucket_server(kind: str, folder: Path) -> Iterator[tuple[str, str, Credentials | None]]:
     """The name of an empty bucket, and where it is: on the bare server, or behind the embedded cloud's proxy."""
     if kind == "google":
         with storage_server(folder / "storage", "bench") as url:
-            yield "bench", url
+            yield "bench", url, None
     else:
         with EmbeddedCloud(home=folder / "cloud") as cloud:
-            yield cloud.bucket, cloud.storage_url
+            yield cloud.bucket, cloud.storage_url, Bearer(cloud.token)
 
 
 @pytest.fixture(params=["memory", "google"])

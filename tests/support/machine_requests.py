@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core.machines import InstanceRequest
+from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.naming import labels
 
 RUN = "20261121-040506-l4-7f3a"

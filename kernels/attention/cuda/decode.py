@@ -126,6 +126,8 @@ def why_not(problem: Problem) -> str | None:
         return "decoding needs rows that start on 16-byte boundaries"
     if problem.mask is not None:
         return "decoding has no masks"
+    if problem.sign != 1:
+        return "decoding has no scales that are not positive"
     rows = problem.seq_q * problem.group
     if rows > MOST_ROWS:
         return f"{problem.seq_q} queries of {problem.group} heads are {rows} packed rows, more than {MOST_ROWS}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,6 +18,9 @@ DEVICE_SM_COUNT, DEVICE_L2_BYTES = 16, 38  # CUdevice_attribute
 MAP_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
 MAP_INTERLEAVE_NONE, MAP_SWIZZLE_128_BYTES, MAP_L2_PROMOTION_256_BYTES, MAP_OUTSIDE_IS_ZERO = 0, 3, 3, 0
 LOG_BYTES = 1 << 16
+CAPTURE_MODE_RELAXED = 2  # CUstreamCaptureMode
+NON_BLOCKING_STREAM = 1  # CUstream_flags: it does not wait for the default stream
+OUT_OF_MEMORY = 2  # CUresult
 
 
 class LaunchConfig(ctypes.Structure):
@@ -78,6 +82,11 @@ class Driver:
         pointer, number = ctypes.c_void_p, ctypes.c_int
         self.library.cuTensorMapReplaceAddress.argtypes = [pointer, pointer]
         self.library.cuTensorMapEncodeTiled.argtypes = [pointer, number, ctypes.c_uint, *[pointer] * 5, *[number] * 4]
+        size, stream, address = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64
+        self.library.cuMemAlloc_v2.argtypes = [pointer, size]
+        self.library.cuMemFree_v2.argtypes = [address]
+        self.library.cuMemsetD8Async.argtypes = [address, ctypes.c_ubyte, size, stream]
+        self.library.cuStreamSynchronize.argtypes = self.library.cuStreamDestroy_v2.argtypes = [stream]
         self.contexts: dict[int, int] = {}
 
     def check(self, code: int, doing: str) -> None:
@@ -106,6 +115,35 @@ class Driver:
         self.check(self.library.cuCtxSetCurrent(context), "entering the primary context")
         self.contexts[device_index] = context.value or 0
 
+    @contextmanager
+    def during_captures(self) -> Iterator[None]:
+        """Within, this thread may do what no stream records (allocate, load), whoever captures what meanwhile."""
+        mode = ctypes.c_int(CAPTURE_MODE_RELAXED)
+        exchange = self.library.cuThreadExchangeStreamCaptureMode
+        self.check(exchange(ctypes.byref(mode)), "relaxing the thread's capture mode")
+        try:
+            yield
+        finally:
+            self.check(exchange(ctypes.byref(mode)), "restoring the thread's capture mode")
+
+    def zeroed_memory(self, size: int) -> int:
+        """The address of `size` new bytes in the current context, zero for every launch from now on, captured or not.
+
+        They are zeroed on a stream of their own, which nobody captures, and that stream is waited for. Nothing else is.
+        """
+        address, stream, lib = ctypes.c_uint64(), ctypes.c_void_p(), self.library
+        with self.during_captures():
+            self.check(lib.cuStreamCreate(ctypes.byref(stream), NON_BLOCKING_STREAM), "making a stream")
+            try:
+                self.check(lib.cuMemAlloc_v2(ctypes.byref(address), size), f"allocating {size} bytes for counters")
+                code = lib.cuMemsetD8Async(address, 0, size, stream) or lib.cuStreamSynchronize(stream)
+                if code:
+                    lib.cuMemFree_v2(address)
+                self.check(code, "zeroing counters")
+            finally:
+                lib.cuStreamDestroy_v2(stream)
+        return address.value
+
     def replace_address(self, tensor_map: TensorMap, address: int) -> None:
         """Let a map describe another tensor of the same layout."""
         code = self.library.cuTensorMapReplaceAddress(ctypes.addressof(tensor_map), address)
@@ -117,7 +155,8 @@ class Driver:
         options = (ctypes.c_int * 3)(JIT_INFO_LOG, JIT_INFO_LOG_BYTES, JIT_LOG_VERBOSE)
         values = (ctypes.c_void_p * 3)(ctypes.addressof(log), LOG_BYTES, 1)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        code = self.library.cuModuleLoadDataEx(ctypes.byref(module), image, 3, options, values)
+        with self.during_captures():
+            code = self.library.cuModuleLoadDataEx(ctypes.byref(module), image, 3, options, values)
         self.check(code, f"loading {name}")
         code = self.library.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
         self.check(code, f"finding {name} in its module")

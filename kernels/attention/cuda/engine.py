@@ -10,7 +10,8 @@ import torch
 
 from kernels.attention.cuda.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
-from kernels.attention.cuda.driver import DEVICE_L2_BYTES, DEVICE_SM_COUNT, Function, driver
+from kernels.attention.cuda.counters import Counters
+from kernels.attention.cuda.driver import DEVICE_L2_BYTES, DEVICE_SM_COUNT, OUT_OF_MEMORY, Function, driver
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
 from kernels.attention.cuda.host import Host, TorchHost
 from kernels.attention.cuda.planning import Machine
@@ -20,64 +21,6 @@ from kernels.attention.cuda.variants import Chip, Entry, chip_of, table
 def default_cache() -> Path:
     """Where kernels are kept that nobody named a place for."""
     return Path(os.environ.get("BENCH_KERNEL_CACHE", "~/.cache/bench-kernels")).expanduser()
-
-
-class Counters:
-    """Zeroed device memory for kernels that hand out their own work: a slot for each bound call.
-
-    A kernel leaves its slot zeroed. Two launches may share one only if the second cannot start before the first ends,
-    and nobody knows whether the launches of a slot given back have ended. So slots are used again only when a good many
-    have come back, and after waiting for the device.
-    """
-
-    SLOT_BYTES, POOL_BYTES, ENOUGH_BYTES = 32, 32 * 1024, 4 * 1024 * 1024
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.pools: list[torch.Tensor] = []
-        self.free: dict[int, list[int]] = {}
-        self.returned: dict[int, list[int]] = {}
-        self.lock = threading.RLock()  # a slot may be given back by a collector that runs while one is taken
-
-    def size_of(self, size: int) -> int:
-        """What a slot for `size` bytes takes: the next power of two, at least 32 bytes."""
-        return max(self.SLOT_BYTES, 1 << (size - 1).bit_length())
-
-    def take(self, size: int = SLOT_BYTES) -> int:
-        """The device address of a slot of at least `size` bytes."""
-        size = self.size_of(size)
-        with self.lock:
-            free = self.free.setdefault(size, [])
-            if not free:
-                free.extend(self.used_again(size) or self.made(size))
-            return free.pop()
-
-    def used_again(self, size: int) -> list[int]:
-        """Slots that came back, if there are enough to be worth a wait and nothing forbids one."""
-        returned = self.returned.get(size, [])
-        if len(returned) * size < self.ENOUGH_BYTES or self.capturing():
-            return []
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.returned[size] = []
-        return returned
-
-    def made(self, size: int) -> list[int]:
-        """New slots."""
-        count = max(1, self.POOL_BYTES // size)
-        pool = torch.zeros(count * size, dtype=torch.uint8, device=self.device)
-        if self.device.type == "cuda" and not self.capturing():
-            torch.cuda.current_stream(self.device).synchronize()  # zero for launches on every stream
-        self.pools.append(pool)
-        return [pool.data_ptr() + i * size for i in range(count - 1, -1, -1)]
-
-    def capturing(self) -> bool:
-        return self.device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
-
-    def give_back(self, slot: int, size: int = SLOT_BYTES) -> None:
-        """For a call that will not be launched again; its launches may be still under way."""
-        with self.lock:
-            self.returned.setdefault(self.size_of(size), []).append(slot)
 
 
 class Engine:
@@ -121,7 +64,7 @@ class Engine:
             l2_bytes=driver_.device_attribute(DEVICE_L2_BYTES, index),
             hopper=self.target.has_hopper_instructions,
         )
-        self.counters = Counters(self.device)
+        self.counters = Counters(self.zeroed_memory)
 
     def entries(self) -> list[Entry]:
         """Every kernel there is for this engine's chip."""
@@ -141,7 +84,7 @@ class Engine:
         return self.compiler
 
     def function(self, entry: Entry) -> Function:
-        """The loaded kernel, compiled now if need be. Do this before capturing a graph: loading breaks a capture."""
+        """The loaded kernel, compiled now if need be: better before a capture than in one, where it takes as long."""
         found = self.functions.get(entry.name)
         if found is not None:
             return found
@@ -149,6 +92,18 @@ class Engine:
             if entry.name not in self.functions:
                 self.load(entry, build_one(entry, self.target, self.find_compiler(), self.cache))
             return self.functions[entry.name]
+
+    def zeroed_memory(self, size: int) -> int:
+        """The address of `size` zero bytes that are never freed. Raises `CudaError`."""
+        driver_ = driver()
+        driver_.enter(self.device.index)
+        try:
+            return driver_.zeroed_memory(size)
+        except CudaError as exc:
+            if exc.code != OUT_OF_MEMORY or self.host.capturing():
+                raise
+            torch.cuda.empty_cache()  # PyTorch may hold memory that nothing uses
+            return driver_.zeroed_memory(size)
 
     def load(self, entry: Entry, built: Built) -> None:
         driver().enter(self.device.index)

@@ -21,8 +21,8 @@ from kernels.attention.cuda.dispatch import choose, key_of, ways
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.errors import Unavailable
 from kernels.attention.cuda.launching import Buffers, Way
-from kernels.attention.cuda.operator import Window, problem_of
 from kernels.attention.cuda.planning import Machine, Problem
+from kernels.attention.cuda.posing import Window, problem_of
 from kernels.attention.cuda.tuned import stem, table_for
 from kernels.attention.cuda.variants import chip_of
 
@@ -166,7 +166,7 @@ def refusals(problem: Problem, machine: Machine) -> dict[str, str | None]:
 def launches(problem: Problem, way: Way, engine: Engine) -> tuple[Launched, ...]:
     """The kernels of a way, compiled and loaded."""
     found = []
-    for step in way.steps(problem, problem.head_dim**-0.5, Buffers(engine)):
+    for step in way.steps(problem, problem.head_dim**-0.5, Buffers.now(engine)):
         function, entry = engine.function(step.entry), step.entry
         resources = (function.registers, function.local_bytes)
         found.append(Launched(entry.name, step.grid, entry.threads, entry.shared_bytes, *resources))

@@ -105,12 +105,13 @@ def has_room(chip: Chip, size: int, *, vector: bool, masked: bool) -> bool:
 
 
 def tile_for(problem: Problem, machine: Machine) -> Tile:
-    """The base tile; the wide one where there is work for it."""
+    """The base tile; the wide one where there is work for it; for lengths one that `C::REPEATS`."""
     size, blocks = padded(problem.head_dim), problem.batch * problem.heads * -(-problem.seq_q // WIDE_64.rows)
     kind = {"vector": problem.is_vector, "masked": problem.mask is not None}
     if has_room(machine.chip, size, **kind) and blocks > machine.sm_count:
         return WIDE_64
-    return base_tile(machine.chip, size, **kind)
+    tile = base_tile(machine.chip, size, **kind)
+    return NARROW_256 if problem.lengths and size == 256 and tile.keys > NARROW_256.keys else tile
 
 
 def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
@@ -120,6 +121,8 @@ def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
             yield GeneralKernel(
                 dtype, size, vector, mask, base_tile(chip, size, vector=vector, masked=mask is not None)
             )
+        if size == 256 and base_tile(chip, size, vector=vector, masked=False).keys > NARROW_256.keys:
+            yield GeneralKernel(dtype, size, vector, None, NARROW_256)
         if has_room(chip, size, vector=vector, masked=False):
             yield GeneralKernel(dtype, size, vector, None, WIDE_64)
 

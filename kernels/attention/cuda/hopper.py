@@ -148,6 +148,8 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
         return "this device, or what is compiled for, has no tensor copies and no wgmma"
     if problem.mask is not None or problem.lengths is not None:
         return "no masks and no packed sequences of different lengths"
+    if problem.sign != 1:
+        return "no scales that are not positive"
     if problem.dtype not in C_TYPE or problem.head_dim > MAX_HEAD_DIM or not problem.is_vector:
         return "head dimensions up to 128, rows that begin on 16 bytes"
     q, kv = (problem.batch, problem.heads, problem.seq_q), (problem.batch, problem.kv_heads, problem.seq_k)

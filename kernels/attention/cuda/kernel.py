@@ -21,7 +21,7 @@ from kernels.attention.interface import BuildRecord, Plan
 
 
 class CudaKernel:
-    """`fa2` on one device; an `AttentionKernel`."""
+    """Our kernels on one device; an `AttentionKernel`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -29,8 +29,8 @@ class CudaKernel:
 
     @property
     def name(self) -> str:
-        """E.g. `cuda-fa2-sm90`."""
-        return f"cuda-fa2-sm{self.capability()}"
+        """E.g. `cuda-sm90`; which kernel runs differs from case to case, and each plan tells."""
+        return f"cuda-sm{self.capability()}"
 
     def capability(self) -> int:
         major, minor = torch.cuda.get_device_capability(self.device)
@@ -78,7 +78,7 @@ class CudaKernel:
     def prepare(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> Plan:
-        """A plan that writes into one output tensor, made now."""
+        """A plan that writes into one output tensor, made now; its `runs` names the kernels that it launches."""
         out = torch.empty_like(q)
         bound = bind(q, k, v, out, causal=causal, scale=scale, engine=self.engine)
 
@@ -86,6 +86,7 @@ class CudaKernel:
             bound()
             return out
 
+        call.runs = bound.kernels  # type: ignore[attr-defined]
         return call
 
 

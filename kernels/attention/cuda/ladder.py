@@ -15,10 +15,11 @@ import torch
 from kernels.attention.cuda.driver import driver
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.launching import Bound, Step
-from kernels.attention.cuda.operator import bind, problem_of
+from kernels.attention.cuda.launching import Bound, Buffers, Step
+from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.planning import plan
 from kernels.attention.cuda.portable import parameters_of
+from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.variants import C_TYPE, SHORT, padded, rung_entry_point
 
 LADDER = ("naive", "tiled", "fa2")
@@ -82,4 +83,5 @@ def bind_rung(
     blocks = (
         -(-all_heads * problem.seq_q // entry.rows) if rung == "naive" else all_heads * -(-problem.seq_q // entry.rows)
     )
-    return Bound(engine, entry.name, [Step(entry, (blocks, 1, 1), (parameters,))], (q, k, v, out))
+    steps = [Step(entry, (blocks, 1, 1), (parameters,))]
+    return Bound(entry.name, lambda _: steps, Buffers.now(engine), (q, k, v, out))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
 
+from kernels.attention.cuda.counters import Counters
 from kernels.attention.cuda.driver import LaunchAttribute, LaunchConfig, driver
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.planning import Problem
@@ -32,11 +33,25 @@ class Step:
 
 @dataclass(slots=True)
 class Buffers:
-    """Device memory beside q, k, v and out, by address. What is made here lives as long as the buffers do."""
+    """Device memory beside q, k, v and out, by address, for launches on one stream. What is made here lives as long as
+    the buffers do; counters live on.
+
+    While the stream is being captured the memory is good for one launch of each step: counters are that launch's own
+    for good, and scratch memory is the graph's, like any tensor made during its capture.
+    """
 
     engine: Engine
     lse: int = 0
-    kept: list[Any] = field(default_factory=list)
+    stream: int = 0
+    capturing: bool = False
+    kept: list[torch.Tensor] = field(default_factory=list)
+    counters: list[int] = field(default_factory=list)
+
+    @classmethod
+    def now(cls, engine: Engine) -> Buffers:
+        """For PyTorch's current stream on the engine's device, as it is now."""
+        host = engine.host
+        return cls(engine, stream=host.current_stream(engine.device.index), capturing=bool(host.capturing()))
 
     def scratch(self, size: int) -> int:
         """`size` bytes, not initialised."""
@@ -45,20 +60,17 @@ class Buffers:
         address: int = memory.data_ptr()
         return address
 
-    def counter(self, size: int = 32) -> int:
-        """`size` zero bytes of this call's own, which its kernels leave zero."""
-        slot = Slot(self.engine, size)
-        self.kept.append(slot)
-        return slot.address
+    def counter(self, size: int = Counters.SLOT_BYTES) -> int:
+        """`size` bytes that are zero whenever no launch with them is under way; kernels leave them zero."""
+        of = self.engine.counters
+        made = of.take(size) if self.capturing else of.of_stream(self.stream, len(self.counters), size)
+        self.counters.append(made)
+        return made
 
-
-class Slot:
-    """A counter's slot, given back when nobody holds it any more."""
-
-    def __init__(self, engine: Engine, size: int) -> None:
-        self.counters = engine.counters
-        self.address = engine.counters.take(size)
-        weakref.finalize(self, self.counters.give_back, self.address, size)
+    @property
+    def has_state(self) -> bool:
+        """Whether launches with these buffers must follow each other on their stream."""
+        return bool(self.kept or self.counters)
 
 
 class Way(Protocol):
@@ -75,20 +87,43 @@ class Way(Protocol):
 class Bound:
     """A call with its tensors bound: all that is left at each call is the launch, on PyTorch's current stream.
 
-    Not for use by two threads at once, nor by two streams. Keeps its tensors alive.
+    Not for use by two threads at once. Keeps its tensors alive, which a graph that captured it does not. `make` gives
+    the launches for given buffers: on another stream, and for each captured launch, they are made anew with buffers of
+    their own if they have any.
     """
 
-    def __init__(self, engine: Engine, way: str, steps: Sequence[Step], kept: Sequence[object]) -> None:
-        self.way = way
+    def __init__(
+        self, way: str, make: Callable[[Buffers], Sequence[Step]], buffers: Buffers, kept: Sequence[object]
+    ) -> None:
+        engine = buffers.engine
+        self.way, self.make, self.engine = way, make, engine
         self.kept = kept
-        self.plan = steps
-        self.steps: list[tuple[LaunchConfig, int, int, int]] = []
-        self.held: list[object] = []
-        for step in steps:
-            self.steps.append(self.prepare(step, engine.function(step.entry).handle))
+        self.lse = buffers.lse
         self.device_index: int = engine.device.index
         self.launch_kernel: Callable[[int, int, int, None], int] = driver().library.cuLaunchKernelEx
         self.current_stream: Callable[[int], int] = engine.host.current_stream
+        self.use(buffers)
+
+    @classmethod
+    def of(cls, way: Way, problem: Problem, scale: float, buffers: Buffers, kept: Sequence[object]) -> Bound:
+        """A way of computing a problem."""
+        return cls(way.name, partial(way.steps, problem, scale), buffers, kept)
+
+    def use(self, buffers: Buffers) -> None:
+        """Launch with these from now on."""
+        self.buffers = buffers
+        self.plan: Sequence[Step] = self.make(buffers)
+        self.held: list[object] = []
+        self.steps = [self.prepare(step, self.engine.function(step.entry).handle) for step in self.plan]
+        self.has_state, self.is_fresh = buffers.has_state, True
+
+    def renew(self, stream: int) -> None:
+        """Buffers for the next launch, if those that there are do not serve it."""
+        capturing = bool(self.engine.host.capturing())
+        served = self.buffers.stream == stream and self.buffers.capturing == capturing
+        if not served or (capturing and not self.is_fresh):
+            self.use(Buffers(self.engine, self.lse, stream, capturing))
+        self.is_fresh = False
 
     def prepare(self, step: Step, function: int) -> tuple[LaunchConfig, int, int, int]:
         """The launch's configuration, its address, the function and the address of the arguments' addresses."""
@@ -102,8 +137,15 @@ class Bound:
         self.held.append(pointers)
         return config, ctypes.addressof(config), function, ctypes.addressof(pointers)
 
+    @property
+    def kernels(self) -> str:
+        """The entry points that a call launches, each once, in order: `fa90_bf16_d64_full_256x64s4p`."""
+        return "+".join(dict.fromkeys(step.entry.name for step in self.plan))
+
     def __call__(self) -> None:
         stream = self.current_stream(self.device_index)
+        if self.has_state:
+            self.renew(stream)
         for config, address, function, arguments in self.steps:
             config.stream = stream
             code = self.launch_kernel(address, function, arguments, None)

@@ -45,4 +45,5 @@ class Parameters(ctypes.Structure):
         ("mask_key", ctypes.c_uint32),
         *((name, ctypes.c_int32) for name in ("window_offset", "align_ends")),
         *((name, Divisor) for name in ("pack", "packs")),
+        *((name, ctypes.c_uint32) for name in ("q_keep", "q_flip")),
     ]

@@ -65,7 +65,8 @@ class Problem:
     """One attention call without its data.
 
     Row r of Q sees the keys up to r + causal_offset if `causal`, and from r + window_offset on if that is a number.
-    With `lengths`, `batch` counts sequences and `seq_q` and `seq_k` are the longest.
+    With `lengths`, `batch` counts sequences and `seq_q` and `seq_k` are the longest. `sign` is that of the scale: -1, 0
+    or 1; kernels are given its absolute value, and 1 in the place of 0.
     """
 
     dtype: str
@@ -84,11 +85,17 @@ class Problem:
     window_offset: int | None = None
     mask: Mask | None = None
     lengths: Lengths | None = None
+    sign: int = 1
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no window, mask or lengths: what the kernels without features compute."""
-        return self.window_offset is None and self.mask is None and self.lengths is None
+        """Whether it has no window, mask, lengths or odd scale: what the kernels without features compute."""
+        return self.window_offset is None and self.mask is None and self.lengths is None and self.sign == 1
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is an element to compute and a key to see."""
+        return min(self.batch, self.heads, self.seq_q, self.seq_k) > 0
 
     @property
     def group(self) -> int:
@@ -142,11 +149,16 @@ def refusal(chip: Chip, dtype: str, head_dim: int) -> str | None:
     return None
 
 
-def check(problem: Problem, machine: Machine) -> None:
-    """Raises `Unsupported` for a problem that no kernel computes."""
+def check_kind(problem: Problem, machine: Machine) -> None:
+    """Raises `Unsupported` for an element type or a head dimension that no kernel computes."""
     reason = refusal(machine.chip, problem.dtype, problem.head_dim)
     if reason:
         raise Unsupported(reason)
+
+
+def check(problem: Problem, machine: Machine) -> None:
+    """Raises `Unsupported` for a problem that no kernel computes."""
+    check_kind(problem, machine)
     sizes = (problem.batch, problem.heads, problem.kv_heads, problem.seq_q, problem.seq_k)
     if min(sizes) < 1:
         raise Unsupported(f"every size must be at least 1: batch, heads, kv_heads, seq_q, seq_k are {sizes}")

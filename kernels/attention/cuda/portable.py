@@ -9,6 +9,9 @@ from kernels.attention.cuda.parameters import UNLIMITED, Divisor, Parameters
 from kernels.attention.cuda.planning import ELEMENT_BYTES, LOG2_E, Launch, Problem
 from kernels.attention.cuda.variants import Combine
 
+ALL_BITS, SIGN_BITS = 0xFFFFFFFF, 0x80008000
+"""Of two 16-bit floats."""
+
 
 @dataclass(frozen=True, slots=True)
 class Portable:
@@ -85,6 +88,8 @@ def parameters_but_launch(problem: Problem, scale: float) -> Parameters:
         causal_offset=problem.causal_offset if problem.causal else UNLIMITED,
         window_offset=-UNLIMITED if problem.window_offset is None else problem.window_offset,
         scale_log2=scale * LOG2_E,
+        q_keep=0 if problem.sign == 0 else ALL_BITS,
+        q_flip=SIGN_BITS if problem.sign < 0 else 0,
     )
     if mask:
         parameters.mask = mask.address

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
+from orchestrator.core.market.places import continent, near
 from orchestrator.core.permissions import BUCKET, BUCKET_READER, OBJECT_USER, names
-from orchestrator.core.places import continent, near
 from orchestrator.core.rest import Conversation, Request
 from orchestrator.core.setup.plan import bucket_steps
 from orchestrator.core.setup.steps import MakeBucket, describe

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from orchestrator.core.catalog import Gpu, closest
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
-from orchestrator.core.machines import Quota
-from orchestrator.core.placement import Offer
-from orchestrator.core.quota import ALL_REGIONS, QUOTA_PAGE, shortage
+from orchestrator.core.market.catalog import Gpu, closest
+from orchestrator.core.market.machines import Quota
+from orchestrator.core.market.offers import Offer
+from orchestrator.core.market.quota import ALL_REGIONS, QUOTA_PAGE, shortage
 from orchestrator.core.rest import Answer, Conversation, Request, everything
 
 COMPUTE: Final = "compute.googleapis.com"

@@ -9,7 +9,7 @@ from datetime import date
 from typing import Final
 
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine
-from orchestrator.core.pricing import STALE_DAYS
+from orchestrator.core.market.pricing import STALE_DAYS
 
 PYTHON: Final = (3, 11)
 ROOM_BYTES: Final = 1 << 30

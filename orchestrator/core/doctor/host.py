@@ -5,22 +5,18 @@ A conversation yields a command and is sent what came of it; nothing that it ask
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from orchestrator.core.doctor.here import release
 from orchestrator.core.doctor.verdicts import Check, Verdict, bad, doubt, fine
-from orchestrator.core.hosts import Target
+from orchestrator.core.hosts import Needs, Target, lacks, lacks_packages
 
-AGENT_PYTHON: Final = (3, 8)
-"""The oldest that the bootstrap takes (`startup/startup.sh`)."""
 OLDEST_DRIVER: Final = 530
 """The oldest driver branch for which there is a PyTorch that the agent installs."""
 NEWEST_DRIVER: Final = 580
 """The branch that the newest PyTorch needs."""
-ROOM_KB: Final = 8 * 1024 * 1024
-"""PyTorch with its CUDA libraries, unpacked, and some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +36,9 @@ HostCheck = Callable[[Target], HostConversation]
 
 def reachable(host: Target) -> HostConversation:
     """A shell answers, and has what the bootstrap is written in."""
-    ran = yield "command -v bash curl tar setsid || true"
+    ran = yield "for tool in bash curl tar setsid; do command -v $tool; done; true"
     if ran.code != 0:
-        return bad(f"no shell answers: {ran.first or f'exit {ran.code}'}", f"ssh -v {words(host)} true")
+        return bad(f"no shell answers: {ran.first or f'exit {ran.code}'}", on(host, "true").replace("ssh", "ssh -v", 1))
     lacks = [name for name in ("bash", "curl", "tar", "setsid") if f"/{name}\n" not in f"{ran.out}\n"]
     if lacks:
         return bad(f"it has no {', '.join(lacks)}", on(host, "sudo apt-get install -y bash curl tar util-linux"))
@@ -80,52 +76,28 @@ def driver(host: Target) -> HostConversation:
     return fine(f"driver {version}")
 
 
-def python(host: Target) -> HostConversation:
-    ran = yield "python3 -c 'import sys, venv, ensurepip; print(\"%d.%d.%d\" % sys.version_info[:3])'"
-    if ran.code == 127:
-        return bad("there is no python3", on(host, "sudo apt-get install -y python3 python3-venv"))
-    if ran.code != 0:
-        return doubt(
-            f"python3 cannot make environments: {_last(ran)}", on(host, "sudo apt-get install -y python3-venv")
-        )
-    if release(ran.first)[:2] < AGENT_PYTHON:
-        least = ".".join(map(str, AGENT_PYTHON))
-        return bad(
-            f"python {ran.first} is too old; {least} or newer is needed", on(host, "sudo apt-get install -y python3")
-        )
-    return fine(f"python {ran.first}")
+def ready(probe: Mapping[str, Any], needs: Needs, name: str) -> Verdict:
+    """What every launch asks first, judged by the same rules: python, tools, room, GPU, compiler. `probe` is what
+    `startup/host/hand.py` says of itself there."""
+    lack = lacks(probe, needs, name)
+    if lack is not None:
+        return bad(lack.what, lack.remedy)
+    if probe["busy"]:
+        return doubt(f"it measures for {probe['busy']} now", "bench status")
+    return fine(f"python {probe['python']}, {probe['free_gb']:.0f} GB free at {probe['cache']}")
 
 
-def compiler(host: Target) -> HostConversation:
-    """NVRTC comes with PyTorch and is enough on a GPU; a compiler is the second way there and the only one without."""
-    ran = yield "command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || command -v g++ || command -v clang++"
-    if ran.code == 0 and ran.out.strip():
-        return fine(ran.first)
-    torch = yield "python3 -c 'import torch; print(torch.__version__)'"
-    if torch.code == 0:
-        return fine(f"none; torch {torch.first} brings what the CUDA kernel is built with")
-    return doubt(
-        "neither a compiler nor torch: torch is installed at each first run", on(host, "sudo apt-get install -y g++")
-    )
-
-
-def disk(host: Target) -> HostConversation:
-    ran = yield 'df -Pk "$HOME" | tail -n 1'
-    fields = ran.out.split()
-    if ran.code != 0 or len(fields) < 4 or not fields[3].isdigit():
-        return doubt(f"how full its disk is cannot be told: {ran.first}", on(host, "df -h"))
-    free = int(fields[3])
-    if free < ROOM_KB:
-        return bad(
-            f"{free / 2**20:.1f} GiB left; PyTorch and its libraries need {ROOM_KB / 2**20:.0f}",
-            on(host, "du -xh --max-depth=2 ~ | sort -h | tail"),
-        )
-    return fine(f"{free / 2**20:.0f} GiB free")
+def packaged(found: Mapping[str, Any], needs: Needs, name: str, python: str, torch: str) -> Verdict:
+    """What a validation asks, judged by the same rules: whether torch, numpy and the compiler work."""
+    lack = lacks_packages(found, needs, name, python, torch)
+    if lack is not None:
+        return bad(lack.what, lack.remedy)
+    return fine(f"torch {found['torch']}, numpy {found['numpy']}, in {python}")
 
 
 def on(host: Target, command: str) -> str:
     """The command, to be run there."""
-    return f"ssh {words(host)} '{command}'"
+    return command if host.machine else f"ssh {words(host)} '{command}'"
 
 
 def words(host: Target) -> str:
@@ -134,15 +106,12 @@ def words(host: Target) -> str:
     return f"-p {host.port} {name}" if host.port else name
 
 
-def _last(ran: Ran) -> str:
-    return ((ran.err.strip() or ran.out.strip()).splitlines() or [f"exit {ran.code}"])[-1]
-
-
 HOST_CHECKS: Final[tuple[tuple[Check, HostCheck], ...]] = (
     (Check("host.reachable", "reachable", "host", limit_s=30.0), reachable),
-    (Check("host.gpu", "GPU", "host", ("host.reachable",), exit_code=14), gpu),
-    (Check("host.driver", "driver", "host", ("host.reachable",), exit_code=14), driver),
-    (Check("host.python", "Python", "host", ("host.reachable",), exit_code=14), python),
-    (Check("host.compiler", "compiler", "host", ("host.reachable",), exit_code=14, limit_s=20.0), compiler),
-    (Check("host.disk", "disk", "host", ("host.reachable",), exit_code=14), disk),
+    (Check("host.gpu", "GPU", "host", ("host.reachable",), exit_code=15), gpu),
+    (Check("host.driver", "driver", "host", ("host.reachable",), exit_code=15), driver),
 )
+
+PYTHON: Final = Check("host.python", "Python and tools", "host", ("host.reachable",), exit_code=15, limit_s=30.0)
+FILES: Final = Check("host.files", "file transfer", "host", ("host.reachable",), limit_s=30.0)
+TORCH: Final = Check("host.torch", "torch", "host", ("host.python",), exit_code=15, limit_s=240.0)

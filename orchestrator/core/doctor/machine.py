@@ -7,11 +7,20 @@ from typing import Any, Final
 
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
-from orchestrator.core.permissions import ACCOUNT, ACCOUNT_USER, MACHINE, OBJECT_USER, WRITING_ROLES, names
+from orchestrator.core.permissions import ACCOUNT, ACCOUNT_USER, MACHINE, WRITING_ROLES, names
 from orchestrator.core.rest import Answer, Conversation, Request, everything
 from orchestrator.core.setup.calls import account_of, read_policy
-from orchestrator.core.setup.plan import ACCOUNT_ID, MACHINE_ROLE, OWN_MACHINES, Grant, custom_role, grants
-from orchestrator.core.setup.steps import GrantOnAccount, GrantOnBucket, GrantOnProject, MakeAccount, MakeRole, short
+from orchestrator.core.setup.plan import (
+    ACCOUNT_ID,
+    MACHINE_ROLE,
+    OWN_MACHINES,
+    Grant,
+    custom_role,
+    grants,
+    machine_grants,
+    own_objects,
+)
+from orchestrator.core.setup.steps import GrantOnAccount, GrantOnProject, MakeAccount, MakeRole, short
 
 DELETING_ROLES: Final = frozenset(
     {
@@ -74,12 +83,14 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
     on_bucket = yield read_policy("bucket", subject.bucket)
     on_project = yield read_policy("project", subject.project)
     held = {grant for grant in _seen(on_project) if grant.member == member}
-    writes = any(grant.member == member and _may_write(grant) for grant in _seen(on_bucket)) or any(
-        map(_may_write, held)
-    )
+    on_objects = [grant for grant in _seen(on_bucket) if grant.member == member]
+    careful = own_objects(subject.bucket).expression
+    scoped = any(grant.expression == careful and grant.role in WRITING_ROLES for grant in on_objects)
+    wide = [grant for grant in on_objects if _may_write(grant)]
+    writes = scoped or bool(wide) or any(map(_may_write, held))
     if on_bucket.good and not writes:
         why = f"{email} may not write to gs://{subject.bucket}: nothing that it measures would be kept"
-        return bad(why, "", GrantOnBucket(subject.bucket, OBJECT_USER, member))
+        return bad(why, "", *machine_grants(subject.bucket, member))
     ends = any(grant.role in DELETING_ROLES or short(grant.role) == MACHINE_ROLE for grant in held)
     foreign = [grant.role for grant in held if grant.role.startswith(("projects/", "organizations/"))]
     if on_project.good and not ends and not foreign:
@@ -89,6 +100,10 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
             GrantOnProject(subject.project, role, member, OWN_MACHINES),
         )
         return doubt(f"{email} cannot delete its machine: the deadline will, later and dearer", "", *steps)
+    if wide:
+        why = f"{email} may write the whole bucket, the ledger too: `bench init` grants runs/ and machines/ alone"
+        remove = f"gcloud storage buckets remove-iam-policy-binding gs://{subject.bucket} --member={member}"
+        return doubt(why, f"{subject.set_up} && {remove} --role={wide[0].role} --condition=None")
     dark = [name for name, answer in (("bucket", on_bucket), ("project", on_project)) if not answer.good]
     if dark:
         return doubt(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.catalog import CATALOG, Gpu
+from orchestrator.core.market.catalog import CATALOG, Gpu
 from orchestrator.core.setup.plan import ACCOUNT_ID
 
 

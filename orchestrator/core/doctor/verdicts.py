@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from orchestrator.core.rest import Answer
-from orchestrator.core.setup.gcloud import command
+from orchestrator.core.setup.gcloud import pasted
 from orchestrator.core.setup.steps import EnableApis, Step
 
 
@@ -44,7 +44,7 @@ def bad(why: str, remedy: str = "", *steps: Step) -> Verdict:
 
 
 def _command(steps: tuple[Step, ...]) -> str:
-    return command(steps[0]).partition("\n")[0] if steps else ""
+    return " && ".join(map(pasted, steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,9 @@ def refused(answer: Answer, project: str, api: str, grant: str) -> Verdict:
         return bad(f"{api} does not answer: {answer.message}", f"curl -sSI https://{api}/")
     if answer.status == 401:
         return bad(f"the credentials were not accepted: {answer.message}", LOGIN)
+    if answer.api_off and answer.consumer not in ("", project) and not answer.consumer.isdecimal():
+        why = f"cannot be looked at: {api} is not enabled in {answer.consumer}, which the credentials are billed to"
+        return doubt(why, f"gcloud auth application-default set-quota-project {project}")
     if answer.api_off:
         return doubt(f"cannot be looked at: {api} is not enabled", "", EnableApis(project, (api,)))
     if answer.status == 403:

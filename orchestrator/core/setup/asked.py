@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-from orchestrator.core.catalog import CATALOG
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.places import near
-from orchestrator.core.pricing import usd
+from orchestrator.core.market.catalog import CATALOG
+from orchestrator.core.market.places import near
+from orchestrator.core.market.pricing import usd
 from orchestrator.core.setup.plan import ACCOUNT_ID, Wanted
 
 PROJECT: Final = re.compile(r"(?:[a-z0-9.-]+:)?[a-z](?:[-a-z0-9]{4,28})[a-z0-9]")
@@ -18,7 +18,12 @@ BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 ACCOUNT: Final = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]")
 MEMBER: Final = re.compile(r"(?:user|group|serviceAccount):[^@\s]+@[^@\s]+\.[^@\s]+")
 DEFAULT_LOCATION: Final = "us-central1"
-DEFAULT_CAPS: Final[Mapping[str, str]] = {"per_run_usd": "1.00", "per_day_usd": "5.00", "per_month_usd": "20.00"}
+DEFAULT_CAPS: Final[Mapping[str, str]] = {
+    "per_run_usd": "1.00",
+    "per_day_usd": "5.00",
+    "per_month_usd": "20.00",
+    "total_usd": "100.00",
+}
 
 
 def wanted(

@@ -25,6 +25,9 @@ POLICY_VERSION: Final = 3
 PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """An account that was just made is not known everywhere for up to a minute."""
 
+TOO_YOUNG_S: Final = (*PAUSES_S, 30.0, 30.0, 30.0, 30.0)
+"""An API that was just enabled may be refused for some minutes more."""
+
 RestStep = EnableApis | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount
 Outcome = Conversation[Answer]
 """The last answer: good, or what went wrong."""
@@ -62,7 +65,16 @@ def survey(wanted: Wanted, settings: Mapping[str, str]) -> Conversation[Standing
 
 
 def take(step: RestStep) -> Outcome:
-    """One step, taken."""
+    """One step, taken; again, for some minutes, while its API is said to be off: a step before it has enabled it."""
+    for pause in TOO_YOUNG_S:
+        answer = yield from _once(step)
+        if not answer.api_off:
+            return answer
+        yield Pause(pause)
+    return (yield from _once(step))
+
+
+def _once(step: RestStep) -> Outcome:
     match step:
         case EnableApis():
             return _enable(step)
@@ -73,7 +85,7 @@ def take(step: RestStep) -> Outcome:
         case GrantOnProject():
             return _grant("project", step.project, "", step.role, step.member, step.condition)
         case GrantOnBucket():
-            return _grant("bucket", step.bucket, "", step.role, step.member, None)
+            return _grant("bucket", step.bucket, "", step.role, step.member, step.condition)
         case _:
             return _grant("account", step.project, step.email, step.role, step.member, None)
 

@@ -8,6 +8,7 @@ from shlex import quote
 
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
+    Condition,
     EnableApis,
     GrantOnAccount,
     GrantOnBucket,
@@ -65,12 +66,10 @@ def command(step: Step, settings: str = "settings.yaml") -> str:
                 f" --stage=GA --permissions={','.join(step.permissions)}"
             )
         case GrantOnProject():
-            condition = "None"
-            if step.condition is not None:
-                condition = quote(f"expression={step.condition.expression},title={step.condition.title}")
-            return _binding(f"projects add-iam-policy-binding {step.project}", step) + f" --condition={condition}"
+            return _binding(f"projects add-iam-policy-binding {step.project}", step) + _where(step.condition)
         case GrantOnBucket():
-            return _binding(f"storage buckets add-iam-policy-binding gs://{step.bucket}", step)
+            where = f"storage buckets add-iam-policy-binding gs://{step.bucket}"
+            return _binding(where, step) + _where(step.condition)
         case GrantOnAccount():
             where = f"iam service-accounts add-iam-policy-binding {step.email} --project={step.project}"
             return _binding(where, step)
@@ -79,11 +78,26 @@ def command(step: Step, settings: str = "settings.yaml") -> str:
             return f"# by hand: these lines, in {settings}{said}"
 
 
+def pasted(step: Step) -> str:
+    """The step as one line that a shell takes as it stands; by hand, where it is no command."""
+    return " && ".join(line for line in command(step).splitlines() if not line.startswith("#")) or describe(step)
+
+
 def _binding(where: str, step: GrantOnProject | GrantOnBucket | GrantOnAccount) -> str:
     return f"gcloud {where} --member={quote(step.member)} --role={step.role}"
 
 
+def _where(condition: Condition | None) -> str:
+    """Said even where there is none: in a policy that has conditions, gcloud would ask."""
+    if condition is None:
+        return " --condition=None"
+    return f" --condition={quote(f'expression={condition.expression},title={condition.title}')}"
+
+
 def _lifecycle(bucket: str) -> str:
+    """gcloud opens the file's real path, so that it can be no pipe (`/dev/stdin` is one)."""
+    rules = quote(json.dumps(LIFECYCLE))
     return (
-        f"gcloud storage buckets update gs://{bucket} --lifecycle-file=/dev/stdin <<'EOF'\n{json.dumps(LIFECYCLE)}\nEOF"
+        f"rules=$(mktemp) && printf '%s\\n' {rules} >\"$rules\""
+        f' && gcloud storage buckets update gs://{bucket} --lifecycle-file="$rules"; rm -f "$rules"'
     )

@@ -15,7 +15,7 @@ from orchestrator.core.permissions import (
     LOOKER,
     MACHINE,
     OBJECT_USER,
-    WRITING_ROLES,
+    OBJECT_VIEWER,
     names,
 )
 from orchestrator.core.setup.steps import (
@@ -48,6 +48,34 @@ OWN_MACHINES: Final = Condition(
     "machines of bench only", 'resource.name.extract("/instances/{name}").startsWith("bench-")'
 )
 """The instances of every run are named bench-…; nothing else of the project can be deleted with this grant."""
+
+
+def own_objects(bucket: str) -> Condition:
+    """What a machine stores: what its runs come to, and the slot in which a kept one waits. No plan, which says what
+    may be spent; and no ledger, index, baseline or host."""
+    objects = f'resource.name.startsWith("projects/_/buckets/{bucket}/objects/'
+    return Condition(
+        "runs and machines only",
+        f'resource.type == "storage.googleapis.com/Object" && ({objects}machines/") || {objects}runs/")'
+        ' && !resource.name.endsWith("/plan.json"))',
+    )
+
+
+def payloads_and_names(bucket: str) -> Condition:
+    """What a machine reads beside: what it is to run. To list is a permission on the bucket, and shows names alone."""
+    return Condition(
+        "payloads and names only",
+        'resource.type == "storage.googleapis.com/Bucket"'
+        f' || resource.name.startsWith("projects/_/buckets/{bucket}/objects/payloads/")',
+    )
+
+
+def machine_grants(bucket: str, member: str) -> tuple[GrantOnBucket, ...]:
+    """All that a machine's account may do with the bucket."""
+    return (
+        GrantOnBucket(bucket, OBJECT_USER, member, own_objects(bucket)),
+        GrantOnBucket(bucket, OBJECT_VIEWER, member, payloads_and_names(bucket)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +198,12 @@ def machine_steps(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
     role = custom_role(MACHINE_ROLE, wanted.project)
     if Grant(role, member, OWN_MACHINES.expression) not in standing.on_project:
         steps.append(GrantOnProject(wanted.project, role, member, OWN_MACHINES))
-    if not any(Grant(writing, member) in standing.on_bucket for writing in WRITING_ROLES):
-        steps.append(GrantOnBucket(wanted.bucket, OBJECT_USER, member))
+    steps += [grant for grant in machine_grants(wanted.bucket, member) if _as_held(grant) not in standing.on_bucket]
     return tuple(steps)
+
+
+def _as_held(step: GrantOnBucket) -> Grant:
+    return Grant(step.role, step.member, step.condition.expression if step.condition else "")
 
 
 def _launcher(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:

@@ -79,6 +79,7 @@ class GrantOnBucket:
     bucket: str
     role: str
     member: str
+    condition: Condition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,8 @@ def describe(step: Step) -> str:
             where = f", {step.condition.title}" if step.condition else ""
             return f"grant {short(step.role)} on the project to {step.member}{where}"
         case GrantOnBucket():
-            return f"grant {short(step.role)} on gs://{step.bucket} to {step.member}"
+            where = f", {step.condition.title}" if step.condition else ""
+            return f"grant {short(step.role)} on gs://{step.bucket} to {step.member}{where}"
         case GrantOnAccount():
             return f"grant {short(step.role)} on {step.email} to {step.member}"
         case _:

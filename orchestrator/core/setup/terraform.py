@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
+    Condition,
     EnableApis,
     GrantOnAccount,
     GrantOnBucket,
@@ -110,14 +111,12 @@ def _resources(step: Step, declared: frozenset[str]) -> str:
         case GrantOnProject():
             address = f"google_project_iam_custom_role.{short(step.role)}"
             role = Raw(f"{address}.name") if address in declared else step.role
-            where: Body = [("project", step.project), ("role", role), ("member", step.member)]
-            if step.condition is not None:
-                told = Block((("title", step.condition.title), ("expression", step.condition.expression)))
-                where = [*where, ("condition", told)]
-            needs = after(*(ACCOUNT if step.member.startswith("serviceAccount:") else ()))
+            where: Body = [("project", step.project), ("role", role), ("member", step.member), *_where(step.condition)]
+            service = "google_project_service.cloudresourcemanager"
+            needs = after(service, *(ACCOUNT if step.member.startswith("serviceAccount:") else ()))
             return _resource("google_project_iam_member", _name(step.role, step.member), [*where, *needs])
         case GrantOnBucket():
-            where = [("bucket", step.bucket), ("role", step.role), ("member", step.member)]
+            where = [("bucket", step.bucket), ("role", step.role), ("member", step.member), *_where(step.condition)]
             needs = after(BUCKET, *(ACCOUNT if step.member.startswith("serviceAccount:") else ()))
             return _resource("google_storage_bucket_iam_member", _name(step.role, step.member), [*where, *needs])
         case GrantOnAccount():
@@ -127,6 +126,12 @@ def _resources(step: Step, declared: frozenset[str]) -> str:
             return _resource("google_service_account_iam_member", name, [*where, *after(*ACCOUNT)])
         case _:
             return _settings(step)
+
+
+def _where(condition: Condition | None) -> Body:
+    if condition is None:
+        return []
+    return [("condition", Block((("title", condition.title), ("expression", condition.expression))))]
 
 
 def _careful() -> Body:

@@ -7,9 +7,7 @@ gcloud services enable compute.googleapis.com storage.googleapis.com iam.googlea
 
 # make the bucket gs://my-bench in us-central1: uniform access, never public, payloads deleted after 180 days
 gcloud storage buckets create gs://my-bench --project=my-project --location=us-central1 --uniform-bucket-level-access --public-access-prevention
-gcloud storage buckets update gs://my-bench --lifecycle-file=/dev/stdin <<'EOF'
-{"rule": [{"action": {"type": "Delete"}, "condition": {"age": 180, "matchesPrefix": ["payloads/"]}}, {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}}]}
-EOF
+rules=$(mktemp) && printf '%s\n' '{"rule": [{"action": {"type": "Delete"}, "condition": {"age": 180, "matchesPrefix": ["payloads/"]}}, {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}}]}' >"$rules" && gcloud storage buckets update gs://my-bench --lifecycle-file="$rules"; rm -f "$rules"
 
 # make the service account bench-vm (machines of bench)
 gcloud iam service-accounts create bench-vm --project=my-project --display-name='machines of bench'
@@ -20,20 +18,23 @@ gcloud iam roles create benchMachine --project=my-project --title='bench: a mach
 # grant benchMachine on the project to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com, machines of bench only
 gcloud projects add-iam-policy-binding my-project --member=serviceAccount:bench-vm@my-project.iam.gserviceaccount.com --role=projects/my-project/roles/benchMachine --condition='expression=resource.name.extract("/instances/{name}").startsWith("bench-"),title=machines of bench only'
 
-# grant storage.objectUser on gs://my-bench to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com
-gcloud storage buckets add-iam-policy-binding gs://my-bench --member=serviceAccount:bench-vm@my-project.iam.gserviceaccount.com --role=roles/storage.objectUser
+# grant storage.objectUser on gs://my-bench to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com, runs and machines only
+gcloud storage buckets add-iam-policy-binding gs://my-bench --member=serviceAccount:bench-vm@my-project.iam.gserviceaccount.com --role=roles/storage.objectUser --condition='expression=resource.type == "storage.googleapis.com/Object" && (resource.name.startsWith("projects/_/buckets/my-bench/objects/machines/") || resource.name.startsWith("projects/_/buckets/my-bench/objects/runs/") && !resource.name.endsWith("/plan.json")),title=runs and machines only'
 
-# make the role benchLauncher (bench: launch and look): 23 permissions
-gcloud iam roles create benchLauncher --project=my-project --title='bench: launch and look' --stage=GA --permissions=compute.disks.create,compute.disks.setLabels,compute.instances.create,compute.instances.delete,compute.instances.get,compute.instances.getSerialPortOutput,compute.instances.list,compute.instances.setLabels,compute.instances.setMetadata,compute.instances.setServiceAccount,compute.networks.get,compute.projects.get,compute.regions.get,compute.regions.list,compute.routers.list,compute.subnetworks.list,compute.subnetworks.use,compute.subnetworks.useExternalIp,compute.zoneOperations.get,compute.zoneOperations.list,iam.serviceAccounts.get,resourcemanager.projects.get,serviceusage.services.list
+# grant storage.objectViewer on gs://my-bench to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com, payloads and names only
+gcloud storage buckets add-iam-policy-binding gs://my-bench --member=serviceAccount:bench-vm@my-project.iam.gserviceaccount.com --role=roles/storage.objectViewer --condition='expression=resource.type == "storage.googleapis.com/Bucket" || resource.name.startsWith("projects/_/buckets/my-bench/objects/payloads/"),title=payloads and names only'
+
+# make the role benchLauncher (bench: launch and look): 26 permissions
+gcloud iam roles create benchLauncher --project=my-project --title='bench: launch and look' --stage=GA --permissions=compute.advice.capacity,compute.advice.capacityHistory,compute.disks.create,compute.disks.setLabels,compute.instances.create,compute.instances.delete,compute.instances.get,compute.instances.getSerialPortOutput,compute.instances.list,compute.instances.setLabels,compute.instances.setMetadata,compute.instances.setServiceAccount,compute.networks.get,compute.projects.get,compute.regions.get,compute.regions.list,compute.routers.list,compute.subnetworks.list,compute.subnetworks.use,compute.subnetworks.useExternalIp,compute.zoneOperations.get,compute.zoneOperations.list,iam.serviceAccounts.get,resourcemanager.projects.get,serviceusage.services.get,serviceusage.services.list
 
 # grant benchLauncher on the project to user:ada@example.com
 gcloud projects add-iam-policy-binding my-project --member=user:ada@example.com --role=projects/my-project/roles/benchLauncher --condition=None
 
 # grant storage.objectUser on gs://my-bench to user:ada@example.com
-gcloud storage buckets add-iam-policy-binding gs://my-bench --member=user:ada@example.com --role=roles/storage.objectUser
+gcloud storage buckets add-iam-policy-binding gs://my-bench --member=user:ada@example.com --role=roles/storage.objectUser --condition=None
 
 # grant storage.legacyBucketReader on gs://my-bench to user:ada@example.com
-gcloud storage buckets add-iam-policy-binding gs://my-bench --member=user:ada@example.com --role=roles/storage.legacyBucketReader
+gcloud storage buckets add-iam-policy-binding gs://my-bench --member=user:ada@example.com --role=roles/storage.legacyBucketReader --condition=None
 
 # grant iam.serviceAccountUser on bench-vm@my-project.iam.gserviceaccount.com to user:ada@example.com
 gcloud iam service-accounts add-iam-policy-binding bench-vm@my-project.iam.gserviceaccount.com --project=my-project --member=user:ada@example.com --role=roles/iam.serviceAccountUser

@@ -96,27 +96,49 @@ resource "google_project_iam_member" "benchMachine_serviceAccount_bench_vm" {
     expression = "resource.name.extract(\"/instances/{name}\").startsWith(\"bench-\")"
   }
   depends_on = [
+    google_project_service.cloudresourcemanager,
     google_service_account.bench,
   ]
 }
 
-# grant storage.objectUser on gs://my-bench to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com
+# grant storage.objectUser on gs://my-bench to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com, runs and machines only
 resource "google_storage_bucket_iam_member" "storage_objectUser_serviceAccount_bench_vm" {
   bucket     = "my-bench"
   role       = "roles/storage.objectUser"
   member     = "serviceAccount:bench-vm@my-project.iam.gserviceaccount.com"
+  condition {
+    title      = "runs and machines only"
+    expression = "resource.type == \"storage.googleapis.com/Object\" && (resource.name.startsWith(\"projects/_/buckets/my-bench/objects/machines/\") || resource.name.startsWith(\"projects/_/buckets/my-bench/objects/runs/\") && !resource.name.endsWith(\"/plan.json\"))"
+  }
   depends_on = [
     google_storage_bucket.bench,
     google_service_account.bench,
   ]
 }
 
-# make the role benchLauncher (bench: launch and look): 23 permissions
+# grant storage.objectViewer on gs://my-bench to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com, payloads and names only
+resource "google_storage_bucket_iam_member" "storage_objectViewer_serviceAccount_bench_vm" {
+  bucket     = "my-bench"
+  role       = "roles/storage.objectViewer"
+  member     = "serviceAccount:bench-vm@my-project.iam.gserviceaccount.com"
+  condition {
+    title      = "payloads and names only"
+    expression = "resource.type == \"storage.googleapis.com/Bucket\" || resource.name.startsWith(\"projects/_/buckets/my-bench/objects/payloads/\")"
+  }
+  depends_on = [
+    google_storage_bucket.bench,
+    google_service_account.bench,
+  ]
+}
+
+# make the role benchLauncher (bench: launch and look): 26 permissions
 resource "google_project_iam_custom_role" "benchLauncher" {
   project     = "my-project"
   role_id     = "benchLauncher"
   title       = "bench: launch and look"
   permissions = [
+    "compute.advice.capacity",
+    "compute.advice.capacityHistory",
     "compute.disks.create",
     "compute.disks.setLabels",
     "compute.instances.create",
@@ -139,6 +161,7 @@ resource "google_project_iam_custom_role" "benchLauncher" {
     "compute.zoneOperations.list",
     "iam.serviceAccounts.get",
     "resourcemanager.projects.get",
+    "serviceusage.services.get",
     "serviceusage.services.list",
   ]
   depends_on  = [
@@ -148,9 +171,12 @@ resource "google_project_iam_custom_role" "benchLauncher" {
 
 # grant benchLauncher on the project to user:ada@example.com
 resource "google_project_iam_member" "benchLauncher_user_ada" {
-  project = "my-project"
-  role    = google_project_iam_custom_role.benchLauncher.name
-  member  = "user:ada@example.com"
+  project    = "my-project"
+  role       = google_project_iam_custom_role.benchLauncher.name
+  member     = "user:ada@example.com"
+  depends_on = [
+    google_project_service.cloudresourcemanager,
+  ]
 }
 
 # grant storage.objectUser on gs://my-bench to user:ada@example.com

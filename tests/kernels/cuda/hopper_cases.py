@@ -10,8 +10,8 @@ import torch
 
 from kernels.attention.cuda.hopper import HopperKernel, HopperWay
 from kernels.attention.cuda.launching import Step
-from kernels.attention.cuda.operator import problem_of
 from kernels.attention.cuda.planning import Machine
+from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.small_hopper import GroupKernel, SmallHopper
 from kernels.attention.cuda.variants import Entry
 from tests.kernels.cuda.hopper_runner import HopperProgram, Schedule

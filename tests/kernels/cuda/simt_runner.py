@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from kernels.attention.cuda.ladder import Rung
-from kernels.attention.cuda.operator import problem_of
 from kernels.attention.cuda.planning import Launch, Machine, check
 from kernels.attention.cuda.portable import parameters_of
+from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.variants import SOURCE, Entry, Kernel, Tile, chip_of
 
 SHIM = Path(__file__).parent / "simt"

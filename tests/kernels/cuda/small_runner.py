@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.cuda.operator import problem_of
+from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.small import SmallKernel, parameters_of
 from kernels.attention.cuda.variants import SOURCE
 from tests.kernels.cuda.simt_runner import SHIM, storage_of

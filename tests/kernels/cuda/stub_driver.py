@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
+from kernels.attention.cuda.counters import Counters
 from kernels.attention.cuda.driver import Function, TensorMap, driver
-from kernels.attention.cuda.engine import Counters, Engine
+from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.hopper import HopperKernel, HopperParameters
 from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.planning import Machine
@@ -71,6 +72,23 @@ class Stub:
     def launches(self) -> int:
         return int(self.library.stub_launches())
 
+    @contextmanager
+    def capture(self, host: OneHost) -> Iterator[None]:
+        """A capture of the host's stream, as strict as PyTorch's own; broken if anything in it is forbidden."""
+        before = self.library.stub_broken_captures()
+        self.library.stub_capturing(1)
+        host.is_capturing = True
+        try:
+            yield
+        finally:
+            host.is_capturing = False
+            self.library.stub_capturing(0)
+        assert self.library.stub_broken_captures() == before, "something that breaks a capture was done in it"
+
+    def is_zero(self, address: int, size: int) -> bool:
+        """Whether so many bytes of the driver's own memory are zero; False where it is not the driver's."""
+        return bool(self.library.stub_is_zero(address, size))
+
     def launch(self, number: int = -1) -> Launch:
         """A recorded launch; the latest by default."""
         number = self.launches + number if number < 0 else number
@@ -98,16 +116,16 @@ def stub_libcuda(folder: Path) -> Iterator[Stub]:
     library = ctypes.CDLL(str(path))  # from now on the loader knows a libcuda.so.1
     library.stub_launch.restype = ctypes.c_void_p
     library.stub_launch.argtypes = [ctypes.c_long]
-    for name in ("stub_launches", "stub_maps", "stub_replaced"):
+    library.stub_is_zero.argtypes = [ctypes.c_uint64, ctypes.c_long]
+    for name in ("stub_launches", "stub_maps", "stub_replaced", "stub_open_streams", "stub_allocations"):
         getattr(library, name).restype = ctypes.c_long
     try:
         assert driver().library.stub_launches() == 0
         yield Stub(library)
     finally:
-        second = driver().library
         driver.cache_clear()
-        for one in (second, library):
-            _ctypes.dlclose(one._handle)
+        while str(path) in Path("/proc/self/maps").read_text():  # every driver that was made of it holds it once
+            _ctypes.dlclose(library._handle)
 
 
 def can_stub() -> bool:
@@ -135,7 +153,7 @@ class OnCpu(Engine):
         self.machine = Machine(chip=HOPPER, sm_count=132, l2_bytes=50 << 20, hopper=hopper)
         self.functions: dict[str, Function] = {}
         self.lock = threading.Lock()
-        self.counters = Counters(self.device)
+        self.counters = Counters(self.zeroed_memory)
 
     def function(self, entry: Entry) -> Function:
         found = self.functions.get(entry.name)

@@ -38,10 +38,10 @@ def disassembler() -> str | None:
 
 
 def samples(architecture: str) -> list[Kernel | Combine]:
-    """The large kernels of both masks' harder one, in fp16: what each architecture is most likely to spill in."""
+    """The large kernels of both masks, in fp16: what each architecture is most likely to spill in."""
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
-    return [Kernel("float16", d, True, True, chip.large[d, True]) for d in (64, 128)]
+    return [Kernel("float16", d, causal, True, chip.large[d, causal]) for d in (64, 128) for causal in (True, False)]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -61,6 +61,17 @@ def test_a_masked_and_a_decoding_kernel_compile_without_spills(
     masked = [entry for entry in general.every_kernel(chip) if entry.mask == "float32" and entry.vector]
     entries = [masked[1], list(decode.every_kernel(chip))[1]]
     assert all(built.resources for built in build_all(entries, Target(architecture), compiler, cache, 2))
+
+
+def test_the_widest_kernels_with_features_compile_for_hopper_without_spills(compiler: Compiler, cache: Cache) -> None:
+    chip = chip_of(90)
+    assert chip is not None
+    every = [entry for entry in general.every_kernel(chip) if entry.dtype == "bfloat16" and entry.vector]
+    entries = [
+        entry for entry in every if entry.mask is None and (entry.head_dim == 256 or entry.tile == general.WIDE_64)
+    ]
+    assert len(entries) == 3
+    assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
 
 
 def test_the_scalar_and_the_joining_kernel_compile_without_spills(compiler: Compiler, cache: Cache) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kernels.attention.cuda.decode import Decode, DecodeKernel, DecodeTile, plan_decode
-from kernels.attention.cuda.operator import problem_of
 from kernels.attention.cuda.planning import Machine
+from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.variants import CHIPS, Combine
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 

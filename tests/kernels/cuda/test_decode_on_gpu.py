@@ -15,7 +15,8 @@ from kernels.attention.cuda.decode import TILES, Decode, DecodeKernel, plan_deco
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.launching import Bound, Buffers
-from kernels.attention.cuda.operator import bind, problem_of
+from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.posing import problem_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,8 +76,9 @@ def bound(
     q, k, v = tensors
     problem = problem_of(q, k, v, out, causal=causal, alignment=alignment)
     launch = plan_decode(problem, engine.machine, splits=splits, tickets=tickets)
-    buffers, way = Buffers(engine, lse.data_ptr()), Decode(launch)
-    return Bound(engine, way.name, way.steps(problem, q.shape[3] ** -0.5, buffers), (q, k, v, out, lse, buffers))
+    buffers = Buffers.now(engine)
+    buffers.lse = lse.data_ptr()
+    return Bound.of(Decode(launch), problem, q.shape[3] ** -0.5, buffers, (q, k, v, out, lse))
 
 
 def verdict(

@@ -19,8 +19,8 @@ from kernels.attention.cuda.explaining import (
     machine_named,
     main,
 )
-from kernels.attention.cuda.operator import problem_of
 from kernels.attention.cuda.planning import Problem
+from kernels.attention.cuda.posing import problem_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import platform
 import random
@@ -14,10 +15,9 @@ import torch
 from kernels.attention.cuda.decode import Decode, DecodeKernel, DecodeTile, plan_decode
 from kernels.attention.cuda.general import NARROW_128, General, GeneralKernel, plan_general
 from kernels.attention.cuda.launching import Way
-from kernels.attention.cuda.operator import Window, problem_of
 from kernels.attention.cuda.planning import Machine
+from kernels.attention.cuda.posing import Window, problem_of, varlen_problem_of
 from kernels.attention.cuda.variants import CHIPS, SCALAR_TILES, Combine, Tile
-from kernels.attention.cuda.varlen import varlen_problem_of
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
 pytestmark = pytest.mark.skipif(
@@ -84,11 +84,16 @@ def seen_keys(seq_q: int, seq_k: int, causal: bool, alignment: str, window: Wind
 
 
 def expected(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, mask: torch.Tensor | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     group = q.shape[1] // k.shape[1]
     k64, v64 = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = (q.double() @ k64.mT) / math.sqrt(q.shape[3])
+    scores = (q.double() @ k64.mT) * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.double()
     scores = scores.masked_fill(~seen, -math.inf)
@@ -126,19 +131,22 @@ def assert_right(
     decode: bool = False,
     eager: bool = False,
     reverse: bool = False,
+    scale: float | None = None,
 ) -> None:
     q, k, v = tensors
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
     problem = problem_of(q, k, v, out, causal=causal, alignment=alignment, window=window, mask=mask)
+    problem = dataclasses.replace(problem, sign=(scale > 0) - (scale < 0))
     way: Way = General(plan_general(problem, machine, splits=splits, tile=tile, pack=pack))
     if decode:
         way = Decode(plan_decode(problem, machine, tile=DECODE.tile, splits=splits))
     buffers = HostBuffers(lse.data_ptr())
-    steps = way.steps(problem, 1 / math.sqrt(q.shape[3]), buffers)  # type: ignore[arg-type]
+    steps = way.steps(problem, abs(scale) or 1.0, buffers)  # type: ignore[arg-type]
     given = [q, k, v, out, lse, *buffers.memory] + ([] if mask is None else [mask])
     program.run(steps, given, scratch, eager=eager, reverse=reverse)
     seen = seen_keys(q.shape[2], k.shape[2], causal, alignment, window)
-    assert_close(out, lse, *expected(q, k, v, seen, mask), q.dtype)
+    assert_close(out, lse, *expected(q, k, v, seen, mask, scale), q.dtype)
 
 
 def problem(
@@ -226,6 +234,20 @@ def test_a_mask_of_any_shape_that_broadcasts_is_applied(
     assert_right(ampere, problem(4, 2, 70, 130, 64, batch=2), tmp_path, mask=mask)
 
 
+@pytest.mark.parametrize("scale", [-0.125, -1.0, 0.0, -0.0])
+def test_a_scale_that_is_not_positive_is_one_like_any_other(ampere: Program, tmp_path: Path, scale: float) -> None:
+    assert_right(ampere, problem(4, 2, 70, 130, 64), tmp_path, scale=scale, causal=True, splits=2)
+    assert_right(
+        ampere,
+        problem(4, 2, 70, 130, 64, dtype=torch.bfloat16),
+        tmp_path,
+        scale=scale,
+        window=(50, 3),
+        mask=torch.randn(70, 130).bfloat16(),
+    )
+    assert_right(ampere, problem(2, 1, 67, 131, 37), tmp_path, scale=scale)
+
+
 def test_a_strided_mask_and_a_bfloat16_one_are_applied(ampere: Program, tmp_path: Path) -> None:
     mask = torch.randn(1, 1, 261, 75).to(torch.bfloat16)[:, :, ::2].mT[:, :, 5:]
     tensors = problem(2, 2, 70, 131, 64, dtype=torch.bfloat16)
@@ -262,12 +284,19 @@ LENGTHS = (((5, 130, 1, 64), (70, 130, 0, 200)), ((0, 3, 66), (9, 0, 65)), ((1, 
 @pytest.mark.parametrize("alignment", ["top-left", "bottom-right"])
 @pytest.mark.parametrize(("lengths_q", "lengths_k"), LENGTHS)
 @pytest.mark.parametrize("form", ["one part", "three parts", "packed", "decode"])
+@pytest.mark.parametrize("told", [1.0, 0.4, 0.0], ids=["told", "told less", "told nothing"])
 def test_sequences_of_different_lengths_are_computed_each_by_itself(
-    ampere: Program, tmp_path: Path, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], alignment: str, form: str
+    ampere: Program,
+    tmp_path: Path,
+    lengths_q: tuple[int, ...],
+    lengths_k: tuple[int, ...],
+    alignment: str,
+    form: str,
+    told: float,
 ) -> None:
     heads, kv_heads, window = 4, 2, (50, 0)
     if form == "decode" and max(lengths_q) > 32:
-        lengths_q = tuple(min(length, 3) for length in lengths_q)
+        lengths_q = tuple(min(length, 3 if told == 1.0 else 30) for length in lengths_q)
     q, k, v = (
         draw(1, h, sum(lengths), 64, seed=h + i)[0].transpose(0, 1)
         for i, (h, lengths) in enumerate(((heads, lengths_q), (kv_heads, lengths_k), (kv_heads, lengths_k)))
@@ -278,7 +307,16 @@ def test_sequences_of_different_lengths_are_computed_each_by_itself(
     ]
     out, lse = torch.full_like(q, math.nan), torch.full((heads, q.shape[0]), math.nan)
     posed = varlen_problem_of(
-        q, k, v, out, *starts, max(lengths_q), max(lengths_k), causal=False, alignment=alignment, window=window
+        q,
+        k,
+        v,
+        out,
+        *starts,
+        int(told * max(lengths_q)),
+        int(told * max(lengths_k)),
+        causal=False,
+        alignment=alignment,
+        window=window,
     )
     splits, pack = (3 if form in ("three parts", "decode") else 1), (2 if form == "packed" else 1)
     way: Way = General(plan_general(posed, MACHINE, splits=splits, pack=pack))

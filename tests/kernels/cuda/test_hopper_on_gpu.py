@@ -13,7 +13,8 @@ from kernels.attention.cuda.build import build_all
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.launching import Bound
-from kernels.attention.cuda.operator import bind, problem_of
+from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.posing import problem_of
 from tests.kernels.cuda.test_on_gpu import DEV, DTYPES, FROBENIUS, randn
 
 pytestmark = [

@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.attention.cuda.binding import bind_call
 from kernels.attention.cuda.driver import TensorMap
 from kernels.attention.cuda.errors import CudaError, Unsupported
 from kernels.attention.cuda.hopper import HopperParameters
-from kernels.attention.cuda.operator import as_operator, attention, bind
-from kernels.attention.cuda.quick import PLANS_PER_GENERATION, Answer, Quick, check_by_guard, check_by_key
+from kernels.attention.cuda.likeness import check_by_guard, check_by_key
+from kernels.attention.cuda.moving import Answer
+from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.quick import PLANS_PER_GENERATION, Quick
+from kernels.attention.cuda.registered import as_operator
 from kernels.attention.cuda.small import SmallParameters
 from tests.kernels.cuda.stub_driver import Launch, Map, OnCpu, Stub, can_stub, stub_libcuda
 
@@ -37,7 +41,7 @@ def engine(request: pytest.FixtureRequest, stub: Stub) -> OnCpu:
 
 @pytest.fixture
 def quick(engine: OnCpu) -> Quick:
-    return Quick(bind, lambda device: engine, as_operator)
+    return Quick(bind_call, lambda device: engine, as_operator)
 
 
 def draw(*shape: int, kv_heads: int | None = None, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
@@ -114,7 +118,7 @@ def test_a_call_like_the_one_before_is_not_bound_again(engine: OnCpu) -> None:
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         bound.append(1)
-        return bind(*args, **kwargs)
+        return bind_call(*args, **kwargs)
 
     quick = Quick(counting, lambda device: engine, as_operator)
     for _ in range(5):
@@ -176,7 +180,7 @@ def test_gradients_are_refused_and_nothing_remembered_lets_them_through(stub: St
 
 def test_kernels_with_a_counter_have_one_for_each_stream(stub: Stub) -> None:
     engine = OnCpu(hopper=True)
-    quick = Quick(bind, lambda device: engine, as_operator)
+    quick = Quick(bind_call, lambda device: engine, as_operator)
     counters: dict[int, set[int]] = {}
     for _ in range(3):
         for stream in (0x1000, 0x2000):
@@ -193,7 +197,7 @@ def test_kernels_with_a_counter_have_one_for_each_stream(stub: Stub) -> None:
 
 def test_a_captured_launch_has_a_counter_that_no_other_launch_uses(stub: Stub) -> None:
     engine = OnCpu(hopper=True)
-    quick = Quick(bind, lambda device: engine, as_operator)
+    quick = Quick(bind_call, lambda device: engine, as_operator)
     tensors = draw(1, 2, 600, 64)
 
     def counter() -> int:
@@ -214,7 +218,7 @@ def test_a_captured_launch_has_a_counter_that_no_other_launch_uses(stub: Stub) -
 
 def test_parts_of_split_keys_are_kept_for_one_stream_alone(stub: Stub) -> None:
     engine = OnCpu(hopper=False)
-    quick = Quick(lambda *a, **o: bind(*a, splits=4, **o), lambda device: engine, as_operator)
+    quick = Quick(lambda *a, **o: bind_call(*a, splits=4, **o), lambda device: engine, as_operator)
     partial: dict[int, set[int]] = {}
     for _ in range(3):
         for stream in (0x1000, 0x2000):
@@ -234,7 +238,7 @@ def test_parts_of_split_keys_are_kept_for_one_stream_alone(stub: Stub) -> None:
 
 def test_tensor_maps_follow_the_tensors(stub: Stub) -> None:
     engine = OnCpu(hopper=True)
-    quick = Quick(bind, lambda device: engine, as_operator)
+    quick = Quick(bind_call, lambda device: engine, as_operator)
     for _ in range(4):
         tensors = draw(2, 4, 640, 64, kv_heads=2)
         call(quick, tensors)
@@ -381,7 +385,7 @@ def test_small_kernels_are_remembered_like_all_others(stub: Stub) -> None:
     for dependent in (False, True):
         name = "small-r16k4x16-dependent" if dependent else "small-r16k4x16"
         engine = OnCpu(hopper=True)
-        quick = Quick(lambda *a, name=name, **o: bind(*a, way=name, **o), lambda device, e=engine: e, as_operator)
+        quick = Quick(lambda *a, name=name, **o: bind_call(*a, way=name, **o), lambda device, e=engine: e, as_operator)
         for _ in range(3):
             tensors = draw(2, 4, 60, 64)
             answer = call(quick, tensors, lse=True)
@@ -398,7 +402,7 @@ def test_small_kernels_are_remembered_like_all_others(stub: Stub) -> None:
 def test_small_kernels_with_tensor_maps_follow_their_tensors(stub: Stub, cluster: str) -> None:
     engine = OnCpu(hopper=True)
     way = f"small-w64k2x128b4{cluster}"
-    quick = Quick(lambda *a, **o: bind(*a, way=way, **o), lambda device: engine, as_operator)
+    quick = Quick(lambda *a, **o: bind_call(*a, way=way, **o), lambda device: engine, as_operator)
     for _ in range(3):
         tensors = draw(2, 4, 500, 64, kv_heads=2)
         answer = call(quick, tensors, causal=True)

@@ -14,8 +14,9 @@ from kernels.attention.cuda.build import build_all
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.launching import Way
-from kernels.attention.cuda.operator import bind, problem_of
+from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.planning import Problem
+from kernels.attention.cuda.posing import problem_of
 from tests.kernels.cuda.test_on_gpu import DEV, DTYPES, exact, failures, in_dtype, randn
 
 pytestmark = [

@@ -4,39 +4,113 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.attention.cuda import dispatch
 from kernels.attention.cuda.campaign import tune
-from kernels.attention.cuda.campaign.cells import Cell, square
+from kernels.attention.cuda.campaign.cells import Cell, as_row, chosen, from_row
 from kernels.attention.cuda.campaign.race import (
     REFERENCE,
     STAGES,
+    Track,
     against_reference,
     choice,
     key_of,
     race,
+    read,
     row_of,
     scores,
 )
-from kernels.attention.cuda.campaign.timing import Contender
+from kernels.attention.cuda.campaign.tune import make_inputs, square
 from kernels.attention.cuda.planning import Layout, Machine, Problem
 from kernels.attention.cuda.tuned import FAR, FOLDER, Choice, Key, Table, parse, stem
 from kernels.attention.cuda.variants import chip_of
-from tests.kernels.cuda.simulated import SimulatedWatch, Work
+from kernels.harness.timers import Timed, Timer
+from kernels.harness.turns import Contender
+from kernels.harness.workload import Plan
 
-CELL = square("tune", "bfloat16", 4, 16, 1024, 128, True)
+CELL = square("bfloat16", 4, 16, 1024, 128, True)
 AT = "2026-11-21T08:00:00+00:00"
 ABOUT = {"device": "NVIDIA H200", "chip": "hopper", "sm_count": 132}
 
 
+class Simulated:
+    """A timer of work that lasts `us`, off by up to `noise`; a graph takes nine tenths of a single call."""
+
+    overhead_us = 0.0
+
+    def __init__(self, us: float, calls_made: int, off: Callable[[], float]) -> None:
+        self.us, self.calls_made, self.off = us, calls_made, off
+
+    def __call__(self, plans: Sequence[Plan]) -> Timed:
+        assert len(plans) == self.calls_made
+        for plan in plans:
+            plan()
+        return Timed(self.us * self.off())
+
+    def rest_s(self, latency_us: float) -> float:
+        return latency_us / 1e6
+
+
 def raced(us: Mapping[str, float], noise: float = 0.0, seed: int = 0) -> dict[str, object]:
-    watch = SimulatedWatch(noise=noise, chance=random.Random(seed))
-    field = {name: Contender(name, (Work(value),)) for name, value in us.items()}
-    return row_of(CELL, race(field, watch, random.Random(seed)), {}, AT)
+    chance = random.Random(seed)
+
+    def off() -> float:
+        return 1 + noise * chance.uniform(-1, 1)
+
+    def timed_by(regime: str) -> Callable[[Contender], Timer]:
+        share, calls = (1.0, 1) if regime == "burst" else (0.9, 3)
+        return lambda one: Simulated(us[one.implementation] * share, calls, off)
+
+    field = {name: Contender(name, (torch.Tensor, torch.Tensor), nullcontext) for name in us}
+    return row_of(CELL, race(field, timed_by, random.Random(seed), lambda _: None), {}, AT)
+
+
+def test_each_call_of_a_race_is_on_the_next_input_set_within_its_own_scope_and_followed_by_its_rest() -> None:
+    calls: list[int] = []
+    rests: list[float] = []
+
+    def plan(number: int) -> Plan:
+        def call() -> torch.Tensor:
+            calls.append(number)
+            return torch.empty(0)
+
+        return call
+
+    one = Contender("a", tuple(plan(number) for number in range(3)), nullcontext)
+    track = Track(
+        {"a": one}, lambda regime: lambda _: Simulated(5.0, 1 if regime == "burst" else 4, lambda: 1.0), rests.append
+    )
+    assert [track.time("a", regime) for regime in ("burst", "graph", "burst")] == [5.0] * 3
+    assert calls == [0, 1, 2, 0, 1, 2]
+    assert rests == [5e-6] * 3
+
+
+def test_a_cell_survives_being_written_down_and_words_choose_cells_by_name() -> None:
+    assert all(from_row(as_row(one)) == one for one in tune.cells())
+    found = chosen(tune.cells(), "bf16 d128 causal")
+    assert found
+    assert all(one.dtype == "bfloat16" and one.head_dim == 128 and one.causal for one in found)
+
+
+def test_inputs_are_the_same_at_every_race_and_each_set_has_memory_of_its_own() -> None:
+    small = square("float16", 1, 2, 8, 64, False)
+    first, again = make_inputs(small, 3, torch.device("cpu")), make_inputs(small, 3, torch.device("cpu"))
+    assert all(
+        torch.equal(a, b) for one, other in zip(first, again, strict=True) for a, b in zip(one, other, strict=True)
+    )
+    assert len({tensor.data_ptr() for one in first for tensor in one}) == 9
+
+
+def test_rows_read_back_as_far_as_they_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"kind": "about"}\n{"kind": "race"}\n{"kind": "ra')
+    assert [row["kind"] for row in read(path)] == ["about", "race"]
 
 
 def key(all_heads: int = 64, seq_q: int = 1024, seq_k: int = 1024, **changes: object) -> Key:
@@ -168,7 +242,7 @@ def test_the_tuned_grid_holds_the_campaign_s_problems() -> None:
     for seq in (64, 512, 8192):
         for head_dim in (64, 128):
             for causal in (False, True):
-                assert key_of(square("main", "float16", 4, 16, seq, head_dim, causal)) in found
+                assert key_of(square("float16", 4, 16, seq, head_dim, causal)) in found
     assert key_of(Cell("decode", "bfloat16", 4, 64, 8, 1, 131072, 128, False)) in found
     assert len(found) == len(tune.cells())
 

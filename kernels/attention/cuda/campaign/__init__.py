@@ -1,1 +1,1 @@
-"""What is run by hand on a GPU: comparing tiles, timing the ladder, and the tables made of the results."""
+"""What is run by hand on a GPU: tuning, stress, what a call costs the host; and the grids of what is published."""

@@ -2,24 +2,30 @@
 
     python -m kernels.attention.cuda.campaign.features
 
-Each row is one problem in bf16, timed in graphs as `timing.compare` does; microseconds a call, side by side.
+Each row is one problem in bf16, timed as graphs by the harness's timers; microseconds a call, side by side.
 """
 
 from __future__ import annotations
 
+import random
+import statistics
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.attention.cuda.campaign.timing import compare
+from kernels.attention.cuda.campaign.race import Track, rounds
 from kernels.attention.cuda.engine import engine_of
 from kernels.attention.cuda.general import General, plan_general
 from kernels.attention.cuda.launching import Bound, Buffers
-from kernels.attention.cuda.operator import bind, problem_of
+from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.varlen import bind_varlen
+from kernels.harness.timers import timer_for
+from kernels.harness.turns import Contender
 
 Call = Callable[[], object]
 GRAPH_ROUNDS = 7
@@ -33,8 +39,8 @@ def general(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, 
     """The general kernel where nothing asks for it."""
     engine, out = engine_of(q.device), torch.empty_like(q)
     problem = problem_of(q, k, v, out, causal=causal, alignment="bottom-right")
-    buffers, way = Buffers(engine), General(plan_general(problem, engine.machine, pack=pack))
-    return Bound(engine, way.name, way.steps(problem, q.shape[3] ** -0.5, buffers), (q, k, v, out, buffers))
+    way = General(plan_general(problem, engine.machine, pack=pack))
+    return Bound.of(way, problem, q.shape[3] ** -0.5, Buffers.now(engine), (q, k, v, out))
 
 
 def efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Call:
@@ -81,8 +87,10 @@ def problems(head_dim: int) -> Iterator[tuple[str, dict[str, Call]]]:
 def main() -> None:
     for head_dim in (64, 128):
         for name, calls in problems(head_dim):
-            times = compare(calls, burst_rounds=0, graph_rounds=GRAPH_ROUNDS, seed=1)
-            row = ", ".join(f"{contender} {found.graph_median_us:.1f}" for contender, found in times.items())
+            field = {contender: Contender(contender, (call,), nullcontext) for contender, call in calls.items()}
+            track = Track(field, lambda regime: timer_for(torch.device("cuda", torch.cuda.current_device()), regime))
+            times = rounds(track, list(field), "graph", GRAPH_ROUNDS, random.Random(1))
+            row = ", ".join(f"{contender} {statistics.median(found):.1f}" for contender, found in times.items())
             sys.stdout.write(f"D{head_dim} {name}: {row}\n")
             sys.stdout.flush()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from kernels.attention.cuda.campaign.contenders import BACKENDS
+from kernels.attention.baseline import BACKENDS
 from kernels.attention.cuda.operator import attention, bind
 
 Call = Callable[[], object]

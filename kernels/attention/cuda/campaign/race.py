@@ -5,15 +5,20 @@ What decides is pure: `scores` and `choice` look at recorded times only, so the 
 
 from __future__ import annotations
 
+import gzip
+import json
+import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kernels.attention.cuda.campaign.cells import Cell, as_row, from_row
-from kernels.attention.cuda.campaign.numbers import geometric_mean
-from kernels.attention.cuda.campaign.timing import Call, Contender, Stopwatch, graph_calls
 from kernels.attention.cuda.tuned import Choice, Key
+from kernels.harness.timers import Timer
+from kernels.harness.turns import Contender
 
 STAGES = ((3, 2, 1.12), (5, 3, 1.025), (8, 5, 1.0))
 """Rounds of burst, rounds of graph, and how much worse than the best may go on to the next stage."""
@@ -23,6 +28,8 @@ REFERENCE = "cudnn"
 DIGITS = 3
 
 Samples = dict[str, dict[str, list[float]]]
+TimedBy = Callable[[str], Callable[[Contender], Timer]]
+"""How each regime is timed: the harness's timers."""
 
 
 def scores(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, float]:
@@ -38,31 +45,81 @@ def ranking(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> list[tuple[
     return sorted((score, name) for name, score in scores(samples).items())
 
 
-def race(field: Mapping[str, Contender], watch: Stopwatch, chance: random.Random) -> Samples:
+class Track:
+    """The harness's timers for a field, each made when it is first needed."""
+
+    def __init__(
+        self, field: Mapping[str, Contender], timed_by: TimedBy, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.field, self.timed_by, self.pause = field, timed_by, pause
+        self.timers: dict[tuple[str, str], Timer] = {}
+        self.calls: dict[str, int] = dict.fromkeys(field, 0)
+
+    def time(self, name: str, regime: str) -> float:
+        """Microseconds a call of one measurement, on the next input sets. Raises `Unavailable`."""
+        one = self.field[name]
+        with one.scope():
+            timer = self.timers.get((name, regime))
+            if timer is None:
+                timer = self.timers[name, regime] = self.timed_by(regime)(one)
+            at = self.calls[name]
+            self.calls[name] += timer.calls_made
+            us = timer([one.plans[(at + i) % len(one.plans)] for i in range(timer.calls_made)]).latency_us
+        self.pause(timer.rest_s(us))
+        return us
+
+
+def rounds(track: Track, names: list[str], regime: str, count: int, chance: random.Random) -> dict[str, list[float]]:
+    """So many measurements of each, in an order that changes from round to round."""
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(count):
+        for name in chance.sample(names, len(names)):
+            found[name].append(track.time(name, regime))
+    return found
+
+
+def race(
+    field: Mapping[str, Contender],
+    timed_by: TimedBy,
+    chance: random.Random,
+    pause: Callable[[float], None] = time.sleep,
+) -> Samples:
     """Microseconds a call by way and regime. Each stage times those that the last one left."""
     samples: Samples = {name: {regime: [] for regime in REGIMES} for name in field}
-    graphs: dict[str, tuple[Call, int]] = {}
-    racing = list(field)
-    watch.burst([*field.values()])  # a round that nobody counts
-    for burst_rounds, graph_rounds, keep in STAGES:
-        for _ in range(burst_rounds):
-            chance.shuffle(racing)
-            for name, us in zip(racing, watch.burst([field[name] for name in racing]), strict=True):
-                samples[name]["burst"].append(us)
-        for name in racing:
-            if name not in graphs:
-                calls = graph_calls(statistics.median(samples[name]["burst"]))
-                graphs[name] = watch.capture(field[name], calls, False), calls
-        for _ in range(graph_rounds):
-            chance.shuffle(racing)
-            for name, us in zip(racing, watch.replay([graphs[name][0] for name in racing]), strict=True):
-                samples[name]["graph"].append(us / graphs[name][1])
+    track, racing = Track(field, timed_by, pause), list(field)
+    rounds(track, racing, "burst", 1, chance)  # a round that nobody counts
+    for *counts, keep in STAGES:
+        for regime, count in zip(REGIMES, counts, strict=True):
+            for name, values in rounds(track, racing, regime, int(count), chance).items():
+                samples[name][regime] += values
         found = ranking({name: samples[name] for name in racing})
         limit = found[0][0] * keep
         racing = sorted({name for score, name in found if score <= limit} | ({REFERENCE} & field.keys()))
         if len([name for name in racing if name != REFERENCE]) < 2:
             break
     return samples
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers, at least one."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of recorded races, gzipped or not; a last line that a kill cut short is left out."""
+    data = path.read_bytes()
+    found = []
+    for line in (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def of_kind(rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """The rows of one kind."""
+    return [row for row in rows if row["kind"] == kind]
 
 
 def row_of(cell: Cell, samples: Samples, absent: Mapping[str, str], at: str) -> dict[str, Any]:

@@ -1,15 +1,21 @@
-"""Whether every launch gives the same bits: two streams at once, while a third copies as fast as it can."""
+"""Whether every launch gives the same bits: two streams at once, while a third copies as fast as it can.
+
+python3 -m kernels.attention.cuda.campaign.stress --launches 10000
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kernels.attention.cuda.engine import Engine
+from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.launching import Bound
 from kernels.attention.cuda.operator import bind
 
@@ -99,3 +105,17 @@ def stress(engine: Engine, launches: int) -> dict[str, Any]:
         "shapes": rows,
         "seconds": round(time.perf_counter() - started, 2),
     }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--launches", type=int, default=10_000)
+    asked = parser.parse_args()
+    with torch.no_grad():
+        found = stress(engine_of(torch.device("cuda")), asked.launches)
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 1 if found["differing"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,36 +16,62 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import UTC, datetime
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.attention import sdpa_kernel
 
+from kernels.attention.baseline import Sdpa
 from kernels.attention.cuda.build import build_one
 from kernels.attention.cuda.campaign.cells import BF16, DECODE_LENGTHS, FP16, HEAD_DIMS, MASKS, Cell, chosen, from_row
-from kernels.attention.cuda.campaign.contenders import BACKENDS, RELATIVE_ERROR, make_inputs
-from kernels.attention.cuda.campaign.numbers import of_kind, read
-from kernels.attention.cuda.campaign.portable import driver_version, say
-from kernels.attention.cuda.campaign.race import REFERENCE, against_reference, choice, race, row_of
-from kernels.attention.cuda.campaign.timing import Contender, CudaStopwatch
+from kernels.attention.cuda.campaign.host import say
+from kernels.attention.cuda.campaign.race import (
+    REFERENCE,
+    REGIMES,
+    against_reference,
+    choice,
+    of_kind,
+    race,
+    read,
+    row_of,
+)
 from kernels.attention.cuda.dispatch import ways
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unavailable
 from kernels.attention.cuda.launching import Bound, Buffers, Way
-from kernels.attention.cuda.operator import problem_of
 from kernels.attention.cuda.planning import Problem
+from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.tuned import Choice, Table, parse
 from kernels.attention.cuda.variants import Entry
+from kernels.harness.clocks import nvml
+from kernels.harness.timers import timer_for
+from kernels.harness.turns import Contender
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 SHORT_LENGTHS, LONGEST = LENGTHS[:6], 16384
 SEED = 20261121
 SAVE_EVERY = 10
+RELATIVE_ERROR = {"float16": 2.4e-3, "bfloat16": 1.6e-2}
+"""Two rounded results are compared: twice what one may be off."""
+MOST_SETS = 24
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def make_inputs(cell: Cell, count: int, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """N(0, 1), the same for every race of a cell; each set in memory of its own."""
+    generator = torch.Generator(device).manual_seed(cell.seq_q * 131 + cell.seq_k * 7 + cell.head_dim)
+
+    def tensor(heads: int, rows: int) -> torch.Tensor:
+        shape = (cell.batch, heads, rows, cell.head_dim)
+        return torch.randn(shape, device=device, generator=generator).to(getattr(torch, cell.dtype))
+
+    return [
+        (tensor(cell.heads, cell.seq_q), tensor(cell.kv_heads, cell.seq_k), tensor(cell.kv_heads, cell.seq_k))
+        for _ in range(count)
+    ]
 
 
 def square(dtype: str, batch: int, heads: int, seq: int, head_dim: int, causal: bool) -> Cell:
@@ -73,8 +99,7 @@ def posed(engine: Engine, cell: Cell, tensors: Tensors) -> tuple[Problem, list[W
 
 
 def bound(engine: Engine, cell: Cell, problem: Problem, way: Way, tensors: Sequence[torch.Tensor]) -> Bound:
-    buffers = Buffers(engine)
-    return Bound(engine, way.name, way.steps(problem, cell.head_dim**-0.5, buffers), (*tensors, buffers))
+    return Bound.of(way, problem, cell.head_dim**-0.5, Buffers.now(engine), tensors)
 
 
 def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
@@ -87,7 +112,7 @@ def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
         k = q.new_empty((cell.batch, cell.kv_heads, cell.seq_k, cell.head_dim))
         problem, found = posed(engine, cell, (q, k, torch.empty_like(k), torch.empty_like(q)))
         for way in found:
-            for step in way.steps(problem, 1.0, Buffers(engine)):
+            for step in way.steps(problem, 1.0, Buffers.now(engine)):
                 entries[step.entry.name] = step.entry
     compiler = engine.find_compiler()
 
@@ -114,33 +139,33 @@ def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
 
 def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str, str]]:
     """Every way that computes the cell right, warm, and cuDNN to compare with; and what is wrong with the others."""
-    q, k, v = make_inputs(cell, 1, engine.device)[0]
-    options: dict[str, Any] = {"is_causal": cell.causal, "enable_gqa": cell.heads != cell.kv_heads}
-    attend = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, **options)
+    sets = make_inputs(cell, 1 + min(MOST_SETS, math.ceil(2 * engine.machine.l2_bytes / cell.set_bytes)), engine.device)
+    q, k, v = sets[0]
     field: dict[str, Contender] = {}
     absent: dict[str, str] = {}
-    wanted = attend()
-    reference = Contender(REFERENCE, (attend,), partial(sdpa_kernel, BACKENDS[REFERENCE]))
+    wanted = Sdpa("default").prepare(q, k, v, cell.causal)()
+    reference = Sdpa(REFERENCE)
     try:
-        with reference.pinned():
-            attend()
-        field[REFERENCE] = reference
-    except RuntimeError as exc:
-        absent[REFERENCE] = str(exc).splitlines()[0][:200]
-    problem, found = posed(engine, cell, (q, k, v, torch.empty_like(q)))
+        plans = tuple(reference.prepare(*own, cell.causal) for own in sets)
+        field[REFERENCE] = Contender(REFERENCE, plans, reference.scope)
+    except Unavailable as exc:
+        absent[REFERENCE] = str(exc)[:200]
+    _, found = posed(engine, cell, (q, k, v, torch.empty_like(q)))
     for way in found:
-        out = torch.full_like(q, math.nan)
+        calls = []
         try:
-            problem = problem_of(q, k, v, out, causal=cell.causal, alignment="top-left")
-            call = bound(engine, cell, problem, way, (q, k, v, out))
-            call()
+            for own in sets:
+                tensors = (*own, torch.full_like(q, math.nan))
+                problem = problem_of(*tensors, causal=cell.causal, alignment="top-left")
+                calls.append((bound(engine, cell, problem, way, tensors), tensors[3]))
+            calls[0][0]()
             torch.cuda.synchronize()
         except (BuildFailed, Unavailable, CudaError) as exc:
             absent[way.name] = str(exc)[:200]
             continue
-        error = ((out.float() - wanted.float()).norm() / wanted.float().norm()).item()
-        if error < 2 * RELATIVE_ERROR[cell.dtype]:  # two rounded results are compared here
-            field[way.name] = Contender(way.name, (call,))
+        error = ((calls[0][1].float() - wanted.float()).norm() / wanted.float().norm()).item()
+        if error < RELATIVE_ERROR[cell.dtype]:
+            field[way.name] = Contender(way.name, tuple(call for call, _ in calls), nullcontext)
         else:
             absent[way.name] = f"wrong: {error:.3g} from cuDNN's answer"
     return field, absent
@@ -160,7 +185,8 @@ def told(row: Mapping[str, Any]) -> str:
 
 def measure(engine: Engine, wanted: Sequence[Cell], end: float, rows: Path) -> Iterator[dict[str, Any]]:
     """Race every cell until the time is over; each row is on disk before it is given."""
-    watch, chance = CudaStopwatch(), random.Random(SEED)
+    timers = {regime: timer_for(engine.device, regime) for regime in REGIMES}
+    chance = random.Random(SEED)
     with rows.open("w") as out:
         out.write(json.dumps({"kind": "about", "about": about(engine)}) + "\n")
         for cell in wanted:
@@ -171,7 +197,12 @@ def measure(engine: Engine, wanted: Sequence[Cell], end: float, rows: Path) -> I
                 say(f"{cell.name}: no way computes it: {absent}")
                 continue
             at = datetime.now(UTC).isoformat(timespec="seconds")
-            row = row_of(cell, race(field, watch, chance), absent, at)
+            try:
+                samples = race(field, timers.__getitem__, chance)
+            except Unavailable as exc:
+                say(f"{cell.name}: {exc}")
+                continue
+            row = row_of(cell, samples, absent, at)
             out.write(json.dumps(row, separators=(",", ":")) + "\n")
             out.flush()
             yield row
@@ -184,7 +215,7 @@ def about(engine: Engine) -> dict[str, Any]:
         "chip": engine.chip.name,
         "target": engine.target.name,
         "sm_count": engine.machine.sm_count,
-        "driver": driver_version(),
+        "driver": sensors.driver_version() if (sensors := nvml(engine.device)) is not None else "",
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
     }

@@ -203,7 +203,9 @@ struct Block {
       const int local = share.row0 + i * C::ROWS_PER_PASS;
       const bool inside = local < scope.rows;
       const char* source = q_row(p, scope, place_of_row(p, scope, inside ? local : 0)) + share.chunk * 16;
-      store_shared(chunk_of_pass<C>(first, i), load_chunk<C>(source, inside ? share.valid : 0));
+      const Chunk c = load_chunk<C>(source, inside ? share.valid : 0);
+      const u32 keep = p.q_keep, flip = p.q_flip;
+      store_shared(chunk_of_pass<C>(first, i), Chunk{(c.x & keep) ^ flip, (c.y & keep) ^ flip, (c.z & keep) ^ flip, (c.w & keep) ^ flip});
     }
   }
 

@@ -348,40 +348,59 @@ DEVICE void copy_q(const AttentionParams& p, const Scope& scope, u32 q_tile, int
 #endif
 }
 
+template <class C>
+DEVICE Scope scope_of_turn(const AttentionParams& p, int item, int turn) {
+  const int pack = divide(item, p.row_tiles);
+  return scope_of<C>(p, pack, item + (turn - pack) * (int)p.row_tiles.divisor);
+}
+
 // Grid: (packs of all batches * row_tiles; splits). Shared memory: Config::Q_BYTES + WARPS * RING_BYTES. With more than one
 // split and no tickets, `attention_combine` must follow.
 template <class C>
 DEVICE void attention_decode(const AttentionParams& p) {
   SHARED_MEMORY(memory);
   const u32 q_tile = shared_address(memory), rings = q_tile + C::Q_BYTES;
-  const int thread = (int)threadIdx.x, lane = thread & 31, w = thread >> 5;
-  const int item = (int)blockIdx.x, pack = divide(item, p.row_tiles);
-  const Scope scope = scope_of<C>(p, pack, item - pack * (int)p.row_tiles.divisor);
+  // Sequences longer than the host was told have more row tiles than the grid: a block takes every row_tiles-th, and joins
+  // none before it has written its parts of all. All but the turn is found again in each: registers are full in the main loop.
+  for (int turn = 0;; turn++) {
+    const int thread = thread_again(), lane = thread & 31, w = thread >> 5;
+    const Scope scope = scope_of_turn<C>(p, block_again(), turn);
+    if (turn > 0 && scope.rows <= 0) break;
 
-  DecodeWarp<C> of = {p, scope};
-  of.lane = lane;
-  of.valid = lane % C::CHUNKS * 8 < p.head_dim;
-  of.q_lane = q_tile + swizzled<C>(lane & 15, lane >> 4);
-  of.ring = rings + w * C::RING_BYTES;
-  const i64 row0 = lane / C::CHUNKS, chunk0 = lane % C::CHUNKS * 16;
-  of.k = first_k_row(p, scope) + row0 * p.k_row + chunk0;
-  of.v = first_v_row(p, scope) + row0 * p.v_row + chunk0;
-  copy_q<C>(p, scope, q_tile, thread);  // first: behind the tiles it would come last, and nothing could begin
-  of.start(scope.first + w);
+    DecodeWarp<C> of = {p, scope};
+    of.lane = lane;
+    of.valid = lane % C::CHUNKS * 8 < p.head_dim;
+    of.q_lane = q_tile + swizzled<C>(lane & 15, lane >> 4);
+    of.ring = rings + w * C::RING_BYTES;
+    const i64 row0 = lane / C::CHUNKS, chunk0 = lane % C::CHUNKS * 16;
+    of.k = first_k_row(p, scope) + row0 * p.k_row + chunk0;
+    of.v = first_v_row(p, scope) + row0 * p.v_row + chunk0;
+    copy_q<C>(p, scope, q_tile, thread);  // first: behind the tiles it would come last, and nothing could begin
+    of.start(scope.first + w);
 #if HAS_ASYNC_COPY
-  copy_async_wait<2 * C::STAGES>();
+    copy_async_wait<2 * C::STAGES>();
 #endif
-  of.warp.clear();
-  sync_block();
-  of.warp.keep_q(of.q_lane);
-  of.all_tiles(scope.first + w);
+    of.warp.clear();
+    sync_block();
+    of.warp.keep_q(of.q_lane);
+    of.all_tiles(scope.first + w);
 
-  join_warps(of, q_tile, w);
-  write_block<C>(p, scope, q_tile, rings, thread);
+    join_warps(of, q_tile, w);
+    write_block<C>(p, scope, q_tile, rings, thread);
+    if (!p.q_starts) break;
+    sync_block();  // every warp has left shared memory
+  }
   if (p.splits == 1 || !p.tickets) return;
+  const int thread = thread_again(), item = block_again();
   sync_block();  // every thread's part is written before the ticket is taken
   if (thread == 0) store_shared(q_tile, take_ticket(p.tickets + item, (u32)p.splits - 1));
   sync_block();
   if (load_shared_word(q_tile) != (u32)p.splits - 1) return;
-  join_parts<C>(p, scope, rings, thread);
+  for (int turn = 0;; turn++) {
+    const Scope scope = scope_of_turn<C>(p, item, turn);
+    if (scope.rows <= 0) return;
+    join_parts<C>(p, scope, rings, thread);
+    if (!p.q_starts) return;
+    sync_block();  // every warp has left the weights
+  }
 }

@@ -54,6 +54,10 @@ DEVICE float log2_approx(float x) {
   return y;
 }
 
+// a b + c rounded once, and a b rounded by itself, whatever the compiler would make of an expression.
+DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+
 DEVICE u32 multiply_high(u32 x, u32 y) { return __umulhi(x, y); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 DEVICE bool any_lane(bool x) { return __any_sync(~0u, x) != 0; }

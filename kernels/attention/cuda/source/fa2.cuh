@@ -52,28 +52,38 @@ template <class C>
 DEVICE void attention_general(const AttentionParams& p) {
   SHARED_MEMORY(memory);
   const u32 q_tile = shared_address(memory);
-  const int thread = (int)threadIdx.x, lane = thread & 31, warp_row = (thread >> 5) * C::MI * 16;
-  const int section = divide((int)blockIdx.x, p.section_tiles);
-  const int within = (int)blockIdx.x - section * (int)p.section_tiles.divisor, place = divide(within, p.section);
-  const int pack = section * (int)p.section.divisor + within - place * (int)p.section.divisor;
-  if (pack >= p.all_heads) return;
-  Block<C> block = {p};
-  block.scope = scope_of<C>(p, pack, (int)p.row_tiles.divisor - 1 - place);
-  const Scope& scope = block.scope;
-  if (scope.rows <= 0) return;
-  const Share share = share_of_thread<C>(thread, p.head_dim);
-  block.first = scope.first, block.last = scope.last;
-  block.k = first_k_row(p, scope) + (u32)share.row0 * p.k_row + share.chunk * 16;
-  block.v = first_v_row(p, scope) + (u32)share.row0 * p.v_row + share.chunk * 16;
-  block.q_tile = q_tile;
-  block.q_lane = q_tile + swizzled<C>(warp_row + (lane & 15), lane >> 4);
-  block.warp.clear();
-  if (scope.first < scope.last) block.all_tiles(nullptr, 0, share);
-  float lse[C::MI][2];
-  Results<C> results = {p, 0, warp_row + (lane >> 2), lane, q_tile + warp_row * C::ROW_BYTES, scope};
-  results.normalise(block.warp, lse);
-  if (p.splits > 1)
-    results.write_partial(block.warp, lse);
-  else
-    results.write(block.warp, lse);
+  // Sequences longer than the host was told have more row tiles than the grid: a block takes every row_tiles-th. All but the turn
+  // is found again in each: registers are full in the main loop.
+  for (int turn = 0;; turn++) {
+    const int index = block_again(), section = divide(index, p.section_tiles);
+    const int within = index - section * (int)p.section_tiles.divisor, place = divide(within, p.section);
+    const int pack = section * (int)p.section.divisor + within - place * (int)p.section.divisor;
+    const int row_tile = (turn + 1) * (int)p.row_tiles.divisor - 1 - place;
+    if (pack >= p.all_heads) return;
+    Block<C> block = {p};
+    block.scope = scope_of<C>(p, pack, row_tile);
+    const Scope& scope = block.scope;
+    if (scope.rows <= 0) return;
+    {
+      const int thread = thread_again(), lane = thread & 31, warp_row = (thread >> 5) * C::MI * 16;
+      const Share share = share_of_thread<C>(thread, p.head_dim);
+      block.first = scope.first, block.last = scope.last;
+      block.k = first_k_row(p, scope) + (u32)share.row0 * p.k_row + share.chunk * 16;
+      block.v = first_v_row(p, scope) + (u32)share.row0 * p.v_row + share.chunk * 16;
+      block.q_tile = q_tile;
+      block.q_lane = q_tile + swizzled<C>(warp_row + (lane & 15), lane >> 4);
+      block.warp.clear();
+      if (scope.first < scope.last) block.all_tiles(nullptr, 0, share);
+    }
+    const int thread = thread_again(), lane = thread & 31, warp_row = (thread >> 5) * C::MI * 16;
+    float lse[C::MI][2];
+    Results<C> results = {p, 0, warp_row + (lane >> 2), lane, q_tile + warp_row * C::ROW_BYTES, scope};
+    results.normalise(block.warp, lse);
+    if (p.splits > 1)
+      results.write_partial(block.warp, lse);
+    else
+      results.write(block.warp, lse);
+    if (!C::REPEATS || !p.q_starts) return;
+    sync_block();  // every warp has left shared memory
+  }
 }

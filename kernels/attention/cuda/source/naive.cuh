@@ -33,7 +33,7 @@ DEVICE void attention_naive(const AttentionParams& p) {
       if (lane + 32 * i < p.head_dim) score += query[i] * unpack<T>(k_row[lane + 32 * i]);
 #pragma unroll
     for (int step = 16; step; step /= 2) score += shuffle_xor(score, step);
-    score *= p.scale_log2;
+    score = rounded_product(score, p.scale_log2);
     const float most = fmaxf(top, score), correction = exp2_approx(top - most), weight = exp2_approx(score - most);
     top = most;
     sum = sum * correction + weight;

@@ -49,6 +49,7 @@ struct AttentionParams {
   int align_ends;         // both offsets count from the last key of a sequence for its last row
   Divisor pack;           // heads of Q that share a head of K and V and are computed as rows of one tile: 1 or group
   Divisor packs;          // packs in a batch
+  u32 q_keep, q_flip;     // Q's bits are masked by the one and flipped by the other: a scale of 0 or less, as scale_log2 is positive
 };
 
 // "No limit" for causal_offset; its negative for window_offset. Adding two lengths below 2^30 to it does not overflow.
@@ -61,3 +62,22 @@ DEVICE char* output_head(const AttentionParams& p, int head) {
 }
 
 constexpr float LN_2 = 0.69314718055994531f;
+
+// Where an exponent scale s - top is one fused operation, it keeps what rounding took from top = scale s of the largest score: up
+// to half a unit in the last place. For a large top that is no trifle, and for a huge one the exponential overflows. There the
+// product is rounded like top. A row decides for itself, so its result never depends on its neighbours.
+constexpr float LARGE = 65536.0f, LARGEST = 3.4e38f;
+DEVICE bool is_large(float top) { return fabsf(top) > LARGE && fabsf(top) < LARGEST; }
+DEVICE float exponent(float score, float scale, float top, bool large) {
+  return large ? rounded_product(score, scale) - top : fused(score, scale, -top);
+}
+
+// The scale of a row whose largest score is `most`, for exponents as one fused operation each. What rounding took from scale most,
+// up to 8 below 2^28, shifts all exponents of the row alike, so it changes no weight. From there on scores that differ at all
+// differ by 16 or more: the largest have all the weight, with any larger scale too, and with a power of two the product is exact.
+constexpr float HUGE_TOP = 268435456.0f;
+DEVICE float power_of_two_from(float x) { return __int_as_float((__float_as_int(x) + 0x7fffff) & 0x7f800000); }
+DEVICE float scale_for(float most, float scale) {
+  const float top = fabsf(most * scale);
+  return top > HUGE_TOP && top < LARGEST ? power_of_two_from(scale) : scale;
+}

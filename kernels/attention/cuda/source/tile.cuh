@@ -25,6 +25,8 @@ template <class T_, int D_, int BM_, int BN_, int WARPS_, int STAGES_, bool Q_IN
 struct Config {
   typedef MASK_ Mask;
   static constexpr bool GENERAL = !Same<Mask, Plain>::value;
+  // Has registers to take one row tile after the other, where sequences are longer than the host was told.
+  static constexpr bool REPEATS = GENERAL && (D_ <= 128 || BN_ <= 32);
   static constexpr bool HAS_MASK = GENERAL && !Same<Mask, NoMask>::value;
   typedef T_ T;
   static constexpr int D = D_, BM = BM_, BN = BN_, WARPS = WARPS_, STAGES = STAGES_;

@@ -63,7 +63,7 @@ DEVICE void attention_tiled(const AttentionParams& p) {
       for (int j = 0; j < 4; j++) {
         const int key = key0 + column + 8 * j;
         const bool hidden = key >= p.seq_k || (CAUSAL && key > row0 + mine + r + p.causal_offset);
-        s[r][j] = hidden ? MINUS_INFINITY : s[r][j] * p.scale_log2;
+        s[r][j] = hidden ? MINUS_INFINITY : rounded_product(s[r][j], p.scale_log2);
         most = fmaxf(most, s[r][j]);
       }
 #pragma unroll

@@ -12,6 +12,9 @@
 template <class C>
 struct Warp {
   typedef typename C::T T;
+  // Whether scaling and subtracting is one operation, but for rows with a large maximum: where scores take so many registers that
+  // the compiler finds none for scaled ones.
+  static constexpr bool FUSES = C::MI > 1 && C::D <= 64;
   float o[C::MI][C::NO][4];
   float s[C::MI][C::NS][4];
   float top[C::MI][2];  // the maximum subtracted from the scores, times scale_log2
@@ -102,7 +105,7 @@ struct Warp {
     }
   }
 
-  // S becomes exp2(scale_log2 S - top), unnormalised.
+  // S becomes exp2(scale_log2 S - top), unnormalised; scores that are scaled already come with 1.
   template <bool MASKED>
   __device__ __forceinline__ void softmax(float scale_log2) {
 #pragma unroll
@@ -111,15 +114,24 @@ struct Warp {
       bool grown = false;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
+        // Scaled before the maximum is subtracted, and not in one operation with it: what that would keep of a huge product's rounding
+        // is a huge exponent.
+        if constexpr (!FUSES) {
+#pragma unroll
+          for (int j = 0; j < C::NS; j++) {
+            s[i][j][2 * r] = rounded_product(s[i][j][2 * r], scale_log2);
+            s[i][j][2 * r + 1] = rounded_product(s[i][j][2 * r + 1], scale_log2);
+          }
+        }
         float most = fmaxf(s[i][0][2 * r], s[i][0][2 * r + 1]);
 #pragma unroll
         for (int j = 1; j < C::NS; j++) most = fmaxf(most, fmaxf(s[i][j][2 * r], s[i][j][2 * r + 1]));
         most = fmaxf(most, shuffle_xor(most, 1));
         most = fmaxf(most, shuffle_xor(most, 2));
-        float scaled = most * scale_log2;
-        bool grows = scaled > top[i][r] + RESCALE_THRESHOLD;  // false while everything so far is masked
-        correction[r] = grows ? exp2_approx(top[i][r] - scaled) : 1.0f;
-        top[i][r] = grows ? scaled : top[i][r];
+        if constexpr (FUSES) most = rounded_product(most, scale_log2);
+        bool grows = most > top[i][r] + RESCALE_THRESHOLD;  // false while everything so far is masked
+        correction[r] = grows ? exp2_approx(top[i][r] - most) : 1.0f;
+        top[i][r] = grows ? most : top[i][r];
         grown |= grows;
       }
       // Rows that did not grow are multiplied by one: a row's result never depends on its neighbours in the warp.
@@ -131,18 +143,28 @@ struct Warp {
           for (int j = 0; j < C::NO; j++) o[i][j][2 * r] *= correction[r], o[i][j][2 * r + 1] *= correction[r];
         }
       }
+      if (FUSES && any_lane(is_large(top[i][0]) || is_large(top[i][1])))
+        exponentials<MASKED, true>(i, scale_log2);
+      else
+        exponentials<MASKED, false>(i, scale_log2);
+    }
+  }
+
+  template <bool MASKED, bool SOME_LARGE>
+  __device__ __forceinline__ void exponentials(int i, float scale_log2) {
 #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        float subtrahend = MASKED && top[i][r] == MINUS_INFINITY ? 0.0f : top[i][r];  // inf - inf would be NaN
-        float even = 0.0f, odd = 0.0f;
+    for (int r = 0; r < 2; r++) {
+      const float subtrahend = MASKED && top[i][r] == MINUS_INFINITY ? 0.0f : top[i][r];  // inf - inf would be NaN
+      const bool large = SOME_LARGE && is_large(top[i][r]);
+      float even = 0.0f, odd = 0.0f;
 #pragma unroll
-        for (int j = 0; j < C::NS; j++) {
-          s[i][j][2 * r] = exp2_approx(s[i][j][2 * r] * scale_log2 - subtrahend);
-          s[i][j][2 * r + 1] = exp2_approx(s[i][j][2 * r + 1] * scale_log2 - subtrahend);
-          even += s[i][j][2 * r], odd += s[i][j][2 * r + 1];
-        }
-        sum[i][r] += even + odd;
+      for (int j = 0; j < C::NS; j++) {
+        float &a = s[i][j][2 * r], &b = s[i][j][2 * r + 1];
+        a = exp2_approx(FUSES ? exponent(a, scale_log2, subtrahend, large) : a - subtrahend);
+        b = exp2_approx(FUSES ? exponent(b, scale_log2, subtrahend, large) : b - subtrahend);
+        even += a, odd += b;
       }
+      sum[i][r] += even + odd;
     }
   }
 

@@ -189,6 +189,11 @@ static inline int __float_as_int(float x) {
 
 DEVICE float exp2_approx(float x) { return exp2f(x); }
 DEVICE float log2_approx(float x) { return log2f(x); }
+DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE float rounded_product(float a, float b) {
+  volatile float product = a * b;  // or the compiler may fuse it with what follows
+  return product;
+}
 DEVICE u32 multiply_high(u32 x, u32 y) { return (u32)(((u64)x * y) >> 32); }
 
 DEVICE u32 shuffle_xor(u32 x, int mask) {

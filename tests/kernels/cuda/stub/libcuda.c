@@ -2,10 +2,12 @@
 // and keep a record of the launches. An "image" is text: the kernel's name, its threads, and the sizes of its arguments.
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_FOUND = 500, TOO_LARGE = 701 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, TOO_LARGE = 701 };
 enum { MAX_KERNELS = 256, MAX_ARGUMENTS = 8, MAX_ARGUMENT_BYTES = 512, MAX_LAUNCHES = 4096 };
+enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_RELAXED = 2, POISON = 0xA5, MAX_ALLOCATIONS = 4096 };
 enum { PROGRAMMATIC = 6, MAX_DYNAMIC_SHARED = 8, DEFAULT_SHARED = 48 * 1024 };
 
 typedef struct {
@@ -44,6 +46,21 @@ static int failing;  // the code of the next launch
 static __thread void* context;
 static char the_context;
 
+// Captures: while one is under way, a thread that has not relaxed its mode may neither allocate nor load, and breaks it by
+// trying. Fresh memory is poisoned; zeroing takes effect when its stream is waited for.
+typedef struct {
+  unsigned char* start;
+  size_t size;
+} Allocation;
+typedef struct {
+  unsigned char* address;
+  size_t size;
+} Stream;
+static __thread int capture_mode;
+static int capturing, broken_captures, full;  // full: the next so many allocations fail
+static Allocation allocations[MAX_ALLOCATIONS];
+static long allocation_count, stream_count;
+
 // ---- what tests ask
 
 long stub_launches(void) { return launch_count; }
@@ -51,6 +68,27 @@ long stub_maps(void) { return map_count; }
 long stub_replaced(void) { return replace_count; }
 const Launch* stub_launch(long number) { return &launches[number % MAX_LAUNCHES]; }
 void stub_fail_next(int code) { failing = code; }
+void stub_capturing(int on) { capturing = on; }
+int stub_broken_captures(void) { return broken_captures; }
+void stub_full(int times) { full = times; }
+long stub_open_streams(void) { return stream_count; }
+long stub_allocations(void) { return allocation_count; }
+// Whether the bytes lie in memory allocated here and all are zero: 1 or 0.
+int stub_is_zero(uint64_t address, long size) {
+  for (long i = 0; i < allocation_count; i++) {
+    const uint64_t start = (uintptr_t)allocations[i].start;
+    if (address < start || address + (uint64_t)size > start + allocations[i].size) continue;
+    for (long at = 0; at < size; at++)
+      if (((unsigned char*)(uintptr_t)address)[at]) return 0;
+    return 1;
+  }
+  return 0;
+}
+static int forbidden(void) {
+  if (!capturing || capture_mode == CAPTURE_RELAXED) return 0;
+  broken_captures++;
+  return 1;
+}
 
 // ---- what the project calls
 
@@ -81,8 +119,52 @@ int cuDevicePrimaryCtxRetain(void** found, int device) {
   *found = &the_context;
   return SUCCESS;
 }
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  const int before = capture_mode;
+  capture_mode = *mode, *mode = before;
+  return SUCCESS;
+}
+int cuStreamCreate(void** stream, unsigned flags) {
+  if (context != &the_context) return INVALID_CONTEXT;
+  if (flags != 1) return INVALID_VALUE;  // a stream that waits for the default one breaks that one's capture
+  __sync_fetch_and_add(&stream_count, 1);
+  *stream = calloc(1, sizeof(Stream));
+  return SUCCESS;
+}
+int cuStreamDestroy_v2(void* stream) {
+  free(stream);
+  __sync_fetch_and_add(&stream_count, -1);
+  return SUCCESS;
+}
+int cuMemAlloc_v2(uint64_t* address, size_t size) {
+  if (context != &the_context) return INVALID_CONTEXT;
+  if (forbidden()) return CAPTURE_UNSUPPORTED;
+  if (full > 0 && full--) return OUT_OF_MEMORY;
+  if (!size || allocation_count == MAX_ALLOCATIONS) return INVALID_VALUE;
+  unsigned char* start = aligned_alloc(512, (size + 511) / 512 * 512);
+  memset(start, POISON, size);
+  allocations[__sync_fetch_and_add(&allocation_count, 1)] = (Allocation){start, size};
+  *address = (uintptr_t)start;
+  return SUCCESS;
+}
+int cuMemFree_v2(uint64_t address) {
+  (void)address;
+  return INVALID_VALUE;
+}
+int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void* stream) {
+  if (value || !stream) return INVALID_VALUE;
+  *(Stream*)stream = (Stream){(unsigned char*)(uintptr_t)address, size};
+  return SUCCESS;
+}
+int cuStreamSynchronize(void* stream) {
+  if (!stream) return INVALID_VALUE;
+  Stream* one = stream;
+  if (one->size) memset(one->address, 0, one->size);
+  return SUCCESS;
+}
 int cuModuleLoadDataEx(void** module, const char* image, unsigned count, int* options, void** values) {
   (void)count, (void)options, (void)values;
+  if (forbidden()) return CAPTURE_UNSUPPORTED;
   if (context != &the_context) return INVALID_CONTEXT;
   if (kernel_count == MAX_KERNELS) return INVALID_VALUE;
   Kernel* kernel = &kernels[kernel_count];

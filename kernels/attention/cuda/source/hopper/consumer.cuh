@@ -89,15 +89,16 @@ struct Consumer {
       float most = fmaxf(even, odd);
       most = fmaxf(most, shuffle_xor(most, 1));
       most = fmaxf(most, shuffle_xor(most, 2));
-      const float subtrahend = most == MINUS_INFINITY ? 0.0f : most * p.scale_log2;  // nothing seen yet: inf - inf is NaN
-      correction[r] = exp2_approx(top[r] * p.scale_log2 - subtrahend);
+      const float scale = scale_for(most, p.scale_log2);
+      const float subtrahend = most == MINUS_INFINITY ? 0.0f : rounded_product(most, scale);  // inf - inf is NaN
+      correction[r] = exp2_approx(rounded_product(top[r], scale) - subtrahend);
       top[r] = most;
       float first = 0.0f, second = 0.0f;
 #pragma unroll
       for (int i = 0; i < C::KEYS / 8; i++) {
         float &a = score[4 * i + 2 * r], &b = score[4 * i + 2 * r + 1];
-        a = exp2_approx(a * p.scale_log2 - subtrahend);
-        b = exp2_approx(b * p.scale_log2 - subtrahend);
+        a = exp2_approx(fused(a, scale, -subtrahend));
+        b = exp2_approx(fused(b, scale, -subtrahend));
         first += a;
         second += b;
       }

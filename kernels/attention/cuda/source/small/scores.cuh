@@ -51,17 +51,26 @@ struct Scores {
         float most = fmaxf(even, odd);
         most = fmaxf(most, shuffle_xor(most, 1));
         most = fmaxf(most, shuffle_xor(most, 2));
-        top[i][r] = most * scale_log2;
-        const float subtrahend = top[i][r] == MINUS_INFINITY ? 0.0f : top[i][r];  // inf - inf would be NaN
-        even = 0.0f, odd = 0.0f;
-#pragma unroll
-        for (int j = 0; j < NS; j++) {
-          s[i][j][2 * r] = exp2_approx(s[i][j][2 * r] * scale_log2 - subtrahend);
-          s[i][j][2 * r + 1] = exp2_approx(s[i][j][2 * r + 1] * scale_log2 - subtrahend);
-          even += s[i][j][2 * r], odd += s[i][j][2 * r + 1];
-        }
-        sum[i][r] = even + odd;
+        top[i][r] = rounded_product(most, scale_log2);
+        if (any_lane(is_large(top[i][r])))
+          exponentials<true>(i, r, scale_log2);
+        else
+          exponentials<false>(i, r, scale_log2);
       }
+  }
+
+  template <bool SOME_LARGE>
+  __device__ __forceinline__ void exponentials(int i, int r, float scale_log2) {
+    const float subtrahend = top[i][r] == MINUS_INFINITY ? 0.0f : top[i][r];  // inf - inf would be NaN
+    const bool large = SOME_LARGE && is_large(subtrahend);
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll
+    for (int j = 0; j < NS; j++) {
+      s[i][j][2 * r] = exp2_approx(exponent(s[i][j][2 * r], scale_log2, subtrahend, large));
+      s[i][j][2 * r + 1] = exp2_approx(exponent(s[i][j][2 * r + 1], scale_log2, subtrahend, large));
+      even += s[i][j][2 * r], odd += s[i][j][2 * r + 1];
+    }
+    sum[i][r] = even + odd;
   }
 
   // Each lane's part of the sums becomes the row's. Apart from `softmax`, so that it can wait until after P V.

@@ -112,20 +112,28 @@ struct FewKeys {
       for (int i = 1; i < C::KEYS / 8; i++) even = fmaxf(even, s[4 * i + 2 * r]), odd = fmaxf(odd, s[4 * i + 2 * r + 1]);
       float most = fmaxf(even, odd);
       most = fmaxf(most, shuffle_xor(most, 1));
-      most = fmaxf(most, shuffle_xor(most, 2)) * p.scale_log2;
+      most = rounded_product(fmaxf(most, shuffle_xor(most, 2)), p.scale_log2);
       if (!FIRST) most = fmaxf(most, top[r]);
       const float subtrahend = most == MINUS_INFINITY ? 0.0f : most;  // inf - inf would be NaN
       correction[r] = FIRST ? 0.0f : exp2_approx(top[r] - subtrahend);
       top[r] = most;
-      even = 0.0f, odd = 0.0f;
-#pragma unroll
-      for (int i = 0; i < C::KEYS / 8; i++) {
-        float &x = s[4 * i + 2 * r], &y = s[4 * i + 2 * r + 1];
-        x = exp2_approx(x * p.scale_log2 - subtrahend), y = exp2_approx(y * p.scale_log2 - subtrahend);
-        even += x, odd += y;
-      }
-      sum[r] = FIRST ? even + odd : sum[r] * correction[r] + (even + odd);
+      const float added = any_lane(is_large(subtrahend)) ? exponentials<true>(s, r, subtrahend) : exponentials<false>(s, r, subtrahend);
+      sum[r] = FIRST ? added : sum[r] * correction[r] + added;
     }
+  }
+
+  // Row r's scores become exponentials; this lane's part of their sum.
+  template <bool SOME_LARGE>
+  DEVICE_MEMBER float exponentials(float (&s)[C::KEYS / 2], int r, float subtrahend) const {
+    const bool large = SOME_LARGE && is_large(subtrahend);
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll
+    for (int i = 0; i < C::KEYS / 8; i++) {
+      float &x = s[4 * i + 2 * r], &y = s[4 * i + 2 * r + 1];
+      x = exp2_approx(exponent(x, p.scale_log2, subtrahend, large)), y = exp2_approx(exponent(y, p.scale_log2, subtrahend, large));
+      even += x, odd += y;
+    }
+    return even + odd;
   }
 
   DEVICE_MEMBER void pack_weights(const float (&s)[C::KEYS / 2]) {
@@ -266,6 +274,7 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
     for (int block = key_group; block < C::BLOCKS; block += C::KEY_GROUPS)
       barrier_init(few.k_full(block), 1), barrier_init(few.v_full(block), 1);
   if (copies_q || copies_kv) barrier_init_done();
+  sync_warp();  // the compiler may have another lane initialise than the one that arrives
   if (C::CLUSTER > 1) {
     sync_block();
     cluster_arrive();

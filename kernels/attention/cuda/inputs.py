@@ -1,0 +1,117 @@
+"""Which tensors can be computed with at all, told before anything else is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from kernels.attention.cuda.errors import Unsupported
+
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+is_transformed: Any = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda _: False)
+"""Whether a tensor stands for others within torch.func.vmap, grad or jvp: it has no memory of its own."""
+
+
+def refuse(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises TypeError for what is no tensor, `Unsupported` for one whose memory is not simply its elements, and for
+    one that wants a derivative."""
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(x).__name__}: q, k and v must be tensors")
+        if is_transformed(x):
+            raise Unsupported(f"{name} is inside torch.func.vmap, grad or jvp, which these kernels cannot see through")
+        if x.layout != torch.strided or x.is_nested:
+            kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+            raise Unsupported(f"{name} must be a dense tensor, not a {kind} one")
+        if x.is_neg():
+            raise Unsupported(f"{name} is a view that negates when it is read: pass {name}.resolve_neg()")
+    refuse_derivatives(tensors)
+
+
+def refuse_derivatives(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises `Unsupported` where a result would have to carry a derivative: there is no backward pass."""
+    wants = [name for name, x in tensors.items() if x.requires_grad] if torch.is_grad_enabled() else []
+    if wants:
+        raise Unsupported(
+            f"{', '.join(wants)} want a gradient, and there is no backward pass: "
+            "detach them, or call this under torch.no_grad()"
+        )
+    if tangents(tensors.values()):
+        raise Unsupported("there is no forward-mode derivative: the inputs must not be dual tensors")
+
+
+def tangents(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether any is a dual tensor of forward-mode differentiation."""
+    within: bool = forward_ad._current_level >= 0
+    return within and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """A tensor as PyTorch's own class. Raises `Unsupported` for a subclass that computes its operators itself."""
+    if type(x) in PLAIN_TYPES:
+        return x
+    if type(x).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        raise Unsupported(f"the memory of a {type(x).__name__} is not its own to write or to read")
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(torch.Tensor)
+
+
+def refuse_overlaps(out: torch.Tensor, others: Mapping[str, torch.Tensor]) -> None:
+    """Raises `Unsupported` where elements of `out` share memory with each other or with an input's."""
+    if overlaps_itself(out):
+        raise Unsupported(f"elements of out share memory: sizes {tuple(out.shape)}, strides {out.stride()}")
+    for name, x in others.items():
+        if x.numel() and out.numel() and may_share(out, x):
+            raise Unsupported(f"out and {name} share memory: blocks that still read it would find results")
+
+
+def overlaps_itself(x: torch.Tensor) -> bool:
+    """Whether two elements may lie at one place."""
+    return x.numel() > 0 and not nest(x.shape, x.stride())
+
+
+def nest(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether each stride steps over all that the smaller ones reach, so that no two elements lie at one place."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, sizes, strict=True) if size > 1):
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def span(x: torch.Tensor) -> tuple[int, int]:
+    """The first byte of a tensor, and the first behind its last."""
+    length = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + length * x.element_size()
+
+
+def may_share(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have a byte in common. Exact for those laid out alike (views into one packed tensor); where
+    layouts differ, tensors that only interleave count as sharing."""
+    (a_from, a_to), (b_from, b_to) = span(a), span(b)
+    if a_to <= b_from or b_to <= a_from:
+        return False
+    apart = b_from - a_from
+    if a.stride() != b.stride() or a.element_size() != b.element_size() or apart % a.element_size():
+        return True
+    return meets(apart // a.element_size(), a, b)
+
+
+def meets(apart: int, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether elements of tensors of the same strides meet, the second starting so many elements behind the first.
+
+    Where the strides nest, the smaller ones reach less than one step of the larger, whose count is then one of two.
+    """
+    sizes = [max(pair) for pair in zip(a.shape, b.shape, strict=True)]
+    if not nest(sizes, a.stride()):
+        return True
+    left = {apart}
+    for stride, of_a, of_b in sorted(zip(a.stride(), a.shape, b.shape, strict=True), reverse=True):
+        if max(of_a, of_b) > 1:
+            counts = ((rest, count) for rest in left for count in (rest // stride, rest // stride + 1))
+            left = {rest - count * stride for rest, count in counts if -of_b < count < of_a}
+    return 0 in left

@@ -1,0 +1,51 @@
+"""Tells whether a call's tensors are like those of a call made before: types, sizes, strides, devices, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Check = Callable[..., bool]
+"""Takes a call's tensors."""
+
+
+def key_of(*tensors: torch.Tensor) -> tuple[object, ...]:
+    """All that a plan depends on but its options and the remainders of the addresses."""
+    return tuple((type(x), x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in tensors)
+
+
+def check_by_key(*tensors: torch.Tensor) -> Check:
+    """Whether other tensors are like these, and none of them wants a gradient now, in Python."""
+    key = key_of(*tensors)
+    if any(x.requires_grad for x in tensors):
+        return lambda *given: not torch.is_grad_enabled() and key_of(*given) == key
+    return lambda *given: key_of(*given) == key
+
+
+def check_by_guard(*tensors: torch.Tensor) -> Check:
+    """The same by the guard that torch.compile puts before its graphs: in C++, and several times as fast.
+
+    It also looks at what a tensor is dispatched by (inference mode, autocast, functorch), so a plan is kept for each.
+    It never lets one tensor given twice pass, and it does not ask whether gradients are on.
+    """
+    from torch._C._dynamo.guards import TensorGuards
+
+    if len({id(x) for x in tensors}) < len(tensors) or any(x.requires_grad for x in tensors):
+        return check_by_key(*tensors)
+    guards: Any = TensorGuards  # its stub is older than it is
+    check: Check = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
+
+
+def find_checker() -> Callable[..., Check]:
+    """The guard if this PyTorch has it and it does what it must, else the comparison in Python."""
+    a, b, c, d, e, f = (torch.empty(1, 2, 3, 4) for _ in range(6))
+    longer, transposed = torch.empty(1, 2, 5, 4), torch.empty(1, 3, 2, 4).transpose(1, 2)
+    try:
+        check = check_by_guard(a, b, c)
+        tells = [check(*given) for given in ((d, e, f), (d, e, longer), (d, transposed, f), (d.half(), e, f))]
+    except Exception:
+        return check_by_key
+    return check_by_guard if [bool(one) for one in tells] == [True, False, False, False] else check_by_key

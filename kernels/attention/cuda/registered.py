@@ -1,0 +1,141 @@
+"""The operators that PyTorch's compiler, modes and subclasses see: spotbench::attention and its packed sister."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels.attention.cuda import inputs
+from kernels.attention.cuda.posing import check_rank, check_shapes
+from kernels.attention.cuda.quick import QKV, Answer, Options
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+Compute = Callable[[tuple[torch.Tensor, ...], Options], Answer]
+"""Launches now: `Quick.launch`."""
+
+# define and impl rather than torch.library.custom_op, whose wrapper costs about three times as much a call.
+library = torch.library.Library("spotbench", "FRAGMENT")
+library.define(
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, str alignment, "
+    "int left, int right, Tensor? mask) -> (Tensor, Tensor)"
+)
+library.define(
+    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor q_starts, Tensor k_starts, int longest_q, int longest_k, "
+    "bool causal, float scale, str alignment, int left, int right) -> (Tensor, Tensor)"
+)
+
+
+def sides(window: tuple[int | None, int | None] | None) -> tuple[int, int]:
+    """A window as the operators take it: a side that is -1 has no limit."""
+    left, right = (-1 if side is None else side for side in window or (None, None))
+    return left, right
+
+
+def window(left: int, right: int) -> tuple[int, int] | None:
+    """The same back."""
+    return None if left == right == -1 else (left, right)
+
+
+def as_operator(tensors: dict[str, torch.Tensor], options: Options) -> Answer:
+    """A call that PyTorch's compiler, modes and subclasses can see."""
+    q, k, v = tensors["q"], tensors["k"], tensors["v"]
+    if torch._C._get_tracing_state() is None:
+        check_rank(q, k, v, 4 if options.longest is None else 3)
+        check_shapes(q, k, v, (0,) if options.longest is None else ())
+    scale = 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
+    rest = (options.causal, scale, options.alignment, *sides(options.window))
+    if options.longest is None:
+        result, sums = torch.ops.spotbench.attention(q, k, v, *rest, tensors.get("mask"))
+    else:
+        starts = (tensors["q_starts"], tensors["k_starts"])
+        result, sums = torch.ops.spotbench.attention_varlen(q, k, v, *starts, *options.longest, *rest)
+    return (result, sums) if options.return_lse else result
+
+
+def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
+    """The operators' kernels by the operators' names."""
+
+    def run(tensors: tuple[torch.Tensor, ...], options: Options) -> Pair:
+        answer = compute(tuple(inputs.plain(x) for x in tensors), options)
+        assert isinstance(answer, tuple)
+        return answer
+
+    def attention(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        scale: float,
+        alignment: str,
+        left: int,
+        right: int,
+        mask: torch.Tensor | None,
+    ) -> Pair:
+        names = QKV if mask is None else (*QKV, "mask")
+        given = (q, k, v) if mask is None else (q, k, v, mask)
+        return run(given, Options(causal, scale, alignment, True, window(left, right), names))
+
+    def attention_varlen(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_starts: torch.Tensor,
+        k_starts: torch.Tensor,
+        longest_q: int,
+        longest_k: int,
+        causal: bool,
+        scale: float,
+        alignment: str,
+        left: int,
+        right: int,
+    ) -> Pair:
+        names, longest = (*QKV, "q_starts", "k_starts"), (longest_q, longest_k)
+        options = Options(causal, scale, alignment, True, window(left, right), names, longest)
+        return run((q, k, v, q_starts, k_starts), options)
+
+    return {"attention": attention, "attention_varlen": attention_varlen}
+
+
+def register(compute: Compute) -> None:
+    """Gives the operators their kernels, what the compiler's tracing needs, and a clear end to every gradient."""
+    for name, kernel in kernels_of(compute).items():
+        library.impl(name, kernel, "CUDA")
+        library.impl(name, without_gradient(name), "Autograd")
+        sums = padded_sums if name == "attention" else packed_sums
+        torch.library.register_fake(f"spotbench::{name}", shapes(sums), lib=library)
+
+
+def padded_sums(q: torch.Tensor) -> tuple[int, ...]:
+    return tuple(q.shape[:3])
+
+
+def packed_sums(q: torch.Tensor) -> tuple[int, ...]:
+    return (q.shape[1], q.shape[0])
+
+
+def shapes(sums: Callable[[torch.Tensor], tuple[int, ...]]) -> Callable[..., Pair]:
+    """What an operator returns, without its contents: for the compiler's tracing and for meta tensors."""
+
+    def fake(q: torch.Tensor, *rest: Any) -> Pair:
+        del rest
+        return torch.empty_like(q), torch.empty(sums(q), dtype=torch.float32, device=q.device)
+
+    return fake
+
+
+def without_gradient(name: str) -> Callable[..., Pair]:
+    """What autograd is told: it refuses a result that would have to carry a gradient, also when a compiler traces."""
+
+    def refuse(*given: Any) -> Pair:
+        found = {f"input {place}": x for place, x in enumerate(given) if isinstance(x, torch.Tensor)}
+        for old, new in zip(tuple(found), (*QKV, "mask", "cu_seqlens"), strict=False):
+            found[new] = found.pop(old)
+        inputs.refuse_derivatives(found)
+        with torch._C._AutoDispatchBelowAutograd():
+            pair: Pair = getattr(torch.ops.spotbench, name).default(*given)
+        return pair
+
+    return refuse

@@ -1,0 +1,108 @@
+"""The bundled kernel, in its variants, and PyTorch's own attention, as the harness calls them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels.attention import correctness, registry
+from kernels.attention.baseline import Sdpa
+from kernels.attention.case import Case
+from kernels.attention.interface import BuildFailed, BuildRecord, Unavailable
+from kernels.attention.problem import Inputs
+from kernels.harness.workload import Call, Implementation, Site
+
+
+class Bundled:
+    """`bench`: our own kernel for the device."""
+
+    def __init__(self, site: Site) -> None:
+        try:
+            self.kernel = registry.find(site.device, threads=site.threads)
+        except Unavailable as exc:
+            raise BuildFailed(str(exc), remedy="measure the baselines only, or add a kernel for this device") from exc
+
+    def build(self, site: Site) -> BuildRecord:
+        """Compiled, or from the cache."""
+        return self.kernel.build(site.out, site.cache)
+
+    def bind(self, case: Case, inputs: Inputs) -> Call:
+        """A plan on these inputs. Raises `Unavailable`."""
+        refusal = self.kernel.supports(case)
+        if refusal is not None:
+            raise Unavailable(refusal)
+        poisoned = partial(correctness.poisoned, inputs.q, through_torch=True)
+        # A plan may allocate its output now or at each call: either way its memory starts out as NaN.
+        with poisoned():
+            plan = self.kernel.prepare(inputs.q, inputs.k, inputs.v, case.shape.causal)
+        return Call(getattr(plan, "runs", self.kernel.name), plan, poisoned=poisoned)
+
+
+class CudaVariant:
+    """`bench:lse` writes the log-sum-exp too; `bench@sm_80` is what that chip runs, translated by this one's driver:
+    that chip's code on this device, not its speed."""
+
+    def __init__(self, name: str, site: Site) -> None:
+        if site.device.type != "cuda":
+            raise Unavailable(f"{name} is a variant of the CUDA kernel, and this device is a {site.device.type}")
+        stem, _, option = name.partition(":")
+        self.lse = option == "lse"
+        self.chip = stem.partition("@sm_")[2]
+        self.engine: Any = None
+
+    def build(self, site: Site) -> None:
+        """The engine; each of its kernels is compiled when it is first bound. Raises `BuildFailed`."""
+        from kernels.attention.cuda.compiler import Target
+        from kernels.attention.cuda.engine import Engine
+        from kernels.attention.cuda.errors import CudaError
+
+        try:
+            target = Target(f"compute_{self.chip}") if self.chip else None
+            self.engine = Engine(site.device, cache_dir=site.cache, target=target)
+        except (CudaError, Unavailable, ValueError, OSError) as exc:
+            raise BuildFailed(f"the CUDA kernels do not load: {exc}") from exc
+
+    def bind(self, case: Case, inputs: Inputs) -> Call:
+        """A plan that writes into one output tensor, and one log-sum-exp if it is wanted. Raises `Unavailable`."""
+        from kernels.attention.cuda.operator import bind
+
+        q = inputs.q
+        out = torch.full_like(q, torch.nan)
+        sums = torch.full(q.shape[:3], torch.nan, device=q.device) if self.lse else None
+        bound = bind(q, inputs.k, inputs.v, out, causal=case.shape.causal, lse=sums, engine=self.engine)
+
+        def call() -> torch.Tensor:
+            bound()
+            return out
+
+        runs = bound.kernels + (f"@sm_{self.chip}" if self.chip else "") + ("+lse" if self.lse else "")
+        return Call(runs, call, poisoned=partial(correctness.poisoned, q, through_torch=True))
+
+
+class Baseline:
+    """`sdpa:<backend>`: PyTorch's attention, pinned to one backend or to none."""
+
+    def __init__(self, backend: str) -> None:
+        self.sdpa = Sdpa(backend)
+
+    def build(self, site: Site) -> None:
+        """It comes with PyTorch."""
+
+    def bind(self, case: Case, inputs: Inputs) -> Call:
+        """A plan on these inputs. Raises `Unavailable` with PyTorch's reason."""
+        q, k, v, causal = inputs.q, inputs.k, inputs.v, case.shape.causal
+        plan = self.sdpa.prepare(q, k, v, causal)
+        poisoned = partial(correctness.poisoned, q, through_torch=False)
+        return Call(self.sdpa.resolved(q, k, v, causal), plan, self.sdpa.scope, poisoned)
+
+
+def bench(name: str, site: Site) -> Implementation:
+    """The bundled kernel, or one of its variants. Raises `Unavailable` where there is none for the device."""
+    return Bundled(site) if name == "bench" else CudaVariant(name, site)
+
+
+def sdpa(name: str, _: Site) -> Implementation:
+    """PyTorch's attention."""
+    return Baseline(name.removeprefix("sdpa:"))

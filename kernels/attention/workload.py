@@ -1,0 +1,70 @@
+"""Attention as a workload: its grids, its cases, and the names of its implementations. Needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from kernels.attention.case import CASE_ID, DTYPE_NAMES, Case, Shape
+from kernels.attention.registry import REGISTRY
+from kernels.harness.reading import BadSpec, integer, names, shown, table
+from kernels.harness.workload import Implementation, Problem, Site, Unavailable
+
+SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
+
+
+class Attention:
+    """Forward attention, softmax(scale * Q K^T) V."""
+
+    name = "attention"
+    grid_keys = ("shapes", "dtypes")
+    columns = ("dtype", *SIZES, "causal")
+
+    def cases(self, grid: Mapping[str, Any], where: str) -> tuple[Case, ...]:
+        """Every shape in every dtype, shape by shape. Raises `BadSpec`."""
+        shapes = grid["shapes"]
+        if not isinstance(shapes, list):
+            raise BadSpec(f"{where}.shapes must be a list, not {shown(shapes)}")
+        dtypes = names(grid["dtypes"], f"{where}.dtypes", DTYPE_NAMES)
+        return tuple(
+            Case(shape(one, f"{where}.shapes[{i}]"), dtype) for i, one in enumerate(shapes) for dtype in dtypes
+        )
+
+    def is_case(self, case_id: str) -> bool:
+        """Whether an id names a shape and a dtype."""
+        return CASE_ID.fullmatch(case_id) is not None
+
+    def shown(self) -> tuple[str, ...]:
+        """The implementations by name."""
+        return REGISTRY.shown()
+
+    def knows(self, implementation: str) -> bool:
+        """Whether the registry has it."""
+        return REGISTRY.find(implementation) is not None
+
+    def implementation(self, name: str, site: Site) -> Implementation:
+        """What the registry makes of a name. Raises `Unavailable`."""
+        entry = REGISTRY.find(name)
+        if entry is None:
+            raise Unavailable(f"no implementation is called {name}; there are {', '.join(self.shown())}")
+        return entry.make()(name, site)
+
+    def problem(self) -> Problem:
+        """Its tensors and its right answer; imports torch."""
+        made: Problem = importlib.import_module("kernels.attention.problem").AttentionProblem()
+        return made
+
+
+def shape(data: object, where: str) -> Shape:
+    """One full shape; nothing is defaulted here. Raises `BadSpec`."""
+    given = table(data, where, (*SIZES, "causal"))
+    sizes = {key: integer(given[key], f"{where}.{key}", 1) for key in SIZES}
+    if not isinstance(given["causal"], bool):
+        raise BadSpec(f"{where}.causal must be true or false, not {shown(given['causal'])}")
+    if sizes["heads"] % sizes["kv_heads"]:
+        raise BadSpec(f"{where}: heads {sizes['heads']} is not a multiple of kv_heads {sizes['kv_heads']}")
+    return Shape(**sizes, causal=given["causal"])
+
+
+WORKLOAD = Attention()

@@ -1,0 +1,115 @@
+"""What every form of a workload comes to: cases, inputs, a right answer, and implementations by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DTYPES: Mapping[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+        *("int64", "int32", "int16", "int8", "uint8", "bool"),
+    )
+    if hasattr(torch, name)
+}
+"""What an axis called `dtype` may hold."""
+
+Value = str | int | float | bool
+CaseValues = Mapping[str, Value]
+Function = Callable[..., Any]
+
+
+class BadWorkload(Exception):
+    """A workload that cannot be measured. The message names the file, the line where it is known, and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What an implementation is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, made: Any) -> Arguments:
+        """Of what `inputs` returned: a tensor, a tuple, or a mapping of keyword arguments."""
+        if isinstance(made, Mapping):
+            return cls((), dict(made))
+        return cls(tuple(made) if isinstance(made, (tuple, list)) else (made,), {})
+
+    def mapped(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
+        """The same with `of` each tensor, however deep it lies."""
+        return Arguments(
+            tuple(mapped(one, of) for one in self.args), {key: mapped(one, of) for key, one in self.kwargs.items()}
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor, in order."""
+        found: list[torch.Tensor] = []
+
+        def keep(one: torch.Tensor) -> torch.Tensor:
+            found.append(one)
+            return one
+
+        self.mapped(keep)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A workload, loaded.
+
+    `cases` hold plain values; `inputs(case, device, generator)` makes fresh inputs; `reference(arguments)` says what is
+    right, and is given what is floating in float64 where it is `exact`.
+    `implementations` are functions, or mappings that describe a CUDA entry;
+    those in `baselines` are what the others are compared with, the first of them before all. `outputs(*inputs)`
+    allocates what implementations write into. `check(arguments, output)`, where a form brings its own judge, returns
+    what is wrong, or nothing. `tolerance` is `{"rtol": …, "atol": …}`, or None for the criterion of ours.
+    """
+
+    name: str
+    file: Path
+    axes: tuple[str, ...]
+    cases: tuple[CaseValues, ...]
+    inputs: Callable[[CaseValues, torch.device, torch.Generator], Arguments]
+    reference: Callable[[Arguments], Any]
+    implementations: Mapping[str, Any]
+    baselines: tuple[str, ...]
+    outputs: Function | None = None
+    check: Callable[[Arguments, Any], str] | None = None
+    flops: Callable[[CaseValues], float] | None = None
+    bytes: Callable[[CaseValues], float] | None = None
+    skip: Callable[[CaseValues, torch.device], str] | None = None
+    tolerance: Mapping[str, float] | None = None
+    exact: bool = True
+    requirements: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """What the inputs are called, in order, where they have names."""
+
+
+def mapped(value: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value` with `of` each tensor in it: a tensor, or a list, tuple or mapping of such; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return of(value)
+    if isinstance(value, Mapping):
+        return {key: mapped(one, of) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(mapped(one, of) for one in value)
+    return value
+
+
+def with_dtype(case: CaseValues) -> dict[str, Any]:
+    """The keyword arguments of a case: an axis called `dtype` arrives as a torch dtype."""
+    return {key: DTYPES[str(value)] if key == "dtype" else value for key, value in case.items()}
+
+
+def in_double(one: torch.Tensor) -> torch.Tensor:
+    """A floating tensor in float64; any other as it is."""
+    if one.is_complex():
+        return one.to(torch.complex128)
+    return one.double() if one.is_floating_point() else one

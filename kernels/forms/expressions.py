@@ -1,0 +1,59 @@
+"""Arithmetic over the axes of a case, as a grid or an argument of a CUDA kernel is written: `cdiv(n, 256) * rows`."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+}
+
+
+def cdiv(a: int, b: int) -> int:
+    """`a / b`, rounded up."""
+    return -(-a // b)
+
+
+CALLS: Mapping[str, Callable[..., Any]] = {"cdiv": cdiv, "min": min, "max": max}
+
+
+def value(text: object, names: Mapping[str, Any]) -> Any:
+    """What an expression comes to: numbers, names, `+ - * / // % << >>`, brackets, `cdiv`, `min`, `max`. Raises
+    `ValueError` for anything else."""
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return text
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no expression")
+    try:
+        return found(ast.parse(text, mode="eval").body, names)
+    except (SyntaxError, TypeError, ZeroDivisionError) as exc:
+        raise ValueError(f"{text!r}: {exc}") from exc
+
+
+def found(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of a part of an expression."""
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return number
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.Name(id=name):
+            raise ValueError(f"nothing is called {name}; there are {', '.join(map(str, names))}")
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -found(operand, names)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
+            return BINARY[type(op)](found(left, names), found(right, names))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in CALLS:
+            return CALLS[name](*(found(one, names) for one in args))
+        case _:
+            raise ValueError(f"{ast.unparse(node)!r} is more than arithmetic over the axes")

@@ -1,0 +1,240 @@
+"""A workload in one file with no import of ours: `axes`, `inputs`, `reference`, `baseline_*`, `kernel_*`, and more."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import itertools
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from kernels.forms.definition import DTYPES, Arguments, BadWorkload, CaseValues, Definition, with_dtype
+
+KINDS = ("baseline_", "kernel_")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+MOST_CASES = 10_000
+CUDA_KEYS = ("cuda", "entry", "grid", "block", "smem", "args", "only", "constants")
+
+
+def load(path: Path) -> Definition:
+    """The workload in a file, or in a folder that has a file of its own name. Raises `BadWorkload`."""
+    file = path / f"{path.name}.py" if path.is_dir() else path
+    lines = top_level(file)
+    module = imported(file)
+    told = vars(module)
+
+    def wrong(words: str, name: str = "") -> BadWorkload:
+        return BadWorkload(f"{file.name}:{lines.get(name, 1)}: {words}")
+
+    def function(name: str, *, needed: bool = False) -> Any:
+        found = told.get(name)
+        if found is None and needed:
+            raise wrong(f"there is no function {name}(…)")
+        if found is not None and not callable(found):
+            raise wrong(f"{name} must be a function, not {type(found).__name__}", name)
+        return found
+
+    cases, axes = cases_of(told, wrong)
+    make, reference = function("inputs", needed=True), function("reference", needed=True)
+    implementations, baselines = implementations_of(told, file, wrong)
+    skip, flops, traffic = function("skip"), function("flops"), function("bytes") if "bytes" in told else None
+
+    def inputs(case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
+        return Arguments.of(make(**fitting(make, {**with_dtype(case), "device": device, "generator": generator})))
+
+    def skipped(case: CaseValues, device: torch.device) -> str:
+        return str(skip(**fitting(skip, {**with_dtype(case), "device": device})) or "")
+
+    def right(arguments: Arguments) -> Any:
+        return reference(*arguments.args, **arguments.kwargs)
+
+    return Definition(
+        name=file.stem,
+        file=file,
+        axes=axes,
+        cases=cases,
+        inputs=inputs,
+        reference=right,
+        implementations=implementations,
+        baselines=baselines,
+        outputs=function("outputs"),
+        flops=(lambda case: float(flops(**fitting(flops, with_dtype(case))))) if flops else None,
+        bytes=(lambda case: float(traffic(**fitting(traffic, with_dtype(case))))) if traffic else None,
+        skip=skipped if skip else None,
+        tolerance=tolerance_of(told.get("tolerance"), wrong),
+        names=tuple(inspect.signature(reference).parameters),
+        requirements=requirements_of(told.get("requirements", ()), wrong),
+    )
+
+
+Wrong = Callable[..., BadWorkload]
+
+
+def top_level(file: Path) -> dict[str, int]:
+    """The line of each name that a file binds at its top level. Raises `BadWorkload` for a file that is no Python, and
+    for an implementation that is there twice."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    except SyntaxError as exc:
+        raise BadWorkload(f"{file.name}:{exc.lineno}: syntax error: {exc.msg}") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BadWorkload(f"{file.name}: cannot be read: {exc}") from exc
+    lines: dict[str, int] = {}
+    for name, line in bound(tree):
+        kind = next((kind for kind in KINDS if name.startswith(kind)), None)
+        own = {other: at for other, at in lines.items() if kind and other.split("_", 1)[-1] == name.split("_", 1)[-1]}
+        for other, at in own.items():
+            if other.startswith(KINDS):
+                called = name.split("_", 1)[-1]
+                raise BadWorkload(
+                    f"{file.name}:{line}: two implementations are called {called}: {other} is at line {at}"
+                )
+        lines[name] = line
+    return lines
+
+
+def bound(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Names bound by the statements of a module, with their lines."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            yield node.name, node.lineno
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((one.id, node.lineno) for one in targets if isinstance(one, ast.Name))
+
+
+def imported(file: Path) -> ModuleType:
+    """The module, with its folder on the path. Raises `BadWorkload` for whatever it raises."""
+    sys.path.insert(0, str(file.parent))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None, "a file that ends in .py"
+    assert spec.loader is not None, "and so has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as exc:
+        told = f'needs the package {exc.name}, which is not here: requirements = ["{exc.name}"] installs it'
+        raise BadWorkload(f"{where(exc, file)}: {told}") from exc
+    except BaseException as exc:
+        if isinstance(exc, KeyboardInterrupt):
+            raise
+        raise BadWorkload(f"{where(exc, file)}: it raises {type(exc).__name__} when it is imported: {exc}") from exc
+    return module
+
+
+def where(exc: BaseException, file: Path) -> str:
+    """`file.py:12`, the innermost line within the workload's folder that an exception came through."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    own = [one for one in frames if Path(one.filename).parent == file.parent]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else file.name
+
+
+def cases_of(told: Mapping[str, Any], wrong: Wrong) -> tuple[tuple[CaseValues, ...], tuple[str, ...]]:
+    """Every combination of the axes, or the cases as they are listed; and the names of the axes."""
+    if "cases" in told:
+        listed = told["cases"]
+        if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(one, Mapping) for one in listed):
+            raise wrong("cases must be a list of mappings, with at least one", "cases")
+        if any(set(one) != set(listed[0]) for one in listed):
+            raise wrong("every case must have the same axes", "cases")
+        cases = [dict(one) for one in listed]
+    else:
+        axes = told.get("axes", {})
+        if not isinstance(axes, Mapping):
+            raise wrong(f"axes must be a mapping of names to lists, not {type(axes).__name__}", "axes")
+        for name, values in axes.items():
+            if not isinstance(values, (list, tuple)) or not values:
+                raise wrong(f"axis {name} must be a list with at least one value, not {values!r}", "axes")
+        cases = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    given = "cases" if "cases" in told else "axes"
+    for case in cases:
+        for name, value in case.items():
+            if not isinstance(name, str) or not NAME.fullmatch(name):
+                raise wrong(f"{name!r} is no name for an axis", given)
+            if not isinstance(value, (str, int, float, bool)):
+                raise wrong(f"axis {name}: {value!r} must be a number, a string or a truth value", given)
+            if name == "dtype" and value not in DTYPES:
+                raise wrong(f"axis dtype: {value!r} is none of {', '.join(DTYPES)}", given)
+    if len(cases) > MOST_CASES:
+        raise wrong(f"{len(cases)} cases are more than {MOST_CASES}", given)
+    if any(case in cases[:at] for at, case in enumerate(cases)):
+        raise wrong("a case is there twice", given)
+    return tuple(cases), tuple(cases[0])
+
+
+def implementations_of(told: Mapping[str, Any], file: Path, wrong: Wrong) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Functions by name, baselines first, and CUDA entries; and which are baselines."""
+    found: dict[str, Any] = {}
+    baselines = []
+    for kind in KINDS:
+        for name, value in told.items():
+            if not name.startswith(kind):
+                continue
+            if isinstance(value, Mapping):
+                check_cuda(value, file, partial(wrong, name=name))
+            elif not callable(value):
+                raise wrong(f"{name} must be a function, or a mapping that names a CUDA entry", name)
+            found[name.removeprefix(kind)] = value
+            if kind == KINDS[0]:
+                baselines.append(name.removeprefix(kind))
+    if not found:
+        raise wrong("there is no implementation: write a function called baseline_NAME or kernel_NAME")
+    return found, tuple(baselines)
+
+
+def check_cuda(described: Mapping[str, Any], file: Path, wrong: Callable[[str], BadWorkload]) -> None:
+    """A CUDA entry as far as it can be judged without a compiler. Raises what `wrong` makes."""
+    missing = [key for key in ("cuda", "entry", "grid", "block", "args") if key not in described]
+    unknown = sorted(set(described) - set(CUDA_KEYS))
+    if missing or unknown:
+        extra = f"; unknown: {', '.join(unknown)}" if unknown else ""
+        raise wrong(
+            f"a CUDA implementation lacks {', '.join(missing) or 'nothing'}{extra}; keys: {', '.join(CUDA_KEYS)}"
+        )
+    source = file.parent / str(described["cuda"])
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise wrong(f"{described['cuda']} cannot be read: {exc}") from exc
+    entry = str(described["entry"])
+    if not re.search(rf"__global__[^;{{]*\b{re.escape(entry)}\s*\(", text):
+        there = re.findall(r"__global__[^;{(]*?\b(\w+)\s*\(", text)
+        raise wrong(f"{source.name} has no __global__ function {entry}; it has {', '.join(there) or 'none'}")
+    if 'extern "C"' not in text:
+        raise wrong(f'{source.name}: {entry} must be declared extern "C", or its name is mangled')
+
+
+def tolerance_of(told: Any, wrong: Wrong) -> Mapping[str, float] | None:
+    """A number (relative and absolute alike), or `{"rtol": …, "atol": …}`."""
+    if told is None:
+        return None
+    if isinstance(told, (int, float)) and not isinstance(told, bool) and told >= 0:
+        return {"rtol": float(told), "atol": float(told)}
+    if isinstance(told, Mapping) and told and set(told) <= {"rtol", "atol"}:
+        return {"rtol": float(told.get("rtol", 0)), "atol": float(told.get("atol", 0))}
+    raise wrong('tolerance must be a number >= 0, or {"rtol": …, "atol": …}', "tolerance")
+
+
+def requirements_of(told: Any, wrong: Wrong) -> tuple[str, ...]:
+    """Packages, as pip takes them."""
+    if not isinstance(told, (list, tuple)) or not all(isinstance(one, str) for one in told):
+        raise wrong('requirements must be a list of strings, as ["triton>=3"]', "requirements")
+    return tuple(told)
+
+
+def fitting(function: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what is offered, what a function takes by name; all of it where it takes anything."""
+    taken = inspect.signature(function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        return dict(offered)
+    return {key: value for key, value in offered.items() if key in taken}

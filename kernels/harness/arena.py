@@ -1,0 +1,351 @@
+"""Measures a user's own implementations, each in a process of its own, from one that runs no code of a user's.
+
+The order of samples, the stopping rules, the clocks of the device, the verdicts and the result files stay on this side.
+What crashes, hangs or runs out of memory is a row with that reason; all others go on, within the same block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from kernels.harness import axes, environment, processes
+from kernels.harness.contenders import Bound, Built
+from kernels.harness.hands import Absent, Hand, Place, RemoteTimer, Turn
+from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, rotation
+from kernels.harness.judging import Judged, Outcome, Session, say
+from kernels.harness.own import OwnCase, OwnWorkload
+from kernels.harness.processes import Answered, Lost, Worker
+from kernels.harness.reading import BadSpec
+from kernels.harness.spec import Spec, original
+from kernels.harness.timers import Timed
+from kernels.harness.turns import Contender
+from kernels.harness.workload import BuildFailed, Call, Check, Unavailable
+
+CHECKS_IN_EACH_REGIME = 3
+"""So many samples of an implementation are checked on average: their inputs are new, and their answers are judged."""
+ROUNDS = 2
+"""So many different new inputs take part in a regime; all implementations see the same ones."""
+REMEMBERED = 1.5
+"""A call on inputs that were seen before may not be so much faster than one on new ones."""
+REMEMBERED_LEAST_US = 50.0
+PROBES = 7
+IMPLAUSIBLE = 1.5
+"""Times the best that was seen: a cache is faster than memory, and a chip than its slowest second."""
+DISHONEST_CLOCK = 4.0
+CLOCK_LEAST_S = 0.005
+READING_LIMIT_S = 120.0
+
+
+@dataclass
+class Arena:
+    """All processes of one step. `seed` draws the inputs that are timed; those that are checked come from secrets."""
+
+    device: torch.device
+    seed: int
+    cache: str
+    blocks: int
+    limit_s: float
+    start: Callable[[], Worker]
+    judge: Hand
+    baselines: Sequence[str]
+    hands: dict[str, Hand] = field(default_factory=dict)
+    turns: dict[str, Turn] = field(default_factory=dict)
+    wrong: dict[str, Check] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+    roof: dict[str, float] = field(default_factory=dict)
+    rounds: list[int] = field(default_factory=list)
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bench-", dir=processes.roomy())))
+
+    def hand(self, name: str) -> Hand:
+        """The implementation's, kept from case to case as long as it lives."""
+        if name not in self.hands:
+            self.hands[name] = Hand(name, self.start, self.limit_s)
+        return self.hands[name]
+
+    def close(self) -> None:
+        """Every process is gone, and every file."""
+        for hand in self.hands.values():
+            hand.end()
+        self.judge.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def verdict(self, hand: Hand, case: OwnCase, seed: int, answer: Mapping[str, Any]) -> Check:
+        """What the judge says to an answer. Raises `Lost` and `Answered` of the judge's own."""
+        if answer.get("fault"):
+            return Check(False, float("nan"), float("nan"), str(answer["fault"]))
+        first = bool(self.baselines) and original(hand.name) == self.baselines[0]
+        try:
+            told = self.judge.ask(
+                "judge", case=dict(case.values), case_id=case.id, seed=seed,
+                tree=answer["tree"], files=answer["files"], baseline=first,
+            )  # fmt: skip
+        except Lost as exc:
+            raise Answered("workload", exc.reason("while the reference was computed")) from exc
+        error, limit = (float("nan") if told[key] is None else float(told[key]) for key in ("max_abs_error", "limit"))
+        return Check(bool(told["passed"]), error, limit, str(told["reason"])[:300])
+
+    def bound(self, name: str, case: OwnCase, seed: int, check_seed: int) -> tuple[Bound, Check, int]:
+        """An implementation on a case: bound to inputs, tried on new ones, judged; and what one set of inputs takes.
+        Raises `Unavailable` where it cannot run, `Lost` and `Answered` where it went wrong."""
+        hand = self.hand(name)
+        told = hand.ask("bind", case=dict(case.values), seed=seed)
+        answer = hand.ask("check", seed=check_seed, folder=str(self.folder), at=0)
+        check = self.verdict(hand, case, check_seed, answer)
+        role = "baseline_" if original(name) in self.baselines else "kernel_"
+        call = Call(role + original(name), Place(hand, 0), scope=self.scope(hand, case))
+        return Bound(name, call), check, int(told["set_bytes"])
+
+    def judge_case(self, session: Session, case: OwnCase, implementations: Sequence[str]) -> Judged:
+        """Every implementation tried on new inputs and judged, the first baseline first: its error counts for all."""
+        check_seed, seed = secrets.randbits(62), axes.case_seed(case, self.seed, "inputs")
+        self.wrong, self.sizes = {}, [1]
+        first = [name for name in implementations if name in self.baselines[:1]]
+        found: dict[str, Outcome] = {}
+        for name in (*first, *(one for one in implementations if one not in first)):
+            found[name] = self.outcome(name, case, seed, check_seed)
+            say(session.facts, case, found[name])
+        return Judged(case, None, None, tuple(found[name] for name in implementations))
+
+    def outcome(self, name: str, case: OwnCase, seed: int, check_seed: int) -> Outcome:
+        """The verdict on one implementation."""
+        if case.skip:
+            return Outcome(name, None, None, case.skip, wrong=False)
+        try:
+            bound, check, size = self.bound(name, case, seed, check_seed)
+        except (Lost, Answered, Unavailable) as exc:
+            return against(name, exc, "while it was checked")
+        if not check.passed:
+            return Outcome(name, None, check, check.reason, wrong=True)
+        self.sizes.append(size)
+        return Outcome(name, bound, check, "", wrong=False)
+
+    def spread_case(self, judged: Judged) -> tuple[Judged, Rotation]:
+        """What passed, on as many input sets as cold caches take; what breaks on the way is left out."""
+        known = cache_bytes(self.device) or ASSUMED_CACHE_BYTES
+        size, bounds = max(self.sizes), judged.bound
+        free = max(1, processes.free_bytes(self.device) // max(1, len(bounds)))
+        # What is larger than the cache passes it by itself; a second copy would only take memory.
+        most = 1 if size >= AIM * known else MOST_SETS[self.device.type]
+        asked = rotation(self.cache, size, known, free, most)
+        had, lost = asked.sets, {}
+        for one in bounds:
+            try:
+                had = min(had, int(self.hand(one.implementation).ask("spread", count=asked.sets)["sets"]))
+            except (Lost, Answered, Unavailable) as exc:
+                lost[one.implementation] = against(one.implementation, exc, "while its inputs were copied")
+
+        def ready(outcome: Outcome) -> Outcome:
+            if outcome.bound is None or outcome.implementation in lost:
+                return lost.get(outcome.implementation, outcome)
+            hand, bound = self.hand(outcome.implementation), outcome.bound
+            try:
+                peak = hand.ask("peak")["bytes"]
+            except (Lost, Answered, Unavailable) as exc:
+                return against(outcome.implementation, exc, "while its memory was measured")
+            copies = tuple(Call(bound.backend, Place(hand, n), scope=bound.scope) for n in range(1, had))
+            return replace(outcome, bound=replace(bound, copies=copies, peak_bytes=peak))
+
+        turns = asked if had == asked.sets else rotation(self.cache, size, known, had * size, had)
+        return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
+
+    def still_right(self, session: Session, judged: Judged) -> Judged:
+        """The verdicts after timing: on answers to timed calls, on one more, and on whether times can be trusted."""
+
+        def again(outcome: Outcome) -> Outcome:
+            if outcome.bound is None:
+                return outcome
+            name = outcome.implementation
+            fault = self.hand(name).fault
+            if fault is not None:
+                return against(name, fault, "while it was timed")
+            try:
+                found = self.wrong.get(name) or self.once_more(name, cast(OwnCase, judged.case))
+            except (Lost, Answered, Unavailable) as exc:
+                return against(name, exc, "after it was timed")
+            if found.passed:
+                return outcome
+            wrong = Outcome(name, None, found, found.reason, wrong=True)
+            say(session.facts, judged.case, wrong)
+            return wrong
+
+        made = replace(judged, outcomes=tuple(again(outcome) for outcome in judged.outcomes))
+        for hand in (*self.hands.values(), self.judge):
+            hand.fault = None
+            if hand.worker is not None:
+                with contextlib.suppress(Lost, Answered, Unavailable):
+                    hand.ask("leave")
+        return made
+
+    def once_more(self, name: str, case: OwnCase) -> Check:
+        """The last check, on new inputs."""
+        hand, seed = self.hand(name), secrets.randbits(62)
+        found = self.verdict(hand, case, seed, hand.ask("check", seed=seed, folder=str(self.folder), at=0))
+        if not found.passed:
+            return replace(found, reason=f"right before timing, wrong after: {found.reason}")
+        told = self.afterthoughts(name, case)
+        return replace(found, passed=False, reason=told) if told else found
+
+    def load(self, name: str) -> Built | BuildFailed | Unavailable:
+        """The implementation's process, with the workload imported and what there is to build built."""
+        try:
+            self.hand(name).ready()
+        except (Lost, Answered) as exc:
+            return BuildFailed(exc.reason("while it was loaded"), remedy=getattr(exc, "remedy", ""))
+        except Unavailable as exc:
+            return exc
+        return Built(Absent(), None)
+
+    def scope(self, hand: Hand, case: OwnCase) -> Callable[[], AbstractContextManager[object]]:
+        """What happens around a sample: now and then its inputs are new, and its answer is judged."""
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            turn = self.turns.get(hand.name)
+            wanted = turn is not None and secrets.randbelow(1 << 30) < (1 << 30) * CHECKS_IN_EACH_REGIME / self.blocks
+            seed = self.rounds[turn.checked % len(self.rounds)] if turn is not None and wanted else 0
+            if turn is not None:
+                turn.wanted = wanted
+            try:
+                if wanted:
+                    hand.ask("renew", seed=seed)
+                yield
+                if wanted and turn is not None and hand.name not in self.wrong:
+                    turn.checked += 1
+                    found = self.verdict(hand, case, seed, hand.ask("answered", folder=str(self.folder)))
+                    if not found.passed:
+                        self.wrong[hand.name] = replace(found, reason=f"in a timed call on new inputs: {found.reason}")
+            except (Lost, Answered) as exc:
+                raise Unavailable(exc.reason("while it was timed")) from exc
+            finally:
+                if turn is not None:
+                    turn.wanted = False
+
+        return around
+
+    def timer(self, regime: str) -> Callable[[Contender], RemoteTimer]:
+        """How a regime is timed; of a processor, which has no graph, `ValueError`."""
+        if regime == "graph" and self.device.type != "cuda":
+            raise ValueError("the graph regime replays a CUDA graph and needs a CUDA device")
+        self.rounds, self.turns = [secrets.randbits(62) for _ in range(ROUNDS)], {}
+
+        def make(contender: Contender) -> RemoteTimer:
+            hand = cast(Place, contender.plans[0]).hand
+            try:
+                told = hand.ask("timer", regime=regime)
+            except (Lost, Answered) as exc:
+                raise Unavailable(exc.reason(f"while its timer was made ({regime})")) from exc
+            turn = self.turns.setdefault(contender.implementation, Turn())
+            return RemoteTimer(hand, regime, int(told["calls_made"]), float(told["overhead_us"]), turn)
+
+        return make
+
+    def afterthoughts(self, name: str, case: OwnCase) -> str:
+        """What is said against an implementation once it has been timed: nothing, or `untrusted` with the reason.
+        Raises `Lost` and `Answered`."""
+        hand = self.hand(name)
+        shortest = min((wall for wall, _, _ in hand.walls), default=0.0)
+        most = max((said for _, said, _ in hand.walls), default=0.0)
+        typical = statistics.median(each for _, _, each in hand.walls) if hand.walls else 0.0
+        hand.walls.clear()
+        beyond = self.beyond_roof(case, typical)
+        if beyond:
+            return beyond
+        pings = [self.round_trip_s(hand) for _ in range(PROBES)]
+        slack = CLOCK_LEAST_S + 10 * min(pings)
+        if shortest > DISHONEST_CLOCK * most + slack and self.device.type == "cpu":
+            return f"untrusted: it says {most * 1e3:.3g} ms where at least {shortest * 1e3:.3g} ms went by"
+        return self.remembers(hand)
+
+    def round_trip_s(self, hand: Hand) -> float:
+        """How long a question takes that there is nothing to do for: on a busy machine, longer."""
+        began = time.perf_counter()
+        hand.ask("ping")
+        return time.perf_counter() - began
+
+    def beyond_roof(self, case: OwnCase, seconds: float) -> str:
+        """Whether a call did more arithmetic, or moved more bytes, than the device was seen to do."""
+        if not (case.flops or case.bytes) or not seconds:
+            return ""
+        if not self.roof:
+            self.roof = dict(self.judge.ask("roof"))
+        for what, unit, amount in (("bytes", "GB/s", case.bytes), ("flops", "GFLOP/s", case.flops)):
+            reached, most = amount / seconds / 1e9, float(self.roof[what]) / 1e9
+            if reached > IMPLAUSIBLE * most:
+                return f"implausible: {reached:.4g} {unit}, where this device was seen to reach {most:.4g}"
+        return ""
+
+    def remembers(self, hand: Hand) -> str:
+        """Whether it is faster on inputs that it has just seen than on new ones: then it was not the work that was
+        timed. Three comparisons must agree, each between the fastest call on new inputs and the usual one on old."""
+        regime = "burst"
+        hand.ask("timer", regime=regime)
+        found = 0.0
+        for _ in range(3):
+            new: list[float] = []
+            old: list[float] = []
+            for _ in range(PROBES):
+                seed = secrets.randbits(62)
+                # Values are written before either sample, so that both find the caches alike.
+                for times in (new, old):
+                    hand.ask("renew", seed=seed, sets=1)
+                    timed = Timed(**hand.ask("sample", regime=regime, first=0, keep=False)["timed"])
+                    times.append(timed.latency_us)
+            a, b = min(new), statistics.median(old)
+            if a < REMEMBERED * b or a - b < REMEMBERED_LEAST_US:
+                return ""
+            found = statistics.median(new) / b
+        return f"untrusted: {found:.1f} times as fast on inputs that it has seen before as on new ones"
+
+
+def against(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome:
+    """The outcome of what went wrong. What only cannot run here, or has no memory, is not wrong."""
+    if isinstance(exc, Unavailable):
+        return Outcome(name, None, None, str(exc), wrong=False)
+    wrong = isinstance(exc, Lost) or exc.kind not in ("unavailable", "memory")
+    return Outcome(name, None, None, exc.reason(when)[:400], wrong=wrong)
+
+
+def starter(workload: OwnWorkload, device: torch.device, threads: int) -> Callable[[], Worker]:
+    """Starts processes for a workload."""
+    processes.prepare(Path(workload.path))
+    given = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path}
+    return lambda: Worker(given)
+
+
+def described(workload: OwnWorkload) -> Mapping[str, Any]:
+    """What a workload says of itself. Raises `BadSpec`, with file and line, where it cannot be read."""
+    reader = Hand("", starter(workload, environment.device(), 1), READING_LIMIT_S)
+    try:
+        return reader.ask("describe")
+    except (Lost, Answered) as exc:
+        raise BadSpec(exc.reason(f"while {workload.path} was read")) from exc
+    finally:
+        reader.end()
+
+
+def open_arena(asked: Spec, device: torch.device) -> Arena:
+    """The processes of one step; each is started when it is first needed."""
+    assert isinstance(asked.workload, OwnWorkload), "others run here"
+    start = starter(asked.workload, device, asked.threads)
+    return Arena(
+        device=device,
+        seed=asked.seed,
+        cache=asked.cache,
+        blocks=asked.repeats,
+        limit_s=asked.answer_limit_s,
+        start=start,
+        judge=Hand("", start, max(asked.answer_limit_s, READING_LIMIT_S)),
+        baselines=tuple(asked.workload.describe().get("baselines", ())),
+    )

@@ -1,0 +1,198 @@
+"""One implementation of a user's own workload, in its process: bound, copied, renewed, called, timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from kernels.forms.definition import Arguments, BadWorkload, Definition, mapped
+from kernels.harness import input_sets, timers
+from kernels.harness.answers import Reply, leaves, same, settle, spoil, strange, written
+from kernels.harness.turns import Contender
+from kernels.harness.workload import Unavailable
+
+LATER_S = 0.02
+"""Whoever works on after its call has returned is given so long to show it."""
+
+
+class Watched:
+    """One call on one set of inputs. Where it is told to, it keeps what the last call returned."""
+
+    __slots__ = ("call", "kept")
+
+    def __init__(self, call: Callable[[], Any], kept: Kept) -> None:
+        self.call, self.kept = call, kept
+
+    def __call__(self) -> None:
+        answer = self.call()
+        if self.kept.wanted:
+            self.kept.answer, self.kept.by = answer, self
+
+
+class Kept:
+    """What the last of several calls returned, and which it was."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.answer: Any = None
+        self.by: Watched | None = None
+
+
+class Bench:
+    """One implementation of a workload, on one case at a time."""
+
+    def __init__(self, definition: Definition, name: str, device: torch.device) -> None:
+        self.definition, self.device, self.name = definition, device, name
+        self.record: dict[str, object] | None = None
+        made = definition.implementations[name]
+        if isinstance(made, dict):
+            from kernels.forms.cuda_entry import CudaEntry
+
+            entry = CudaEntry(made, definition.file.parent, device, definition.names)
+            self.record = entry.record
+            made = entry
+        self.function: Callable[..., Any] = made
+        self.kept = Kept()
+        self.sets: list[tuple[Arguments, Any]] = []
+        self.plans: list[Watched] = []
+        self.timers: dict[str, Any] = {}
+        self.case: dict[str, Any] = {}
+        self.seed = 0
+
+    def bind(self, case: dict[str, Any], seed: int) -> Reply:
+        """One set of inputs for a case."""
+        self.sets, self.plans, self.timers, self.case, self.seed = [], [], {}, case, seed
+        only = getattr(self.function, "refusal", None)
+        reason = only(case) if only else ""
+        if reason:
+            raise Unavailable(reason)
+        first = self.drawn(seed)
+        self.add(first)
+        size = sum(one.numel() * one.element_size() for one in first.tensors())
+        return {"set_bytes": max(1, size), "free_bytes": input_sets.free_bytes(self.device)}
+
+    def drawn(self, seed: int) -> Arguments:
+        """Fresh inputs."""
+        generator = torch.Generator(device=self.device)
+        generator.manual_seed(seed)
+        return self.definition.inputs(self.case, self.device, generator)
+
+    def add(self, arguments: Arguments) -> None:
+        """One more set, with outputs of its own where the workload allocates them."""
+        outs: tuple[Any, ...] = ()
+        if self.definition.outputs is not None:
+            made = self.definition.outputs(*arguments.args, **arguments.kwargs)
+            outs = Arguments.of(made).args
+            for one in outs:
+                spoil(one)
+        function, args, kwargs = self.function, (*outs, *arguments.args), dict(arguments.kwargs)
+        bound = getattr(function, "bound", None)
+        call = bound(self.case, outs, arguments) if bound else lambda: function(*args, **kwargs)
+        self.sets.append((arguments, outs))
+        self.plans.append(Watched(call, self.kept))
+
+    def spread(self, count: int) -> Reply:
+        """As many copies of the inputs as memory allows, up to `count`."""
+        try:
+            while len(self.sets) < count:
+                self.add(self.sets[0][0].mapped(lambda one: one.clone(memory_format=torch.preserve_format)))
+        except (torch.OutOfMemoryError, MemoryError):
+            pass
+        return {"sets": len(self.sets)}
+
+    def renew(self, seed: int, sets: int | None = None) -> Reply:
+        """The values of a seed at the same addresses, in every set, or in the first few."""
+        fresh = self.drawn(seed).tensors()
+        for arguments, outs in self.sets[:sets]:
+            old = arguments.tensors()
+            if len(old) != len(fresh) or any(a.shape != b.shape for a, b in zip(old, fresh, strict=True)):
+                raise BadWorkload(f"{self.definition.file.name}: inputs of another seed have other shapes")
+            for one, new in zip(old, fresh, strict=True):
+                one.copy_(new)
+            for one in outs:
+                spoil(one)
+        self.seed = seed
+        settle(self.device)
+        return {}
+
+    def call(self, at: int) -> Reply:
+        """One call that is not timed."""
+        self.plans[at % len(self.plans)]()
+        settle(self.device)
+        return {}
+
+    def check(self, seed: int | None, folder: str, at: int) -> Reply:
+        """One call on new values, and what it answered."""
+        if seed is not None:
+            self.renew(seed)
+        self.kept.wanted = True
+        began = time.perf_counter()
+        self.plans[at % len(self.plans)]()
+        settle(self.device)
+        return {**self.answered(folder), "seconds": time.perf_counter() - began}
+
+    def answered(self, folder: str) -> Reply:
+        """The kept answer, as files in `folder`, with what is wrong with the way in which it came."""
+        answer, by = self.kept.answer, self.kept.by
+        assert by is not None, "a call was made"
+        arguments, outs = self.sets[self.plans.index(by)]
+        self.kept.answer, self.kept.by, self.kept.wanted = None, None, False
+        if answer is None and outs:
+            answer = outs[0] if len(outs) == 1 else outs
+        faults = [fault for one in leaves(answer) if (fault := strange(one, self.device))]
+        if faults:
+            return {"fault": faults[0], "files": [], "tree": None}
+        at_once = mapped(answer, torch.clone)
+        settle(self.device)
+        time.sleep(LATER_S)
+        if not same(answer, at_once):
+            late = "untrusted: its output changed after the call had returned (work on another stream or thread)"
+            return {"fault": late, "files": [], "tree": None}
+        fresh = self.drawn(self.seed)
+        if not same(tuple(arguments.tensors()), tuple(fresh.tensors())):
+            return {"fault": "untrusted: it changed its inputs", "files": [], "tree": None}
+        return {"fault": "", **written(at_once, folder)}
+
+    def timer(self, regime: str) -> Reply:
+        """Ready to time; the graph's calls are made now, so what they return is kept from now on."""
+        self.kept.wanted = regime == "graph"
+        contender = Contender(self.name, tuple(self.plans), nullcontext)
+        made = self.timers[regime] = timers.timer_for(self.device, regime)(contender)
+        self.graph_kept = (self.kept.answer, self.kept.by) if regime == "graph" else None
+        self.kept.wanted = False
+        return {"calls_made": made.calls_made, "overhead_us": made.overhead_us}
+
+    def sample(self, regime: str, first: int, keep: bool) -> Reply:
+        """One measurement, with the calls that it takes on the sets in turn from `first` on."""
+        made = self.timers[regime]
+        count = len(self.plans)
+        plans = [self.plans[(first + n) % count] for n in range(made.calls_made)]
+        self.kept.wanted = keep
+        timed = made(plans)
+        if keep and regime == "graph":
+            self.kept.answer, self.kept.by = self.graph_kept or (None, None)
+        return {"timed": asdict(timed), "rest_s": made.rest_s(timed.latency_us)}
+
+    def peak(self) -> Reply:
+        """Bytes of device memory that one call takes beside its inputs; None where that is not known."""
+        if self.device.type != "cuda":
+            return {"bytes": None}
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        self.plans[0]()
+        torch.cuda.synchronize(self.device)
+        return {"bytes": int(torch.cuda.max_memory_allocated(self.device)) - int(before)}
+
+    def leave(self) -> Reply:
+        """Nothing of the case is kept."""
+        self.sets, self.plans, self.timers, self.kept.answer, self.kept.by = [], [], {}, None, None
+        self.graph_kept = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return {}

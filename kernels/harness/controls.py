@@ -1,0 +1,72 @@
+"""A second A/A control, on the implementation with the longest launch: there a leak of the host's time shows first.
+
+`bench:aa` shares the short launch of `bench`: noise that only a long launch sees, it does not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels.harness.contenders import Bound, Crew
+from kernels.harness.judging import Judged, Session, judge_one, say
+from kernels.harness.spec import CONTROL, original
+from kernels.harness.workload import Unavailable
+
+LOOKS = 5
+COMPARABLE = 4.0
+"""What takes over four times as long as the fastest is nobody's rival: a control on it costs more than it tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a call takes of its caller, and until the device has done with it, in microseconds."""
+
+    implementation: str
+    host_us: float
+    whole_us: float
+
+
+def slowest_launcher(costs: Sequence[Cost], has_control: frozenset[str]) -> str | None:
+    """The one of comparable speed whose calls keep the host for longest; None where it has its control already."""
+    least = min((one.whole_us for one in costs), default=0.0)
+    near = [one for one in costs if one.whole_us <= COMPARABLE * least]
+    longest = max(near, key=lambda one: one.host_us, default=None)
+    return None if longest is None or longest.implementation in has_control else longest.implementation
+
+
+def cost(bound: Bound, device: torch.device) -> Cost:
+    """The medians of five calls, each alone."""
+    host, whole = [], []
+    with bound.scope():
+        for _ in range(LOOKS):
+            torch.cuda.synchronize(device)
+            began = time.perf_counter()
+            bound.plan()
+            enqueued = time.perf_counter()
+            torch.cuda.synchronize(device)
+            host.append((enqueued - began) * 1e6)
+            whole.append((time.perf_counter() - began) * 1e6)
+    return Cost(bound.implementation, statistics.median(host), statistics.median(whole))
+
+
+def with_second_control(session: Session, crew: Crew, judged: Judged) -> Judged:
+    """The case with one more control, where controls are asked for, a device runs beside the host, and the
+    implementations run in this process."""
+    names = session.spec.implementations
+    if session.device.type != "cuda" or judged.by is None or not any(name.endswith(CONTROL) for name in names):
+        return judged
+    try:
+        costs = [cost(one, session.device) for one in judged.bound if not one.implementation.endswith(CONTROL)]
+    except (RuntimeError, Unavailable):
+        return judged
+    chosen = slowest_launcher(costs, frozenset(original(name) for name in names if name.endswith(CONTROL)))
+    if chosen is None:
+        return judged
+    outcome = judge_one(chosen + CONTROL, crew, judged.case, judged.inputs, judged.by)
+    say(session.facts, judged.case, outcome)
+    return replace(judged, outcomes=(*judged.outcomes, outcome))

@@ -1,0 +1,106 @@
+"""A gate in a CUDA stream: the device waits at it until the host, with all its work enqueued, opens it.
+
+What stands behind a gate was enqueued before the device came to it, however slow the host was. It is the way in which
+NVIDIA's NVBench keeps launch latency out of a measurement.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+
+NAME = "gate"
+MOST_HOLD_S = 0.2
+"""The device leaves by itself after so long: an implementation that waits for the device within its call would wait for
+ever otherwise."""
+EXPIRED = 16
+"""The device's own word, 128 bytes behind the host's, so that the two do not share a line of the cache."""
+
+SOURCE = """
+static __device__ unsigned long long nanoseconds() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) :: "memory");
+  return now;
+}
+static __device__ unsigned long long opened(const unsigned long long *words) {
+  unsigned long long ticket;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(ticket) : "l"(words) : "memory");
+  return ticket;
+}
+extern "C" __global__ void gate(unsigned long long *words, unsigned long long ticket, unsigned long long most_ns) {
+  const unsigned long long began = nanoseconds();
+  while (opened(words) < ticket) {
+    if (nanoseconds() - began > most_ns) {
+      asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(words + 16), "l"(ticket) : "memory");
+      __threadfence_system();
+      return;
+    }
+  }
+}
+"""
+
+
+class Gate:
+    """One device's gate. Raises on construction what compiler or driver say."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Imported here: whatever is amiss with the kernels' loader is then the gate's fault and nobody else's.
+        from kernels.attention.cuda.compiler import Target, find_compiler
+        from kernels.attention.cuda.driver import LaunchConfig, driver
+
+        self.index = device.index or 0
+        self.device = torch.device("cuda", self.index)
+        major, minor = torch.cuda.get_device_capability(self.device)
+        (compiled,) = find_compiler().compile([SOURCE], {}, Target(f"sm_{major}{minor}"))
+        torch.cuda.init()
+        self.driver = driver()
+        self.driver.enter(self.index)
+        self.function = self.driver.load(compiled.image, NAME, 0)
+        host, on_device = ctypes.c_void_p(), ctypes.c_void_p()
+        library = self.driver.library
+        code = library.cuMemHostAlloc(ctypes.byref(host), ctypes.c_size_t(256), ctypes.c_uint(PORTABLE | DEVICEMAP))
+        self.driver.check(code, "allocating the gate's memory")
+        code = library.cuMemHostGetDevicePointer_v2(ctypes.byref(on_device), host, ctypes.c_uint(0))
+        self.driver.check(code, "mapping the gate's memory")
+        assert host.value is not None, "the driver allocated it"
+        ctypes.memset(host.value, 0, 256)
+        self.opened = ctypes.c_uint64.from_address(host.value)
+        self.gave_up = ctypes.c_uint64.from_address(host.value + 8 * EXPIRED)
+        self.ticket = ctypes.c_uint64(0)
+        self.words, self.most_ns = on_device, ctypes.c_uint64(round(MOST_HOLD_S * 1e9))
+        held = (self.words, self.ticket, self.most_ns)
+        self.arguments = (ctypes.c_void_p * 3)(*(ctypes.addressof(one) for one in held))
+        self.config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, None, None, 0)
+
+    def hold(self) -> int:
+        """Let the current stream wait. The ticket that opens this gate and all before it."""
+        self.driver.enter(self.index)
+        self.ticket.value += 1
+        self.config.stream = torch.cuda.current_stream(self.device).cuda_stream
+        code = self.driver.library.cuLaunchKernelEx(
+            ctypes.addressof(self.config), self.function.handle, ctypes.addressof(self.arguments), None
+        )
+        self.driver.check(code, "launching the gate")
+        return int(self.ticket.value)
+
+    def release(self, ticket: int) -> None:
+        """Let the stream go on."""
+        self.opened.value = ticket
+
+    def expired(self, ticket: int) -> bool:
+        """Whether the device gave up waiting; known once it has come past the gate."""
+        return int(self.gave_up.value) == ticket
+
+
+PORTABLE, DEVICEMAP = 1, 2  # CU_MEMHOSTALLOC_
+
+
+@cache
+def gate_of(device: torch.device) -> Gate | str:
+    """The process's one gate for a device, or why there is none."""
+    try:
+        return Gate(device)
+    except Exception as exc:  # without it there is the spin, which is tested sample by sample
+        return f"{type(exc).__name__}: {exc}"[:200]

@@ -1,0 +1,123 @@
+"""A user's own workload as the harness sees it: what a process of its own read of it, as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernels.harness.reading import BadSpec, shown, table
+from kernels.harness.workload import Implementation, Problem, Site, Unavailable
+
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+LONGEST_ID = 160
+DTYPE = "dtype"
+ALL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCase:
+    """One value of each axis; `skip` is why it cannot be measured here, or nothing."""
+
+    values: Mapping[str, Any]
+    id: str
+    skip: str = ""
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The cells of its row: `dtype` in the column of that name, any other axis as `axis:<name>`."""
+        return {column(name): text(value) for name, value in self.values.items()}
+
+
+def column(axis: str) -> str:
+    """The column of an axis. The prefix keeps it apart from whatever else a file has."""
+    return axis if axis == DTYPE else f"axis:{axis}"
+
+
+def text(value: object) -> str:
+    """A value as it stands in rows and ids."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def case_id(values: Mapping[str, Any]) -> str:
+    """`rows64-cols256-float32`; what does not fit a file name is replaced, and a digest tells it apart."""
+    parts = [("" if name == DTYPE else name) + text(value) for name, value in values.items()]
+    plain = "-".join(parts) or "all"
+    safe = "-".join(re.sub(r"[^A-Za-z0-9._+]", "_", part) for part in parts) or "all"
+    if safe != plain or not safe[0].isalnum() or len(safe) > LONGEST_ID:
+        safe = f"case{safe[:LONGEST_ID]}-{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
+    return safe
+
+
+@dataclass
+class OwnWorkload:
+    """A workload that a process of its own reads. `read` asks that process; before it is called nothing is known of
+    the workload, and any case and implementation may be one of it."""
+
+    form: str
+    path: str
+    read: Callable[[], Mapping[str, Any]] | None = None
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+    grid_keys = ()
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the workload says of itself. Raises `BadSpec` with file and line where it cannot be read."""
+        if not self.told and self.read is not None:
+            self.told = self.read()
+        return self.told
+
+    @property
+    def name(self) -> str:
+        """The file's own name."""
+        return str(self.told.get("name", ""))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of its axes."""
+        return tuple(column(axis) for axis in self.describe().get("axes", ()))
+
+    def cases(self, grid: Mapping[str, Any], where: str) -> tuple[OwnCase, ...]:
+        """All of the workload's cases, or those that have one of the values that `grid` gives for its axes."""
+        told = self.describe()
+        chosen = table(grid, where, (), ("axes",)).get("axes", {})
+        if not told:
+            return ()
+        if not isinstance(chosen, Mapping) or not all(isinstance(values, list) for values in chosen.values()):
+            raise BadSpec(f"{where}.axes must be an object of lists, not {shown(chosen)}")
+        unknown = sorted(set(chosen) - set(told["axes"]))
+        if unknown:
+            raise BadSpec(f"{where}.axes: {told['file']} has no axis {unknown[0]}; it has {', '.join(told['axes'])}")
+        rows = zip(told["cases"], told["skip"], told["flops"], told["bytes"], strict=True)
+        made = tuple(
+            OwnCase(values, case_id(values), skip, flops or 0.0, moved or 0.0)
+            for values, skip, flops, moved in rows
+            if all(text(values[axis]) in map(text, wanted) for axis, wanted in chosen.items())
+        )
+        if not made:
+            raise BadSpec(f"{where}.axes leave no case of {told['file']}")
+        return made
+
+    def is_case(self, case: str) -> bool:
+        """Whether an id may be one of this workload's."""
+        return SAFE.fullmatch(case) is not None
+
+    def shown(self) -> tuple[str, ...]:
+        """Its implementations."""
+        return tuple(self.describe().get("implementations", ())) or (ALL,)
+
+    def knows(self, implementation: str) -> bool:
+        """Whether it has one of that name."""
+        return implementation in self.shown() or not self.told
+
+    def implementation(self, name: str, _site: Site) -> Implementation:
+        """None of them runs in the harness's own process."""
+        raise Unavailable(f"{name} runs in a process of its own")
+
+    def problem(self) -> Problem:
+        """Its tensors are in other processes."""
+        raise Unavailable("its tensors are in other processes")

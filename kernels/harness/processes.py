@@ -1,0 +1,170 @@
+"""Processes for code that is not ours: started quickly, asked with a limit, and gone without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.harness.input_sets import available
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+"""How long a worker's OpenMP threads wait for more work before they sleep: some ten microseconds. By default it is
+milliseconds, which they would take from the worker whose turn it is."""
+SPAWN = multiprocessing.get_context("forkserver")
+"""One process imports torch, and every worker is a fork of it: hundreds of them start in less time than one import."""
+LONGEST_REPLY = 8 << 20
+LONGEST_FOLDER = 50
+SHARED = Path("/dev/shm")
+ROOM_BYTES = 8 << 30
+
+
+def prepare(workload: Path) -> None:
+    """What every worker for a workload has imported before it begins; before the first of them."""
+    folder = workload if workload.is_dir() else workload.parent
+    compiles = any(b"torch.compile" in one.read_bytes() for one in folder.glob("*.py"))
+    SPAWN.set_forkserver_preload(["kernels.harness.worker", *(["torch._dynamo"] if compiles else [])])
+
+
+class Lost(Exception):
+    """A worker that is gone: `how` says what became of it; `hung` that it did not answer and was ended."""
+
+    def __init__(self, how: str, *, hung: bool = False) -> None:
+        super().__init__(how)
+        self.how, self.hung = how, hung
+
+    def reason(self, when: str) -> str:
+        """A reason fit for a row."""
+        return f"{self.how} {when}"
+
+
+class Answered(Exception):
+    """A worker's own word that something is wrong: `kind` is `raised`, `memory`, `unavailable`, `build`, `workload` or
+    `untrusted`. `sticky`: its device refuses everything from now on."""
+
+    def __init__(self, kind: str, text: str, *, sticky: bool = False, remedy: str = "") -> None:
+        super().__init__(text)
+        self.kind, self.text, self.sticky, self.remedy = kind, text, sticky, remedy
+
+    def reason(self, when: str) -> str:
+        """A reason fit for a row."""
+        return f"{self.text} {when}" if self.kind == "memory" else self.text
+
+
+class Worker:
+    """One process, and this end of its pipe. What comes back is data: JSON of a bounded size."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self.pipe, theirs = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=entry, args=(theirs, dict(told)), daemon=True)
+        with short_paths():
+            self.process.start()
+        theirs.close()
+
+    def ask(self, op: str, limit_s: float, /, **given: Any) -> Mapping[str, Any]:
+        """The answer to one request. Raises `Lost` and `Answered`."""
+        request = {"op": op, **given} if op == "load" else {"op": op, "with": given}
+        try:
+            self.pipe.send_bytes(json.dumps(request).encode())
+            if not self.pipe.poll(limit_s):
+                self.end()
+                raise Lost(f"hung: no answer within {limit_s:g} s", hung=True)
+            reply = json.loads(self.pipe.recv_bytes(LONGEST_REPLY))
+        except (EOFError, OSError, ValueError) as exc:
+            raise Lost(self.fate()) from exc
+        if not isinstance(reply, dict):
+            self.end()
+            raise Lost("untrusted: its process answers with something else than an answer")
+        if "error" in reply:
+            raise Answered(
+                str(reply["error"]),
+                str(reply.get("text", ""))[:2000],
+                sticky=bool(reply.get("sticky")),
+                remedy=str(reply.get("remedy", "")),
+            )
+        return reply
+
+    def fate(self) -> str:
+        """How the process ended, in words."""
+        self.process.join(5)
+        code = self.process.exitcode
+        self.end()
+        if code is None:
+            return "untrusted: it closed its pipe"
+        if code == -signal.SIGKILL:
+            return "killed (SIGKILL), as the kernel does where memory runs out,"
+        if code < 0:
+            return f"crashed ({signal.Signals(-code).name})"
+        return f"ended its process with exit code {code}"
+
+    def end(self) -> None:
+        """The process and all that it started are gone."""
+        for pid in descendants(self.process.pid):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join(5)
+        self.pipe.close()
+
+
+@contextlib.contextmanager
+def short_paths() -> Iterator[None]:
+    """Sockets have names of a hundred bytes at most, and a temporary folder may lie deep."""
+    before = tempfile.gettempdir()
+    tempfile.tempdir = before if len(before) <= LONGEST_FOLDER else "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def entry(pipe: Connection, told: dict[str, Any]) -> None:
+    """What a worker runs."""
+    from kernels.harness.worker import serve
+
+    serve(pipe, told)
+
+
+def descendants(root: int | None) -> list[int]:
+    """The processes below one, by /proc; none where there is no /proc."""
+    parents: dict[int, int] = {}
+    for entry_ in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parents[int(entry_.parent.name)] = int(entry_.read_text().rsplit(")", 1)[1].split()[1])
+    found: list[int] = []
+    front = [root] if root is not None else []
+    while front:
+        above = front.pop()
+        below = [pid for pid, parent in parents.items() if parent == above]
+        found += below
+        front += below
+    return found
+
+
+def roomy() -> str:
+    """A folder in memory for answers on their way to the judge, or on disk where there is little of it."""
+    try:
+        if shutil.disk_usage(SHARED).free >= ROOM_BYTES and os.access(SHARED, os.W_OK):
+            return str(SHARED)
+    except OSError:
+        pass
+    return tempfile.gettempdir()
+
+
+def free_bytes(device: torch.device) -> int:
+    """What the input sets of all implementations together may take."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) // 2
+    return available(device) // 4

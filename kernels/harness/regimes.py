@@ -1,0 +1,22 @@
+"""Which regimes a case is measured in: by what was asked for, the kind of device and the shape, never by a
+measurement or an element type, so that two cases of one run that differ in these have the same regimes."""
+
+from __future__ import annotations
+
+from kernels.harness.spec import BOTH
+from kernels.harness.workload import Case
+
+BURST, SUSTAINED, GRAPH = "burst", "sustained", "graph"
+HELD_BACK_FLOPS = 2.0**34
+"""From here on a call is long enough (40 us at 400 TFLOP/s) for the host to keep the device busy without a graph, and
+heavy enough for a power limit to hold back a device that does nothing else. A case may say its `flops`."""
+
+
+def regimes(asked: str, device: str, case: Case) -> tuple[str, ...]:
+    """The regimes of a case on a kind of device (`cuda` or `cpu`), in the order in which they are measured."""
+    if asked != BOTH:
+        return (asked,)
+    if device != "cuda":
+        return BURST, SUSTAINED
+    heavy = getattr(case, "flops", 0.0) >= HELD_BACK_FLOPS
+    return (BURST, GRAPH, SUSTAINED) if heavy else (BURST, GRAPH)

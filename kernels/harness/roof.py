@@ -1,0 +1,68 @@
+"""What a device was seen to do at most: bytes moved and floating-point operations done, in a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+TRIES = 7
+COPIES_BYTES = (64 << 10, 1 << 20, 16 << 20, 256 << 20)
+"""From what a nearby cache holds to what none does."""
+PRODUCT = {"cuda": 8192, "cpu": 768}
+
+
+def measured(device: torch.device) -> dict[str, float]:
+    """`bytes` and `flops` a second: the best of copies of several sizes, and of products of matrices in every type that
+    the device has. Seconds are of the host's clock, around many calls, with the device waited for."""
+    moved = max(2 * size / seconds(copying(size, device), device) for size in COPIES_BYTES)
+    n = PRODUCT[device.type]
+    types = (torch.float32, torch.float16, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
+    done = max(2.0 * n**3 / seconds(multiplying(n, dtype, device), device) for dtype in types)
+    return {"bytes": moved, "flops": done}
+
+
+def copying(size: int, device: torch.device) -> Callable[[], object]:
+    """A copy of so many bytes."""
+    source, target = (torch.ones(size // 4, device=device) for _ in range(2))
+    return lambda: target.copy_(source)
+
+
+def multiplying(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
+    """A product of two n x n matrices; in float32 on a GPU by TF32, which is what tensor cores make of it."""
+    a = torch.ones((n, n), dtype=dtype, device=device)
+
+    def product() -> object:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+        try:
+            return a @ a
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return product
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """The shortest time of a call: of several tries of as many calls as take about ten milliseconds."""
+    call()
+    settle(device)
+    began = time.perf_counter()
+    call()
+    settle(device)
+    calls = max(1, min(1000, round(0.01 / max(time.perf_counter() - began, 1e-7))))
+    best = float("inf")
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        settle(device)
+        best = min(best, (time.perf_counter() - began) / calls)
+    return best
+
+
+def settle(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

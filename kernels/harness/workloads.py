@@ -1,0 +1,29 @@
+"""Finds a workload by its name: the package `kernels.<name>` has a module `workload` with an object `WORKLOAD`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import cast
+
+from kernels import DEFAULT_WORKLOAD
+from kernels.harness.own import OwnWorkload
+from kernels.harness.reading import BadSpec, shown, table, text_of
+from kernels.harness.workload import Workload
+
+
+def find(name: object) -> Workload:
+    """The workload called `name`, or a user's own, which is told as an object of `form` and `path` (below the payload).
+    Raises `BadSpec` where there is none."""
+    if isinstance(name, dict):
+        told = table(name, "workload", ("form", "path"))
+        return OwnWorkload(text_of(told["form"], "workload.form"), text_of(told["path"], "workload.path"))
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise BadSpec(f"workload: {shown(name)} is no name of a workload, as {DEFAULT_WORKLOAD} is")
+    module = f"kernels.{name}.workload"
+    try:
+        return cast(Workload, importlib.import_module(module).WORKLOAD)
+    except ModuleNotFoundError as exc:
+        if exc.name not in (module, f"kernels.{name}"):
+            raise
+        raise BadSpec(f"workload: there is no {name} in the payload (no module {module})") from exc

@@ -1,0 +1,86 @@
+"""What is run on a machine of the user's own for each operation, and what its answer or its silence means.
+
+One programme, `startup/host/hand.py`, is handed to the python there as text; over SSH and on this machine alike.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from orchestrator.adapters.payload import bundle_root
+from orchestrator.core.errors import HostUnfit
+from orchestrator.core.hosts import OLDEST_PYTHON, Target, python_too_old
+
+NO_PYTHON, OLD_PYTHON = 97, 98
+ANSWER: Final = "@@spotbench@@"
+SCRIPT: Final = (
+    'p=$0; case "$p" in "~/"*) p="$HOME/${p#"~/"}";; esac; '
+    f'command -v "$p" >/dev/null 2>&1 || exit {NO_PYTHON}; exec "$p" -c "$@"'
+)
+"""What the shell there does: finds the interpreter, or says that there is none."""
+
+
+@functools.cache
+def hand() -> str:
+    """The programme that is sent, packed: read once, small enough for a command line, and free of quotes."""
+    source = (bundle_root() / "startup" / "host" / "hand.py").read_bytes()
+    packed = base64.b64encode(zlib.compress(source, 9)).decode()
+    # Old interpreters fail at the first line of newer syntax: asked first, and answered in any python.
+    return (
+        "import sys,zlib,base64\n"
+        f"if sys.version_info<(3,8):sys.stdout.write('python %d.%d.%d'%sys.version_info[:3]);sys.exit({OLD_PYTHON})\n"
+        "sys.argv[2]=zlib.decompress(base64.b64decode(sys.argv[2])).decode()\n"
+        f"exec(compile(zlib.decompress(base64.b64decode('{packed}')),'hand.py','exec'))"
+    )
+
+
+def command(operation: str, arguments: Mapping[str, Any], python: str) -> list[str]:
+    """The argument list that has `operation` done by `python` (empty: `python3`)."""
+    packed = base64.b64encode(zlib.compress(json.dumps(arguments).encode(), 9)).decode()
+    return ["sh", "-c", SCRIPT, python or "python3", hand(), operation, packed]
+
+
+def answer_in(out: str, target: Target) -> Mapping[str, Any] | None:
+    """The operation's answer among what was printed; None when there is none. Raises `HostUnfit`."""
+    for line in reversed(out.splitlines()):
+        if line.startswith(ANSWER):
+            return _object(target, line.removeprefix(ANSWER))
+    return None
+
+
+def _object(target: Target, text: str) -> Mapping[str, Any]:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise HostUnfit(f"{target} answers what no part of bench says", hint=f"{target.entry}look at it there")
+    return answer
+
+
+def no_answer(target: Target, code: int, out: str, err: str, python: str) -> HostUnfit:
+    """What it means that the shell there ended with `code` and without an answer."""
+    if code == NO_PYTHON:
+        return HostUnfit(
+            f"{target.called} has no {python} that a login finds",
+            hint=f"on {target.called}: sudo apt-get install python3; or --set host.python=/path/to/python3",
+        )
+    if code == OLD_PYTHON:
+        lack = python_too_old(target.called, out.rpartition("python ")[2] or f"below {OLDEST_PYTHON}")
+        return HostUnfit(lack.what, hint=lack.remedy)
+    said = (err or out).splitlines()
+    what = f": {said[-1][:200]}" if said else ""
+    if target.machine:
+        return HostUnfit(
+            f"{python} on this machine does not run (exit code {code}){what}",
+            hint=f"`{python} --version` must print a version; or --set host.python=/path/to/python3",
+        )
+    return HostUnfit(
+        f"{target} lets us in and does not run commands (exit code {code}){what}",
+        hint=f"`ssh {target.name} python3 --version` must print a version",
+    )

@@ -1,0 +1,103 @@
+"""One case over many runs: where its time changed, and what changed with it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from orchestrator.analysis.across import judged, quotient, widest
+from orchestrator.analysis.between import SAME_CODE, spread_of
+from orchestrator.analysis.bootstrap import Interval
+from orchestrator.analysis.fingerprint import SOFTWARE
+from orchestrator.analysis.verdicts import Noise, Verdict
+
+CODE: Final = ("payload_sha256", "git_commit", "backend")
+"""What says which code ran; `git_commit` counts only where a payload is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One run's value: a median in microseconds, or a speed-up. `doubt` is why its machine cannot be compared."""
+
+    run_id: str
+    fingerprint: Mapping[str, Any]
+    """Its environment, with `backend`: the kernel that ran."""
+    value: Interval
+    noise: Noise | None
+    doubt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run in the history of a case. `change` is the verdict against the level before; None for the first run."""
+
+    reading: Reading
+    ratio: Interval | None
+    change: Verdict | None
+    doubt: str
+    split: tuple[str, ...]
+    """What of the code or its libraries is another than in the run before, in words."""
+
+
+def history(readings: Sequence[Reading], *, relative: bool, tolerance: float = 0.0) -> tuple[Point, ...]:
+    """The runs in the order given. Each is compared with the run that began the present level; what is faster or slower
+    begins a new one. A change of code splits the history, and is named.
+
+    `relative` values are speed-ups, others microseconds. How much runs of the same code differ is taken from those in
+    this history. Code that the level has seen already is not called faster or slower than it, and no busy machine is
+    material for a verdict.
+    """
+    fit = [one for one in readings if not one.doubt]
+    alike = [
+        math.log(other.value.mid / one.value.mid)
+        for one, other in itertools.pairwise(fit)
+        if known(one) and known(other) and not split(one, other)
+    ]
+    spread = spread_of(alike)
+    found: list[Point] = []
+    level: list[Reading] = []
+    for place, one in enumerate(readings):
+        parted = split(readings[place - 1], one) if place else ()
+        if one.doubt or not level:
+            found.append(Point(one, None, Verdict.INCONCLUSIVE if one.doubt else None, one.doubt, parted))
+            level += [] if one.doubt else [one]
+            continue
+        begun = level[0]
+        ratio = quotient(one.value, begun.value) if relative else quotient(begun.value, one.value)
+        wide = spread.widened(ratio)
+        verdict = judged(wide, spread.chance(ratio), widest(one.noise, begun.noise), tolerance)
+        different = verdict in (Verdict.FASTER, Verdict.SLOWER)
+        met = known(one) and any(not split(earlier, one) for earlier in level)
+        doubt = SAME_CODE if different and met else ""
+        found.append(Point(one, wide, Verdict.INCONCLUSIVE if doubt else verdict, doubt, parted))
+        level = [one] if different and not doubt else [*level, one]
+    return tuple(found)
+
+
+def known(one: Reading) -> bool:
+    """Whether it says which payload ran."""
+    return bool(one.fingerprint.get("payload_sha256"))
+
+
+def split(before: Reading, after: Reading) -> tuple[str, ...]:
+    """What of the code or its libraries differs between two runs, in words."""
+    first, second = before.fingerprint, after.fingerprint
+    code = [key for key in CODE if key != "git_commit" or not (known(before) and known(after))]
+    said = []
+    for key in (*code, *SOFTWARE):
+        one, other = first.get(key), second.get(key)
+        if one and other and one != other:
+            said.append(f"{NAMES.get(key, key)} {brief(one)} → {brief(other)}")
+    return tuple(said)
+
+
+NAMES: Final = {"payload_sha256": "payload", "git_commit": "commit", "backend": "kernel"}
+
+
+def brief(value: object) -> str:
+    """A digest by its beginning, anything else whole."""
+    text = str(value)
+    return text[:12] if len(text) >= 40 and " " not in text else text

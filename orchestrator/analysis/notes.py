@@ -1,0 +1,75 @@
+"""What a reader should know of a run's data before any number: a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from orchestrator.analysis.case import Case
+from orchestrator.analysis.doubts import DISAGREE, disagreements
+from orchestrator.analysis.timings import Timing
+from orchestrator.core.results import TIMER_SHARE, is_control
+
+
+def notes_of(cases: Sequence[Case]) -> list[str]:
+    """The notes of a run, the gravest first."""
+    timed = [timing for case in cases for timing in case.timings if timing.timed]
+    if not cases:
+        return ["There is not a single row: the run measured nothing."]
+    if not timed:
+        return ["Every implementation was skipped on every case: there are reasons, and no times."]
+    return [*_of_launches(cases, timed), *_of_controls(timed), *_of_timings(cases, timed), *_of_settings(cases)]
+
+
+def _of_launches(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str]:
+    disagreeing = disagreements(cases)
+    if disagreeing:
+        worst = next(iter(disagreeing.items()))
+        yield (
+            f"Burst and graph disagree in {len(disagreeing)} of {len({case.case_id for case in cases})} cases, where "
+            f"nothing is decided ({DISAGREE}). On {worst[0]}, {worst[1]}."
+        )
+    exposed = [one for one in timed if one.group.exposed]
+    if exposed:
+        yield (
+            f"In {len(exposed)} of {len(timed)} timings the launch could not be hidden: they hold some of the host's "
+            "time, and nothing is decided by them."
+        )
+
+
+def _of_controls(timed: Sequence[Timing]) -> Iterator[str]:
+    if len({timing.implementation for timing in timed if not is_control(timing.implementation)}) == 1:
+        yield "Only one implementation was timed: there is nothing to compare it with."
+    if not any(is_control(timing.implementation) for timing in timed):
+        yield (
+            "There was no A/A control in this run. The noise floor comes from odd blocks against even ones, which does "
+            "not see what differs between two instances of one implementation."
+        )
+
+
+def _of_timings(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str]:
+    limits = sum(1 for timing in timed if timing.group.words.get("warmed") == "limit")
+    if limits:
+        yield (
+            f"In {limits} of {len(timed)} timings the warm-up ended before times and clocks had settled: they may hold "
+            "some of it."
+        )
+    if noticed := [one.timer_share for one in timed if one.timer_share > TIMER_SHARE]:
+        yield (
+            f"In {len(noticed)} of {len(timed)} timings the timer itself takes over {TIMER_SHARE:.0%} of the median "
+            f"(up to {max(noticed):.0%}), which is not taken off: the rows that it concerns say so."
+        )
+    spent = sum(1 for case in cases if any(one.group.words.get("stopped") == "dollars" for one in case.timings))
+    if spent:
+        yield f"{spent} of {len(cases)} cases ended when their dollars were spent, before their last repeat."
+    if len({timing.group.device for timing in timed}) > 1:
+        yield "The rows name more than one device: times of different cases must not be compared."
+
+
+def _of_settings(cases: Sequence[Case]) -> Iterator[str]:
+    named = {case.setting.regime for case in cases if case.setting.cache}
+    vague = sorted({case.setting.regime for case in cases if not case.setting.cache} & named)
+    if vague:
+        yield (
+            f"Some rows of {' and '.join(vague)} do not say whether their caches were warm or cold, as older files do "
+            "not: they stand apart."
+        )

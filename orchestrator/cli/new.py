@@ -1,0 +1,38 @@
+"""`bench new`: a workload of one's own to begin with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json
+from orchestrator.core.errors import ConfigError, LocalError
+from orchestrator.core.template import written
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called: rmsnorm makes rmsnorm.py.")],
+    json: Json = False,
+) -> None:
+    """Write a workload of your own that runs as it is.
+
+    One file with no import of ours: axes, inputs, a reference, a baseline and kernels, of which Triton's needs a GPU.
+    """
+    stem = name.removesuffix(".py")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", stem):
+        raise ConfigError(f"{name!r} is no name for a Python file", hint="letters, digits and _, a letter first")
+    path = Path(f"{stem}.py")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(written(stem))
+    except FileExistsError as exc:
+        raise ConfigError(f"{path} is there already", hint="choose another name, or move it away") from exc
+    except OSError as exc:
+        raise LocalError(f"cannot write {path}: {exc.strerror}", hint="check the rights of this folder") from exc
+    if json:
+        emit_json({"schema": 1, "path": str(path)})
+        return
+    typer.echo(f"wrote {path}; next: bench launch {path}    or: bench launch {path} --gpu l4")

@@ -1,0 +1,27 @@
+"""Saying what was left out, once all else has been done or shown: on standard error, and in the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import typer
+
+from orchestrator.core.errors import BenchError, DocumentUnreadable
+from orchestrator.core.foreign import log_text
+
+
+def note(text: str) -> None:
+    typer.echo(f"note: {log_text(text)}", err=True)
+
+
+def raise_unread(left_out: Mapping[str, str], first: BenchError | None = None) -> None:
+    """Names each object that was left out, and ends the command with the code for it; `first` goes before, where
+    something worse has happened."""
+    for text in left_out.values():
+        note(text)
+    if first is not None:
+        raise first
+    if left_out:
+        count = len(left_out)
+        objects = "1 object was" if count == 1 else f"{count} objects were"
+        raise DocumentUnreadable(f"{objects} left out, and all else was done", hint="the notes above name each")

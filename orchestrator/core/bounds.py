@@ -1,0 +1,33 @@
+"""Types of numbers and times in documents that anybody may have written: such that their sums and dates exist."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from math import isfinite
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, AwareDatetime, Field
+
+from orchestrator.core.foreign import name
+
+EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
+LATEST: Final = datetime(2200, 1, 1, tzinfo=UTC)
+
+
+def _within_reason(at: datetime) -> datetime:
+    if not EARLIEST <= at <= LATEST:
+        raise ValueError("a time that no run of ours can have")
+    return at.astimezone(UTC)
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_within_reason)]
+"""A time with its zone, such that a few years can be added to it."""
+Usd = Annotated[Decimal, Field(ge=0, le=10**9)]
+"""Dollars: not negative, finite, and such that they can be added up."""
+Seconds = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Finite = Annotated[float | None, AfterValidator(lambda value: value if value is not None and isfinite(value) else None)]
+"""A number; None for one that is none, such as the error of an implementation that gave NaN."""
+Name = Annotated[str, AfterValidator(name)]
+Numbers = Annotated[dict[str, float], AfterValidator(lambda found: {k: v for k, v in found.items() if isfinite(v)})]

@@ -1,0 +1,59 @@
+"""Whether a stored case is what it says: the file of one finished case of one run, whole. Any machine may have written
+it, so the reader checks what the bucket's permissions cannot."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable
+from math import isfinite
+from typing import Final
+
+from orchestrator.core.foreign import words
+from orchestrator.core.results import AXES, MEASURED, ORIGIN
+
+LONGEST_US: Final = 1e12
+"""No call of ours takes eleven days."""
+
+
+def fault(lines: Iterable[str], case_id: str, run_id: str, ours: Callable[[str], bool]) -> str:
+    """What is wrong with the file of case `case_id` that run `run_id` stored from one of its machines (`ours` tells),
+    in words that name the line; empty when nothing is."""
+    reader = csv.reader(lines)
+    try:
+        header = next(reader, None)
+        if header is None:
+            return "it is empty"
+        # A workload of the user's own has columns of its own in the place of attention's; a file has all of either.
+        axes = AXES if any(name in header for name in AXES if name != "dtype") else ()
+        if missing := [name for name in (*ORIGIN, *axes, *MEASURED) if name not in header]:
+            return f"it has no column {', '.join(missing[:3])}"
+        place = {name: index for index, name in enumerate(header)}
+        for cells in reader:
+            why = _row(cells, place, case_id, run_id, ours)
+            if why:
+                return f"line {reader.line_num}: {why}"
+    except csv.Error as exc:
+        return f"line {reader.line_num}: {exc}"
+    except UnicodeDecodeError:
+        return f"line {reader.line_num + 1}: it is not UTF-8"
+    return ""
+
+
+def _row(cells: list[str], place: dict[str, int], case_id: str, run_id: str, ours: Callable[[str], bool]) -> str:
+    if len(cells) != len(place):
+        return "torn: not as many cells as the header"
+    for name, wanted in (("case_id", case_id), ("run_id", run_id)):
+        if cells[place[name]] != wanted:
+            return f"it is of {name.replace('_id', '')} {words(cells[place[name]], 80)!r}"
+    if not ours(cells[place["vm"]]):
+        return f"it is of machine {words(cells[place['vm']], 80)!r}, which the run never asked for"
+    latency = cells[place["latency_us"]]
+    return f"latency_us is {words(latency, 40)!r}" if latency and not _latency(latency) else ""
+
+
+def _latency(text: str) -> bool:
+    try:
+        value = float(text)
+    except ValueError:
+        return False
+    return isfinite(value) and 0 < value <= LONGEST_US

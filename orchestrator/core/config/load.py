@@ -1,0 +1,240 @@
+"""Reads what the user asked for: YAML and overrides, checked against the catalog before anything is planned.
+
+`load` collects every problem it can find and raises one `ConfigError` that lists them, a line each, with the file,
+the line, the key, and what would be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from orchestrator.core import yamltext
+from orchestrator.core.config.explain import explain
+from orchestrator.core.config.grids import Grid, case_ids, resolve_grid
+from orchestrator.core.config.model import Config, baseline_only, effective_grids, harness
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.market.catalog import GPU_NAMES, Gpu, carrier_of, closest, lookup, suggest
+from orchestrator.core.market.offers import region_of
+
+__all__ = ["Config", "baseline_only", "case_ids", "effective_grids", "harness", "load", "resolve_grid"]
+
+
+def load(
+    text: str, *, source: str, overrides: Sequence[str] = (), grids: Mapping[str, Any] = MappingProxyType({})
+) -> Config:
+    """The config in YAML `text`, with `key.path=value` overrides applied, and grids resolved by name.
+    Raises `ConfigError` that lists every problem."""
+    document = yamltext.read(text)
+    problems = _Problems(source, document)
+    written = {} if document.data is None and not document.problems else document.data
+    if not isinstance(written, dict):
+        if written is not None:
+            problems.add((), "expected keys and values, such as `gpu: l4`")
+        raise problems.error()
+    data = {str(key): _copy(value) for key, value in written.items() if value is not None}
+    for override in overrides:
+        _apply(override, data, problems)
+    _fill_in_grids(data, grids, problems)
+    config = _validate(data, problems)
+    if config is not None:
+        for path, what in _impossible(config):
+            problems.add(path, what)
+    if problems.found or config is None:
+        raise problems.error()
+    return config.model_copy(update={"gpu": config.gpu_spec.name})
+
+
+@dataclass(slots=True)
+class _Problems:
+    """What is wrong with a document, each with the place where it was written."""
+
+    source: str
+    document: yamltext.Document
+    found: list[tuple[int, str]] = field(default_factory=list)
+    set_by: dict[yamltext.Path, str] = field(default_factory=dict)
+    """Which override wrote a key."""
+
+    def __post_init__(self) -> None:
+        for line, key, what in self.document.problems:
+            self.found.append((line, f"{self.source}:{line}: {key + ': ' if key else ''}{what}"))
+
+    def add(self, path: yamltext.Path, what: str) -> None:
+        self.found.append((self.document.line(path), f"{self._place(path)}: {_prefix(path)}{what}"))
+
+    def say(self, what: str) -> None:
+        self.found.append((1_000_000, what))
+
+    def _place(self, path: yamltext.Path) -> str:
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.set_by:
+                return f"--set {self.set_by[path[:length]]}"
+        line = self.document.line(path)
+        return f"{self.source}:{line}" if line else self.source
+
+    def error(self) -> ConfigError:
+        lines = list(dict.fromkeys(text for _, text in sorted(self.found)))
+        return ConfigError(
+            "\n".join(lines), hint="configs/README.md explains every key; configs/l4.yaml is a complete example"
+        )
+
+
+def _prefix(path: yamltext.Path) -> str:
+    return f"{yamltext.dotted(path)}: " if path else ""
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _copy(entry) for key, entry in value.items()}
+    return [_copy(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _apply(override: str, data: dict[str, Any], problems: _Problems) -> None:
+    key, equals, value = override.partition("=")
+    path = tuple(key.strip().split("."))
+    if not equals or not all(path):
+        problems.say(f"--set {override}: expected key.path=value, such as run.max_minutes=20")
+        return
+    section = data
+    for index, name in enumerate(path[:-1]):
+        below = section.setdefault(name, {})
+        if not isinstance(below, dict):
+            problems.say(f"--set {override}: {'.'.join(path[: index + 1])} is not a section")
+            return
+        section = below
+    section[path[-1]] = yamltext.scalar(value)
+    problems.set_by[path] = override
+
+
+_GRID_DEFAULTS: Final = {"measure": ("standard", "cpu"), "correctness": ("correctness-classic", "correctness-cpu")}
+_PLACEHOLDER: Final = Grid.model_validate({"shapes": [{"batch": 1, "heads": 1, "seq": 1, "head_dim": 1}]})
+"""Stands where a grid could not be read, so that the rest of the document is still checked."""
+
+
+def _fill_in_grids(data: dict[str, Any], grids: Mapping[str, Any], problems: _Problems) -> None:
+    """Puts the grids in the place of their names. Without a grid, both defaults; with one, it is used everywhere."""
+    for name, (default, embedded_default) in _GRID_DEFAULTS.items():
+        section = data.setdefault(name, {})
+        if not isinstance(section, dict):
+            problems.add((name,), "expected a section with keys of its own")
+            section = data[name] = {}
+        # Whoever names a grid or dtypes for this one run means them wherever it runs.
+        for key in ("grid", "dtypes"):
+            if (name, key) in problems.set_by and (name, f"embedded_{key}") not in problems.set_by:
+                section[f"embedded_{key}"] = None if key == "grid" else section[key]
+        if "grid" not in section:
+            section["grid"] = default
+            section.setdefault("embedded_grid", embedded_default)
+        for key in ("grid", "embedded_grid"):
+            section[key] = _grid(section.get(key), (name, key), grids, problems)
+
+
+def _grid(value: Any, path: yamltext.Path, grids: Mapping[str, Any], problems: _Problems) -> Grid | None:
+    if value is None and path[-1] == "embedded_grid":
+        return None
+    if not isinstance(value, (str, dict)):
+        problems.add(path, "expected the name of a grid, or a grid written out")
+    elif isinstance(value, str) and value not in grids:
+        problems.add(path, f"no grid called '{value}'; {suggest(value, sorted(grids))}")
+    else:
+        try:
+            return resolve_grid(value, grids)
+        except ValidationError as error:
+            for below, what in explain(error, Grid):
+                problems.add((*path, *below), what)
+    return _PLACEHOLDER
+
+
+def _validate(data: dict[str, Any], problems: _Problems) -> Config | None:
+    """The config in `data`. Where keys are wrong they are reported and taken out, so that the rest is checked too."""
+    gpu = data.get("gpu")
+    if not isinstance(gpu, str) or not gpu.strip():
+        problems.add(("gpu",), f"required; one of: {', '.join(GPU_NAMES)}")
+        data["gpu"] = ""
+    while True:
+        try:
+            return Config.model_validate(data)
+        except ValidationError as error:
+            taken = False
+            for path, what in explain(error, Config):
+                problems.add(path, what)
+                taken |= _take_out(data, path)
+            # A key that is not text in any encoding comes back from validation under another name.
+            if not taken:
+                return None
+
+
+def _take_out(data: Any, path: yamltext.Path) -> bool:
+    """Removes what is at `path`, or the innermost section's key on the way there; whether there was any."""
+    for part in path[:-1]:
+        below = data.get(part)
+        if not isinstance(below, dict):
+            break
+        data, path = below, path[1:]
+    if path[0] not in data:
+        return False
+    del data[path[0]]
+    return True
+
+
+def _impossible(config: Config) -> Iterator[tuple[yamltext.Path, str]]:
+    """Combinations that no machine on offer can satisfy, each with its remedy."""
+    gpu = lookup(config.gpu)
+    if gpu is None:
+        if config.gpu:
+            yield ("gpu",), f"unknown GPU '{config.gpu}'; {suggest(config.gpu, GPU_NAMES)}"
+        return
+    yield from _impossible_machine(config, gpu)
+    yield from _impossible_places(config, gpu)
+    for name in config.placement.fallback_gpus:
+        if lookup(name) is None:
+            yield ("placement", "fallback_gpus"), f"unknown GPU '{name}'; {suggest(name, GPU_NAMES)}"
+    for name, dtypes in (("measure", config.measure.dtypes), ("correctness", config.correctness.dtypes)):
+        for dtype in dtypes:
+            if dtype not in gpu.dtypes:
+                yield (name, "dtypes"), f"{gpu.name} has no {dtype} arithmetic; valid: {', '.join(gpu.dtypes)}"
+    grid = config.measure.grid
+    if not config.measure.dtypes and grid.dtypes and not set(grid.dtypes) & set(gpu.dtypes):
+        yield (
+            ("measure", "grid"),
+            f"grid '{grid.name}' asks for {', '.join(grid.dtypes)} only; {gpu.name} has: {', '.join(gpu.dtypes)}",
+        )
+
+
+def _impossible_machine(config: Config, gpu: Gpu) -> Iterator[tuple[yamltext.Path, str]]:
+    machine, names = config.machine, tuple(machine.name for machine in gpu.machine_types)
+    if machine.type and machine.type not in names:
+        other = carrier_of(machine.type)
+        why = f"carries {other.title}" if other else f"is not known to carry {gpu.title}"
+        yield ("machine", "type"), f"{machine.type} {why}; {gpu.name} comes with: {', '.join(names)}"
+    if not machine.image_family and machine.disk_gb < gpu.min_disk_gb:
+        yield (
+            ("machine", "disk_gb"),
+            f"{machine.disk_gb} GB is smaller than the image of {gpu.image_family}; use at least {gpu.min_disk_gb}",
+        )
+    if machine.provisioning == "standard" and gpu.quota_standard is None:
+        yield ("machine", "provisioning"), f"{gpu.default_machine} is not sold on demand; use spot"
+
+
+def _impossible_places(config: Config, gpu: Gpu) -> Iterator[tuple[yamltext.Path, str]]:
+    if config.zones and config.regions:
+        yield ("regions",), "give either zones or regions"
+    for index, zone in enumerate(config.zones):
+        if zone not in gpu.zones:
+            near = [name for name in gpu.zones if region_of(name) == region_of(zone)] or gpu.regions
+            yield ("zones", index), f"{gpu.name} is not offered in '{zone}'; {_nearest(zone, gpu.zones, near)}"
+    for index, region in enumerate(config.regions):
+        if region not in gpu.regions:
+            yield (
+                ("regions", index),
+                f"{gpu.name} is not offered in '{region}'; {_nearest(region, gpu.regions, gpu.regions)}",
+            )
+
+
+def _nearest(word: str, choices: Sequence[str], listed: Sequence[str]) -> str:
+    match = closest(word, choices)
+    return (f"did you mean '{match}'? " if match else "") + f"valid: {', '.join(listed)}"

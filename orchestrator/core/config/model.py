@@ -1,0 +1,370 @@
+"""What a run was asked to be: the sections of a config, and what they come to in each mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, once
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.market.catalog import GPU_NAMES, Gpu, lookup, suggest
+from orchestrator.core.market.offers import region_of
+from orchestrator.core.results import CONTROL
+
+PHASE_LIMITS_S: Final = {
+    # in the order in which phases run
+    "preflight": 300,
+    "environment": 600,
+    "build": 300,
+    "correctness": 600,
+    "measure": 1500,
+    "finish": 60,
+}
+IMPLEMENTATIONS: Final = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+DEFAULT_DTYPES: Final = ("float32",)
+"""For a grid that names none."""
+BOTH: Final = "both"
+"""A regime that is several: burst, and the steady state beside it."""
+KERNEL: Final = "bench"
+"""The implementation that is ours; every other one is a baseline."""
+
+Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+
+
+Phase = Literal["preflight", "environment", "build", "correctness", "measure", "finish"]
+Dtypes = Annotated[tuple[Literal["float16", "bfloat16", "float32"], ...], AfterValidator(once)]
+
+
+def _not_a_truth_value(value: Any) -> Any:
+    # YAML reads yes, no, on and off as booleans, which Python would count as 1 and 0.
+    if isinstance(value, bool):
+        raise ValueError(f"expected a whole number, got {str(value).lower()}")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_not_a_truth_value)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Machine(_Section):
+    type: str = ""
+    """Empty: the GPU's default."""
+    disk_gb: Annotated[Int, Field(ge=10, le=65536)] = 60
+    disk_type: Literal["pd-balanced", "pd-standard", "pd-ssd"] = "pd-balanced"
+    image_project: str = ""
+    image_family: str = ""
+    provisioning: Literal["spot", "standard"] = "spot"
+    external_ip: bool = True
+    service_account: str | None = None
+    network: str = "global/networks/default"
+
+
+class RunLimits(_Section):
+    max_minutes: Annotated[Int, Field(ge=1, le=10080)] = 30
+    attempts: Annotated[Int, Field(ge=1, le=20)] = 3
+    phase_limits_s: dict[Phase, Annotated[Int, Field(ge=1)]] = Field(default_factory=dict)
+    keep: bool = False
+    """The machine stays after its run for the next launch to take over, within `max_minutes` and so within its hold."""
+    idle_minutes: Annotated[Int, Field(ge=1, le=60)] = 10
+    """After so long without a run a kept machine deletes itself."""
+
+    def limits(self) -> dict[str, int]:
+        """Every phase's limit in seconds: the defaults, with what was asked for over them."""
+        return PHASE_LIMITS_S | {str(phase): seconds for phase, seconds in self.phase_limits_s.items()}
+
+
+class Placement(_Section):
+    """How far the search for a machine may go."""
+
+    max_usd_per_hour: Amount | None = None
+    on_demand_after: Annotated[Int, Field(ge=0, le=20)] | None = None
+    """Spot machines that may be taken back before one on demand is asked for; also where no spot machine is left."""
+    fallback_gpus: tuple[str, ...] = ()
+    """Other GPUs, in order, for when the one asked for cannot be had."""
+
+
+class Budget(_Section):
+    per_run_usd: Amount | None = Decimal("1.00")
+    per_day_usd: Amount | None = Decimal("5.00")
+    per_month_usd: Amount | None = Decimal("20.00")
+    total_usd: Amount | None = Decimal("100.00")
+
+    def caps(self) -> Caps:
+        return Caps(run=self.per_run_usd, day=self.per_day_usd, month=self.per_month_usd, total=self.total_usd)
+
+
+class Alerts(_Section):
+    command: str | None = None
+    webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
+
+
+class Measure(_Section):
+    grid: Grid
+    embedded_grid: Grid | None = None
+    """What is measured in the embedded cloud instead; None: the same grid."""
+    dtypes: Dtypes = ()
+    """Empty: the grid's own."""
+    embedded_dtypes: Dtypes = ()
+    """Empty: those of the grid that is measured there."""
+    implementations: Annotated[
+        tuple[Literal["bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math"], ...],
+        Field(min_length=1),
+        AfterValidator(once),
+    ] = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+    repeats: Annotated[Int, Field(ge=1, le=100_000)] = 50
+    """Of each implementation, in each case and regime."""
+    warmup: Annotated[Int, Field(ge=0, le=10_000)] | None = None
+    """Calls before the first that counts; None: until neither times nor clocks move any more."""
+    control: bool = True
+    """Measure the first implementation once more under a second name, as the measure of what is noise."""
+    stop_at_relative_ci: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """End a case early, once every median ratio is known this well (0.01: one per cent to each side)."""
+    case_budget_usd: Annotated[Decimal, Field(gt=0, allow_inf_nan=False)] | None = None
+    """End a case once the machine has cost this much since it began; None: when it is measured."""
+    regime: Literal["auto", "both", "burst", "sustained", "graph"] = "auto"
+    """`auto`: `both` on a GPU, `burst` on a processor."""
+    cache: Literal["cold", "warm"] = "cold"
+    """Whether each call's inputs lie outside the last-level cache."""
+    seed: Annotated[Int, Field(ge=0, lt=2**63)] = 20261121
+    threads: Annotated[Int, Field(ge=0, le=4096)] = 0
+    """CPU threads; 0: as many as there are."""
+
+
+class Correctness(_Section):
+    grid: Grid
+    embedded_grid: Grid | None = None
+    dtypes: Dtypes = ()
+    """Empty: the grid's own, or else those that are measured."""
+    embedded_dtypes: Dtypes = ()
+    max_abs_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+
+
+class Environment(_Section):
+    torch: str = "2.13.0"
+    allow_install: bool = True
+    min_free_gb: Annotated[float, Field(ge=0)] = 4
+
+
+class Hosts(_Section):
+    """Machines of the user's own, measured on over SSH in the place of rented ones."""
+
+    targets: tuple[str, ...] = ()
+    """`user@box:port`, or aliases of ~/.ssh/config."""
+    hourly_usd: Amount = Decimal(0)
+    """What an hour of such a machine counts against the caps."""
+    python: str = ""
+    """The interpreter there that has torch; empty: the `python3` that a login finds."""
+
+
+class Workload(_Section):
+    """A workload of the user's own. `cases` are as many of its case ids as its text tells without being run."""
+
+    path: str
+    """Of its file or folder, on this machine."""
+    name: str = ""
+    form: Literal["file", "kernelbench"] = "file"
+    axes: dict[str, tuple[str | int | float, ...]] = Field(default_factory=dict)
+    """The values to measure, where not all of them."""
+    answer_limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 180
+    """An implementation that takes longer to load, or for one call, has hung."""
+    cases: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def a_path_is_enough(cls, data: Any) -> Any:
+        """`workload: rmsnorm.py`."""
+        return {"path": data} if isinstance(data, str) else data
+
+
+class Payload(_Section):
+    root: str | None = None
+    """The folder that holds kernels/ and startup/; None: the ones that came with bench."""
+
+
+class Config(_Section):
+    """One run as it was asked for. Every grid in it is spelt out."""
+
+    gpu: str
+    machine: Machine = Machine()
+    zones: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    run: RunLimits = RunLimits()
+    placement: Placement = Placement()
+    budget: Budget = Budget()
+    alerts: Alerts = Alerts()
+    measure: Measure
+    correctness: Correctness
+    environment: Environment = Environment()
+    host: Hosts = Hosts()
+    payload: Payload = Payload()
+    workload: Workload | None = None
+    """None: attention."""
+
+    @property
+    def gpu_spec(self) -> Gpu:
+        found = lookup(self.gpu)
+        if found is None:  # `load` lets no such config through
+            raise ConfigError(f"gpu: unknown '{self.gpu}'; {suggest(self.gpu, GPU_NAMES)}")
+        return found
+
+    @property
+    def machine_type(self) -> str:
+        return self.machine.type or self.gpu_spec.default_machine
+
+    @property
+    def image_source(self) -> tuple[str, str]:
+        """Project and family of the boot image."""
+        gpu = self.gpu_spec
+        return self.machine.image_project or gpu.image_project, self.machine.image_family or gpu.image_family
+
+    def allowed_zones(self) -> tuple[str, ...]:
+        """The zones that may be tried: those named, or the GPU's in the regions named, or all of the GPU's."""
+        if self.zones:
+            return self.zones
+        zones = self.gpu_spec.zones
+        return tuple(zone for zone in zones if region_of(zone) in self.regions) if self.regions else zones
+
+
+def baseline_only(config: Config) -> Config:
+    """The same run without the bundled kernel: only what PyTorch brings."""
+    kept = tuple(name for name in config.measure.implementations if name != KERNEL) or ("sdpa:default",)
+    return config.model_copy(update={"measure": config.measure.model_copy(update={"implementations": kept})})
+
+
+def with_gpu(config: Config, gpu: Gpu) -> Config:
+    """The same run on another GPU: its own machine, image and zones, and of the types asked for those that it has."""
+    machine = config.machine.model_copy(
+        update={
+            "type": "",
+            "image_project": "",
+            "image_family": "",
+            "disk_gb": max(config.machine.disk_gb, gpu.min_disk_gb),
+            "provisioning": config.machine.provisioning if gpu.quota_standard is not None else "spot",
+        }
+    )
+
+    def kept(dtypes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dtype for dtype in dtypes if dtype in gpu.dtypes)
+
+    return config.model_copy(
+        update={
+            "gpu": gpu.name,
+            "machine": machine,
+            "zones": tuple(zone for zone in config.zones if zone in gpu.zones),
+            "regions": tuple(region for region in config.regions if region in gpu.regions),
+            "placement": config.placement.model_copy(update={"fallback_gpus": ()}),
+            "measure": config.measure.model_copy(update={"dtypes": kept(config.measure.dtypes)}),
+            "correctness": config.correctness.model_copy(update={"dtypes": kept(config.correctness.dtypes)}),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveGrids:
+    """What a run in one mode really measures and checks, dtypes decided."""
+
+    measure: Grid
+    correctness: Grid
+    replaced: bool
+    """True when the embedded cloud's grid stands in for the one asked for."""
+    left_out: tuple[str, ...]
+    """Dtypes of the named grid that the GPU has no arithmetic for."""
+
+
+def effective_grids(config: Config, mode: str) -> EffectiveGrids:
+    """The grids for `mode` (`gce`, `embedded`, or `here`: the embedded cloud on a machine with a GPU). A dtype that a
+    grid brings along and the GPU cannot do is left out; one that was asked for was refused by `load`."""
+    embedded = mode == "embedded"
+    supported = DTYPES if embedded else config.gpu_spec.dtypes
+    measure, correctness = config.measure, config.correctness
+    grid = (measure.embedded_grid if embedded else None) or measure.grid
+    asked = (
+        measure.embedded_dtypes if embedded and (measure.embedded_grid or measure.embedded_dtypes) else measure.dtypes
+    )
+    wanted = asked or grid.dtypes or DEFAULT_DTYPES
+    dtypes = tuple(dtype for dtype in wanted if dtype in supported)
+    check = (correctness.embedded_grid if embedded else None) or correctness.grid
+    asked = correctness.embedded_dtypes if embedded else correctness.dtypes
+    checked = tuple(dtype for dtype in asked or check.dtypes or dtypes if dtype in supported)
+    return EffectiveGrids(
+        measure=grid.model_copy(update={"dtypes": dtypes}),
+        correctness=check.model_copy(update={"dtypes": checked or dtypes}),
+        replaced=grid is not measure.grid,
+        left_out=tuple(dtype for dtype in wanted if dtype not in supported),
+    )
+
+
+def regimes(config: Config, mode: str) -> str:
+    """What `measure.regime` comes to: on any GPU, rented or not, `both`. On a processor there is no power limit to
+    tell the steady state from a burst, and so one regime; the embedded cloud's machines have processors."""
+    asked = config.measure.regime
+    if asked != "auto":
+        return asked
+    return BOTH if mode != "embedded" and config.gpu_spec.accelerator else "burst"
+
+
+def measurements(config: Config, mode: str) -> int:
+    """Of one implementation in one case, over all regimes; at least, as large cases have one more."""
+    return config.measure.repeats * (2 if regimes(config, mode) == BOTH else 1)
+
+
+def case_ids_of(config: Config, grids: EffectiveGrids) -> tuple[str, ...]:
+    """The cases of a run, as far as they are known before it: those of its workload, or of its grid."""
+    return case_ids(grids.measure) if config.workload is None else config.workload.cases
+
+
+def own_harness(config: Config, own: Workload, mode: str, skip_cases: Sequence[str]) -> dict[str, Any]:
+    """The harness's part of a run spec for a workload of the user's own."""
+    measure = config.measure
+    stop = {} if measure.stop_at_relative_ci is None else {"stop_at_relative_ci": measure.stop_at_relative_ci}
+    axes = {"axes": {name: list(values) for name, values in own.axes.items()}} if own.axes else {}
+    return {
+        "workload": {"form": own.form, "path": f"own/{own.name}.py" if own.form == "file" else "own"},
+        "implementations": ["*", "*:aa"] if measure.control else ["*"],
+        "measure": axes,
+        "correctness": {},
+        "repeats": measure.repeats,
+        "warmup": "steady" if measure.warmup is None else measure.warmup,
+        "regime": regimes(config, mode),
+        "cache": measure.cache,
+        "seed": measure.seed,
+        "threads": measure.threads,
+        "answer_limit_s": own.answer_limit_s,
+        "skip_cases": list(skip_cases),
+        **stop,
+    }
+
+
+def harness(config: Config, grids: EffectiveGrids, mode: str, *, skip_cases: Sequence[str] = ()) -> dict[str, Any]:
+    """The harness's part of a run spec (docs/contracts.md, section 4)."""
+    measure = config.measure
+    own = config.workload
+    if own is not None:
+        return own_harness(config, own, mode, skip_cases)
+    control = [measure.implementations[0] + CONTROL] if measure.control else []
+    stop = {} if measure.stop_at_relative_ci is None else {"stop_at_relative_ci": measure.stop_at_relative_ci}
+    return {
+        "implementations": [*measure.implementations, *control],
+        "measure": {"shapes": harness_shapes(grids.measure), "dtypes": list(grids.measure.dtypes)},
+        "correctness": {
+            "shapes": harness_shapes(grids.correctness),
+            "dtypes": list(grids.correctness.dtypes),
+            "max_abs_error": config.correctness.max_abs_error,
+        },
+        "repeats": measure.repeats,
+        "warmup": "steady" if measure.warmup is None else measure.warmup,
+        "regime": regimes(config, mode),
+        "cache": measure.cache,
+        "seed": measure.seed,
+        "threads": measure.threads,
+        "skip_cases": list(skip_cases),
+        **stop,
+    }

@@ -1,0 +1,78 @@
+"""Text that somebody else wrote: a machine, a host, an object in the bucket.
+
+What a machine says is data. It is made harmless once, where it enters (events, index lines, logs, host records,
+answers of hosts, artifacts), so that no renderer has to think of it: control and escape sequences become visible text,
+and lengths are bounded. Markup of a renderer is not known here: renderers print text as text. Numbers and times are
+bounded by the types of `orchestrator.core.bounds`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from typing import Any, Final
+
+WORDS: Final = 2000
+"""Characters of one text within a document."""
+NAME: Final = 120
+"""Characters of a name: of a device, a case, an implementation."""
+LINE: Final = 4000
+"""Characters of one line of a log."""
+DOCUMENT_BYTES: Final = 4 * 1024 * 1024
+"""No document of ours comes near it."""
+DEEPEST: Final = 20
+
+_HARMLESS = re.compile(r"[\x20-\x7e]*")
+_UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode's categories of what steers a terminal, or reorders and hides text, instead of being shown."""
+
+
+def words(text: str, limit: int = WORDS) -> str:
+    """`text` on one line: line ends and tabs are spaces, what steers a terminal is spelt out (`\\x1b`), and what is
+    longer than `limit` characters is cut, which is shown."""
+    if len(text) <= limit and _HARMLESS.fullmatch(text):
+        return text
+    head = text[: limit + 1]
+    shown = "".join(" " if c in "\n\r\t" else _visible(c) for c in head)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def name(text: str) -> str:
+    return words(text, NAME)
+
+
+def log_text(text: str) -> str:
+    """The lines of a log, each as `words`, tabs kept. A carriage return begins a new line, as progress bars mean it."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "\n".join("\t".join(words(part, LINE) for part in line.split("\t")) for line in text.split("\n"))
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A JSON value with every text in it, keys too, as `words`. What lies deeper than anything of ours is left out."""
+    if isinstance(value, str):
+        return words(value)
+    if isinstance(value, dict):
+        return {words(str(key)): plain(one, depth + 1) for key, one in value.items()} if depth < DEEPEST else {}
+    if isinstance(value, list):
+        return [plain(one, depth + 1) for one in value] if depth < DEEPEST else []
+    return value
+
+
+def document(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`, made harmless. Raises `ValueError` for anything else, however it is broken."""
+    if len(data) > DOCUMENT_BYTES:
+        raise ValueError(f"it has {len(data)} bytes, and no document of ours has so many")
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")
+    return dict(plain(found))
+
+
+def _visible(c: str) -> str:
+    if unicodedata.category(c) not in _UNSEEN:
+        return c
+    return c.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,1 @@
+"""Money: caps, holds, settlements, and what may be asked for under them."""

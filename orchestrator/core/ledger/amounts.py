@@ -1,0 +1,31 @@
+"""Dollars as a person types them."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Final
+
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, binding
+
+AMOUNT: Final = re.compile(r"\$?(\d{1,9}(?:\.\d{1,6})?)", re.ASCII)
+LARGE: Final = Decimal(1000)
+
+
+def dollars(text: str, *, zero: bool = False) -> Decimal:
+    """`1.50` or `$1.50`: digits, and at most six decimals; more than 0 unless `zero`. Raises `ConfigError`."""
+    found = AMOUNT.fullmatch(text.strip())
+    amount = Decimal(found[1]) if found else None
+    if amount is None or (not amount and not zero):
+        raise ConfigError(
+            f"{text} is not an amount in dollars: digits, at most six decimals" + ("" if zero else ", and more than 0"),
+            hint="for example: 1.50; `bench costs rm ID` takes a cost back",
+        )
+    return amount
+
+
+def is_large(amount: Decimal, ledger: Ledger, caps: Caps) -> bool:
+    """Whether an amount is so large that it may be a slip: as much as a whole cap, or a thousand dollars."""
+    limits = [cap for window in WINDOWS[1:] if (cap := binding(ledger, caps).of(window)) is not None]
+    return amount >= min([LARGE, *limits])

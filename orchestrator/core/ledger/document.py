@@ -1,0 +1,178 @@
+"""The ledger as a document, `ledger/ledger.json`: holds, settlements, costs added by hand, caps, and past months."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.core.errors import DocumentUnreadable
+
+Window = Literal["run", "day", "month", "total"]
+WINDOWS: Final[tuple[Window, ...]] = ("run", "day", "month", "total")
+Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+ZERO: Final = Decimal(0)
+
+
+class LedgerUnreadable(DocumentUnreadable):
+    """The ledger in the bucket is not one that this version can read. Nothing may be spent until it is."""
+
+
+class LedgerMissing(LedgerUnreadable):
+    """There is no ledger, or an empty one, and runs of the bucket have held money."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Dollars that may be spent in each window; None where there is no cap."""
+
+    run: Decimal | None = None
+    day: Decimal | None = None
+    month: Decimal | None = None
+    total: Decimal | None = None
+
+    def of(self, window: Window) -> Decimal | None:
+        return {"run": self.run, "day": self.day, "month": self.month, "total": self.total}[window]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SharedCaps(_Document):
+    """Caps that bind every client of the bucket, beside its own: the lower of both counts."""
+
+    run: Amount | None = None
+    day: Amount | None = None
+    month: Amount | None = None
+    total: Amount | None = None
+    by: str
+    at: AwareDatetime
+
+    def caps(self) -> Caps:
+        return Caps(self.run, self.day, self.month, self.total)
+
+
+class Entry(_Document):
+    """One run: the hold taken before its machine was asked for, and what it cost once that is known."""
+
+    hold_usd: Amount
+    held_at: AwareDatetime
+    ttl_s: int = 0
+    gpu: str = ""
+    category: str = "machine"
+    note: str = ""
+    settled_usd: Amount | None = None
+    settled_at: AwareDatetime | None = None
+    attempt: int = 0
+    """The last machine that somebody set out to ask for under this hold; 0: nothing was ever asked for."""
+    armed_by: str = ""
+    armed_at: AwareDatetime | None = None
+    caps: dict[Window, Amount] = Field(default_factory=dict)
+    """The caps under which the hold was taken: whoever settles it judges their thresholds too."""
+    pretend: bool = False
+    """Of the embedded cloud: an account of its own, which real dollars neither fill nor are kept out by."""
+
+    @property
+    def spent(self) -> Decimal:
+        return self.settled_usd if self.settled_usd is not None else ZERO
+
+    @property
+    def held(self) -> Decimal:
+        return self.hold_usd if self.settled_usd is None else ZERO
+
+
+class Cost(_Document):
+    """A cost that is not a machine, added by hand."""
+
+    usd: Amount
+    at: AwareDatetime
+    category: str
+    note: str = ""
+    takes_back: str = ""
+    """The cost that this entry undoes: neither of the two counts, and both stay to be seen."""
+
+
+class ArchivedMonth(_Document):
+    """The sum of a past month's settled runs and costs."""
+
+    usd: Amount
+    runs: int
+    costs: int
+    days: dict[str, Amount] = Field(default_factory=dict)
+    """The same by day, `2026-11-21`: a client whose clock is far ahead archives days that others still count."""
+    each: dict[str, Amount] = Field(default_factory=dict)
+    """What each settled run cost, so that one that turns out dearer can be corrected; none in archives of old."""
+
+
+class Ledger(_Document):
+    """The document `ledger/ledger.json`."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    runs: dict[str, Entry] = Field(default_factory=dict)
+    costs: dict[str, Cost] = Field(default_factory=dict)
+    archive: dict[str, ArchivedMonth] = Field(default_factory=dict)
+    """By month, `2026-11`."""
+    archived_before: str = ""
+    """Settled entries of months before this one are in `archive` only."""
+    alerts: frozenset[str] = frozenset()
+    """Alerts already sent (`core.ledger.alerts`)."""
+    caps: SharedCaps | None = None
+    earlier_caps: tuple[SharedCaps, ...] = ()
+    """What they were before, oldest first; the last twenty."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it knows of no money at all."""
+        return not (self.runs or self.costs or self.archive)
+
+    @classmethod
+    def parse(cls, data: bytes) -> Ledger:
+        """Raises `LedgerUnreadable`."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "document"
+            raise LedgerUnreadable(
+                f"the ledger cannot be read: {where}: {first['msg']}",
+                hint="a newer version of bench may have written it; otherwise `bench budget rebuild` puts it aside and "
+                "makes one from the events of the runs",
+            ) from error
+
+    def dump(self) -> bytes:
+        """JSON, the same bytes for the same ledger."""
+        plain = self.model_copy(
+            update={
+                "runs": dict(sorted(self.runs.items())),
+                "costs": dict(sorted(self.costs.items())),
+                "archive": dict(sorted(self.archive.items())),
+            }
+        ).model_dump(mode="json", by_alias=True)
+        plain["alerts"] = sorted(plain["alerts"])
+        return (json.dumps(plain, indent=1) + "\n").encode()
+
+
+def key_of(window: Window, at: datetime) -> str:
+    """The name of the window that `at` falls into: `2026-11-21`, `2026-11`, `total`."""
+    at = at.astimezone(UTC)
+    return {"day": f"{at:%Y-%m-%d}", "month": f"{at:%Y-%m}"}.get(window, window)
+
+
+def counted(ledger: Ledger) -> dict[str, Cost]:
+    """The costs added by hand that were not taken back."""
+    undone = {cost.takes_back for cost in ledger.costs.values() if cost.takes_back}
+    return {name: cost for name, cost in ledger.costs.items() if not cost.takes_back and name not in undone}
+
+
+def with_run(ledger: Ledger, run_id: str, entry: Entry) -> Ledger:
+    return ledger.model_copy(update={"runs": {**ledger.runs, run_id: entry}})
+
+
+def without(ledger: Ledger, run_id: str) -> Ledger:
+    """As if a run held nothing: what it may hold again."""
+    return ledger.model_copy(update={"runs": {key: entry for key, entry in ledger.runs.items() if key != run_id}})

@@ -1,0 +1,196 @@
+"""The GPUs that can be rented: machine types, zones, quota metrics, and what each GPU can compute.
+
+Zones are where Google lists the machine types; one that has lost them says so at insert, and the next is tried.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.core.market.offers import region_of
+
+
+@dataclass(frozen=True, slots=True)
+class MachineType:
+    name: str
+    vcpus: int
+    memory_gb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One kind of GPU (or `cpu`: none) and the machines that carry one of it."""
+
+    name: str
+    title: str
+    accelerator: str | None
+    """The API's accelerator type; None for `cpu`."""
+    attached: bool
+    """True where the accelerator is attached to a general machine type (T4); False where the type brings it."""
+    machine_types: tuple[MachineType, ...]
+    """The first is the default. Each carries one GPU."""
+    compute_capability: str
+    """`8.9`; empty for `cpu`."""
+    memory_gb: int
+    zones: tuple[str, ...]
+    quota_standard: str | None
+    """The quota metric of on-demand use; None where there is no on-demand."""
+    quota_preemptible: str
+    dtypes: tuple[str, ...]
+    """Element types with native arithmetic."""
+    min_disk_gb: int
+    """The size of the default image: a boot disk cannot be smaller."""
+    image_project: str = "deeplearning-platform-release"
+    image_family: str = "common-cu129-ubuntu-2404-nvidia-580"
+
+    @property
+    def default_machine(self) -> str:
+        return self.machine_types[0].name
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(region_of(zone) for zone in self.zones))
+
+    def machine(self, name: str) -> MachineType | None:
+        return next((machine for machine in self.machine_types if machine.name == name), None)
+
+
+def _zones(text: str) -> tuple[str, ...]:
+    """`us-central1-a/b us-east4-a` spelt out."""
+    zones: list[str] = []
+    for word in text.split():
+        region, _, letters = word.rpartition("-")
+        zones += [f"{region}-{letter}" for letter in letters.split("/")]
+    return tuple(zones)
+
+
+_TENSOR_DTYPES: Final = ("float16", "bfloat16", "float32")
+
+CATALOG: Final[tuple[Gpu, ...]] = (
+    Gpu(
+        name="l4",
+        title="NVIDIA L4",
+        accelerator="nvidia-l4",
+        attached=False,
+        machine_types=(
+            MachineType("g2-standard-4", 4, 16),
+            MachineType("g2-standard-8", 8, 32),
+            MachineType("g2-standard-12", 12, 48),
+            MachineType("g2-standard-16", 16, 64),
+            MachineType("g2-standard-32", 32, 128),
+        ),
+        compute_capability="8.9",
+        memory_gb=24,
+        zones=_zones(
+            "us-central1-a/b/c us-east1-b/c/d us-east4-a/c us-west1-a/b/c us-west4-a/c northamerica-northeast1-b/c"
+            " northamerica-northeast2-a/b europe-west1-b/c europe-west2-a/b europe-west3-a/b europe-west4-a/b/c"
+            " europe-west6-b/c me-central2-a/c asia-east1-a/b/c asia-northeast1-a/b/c asia-northeast3-a/b"
+            " asia-south1-a/b/c asia-southeast1-a/b/c"
+        ),
+        quota_standard="NVIDIA_L4_GPUS",
+        quota_preemptible="PREEMPTIBLE_NVIDIA_L4_GPUS",
+        dtypes=_TENSOR_DTYPES,
+        min_disk_gb=50,
+    ),
+    Gpu(
+        name="t4",
+        title="NVIDIA T4",
+        accelerator="nvidia-tesla-t4",
+        attached=True,
+        machine_types=(
+            MachineType("n1-standard-4", 4, 15),
+            MachineType("n1-standard-8", 8, 30),
+            MachineType("n1-standard-16", 16, 60),
+        ),
+        compute_capability="7.5",
+        memory_gb=16,
+        zones=_zones(
+            "us-central1-a/b/c/f us-east1-b/c/d us-east4-a/b/c us-west1-a/b us-west2-b/c us-west3-b us-west4-a/b"
+            " europe-west1-b/c/d europe-west2-a/b europe-west3-b europe-west4-a/b/c europe-central2-b/c me-west1-b/c"
+            " asia-east1-a/c asia-east2-a/c asia-northeast1-a/c asia-northeast3-b/c asia-south1-a/b"
+            " asia-southeast1-a/b/c asia-southeast2-a/b australia-southeast1-a/c southamerica-east1-a/b/c"
+            " northamerica-northeast1-c"
+        ),
+        quota_standard="NVIDIA_T4_GPUS",
+        quota_preemptible="PREEMPTIBLE_NVIDIA_T4_GPUS",
+        # Compute capability 7.5 has half-precision tensor cores and no bfloat16 arithmetic at all.
+        dtypes=("float16", "float32"),
+        min_disk_gb=50,
+    ),
+    Gpu(
+        name="a100",
+        title="NVIDIA A100 40 GB",
+        accelerator="nvidia-tesla-a100",
+        attached=False,
+        machine_types=(MachineType("a2-highgpu-1g", 12, 85),),
+        compute_capability="8.0",
+        memory_gb=40,
+        zones=_zones("us-central1-a/b/c/f us-east1-b europe-west4-a/b"),
+        quota_standard="NVIDIA_A100_GPUS",
+        quota_preemptible="PREEMPTIBLE_NVIDIA_A100_GPUS",
+        dtypes=_TENSOR_DTYPES,
+        min_disk_gb=50,
+    ),
+    Gpu(
+        name="h100",
+        title="NVIDIA H100 80 GB",
+        accelerator="nvidia-h100-80gb",
+        attached=False,
+        machine_types=(MachineType("a3-highgpu-1g", 26, 234),),
+        compute_capability="9.0",
+        memory_gb=80,
+        zones=_zones("us-central1-a/b/c us-east4-a/b europe-west4-b"),
+        # The small A3 machines are sold as spot or flex-start only.
+        quota_standard=None,
+        quota_preemptible="PREEMPTIBLE_NVIDIA_H100_GPUS",
+        dtypes=_TENSOR_DTYPES,
+        min_disk_gb=50,
+    ),
+    Gpu(
+        name="cpu",
+        title="no GPU",
+        accelerator=None,
+        attached=False,
+        machine_types=(MachineType("e2-standard-4", 4, 16), MachineType("n2-standard-4", 4, 16)),
+        compute_capability="",
+        memory_gb=0,
+        zones=_zones(
+            "us-central1-a/b/c/f us-east1-b/c/d us-west1-a/b/c us-east4-a/b/c europe-west1-b/c/d europe-west4-a/b/c"
+        ),
+        quota_standard="CPUS",
+        quota_preemptible="PREEMPTIBLE_CPUS",
+        dtypes=("float32", "bfloat16"),
+        min_disk_gb=10,
+        image_project="ubuntu-os-cloud",
+        image_family="ubuntu-2404-lts-amd64",
+    ),
+)
+
+GPU_NAMES: Final = tuple(gpu.name for gpu in CATALOG)
+
+
+def lookup(name: str) -> Gpu | None:
+    """The GPU called `name` (`l4`, `L4`, `nvidia-l4`), or None."""
+    wanted = name.strip().lower()
+    return next((gpu for gpu in CATALOG if wanted in (gpu.name, gpu.accelerator)), None)
+
+
+def carrier_of(machine_type: str) -> Gpu | None:
+    """The GPU that machines of this type carry, or None for a type that is not in the catalog."""
+    return next((gpu for gpu in CATALOG if gpu.machine(machine_type)), None)
+
+
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice most like `word`, or None when none is much like it."""
+    found = difflib.get_close_matches(word.lower(), sorted(choices), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def suggest(word: str, choices: Iterable[str]) -> str:
+    """`did you mean 'l4'? valid: l4, t4 …`, for the end of an error message."""
+    listed = tuple(choices)
+    match = closest(word, listed)
+    return (f"did you mean '{match}'? " if match else "") + f"valid: {', '.join(listed)}"

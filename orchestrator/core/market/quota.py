@@ -1,0 +1,91 @@
+"""Whether the project may have the machine at all, judged before anything is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from orchestrator.core.market.catalog import Gpu
+from orchestrator.core.market.offers import Offer
+
+ALL_REGIONS: Final = "GPUS_ALL_REGIONS"
+QUOTA_PAGE: Final = "https://console.cloud.google.com/iam-admin/quotas"
+
+
+class Quota(Protocol):
+    """One limit, of a region or (with `region` empty) of the project."""
+
+    @property
+    def metric(self) -> str: ...
+    @property
+    def limit(self) -> float: ...
+    @property
+    def usage(self) -> float: ...
+    @property
+    def region(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A quota that leaves no room for one more machine. `region` is empty for the whole project."""
+
+    metric: str
+    region: str
+    limit: float
+    usage: float
+    needs: int
+
+    @property
+    def text(self) -> str:
+        where = f"in {self.region}" if self.region else "in all regions together"
+        return f"quota {self.metric} {where} is {self.limit:g}, {self.usage:g} in use; this run needs {self.needs}"
+
+
+def shortage(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> Shortage | None:
+    """The quota that rules `offer` out, or None. A metric that is not listed does not rule anything out.
+
+    Spot machines draw on the preemptible metric where it was granted, and on the standard one where its limit is 0.
+    """
+    listed = {(quota.metric, quota.region): quota for quota in quotas}
+    machine = gpu.machine(offer.machine_type)
+    vcpus = machine.vcpus if machine else 1
+    if gpu.accelerator:
+        everywhere = listed.get((ALL_REGIONS, ""))
+        if everywhere and (short := _short(everywhere, 1)):
+            return short
+        standard: str | None = gpu.quota_standard
+        preemptible, needs = gpu.quota_preemptible, 1
+    else:
+        series = offer.machine_type.partition("-")[0]
+        standard, preemptible, needs = (
+            ("CPUS" if series == "e2" else f"{series.upper()}_CPUS"),
+            "PREEMPTIBLE_CPUS",
+            vcpus,
+        )
+    granted = listed.get((preemptible, offer.region))
+    spot = offer.provisioning == "SPOT" and granted is not None and (granted.limit > 0 or standard is None)
+    counted = granted if spot else listed.get((standard or preemptible, offer.region))
+    return _short(counted, needs) if counted else None
+
+
+def _short(quota: Quota, needs: int) -> Shortage | None:
+    if quota.limit - quota.usage >= needs:
+        return None
+    return Shortage(quota.metric, quota.region, quota.limit, quota.usage, needs)
+
+
+def allowed(
+    gpu: Gpu, offers: Sequence[Offer], quotas: Mapping[str, Sequence[Quota]]
+) -> tuple[tuple[Offer, ...], tuple[Shortage, ...]]:
+    """The offers that the quotas leave room for, and what rules the others out (each shortage once).
+    A region that is not in `quotas` was not asked about, and is allowed."""
+    kept: list[Offer] = []
+    found: dict[Shortage, None] = {}
+    for offer in offers:
+        short = shortage(gpu, offer, quotas.get(offer.region, ()))
+        if short is None:
+            kept.append(offer)
+        else:
+            found[short] = None
+    return tuple(kept), tuple(found)

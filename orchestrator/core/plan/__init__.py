@@ -1,0 +1,1 @@
+"""The launch plan: every decision before a cent is spent."""

@@ -1,0 +1,68 @@
+"""The plan of a run on machines of the user's own: nothing to rent, and the same budget to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from orchestrator.core.config.model import Config, case_ids_of, effective_grids, harness, measurements
+from orchestrator.core.hosts import MACHINE_TYPE, PROVISIONING, Target
+from orchestrator.core.ledger.budget import Caps, Ledger, Refused, authorize
+from orchestrator.core.market.offers import Offer
+from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, fit_budget
+
+MODE = "host"
+
+
+def plan_on_hosts(
+    config: Config,
+    *,
+    config_name: str,
+    targets: Sequence[Target],
+    ledger: Ledger,
+    caps: Caps,
+    now: datetime,
+    notices: Sequence[str] = (),
+) -> LaunchPlan | PlanRefused:
+    """The launch plan for a run on `targets`, or why there is none. Each counts `host.hourly_usd` an hour."""
+    offers = tuple(
+        Offer(
+            gpu=config.gpu,
+            region=MODE,
+            zone=target.zone,
+            machine_type=MACHINE_TYPE,
+            accelerator=None,
+            accelerator_count=0,
+            provisioning=PROVISIONING,
+            usd_per_hour=config.host.hourly_usd,
+            why=str(target),
+        )
+        for target in targets
+    )
+    timed = fit_budget(config, MODE, offers, ledger, caps, now)
+    if isinstance(timed, PlanRefused):
+        return timed
+    offers, ttl_s, attempts, said = timed
+    grids = effective_grids(config, MODE)
+    if grids.left_out:
+        said.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
+    worst = ceiling(config.host.hourly_usd, ttl_s, attempts)
+    fits = authorize(ledger, caps, worst, now)
+    assert not isinstance(fits, Refused), "a deadline that fits the budget is one whose ceiling does"
+    cases = case_ids_of(config, grids)
+    return LaunchPlan(
+        config=config,
+        config_name=config_name,
+        mode=MODE,
+        offers=offers,
+        ttl_s=ttl_s,
+        ceiling_usd=worst,
+        attempts=attempts,
+        image="",
+        cases=cases,
+        measurements_per_implementation=len(cases) * measurements(config, MODE),
+        harness=harness(config, grids, MODE),
+        notices=(*notices, *said),
+        headroom=fits.headroom,
+    )

@@ -1,0 +1,400 @@
+"""Everything that is decided before a cent is spent: offers in order, the deadline, the ceiling, the cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+from orchestrator.core.config.model import Config, EffectiveGrids, case_ids_of, effective_grids, harness, measurements
+from orchestrator.core.ledger.budget import Caps, Ledger, Refused, authorize, headroom
+from orchestrator.core.market import quota as quota_rules
+from orchestrator.core.market.offers import Advice, Offer, rank, region_of, weigh
+from orchestrator.core.market.pricing import MAX_TTL_S, MachineSpec, PriceSheet, ceiling, ttl_within
+from orchestrator.core.market.quota import Quota
+from orchestrator.core.naming import instance_name
+
+SHORTEST_S: Final = {"gce": 240, "embedded": 60, "host": 60}
+"""Boot, checks and one case: a machine with less time brings nothing back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What a run will ask for. `offers` are ranked; any of them keeps within `ceiling_usd`."""
+
+    config: Config
+    config_name: str
+    mode: str
+    """`gce`, `embedded`, or `host`."""
+    offers: tuple[Offer, ...]
+    ttl_s: int
+    ceiling_usd: Decimal
+    attempts: int
+    image: str
+    cases: tuple[str, ...]
+    measurements_per_implementation: int
+    harness: dict[str, Any]
+    """The harness's part of the run spec (docs/contracts.md, section 4)."""
+    notices: tuple[str, ...] = ()
+    headroom: dict[str, Decimal] = field(default_factory=dict)
+    """What each capped window has left once the ceiling is held."""
+    fallbacks: tuple[LaunchPlan, ...] = ()
+    """The plans for other GPUs, whose offers come after ours."""
+
+    def of(self, offer: Offer) -> LaunchPlan:
+        """The plan that an offer belongs to: image, disk and problems differ from GPU to GPU."""
+        return next((other for other in self.fallbacks if other.config.gpu == offer.gpu), self)
+
+    @property
+    def label(self) -> str:
+        """What the run is called by: the GPU that is rented; of a machine that is somebody's own nothing is claimed."""
+        return "host" if self.mode == "host" else self.config.gpu
+
+    @property
+    def usd_per_hour(self) -> Decimal:
+        """The price of the offer that is tried first."""
+        return self.offers[0].usd_per_hour
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRefused:
+    """Why there is no plan. `kind` is `budget`, `quota` or `offers`; `detail` has the figures, as text."""
+
+    kind: str
+    message: str
+    hint: str
+    detail: dict[str, str] = field(default_factory=dict)
+
+
+def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing else
+    config: Config,
+    *,
+    config_name: str,
+    mode: str,
+    prices: PriceSheet,
+    image: str,
+    quotas: Mapping[str, Sequence[Quota]] | None,
+    ledger: Ledger,
+    caps: Caps,
+    now: datetime,
+    advice: Sequence[Advice] = (),
+    stock_outs: Mapping[tuple[str, str, str], datetime] | None = None,
+    here: str = "",
+) -> LaunchPlan | PlanRefused:
+    """The launch plan for `config`, or why there is none. `quotas` are by region, the project's among each; None where
+    they are not known; `advice` and `stock_outs` (the last of each pool) weigh the offers; `here` is the GPU
+    that the embedded cloud really has, if it has one."""
+    gpu = config.gpu_spec
+    notices: list[str] = []
+    offers, unpriced = _offers(config, prices)
+    if unpriced and (config.zones or config.regions):
+        notices.append(f"left out for want of a price: {', '.join(unpriced)}")
+    if not offers:
+        return PlanRefused(
+            "offers",
+            f"no price is known for {config.machine.provisioning} {config.machine_type} "
+            f"in {_listed(sorted({region_of(zone) for zone in config.allowed_zones()}))}",
+            "choose other zones, or add their prices to configs/prices.yaml",
+        )
+    offers, said = _cheap_enough(config, offers)
+    notices += said
+    if not offers:
+        return PlanRefused("offers", said[0], "raise --max-price (placement.max_usd_per_hour), or allow other regions")
+    if quotas is not None:
+        offers, short = quota_rules.allowed(gpu, offers, quotas)
+        if not offers:
+            return _quota_refused(short)
+        notices += [f"left out: {shortage.text}" for shortage in short]
+    timed = fit_budget(config, mode, offers, ledger, caps, now)
+    if isinstance(timed, PlanRefused):
+        return timed
+    offers, ttl_s, attempts, said = timed
+    notices += said
+    # Where the embedded cloud has a GPU, that is what is measured, on a GPU's grid and in a GPU's regimes.
+    kind = "here" if mode == "embedded" and here and config.gpu != "cpu" else mode
+    grids = effective_grids(config, kind)
+    notices += _about_grids(config, mode, grids, here if kind == "here" else "")
+    if mode == "gce":
+        notices += _about_prices(config, prices, offers, now)
+    worst = max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers)
+    fits = authorize(ledger, caps, worst, now, pretend=mode == "embedded")
+    assert not isinstance(fits, Refused), "a deadline that ttl_within allows is one whose ceiling fits"
+    cases = case_ids_of(config, grids)
+    return LaunchPlan(
+        config=config,
+        config_name=config_name,
+        mode=mode,
+        offers=rank(weigh(offers, advice=advice, stock_outs=stock_outs, now=now)),
+        ttl_s=ttl_s,
+        ceiling_usd=worst,
+        attempts=attempts,
+        image=image,
+        cases=cases,
+        measurements_per_implementation=len(cases) * measurements(config, kind),
+        harness=harness(config, grids, kind),
+        notices=tuple(notices),
+        headroom=fits.headroom,
+    )
+
+
+def with_fallbacks(
+    first: LaunchPlan | PlanRefused, others: Sequence[LaunchPlan | PlanRefused]
+) -> LaunchPlan | PlanRefused:
+    """One plan of several, for GPUs in the order of preference. One that is refused is left out, and said so; when all
+    are, the first refusal stands. All machines get the deadline that each of them can be paid for."""
+    made = [one for one in (first, *others) if isinstance(one, LaunchPlan)]
+    refused = [one for one in (first, *others) if isinstance(one, PlanRefused)]
+    if not made:
+        return first
+    lead, *rest = made
+    ttl_s, attempts = min(one.ttl_s for one in made), min(one.attempts for one in made)
+    offers = tuple(offer for one in made for offer in one.offers)
+    return replace(
+        lead,
+        offers=offers,
+        ttl_s=ttl_s,
+        attempts=attempts,
+        ceiling_usd=max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers),
+        fallbacks=tuple(replace(one, ttl_s=ttl_s) for one in rest),
+        headroom=min((one.headroom for one in made), key=lambda left: min(left.values(), default=Decimal(0))),
+        notices=(
+            *lead.notices,
+            *(f"not to be had: {one.message}" for one in refused),
+            *(f"{one.config.gpu}: {notice}" for one in rest for notice in one.notices if notice not in lead.notices),
+        ),
+    )
+
+
+def _cheap_enough(config: Config, offers: tuple[Offer, ...]) -> tuple[tuple[Offer, ...], list[str]]:
+    most = config.placement.max_usd_per_hour
+    kept = tuple(offer for offer in offers if most is None or offer.usd_per_hour <= most)
+    if len(kept) == len(offers):
+        return offers, []
+    cheapest = min(offer.usd_per_hour for offer in offers)
+    return kept, [
+        f"{len(offers) - len(kept)} of {len(offers)} offers cost more than ${most}/h (the cheapest: ${cheapest})"
+    ]
+
+
+def priced_offers(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
+    """Every offer with a price, in no order: those that advice is worth asking for."""
+    return _offers(config, prices)[0]
+
+
+def priced_regions(config: Config, prices: PriceSheet) -> tuple[str, ...]:
+    """The regions that a plan can use: those whose quotas are worth asking for."""
+    return tuple(sorted({offer.region for offer in priced_offers(config, prices)}))
+
+
+def run_spec(
+    plan: LaunchPlan,
+    *,
+    run_id: str,
+    attempt: int,
+    bucket: str,
+    require_cuda: bool,
+    usd_per_hour: Decimal | None = None,
+    skip_cases: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What the machine of one attempt is told (docs/contracts.md, section 3); `usd_per_hour` is its price."""
+    config, embedded = plan.config, plan.mode == "embedded"
+    case_usd = config.measure.case_budget_usd
+    paid = (
+        {}
+        if case_usd is None
+        else {"case_budget_usd": float(case_usd), "usd_per_hour": float(usd_per_hour or plan.usd_per_hour)}
+    )
+    limits = config.run.limits()
+    if "measure" not in config.run.phase_limits_s:
+        # A longer deadline is asked for so that more can be measured; the default must not cut it short.
+        limits["measure"] = max(limits["measure"], plan.ttl_s - 300)
+    return {
+        "schema": 1,
+        "run_id": run_id,
+        "vm": instance_name(run_id, attempt),
+        "attempt": attempt,
+        "bucket": bucket,
+        "gpu": config.gpu,
+        "require_cuda": require_cuda,
+        "deadline_s": plan.ttl_s,
+        "phase_limits_s": {phase: min(seconds, plan.ttl_s) for phase, seconds in limits.items()},
+        "environment": {
+            "torch": config.environment.torch,
+            # The embedded cloud's machines are processes on the user's own: nothing is installed there, and no
+            # room is needed for it. Nor is anything on a host: what is there is somebody's.
+            "allow_install": config.environment.allow_install and plan.mode == "gce",
+            "min_free_gb": min(config.environment.min_free_gb, 1) if embedded else config.environment.min_free_gb,
+        },
+        "harness": {**plan.harness, "skip_cases": list(skip_cases), **paid},
+        **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if config.run.keep and plan.mode != "host" else {}),
+    }
+
+
+def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
+    """An offer for each allowed zone with a price, and the zones without one."""
+    gpu, machine = config.gpu_spec, config.machine
+    count = 1 if gpu.accelerator else 0
+    spec = MachineSpec(config.machine_type, gpu.accelerator, count)
+    offers: list[Offer] = []
+    unpriced: list[str] = []
+    for zone in config.allowed_zones():
+        region = region_of(zone)
+        for model in _models(config):
+            hourly = prices.hourly(spec, region, model, machine.disk_gb, machine.external_ip, machine.disk_type)
+            if hourly is None:
+                unpriced += [zone] if model == machine.provisioning else []
+                continue
+            offers.append(
+                Offer(
+                    gpu=gpu.name,
+                    region=region,
+                    zone=zone,
+                    machine_type=config.machine_type,
+                    accelerator=gpu.accelerator if gpu.attached else None,
+                    accelerator_count=count if gpu.attached else 0,
+                    provisioning=model.upper(),
+                    usd_per_hour=hourly,
+                )
+            )
+    return tuple(offers), tuple(unpriced)
+
+
+def _models(config: Config) -> tuple[str, ...]:
+    """How a machine may be paid for: as asked; on demand too where that is allowed and sold."""
+    asked = config.machine.provisioning
+    wider = config.placement.on_demand_after is not None and config.gpu_spec.quota_standard is not None
+    return ("spot", "standard") if asked == "spot" and wider else (asked,)
+
+
+def fit_budget(
+    config: Config, mode: str, offers: tuple[Offer, ...], ledger: Ledger, caps: Caps, now: datetime
+) -> tuple[tuple[Offer, ...], int, int, list[str]] | PlanRefused:
+    """The offers that the budget can pay for, how long, and on how many machines: the time asked for on as many as it
+    pays for, else on one the longest that the cheapest offer allows. A tight budget takes spare machines away before it
+    takes time."""
+    wanted, shortest = min(config.run.max_minutes * 60, MAX_TTL_S), SHORTEST_S[mode]
+    if wanted < shortest:
+        return PlanRefused(
+            "budget",
+            f"run.max_minutes of {config.run.max_minutes} is too short: boot and one case need {_minutes(shortest)}",
+            f"set run.max_minutes to {-(-shortest // 60)} or more",
+        )
+    left = headroom(ledger, caps, now, pretend=mode == "embedded")
+    if left is None:
+        return offers, wanted, config.run.attempts, []
+    dollars, _ = left
+    cheapest = min(offer.usd_per_hour for offer in offers)
+    enough = [n for n in range(config.run.attempts, 0, -1) if ttl_within(dollars, cheapest, n) >= wanted]
+    attempts = enough[0] if enough else 1
+    ttl = {offer: ttl_within(dollars, offer.usd_per_hour, attempts) for offer in offers}
+    longest = min(wanted, max(ttl.values()))
+    if longest < shortest:
+        refused = authorize(ledger, caps, ceiling(cheapest, shortest, attempts), now, pretend=mode == "embedded")
+        assert isinstance(refused, Refused), "what ttl_within leaves out, authorize refuses"
+        return _budget_refused(config, refused, shortest)
+    kept = tuple(offer for offer in offers if ttl[offer] >= longest)
+    said = []
+    if attempts < config.run.attempts:
+        said.append(f"the budget pays for {attempts} of {config.run.attempts} machines")
+    if longest < wanted:
+        said.append(f"the budget shortens the run from {_minutes(wanted)} to {_minutes(longest)}")
+    if len(kept) < len(offers):
+        dear = sorted({_place(offer) for offer in offers} - {_place(offer) for offer in kept})
+        said.append(f"left out, too dear for {_minutes(longest)} within the budget: {', '.join(dear)}")
+    return kept, longest, attempts, said
+
+
+def _place(offer: Offer) -> str:
+    return offer.region if offer.provisioning == "SPOT" else f"{offer.region} on demand"
+
+
+def _about_grids(config: Config, mode: str, grids: EffectiveGrids, here: str) -> list[str]:
+    said = []
+    if config.workload is not None:
+        own, known = config.workload, len(config.workload.cases)
+        cases = f"{known} cases" if known else "as many cases as it says when it is run"
+        instead = "" if config.gpu == "cpu" or mode != "embedded" else f"; no {config.gpu.upper()} is"
+        where = " on this machine's own processor" if mode == "embedded" else ""
+        return [f"workload {own.name}: {cases}{where}{instead}"]
+    if mode == "embedded":
+        what = f"grid '{grids.measure.name}'"
+        if grids.replaced:
+            what += f" in the place of '{config.measure.grid.name}'"
+        instead = "" if config.gpu == "cpu" else f"; no {config.gpu.upper()} is"
+        said.append(f"embedded cloud: this machine's own {here or 'processor'} is measured, on {what}{instead}")
+    if grids.left_out:
+        said.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
+    return said
+
+
+def _about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer], now: datetime) -> list[str]:
+    said = []
+    if prices.stale(now):
+        said.append(
+            f"prices are of {prices.as_of}, {prices.age_days(now.date())} days old; spot prices move every month: "
+            "update configs/prices.yaml"
+        )
+    gpu, machine = config.gpu_spec, config.machine
+    spec = MachineSpec(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)
+    sources: set[str] = set()
+    for region in {offer.region for offer in offers}:
+        quote = prices.quote(
+            spec, region, machine.provisioning, machine.disk_gb, machine.external_ip, machine.disk_type
+        )
+        if quote is not None and quote.source not in prices.trusted:
+            sources.add(quote.source)
+    said += [f"some prices are not from a record: {prices.sources[name]}" for name in sorted(sources)]
+    return said
+
+
+def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
+    worst = short[0]
+    others = f" (and {len(short) - 1} more like it)" if len(short) > 1 else ""
+    return PlanRefused(
+        "quota",
+        worst.text + others,
+        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions;"
+        " `bench doctor` shows where there is room",
+        {
+            "metric": worst.metric,
+            "region": worst.region,
+            "limit": f"{worst.limit:g}",
+            "usage": f"{worst.usage:g}",
+            "needs": str(worst.needs),
+        },
+    )
+
+
+_WINDOW_WORDS: Final = {"run": "for one run", "day": "today", "month": "this month", "total": "in total"}
+
+
+def _budget_refused(config: Config, refused: Refused, seconds: int) -> PlanRefused:
+    left = max(refused.cap - refused.spent - refused.held, Decimal(0))
+    held = f", ${refused.held} held" if refused.held else ""
+    key = "total_usd" if refused.window == "total" else f"per_{refused.window}_usd"
+    return PlanRefused(
+        "budget",
+        f"{config.gpu} needs ${refused.needs} for the shortest useful run, {_minutes(seconds)}; "
+        f"${left} is left {_WINDOW_WORDS[refused.window]} (cap ${refused.cap}, ${refused.spent} spent{held})",
+        refused.remedy
+        if refused.set_by
+        else f"raise budget.{key}" + (", or wait until tomorrow (UTC)" if refused.window == "day" else ""),
+        {
+            "window": refused.window,
+            "cap": str(refused.cap),
+            "spent": str(refused.spent),
+            "held": str(refused.held),
+            "needs": str(refused.needs),
+            "short_by": str(refused.short_by),
+        },
+    )
+
+
+def _minutes(seconds: int) -> str:
+    return f"{seconds // 60} min" if seconds % 60 == 0 else f"{seconds // 60} min {seconds % 60} s"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more regions" if len(names) > 4 else "")

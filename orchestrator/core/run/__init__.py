@@ -1,0 +1,1 @@
+"""One run: its events, the fold over them, and what to do next."""

@@ -1,0 +1,260 @@
+"""From an error or a log to a named cause and what to do about it: a table, read from the top."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.core.run.events import (
+    CaseChecked,
+    Diagnosed,
+    Event,
+    Fact,
+    Finished,
+    InstanceCreated,
+    InstanceGone,
+    InstanceRejected,
+    InstanceRequested,
+    PhaseStarted,
+    Preempted,
+    VmBooted,
+    VmExiting,
+    ZoneExhausted,
+)
+from orchestrator.core.run.fold import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why it ended so. `cause` is a word of docs/contracts.md, section 5, or one of the provider's below."""
+
+    cause: str
+    detail: str
+    remedy: str
+    lines: tuple[str, ...] = ()
+    """Of an ending without a name: the lines of the log that a person should read."""
+
+
+EXPLAINS_ITSELF: Final = frozenset({Phase.SUCCEEDED, Phase.STOPPED, Phase.REFUSED})
+"""How a run can end without anything to diagnose: it went well, somebody stopped it, or it never began."""
+
+REMEDIES: Final = {
+    # --- on the machine
+    "payload_checksum": "launch again; if it comes back, something changes the payload in the bucket",
+    "payload_missing": "launch again: the payload is uploaded anew; check that no lifecycle rule empties the bucket",
+    "no_python": "choose an image with python3, such as the defaults, or allow installing",
+    "no_compiler": "use the default image; torch's own wheels bring NVRTC",
+    "no_nvcc": "put /usr/local/cuda/bin on PATH; the bundled kernel needs no nvcc, NVRTC comes with torch",
+    "no_pip": "let the agent install one (environment.allow_install), or choose an image with python3-venv and pip",
+    "pip_managed": "install into a venv, not into the system's python: the distribution keeps pip out of it (PEP 668)",
+    "no_headers": "nothing of ours compiles against Python; for a kernel that does: apt-get install python3-dev, and "
+    "pip install pybind11",
+    "wrong_arch": "build for the GPU that is there: -arch=sm_75 is T4, sm_80 A100, sm_89 L4, sm_90 H100",
+    "abi_mismatch": "rebuild the extension against the torch that loads it: its C++ symbols change with every release",
+    "out_of_memory": "measure smaller shapes (measure.grid), or take a machine with more memory",
+    "no_cuda": "use an image whose family names an NVIDIA driver, and check that the machine type has a GPU",
+    "torch_missing": "set environment.allow_install to true, or choose an image with torch",
+    "torch_without_cuda": "leave environment.torch at its default; the torch on the machine is built without CUDA",
+    "driver_too_old": "use an image family with a newer driver (nvidia-580 or later), or an older environment.torch",
+    "numpy_mismatch": "leave environment.torch at its default, or choose an image without a numpy of its own",
+    "disk_full": "raise machine.disk_gb",
+    "clock_skew": "launch again, in another zone if it comes back",
+    "gate_failed": "`bench logs RUN` shows which check failed and what it found",
+    "build_failed": "`bench logs RUN` has the compiler's words; try it at home with `python3 -m kernels.harness build`",
+    "kernel_wrong": "see correctness.csv after `bench fetch RUN`; the baselines' timings are kept",
+    "harness_crashed": "`bench logs RUN` has the traceback; cases finished before it are kept",
+    "agent_crashed": "`bench logs RUN`; launch again: finished cases are skipped",
+    "phase_timeout": "raise run.phase_limits_s for the phase, or measure a smaller grid",
+    "deadline": "raise run.max_minutes (or the budget that shortened it), or measure a smaller grid",
+    "preempted": "raise run.attempts, so that another machine goes on where this one stopped",
+    "storage_unreachable": "let the machine's service account create objects in the bucket; `bench doctor` says what "
+    "is missing, `bench init` grants it",
+    # --- at the provider
+    "quota_zero": "the limit is 0, as it is for every new project: ask for 1 of GPUS_ALL_REGIONS and 1 of the GPU's "
+    "own metric in the region at https://console.cloud.google.com/iam-admin/quotas; `bench doctor` has the commands",
+    "quota": "ask for more at https://console.cloud.google.com/iam-admin/quotas, or name other regions; `bench doctor` "
+    "shows where there is room",
+    "stockout": "try again later, allow more zones, or take machine.provisioning=standard",
+    "permission": "give the account in use the rights that docs/gce.md lists; `bench doctor` says which are missing",
+    "api_disabled": "enable the Compute Engine API: gcloud services enable compute.googleapis.com, or "
+    "`bench doctor --fix`",
+    "credentials": "run `gcloud auth application-default login`",
+    "image_gone": "set machine.image_family to one that is there: `bench doctor` names the nearest",
+    "free_tier": "upgrade the billing account: accounts in the free tier cannot have GPUs",
+    "billing": "link an open billing account to the project",
+    "bad_request": "this is a request that no zone accepts: check machine.* in the config",
+    "unavailable": "the provider did not answer; try again in a few minutes",
+    "no_boot": "the startup script never spoke: see the serial lines of `bench diagnose RUN`; check that the image has "
+    "bash and curl and that the network reaches storage.googleapis.com",
+    "never_made": "the request was lost before it made a machine: launch again",
+    "lost": "the machine vanished without a word; launch again: finished cases are skipped",
+    "unknown": "`bench logs RUN` shows the last lines; they are kept after the machine is gone",
+}
+
+_PROVIDER: Final[tuple[tuple[str, str], ...]] = (
+    ("free_tier", r"free tier"),
+    ("billing", r"BILLING_DISABLED|billing.{0,40}(disabled|not (open|enabled|active)|closed)"),
+    ("api_disabled", r"SERVICE_DISABLED|accessNotConfigured|API has not been used|API .{0,40}disabled"),
+    ("stockout", r"RESOURCE_POOL_EXHAUSTED|STOCKOUT|insufficientCapacity"),
+    ("stockout", r"does not have enough resources|resource_availability"),
+    ("unavailable", r"RATE_?LIMIT_?EXCEEDED|RESOURCE_OPERATION_RATE_EXCEEDED"),
+    ("quota_zero", r"(QUOTA_?EXCEEDED|QUOTA .*exceeded).*\bLimit: 0(\.0+)?(?![\d.]*\d)"),
+    ("quota", r"QUOTA_?EXCEEDED|QUOTA .*exceeded|GPUS_ALL_REGIONS"),
+    ("credentials", r"DefaultCredentialsError|default credentials|invalid_grant|Reauthentication"),
+    ("credentials", r"UNAUTHENTICATED|\b401\b"),
+    ("permission", r"PERMISSION_DENIED|\bforbidden\b|insufficient authentication scopes"),
+    ("permission", r"Required '[^']+' permission|\b403\b"),
+    ("image_gone", r"images?/family/\S+|image family .{0,80}not found"),
+    ("image_gone", r"resource 'projects/[^']*/images/[^']*' was not found"),
+    ("preempted", r"compute\.instances\.preempted|was preempted|UNSUPPORTED_OPERATION"),
+    ("bad_request", r"Invalid value for field|\b400\b"),
+    ("unavailable", r"backendError|UNAVAILABLE|ConnectionError|timed out|\b50[0234]\b|\b429\b"),
+)
+"""Codes and messages of the provider, the narrower before the wider."""
+
+_LOG: Final[tuple[tuple[str, str], ...]] = (
+    ("payload_checksum", r"sha256.{0,60}(mismatch|differs|does not match)|computed checksum did NOT match"),
+    ("payload_missing", r"payloads/[0-9a-f]{64}\.tar\.gz.{0,80}\b404\b"),
+    ("disk_full", r"No space left on device|Errno 28"),
+    ("out_of_memory", r"CUDA out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|Out of memory: Killed process"),
+    ("out_of_memory", r"invoked oom-killer|std::bad_alloc"),
+    ("phase_timeout", r"took longer than the phase may|launch timed out and was terminated|\bXid\b.{0,60}: 8,"),
+    ("phase_timeout", r"blocked for more than \d+ seconds|soft lockup"),
+    ("pip_managed", r"externally-managed-environment"),
+    ("no_pip", r"No module named '?pip\b|\bpip3?: (command )?not found|ensurepip is not available"),
+    ("no_headers", r"(Python|pybind11/\w+)\.h: No such file|No module named '?pybind11"),
+    ("abi_mismatch", r"undefined symbol: _ZN\d*K?\d*(c10|2at|3c10|5torch)"),
+    ("wrong_arch", r"no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|Unsupported gpu architecture"),
+    ("wrong_arch", r"invalid value for --gpu-architecture"),
+    ("no_nvcc", r"\bnvcc: (command )?not found|CUDA_HOME environment variable is not set"),
+    ("driver_too_old", r"driver .{0,60}too old|driver version is insufficient|UNSUPPORTED_PTX_VERSION"),
+    ("torch_without_cuda", r"Torch not compiled with CUDA enabled"),
+    ("numpy_mismatch", r"compiled using NumPy 1\.x|numpy\.dtype size changed|_ARRAY_API not found"),
+    ("torch_missing", r"No module named '?torch\b"),
+    ("no_cuda", r"No CUDA GPUs are available|no NVIDIA driver|NVIDIA-SMI has failed"),
+    ("no_cuda", r"libcuda\.so.{0,60}(cannot open|not found)"),
+    ("no_python", r"python3: (command )?not found"),
+    ("build_failed", r"NVRTC_ERROR_COMPILATION|nvrtc: error|ptxas (fatal|error)"),
+    ("build_failed", r"\.(cu|cuh|cpp|h)\b.{0,20}: (fatal )?error\b"),
+    ("storage_unreachable", r"(upload|storage\.googleapis\.com|/storage/v1/).{0,120}(refused|timed out|failed)"),
+    ("storage_unreachable", r"(storage\.googleapis\.com|/storage/v1/).{0,120}\b(403|404|5\d\d)\b"),
+    ("deadline", r"maxRunDuration|watchdog.{0,40}(deadline|fired)"),
+    ("harness_crashed", r"Traceback \(most recent call last\)|Segmentation fault|CUDA error|SIGSEGV|core dumped"),
+)
+"""What the machine's log says, the more telling before the less."""
+
+_OUTCOMES: Final = {"preempted": "preempted", "timed_out": "deadline", "incorrect": "kernel_wrong"}
+OF_MACHINES: Final = (VmBooted, PhaseStarted, Preempted, Finished, VmExiting)
+"""Facts by which a machine is known to have come to life."""
+_GONE: Final = {"preempted": "preempted", "deadline": "deadline", "lost": "lost", "never_made": "never_made"}
+
+_TELLING: Final = re.compile(
+    r"error|fail|fatal|exception|traceback|denied|cannot|could not|killed|refused|timed? ?out|not found|panic|NVRM",
+    re.IGNORECASE,
+)
+LINES: Final = 12
+
+
+def remedy(cause: str) -> str:
+    """What to do about a cause; for a word that is not known, where to look."""
+    return REMEDIES.get(cause, REMEDIES["unknown"])
+
+
+def diagnose(*, facts: Iterable[Fact] = (), code: str = "", message: str = "", log: str = "") -> Diagnosis:
+    """The cause of an ending, from whatever is at hand: the run's facts, the provider's error, the end of its log.
+
+    The machine's own diagnosis comes first, then the provider's refusal, then the log, then other facts, then how the
+    run ended. `unknown` says so, and keeps the lines of the log that a person should read.
+    """
+    known = tuple(facts)
+    for fact in reversed(known):
+        if isinstance(fact, Diagnosed) and fact.cause != "unknown":
+            return Diagnosis(fact.cause, fact.detail, fact.remedy or remedy(fact.cause))
+    return _refused(known, code, message) or _logged(log) or _told(known) or _unknown(known, message or code, log)
+
+
+def last_attempt(events: Sequence[Event]) -> tuple[Fact, ...]:
+    """The facts that bear on how a run ended: those since its last machine was asked for, and every refusal if none
+    was made since. What ailed an earlier machine is that machine's affair."""
+    begin = max((i for i, event in enumerate(events) if isinstance(event.fact, InstanceRequested)), default=0)
+    recent = tuple(event.fact for event in events[begin:])
+    if any(isinstance(fact, InstanceCreated) for fact in recent):
+        return recent
+    refusals = (ZoneExhausted, InstanceRejected)
+    return tuple(event.fact for event in events[:begin] if isinstance(event.fact, refusals)) + recent
+
+
+def wants_diagnosis(outcome: Phase, events: Sequence[Event]) -> bool:
+    """Whether a run that ends as `outcome` would end without anybody having said why."""
+    told = any(isinstance(fact, Diagnosed) for fact in last_attempt(events))
+    return outcome not in EXPLAINS_ITSELF and not told
+
+
+def matters(log: str) -> tuple[str, ...]:
+    """The lines of a log that nobody has a name for and a person should read: the last that sound like trouble, and
+    the very last ones, in their order."""
+    lines = [line.rstrip() for line in log.splitlines()]
+    said = [index for index, line in enumerate(lines) if line.strip()]
+    telling = [index for index in said if _TELLING.search(lines[index])]
+    chosen = sorted({*telling[-(LINES - 4) :], *said[-4:]})
+    return tuple(lines[index] for index in chosen)
+
+
+def _refused(facts: Sequence[Fact], code: str, message: str) -> Diagnosis | None:
+    refusals = [(code, message)] if code or message else []
+    refusals += [
+        (fact.code, fact.message) for fact in reversed(facts) if isinstance(fact, (InstanceRejected, ZoneExhausted))
+    ]
+    made = any(isinstance(fact, InstanceCreated) for fact in facts)
+    for refused_code, words in refusals if not made else ():
+        if cause := _match(_PROVIDER, f"{refused_code} {words}"):
+            return Diagnosis(cause, words or refused_code, remedy(cause))
+    return None
+
+
+def _logged(log: str) -> Diagnosis | None:
+    for cause, pattern in _LOG:
+        if line := next((text for text in log.splitlines() if re.search(pattern, text, re.IGNORECASE)), ""):
+            return Diagnosis(cause, line.strip(), remedy(cause))
+    return None
+
+
+def _told(facts: Sequence[Fact]) -> Diagnosis | None:
+    if wrong := [fact for fact in facts if isinstance(fact, CaseChecked) and not fact.passed]:
+        first, more = wrong[0], len(wrong) - 1
+        detail = f"{first.implementation} on {first.case_id}: {first.reason or 'differs from the reference'}"
+        return Diagnosis("kernel_wrong", detail + (f" (and {more} more)" if more else ""), remedy("kernel_wrong"))
+    for fact in reversed(facts):
+        if isinstance(fact, (Finished, VmExiting)) and fact.outcome in _OUTCOMES:
+            cause = _OUTCOMES[fact.outcome]
+            return Diagnosis(cause, getattr(fact, "detail", ""), remedy(cause))
+    return _vanished(facts)
+
+
+def _vanished(facts: Sequence[Fact]) -> Diagnosis | None:
+    """What the end of a machine says when the machine itself said nothing of it."""
+    gone = next((fact for fact in reversed(facts) if isinstance(fact, InstanceGone)), None)
+    if gone is None:
+        return None
+    if cause := _GONE.get(gone.how):
+        return Diagnosis(cause, f"{gone.vm}: {gone.how.replace('_', ' ')}", remedy(cause))
+    made = any(isinstance(fact, InstanceCreated) for fact in facts)
+    if made and not any(isinstance(fact, OF_MACHINES) for fact in facts):
+        return Diagnosis("no_boot", f"{gone.vm} never said a word", remedy("no_boot"))
+    return None
+
+
+def _unknown(facts: Sequence[Fact], said: str, log: str) -> Diagnosis:
+    last = next(
+        (fact.detail for fact in reversed(facts) if isinstance(fact, (Finished, Diagnosed)) and fact.detail), ""
+    )
+    lines = matters(log)
+    return Diagnosis(
+        "unknown", said or last or (lines[-1].strip() if lines else "nothing was said"), remedy("unknown"), lines
+    )
+
+
+def _match(table: Iterable[tuple[str, str]], text: str) -> str | None:
+    return next((cause for cause, pattern in table if re.search(pattern, text, re.IGNORECASE)), None)

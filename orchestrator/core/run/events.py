@@ -1,0 +1,396 @@
+"""The vocabulary of a run: one frozen class per fact, in the past tense.
+
+A run is the set of its events. Clients and machines append; nobody edits.
+`docs/contracts.md`, section 5, is the contract with the machine's side.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.core.bounds import Count, Finite, Moment, Name, Numbers, Seconds, Usd
+from orchestrator.core.foreign import document
+from orchestrator.core.naming import EventName
+
+ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]
+Writer = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=80)]
+"""`client-3f9a2c`, `vm-1`, `boot-1`: part of an object's name."""
+
+
+class Fact(BaseModel):
+    """What happened. Unknown keys are ignored, so that an older client can read a newer run."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    kind: ClassVar[str]
+
+
+# --- from clients ---------------------------------------------------------------------------------------------------
+
+
+class RunPlanned(Fact):
+    kind = "run_planned"
+    gpu: str
+    config: str
+    user: str
+    mode: str
+    """`gce` or `embedded`."""
+    ceiling_usd: Usd
+    ttl_s: Count
+    attempts: Count
+    cases: Count
+    measurements_per_implementation: Count
+    implementations: tuple[str, ...] = ()
+    image: str = ""
+    offers: Count = 0
+    on_demand_after: Count | None = None
+    """How many spot machines may be taken back before one that cannot be is asked for; None: never."""
+    grid: str = ""
+    """The first of the runs that measure one grid together; empty: this one measures all of its own."""
+
+
+class BudgetHeld(Fact):
+    kind = "budget_held"
+    hold_usd: Usd
+    generation: Count = 0
+
+
+class RunResumed(Fact):
+    """A run that was over goes on, under a hold of its own. What ended the generations before it does not end this one.
+
+    Generations and not times decide what a fact belongs to: the clocks of two laptops may disagree.
+    """
+
+    kind = "run_resumed"
+    generation: Count
+    """1 for the first resumption."""
+    attempts: Count
+    """Machines that this generation may use."""
+    by: str = ""
+
+
+class PayloadStored(Fact):
+    kind = "payload_stored"
+    sha256: str
+    size_bytes: Count
+    uploaded: bool
+
+
+class InstanceRequested(Fact):
+    """Appended before the request is sent: a client killed at any line leaves a trace by which the VM is found."""
+
+    kind = "instance_requested"
+    attempt: Count
+    vm: str
+    zone: str
+    machine_type: str
+    provisioning: str
+    usd_per_hour: Usd
+    max_run_s: Count
+    request_id: str
+    generation: Count = 0
+
+
+class ZoneExhausted(Fact):
+    kind = "zone_exhausted"
+    attempt: Count
+    zone: str
+    scope: str = "zone"
+    """What cannot be had any more: `zone`, `region` or `all`."""
+    code: str
+    message: str = ""
+    zones_available: tuple[str, ...] = ()
+    request_id: str = ""
+    machine_type: str = ""
+    provisioning: str = ""
+    """What could not be had; empty: nothing can be had there."""
+    generation: Count = 0
+
+
+class InstanceRejected(Fact):
+    """The cloud refused for a reason that no other zone would mend."""
+
+    kind = "instance_rejected"
+    attempt: Count
+    zone: str
+    code: str
+    message: str = ""
+    hint: str = ""
+    request_id: str = ""
+    generation: Count = 0
+
+
+class InstanceCreated(Fact):
+    kind = "instance_created"
+    attempt: Count
+    vm: str
+    zone: str
+    instance_id: str
+    started_at: Moment
+    deadline_at: Moment
+    request_id: str = ""
+
+
+class StopRequested(Fact):
+    kind = "stop_requested"
+    by: str
+    reason: str
+    generation: Count | None = None
+    """The generation that is to end; None: this run, whatever becomes of it."""
+
+
+class InstanceGone(Fact):
+    kind = "instance_gone"
+    attempt: Count
+    vm: str
+    ended_at: Moment
+    how: str
+    """`deleted`, `preempted`, `host_error`, `deadline`, `lost`, `never_made` (the cloud says so) or `unanswered`
+    (nobody does)."""
+    started_at: Moment | None = None
+
+
+class MachineTaken(Fact):
+    """The run is measured on a machine that another run kept and pays for, to its end. Appended by the client that
+    claimed it, and again by the machine."""
+
+    kind = "machine_taken"
+    vm: str
+    zone: str
+    owner: str
+    """The run that pays."""
+    deadline_at: Moment | None = None
+    attempt: Count = 1
+    generation: Count = 0
+
+
+class Settled(Fact):
+    kind = "settled"
+    cost_usd: Usd
+    released_usd: Usd
+    generation: Count = 0
+
+
+class RunClosed(Fact):
+    """The last word on a run, by whichever client saw its end."""
+
+    kind = "run_closed"
+    outcome: str
+    detail: str = ""
+    generation: Count = 0
+    cases_stored: Count | None = None
+    """Files of finished cases that were in the bucket then; None: not counted."""
+
+
+# --- from machines --------------------------------------------------------------------------------------------------
+
+
+class VmBooted(Fact):
+    kind = "vm_booted"
+    vm: str
+    zone: str = ""
+    instance_id: str = ""
+    attempt: Count
+
+
+class PhaseStarted(Fact):
+    kind = "phase_started"
+    phase: str
+    limit_s: Seconds = 0
+
+
+class PhaseFinished(Fact):
+    kind = "phase_finished"
+    phase: str
+    exit_code: ExitCode
+    seconds: Seconds
+
+
+class Healed(Fact):
+    kind = "healed"
+    what: str
+    detail: str = ""
+
+
+class GatePassed(Fact):
+    kind = "gate_passed"
+    name: str
+    detail: str = ""
+
+
+class EnvironmentRecorded(Fact):
+    kind = "environment_recorded"
+    device: Name
+    device_kind: Name
+    torch: Name = ""
+
+
+class KernelBuilt(Fact):
+    kind = "kernel_built"
+    seconds: Seconds
+    compiler: str = ""
+    cached: bool = False
+
+
+class CaseChecked(Fact):
+    kind = "case_checked"
+    implementation: str
+    case_id: str
+    passed: bool
+    max_abs_error: Finite = None
+    limit: Finite = None
+    reason: str = ""
+
+
+class CorrectnessFinished(Fact):
+    kind = "correctness_finished"
+    checked: Count
+    failed: Count
+
+
+class MeasurementPlanned(Fact):
+    kind = "measurement_planned"
+    cases: Count
+    total: Count
+    measurements_per_implementation: Count
+
+
+class CaseStarted(Fact):
+    kind = "case_started"
+    case_id: str
+    index: Count
+    of: Count
+
+
+class CaseMeasured(Fact):
+    kind = "case_measured"
+    case_id: str
+    index: Count
+    of: Count
+    rows: Count
+    seconds: Seconds
+    median_us: Numbers = Field(default_factory=dict)
+    skipped: dict[str, str] = Field(default_factory=dict)
+
+
+class Preempted(Fact):
+    kind = "preempted"
+    detail: str = ""
+
+
+class Diagnosed(Fact):
+    kind = "diagnosed"
+    cause: str
+    detail: str = ""
+    remedy: str = ""
+    phase: str = ""
+
+
+class Finished(Fact):
+    kind = "finished"
+    outcome: str
+    exit_code: ExitCode = 0
+    phase: str = ""
+    detail: str = ""
+
+
+class Kept(Fact):
+    """The run is done, and its machine waits for another. What the run came to is as in `Finished`."""
+
+    kind = "kept"
+    outcome: str
+    exit_code: ExitCode = 0
+    detail: str = ""
+    idle_limit_s: Seconds
+
+
+class Lent(Fact):
+    """The kept machine has begun another run."""
+
+    kind = "lent"
+    to: str
+
+
+class VmExiting(Fact):
+    kind = "vm_exiting"
+    outcome: str
+    exit_code: ExitCode = 0
+
+
+class Unrecognised(Fact):
+    """A kind that this version does not know, or one whose data it cannot read: kept, and ignored by the fold."""
+
+    kind = "unrecognised"
+    name: str
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+FACTS: dict[str, type[Fact]] = {
+    fact.kind: fact
+    for fact in (
+        RunPlanned, BudgetHeld, PayloadStored, InstanceRequested, ZoneExhausted, InstanceRejected, InstanceCreated,
+        StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed,
+        VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed, EnvironmentRecorded, KernelBuilt, CaseChecked,
+        CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseMeasured, Preempted, Diagnosed, Finished, Kept, Lent,
+        VmExiting,
+    )
+}  # fmt: skip
+
+
+class Event(BaseModel):
+    """A fact, and who saw it when. `(time, writer, seq)` orders events, and identifies one."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    run_id: str
+    time: Moment
+    writer: Writer
+    seq: Count
+    fact: Fact
+
+    @property
+    def order(self) -> tuple[datetime, str, int]:
+        return (self.time, self.writer, self.seq)
+
+    @property
+    def object_name(self) -> str:
+        kind = self.fact.name if isinstance(self.fact, Unrecognised) else self.fact.kind
+        return EventName(self.time, self.writer, self.seq, kind).object(self.run_id)
+
+
+def encode(event: Event) -> bytes:
+    fact = event.fact
+    written = {
+        "schema": 1,
+        "run_id": event.run_id,
+        "kind": fact.name if isinstance(fact, Unrecognised) else fact.kind,
+        "time": event.time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "writer": event.writer,
+        "seq": event.seq,
+        "data": fact.data if isinstance(fact, Unrecognised) else fact.model_dump(mode="json"),
+    }
+    return json.dumps(written, sort_keys=True).encode()
+
+
+def decode(data: bytes) -> Event | None:
+    """The event in `data`, or None when it is not one at all. A known kind with unreadable data is `Unrecognised`. All
+    text in it has been made harmless."""
+    try:
+        found = document(data)
+        kind, body = str(found["kind"]), dict(found.get("data") or {})
+        fact: Fact
+        try:
+            fact = FACTS[kind].model_validate(body)
+        except (KeyError, ValidationError):
+            fact = Unrecognised(name=kind, data=body)
+        return Event(
+            run_id=found["run_id"],
+            time=found["time"],
+            writer=found["writer"],
+            seq=found["seq"],
+            fact=fact,
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,261 @@
+"""A run is the fold of its events.
+
+`replay` gives the same state for every order and every repetition of the same events: it sorts by `(time, writer,
+seq)`, drops repeats, and what a phase is follows from which facts are known, not from which came last. So any number of
+clients and machines can append without asking each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from orchestrator.core.naming import attempt_of
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.state import OUTCOMES, VM_PHASES, Phase, PhaseSpan, Run, Told, Vm
+
+__all__ = ["OUTCOMES", "VM_PHASES", "Phase", "PhaseSpan", "Run", "Told", "Vm", "evolve", "replay", "started"]
+
+
+def started(event: ev.Event) -> Run:
+    return Run(event.run_id, created_at=event.time, updated_at=event.time)
+
+
+def replay(log: Iterable[ev.Event]) -> Run | None:
+    """The state of a run whose events are `log`, in any order and with any repeats; None when there are none."""
+    unique = {event.order: event for event in log}
+    ordered = sorted(unique.values(), key=lambda event: event.order)
+    if not ordered:
+        return None
+    run = started(ordered[0])
+    for event in ordered:
+        run = evolve(run, event)
+    return run
+
+
+def evolve(run: Run, event: ev.Event) -> Run:
+    """`run` after one more fact."""
+    if not _due(run, event):
+        return run
+    run = replace(run, updated_at=max(run.updated_at, event.time))
+    if attempt := _attempt(event):
+        run = _tell(run, attempt, last_word_at=max(run.said(attempt).last_word_at or event.time, event.time))
+    match event.fact:
+        case ev.RunPlanned() as fact:
+            return replace(run, plan=run.plan or fact)
+        case ev.BudgetHeld() as fact:
+            older = run.held is not None and run.held.generation > fact.generation
+            return run if older else replace(run, held=fact)
+        case ev.PayloadStored() as fact:
+            return replace(run, payload=fact)
+        case ev.RunResumed() as fact:
+            return _resumed(run, fact)
+        case ev.InstanceRequested() as fact:
+            return replace(run, vms=_requested(run.vms, fact, event.time))
+        case ev.ZoneExhausted() as fact:
+            return replace(run, exhausted=(*run.exhausted, fact), vms=_refused(run.vms, fact))
+        case ev.InstanceRejected() as fact:
+            return replace(run, rejected=_latest(run, run.rejected, fact), vms=_refused(run.vms, fact))
+        case ev.InstanceCreated() as fact:
+            return replace(run, vms=_created(run.vms, fact))
+        case ev.InstanceGone() as fact:
+            return replace(run, vms=_gone(run.vms, fact))
+        case ev.StopRequested() as fact:
+            return replace(run, stop=_latest(run, run.stop, fact))
+        case ev.MachineTaken() as fact:
+            first = run.taken is None or run.taken.generation < fact.generation
+            return replace(run, taken=fact, taken_at=event.time) if first else run
+        case ev.Settled() as fact:
+            kept = _latest(run, run.settled, fact)
+            if kept is not None and kept.generation == fact.generation:
+                kept = max(kept, fact, key=lambda settled: settled.cost_usd)
+            return replace(run, settled=kept)
+        case ev.RunClosed() as fact:
+            return replace(run, closed=_latest(run, run.closed, fact))
+        case ev.Unrecognised():
+            return run
+        case _:
+            return _evolve_machine(run, event)
+
+
+CLIENTS: Final = (
+    ev.RunPlanned, ev.BudgetHeld, ev.PayloadStored, ev.RunResumed, ev.InstanceRequested, ev.ZoneExhausted,
+    ev.InstanceRejected, ev.InstanceCreated, ev.InstanceGone, ev.StopRequested, ev.Settled, ev.RunClosed,
+)  # fmt: skip
+"""What only clients say: of money, of requests to the cloud, of a run's end."""
+
+
+def _due(run: Run, event: ev.Event) -> bool:
+    """Whether a fact is its writer's to tell. A machine says nothing of money and asks for no machine, and no run has
+    machines that bear another's name: what a client deletes for a run is that run's."""
+    fact = event.fact
+    if isinstance(fact, ev.InstanceRequested):
+        return not _attempt(event) and attempt_of(run.run_id, fact.vm) is not None
+    return not (_attempt(event) and isinstance(fact, CLIENTS))
+
+
+def _evolve_machine(run: Run, event: ev.Event) -> Run:
+    """The facts that machines append."""
+    attempt = _attempt(event)
+    said = run.said(attempt)
+    match event.fact:
+        case ev.VmBooted():
+            return _tell(run, attempt, booted_at=said.booted_at or event.time)
+        case ev.PhaseStarted(phase=phase, limit_s=limit):
+            run = replace(run, spans=(*run.spans, PhaseSpan(attempt, phase, event.time, limit)))
+            return _tell(run, attempt, case=None)
+        case ev.PhaseFinished() as fact:
+            return replace(run, spans=_phase_finished(run.spans, attempt, fact))
+        case ev.Healed() as fact:
+            return replace(run, heals=(*run.heals, fact))
+        case ev.GatePassed() as fact:
+            return replace(run, gates=(*run.gates, fact))
+        case ev.EnvironmentRecorded() as fact:
+            return replace(run, environment=fact)
+        case ev.KernelBuilt() as fact:
+            return replace(run, build=fact)
+        case ev.CaseChecked() as fact:
+            known = any((old.implementation, old.case_id) == (fact.implementation, fact.case_id) for old in run.wrong)
+            return run if fact.passed or known else replace(run, wrong=(*run.wrong, fact))
+        case ev.CorrectnessFinished() as fact:
+            return replace(run, correctness=fact)
+        case ev.MeasurementPlanned() as fact:
+            return _tell(run, attempt, measurement=fact)
+        case ev.CaseStarted() as fact:
+            return _tell(run, attempt, case=fact, first_case_at=said.first_case_at or event.time)
+        case ev.CaseMeasured(case_id=case_id) as fact:
+            run = _tell(run, attempt, measured=said.measured | {case_id}, case=None)
+            known = any(done.case_id == case_id for done in run.measured)
+            return run if known else replace(run, measured=(*run.measured, fact))
+        case ev.Preempted():
+            return _tell(run, attempt, preempted=True)
+        case ev.Diagnosed() as fact:
+            return _tell(replace(run, diagnoses=(*run.diagnoses, fact)), attempt, diagnosis=fact)
+        case ev.Finished() as fact:
+            return _tell(run, attempt, finished=fact, finished_at=event.time)
+        case ev.Kept() as fact:
+            since = said.work_done_at or event.time
+            return _tell(run, attempt, kept=said.kept or fact, kept_at=event.time, work_done_at=since, lent_to="")
+        case ev.Lent(to=run_id):
+            return _tell(run, attempt, lent_to=run_id)
+        case ev.VmExiting(outcome=outcome, exit_code=code):
+            if said.finished is not None:
+                return run
+            finished = ev.Finished(outcome=outcome, exit_code=code)
+            return _tell(run, attempt, finished=finished, finished_at=event.time)
+        case _:
+            raise AssertionError(f"a kind of fact that the fold forgot: {event.fact.kind}")
+
+
+def _attempt(event: ev.Event) -> int:
+    """The attempt whose machine wrote the event; 0 for a client's. Machines of old had no third part to their name."""
+    role, attempt, *_ = [*event.writer.split("-"), ""]
+    return int(attempt) if role in ("vm", "boot") and attempt.isdecimal() else 0
+
+
+def _tell(run: Run, attempt: int, **changes: Any) -> Run:
+    others = [told for told in run.told if told.attempt != attempt]
+    told = sorted([*others, replace(run.said(attempt), **changes)], key=lambda one: one.attempt)
+    return replace(run, told=tuple(told))
+
+
+Ending = TypeVar("Ending", ev.RunClosed, ev.Settled, ev.StopRequested, ev.InstanceRejected)
+EVERY: Final = 10**9
+"""Above any generation: a fact without one is of every."""
+
+
+def _of(fact: ev.RunClosed | ev.Settled | ev.StopRequested | ev.InstanceRejected) -> int:
+    return EVERY if fact.generation is None else fact.generation
+
+
+def _latest(run: Run, old: Ending | None, new: Ending) -> Ending | None:
+    """Of two facts that end something: the first of the newest generation, and none of a generation before this."""
+    if _of(new) < run.generation:
+        return old
+    return new if old is None or _of(new) > _of(old) else old
+
+
+def _still(old: Ending | None, generation: int) -> Ending | None:
+    """A fact that ends something, if it ends this generation too."""
+    return old if old is not None and _of(old) >= generation else None
+
+
+def _resumed(run: Run, fact: ev.RunResumed) -> Run:
+    """A newer generation: what ended the older ones is history. Two clients that resume at once begin the same one."""
+    if fact.generation <= run.generation:
+        return run
+    return replace(
+        run,
+        resumed=fact,
+        closed=_still(run.closed, fact.generation),
+        settled=_still(run.settled, fact.generation),
+        stop=_still(run.stop, fact.generation),
+        rejected=_still(run.rejected, fact.generation),
+    )
+
+
+def _requested(vms: tuple[Vm, ...], fact: ev.InstanceRequested, at: datetime) -> tuple[Vm, ...]:
+    if any(vm.request_id == fact.request_id for vm in vms):
+        return vms
+    vm = Vm(
+        attempt=fact.attempt,
+        name=fact.vm,
+        zone=fact.zone,
+        machine_type=fact.machine_type,
+        provisioning=fact.provisioning,
+        usd_per_hour=fact.usd_per_hour,
+        max_run_s=fact.max_run_s,
+        request_id=fact.request_id,
+        requested_at=at,
+        generation=fact.generation,
+    )
+    return (*vms, vm)
+
+
+def _answers(vm: Vm, request_id: str, attempt: int, zone: str) -> bool:
+    """Whether an answer is to this request: by its id; by attempt and zone where the answer names none."""
+    return vm.request_id == request_id if request_id else (vm.attempt, vm.zone) == (attempt, zone)
+
+
+def _refused(vms: tuple[Vm, ...], fact: ev.ZoneExhausted | ev.InstanceRejected) -> tuple[Vm, ...]:
+    return tuple(
+        replace(vm, refused=True)
+        if _answers(vm, fact.request_id, fact.attempt, fact.zone) and not vm.instance_id
+        else vm
+        for vm in vms
+    )
+
+
+def _created(vms: tuple[Vm, ...], fact: ev.InstanceCreated) -> tuple[Vm, ...]:
+    return tuple(
+        replace(
+            vm,
+            refused=False,
+            instance_id=fact.instance_id,
+            started_at=vm.started_at or fact.started_at,
+            deadline_at=fact.deadline_at,
+        )
+        if _answers(vm, fact.request_id, fact.attempt, fact.zone)
+        else vm
+        for vm in vms
+    )
+
+
+def _gone(vms: tuple[Vm, ...], fact: ev.InstanceGone) -> tuple[Vm, ...]:
+    return tuple(
+        replace(vm, gone_at=fact.ended_at, how=fact.how, started_at=vm.started_at or fact.started_at)
+        if vm.name == fact.vm and vm.open
+        else vm
+        for vm in vms
+    )
+
+
+def _phase_finished(spans: tuple[PhaseSpan, ...], attempt: int, fact: ev.PhaseFinished) -> tuple[PhaseSpan, ...]:
+    return tuple(
+        replace(span, exit_code=fact.exit_code, seconds=fact.seconds)
+        if (span.attempt, span.phase) == (attempt, fact.phase) and span.exit_code is None
+        else span
+        for span in spans
+    )

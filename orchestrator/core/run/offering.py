@@ -1,0 +1,66 @@
+"""Which of a plan's offers a run may take next, given what has happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+from orchestrator.core.market.offers import Offer, blocked_by, rank
+from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.run.events import ZoneExhausted
+from orchestrator.core.run.fold import Run
+
+SPOT = "SPOT"
+
+
+def open_offers(run: Run, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """The offers that are still worth a try, best first.
+
+    What this attempt was refused is left out; zones that took a machine of this run back, or had none for an earlier
+    attempt, come after all others; the zones that the last refusal named come first. The GPU asked for comes before
+    its substitutes, and once something was measured it is the only one: rows of two devices are no comparison.
+    Spot comes before what cannot be taken back, until enough was taken back. What would cost more than is left of the
+    hold is left out.
+    """
+    attempt = run.next_attempt
+    facts = [fact for fact in run.exhausted if (fact.attempt, fact.generation) == (attempt, run.generation)]
+    never = {(vm.zone, vm.machine_type) for vm in run.vms if vm.how == "never_made" and vm.generation == run.generation}
+    left = [
+        offer
+        for offer in offers
+        if (offer.zone, offer.machine_type) not in never and not any(_blocks(fact, offer) for fact in facts)
+    ]
+    last = {fact.zone for fact in run.exhausted} | {vm.zone for vm in run.vms if vm.gone_at is not None}
+    hints = facts[-1].zones_available if facts else ()
+    order = {gpu: place for place, gpu in reversed(list(enumerate(offer.gpu for offer in offers)))}
+    ranked = rank([offer for offer in left if _same_gpu(run, offer, offers)], hints=hints, last=last)
+    spot_first = not _enough_taken_back(run)
+    ordered = sorted(ranked, key=lambda offer: (order[offer.gpu], (offer.provisioning == SPOT) != spot_first))
+    return tuple(offer for offer in ordered if _affordable(run, offer))
+
+
+def _blocks(fact: ZoneExhausted, offer: Offer) -> bool:
+    kind = fact.machine_type in ("", offer.machine_type) and fact.provisioning in ("", offer.provisioning)
+    return kind and blocked_by(fact.scope, fact.zone)(offer)
+
+
+def _same_gpu(run: Run, offer: Offer, offers: Sequence[Offer]) -> bool:
+    if run.measurement is None or run.vm is None:
+        return True
+    gpus = {known.gpu for known in offers if known.machine_type == run.vm.machine_type}
+    return offer.gpu in gpus or not gpus
+
+
+def _enough_taken_back(run: Run) -> bool:
+    after = run.plan.on_demand_after if run.plan else None
+    return after is not None and sum(1 for vm in run.vms if vm.how in ("preempted", "lost")) >= after
+
+
+def _affordable(run: Run, offer: Offer) -> bool:
+    """Whether one more machine fits into what earlier ones have left of the hold: a deadline may have fired late."""
+    if run.hold_usd is None or run.plan is None:
+        return True
+    spent = sum(
+        (vm.cost(vm.gone_at or run.updated_at) for vm in run.vms if vm.generation == run.generation), Decimal(0)
+    )
+    return spent + ceiling(offer.usd_per_hour, run.plan.ttl_s, 1) <= run.hold_usd

@@ -1,0 +1,205 @@
+"""The line that a listing shows of a run: so small that it travels in an object's metadata, a thousand to a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, TypeAdapter
+
+from orchestrator.core.bounds import Count, Moment, Usd
+from orchestrator.core.foreign import NAME, name, words
+from orchestrator.core.run.fold import OUTCOMES, Run
+
+DETAIL: Final = 400
+FIELD: Final = 250
+"""Characters: all fields together must fit into an object's metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusLine:
+    """One run in one line. Every field is text or a number that survives a trip through object metadata."""
+
+    run_id: str
+    phase: str
+    vm_phase: str = ""
+    gpu: str = ""
+    mode: str = ""
+    user: str = ""
+    device: str = ""
+    created_at: str = ""
+    updated_at: str = ""
+    seconds: int = 0
+    cost_usd: str = "0"
+    ceiling_usd: str = "0"
+    cases_done: int = 0
+    cases_total: int = 0
+    attempts: int = 0
+    vm: str = ""
+    """The machine that may exist now, as `zone/name`; empty when none can."""
+    usd_per_hour: str = "0"
+    detail: str = ""
+    cold_start_s: int = 0
+    """From the request for its first machine to its first case; 0: none was begun, or on a kept machine."""
+    billed_start_s: int = 0
+    """How much of that the machine was paid for."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to look after: it ended, and no machine can exist."""
+        return self.phase in OUTCOMES and not self.vm
+
+    @property
+    def created(self) -> datetime:
+        return datetime.fromisoformat(self.created_at)
+
+
+def status_line(run: Run, now: datetime) -> StatusLine:
+    vm = run.vm
+    open_vm = vm if vm is not None and vm.open else None
+    end = run.updated_at if run.closed is not None else max(now, run.updated_at)
+    cold_start_s, billed_start_s = cold_start(run)
+    return StatusLine(
+        run_id=run.run_id,
+        phase=run.phase.value,
+        vm_phase="" if run.closed else run.vm_phase,
+        gpu=run.plan.gpu if run.plan else "",
+        mode=run.plan.mode if run.plan else "",
+        user=run.plan.user if run.plan else "",
+        device=run.environment.device if run.environment else "",
+        created_at=iso(run.created_at),
+        updated_at=iso(run.updated_at),
+        seconds=int((end - run.created_at) / timedelta(seconds=1)),
+        cost_usd=str(run.cost(now)),
+        ceiling_usd=str(run.ceiling_usd),
+        cases_done=run.cases_done,
+        cases_total=run.cases_total,
+        attempts=len({vm.attempt for vm in run.vms if vm.instance_id}),
+        vm=f"{open_vm.zone}/{open_vm.name}" if open_vm else "",
+        usd_per_hour=str(open_vm.usd_per_hour) if open_vm else "0",
+        detail=run.closed.detail[:DETAIL] if run.closed else "",
+        cold_start_s=cold_start_s,
+        billed_start_s=billed_start_s,
+    )
+
+
+def cold_start(run: Run) -> tuple[int, int]:
+    """Whole seconds from the first request for the machine that measured the first case until that case began, and how
+    many of them were paid for; (0, 0) where no case was begun, or on no machine of the run's own."""
+    told = next((told for told in run.told if told.first_case_at is not None), None)
+    vm = next((vm for vm in run.vms if told is not None and vm.attempt == told.attempt and vm.instance_id), None)
+    if told is None or told.first_case_at is None or vm is None or vm.started_at is None:
+        return 0, 0
+    asked = min(one.requested_at for one in run.vms if one.attempt == vm.attempt)
+    waited, billed = told.first_case_at - asked, told.first_case_at - vm.started_at
+    return max(0, round(waited.total_seconds())), max(0, round(billed.total_seconds()))
+
+
+def iso(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def encode(line: StatusLine) -> dict[str, str]:
+    """As object metadata. Metadata travels in headers at some servers, so it is kept to printable ASCII."""
+    limits = {"detail": DETAIL, "device": NAME}
+    return {key: _ascii(str(value))[: limits.get(key, FIELD)] for key, value in asdict(line).items()}
+
+
+def _ascii(text: str) -> str:
+    return "".join(c if " " <= c <= "~" else "?" for c in text)
+
+
+def decode(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
+    """The line in `metadata`, or None when it does not hold one (then the run's events must be read)."""
+    if metadata.get("run_id") != run_id or not metadata.get("phase"):
+        return None
+    try:
+        values = {
+            key: _KINDS.get(key, _WORDS).validate_python(value)
+            for key, value in metadata.items()
+            if key in StatusLine.__dataclass_fields__
+        }
+        line = StatusLine(**values)
+    except ValueError:  # a ValidationError is one
+        return None
+    return line if line.created_at else None
+
+
+def _text_of(kind: Any) -> TypeAdapter[Any]:
+    """Text that reads as `kind`, kept as text."""
+    inner: TypeAdapter[Any] = TypeAdapter(kind)
+
+    def check(text: str) -> str:
+        inner.validate_python(text)
+        return text
+
+    return TypeAdapter(Annotated[str, AfterValidator(check)])
+
+
+_WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[str, AfterValidator(words)])
+_COUNT: Final[TypeAdapter[Any]] = TypeAdapter(Count)
+_KINDS: Final[Mapping[str, TypeAdapter[Any]]] = {
+    **dict.fromkeys(("seconds", "cases_done", "cases_total", "attempts", "cold_start_s", "billed_start_s"), _COUNT),
+    **dict.fromkeys(("cost_usd", "ceiling_usd", "usd_per_hour"), _text_of(Usd)),
+    **dict.fromkeys(("created_at", "updated_at"), _text_of(Moment)),
+    "device": TypeAdapter(Annotated[str, AfterValidator(name)]),
+}
+
+
+def document(run: Run, now: datetime) -> dict[str, object]:
+    """The fold of a run as one JSON document: what `bench status RUN --json` and `bench launch --json` print."""
+    line = asdict(status_line(run, now))
+    plan = run.plan
+    return {
+        "schema": 1,
+        **line,
+        "state": line["phase"],
+        "cost_usd": line["cost_usd"],
+        "ceiling_usd": line["ceiling_usd"],
+        "settled": run.settled is not None,
+        "prices_simulated": plan is not None and plan.mode == "embedded",
+        "config": plan.config if plan else "",
+        "image": plan.image if plan else "",
+        "implementations": list(plan.implementations) if plan else [],
+        "measurements_per_implementation": run.measurement.measurements_per_implementation if run.measurement else 0,
+        "vms": [
+            {
+                "attempt": vm.attempt,
+                "name": vm.name,
+                "zone": vm.zone,
+                "machine_type": vm.machine_type,
+                "provisioning": vm.provisioning,
+                "usd_per_hour": str(vm.usd_per_hour),
+                "max_run_s": vm.max_run_s,
+                "refused": vm.refused,
+                "started_at": iso(vm.started_at) if vm.started_at else None,
+                "gone_at": iso(vm.gone_at) if vm.gone_at else None,
+                "how": vm.how,
+                "cost_usd": str(vm.cost(now)),
+            }
+            for vm in run.vms
+        ],
+        "phases": [
+            {
+                "attempt": span.attempt,
+                "phase": span.phase,
+                "started_at": iso(span.started_at),
+                "seconds": span.seconds,
+                "exit_code": span.exit_code,
+            }
+            for span in run.spans
+        ],
+        "heals": [fact.model_dump() for fact in run.heals],
+        "gates": [fact.model_dump() for fact in run.gates],
+        "wrong": [fact.model_dump() for fact in run.wrong],
+        "cases": [fact.model_dump() for fact in run.measured],
+        "diagnoses": [fact.model_dump() for fact in run.diagnoses],
+        "exhausted": [fact.model_dump() for fact in run.exhausted],
+    }
+
+
+def status_body(run: Run, now: datetime) -> bytes:
+    return json.dumps(document(run, now), sort_keys=True).encode()

@@ -1,0 +1,181 @@
+"""What a workload's file says of itself without being run: its axes, its implementations, what it needs. Pure.
+
+A user's file is run on the machine that measures, never here; what can be wrong with it is told here all the same, as
+far as its text shows it, before anything is paid for.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import itertools
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from orchestrator.core.errors import ConfigError
+
+KINDS: Final = ("baseline_", "kernel_")
+LONGEST_ID: Final = 160
+MOST_CASES: Final = 10_000
+HINT: Final = "docs/your-own-kernel.md says what a workload consists of; `bench new NAME` writes one that runs"
+BINARY: Final[Mapping[type[ast.operator], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.LShift: operator.lshift,
+    ast.Pow: operator.pow,
+}
+LARGEST: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A workload as far as its text tells. `cases` are ids; empty where they are only known once the file is run."""
+
+    name: str
+    cases: tuple[str, ...]
+    axes: tuple[str, ...]
+    implementations: tuple[str, ...]
+    baselines: tuple[str, ...]
+    requirements: tuple[str, ...]
+
+
+class _Unknown(Exception):
+    """An expression whose value is only known when it is run."""
+
+
+def sketch(text: str, file: str) -> Sketch:
+    """The workload in `text`. Raises `ConfigError` with file and line of what is wrong."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as exc:
+        raise ConfigError(f"{file}:{exc.lineno}: syntax error: {exc.msg}", hint=HINT) from exc
+    found = dict(_bound(tree))
+    names = _implementations(tree, file)
+    for needed in ("inputs", "reference"):
+        if needed not in found:
+            raise ConfigError(f"{file}:1: there is no function {needed}(…)", hint=HINT)
+    cases, axes = _cases(found, file)
+    requirements: Any = ()
+    if "requirements" in found:
+        try:
+            requirements = _value(found["requirements"][1])
+        except _Unknown:
+            requirements = None
+        if not isinstance(requirements, (list, tuple)) or not all(isinstance(one, str) for one in requirements):
+            line = found["requirements"][0]
+            raise ConfigError(f'{file}:{line}: requirements must be a list of strings, as ["triton>=3"]', hint=HINT)
+    return Sketch(
+        name=file.removesuffix(".py"),
+        cases=cases,
+        axes=axes,
+        implementations=tuple(name.split("_", 1)[1] for name in names),
+        baselines=tuple(name.removeprefix(KINDS[0]) for name in names if name.startswith(KINDS[0])),
+        requirements=tuple(requirements),
+    )
+
+
+def _bound(tree: ast.Module) -> Iterator[tuple[str, tuple[int, ast.expr | None]]]:
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name, (node.lineno, None)
+        elif isinstance(node, ast.Assign):
+            yield from ((one.id, (node.lineno, node.value)) for one in node.targets if isinstance(one, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, (node.lineno, node.value)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((one.asname or one.name, (node.lineno, None)) for one in node.names)
+
+
+def _implementations(tree: ast.Module, file: str) -> list[str]:
+    lines: dict[str, tuple[int, str]] = {}
+    names = [(name, line) for name, (line, _) in _bound(tree) if name.startswith(KINDS)]
+    for name, line in names:
+        called = name.split("_", 1)[1]
+        if called in lines:
+            at, other = lines[called]
+            raise ConfigError(
+                f"{file}:{line}: two implementations are called {called}: {other} is at line {at}", hint=HINT
+            )
+        lines[called] = line, name
+    if not names:
+        what = "there is no implementation: write a function called baseline_NAME or kernel_NAME"
+        raise ConfigError(f"{file}:1: {what}", hint=HINT)
+    return sorted((name for name, _ in names), key=lambda name: not name.startswith(KINDS[0]))
+
+
+def _cases(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    given = "cases" if "cases" in found else "axes"
+    if given not in found:
+        return (case_id({}),), ()
+    line, expression = found[given]
+    try:
+        told = _value(expression)
+    except _Unknown:
+        return (), ()
+
+    def wrong(what: str) -> ConfigError:
+        return ConfigError(f"{file}:{line}: {what}", hint=HINT)
+
+    if given == "cases":
+        if not isinstance(told, (list, tuple)) or not told or not all(isinstance(one, dict) for one in told):
+            raise wrong("cases must be a list of mappings, with at least one")
+        cases = [dict(one) for one in told]
+    else:
+        if not isinstance(told, dict):
+            raise wrong(f"axes must be a mapping of names to lists, not {type(told).__name__}")
+        for name, values in told.items():
+            if not isinstance(values, (list, tuple)) or not values:
+                raise wrong(f"axis {name} must be a list with at least one value, not {values!r}")
+        cases = [dict(zip(told, values, strict=True)) for values in itertools.product(*told.values())]
+    if len(cases) > MOST_CASES:
+        raise wrong(f"{len(cases)} cases are more than {MOST_CASES}")
+    return tuple(case_id(case) for case in cases), tuple(map(str, cases[0]))
+
+
+def _value(node: ast.expr | None) -> Any:
+    """What an expression of constants comes to. Raises `_Unknown`."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return [_value(one) for one in elements]
+        case ast.Dict(keys=keys, values=values):
+            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True)}
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_number(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
+            a, b = _number(left), _number(right)
+            if isinstance(op, (ast.LShift, ast.Pow)) and not 0 <= b <= 62:
+                raise _Unknown
+            made = BINARY[type(op)](a, b)
+            if abs(made) > LARGEST:
+                raise _Unknown
+            return made
+        case _:
+            raise _Unknown
+
+
+def _number(node: ast.expr) -> int:
+    value = _value(node)
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > LARGEST:
+        raise _Unknown
+    return value
+
+
+def case_id(values: Mapping[str, Any]) -> str:
+    """`rows64-cols256-float32`: the name that the harness gives a case."""
+    parts = [("" if name == "dtype" else name) + _text(value) for name, value in values.items()]
+    plain = "-".join(parts) or "all"
+    safe = "-".join(re.sub(r"[^A-Za-z0-9._+]", "_", part) for part in parts) or "all"
+    if safe != plain or not safe[0].isalnum() or len(safe) > LONGEST_ID:
+        safe = f"case{safe[:LONGEST_ID]}-{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
+    return safe
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

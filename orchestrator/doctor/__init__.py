@@ -1,0 +1,1 @@
+"""The doctor: runs checks side by side and gathers their verdicts."""

@@ -1,0 +1,145 @@
+"""Requests to Cloud Storage as they are read, and what their parameters and answers are made of."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any
+from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
+
+from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.listener import MOST_BYTES, Reply
+from orchestrator.embedded.uploads import region
+
+Document = dict[str, Any]
+MOST_LISTED = 1000
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request. The body can be read once; `length` is None when it comes in chunks. Header names in lower case."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: Iterator[bytes]
+    length: int | None
+    client: bool
+    path: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        split = urlsplit(self.target)
+        self.path = split.path
+        self.query = dict(parse_qsl(split.query, keep_blank_values=True))
+
+    def read(self) -> bytes:
+        """All of the body. Raises `ApiError` (413)."""
+        pieces, size = [], 0
+        for piece in self.body:
+            pieces.append(piece)
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise ApiError(413, "The request body is too large.", "uploadTooLarge")
+        return b"".join(pieces)
+
+    def document(self) -> Document:
+        """The body as JSON. Raises `ApiError` (400)."""
+        try:
+            found = json.loads(self.read() or b"{}")
+        except ValueError as exc:
+            raise ApiError(400, "Parse Error", "parseError") from exc
+        if not isinstance(found, dict):
+            raise ApiError(400, "Parse Error", "parseError")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """An answer whose body is a piece of a file; whoever sends it closes it."""
+
+    status: int
+    headers: Mapping[str, str]
+    file: IO[bytes]
+    start: int
+    length: int
+
+    def pieces(self) -> Iterator[bytes]:
+        return region(self.file, self.start, self.start + self.length)
+
+
+def decoded(text: str) -> str:
+    """A piece of a path. Raises `ApiError` (400) where it is no UTF-8."""
+    try:
+        return unquote_to_bytes(text).decode()
+    except UnicodeDecodeError as exc:
+        raise ApiError(400, "The request's path is not valid UTF-8.") from exc
+
+
+def listed(text: str | None) -> int:
+    """How many a page holds. Raises `ApiError` (400)."""
+    try:
+        number = int(text) if text else MOST_LISTED
+    except ValueError as exc:
+        raise ApiError(400, f"Invalid value for maxResults: {text}", "invalid") from exc
+    if number < 0:
+        raise ApiError(400, f"Invalid value for maxResults: {text}", "invalid")
+    return min(number or MOST_LISTED, MOST_LISTED)
+
+
+def sealed(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def opened(token: str) -> str:
+    """The name that a page begins with. Raises `ApiError` (400)."""
+    try:
+        return base64.urlsafe_b64decode(token.encode()).decode()
+    except ValueError as exc:
+        raise ApiError(400, f"Invalid value for pageToken: {token}", "invalid") from exc
+
+
+def after_all(prefix: str) -> str:
+    """The first name after all those with this prefix; empty when there can be none."""
+    while prefix:
+        number = ord(prefix[-1]) + 1
+        if number <= 0x10FFFF:
+            return prefix[:-1] + chr(0xE000 if 0xD800 <= number < 0xE000 else number)
+        prefix = prefix[:-1]
+    return ""
+
+
+def ranged(text: str, size: int) -> tuple[int, int] | None:
+    """Where a `Range` begins, and how many bytes of `size` it has (0: none); None for one that means all."""
+    found = re.fullmatch(r"bytes=(\d*)-(\d*)", text.strip())
+    if not found or found[0] == "bytes=-":
+        return None
+    if not found[1]:
+        length = min(int(found[2]), size)
+        return size - length, length
+    start, last = int(found[1]), min(int(found[2] or size - 1), size - 1)
+    return start, last - start + 1
+
+
+def together(said: list[tuple[str, Reply | Download]]) -> Reply:
+    """The answer to a batch."""
+    parts = []
+    for number, reply in said:
+        if isinstance(reply, Download):
+            with reply.file:
+                body = b"".join(reply.pieces())
+        else:
+            body = reply.body
+        heads = "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())
+        name = f"Content-ID: <response-{number.strip('<>')}>\r\n" if number else ""
+        parts.append(
+            f"--batch_embedded\r\nContent-Type: application/http\r\n{name}\r\nHTTP/1.1 {reply.status} -\r\n{heads}"
+            f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+            + b"\r\n"
+        )
+    kind = {"Content-Type": "multipart/mixed; boundary=batch_embedded"}
+    return Reply(200, b"".join(parts) + b"--batch_embedded--\r\n", kind)

@@ -1,0 +1,139 @@
+"""Cloud Storage's port: one connection after another into the object store, with the weather in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from orchestrator.embedded.asking import Ask, Download
+from orchestrator.embedded.compute import fault_document
+from orchestrator.embedded.guard import CLIENT, Guard
+from orchestrator.embedded.listener import VERBS, Handler, Now, Reply, Server, json_reply
+from orchestrator.embedded.storage import Storage
+from orchestrator.embedded.timeline import Timeline
+from orchestrator.embedded.uploads import PIECE_BYTES
+from orchestrator.embedded.weather import Weather, hits_request
+
+DRAINED_BYTES = 64 << 20
+"""The most that is read of a body nobody wanted, so that the connection can go on."""
+
+
+class Gateway:
+    """Listens from the start; serves once `storage` is set."""
+
+    def __init__(
+        self, weather: Weather, timeline: Timeline, touched: Callable[[], None], guard: Guard, now: Now
+    ) -> None:
+        gateway = self
+        self.weather = weather
+        self.timeline = timeline
+        self.touched = touched
+        self.storage: Storage | None = None
+
+        class Serving(Exchange):
+            def setup(self) -> None:
+                super().setup()
+                self.gateway = gateway
+
+        for verb in VERBS:
+            setattr(Serving, f"do_{verb}", Exchange.exchange)
+        self.server = Server(Serving, guard, now)
+        self.server.start("storage")
+        self.url = self.server.url
+
+    def close(self) -> None:
+        self.server.stop()
+
+
+class Exchange(Handler):
+    """One client's connection."""
+
+    gateway: Gateway
+
+    def exchange(self) -> None:
+        """One request and its answer."""
+        gateway = self.gateway
+        gateway.touched()
+        if gateway.storage is None:
+            self.cut()
+            return
+        body = self._pieces()
+        fault = gateway.weather.take(self.path, lambda fault: hits_request(fault, "storage", self.command, self.path))
+        kind = fault.kind if fault is not None else ""
+        late = fault is not None and fault.params.get("after", "request") == "response"
+        if fault is not None and kind == "stall":
+            gateway.timeline.sleep(float(fault.params["seconds"]))
+        answer: Reply | Download | None = None
+        if kind not in ("http", "reset") or late:
+            try:
+                answer = gateway.storage.answer(self._ask(body))
+            except (OSError, ValueError):
+                self.cut()  # the client is gone, or sent what is no HTTP
+                return
+        if fault is not None and kind in ("http", "reset") and isinstance(answer, Download):
+            answer.file.close()
+        if not self._drained(body) or kind == "reset":
+            self.cut()
+        elif fault is not None and kind == "http":
+            self.reply(json_reply(*fault_document(fault.params)))
+        elif isinstance(answer, Download):
+            self._send(answer)
+        elif answer is not None:
+            self.reply(answer)
+
+    def _ask(self, body: Iterator[bytes]) -> Ask:
+        length = None if self._chunked() else int(self.headers.get("Content-Length") or 0)
+        headers = {key.lower(): value for key, value in self.headers.items()}
+        client = self.server.guard.caller(headers.get("authorization", "")) == CLIENT
+        return Ask(self.command, self.path, headers, body, length, client)
+
+    def _drained(self, body: Iterator[bytes]) -> bool:
+        """Whether what is left of the body was read, so that the next request can follow."""
+        left = DRAINED_BYTES
+        try:
+            for piece in body:
+                left -= len(piece)
+                if left < 0:
+                    return False
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _send(self, download: Download) -> None:
+        with download.file:
+            self.send_response(download.status)
+            for name, value in download.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(download.length))
+            self.end_headers()
+            if self.command != "HEAD":
+                for piece in download.pieces():
+                    self.wfile.write(piece)
+            self.wfile.flush()
+
+    def _chunked(self) -> bool:
+        return str(self.headers.get("Transfer-Encoding", "")).lower() == "chunked"
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The body, piece by piece. Raises `OSError` where it is torn off, `ValueError` where it is none."""
+        if self._chunked():
+            yield from self._chunks()
+            return
+        left = int(self.headers.get("Content-Length") or 0)
+        while left > 0:
+            piece = self.rfile.read(min(left, PIECE_BYTES))
+            if not piece:
+                raise ConnectionResetError("the client hung up within a body")
+            left -= len(piece)
+            yield piece
+
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            while size > 0:
+                piece = self.rfile.read(min(size, PIECE_BYTES))
+                if not piece:
+                    raise ConnectionResetError("the client hung up within a body")
+                size -= len(piece)
+                yield piece
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass  # trailers

@@ -1,0 +1,363 @@
+"""Objects on disk: an index in SQLite and a file for each object's bytes.
+
+Names are data: they stand in the index and nowhere else. The files are called by numbers of our own, so that no name,
+whatever is in it, reaches the file system. Every change is one transaction, judged and made under one lock; a reader
+who has opened a file keeps it, whatever is written meanwhile.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+import google_crc32c
+
+from orchestrator.embedded.documents import private_file, private_folder
+from orchestrator.embedded.errors import ApiError
+
+MOST_NAME_BYTES = 1024
+KEPT = ("metadata", "contentEncoding", "contentDisposition", "contentLanguage", "cacheControl", "customTime")
+"""What an upload or a patch may say of an object, beside its type."""
+TABLES = """
+CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS objects (bucket TEXT, name TEXT, body TEXT, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One object. `blob` is the name of the file with its bytes; times are RFC 3339 in UTC, hashes base64."""
+
+    bucket: str
+    name: str
+    generation: int
+    metageneration: int
+    size: int
+    crc32c: str
+    md5: str
+    content_type: str
+    created: str
+    updated: str
+    blob: str
+    parts: int = 0
+    """How many objects it was composed of; 0 when it was uploaded."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self) -> str:
+        """For the index."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Preconditions, as the query gives them."""
+
+    generation: int | None = None
+    not_generation: int | None = None
+    metageneration: int | None = None
+    not_metageneration: int | None = None
+
+    @classmethod
+    def read(cls, query: Mapping[str, str], prefix: str = "if") -> Wanted:
+        """400 for what is no number."""
+
+        def number(name: str) -> int | None:
+            text = query.get(prefix + name)
+            if text is None:
+                return None
+            try:
+                return int(text)
+            except ValueError as exc:
+                raise ApiError(400, f"Invalid long value: '{text}'.") from exc
+
+        return cls(
+            number("GenerationMatch"),
+            number("GenerationNotMatch"),
+            number("MetagenerationMatch"),
+            number("MetagenerationNotMatch"),
+        )
+
+    def check(self, found: Stored | None, *, reading: bool = False) -> None:
+        """Raises `ApiError`: 412, or 304 for a reader who has it already."""
+        generation, metageneration = (found.generation, found.metageneration) if found else (0, 0)
+        if self.generation not in (None, generation) or self.metageneration not in (None, metageneration):
+            raise unmet()
+        if self.not_generation == generation or (found and self.not_metageneration == metageneration):
+            raise ApiError(304, "Not Modified", "notModified") if reading else unmet()
+
+
+def unmet() -> ApiError:
+    """412 of a precondition."""
+    return ApiError(412, "At least one of the pre-conditions you specified did not hold.", "conditionNotMet")
+
+
+def no_bucket() -> ApiError:
+    return ApiError(404, "The specified bucket does not exist.")
+
+
+def check_name(name: str) -> None:
+    """What Cloud Storage takes for the name of an object, and no NUL. Raises `ApiError` (400)."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as exc:
+        raise ApiError(400, "The object name is not valid UTF-8.") from exc
+    forbidden = {"\r", "\n", "\0"} & set(name)
+    if not 1 <= size <= MOST_NAME_BYTES or forbidden or name in (".", "..") or name.startswith(".well-known/acme-"):
+        raise ApiError(400, f"Disallowed unicode characters present in object name, or its length is {size}.")
+
+
+class Incoming:
+    """Bytes on their way into the store: written to a file of their own, counted and hashed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / secrets.token_hex(16)
+        self.file: IO[bytes] = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        self.size = 0
+        self.crc: Any = google_crc32c.Checksum()  # type: ignore[no-untyped-call]
+        self.md5 = hashlib.md5(usedforsecurity=False)
+
+    def write(self, piece: bytes) -> None:
+        self.file.write(piece)
+        self.size += len(piece)
+        self.crc.update(piece)
+        self.md5.update(piece)
+
+    @property
+    def crc32c(self) -> str:
+        return base64.b64encode(self.crc.digest()).decode()
+
+    @property
+    def md5_hash(self) -> str:
+        return base64.b64encode(self.md5.digest()).decode()
+
+    def check(self, told: Mapping[str, str]) -> None:
+        """Whether it is what was announced (`crc32c`, `md5`: base64). Raises `ApiError` (400)."""
+        for kind, word, value in (("crc32c", "CRC32C", self.crc32c), ("md5", "MD5 hash", self.md5_hash)):
+            if told.get(kind) not in (None, "", value):
+                raise ApiError(
+                    400, f'Provided {word} "{told[kind]}" doesn\'t match calculated {word} "{value}".', "invalid"
+                )
+
+    def drop(self) -> None:
+        """Forget it."""
+        self.file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Objects:
+    """Thread-safe. `now` is the cloud's clock."""
+
+    def __init__(self, folder: Path, now: Callable[[], datetime]) -> None:
+        private_folder(folder)
+        self.blobs = folder / "blobs"
+        private_folder(self.blobs)
+        index = folder / "index.sqlite"
+        private_file(index)
+        self.now = now
+        self.lock = threading.RLock()
+        self.index = sqlite3.connect(index, check_same_thread=False, isolation_level=None)
+        self.index.execute("PRAGMA journal_mode=WAL")
+        self.index.execute("PRAGMA synchronous=OFF")  # safe against a killed process, which is what happens here
+        self.index.executescript(TABLES)
+        self.latest = 0
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """What was still on its way in when the last cloud here died is nobody's; numbers go on growing."""
+        known = set()
+        for (body,) in self.index.execute("SELECT body FROM objects"):
+            stored = json.loads(body)
+            known.add(stored["blob"])
+            self.latest = max(self.latest, stored["generation"])
+        for path in self.blobs.iterdir():
+            if path.name not in known:
+                path.unlink()
+
+    def close(self) -> None:
+        with self.lock:
+            self.index.close()
+
+    # Buckets
+
+    def make_bucket(self, name: str) -> bool:
+        """Whether it was not there before."""
+        with self.lock:
+            return self.index.execute("INSERT OR IGNORE INTO buckets VALUES (?)", (name,)).rowcount == 1
+
+    def has_bucket(self, name: str) -> bool:
+        with self.lock:
+            return self.index.execute("SELECT 1 FROM buckets WHERE name=?", (name,)).fetchone() is not None
+
+    def bucket_names(self) -> list[str]:
+        with self.lock:
+            return [name for (name,) in self.index.execute("SELECT name FROM buckets ORDER BY name")]
+
+    def drop_bucket(self, name: str) -> None:
+        """Raises `ApiError`: 404, or 409 when something is in it."""
+        with self.lock:
+            if not self.has_bucket(name):
+                raise no_bucket()
+            if self.index.execute("SELECT 1 FROM objects WHERE bucket=? LIMIT 1", (name,)).fetchone():
+                raise ApiError(409, "The bucket you tried to delete is not empty.", "conflict")
+            self.index.execute("DELETE FROM buckets WHERE name=?", (name,))
+
+    # Objects
+
+    def find(self, bucket: str, name: str) -> Stored | None:
+        """Raises `ApiError` (404) when there is no such bucket."""
+        with self.lock:
+            row = self.index.execute("SELECT body FROM objects WHERE bucket=? AND name=?", (bucket, name)).fetchone()
+            if row is None and not self.has_bucket(bucket):
+                raise no_bucket()
+        return Stored(**json.loads(row[0])) if row else None
+
+    def get(self, bucket: str, name: str, wanted: Wanted, generation: str | None = None) -> Stored:
+        """Raises `ApiError`: 404, 412 or 304."""
+        found = self.find(bucket, name)
+        if found is None or generation not in (None, "", str(found.generation)):
+            raise ApiError(404, f"No such object: {bucket}/{name}")
+        wanted.check(found, reading=True)
+        return found
+
+    def open(self, stored: Stored) -> IO[bytes]:
+        """Its bytes. Raises `FileNotFoundError` when it has been replaced meanwhile."""
+        return (self.blobs / stored.blob).open("rb")
+
+    def read(self, bucket: str, name: str, wanted: Wanted, generation: str | None) -> tuple[Stored, IO[bytes]]:
+        """An object with its bytes, both of one moment."""
+        while True:
+            found = self.get(bucket, name, wanted, generation)
+            try:
+                return found, self.open(found)
+            except FileNotFoundError:
+                continue  # replaced between the two: look again
+
+    def incoming(self) -> Incoming:
+        return Incoming(self.blobs)
+
+    def commit(
+        self, bucket: str, name: str, told: Mapping[str, Any], data: Incoming, wanted: Wanted, *, parts: int = 0
+    ) -> Stored:
+        """Make the bytes an object, or replace the one of that name. Raises `ApiError`; then nothing has changed."""
+        try:
+            check_name(name)
+            data.check({"crc32c": told.get("crc32c", ""), "md5": told.get("md5Hash", "")})
+            data.file.close()
+            with self.lock:
+                before = self.find(bucket, name)
+                wanted.check(before)
+                moment = stamp(self.now())
+                stored = Stored(
+                    bucket=bucket,
+                    name=name,
+                    generation=self._generation(),
+                    metageneration=1,
+                    size=data.size,
+                    crc32c=data.crc32c,
+                    md5="" if parts else data.md5_hash,
+                    content_type=str(told.get("contentType") or "application/octet-stream"),
+                    created=moment,
+                    updated=moment,
+                    blob=data.path.name,
+                    parts=parts,
+                    fields=fields_of(told),
+                )
+                self._put(stored)
+        except BaseException:
+            data.drop()
+            raise
+        if before is not None:
+            (self.blobs / before.blob).unlink(missing_ok=True)
+        return stored
+
+    def patch(
+        self, bucket: str, name: str, changes: Mapping[str, Any], wanted: Wanted, *, merge: bool = True
+    ) -> Stored:
+        """Change what is said of an object; null takes a field away, and with `merge` a key of the metadata too."""
+        with self.lock:
+            found = self.get(bucket, name, Wanted())
+            wanted.check(found)
+            fields = dict(found.fields)
+            for key in KEPT:
+                if key not in changes:
+                    continue
+                value = changes[key]
+                if key == "metadata" and isinstance(value, dict):
+                    merged = (dict(fields.get("metadata", {})) if merge else {}) | value
+                    value = {one: text for one, text in merged.items() if text is not None} or None
+                fields[key] = value
+            changed = replace(
+                found,
+                metageneration=found.metageneration + 1,
+                updated=stamp(self.now()),
+                content_type=str(changes.get("contentType") or found.content_type),
+                fields=fields_of(fields),
+            )
+            self._put(changed)
+        return changed
+
+    def delete(self, bucket: str, name: str, wanted: Wanted, generation: str | None = None) -> None:
+        """Raises `ApiError`: 404 or 412."""
+        with self.lock:
+            found = self.get(bucket, name, Wanted(), generation)
+            wanted.check(found)
+            self.index.execute("DELETE FROM objects WHERE bucket=? AND name=?", (bucket, name))
+        (self.blobs / found.blob).unlink(missing_ok=True)
+
+    def names_from(self, bucket: str, start: str) -> Iterator[Stored]:
+        """A bucket's objects in the order of their names' bytes, from `start` on; read in pieces, not at one moment."""
+        if not self.has_bucket(bucket):
+            raise no_bucket()
+        comparison = ">="
+        while True:
+            with self.lock:
+                rows = self.index.execute(
+                    f"SELECT body FROM objects WHERE bucket=? AND name{comparison}? ORDER BY name LIMIT 500",
+                    (bucket, start),
+                ).fetchall()
+            for (body,) in rows:
+                found = Stored(**json.loads(body))
+                start, comparison = found.name, ">"
+                yield found
+            if len(rows) < 500:
+                return
+
+    def adopt(self, stored: Stored, data: Path) -> None:
+        """Take over an object with the file of its bytes, as they are."""
+        with self.lock:
+            data.rename(self.blobs / stored.blob)
+            self.latest = max(self.latest, stored.generation)
+            self._put(stored)
+
+    def _put(self, stored: Stored) -> None:
+        self.index.execute(
+            "INSERT OR REPLACE INTO objects VALUES (?, ?, ?)", (stored.bucket, stored.name, stored.body())
+        )
+
+    def _generation(self) -> int:
+        self.latest = max(self.latest + 1, int(self.now().timestamp() * 1_000_000))
+        return self.latest
+
+
+def fields_of(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a description. 400 for metadata that is no map of texts."""
+    kept = {key: told[key] for key in KEPT if told.get(key) is not None}
+    metadata = kept.get("metadata", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ApiError(400, "Invalid value for field 'metadata': a map of strings is expected.")
+    return kept
+
+
+def stamp(moment: datetime) -> str:
+    """RFC 3339 in UTC with milliseconds and a Z, as Cloud Storage writes it."""
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"

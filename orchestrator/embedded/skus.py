@@ -1,0 +1,264 @@
+"""The public price catalogue: the tariff as Cloud Billing's `services.list` and `services.skus.list` give it (v1).
+
+Served at the compute address, beside the other APIs around a project:
+
+    GET /v1/services?pageSize=&pageToken=                                  {"services": [...], "nextPageToken": ""}
+    GET /v1/services/6F81-5844-456A/skus?currencyCode=USD&pageSize=&pageToken=     {"skus": [...], "nextPageToken": ""}
+
+A SKU has a description, a category (`usageType` OnDemand, Preemptible or Commit1Yr), the regions it is sold in, and a
+rate per `usageUnit` (`h`, `GiBy.h`, `GiBy.mo`) in tiers; a price is `units` + `nanos` / 1e9 dollars. A machine is so
+many cores, GiB of memory and GPUs; what its parts cost adds up to what the meter charges, to less than 1e-7 $/h. As at
+Google, the catalogue also has what looks alike and must not be taken for it: commitments, custom machines, sole
+tenancy, reservations, regional disks, tiers that begin free. Pages are shorter than asked for; the API allows that.
+
+Everything says that its prices are simulated, in `serviceProviderName` and in each `summary`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from orchestrator.embedded.documents import load_yaml
+from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.inventory import Inventory, MachineType
+
+Document = dict[str, Any]
+NAMES = Path(__file__).with_name("skus.yaml")
+COMPUTE = "6F81-5844-456A"
+STORAGE = "95FF-2EF5-5EA1"
+PROVIDER = "embedded cloud (simulated prices)"
+NANOS = 1_000_000_000
+PAGE = 100
+MOST = 5000
+UNITS = {
+    "h": ("hour", "s", "second", 3600),
+    "GiBy.h": ("gibibyte hour", "By.s", "byte second", 3600 * 2**30),
+    "GiBy.mo": ("gibibyte month", "By.s", "byte second", 2592000 * 2**30),
+}
+Tiers = tuple[tuple[int, int], ...]
+"""From how much on, and what a unit costs in nanodollars."""
+
+
+class Catalogue:
+    """Answers the two methods. Immutable."""
+
+    def __init__(self, inventory: Inventory, names: Path = NAMES) -> None:
+        self.inventory = inventory
+        self.names = load_yaml(names)
+        self.as_of = f"{inventory.tariff.document['as_of']}T00:00:00Z"
+        self.skus = {
+            COMPUTE: [*self._machines(), *self._storage(), *self._addresses()],
+            STORAGE: [self._sku("Standard Storage US Regional", "Storage", "RegionalStorage", "OnDemand",
+                                ("us-central1",), "GiBy.mo", ((0, 0), (5, 20_000_000)), STORAGE)],
+        }  # fmt: skip
+
+    def services(self, query: Mapping[str, str]) -> Document:
+        """`services.list`."""
+        listed = [
+            {
+                "name": f"services/{number}",
+                "serviceId": number,
+                "displayName": name,
+                "businessEntityName": "businessEntities/GCP",
+            }
+            for number, name in self.names["services"].items()
+        ]
+        return page("services", listed, query)
+
+    def service_skus(self, service: str, query: Mapping[str, str]) -> Document:
+        """`services.skus.list`. Raises `ApiError`: 404 for a service that there is not, 400 for another currency."""
+        if service not in self.names["services"]:
+            raise ApiError(404, f"Requested service services/{service} was not found.")
+        currency = query.get("currencyCode", "USD")
+        if currency != "USD":
+            raise ApiError(400, f"Invalid currency code: {currency}. This cloud's prices are in USD.")
+        return page("skus", self.skus.get(service, []), query)
+
+    def _machines(self) -> Iterator[Document]:
+        machines = self.inventory.tariff.document["machines"]
+        for name, entry in machines.items():
+            machine = self.inventory.machine_types[name]
+            family = self.names["families"][name.partition("-")[0]]
+            for provisioning in ("standard", "spot"):
+                if provisioning == "standard" and machine.spot_only:
+                    continue
+                figures: dict[tuple[str, str, str], list[str]] = {}
+                for region, prices in entry["regions"].items():
+                    place = self.names["places"].get(region, region)
+                    price = prices[provisioning]
+                    figures.setdefault((place, price["machine"], price["gpu"]), []).append(region)
+                for (place, machine_usd, gpu_usd), regions in figures.items():
+                    yield from self._parts(machine, family, provisioning, place, machine_usd, tuple(regions))
+                    if entry["gpu"]:
+                        yield from self._gpu(entry["gpu"], provisioning, place, gpu_usd, tuple(regions))
+
+    def _parts(
+        self, machine: MachineType, family: Document, provisioning: str, place: str, usd: str, regions: tuple[str, ...]
+    ) -> Iterator[Document]:
+        gib = machine.memory_mb // 1024
+        core, ram = split(nanos(usd), machine.vcpus, gib, Decimal(family["ratio"]))
+        usage, prefix = kind_of(provisioning)
+        for part, unit, group, price in (
+            ("Core", "h", family["groups"][0], core),
+            ("Ram", "GiBy.h", family["groups"][1], ram),
+        ):
+            name = f"{family['name']} {part} running in {place}"
+            yield self._sku(prefix + name, "Compute", group, usage, regions, unit, ((0, price),))
+            if provisioning == "standard":
+                short = family["name"].split()[0]
+                word = {"Core": "Cpu", "Ram": "Ram"}[part]
+                committed = f"Commitment v1: {short} {word} in {place} for 1 Year"
+                yield self._sku(committed, "Compute", group, "Commit1Yr", regions, unit, ((0, price * 63 // 100),))
+                tenant = f"{short} Sole Tenancy Instance {part} running in {place}"
+                yield self._sku(tenant, "Compute", group, usage, regions, unit, ((0, price),))
+                custom = f"{short} Custom Instance {part} running in {place}"
+                yield self._sku(custom, "Compute", group, usage, regions, unit, ((0, price * 105 // 100),))
+
+    def _gpu(
+        self, accelerator: str, provisioning: str, place: str, usd: str, regions: tuple[str, ...]
+    ) -> Iterator[Document]:
+        name, price = self.names["accelerators"][accelerator], nanos(usd)
+        usage, prefix = kind_of(provisioning)
+        attached = " attached to Spot Preemptible VMs" if prefix else ""
+        plain = f"{name}{attached} running in {place}"
+        yield self._sku(plain, "Compute", "GPU", usage, regions, "h", ((0, price),))
+        if provisioning == "standard":
+            reserved = f"Reserved {name} in {place}"
+            yield self._sku(reserved, "Compute", "GPU", usage, regions, "h", ((0, price),))
+            committed = f"Commitment: {name} running in {place} for 1 Year"
+            yield self._sku(committed, "Compute", "GPU", "Commit1Yr", regions, "h", ((0, price * 63 // 100),))
+            flexible = f"{name} attached to DWS Defined Duration VMs running in {place}"
+            yield self._sku(flexible, "Compute", "GPU", usage, regions, "h", ((0, price * 60 // 100),))
+
+    def _storage(self) -> Iterator[Document]:
+        for kind, prices in self.inventory.tariff.document["disk_gib_month"].items():
+            entry = self.names["disks"][kind]
+            figures: dict[tuple[str, str], list[str]] = {}
+            for region in self.inventory.regions:
+                place = self.names["places"].get(region, region)
+                figures.setdefault((place, prices.get(region, prices["default"])["usd"]), []).append(region)
+            for (place, usd), regions in figures.items():
+                american = place == "Americas"
+                where, price = "" if american else f" in {place}", nanos(usd)
+                free = entry.get("free_gib", 0) if american else 0
+                tiers = ((0, 0), (free, price)) if free else ((0, price),)
+                name, group, sold = f"{entry['name']}{where}", entry["group"], tuple(regions)
+                yield self._sku(name, "Storage", group, "OnDemand", sold, "GiBy.mo", tiers)
+                yield self._sku(f"Regional {name}", "Storage", group, "OnDemand", sold, "GiBy.mo", ((0, 2 * price),))
+
+    def _addresses(self) -> Iterator[Document]:
+        for provisioning, price in self.inventory.tariff.document["external_ip"].items():
+            entry = self.names["addresses"][provisioning]
+            usage, _ = kind_of(provisioning)
+            usd, free = nanos(price["usd"]), entry["free_h"]
+            tiers = ((0, 0), (free, usd)) if free else ((0, usd),)
+            yield self._sku(entry["name"], "Network", "IpAddress", usage, ("global",), "h", tiers)
+
+    def _sku(
+        self,
+        description: str,
+        family: str,
+        group: str,
+        usage: str,
+        regions: tuple[str, ...],
+        unit: str,
+        tiers: Tiers,
+        service: str = COMPUTE,
+    ) -> Document:
+        number = sku_id(f"{description} {regions[0]}")
+        words, base, base_words, factor = UNITS[unit]
+        everywhere = regions == ("global",)
+        return {
+            "name": f"services/{service}/skus/{number}",
+            "skuId": number,
+            "description": description,
+            "category": {
+                "serviceDisplayName": self.names["services"][service],
+                "resourceFamily": family,
+                "resourceGroup": group,
+                "usageType": usage,
+            },
+            "serviceRegions": list(regions),
+            "pricingInfo": [
+                {
+                    "summary": "simulated",
+                    "pricingExpression": {
+                        "usageUnit": unit,
+                        "usageUnitDescription": words,
+                        "baseUnit": base,
+                        "baseUnitDescription": base_words,
+                        "baseUnitConversionFactor": factor,
+                        "displayQuantity": 1,
+                        "tieredRates": [
+                            {
+                                "startUsageAmount": start,
+                                "unitPrice": {
+                                    "currencyCode": "USD",
+                                    "units": str(price // NANOS),
+                                    "nanos": price % NANOS,
+                                },
+                            }
+                            for start, price in tiers
+                        ],
+                    },
+                    "currencyConversionRate": 1,
+                    "effectiveTime": self.as_of,
+                }
+            ],
+            "serviceProviderName": PROVIDER,
+            "geoTaxonomy": {
+                "type": "GLOBAL" if everywhere else "REGIONAL" if len(regions) == 1 else "MULTI_REGIONAL",
+                **({} if everywhere else {"regions": list(regions)}),
+            },
+        }
+
+
+def kind_of(provisioning: str) -> tuple[str, str]:
+    """The usage type, and what stands before the name of a part."""
+    return ("Preemptible", "Spot Preemptible ") if provisioning == "spot" else ("OnDemand", "")
+
+
+def nanos(usd: str) -> int:
+    """Dollars, exactly, in nanodollars."""
+    amount = Decimal(usd) * NANOS
+    whole = int(amount)
+    if whole != amount:
+        raise ValueError(f"{usd} dollars are no whole number of nanodollars")
+    return whole
+
+
+def split(total: int, cores: int, gib: int, ratio: Decimal) -> tuple[int, int]:
+    """Nanodollars of one core and of one GiB, so that all of them cost `total` if whole numbers can; else nearly so.
+
+    A core costs about `ratio` GiB. What is missing is less than `gib` nanodollars.
+    """
+    about = int(total * ratio / (cores * ratio + gib))
+    core = min(range(about, about + gib), key=lambda candidate: (total - cores * candidate) % gib)
+    return core, (total - cores * core) // gib
+
+
+def sku_id(text: str) -> str:
+    """`1A2B-3C4D-5E6F`, always the same for the same text."""
+    digits = hashlib.sha256(text.encode()).hexdigest()[:12].upper()
+    return "-".join(re.findall("....", digits))
+
+
+def page(key: str, items: list[Document], query: Mapping[str, str]) -> Document:
+    """One page, with an empty token after the last. 400 for a page that cannot be meant."""
+    try:
+        size = int(query.get("pageSize", "0") or 0)
+        start = int(base64.b64decode(query["pageToken"], validate=True)) if query.get("pageToken") else 0
+    except (ValueError, binascii.Error) as exc:
+        raise ApiError(400, "Request contains an invalid argument.") from exc
+    if not 0 <= size <= MOST or not 0 <= start <= len(items):
+        raise ApiError(400, "Request contains an invalid argument.")
+    end = start + min(size or PAGE, PAGE)
+    token = base64.b64encode(str(end).encode()).decode() if end < len(items) else ""
+    return {key: items[start:end], "nextPageToken": token}

@@ -1,0 +1,276 @@
+"""The three ways into the object store: media, multipart and resumable uploads, as Cloud Storage has them."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.objects import Incoming, Objects, Stored, Wanted, check_name
+
+Document = dict[str, Any]
+QUANTUM = 256 << 10
+"""What a resumable upload keeps is a multiple of this, until its end."""
+HEAD_BYTES = 1 << 16
+IN_MEMORY_BYTES = 1 << 20
+PIECE_BYTES = 1 << 16
+RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+HASHES = {"crc32c": "crc32c", "md5": "md5Hash"}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A resumable upload that goes on: bytes kept so far."""
+
+    kept: int
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Range": f"bytes=0-{self.kept - 1}"} if self.kept else {}
+
+
+def media(
+    store: Objects, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: Iterator[bytes]
+) -> Stored:
+    """The body is the object. Raises `ApiError`."""
+    told: Document = {"contentType": headers.get("content-type", "application/octet-stream")}
+    if query.get("contentEncoding"):
+        told["contentEncoding"] = query["contentEncoding"]
+    told |= promised(headers)
+    return store.commit(bucket, named(query, told), told, received(store, body), Wanted.read(query))
+
+
+def multipart(
+    store: Objects, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: Iterator[bytes]
+) -> Stored:
+    """Two parts: a description in JSON, and the object. Raises `ApiError`."""
+    found = re.search(r'boundary="?([^";,]+)"?', headers.get("content-type", ""))
+    if not found:
+        raise ApiError(400, "The multipart body has no boundary.", "badContent")
+    boundary = found[1].encode()
+    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(store.blobs)) as spool:
+        for piece in body:
+            spool.write(piece)
+        told, start, end = parts_of(spool, boundary)
+        told = promised(headers) | told
+        return store.commit(
+            bucket, named(query, told), told, received(store, region(spool, start, end)), Wanted.read(query)
+        )
+
+
+def parts_of(spool: IO[bytes], boundary: bytes) -> tuple[Document, int, int]:
+    """The description, and where the object begins and ends. Raises `ApiError` (400)."""
+    wrong = ApiError(400, "Malformed multipart body.", "badContent")
+    size = spool.seek(0, 2)
+    spool.seek(0)
+    head = spool.read(HEAD_BYTES)
+    mark = b"--" + boundary
+    pieces = re.split(rb"(?:\A|\r?\n)" + re.escape(mark) + rb"[ \t]*\r?\n", head, maxsplit=2)
+    if len(pieces) < 3:
+        raise wrong
+    description, data_head = split_part(pieces[1]), split_part(pieces[2])
+    if description is None or data_head is None:
+        raise wrong
+    try:
+        told = json.loads(description[1] or b"{}")
+    except ValueError as exc:
+        raise wrong from exc
+    if not isinstance(told, dict):
+        raise wrong
+    told.setdefault("contentType", data_head[0].get("content-type", "application/octet-stream"))
+    start = len(head) - len(data_head[1])
+    tail_at = max(start, size - len(mark) - 64)
+    spool.seek(tail_at)
+    tail = spool.read()
+    closing = tail.rfind(mark + b"--")
+    if closing < 0:
+        raise wrong
+    end = tail_at + closing
+    # The line break before the boundary belongs to it.
+    spool.seek(max(start, end - 2))
+    before = spool.read(end - max(start, end - 2))
+    end -= 2 if before.endswith(b"\r\n") else 1 if before.endswith(b"\n") else 0
+    return told, start, max(start, end)
+
+
+def split_part(part: bytes) -> tuple[dict[str, str], bytes] | None:
+    """The headers of a part, in lower case, and what follows them."""
+    found = re.match(rb"((?:[^\r\n]+\r?\n)*)\r?\n", part)
+    if found is None:
+        return None
+    lines = found[1].decode("latin-1").splitlines()
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return headers, part[found.end() :]
+
+
+def region(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
+    file.seek(start)
+    while start < end and (piece := file.read(min(PIECE_BYTES, end - start))):
+        start += len(piece)
+        yield piece
+
+
+def received(store: Objects, body: Iterator[bytes]) -> Incoming:
+    data = store.incoming()
+    try:
+        for piece in body:
+            data.write(piece)
+    except BaseException:
+        data.drop()
+        raise
+    return data
+
+
+def named(query: Mapping[str, str], told: Mapping[str, Any]) -> str:
+    """The object's name, from the query or the description. Raises `ApiError` (400)."""
+    name = query.get("name") or told.get("name")
+    if not isinstance(name, str) or not name:
+        raise ApiError(400, "Required parameter: name", "required")
+    check_name(name)
+    return name
+
+
+def promised(headers: Mapping[str, str]) -> Document:
+    """The checksums that `X-Goog-Hash` announces."""
+    found = re.findall(r"(crc32c|md5)=([A-Za-z0-9+/=]+)", headers.get("x-goog-hash", ""))
+    return {HASHES[kind]: value for kind, value in found}
+
+
+@dataclass(slots=True)
+class Session:
+    """One resumable upload. `rest` is what came after the last whole quantum, which is not kept between requests."""
+
+    bucket: str
+    name: str
+    told: Document
+    wanted: Wanted
+    data: Incoming
+    announced: int | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    done: Stored | None = None
+    cancelled: bool = False
+
+
+class Sessions:
+    """Resumable uploads under way. They end with the cloud; a client then begins anew."""
+
+    def __init__(self, store: Objects) -> None:
+        self.store = store
+        self.open: dict[str, Session] = {}
+
+    def begin(self, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes) -> str:
+        """The id of a new upload. Raises `ApiError`."""
+        try:
+            told = json.loads(body or b"{}")
+        except ValueError as exc:
+            raise ApiError(400, "Parse Error", "parseError") from exc
+        if not isinstance(told, dict):
+            raise ApiError(400, "Parse Error", "parseError")
+        if not self.store.has_bucket(bucket):
+            raise ApiError(404, "The specified bucket does not exist.")
+        told.setdefault("contentType", headers.get("x-upload-content-type", "application/octet-stream"))
+        told = promised(headers) | told
+        length = headers.get("x-upload-content-length", "")
+        wanted = Wanted.read(query)
+        name = named(query, told)
+        wanted.check(self.store.find(bucket, name))
+        number = secrets.token_urlsafe(32)
+        self.open[number] = Session(
+            bucket, name, told, wanted, self.store.incoming(), int(length) if length.isdigit() else None
+        )
+        return number
+
+    def cancel(self, number: str) -> None:
+        session = self._session(number)
+        with session.lock:
+            session.cancelled = True
+            session.data.drop()
+
+    def _session(self, number: str) -> Session:
+        session = self.open.get(number)
+        if session is None or session.cancelled:
+            raise ApiError(404 if session is None else 499, "No such upload.")
+        return session
+
+    def put(
+        self, number: str, headers: Mapping[str, str], length: int | None, body: Iterator[bytes]
+    ) -> Stored | Progress:
+        """A piece, the last piece, all of it at once, or a question how far it has got. Raises `ApiError`."""
+        session = self._session(number)
+        with session.lock:
+            if session.done is not None:
+                return session.done
+            first, total = self._announced(session, headers, length)
+            if first is None:
+                # A question alone ends nothing, unless it says that what is there is all.
+                return self._end(session, headers) if total == session.data.size else Progress(session.data.size)
+            kept = session.data.size
+            if first > kept:
+                raise ApiError(400, f"Invalid request. The bytes from {kept} on are missing.", "badRequest")
+            whole = "content-range" not in headers
+            self._take(session, body, first, total, whole)
+            if whole or session.data.size == total:
+                return self._end(session, headers)
+            return Progress(session.data.size)
+
+    def _announced(
+        self, session: Session, headers: Mapping[str, str], length: int | None
+    ) -> tuple[int | None, int | None]:
+        """Where the piece begins (None: there is none), and how long the whole is, if that is known."""
+        text = headers.get("content-range", "")
+        if not text:
+            return 0, length if length is not None else session.announced
+        found = RANGE.fullmatch(text.strip())
+        if not found:
+            raise ApiError(400, f"Failed to parse Content-Range header: {text}", "badRequest")
+        total = None if found[3] == "*" else int(found[3])
+        if total is not None and session.announced not in (None, total):
+            raise ApiError(400, f"Invalid request. {session.announced} bytes were announced.", "badRequest")
+        if found[1] is None:
+            return None, total
+        first, last = int(found[1]), int(found[2])
+        if last < first or (length is not None and last - first + 1 != length) or (total is not None and last >= total):
+            raise ApiError(400, f"Invalid request. {text} does not fit {length} bytes.", "badRequest")
+        return first, total
+
+    def _take(self, session: Session, body: Iterator[bytes], first: int, total: int | None, whole: bool) -> None:
+        """Keep what is new. Of a piece that is not the last only whole quanta are kept, of a torn one as well."""
+        data = session.data
+        skip, pending = data.size - first, b""
+        try:
+            for piece in body:
+                fresh = piece[skip:] if skip < len(piece) else b""
+                skip = max(0, skip - len(piece))
+                pending += fresh
+                kept = len(pending) - len(pending) % QUANTUM
+                data.write(pending[:kept])
+                pending = pending[kept:]
+        except OSError:
+            pending = b""
+            raise
+        finally:
+            if whole or data.size + len(pending) == total:
+                data.write(pending)
+            data.file.flush()
+        if total is not None and (data.size > total or (whole and data.size < total)):
+            raise ApiError(400, f"Invalid request. {data.size} bytes came, {total} were announced.", "badRequest")
+
+    def _end(self, session: Session, headers: Mapping[str, str]) -> Stored:
+        told = session.told | promised(headers)
+        try:
+            session.done = self.store.commit(session.bucket, session.name, told, session.data, session.wanted)
+        except ApiError:
+            session.cancelled = True
+            raise
+        return session.done
+
+    def close(self) -> None:
+        for session in self.open.values():
+            if session.done is None:
+                session.data.drop()

@@ -1,0 +1,1 @@
+"""Machines of the user's own behind the Cloud port."""

@@ -1,0 +1,58 @@
+"""Whether a machine of the user's own will do for a run: looked at each time, tried out when that is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orchestrator.core.config.model import KERNEL, Config
+from orchestrator.core.errors import HostUnfit, NoCapacity
+from orchestrator.core.hosts import HostRecord, Lack, Needs, Target, fingerprint, lacks, lacks_packages, why_validate
+from orchestrator.hosts.cloud import HostCloud
+
+
+def needs_of(config: Config) -> Needs:
+    """What a run of `config` needs of a host."""
+    cuda = config.gpu != "cpu"
+    compiler = not cuda and KERNEL in config.measure.implementations
+    return Needs(cuda=cuda, compiler=compiler, min_free_gb=config.environment.min_free_gb)
+
+
+def admit(
+    hosts: HostCloud,
+    target: Target,
+    probe: Mapping[str, Any],
+    config: Config,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Lets a host take part, or raises why not: `HostUnfit` for what it lacks, `NoCapacity` while it measures for
+    another run. Validates it from scratch when that is due, and has the bucket remember."""
+    needs, name, python = needs_of(config), target.called, config.host.python
+    refuse(lacks(probe, needs, name))
+    if probe["busy"]:
+        raise NoCapacity(
+            f"{target} measures for {probe['busy']}; two runs at once would disturb each other",
+            hint="`bench status` shows that run, and `bench stop` ends it; or wait",
+        )
+    now_is, now = fingerprint(probe), hosts.clock.now()
+    record = hosts.record(target.zone)
+    due = why_validate(record, now_is, now)
+    if not due and record is not None and needs.cuda and "+cpu" in record.torch:
+        due = "a GPU was not asked of it before"
+    if due:
+        say(f"validating {target}: {due}")
+        found = hosts.validate(target, python)
+        refuse(lacks_packages(found, needs, name, str(probe["executable"]), config.environment.torch))
+        known = {"validated_at": hosts.clock.now(), "fingerprint": now_is, "torch": str(found["torch"])}
+    else:
+        known = {}
+
+    def change(record: HostRecord) -> HostRecord:
+        return record.model_copy(update={**known, "target": str(target), "python": python})
+
+    hosts.remember(target, change)
+
+
+def refuse(lack: Lack | None) -> None:
+    if lack is not None:
+        raise HostUnfit(lack.what, hint=lack.remedy)

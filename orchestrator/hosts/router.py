@@ -1,0 +1,62 @@
+"""Rented machines and the user's own, behind one port: a zone tells which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.core.hosts import is_host
+from orchestrator.core.market.machines import (
+    Accepted,
+    Instance,
+    InstanceRequest,
+    Operation,
+    Quota,
+    Refusal,
+    SerialChunk,
+)
+from orchestrator.core.market.offers import Advice, Offer
+from orchestrator.hosts.cloud import HostCloud
+from orchestrator.ports import Cloud
+
+
+@dataclass
+class ZoneRouter:
+    """Rented machines and the user's own as one `Cloud`: a zone tells which. Google's client is made when needed."""
+
+    rented: Callable[[], Cloud]
+    hosts: HostCloud
+
+    def _of(self, zone: str) -> Cloud:
+        return self.hosts if is_host(zone) else self.rented()
+
+    def insert(self, request: InstanceRequest) -> Accepted | Refusal:
+        return self._of(request.zone).insert(request)
+
+    def delete(self, zone: str, name: str, request_id: str) -> None:
+        self._of(zone).delete(zone, name, request_id)
+
+    def instance(self, zone: str, name: str) -> Instance | None:
+        return self._of(zone).instance(zone, name)
+
+    def instances(self) -> tuple[Instance, ...]:
+        return (*self.rented().instances(), *self.hosts.instances())
+
+    def operations(self, zone: str, instance_id: str) -> tuple[Operation, ...]:
+        return self._of(zone).operations(zone, instance_id)
+
+    def operations_by_name(self, zone: str, name: str) -> tuple[Operation, ...]:
+        return self._of(zone).operations_by_name(zone, name)
+
+    def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
+        return self._of(zone).serial_output(zone, name, start)
+
+    def image(self, project: str, family: str) -> str:
+        return self.rented().image(project, family)
+
+    def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
+        rented = [offer for offer in offers if not is_host(offer.zone)]
+        return self.rented().advice(rented) if rented else ()
+
+    def quotas(self, region: str) -> tuple[Quota, ...]:
+        return self.rented().quotas(region)

@@ -1,0 +1,51 @@
+"""The one way in which the ledger changes: whoever changes it, the thresholds are judged and said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from orchestrator.core.ledger.alerts import Alert, alerts_due, mark_alerted
+from orchestrator.core.ledger.budget import Caps, Ledger
+from orchestrator.ports import Clock, Notice, Notifier
+from orchestrator.store.ledger import LedgerStore
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """The bucket's ledger as one client keeps it: under its own caps (and the bucket's, where those are lower), with
+    its own ways of telling a person. Nothing of the two is ever taken from the bucket."""
+
+    ledger: LedgerStore
+    caps: Caps
+    notifier: Notifier
+    clock: Clock
+
+    def change(self, change: Callable[[Ledger], Ledger | R]) -> Ledger | R:
+        """Stores what `change` makes of the ledger, with the alerts that it is time for noted in it, and says them. A
+        refusal is returned and nothing is stored or said. Raises `LedgerUnreadable`, `LedgerMissing`, `Unavailable`."""
+        due: tuple[Alert, ...] = ()
+
+        def judged(ledger: Ledger) -> Ledger | R:
+            nonlocal due
+            wanted = change(ledger)
+            if not isinstance(wanted, Ledger):
+                return wanted
+            due = alerts_due(wanted, self.caps, self.clock.now())
+            return mark_alerted(wanted, due)
+
+        answer = self.ledger.update(judged)
+        if isinstance(answer, Ledger):
+            tell(self.notifier, due)
+        return answer
+
+
+def tell(notifier: Notifier, due: tuple[Alert, ...]) -> None:
+    """Says each alert once, to whoever asked to hear of it."""
+    for alert in due:
+        data = {"window": alert.window, "key": alert.key, "threshold_percent": str(alert.threshold)}
+        money = {"spent_usd": str(alert.spent), "held_usd": str(alert.held), "cap_usd": str(alert.cap)}
+        notifier.notify(Notice(alert.kind, alert.title, alert.text, data | money))

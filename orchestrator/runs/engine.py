@@ -1,0 +1,364 @@
+"""Observe, decide, perform, record: until the run is over. Everything that thinks is in `core.decide`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from uuid import NAMESPACE_URL, uuid4, uuid5
+
+from orchestrator.core.errors import BudgetExceeded, NotFound, PermissionDenied, StillThere, Unavailable
+from orchestrator.core.hosts import is_host
+from orchestrator.core.ledger.arming import NotArmed, arm, may_settle
+from orchestrator.core.ledger.budget import Caps, Ledger, settle
+from orchestrator.core.market.offers import Offer
+from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.naming import cases_prefix, hold_key, instance_name
+from orchestrator.core.run import decide as do
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.diagnose import wants_diagnosis
+from orchestrator.core.run.fold import Phase, Run, Vm, replay
+from orchestrator.core.run.status import encode, status_body, status_line
+from orchestrator.ports import (
+    Accepted,
+    Bucket,
+    Clock,
+    Cloud,
+    Instance,
+    InstanceRequest,
+    Refusal,
+)
+from orchestrator.runs.accounts import Accounts
+from orchestrator.runs.run_log import diagnosis_of, keep_serial
+from orchestrator.store.events import EventLog
+from orchestrator.store.index import RunIndex
+from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.stockouts import StockOuts
+
+RequestFor = Callable[[Offer, int, str, str], InstanceRequest]
+"""Builds the request for (offer, attempt, VM name, request id)."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The outside, as ports. `cloud` is a function because the real client takes seconds to import."""
+
+    cloud: Callable[[], Cloud]
+    bucket: Bucket
+    accounts: Accounts
+    index: RunIndex
+    clock: Clock
+    log: Callable[[str], EventLog]
+    policy: do.Policy
+    history: StockOuts | None = None
+
+    @property
+    def ledger(self) -> LedgerStore:
+        """To read; changes go through `accounts`."""
+        return self.accounts.ledger
+
+    @property
+    def caps(self) -> Caps:
+        return self.accounts.caps
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What only the client that launched a run can do for it: start machines."""
+
+    offers: tuple[Offer, ...]
+    request: RequestFor
+
+
+def request_id(run_id: str, zone: str, attempt: int, verb: str = "insert", of: str = "") -> str:
+    """The same for every retry of the same request, so that the cloud can tell a retry from a second wish. `of` tells
+    wishes apart that share a zone and an attempt: another machine type, another way to pay, another generation."""
+    return str(uuid5(NAMESPACE_URL, f"spotbench:{run_id}/{zone}/{attempt}/{verb}{of}"))
+
+
+def is_done(run: Run) -> bool:
+    """Whether nothing will ever be to do for the run again."""
+    return (run.over and run.settled is not None) or run.phase is Phase.REFUSED
+
+
+class Engine:
+    """Drives one run. Any number of engines may drive the same run at once: every command is idempotent."""
+
+    def __init__(self, world: World, run_id: str, *, launch: Launch | None = None, log: EventLog | None = None) -> None:
+        self.world = world
+        self.run_id = run_id
+        self.launch = launch
+        self.log = log if log is not None else world.log(run_id)
+        self._indexed: dict[str, str] = {}
+        self._by = uuid4().hex[:8]
+
+    def look(self) -> Run:
+        """The run as its log tells it now."""
+        run = replay(self.log.read())
+        if run is None:
+            raise NotFound(f"there is no run {self.run_id}", hint="`bench status` lists the runs in this bucket")
+        return run
+
+    def step(self) -> tuple[Run, float]:
+        """One turn. Returns the run after it, and for how long nothing needs doing (0: another turn at once)."""
+        run = self.look()
+        seen = self.observe(run)
+        if run.vm is not None and is_host(run.vm.zone):
+            run = self.look()  # looking at a host brings home what its run has said since
+        commands = do.decide(
+            run,
+            seen,
+            self.world.clock.now(),
+            self.world.policy,
+            self.launch.offers if self.launch else None,
+        )
+        pause = 0.0
+        for command in commands:
+            if isinstance(command, do.Wait):
+                pause = command.seconds
+            elif not self.perform(command, run):
+                pause = self.world.policy.poll_s
+                break
+        if any(not isinstance(command, do.Wait) for command in commands):
+            run = self.look()
+        self.write_index(run)
+        return run, pause
+
+    def catch_up(self) -> Run:
+        """Turns for as long as there is something to do at once. Raises what the ports raise."""
+        run, pause = self.look(), 0.0
+        while not pause and not is_done(run):
+            run, pause = self.step()
+        return run
+
+    def follow(
+        self,
+        *,
+        watch: Callable[[Run], None] | None = None,
+        trouble: Callable[[Unavailable, float], None] | None = None,
+        until: Callable[[Run], bool] = lambda _: False,
+    ) -> Run:
+        """Turns until the run is over, or `until` says that it is enough. An unreachable service is waited for, up to
+        ten minutes in one piece; a machine that may not be deleted, until it is gone."""
+        waited = 0.0
+        while True:
+            try:
+                run, pause = self.step()
+            except Unavailable as exc:
+                pause = min(30.0, max(1.0, waited))
+                if waited > 600 and not isinstance(exc, StillThere):
+                    raise
+                waited += pause
+                if trouble is not None:
+                    trouble(exc, pause)
+                self.world.clock.sleep(pause)
+                continue
+            waited = 0.0
+            if watch is not None:
+                watch(run)
+            if is_done(run) or until(run):
+                return run
+            if pause:
+                self.world.clock.sleep(pause)
+
+    def observe(self, run: Run) -> do.Observation:
+        """One look at the run's machine, if it may have one."""
+        taken = run.guest_of
+        if taken is not None and run.closed is None:
+            instance = self.world.cloud().instance(taken.zone, taken.vm)
+            if instance is not None:
+                return do.Observation(instance)
+            return do.Observation(None, self.world.cloud().operations_by_name(taken.zone, taken.vm))
+        vm = run.vm
+        if vm is None or not vm.open:
+            return do.Observation(None)
+        cloud = self.world.cloud()
+        instance = cloud.instance(vm.zone, vm.name)
+        if instance is not None:
+            return do.Observation(instance)
+        if vm.instance_id:
+            return do.Observation(None, cloud.operations(vm.zone, vm.instance_id))
+        return do.Observation(None, cloud.operations_by_name(vm.zone, vm.name))
+
+    def perform(self, command: do.Command, run: Run) -> bool:
+        """Does it. False when another client is at it, or knows more: look again later, and do nothing else."""
+        match command:
+            case do.Create(offer=offer, attempt=attempt):
+                if not self._armed(run, offer, attempt):
+                    return False
+                self._create(run, offer, attempt)
+            case do.Reinsert(vm=vm):
+                self._insert(run, vm.attempt, self._request(run, self._offer(vm), vm.attempt), self._offer(vm))
+            case do.Delete(vm=vm):
+                keep_serial(self.world.bucket, self.world.cloud(), self.run_id, vm)
+                self._delete(vm)
+            case do.RecordCreated(vm=vm, instance=instance):
+                self._created(vm.attempt, vm.max_run_s, vm.request_id, instance)
+            case do.RecordGone(vm=vm, ended_at=ended, how=how, started_at=started):
+                self.log.append(
+                    ev.InstanceGone(attempt=vm.attempt, vm=vm.name, ended_at=ended, how=how, started_at=started)
+                )
+            case do.Settle(cost_usd=cost):
+                return self._settle(run, cost)
+            case do.Close(outcome=outcome, detail=detail):
+                self._diagnose(outcome)
+                stored = sum(entry.name.endswith(".csv") for entry in self.world.bucket.list(cases_prefix(self.run_id)))
+                self.log.append(
+                    ev.RunClosed(outcome=outcome.value, detail=detail, generation=run.generation, cases_stored=stored)
+                )
+            case do.Wait():
+                pass
+        return True
+
+    def _delete(self, vm: Vm) -> None:
+        try:
+            self.world.cloud().delete(vm.zone, vm.name, request_id(self.run_id, vm.zone, vm.attempt, "delete"))
+        except PermissionDenied as exc:
+            raise StillThere(
+                f"{vm.zone}/{vm.name} is still there: {exc}; it is tried again, and its deadline ends it", hint=exc.hint
+            ) from exc
+
+    def request_stop(self, by: str, reason: str) -> None:
+        """Asks whoever drives the run to end it. A later resumption is not stopped by it."""
+        self.log.append(ev.StopRequested(by=by, reason=reason, generation=self.look().generation))
+
+    def _diagnose(self, outcome: Phase) -> None:
+        """No run that went wrong is closed before somebody has said why."""
+        events = self.log.read()
+        if not wants_diagnosis(outcome, events):
+            return
+        run = replay(events)
+        attempt = run.vm.attempt if run is not None and run.vm is not None else 0
+        found = diagnosis_of(self.world.bucket, self.run_id, attempt, events)
+        self.log.append(ev.Diagnosed(cause=found.cause, detail=found.detail[:400], remedy=found.remedy))
+
+    # --- machines ---------------------------------------------------------------------------------------------------
+
+    def _armed(self, run: Run, offer: Offer, attempt: int) -> bool:
+        """Whether we may ask for machine number `attempt`. Raises `BudgetExceeded` when the ledger holds nothing for
+        the run, or less than the machine alone can cost."""
+        key, now = hold_key(self.run_id, run.generation), self.world.clock.now()
+        patience = self.world.policy.insert_limit_s
+        worst = ceiling(offer.usd_per_hour, self._request(run, offer, attempt).max_run_s, 1)
+        answer = self.world.accounts.change(lambda ledger: arm(ledger, key, attempt, self._by, now, patience, worst))
+        if isinstance(answer, NotArmed) and answer.kind in ("no_hold", "too_dear"):
+            held = "nothing is held" if answer.kind == "no_hold" else f"less than ${worst} is held"
+            raise BudgetExceeded(
+                f"{held} for {key}, so no machine may be asked for",
+                hint="somebody changed ledger/ledger.json; `bench stop RUN` ends the run",
+            )
+        return not isinstance(answer, NotArmed)
+
+    def _create(self, run: Run, offer: Offer, attempt: int) -> None:
+        request = self._request(run, offer, attempt)
+        self.log.append(
+            ev.InstanceRequested(
+                attempt=attempt,
+                vm=request.name,
+                zone=offer.zone,
+                machine_type=offer.machine_type,
+                provisioning=offer.provisioning,
+                usd_per_hour=offer.usd_per_hour,
+                max_run_s=request.max_run_s,
+                request_id=request.request_id,
+                generation=run.generation,
+            )
+        )
+        self._insert(run, attempt, request, offer)
+
+    def _request(self, run: Run, offer: Offer, attempt: int) -> InstanceRequest:
+        assert self.launch is not None, "only a launching engine is told to create"
+        name = instance_name(self.run_id, attempt)
+        of = f"/{offer.machine_type}/{offer.provisioning}/{run.generation}"
+        return self.launch.request(offer, attempt, name, request_id(self.run_id, offer.zone, attempt, of=of))
+
+    def _offer(self, vm: Vm) -> Offer:
+        assert self.launch is not None, "only a launching engine is told to insert again"
+        pool = (vm.zone, vm.machine_type, vm.provisioning)
+        return next(offer for offer in self.launch.offers if offer.pool == pool)
+
+    def _insert(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer) -> None:
+        answer = self.world.cloud().insert(request)
+        if isinstance(answer, Accepted):
+            self._created(attempt, request.max_run_s, request.request_id, answer.instance)
+        else:
+            self._refused(run, attempt, request, offer, answer)
+
+    def _created(self, attempt: int, max_run_s: int, request_id: str, instance: Instance) -> None:
+        started = instance.started_at or instance.created_at
+        self.log.append(
+            ev.InstanceCreated(
+                attempt=attempt,
+                vm=instance.name,
+                zone=instance.zone,
+                instance_id=instance.id,
+                started_at=started,
+                deadline_at=instance.deadline_at or started + timedelta(seconds=max_run_s),
+                request_id=request_id,
+            )
+        )
+
+    def _refused(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer, refusal: Refusal) -> None:
+        zone = request.zone
+        if refusal.scope == "all":
+            self.log.append(
+                ev.InstanceRejected(
+                    attempt=attempt,
+                    zone=zone,
+                    code=refusal.code,
+                    message=refusal.message,
+                    hint=refusal.hint,
+                    request_id=request.request_id,
+                    generation=run.generation,
+                )
+            )
+            return
+        if refusal.stock_out and self.world.history is not None:
+            self.world.history.remember(offer.pool, self.world.clock.now())
+        self.log.append(
+            ev.ZoneExhausted(
+                attempt=attempt,
+                zone=zone,
+                scope=refusal.scope,
+                code=refusal.code,
+                message=refusal.message,
+                zones_available=refusal.zones_available,
+                request_id=request.request_id,
+                machine_type=offer.machine_type,
+                provisioning=offer.provisioning,
+                generation=run.generation,
+            )
+        )
+
+    # --- money ------------------------------------------------------------------------------------------------------
+
+    def _settle(self, run: Run, cost: Decimal) -> bool:
+        """Replaces the hold by the cost. False when a machine may be on its way that we have not heard of."""
+        now, key = self.world.clock.now(), hold_key(self.run_id, run.generation)
+        known = max((vm.attempt for vm in run.vms), default=0)
+
+        def change(ledger: Ledger) -> Ledger | None:
+            if not may_settle(ledger, key, known, now, self.world.policy.insert_limit_s):
+                return None
+            return settle(ledger, key, cost, now)
+
+        ledger = self.world.accounts.change(change)
+        if ledger is None:
+            return False
+        entry = ledger.runs.get(key)
+        held = entry.hold_usd if entry else Decimal(0)
+        released = max(held - cost, Decimal(0))
+        self.log.append(ev.Settled(cost_usd=cost, released_usd=released, generation=run.generation))
+        return True
+
+    # --- the index --------------------------------------------------------------------------------------------------
+
+    def write_index(self, run: Run) -> None:
+        """Caches the fold for `bench status`. Losing it costs a re-reading, nothing else."""
+        line = encode(status_line(run, self.world.clock.now()))
+        stable = {key: value for key, value in line.items() if key not in ("cost_usd", "seconds")}
+        if stable == self._indexed:
+            return
+        self.world.index.write(self.run_id, line, status_body(run, self.world.clock.now()))
+        self._indexed = stable

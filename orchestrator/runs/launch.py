@@ -1,0 +1,195 @@
+"""From a plan to a run that goes on without us: plan recorded, worst case held, payload stored, machines asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from orchestrator.core.errors import BudgetExceeded
+from orchestrator.core.hosts import HOST_KEY, is_host
+from orchestrator.core.ledger.budget import Ledger, Refused, authorize, binding, hold
+from orchestrator.core.market.offers import Offer
+from orchestrator.core.naming import hold_key, labels, payload_object, plan_object
+from orchestrator.core.plan.document import plan_document
+from orchestrator.core.plan.plan import LaunchPlan, run_spec
+from orchestrator.core.run import events as ev
+from orchestrator.ports import InstanceRequest
+from orchestrator.runs.engine import Engine, Launch, World
+from orchestrator.runs.takeover import take_over, waiting
+from orchestrator.store.events import EventLog
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What the machine runs: `startup/` and `kernels/` in one archive, named by its contents."""
+
+    sha256: str
+    data: bytes
+    startup_script: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """What a launch needs to know of the place it launches into."""
+
+    mode: str
+    bucket: str
+    user: str
+    endpoints: Mapping[str, str] | None
+    require_cuda: bool
+
+
+def begin(
+    world: World,
+    plan: LaunchPlan,
+    payload: Payload,
+    *,
+    run_id: str,
+    where: LaunchContext,
+    say: Callable[[str], None] = lambda _: None,
+    cold: bool = False,
+    refused: BudgetExceeded | None = None,
+    grid: str = "",
+) -> Engine:
+    """Everything before the first machine; or a machine that another run kept, unless `cold`. Raises `BudgetExceeded`
+    when somebody else took the money since the plan, and `refused` where there is only money for a kept machine and no
+    such machine."""
+    log = world.log(run_id)
+    log.append(
+        ev.RunPlanned(
+            gpu=plan.label,
+            config=plan.config_name,
+            user=where.user,
+            mode=where.mode,
+            ceiling_usd=plan.ceiling_usd,
+            ttl_s=plan.ttl_s,
+            attempts=plan.attempts,
+            cases=len(plan.cases),
+            measurements_per_implementation=plan.measurements_per_implementation,
+            implementations=tuple(plan.harness["implementations"]),
+            image=plan.image,
+            offers=len(plan.offers),
+            on_demand_after=plan.config.placement.on_demand_after,
+            grid=grid,
+        )
+    )
+    document = json.dumps(plan_document(plan), indent=1).encode()
+    world.bucket.replace(plan_object(run_id), document, generation=None)
+    if not cold and _taken_over(world, plan, payload, run_id, where, log, say):
+        return Engine(world, run_id, log=log)
+    if refused is not None:
+        log.append(ev.RunClosed(outcome="refused", detail=str(refused)))
+        raise refused
+    take_hold(world, plan, run_id, log)
+    _store(world, payload, log, say)
+    return engine_for(world, plan, payload, run_id, where, log)
+
+
+def _taken_over(
+    world: World,
+    plan: LaunchPlan,
+    payload: Payload,
+    run_id: str,
+    where: LaunchContext,
+    log: EventLog,
+    say: Callable[[str], None],
+) -> bool:
+    if not waiting(world):
+        return False
+    _store(world, payload, log, say)
+    named = {"bucket": where.bucket, "object": payload_object(payload.sha256), "sha256": payload.sha256}
+    cuda = where.require_cuda
+    return take_over(world, plan, named, run_id=run_id, by=where.user, require_cuda=cuda, log=log, say=say)
+
+
+def _store(world: World, payload: Payload, log: EventLog, say: Callable[[str], None]) -> None:
+    stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
+    say(f"payload {payload.sha256[:12]}, {len(payload.data) / 1024:.0f} KiB, {'stored' if stored else 'already there'}")
+    log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
+
+
+def engine_for(
+    world: World, plan: LaunchPlan, payload: Payload, run_id: str, where: LaunchContext, log: EventLog
+) -> Engine:
+    """The engine of a client that may start machines for a run."""
+
+    def request(offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:
+        return instance_request(plan.of(offer), payload, offer, where, run_id, attempt, name, request_id)
+
+    return Engine(world, run_id, launch=Launch(plan.offers, request), log=log)
+
+
+def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, generation: int = 0) -> None:
+    """Holds the ceiling, or closes the run as refused and raises `BudgetExceeded`. Taken twice it is one hold."""
+    now, key = world.clock.now(), hold_key(run_id, generation)
+    pretend = plan.mode == "embedded"
+
+    def change(ledger: Ledger) -> Ledger | Refused:
+        verdict = authorize(ledger, world.caps, plan.ceiling_usd, now, run_id=key, pretend=pretend)
+        if isinstance(verdict, Refused):
+            return verdict
+        under = binding(ledger, world.caps)
+        return hold(ledger, key, plan.ceiling_usd, plan.ttl_s, now, plan.label, caps=under, pretend=pretend)
+
+    answer = world.accounts.change(change)
+    if isinstance(answer, Refused):
+        why = (
+            f"this run can cost up to ${answer.needs}; the cap of ${answer.cap} for {answer.window} has "
+            f"${answer.spent} spent and ${answer.held} held, so ${answer.short_by} is missing"
+        )
+        if not generation:  # a resumption that is refused leaves the run as it was
+            events.append(ev.RunClosed(outcome="refused", detail=why))
+        raise BudgetExceeded(why, hint=answer.remedy)
+    events.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd, generation=generation))
+
+
+def instance_request(
+    plan: LaunchPlan,
+    payload: Payload,
+    offer: Offer,
+    where: LaunchContext,
+    run_id: str,
+    attempt: int,
+    name: str,
+    request_id: str,
+) -> InstanceRequest:
+    """The one place where a plan becomes a request for a machine."""
+    machine = plan.config.machine
+    spec = run_spec(
+        plan,
+        run_id=run_id,
+        attempt=attempt,
+        bucket=where.bucket,
+        require_cuda=where.require_cuda,
+        usd_per_hour=offer.usd_per_hour,
+    )
+    metadata = {
+        "startup-script": payload.startup_script,
+        "bench-run": json.dumps(spec),
+        "bench-payload": json.dumps(
+            {"bucket": where.bucket, "object": payload_object(payload.sha256), "sha256": payload.sha256}
+        ),
+    }
+    if is_host(offer.zone):
+        metadata[HOST_KEY] = json.dumps({"target": offer.why, "python": plan.config.host.python})
+    elif where.endpoints is not None:
+        metadata["bench-endpoints"] = json.dumps(dict(where.endpoints))
+    return InstanceRequest(
+        name=name,
+        zone=offer.zone,
+        machine_type=offer.machine_type,
+        accelerator=offer.accelerator,
+        accelerator_count=offer.accelerator_count,
+        provisioning=offer.provisioning,
+        max_run_s=plan.ttl_s,
+        image=plan.image,
+        disk_gb=machine.disk_gb,
+        disk_type=machine.disk_type,
+        network=machine.network,
+        external_ip=machine.external_ip,
+        service_account=machine.service_account or None,
+        labels=labels(run_id, attempt, where.user, where.bucket),
+        metadata=metadata,
+        request_id=request_id,
+    )

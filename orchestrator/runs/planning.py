@@ -1,0 +1,174 @@
+"""From the options of a launch to its `Config`, and from a `Config` to a `LaunchPlan`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from orchestrator.core import yamltext
+from orchestrator.core.config import load
+from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
+from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
+from orchestrator.core.ledger.budget import without
+from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest
+from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan, priced_offers, with_fallbacks
+from orchestrator.runs.engine import World
+from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.takeover import waiting
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What a user chose on the command line of `launch`, `plan`, `budget` or `doctor`."""
+
+    gpu: str
+    path: Path | None
+    overrides: tuple[str, ...]
+    baseline_only: bool = False
+    max_price: str = ""
+    on_demand_after: int | None = None
+    fallback_gpus: tuple[str, ...] = ()
+    keep: bool = False
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def every_override(self) -> tuple[str, ...]:
+        """The overrides, those that have an option of their own among them."""
+        own = [f"placement.max_usd_per_hour={self.max_price}"] if self.max_price else []
+        if self.on_demand_after is not None:
+            own.append(f"placement.on_demand_after={self.on_demand_after}")
+        if self.fallback_gpus:
+            own.append(f"placement.fallback_gpus=[{', '.join(gpu.lower() for gpu in self.fallback_gpus)}]")
+        if self.keep:
+            own.append("run.keep=true")
+        if self.hosts:
+            own.append(f"host.targets={json.dumps(self.hosts)}")
+        return (*self.overrides, *own)
+
+
+def load_config(
+    options: LaunchOptions, *, configs: Path, defaults: Mapping[str, str], workload: Callable[[Path], Workload]
+) -> tuple[Config, str]:
+    """The configuration that was chosen, and its name. `configs` is the folder of those that come with the tool;
+    `defaults` are the keys that this user's settings have; `workload` reads a workload of the user's own, which a
+    configuration may name, or which stands in its place. Raises `ConfigError`."""
+    if options.path is not None and (options.path.is_dir() or options.path.suffix == ".py"):
+        named = f"workload.path={json.dumps(str(options.path.resolve()))}"
+        chosen = replace(options, path=None, gpu=options.gpu or "cpu", overrides=(*options.overrides, named))
+        config, _ = load_config(chosen, configs=configs, defaults=defaults, workload=workload)
+        assert config.workload is not None, "its path was given"
+        return config, config.workload.name
+    path = options.path
+    if path is None:
+        gpu = options.gpu.lower()
+        if not gpu:
+            raise ConfigError(
+                "what should be measured?", hint=f"--gpu {'|'.join(GPU_NAMES)}, or the path of a YAML file"
+            )
+        path = configs / f"{gpu}.yaml"
+        if gpu not in GPU_NAMES or not path.is_file():
+            raise ConfigError(f"unknown GPU '{gpu}'; {suggest(gpu, GPU_NAMES)}", hint="--gpu names one of them")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        raise ConfigError(f"cannot read {path}: {reason}", hint="see configs/ for examples, or use --gpu") from exc
+    grids = yaml.safe_load((configs / "grids.yaml").read_text(encoding="utf-8"))
+    overrides = (*_from_settings(text, defaults, own=options.path is not None), *options.every_override)
+    if options.path is not None and options.gpu:
+        overrides = (*overrides, f"gpu={options.gpu.lower()}")
+    source = path.name if options.path is None else str(options.path)
+    config = load.load(text, source=source, overrides=overrides, grids=grids)
+    if config.workload is not None:
+        read = workload(path.parent / config.workload.path)
+        own = config.workload.model_copy(
+            update={"path": read.path, "name": read.name, "cases": read.cases, "form": read.form}
+        )
+        return config.model_copy(update={"workload": own}), path.stem
+    return (load.baseline_only(config) if options.baseline_only else config), path.stem
+
+
+def _from_settings(text: str, defaults: Mapping[str, str], *, own: bool) -> tuple[str, ...]:
+    """The settings as overrides: they replace a bundled configuration's values, and add to those of one's own."""
+    present = yamltext.read(text).lines if own and defaults else {}
+    return tuple(f"{key}={value}" for key, value in defaults.items() if tuple(key.split(".")) not in present)
+
+
+def plan_or_raise(answer: LaunchPlan | PlanRefused) -> LaunchPlan:
+    """The plan, or its refusal as an error. Raises `BudgetExceeded`, `QuotaExceeded`, `NoCapacity`."""
+    if isinstance(answer, LaunchPlan):
+        return answer
+    kinds = {"budget": BudgetExceeded, "quota": QuotaExceeded, "offers": NoCapacity}
+    raise kinds[answer.kind](answer.message, hint=answer.hint)
+
+
+def plan_for_launch(
+    world: World, config: Config, make: Callable[[Config], LaunchPlan], *, cold: bool
+) -> tuple[LaunchPlan, BudgetExceeded | None]:
+    """What `make` plans; and, where the budget has nothing left for it, that refusal beside a plan that a kept machine
+    would do for, as such a machine takes no new money."""
+    try:
+        return make(config), None
+    except BudgetExceeded as refused:
+        if cold or not waiting(world):
+            raise
+        free = Budget(per_run_usd=None, per_day_usd=None, per_month_usd=None, total_usd=None)
+        try:
+            return make(config.model_copy(update={"budget": free})), refused
+        except BudgetExceeded:
+            raise refused from None  # the bucket's own caps
+
+
+def plan_with_open_holds_settled(world: World, make: Callable[[], LaunchPlan | PlanRefused]) -> LaunchPlan:
+    """What `make` plans. Before money is refused, holds of clients that died are looked after. Raises what stands in
+    the way, with exit codes 2, 3, 4 or 6."""
+    answer = make()
+    if isinstance(answer, PlanRefused) and answer.kind == "budget":
+        unsettled = any(entry.settled_usd is None for entry in world.ledger.read().runs.values())
+        if unsettled and any(outcome.settled for outcome in reconcile(world)):
+            answer = make()
+    return plan_or_raise(answer)
+
+
+def plan_on_cloud(
+    world: World, config: Config, name: str, *, mode: str, prices: PriceSheet, here: str = "", under: str = ""
+) -> LaunchPlan:
+    """The plan for rented machines, those of the fallback GPUs among them; `here` as in `plan`; for a run that goes on,
+    `under` names the hold that it has. Raises as `plan_with_open_holds_settled`."""
+
+    def make() -> LaunchPlan | PlanRefused:
+        first = _for_one_gpu(world, config, name, mode, prices, here, under)
+        known = (lookup(gpu) for gpu in config.placement.fallback_gpus)
+        others = [with_gpu(config, gpu) for gpu in known if gpu and gpu.name != config.gpu]
+        if not others:
+            return first
+        rest = [_for_one_gpu(world, other, name, mode, prices, here, under) for other in others]
+        return with_fallbacks(first, rest)
+
+    return plan_with_open_holds_settled(world, make)
+
+
+def _for_one_gpu(
+    world: World, config: Config, name: str, mode: str, prices: PriceSheet, here: str, under: str
+) -> LaunchPlan | PlanRefused:
+    cloud = world.cloud()
+    regions = sorted({zone.rpartition("-")[0] for zone in config.allowed_zones()})
+    return plan(
+        config,
+        config_name=name,
+        mode=mode,
+        prices=prices,
+        image=cloud.image(*config.image_source),
+        quotas={region: cloud.quotas(region) for region in regions},
+        ledger=without(world.ledger.read(), under),
+        caps=config.budget.caps(),
+        now=world.clock.now(),
+        advice=cloud.advice(priced_offers(config, prices)),
+        stock_outs=world.history.stock_outs(config.machine_type) if world.history else {},
+        here=here,
+    )

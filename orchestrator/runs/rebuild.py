@@ -1,0 +1,61 @@
+"""`bench budget rebuild`: a ledger that is gone, from the events of the bucket's runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.core.ledger.budget import Ledger, LedgerUnreadable
+from orchestrator.core.ledger.rebuild import rebuilt
+from orchestrator.core.naming import LEDGER, is_run_id, parse_event_object
+from orchestrator.runs.engine import World
+from orchestrator.store.ledger import DOCUMENT, MONEY_EVENTS
+from orchestrator.store.swap import swap
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    ledger: Ledger
+    added: tuple[str, ...]
+    """Holds that the ledger lacked."""
+    kept_as: str
+    """Where the one went that could not be read; empty when it could."""
+
+
+def rebuild(world: World) -> Rebuilt:
+    """Adds to the ledger what the runs' events tell of and it lacks. One that cannot be read is put aside first. Costs
+    added by hand and caps are in no event: they are gone with the ledger."""
+    kept_as = _put_aside(world)
+    names = [entry.name for entry in world.bucket.list("runs/")]
+    run_ids = sorted({run for name in names if (run := _has_money(name))})
+    logs = [world.log(run_id).read() for run_id in run_ids]
+    before: set[str] = set()
+
+    def change(ledger: Ledger) -> Ledger:
+        nonlocal before
+        before = set(ledger.runs)
+        return rebuilt(ledger, logs)
+
+    after = swap(world.bucket, world.clock, DOCUMENT, change)
+    return Rebuilt(after, tuple(sorted(after.runs.keys() - before)), kept_as)
+
+
+def _has_money(name: str) -> str:
+    run_id = name.removeprefix("runs/").partition("/")[0]
+    found = parse_event_object(name.rpartition("/")[2])
+    return run_id if is_run_id(run_id) and found is not None and found.kind in MONEY_EVENTS else ""
+
+
+def _put_aside(world: World) -> str:
+    blob = world.bucket.read(LEDGER)
+    if blob is None:
+        return ""
+    try:
+        Ledger.parse(blob.data)
+    except LedgerUnreadable as exc:
+        if b'"schema": 1' not in blob.data and b'"schema"' in blob.data:
+            raise LedgerUnreadable(str(exc), hint="a newer version of bench wrote it: use that one") from exc
+        place = f"ledger/unreadable-{blob.generation}.json"
+        world.bucket.create(place, blob.data)
+        world.bucket.replace(LEDGER, Ledger().dump(), generation=blob.generation)
+        return place
+    return ""

@@ -1,0 +1,111 @@
+"""Holds that nobody settles: looked after, and given back only when no machine can still be running under them.
+
+A client may die between any two of its steps. Whoever looks next (`bench status`, `bench costs`, a launch that finds no
+money left) takes each hold that is not settled: its run is driven on as far as it goes, which settles it when its
+machine is gone. A hold whose run has left no events is given back only if its ledger entry shows that no machine was
+ever asked for; else its whole amount counts as spent, once its last deadline is over and the cloud has no such machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from orchestrator.core.errors import ProviderError
+from orchestrator.core.hosts import is_host
+from orchestrator.core.ledger.arming import may_settle
+from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, settle
+from orchestrator.core.market.pricing import DEADLINE_SLACK_S
+from orchestrator.core.naming import RUN_LABEL, hold_key, run_of
+from orchestrator.core.run.fold import replay
+from orchestrator.runs.engine import Engine, World, is_done
+
+MARGIN = timedelta(minutes=10)
+"""How far the clocks of two clients may be apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One hold that was not settled, and what became of it."""
+
+    key: str
+    settled: bool
+    what: str
+
+
+def reconcile(world: World, *, say: Callable[[Found], None] = lambda _: None) -> tuple[Found, ...]:
+    """Looks after every hold that is not settled. Costs one request when there is none. Raises what the ports raise."""
+    found = []
+    for key in [key for key, entry in sorted(world.ledger.read().runs.items()) if entry.settled_usd is None]:
+        found.append(_one(world, key))
+        say(found[-1])
+    return tuple(found)
+
+
+def _one(world: World, key: str) -> Found:
+    run_id = run_of(key)
+    engine = Engine(world, run_id)
+    run = replay(engine.log.read())
+    if run is None:
+        return _without_events(world, key, run_id)
+    try:
+        run = engine.catch_up()
+    except ProviderError as exc:
+        if run.vm is None or not is_host(run.vm.zone):
+            raise
+        return Found(key, False, str(exc))  # a host that is switched off: its hold waits, the others need not
+    entry = world.ledger.read().runs[key]
+    if entry.settled_usd is not None:
+        return Found(key, True, f"{run.phase.value}: ${entry.settled_usd} of ${entry.hold_usd}")
+    if key != hold_key(run_id, run.generation) or is_done(run):
+        return _left_behind(world, key, run_id, entry)
+    return Found(key, False, run.phase.value)
+
+
+def _without_events(world: World, key: str, run_id: str) -> Found:
+    entry = world.ledger.read().runs[key]
+    if _waiting(world, entry) or _alive(world, run_id):
+        return Found(key, False, "its run has no events, and a machine may still be running under it")
+    cost = entry.hold_usd if entry.attempt else ZERO
+    why = "its events are gone: all of it counts as spent" if entry.attempt else "nothing was ever asked for"
+    return _settled(world, key, entry, cost, why)
+
+
+def _left_behind(world: World, key: str, run_id: str, entry: Entry) -> Found:
+    """A hold beside the one that its run goes by: of a resumption whose client died before it said so, or of a run
+    that was settled in its events and, the client having died, not in the ledger."""
+    if _waiting(world, entry) or _alive(world, run_id):
+        return Found(key, False, "its client may still be at it")
+    run = replay(world.log(run_id).read())
+    generation = int(key.partition("+")[2] or 0)
+    vms = run.vms if run is not None else ()
+    cost = sum((vm.cost(vm.gone_at or world.clock.now()) for vm in vms if vm.generation == generation), ZERO)
+    return _settled(world, key, entry, cost, "its run is over")
+
+
+def _waiting(world: World, entry: Entry) -> bool:
+    """Whether whoever took the hold may still ask for a machine under it, or a machine still be within its deadline."""
+    now: datetime = world.clock.now()
+    patience = timedelta(seconds=world.policy.insert_limit_s)
+    if not entry.attempt:
+        return now < entry.held_at + patience + MARGIN
+    asked = entry.armed_at or entry.held_at
+    return now < asked + patience + timedelta(seconds=entry.ttl_s + DEADLINE_SLACK_S) + MARGIN
+
+
+def _alive(world: World, run_id: str) -> bool:
+    return any(instance.labels.get(RUN_LABEL) == run_id for instance in world.cloud().instances())
+
+
+def _settled(world: World, key: str, seen: Entry, cost: Decimal, why: str) -> Found:
+    now = world.clock.now()
+
+    def change(ledger: Ledger) -> Ledger | None:
+        if not may_settle(ledger, key, seen.attempt, now, world.policy.insert_limit_s):
+            return None
+        return settle(ledger, key, cost, now)
+
+    done = world.accounts.change(change) is not None
+    return Found(key, done, why)

@@ -1,0 +1,115 @@
+"""A run goes on: one whose client is gone, or one that was over before everything was measured.
+
+The bucket says what was to be measured and what is done; what it may cost, and what is run, the client says that
+resumes it (`core.plan.resumption`). A run that is still open goes on under its hold. One that is over was settled: it
+takes a new hold, on the day on which it is resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable
+
+from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.naming import payload_object, plan_object
+from orchestrator.core.plan.document import plan_from
+from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import Phase, Run, replay
+from orchestrator.ports import Bucket
+from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.launch import LaunchContext, Payload, engine_for, take_hold
+
+SCRIPT = "startup/startup.sh"
+SHORTEST_SHA = 12
+
+
+def stored_plan(bucket: Bucket, run_id: str) -> LaunchPlan:
+    """The plan of a run, as it is in the bucket: what was to be measured. What it says of money is not believed
+    (`core.plan.resumption`). Raises `NotFound`, `ConfigError`."""
+    blob = bucket.read(plan_object(run_id))
+    if blob is None:
+        raise NotFound(f"{run_id} has no plan in the bucket", hint="its client died before it planned: launch again")
+    try:
+        return plan_from(json.loads(blob.data))
+    except ValueError as exc:
+        raise ConfigError(f"the plan of {run_id} is no JSON", hint="launch again") from exc
+
+
+def resume(
+    world: World,
+    plan: LaunchPlan,
+    *,
+    run_id: str,
+    where: LaunchContext,
+    fresh: Callable[[], Payload],
+    accept: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> Engine:
+    """An engine that takes the run on, by a plan of this client's. `fresh` makes this client's payload; `accept` names
+    another by its sha256, or the first twelve digits of it, that may be taken from the bucket.
+
+    Raises `NotFound`, `BudgetExceeded`, and `ConfigError` for a run that has nothing left to do or is of another place.
+    """
+    log = world.log(run_id)
+    run = replay(log.read())
+    if run is None:
+        raise NotFound(f"there is no run {run_id}", hint="`bench status` lists the runs in this bucket")
+    if run.plan is not None and run.plan.mode != where.mode:
+        raise ConfigError(f"{run_id} was launched in mode {run.plan.mode}; this is {where.mode}")
+    _check(run)
+    if run.payload is None and plan.config.workload is not None:  # its path is the bucket's word, not the user's
+        raise ConfigError(f"{run_id} never stored its workload, {plan.config.workload.path}", hint="launch it again")
+    payload = payload_of_run(world, run, fresh, accept)
+    generation = run.generation
+    if run.closed is not None:
+        generation += 1
+        take_hold(world, plan, run_id, log, generation)
+        log.append(ev.RunResumed(generation=generation, attempts=plan.attempts, by=where.user))
+    elif run.taken is None:
+        take_hold(world, plan, run_id, log, generation)  # once more: what the ledger holds counts, not what events say
+    if run.payload is None:
+        stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
+        log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
+    say(f"{run_id} goes on: {run.cases_done} of {run.cases_total} cases are done")
+    return engine_for(world, plan, payload, run_id, where, log)
+
+
+def _check(run: Run) -> None:
+    if run.closed is None:
+        return
+    if run.phase in (Phase.SUCCEEDED, Phase.INCORRECT):
+        raise ConfigError(f"{run.run_id} has measured everything", hint=f"`bench fetch {run.run_id}` brings it back")
+    if run.phase is Phase.REFUSED:
+        raise ConfigError(f"{run.run_id} was refused before it began", hint="launch again")
+    if not run.over:
+        raise ConfigError(f"{run.run_id} still has a machine", hint=f"`bench status {run.run_id}` looks after it")
+
+
+def payload_of_run(world: World, run: Run, fresh: Callable[[], Payload], accept: str = "") -> Payload:
+    """What the run's machines have run so far: a run must not change its kernels half way. Our own, if it is the same;
+    one from the bucket only if the user named it, since every machine can write there. Raises `ConfigError`."""
+    own = fresh()
+    if run.payload is None or run.payload.sha256 == own.sha256:
+        return own
+    theirs = run.payload.sha256
+    if len(accept) < SHORTEST_SHA or not theirs.startswith(accept):
+        raise ConfigError(
+            f"{run.run_id} runs payload {theirs[:12]}, and this installation has {own.sha256[:12]}",
+            hint="use the version that launched it; or, if you know whose that payload is, "
+            f"`bench launch --resume {run.run_id} --accept-payload {theirs[:12]}`",
+        )
+    name = payload_object(theirs)
+    blob = world.bucket.read(name)
+    if blob is None:
+        raise NotFound(f"the payload of {run.run_id} is not in the bucket: {name}", hint="launch again")
+    if hashlib.sha256(blob.data).hexdigest() != theirs:
+        raise ConfigError(f"{name} is not what its name says", hint="delete it, and launch again")
+    with tarfile.open(fileobj=io.BytesIO(blob.data), mode="r:gz") as archive:
+        script = archive.extractfile(SCRIPT)
+        if script is None:
+            raise ConfigError(f"{name} has no {SCRIPT}", hint="launch again")
+        return Payload(theirs, blob.data, script.read().decode("utf-8"))

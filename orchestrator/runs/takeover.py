@@ -1,0 +1,130 @@
+"""A launch that takes over a machine which another run kept: no cold start, and no new money.
+
+The run that the machine was made for pays for it to its end, under its own hold; the run that takes it over holds
+nothing. Whether the machine is still to be had is decided by compare-and-swap on its slot (`core.slots`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orchestrator.core import naming
+from orchestrator.core.ledger.budget import hold
+from orchestrator.core.market.pricing import DEADLINE_SLACK_S
+from orchestrator.core.plan.plan import SHORTEST_S, LaunchPlan, run_spec
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import Run, Vm, replay
+from orchestrator.core.run.slots import OLDEST, Slot, Wanted, owned, seconds_left, unfit
+from orchestrator.core.run.status import iso
+from orchestrator.ports import Blob
+from orchestrator.runs.engine import Engine, World
+from orchestrator.store.events import EventLog
+from orchestrator.store.slots import SlotUnreadable, claim_slot
+
+
+def take_over(
+    world: World,
+    plan: LaunchPlan,
+    payload: Mapping[str, str],
+    *,
+    run_id: str,
+    by: str,
+    require_cuda: bool,
+    log: EventLog,
+    say: Callable[[str], None] = lambda _: None,
+) -> bool:
+    """Claims a waiting machine for a run that is planned and whose payload is stored. False when there is none that
+    would do: then nothing has happened."""
+    for name, blob in _slots(world).items():
+        slot = Slot.parse(blob.data)
+        if slot is None or slot.state != "idle":
+            continue
+        owner = replay(world.log(slot.owner).read())
+        vm = owned(slot, owner)
+        why_not = unfit(slot, owner, _wanted(plan, owner), world.clock.now()) or _absent(world, slot)
+        if why_not or vm is None:
+            say(f"{slot.vm} was kept, and will not do: {why_not}")
+            continue
+        spec = _spec(plan, vm, slot, run_id, world, require_cuda=require_cuda)
+        claimed = _claimed(world, name, run_id, by, spec, payload)
+        if claimed is None:
+            say(f"{slot.vm} was kept, and somebody else was first")
+            continue
+        log.append(ev.MachineTaken(vm=vm.name, zone=vm.zone, owner=slot.owner, deadline_at=vm.deadline_at))
+        say(f"{vm.name} was kept by {slot.owner}, which pays for it: no cold start")
+        _hold_nothing(world, plan, run_id, log)
+        return True
+    return False
+
+
+def _claimed(
+    world: World, name: str, run_id: str, by: str, spec: Mapping[str, Any], payload: Mapping[str, str]
+) -> Slot | None:
+    try:
+        answer = claim_slot(world.bucket, world.clock, name, run_id, by, spec, payload)
+    except SlotUnreadable:
+        return None
+    return answer if isinstance(answer, Slot) else None
+
+
+def waiting(world: World) -> bool:
+    """Whether any slot is young enough that its machine may still wait: one listing."""
+    return bool(_fresh(world))
+
+
+def _slots(world: World) -> Mapping[str, Blob]:
+    """The slots that are not too old to matter, newest first."""
+    found = world.bucket.read_many(_fresh(world))
+    return {name: found[name] for name in sorted(found, reverse=True)}
+
+
+def _fresh(world: World) -> list[str]:
+    oldest = naming.instance_name(naming.run_id(world.clock.now() - OLDEST, "a", "0"), 1)
+    return [entry.name for entry in world.bucket.list(naming.MACHINES_PREFIX, after=naming.slot_object(oldest))]
+
+
+def _wanted(plan: LaunchPlan, owner: Run | None) -> Wanted:
+    """A machine whose own run had as many cases must have time for as many again."""
+    shortest = SHORTEST_S[plan.mode]
+    told = owner.current if owner is not None else None
+    took = 0.0
+    if owner is not None and told is not None and told.kept is not None and told.booted_at and told.work_done_at:
+        took = (told.work_done_at - told.booted_at).total_seconds() * len(plan.cases) / max(owner.cases_total, 1)
+    return Wanted(plan.mode, plan.config.gpu, plan.image, plan.offers, max(shortest, round(took)))
+
+
+def _absent(world: World, slot: Slot) -> str:
+    """Nothing is claimed of a machine that only its slot remembers."""
+    instance = world.cloud().instance(slot.zone, slot.vm)
+    return "" if instance is not None and instance.status == "RUNNING" else "it does not run any more"
+
+
+def _spec(plan: LaunchPlan, vm: Vm, slot: Slot, run_id: str, world: World, *, require_cuda: bool) -> dict[str, Any]:
+    spec = run_spec(plan, run_id=run_id, attempt=1, bucket=world.bucket.name, require_cuda=require_cuda)
+    left = seconds_left(vm, world.clock.now())
+    limits = {phase: min(seconds, left) for phase, seconds in spec["phase_limits_s"].items()}
+    taken = {"owner": slot.owner, "deadline_at": iso(vm.deadline_at) if vm.deadline_at else None}
+    return {**spec, "vm": vm.name, "deadline_s": left, "phase_limits_s": limits, "taken": taken}
+
+
+def _hold_nothing(world: World, plan: LaunchPlan, run_id: str, log: EventLog) -> None:
+    """An entry in the ledger all the same: that the run cost nothing of its own is worth a line."""
+    now = world.clock.now()
+    ttl_s = plan.ttl_s + DEADLINE_SLACK_S
+    pretend, note = plan.mode == "embedded", "on a kept machine"
+    world.accounts.change(
+        lambda ledger: hold(
+            ledger, run_id, plan.ceiling_usd * 0, ttl_s, now, plan.config.gpu, note=note, pretend=pretend
+        )
+    )
+    log.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd * 0))
+
+
+def settle_owner(world: World, run_id: str, *, wait: bool) -> None:
+    """Looks after the run that pays for a machine that was taken over; to its end if the machine is to go now."""
+    engine = Engine(world, run_id)
+    if wait:
+        engine.follow(until=lambda run: run.current.idle_until is not None)
+    else:
+        engine.step()

@@ -1,0 +1,53 @@
+"""Named baselines in the bucket: one small object a name, changed by compare-and-swap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from orchestrator.core.baselines import NAME, Baseline, Baselines, checked_name, dump, parse
+from orchestrator.core.naming import BASELINES_PREFIX, baseline_object
+from orchestrator.ports import Bucket, Clock
+from orchestrator.store.swap import Document, swap
+
+Refused = TypeVar("Refused")
+
+
+def baseline_document(name: str) -> Document[dict[str, Baseline]]:
+    def read(data: bytes | None) -> dict[str, Baseline]:
+        return {} if data is None else parse(name, data)
+
+    def write(baselines: dict[str, Baseline]) -> bytes:
+        return dump(name, baselines)
+
+    return Document(baseline_object(checked_name(name)), dict, read, write)
+
+
+class BaselineStore:
+    """Two pushes that finish at once, of a T4 and of an H100, both keep their baseline."""
+
+    def __init__(self, bucket: Bucket, clock: Clock) -> None:
+        self._bucket = bucket
+        self._clock = clock
+
+    def names(self) -> tuple[str, ...]:
+        """Every name that was ever set, in order; one that was removed has no baselines. An object whose name is none
+        for a baseline is not ours, and left out."""
+        found = (entry.name.removeprefix(BASELINES_PREFIX) for entry in self._bucket.list(BASELINES_PREFIX))
+        names = (one.removesuffix(".json") for one in found if one.endswith(".json"))
+        return tuple(name for name in names if NAME.fullmatch(name))
+
+    def read(self, name: str) -> Mapping[str, Baseline]:
+        """The baselines of a name by device; none where there is no such name. Raises `BaselinesUnreadable`."""
+        blob = self._bucket.read(baseline_object(checked_name(name)))
+        return {} if blob is None else parse(name, blob.data)
+
+    def update(self, name: str, change: Callable[[Baselines], dict[str, Baseline] | Refused]) -> Baselines | Refused:
+        """Stores what `change` makes of the baselines, again on the newer ones when somebody was first. What it returns
+        that is no dictionary is a refusal: nothing is stored, and that is returned. Raises `BaselinesUnreadable`, and
+        `Unavailable` when others were first every time."""
+        return swap(self._bucket, self._clock, baseline_document(name), change)
+
+    def clear(self, name: str) -> None:
+        """Puts an empty one in the place of whatever is there, readable or not."""
+        self._bucket.replace(baseline_object(checked_name(name)), dump(name, {}), generation=None)

@@ -1,0 +1,88 @@
+"""A run's event log in the bucket: appended to by many, edited by nobody."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from orchestrator.core.errors import ProviderError, Unavailable
+from orchestrator.core.naming import events_prefix
+from orchestrator.core.run.events import Event, Fact, decode, encode
+from orchestrator.ports import Bucket, Clock
+
+EVENT_BYTES: Final = 256 * 1024
+"""What is larger is no event of ours, and is not fetched."""
+
+
+class EventLog:
+    """The log of one run, as one writer sees it. `writer` must not be in use by another process."""
+
+    def __init__(self, bucket: Bucket, run_id: str, writer: str, clock: Clock) -> None:
+        self.run_id = run_id
+        self.writer = writer
+        self._bucket = bucket
+        self._clock = clock
+        self._seq = 0
+        self._last: datetime | None = None
+        self._unsure: Event | None = None
+        self._events: dict[str, Event] = {}
+        self._strange: set[str] = set()
+
+    @property
+    def undecodable(self) -> frozenset[str]:
+        """Names of objects under the events prefix that are no events."""
+        return frozenset(self._strange)
+
+    def append(self, fact: Fact) -> Event:
+        """Stores one event and returns it.
+
+        A lost answer does not make two events: the stored object is compared with ours, and after an `Unavailable` the
+        same fact, appended again, is sent under the same name.
+        """
+        event = self._next(fact)
+        name, data = event.object_name, encode(event)
+        self._unsure = event
+        if not self._bucket.create(name, data):
+            there = self._bucket.read(name)
+            if there is None:
+                raise Unavailable(
+                    f"the event {name} was refused as a duplicate and then not found",
+                    hint="try again; if it stays so, somebody deletes objects from the bucket",
+                )
+            if there.data != data:
+                self._unsure = None
+                raise ProviderError(
+                    f"another process writes to the log of {self.run_id} as {self.writer!r}",
+                    hint="give every process a writer name of its own",
+                )
+        self._unsure = None
+        self._events[name] = event
+        return event
+
+    def read(self) -> tuple[Event, ...]:
+        """Every event, in order. Only objects that were not seen before are fetched.
+
+        The whole prefix is listed each time: a machine whose clock is behind appends names before ours.
+        """
+        listed = self._bucket.list(events_prefix(self.run_id))
+        self._strange |= {entry.name for entry in listed if entry.size > EVENT_BYTES}
+        unseen = [one.name for one in listed if one.name not in self._events and one.name not in self._strange]
+        for name, blob in self._bucket.read_many(unseen).items():
+            event = decode(blob.data)
+            if event is None or event.run_id != self.run_id:
+                self._strange.add(name)
+                continue
+            self._events[name] = event
+            if event.writer == self.writer:
+                self._seq = max(self._seq, event.seq)
+        return tuple(sorted(self._events.values(), key=lambda event: event.order))
+
+    def _next(self, fact: Fact) -> Event:
+        if self._unsure is not None and self._unsure.fact == fact:
+            return self._unsure
+        now = self._clock.now()
+        if self._last is not None and now < self._last:
+            now = self._last  # a clock that is set back must not put an effect before its cause
+        self._last = now
+        self._seq += 1
+        return Event(run_id=self.run_id, time=now, writer=self.writer, seq=self._seq, fact=fact)

@@ -1,0 +1,69 @@
+"""The ledger in the bucket: read, decide, and swap only if nobody was faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from orchestrator.core.ledger.budget import Ledger, LedgerMissing
+from orchestrator.core.naming import LEDGER, parse_event_object
+from orchestrator.ports import Bucket, Clock
+from orchestrator.store.swap import Document, swap
+
+Refused = TypeVar("Refused")
+
+
+def _parse(data: bytes | None) -> Ledger:
+    return Ledger() if data is None else Ledger.parse(data)
+
+
+DOCUMENT = Document(LEDGER, Ledger, _parse, Ledger.dump)
+
+
+MONEY_EVENTS: Final = frozenset({"budget_held"})
+"""The event before which something was in the ledger, and from which it can be made again."""
+
+
+class LedgerStore:
+    """All clients of a bucket share one ledger, so two laptops cannot both spend the last dollar. One that is missing
+    or empty beside runs that have held money is no ledger: it is refused, not taken for nothing spent."""
+
+    def __init__(self, bucket: Bucket, clock: Clock) -> None:
+        self._bucket = bucket
+        self._clock = clock
+
+    def read(self) -> Ledger:
+        """The ledger; an empty one when nothing was ever held. Raises `LedgerUnreadable`, `LedgerMissing`."""
+        return self.read_with_generation()[0]
+
+    def read_with_generation(self) -> tuple[Ledger, int]:
+        """The ledger and its generation; an empty one and 0 when nothing was ever held."""
+        blob = self._bucket.read(LEDGER)
+        return (self._checked(None), 0) if blob is None else (self._checked(blob.data), blob.generation)
+
+    def update(self, change: Callable[[Ledger], Ledger | Refused]) -> Ledger | Refused:
+        """Replaces the ledger with `change(ledger)` and returns it; a refusal is returned and nothing is stored.
+        Raises `LedgerUnreadable`, `LedgerMissing`, and `Unavailable` when others were faster every time."""
+        return swap(self._bucket, self._clock, replace(DOCUMENT, parse=self._checked), change)
+
+    def _checked(self, data: bytes | None) -> Ledger:
+        ledger = _parse(data)
+        if not ledger.empty:
+            return ledger
+        held = next((entry.name for entry in self._bucket.list("runs/") if _of_money(entry.name)), "")
+        if held:
+            again = self._bucket.read(LEDGER)  # a first hold may have come in between
+            ledger = _parse(None if again is None else again.data)
+            if ledger.empty:
+                raise LedgerMissing(
+                    f"gs://{self._bucket.name}/{LEDGER} is {'empty' if again else 'gone'}, and runs of this bucket "
+                    f"have held money ({held.split('/')[1]}): what was spent is not known",
+                    hint="`bench budget rebuild` makes it from the events of the runs",
+                )
+        return ledger
+
+
+def _of_money(name: str) -> bool:
+    event = parse_event_object(name) if "/events/" in name else None
+    return event is not None and event.kind in MONEY_EVENTS

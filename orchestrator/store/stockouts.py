@@ -1,0 +1,83 @@
+"""Where machines were not to be had, remembered in the bucket: one small object a machine type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from orchestrator.core.bounds import Moment
+from orchestrator.core.errors import BenchError
+from orchestrator.core.foreign import document
+from orchestrator.core.naming import PLACEMENT_PREFIX
+from orchestrator.ports import Bucket, Clock
+from orchestrator.store.swap import Document, swap
+
+KEPT: Final = timedelta(days=1)
+"""After a day a stock-out says nothing any more."""
+MOMENT: Final[TypeAdapter[datetime]] = TypeAdapter(Moment)
+
+Pool = tuple[str, str, str]
+
+
+class StockOuts:
+    """What clients of this bucket have met when they asked for machines: one read for a plan, one compare-and-swap for
+    a stock-out. A hint, never a fact that anything depends on: losing it costs a detour."""
+
+    def __init__(self, bucket: Bucket, clock: Clock) -> None:
+        self._bucket = bucket
+        self._clock = clock
+
+    def stock_outs(self, machine_type: str) -> Mapping[Pool, datetime]:
+        """The last stock-out of each pool (zone, machine type, provisioning) that is not too old to matter."""
+        try:
+            blob = self._bucket.read(_object(machine_type))
+        except BenchError:
+            return {}
+        return _parse(machine_type, blob.data) if blob is not None else {}
+
+    def remember(self, pool: Pool, at: datetime) -> None:
+        """Notes a stock-out. Never raises what the bucket raises."""
+
+        def change(known: dict[Pool, datetime]) -> dict[Pool, datetime]:
+            newest = {**known, pool: max(at, known.get(pool, at))}
+            return {key: when for key, when in newest.items() if when > at - KEPT}
+
+        try:
+            swap(self._bucket, self._clock, stockouts_document(pool[1]), change)
+        except BenchError:
+            return
+
+
+def stockouts_document(machine_type: str) -> Document[dict[Pool, datetime]]:
+    def read(data: bytes | None) -> dict[Pool, datetime]:
+        return {} if data is None else _parse(machine_type, data)
+
+    return Document(_object(machine_type), dict, read, _dump)
+
+
+def _object(machine_type: str) -> str:
+    return f"{PLACEMENT_PREFIX}{machine_type}.json"
+
+
+def _dump(known: Mapping[Pool, datetime]) -> bytes:
+    zones: dict[str, dict[str, str]] = {}
+    for (zone, _, provisioning), at in sorted(known.items()):
+        zones.setdefault(zone, {})[provisioning] = at.astimezone(UTC).isoformat()
+    return json.dumps({"schema": 1, "stock_outs": zones}, indent=1).encode()
+
+
+def _parse(machine_type: str, data: bytes) -> dict[Pool, datetime]:
+    """What can be read of it; a hint that cannot is none."""
+    try:
+        zones: dict[str, Any] = document(data)["stock_outs"]
+        return {
+            (zone, machine_type, provisioning): MOMENT.validate_python(at)
+            for zone, models in zones.items()
+            for provisioning, at in models.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):  # a ValidationError is a ValueError
+        return {}

@@ -1,0 +1,96 @@
+"""Where this user's things are: flags first, then environment, then `settings.yaml` in BENCH_HOME, then defaults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Final
+
+from platformdirs import user_data_path
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from orchestrator.core.config.model import Alerts, Budget
+from orchestrator.core.errors import ConfigError
+
+Cap = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+CAPS: Final = ("per_run_usd", "per_day_usd", "per_month_usd", "total_usd")
+
+
+def default_home() -> Path:
+    return user_data_path("spotbench")
+
+
+class Settings(BaseSettings):
+    """Each setting is also an environment variable: BENCH_HOME, BENCH_PROJECT, BENCH_BUCKET, and so on."""
+
+    model_config = SettingsConfigDict(env_prefix="BENCH_", extra="ignore", frozen=True)
+
+    home: Path = Field(default_factory=default_home)
+    """All local state: settings, caches, the embedded cloud."""
+    project: str = ""
+    """Google Cloud project. Empty: the embedded cloud. Never taken from gcloud's own defaults, so that nothing is
+    rented by accident."""
+    bucket: str = ""
+    weather: Path | None = None
+    """Faults for the embedded cloud, as a YAML file."""
+    service_account: str = ""
+    """What machines run as, where a configuration does not name another."""
+    per_run_usd: Cap | None = None
+    per_day_usd: Cap | None = None
+    per_month_usd: Cap | None = None
+    total_usd: Cap | None = None
+    """Caps in dollars, where a configuration of one's own does not set others."""
+    alert_command: str | None = None
+    alert_webhook: str | None = None
+    """Who is told of alerts, by whatever command changes the ledger, where a configuration does not say otherwise."""
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        """Keys of a configuration and their values, as these settings have them."""
+        caps = {key: getattr(self, key) for key in CAPS}
+        found = {f"budget.{key}": str(usd) for key, usd in caps.items() if usd is not None}
+        ways = {"alerts.command": self.alert_command, "alerts.webhook": self.alert_webhook}
+        found |= {key: json.dumps(way) for key, way in ways.items() if way}
+        return ({"machine.service_account": self.service_account} if self.service_account else {}) | found
+
+    def money(self) -> tuple[Budget, Alerts]:
+        """The caps and alert channels of commands that take no configuration. Raises `ConfigError`."""
+        caps = {key: usd for key in CAPS if (usd := getattr(self, key)) is not None}
+        try:
+            return Budget(**caps), Alerts(command=self.alert_command, webhook=self.alert_webhook)
+        except ValidationError as exc:
+            raise ConfigError(f"bad settings: alert_webhook: {exc.errors()[0]['msg']}") from exc
+
+
+def load_settings(*, project: str = "", bucket: str = "") -> Settings:
+    flags = {key: value for key, value in {"project": project, "bucket": bucket}.items() if value}
+    try:
+        first = Settings(**flags)  # type: ignore[arg-type]
+        return Settings(**{**_from_file(first.home / "settings.yaml", first), **flags})  # type: ignore[arg-type]
+    except ValidationError as exc:
+        problems = "; ".join(f"BENCH_{str(e['loc'][0]).upper()}: {e['msg']}" for e in exc.errors())
+        raise ConfigError(f"bad settings: {problems}") from exc
+
+
+def _from_file(path: Path, environment: Settings) -> dict[str, object]:
+    """What the file says, except where the environment says otherwise."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
+    import yaml
+
+    try:
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{path} is not YAML: {exc}") from exc
+    known = set(Settings.model_fields) - {"home"}
+    if not isinstance(values, dict) or set(values) - known:
+        unknown = ", ".join(sorted(map(str, set(values) - known))) if isinstance(values, dict) else "not a mapping"
+        raise ConfigError(f"{path}: {unknown}; valid keys are {', '.join(sorted(known))}")
+    return {key: value for key, value in values.items() if key not in environment.model_fields_set}

@@ -1,0 +1,70 @@
+"""The agreement of our medians with CUPTI's, in numbers and in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.analysis.second_clock import LONG_US, Told, agreement, read, sentence
+from orchestrator.report.report import Report
+from tests.report.written import csv_text, records, studied
+
+
+def told(study_text: str, factor: float, less_us: float = 0.0) -> tuple[Told, ...]:
+    found = studied(study_text)
+    return tuple(
+        Told(case.case_id, one.implementation, factor * one.median_us.mid - less_us)
+        for case in found.cases
+        for one in case.timings
+        if one.timed
+    )
+
+
+def test_the_graph_is_compared_as_a_ratio_and_burst_as_what_is_added() -> None:
+    graph, burst = (csv_text(records(regime=regime)) for regime in ("graph", "burst"))
+    near = agreement(studied(graph), told(graph, 1 / 1.03))
+    assert near is not None
+    assert near.ratios
+    assert near.within(0.05) == len(near.ratios)
+    assert near.within(0.02) == 0
+    assert near.worst == pytest.approx(0.03)
+    assert "within 5% of it in" in sentence(near)
+    more = agreement(studied(burst), told(burst, 1.0, 0.25))
+    assert more is not None
+    assert not more.ratios
+    assert all(us == pytest.approx(0.25) for us in more.added_us)
+    assert not more.long_ratios
+    assert "burst has 0.2 µs more" in sentence(more) or "burst has 0.3 µs more" in sentence(more)
+
+
+def test_long_calls_are_compared_as_a_ratio_in_burst_too() -> None:
+    burst = csv_text(records(regime="burst"))
+    found = agreement(studied(burst), [replace(one, cupti_us=LONG_US) for one in told(burst, 1.0)])
+    assert found is not None
+    assert not found.added_us
+    assert found.long_ratios
+    assert f"burst is within 5% of it in 0 of {len(found.long_ratios)}" in sentence(found)
+
+
+def test_what_is_not_in_both_is_not_compared_and_warm_caches_never_are() -> None:
+    text = csv_text(records(regime="graph"))
+    assert agreement(studied(text), ()) is None
+    assert agreement(studied(text), (Told("another", "bench", 1.0),)) is None
+    warm = csv_text(records(regime="graph", cache="warm"))
+    assert agreement(studied(warm), told(warm, 1.0)) is None
+
+
+def test_a_file_of_anybodys_is_read_as_far_as_it_makes_sense() -> None:
+    lines = ["case_id,implementation,cupti_us", "a,bench,5.5", "b,bench,", "c,bench,nan", "d,bench,-1", ",bench,3", "e"]
+    assert read(lines) == (Told("a", "bench", 5.5),)
+    assert read(["no header at all"]) == ()
+    assert read([]) == ()
+    assert read(["x,y", "1,2"]) == ()
+
+
+def test_the_report_says_it_after_everything_else_that_can_be_said() -> None:
+    text = csv_text(records(regime="graph"))
+    report = Report(studied(text), clock=told(text, 1.0))
+    assert report.sentences()[-1].startswith("A second clock, CUPTI's time of the kernels: graph is within 5% of it in")
+    assert not any("second clock" in words for words in Report(studied(text)).sentences())

@@ -1,0 +1,127 @@
+"""One bad object of any kind stops no command: it is named, the rest is shown or done, and the exit code says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import app
+from orchestrator.core.naming import artifacts_prefix, cases_prefix, events_prefix, index_object, plan_object
+from orchestrator.embedded.client import stop
+from orchestrator.runs.engine import Engine
+from orchestrator.wiring import Wiring, wire
+from tests.cli.conftest import Bench
+from tests.cli.test_reap import over
+
+GOOD = "20261120-010203-l4-00aa"
+BAD = "20261120-010203-l4-00bb"
+
+OBJECTS: dict[str, tuple[str, bytes]] = {
+    "a host's record, torn": ("hosts/host-box-123456.json", b'{"schema": 1, "targ'),
+    "a host's record of a newer version": ("hosts/host-box-123456.json", b'{"schema": 2, "address": "me@box"}'),
+    "an event that is none": (f"{events_prefix(BAD)}x.json", b"\xff\xfe"),
+    "an event nested too deeply": (f"{events_prefix(GOOD)}y.json", b"[" * 60_000),
+    "an event of another run": (f"{events_prefix(GOOD)}z.json", b'{"run_id": "x", "kind": "finished", "data": {}}'),
+    "a plan": (plan_object(GOOD), b'{"settings": {"alerts": {"command": "touch pwned"}}}'),
+    "an odd baseline": ("baselines/[bad].json", b"{}"),
+    "a baseline, torn": ("baselines/main.json", b"{"),
+    "a slot": ("machines/bench-x-1.json", b"\x00"),
+    "stock-outs": ("placement/g2-standard-4.json", b'{"stock_outs": {"z": {"SPOT": "2026-11-21T00:00:00"}}}'),
+    "a grid": (f"grids/{GOOD}.json", b"[]"),
+    "a case that is torn": (f"{cases_prefix(GOOD)}torn.csv", b"run_id,vm\n1\n"),
+    "a case that is not UTF-8": (f"{cases_prefix(GOOD)}latin.csv", b"\xff\xfe\xfd"),
+    "an artifact called cases": (f"{artifacts_prefix(GOOD)}cases", b"x"),
+    "an artifact that programs obey": (f"{artifacts_prefix(GOOD)}.git/config", b"[core]\n\tfsmonitor = touch pwned\n"),
+    "a log with escapes": (f"{artifacts_prefix(GOOD)}log.txt", b"\x1b]0;x\x07 [/x] \xff"),
+    "a ledger of a newer version": ("ledger/ledger.json", b'{"schema": 2, "runs": {}}'),
+    "a ledger that is garbage": ("ledger/ledger.json", b"\x00garbage"),
+}
+LINES: dict[str, dict[str, str]] = {
+    "an index line whose cost is NaN": {"cost_usd": "NaN"},
+    "an index line without a zone": {"created_at": "2026-11-20T01:02:03"},
+    "an index line of the year 9999": {"created_at": "9999-12-31T23:59:59+00:00", "seconds": "9" * 30},
+    "an index line with markup": {"device": "[/x]\x1b[2J", "phase": "[bold", "vm": "[/]/x"},
+}
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "status": ("status",),
+    "status --json": ("status", "--json"),
+    "status RUN": ("status", GOOD),
+    "reap": ("reap",),
+    "reap --yes": ("reap", "--yes"),
+    "stop": ("stop", GOOD),
+    "logs": ("logs", GOOD),
+    "diagnose": ("diagnose", GOOD),
+    "fetch": ("fetch", GOOD),
+    "costs": ("costs",),
+    "budget": ("budget",),
+    "baseline list": ("baseline", "list"),
+    "history": ("history", "--case", "b1"),
+}
+CODES = {0, 2, 6, 10, 13, 16}
+"""Of the README: done, or what these documents can rightly cause. 1 is none of them, and neither is a traceback."""
+SHOWN = {"status": GOOD, "status --json": GOOD, "status RUN": GOOD, "reap": "0 VMs alive", "reap --yes": "0 VMs alive"}
+"""What must be there all the same: the commands that protect money."""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Wiring]]:
+    """One embedded cloud with one run in it that went well; what a test puts into the bucket it takes out again."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("BENCH_HOME", str(home))
+        environment.setenv("BENCH_USER", "ada")
+        environment.chdir(home)
+        wiring = wire()
+        over(wiring, GOOD, "succeeded")
+        yield Bench(home), wiring
+        stop(home / "cloud")
+
+
+def put(wiring: Wiring, kind: str) -> str:
+    """Puts one bad object there, and gives its name."""
+    if kind in OBJECTS:
+        name, data = OBJECTS[kind]
+        wiring.bucket.replace(name, data, generation=None)
+        return name
+    name = index_object(GOOD)
+    line = {"run_id": GOOD, "phase": "succeeded", "created_at": "2026-11-20T01:02:03Z", **LINES[kind]}
+    metadata = {key: "".join(c if " " <= c <= "~" else "?" for c in value) for key, value in line.items()}
+    wiring.bucket.replace(name, b"{}", generation=None, metadata=metadata)
+    return name
+
+
+@pytest.mark.parametrize("kind", [*OBJECTS, *LINES])
+def test_no_bad_object_stops_a_command_and_the_rest_is_shown(shop: tuple[Bench, Wiring], kind: str) -> None:
+    bench, wiring = shop
+    engine = Engine(wiring.world(), GOOD)
+    engine.write_index(engine.look())  # a test before this one may have taken it away
+    name = put(wiring, kind)
+    try:
+        for title, command in COMMANDS.items():
+            ran = CliRunner().invoke(app, command, prog_name="bench", env={"COLUMNS": "80"})
+            assert ran.exception is None or isinstance(ran.exception, SystemExit), (title, ran.exception)
+            assert ran.exit_code in CODES, (title, ran.exit_code, ran.stderr)
+            assert "\x1b" not in ran.stdout + ran.stderr, title
+            assert SHOWN.get(title, "") in ran.stdout, (title, ran.stdout, ran.stderr)
+            if ran.exit_code:
+                assert "error: " in ran.stderr
+        assert not Path(bench.home, "pwned").exists()
+        assert not list(bench.home.rglob(".git"))
+    finally:
+        wiring.bucket._bucket.blob(name).delete()  # type: ignore[attr-defined]
+
+
+def test_what_is_left_out_is_named_and_the_exit_code_is_16(shop: tuple[Bench, Wiring]) -> None:
+    bench, wiring = shop
+    name = put(wiring, "a host's record, torn")
+    try:
+        for command in (["status"], ["reap", "--yes"]):
+            ran = bench(*command, code=16)
+            assert f"note: {name} cannot be read" in ran.err
+            assert "error: 1 object was left out, and all else was done" in ran.err
+        assert bench("status", "--json", code=16).document["left_out"].keys() == {name}
+    finally:
+        wiring.bucket._bucket.blob(name).delete()  # type: ignore[attr-defined]

@@ -1,0 +1,101 @@
+"""What a workload's text tells without being run, and that the harness, which runs it, says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.harness import own as harness_side
+from orchestrator.adapters.workload_files import gathered, sketched
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.workload import case_id, sketch
+
+GOOD = """axes = {"rows": [1 << 4, 3], "dtype": ["float32"]}
+def inputs(rows, dtype, device, generator): ...
+def reference(x): ...
+def kernel_mine(x): ...
+def baseline_torch(x): ...
+requirements = ["triton>=3"]
+"""
+VALUES = st.one_of(st.integers(), st.text(max_size=300), st.booleans(), st.floats(allow_nan=False))
+NAMES = st.sampled_from(["rows", "cols", "dtype", "mode"])
+
+
+@given(st.dictionaries(NAMES, VALUES))
+def test_a_case_is_called_the_same_here_and_by_the_harness(values: dict[str, object]) -> None:
+    assert case_id(values) == harness_side.case_id(values)
+    assert harness_side.SAFE.fullmatch(case_id(values))
+
+
+def test_cases_and_names_are_read_off_the_text() -> None:
+    told = sketch(GOOD, "mine.py")
+    assert told.cases == ("rows16-float32", "rows3-float32")
+    assert (told.implementations, told.baselines) == (("torch", "mine"), ("torch",))
+    assert told.requirements == ("triton>=3",)
+
+
+def test_what_only_running_the_file_would_tell_is_left_open() -> None:
+    assert sketch(GOOD.replace("[1 << 4, 3]", "list(range(3))"), "mine.py").cases == ()
+    assert sketch(GOOD.replace("1 << 4", "1 << (1 << 40)"), "mine.py").cases == (), "and costs nothing"
+
+
+REFUSED = {
+    "axis": (GOOD.replace("[1 << 4, 3]", "7"), "mine.py:1: axis rows must be a list with at least one value, not 7"),
+    "axes": ("axes = [1]\n" + GOOD.split("\n", 1)[1], "mine.py:1: axes must be a mapping"),
+    "none": (GOOD.replace("kernel_", "k_").replace("baseline_", "b_"), "mine.py:1: there is no implementation"),
+    "twice": (GOOD + "def kernel_torch(x): ...\n", "mine.py:7: two implementations are called torch: baseline_torch is at line 5"),
+    "reference": (GOOD.replace("reference", "refer"), "mine.py:1: there is no function reference"),
+    "syntax": (GOOD + "def (\n", "mine.py:7: syntax error"),
+    "requirements": (GOOD.replace('["triton>=3"]', '"triton"'), "mine.py:6: requirements must be a list of strings"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_is_told_before_anything_is_paid_for(name: str) -> None:
+    text, words = REFUSED[name]
+    with pytest.raises(ConfigError) as told:
+        sketch(text, "mine.py")
+    assert words in str(told.value)
+
+
+def test_a_file_takes_along_what_it_names_and_a_folder_its_sources(tmp_path: Path) -> None:
+    folder = tmp_path / "thing"
+    (folder / "__pycache__").mkdir(parents=True)
+    (folder / "thing.py").write_text(GOOD + "x = {'cuda': 'k.cu'}\n")
+    for name in ("k.cu", "other.cu", "helper.py", "notes.bin", "__pycache__/x.py"):
+        (folder / name).write_text("// here\n")
+    assert set(gathered(folder)) == {"own/thing.py", "own/k.cu", "own/other.cu", "own/helper.py"}
+    assert set(gathered(folder / "thing.py")) == {"own/thing.py", "own/k.cu"}
+    assert sketched(folder).name == "thing"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [(".env", "A=1"), ("service.key", "x"), ("credentials.json", "{}"), ("id_ed25519", "x"),
+     ("notes.md", "-----BEGIN RSA PRIVATE KEY-----"), ("c.json", '{"private_key": "x"}')],
+)  # fmt: skip
+def test_nothing_that_looks_like_a_secret_leaves_the_machine(tmp_path: Path, name: str, content: str) -> None:
+    folder = tmp_path / "thing"
+    folder.mkdir()
+    (folder / "thing.py").write_text(GOOD)
+    (folder / name).write_text(content)
+    with pytest.raises(ConfigError, match=r"secret; nothing is sent"):
+        gathered(folder)
+
+
+def test_a_folder_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "thing"
+    folder.mkdir()
+    (folder / "thing.py").write_text(GOOD)
+    with (folder / "data.csv").open("wb") as file:
+        file.truncate(2 << 30)
+    with pytest.raises(ConfigError, match=r"more than 20 MB"):
+        gathered(folder)
+    with pytest.raises(ConfigError, match=r"there is no file"):
+        gathered(tmp_path / "none.py")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"has no empty.py"):
+        gathered(tmp_path / "empty")

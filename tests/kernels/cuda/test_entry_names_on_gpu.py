@@ -1,0 +1,43 @@
+"""The kernels that the `backend` column names are those that CUPTI sees run."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.attention.case import Case, Shape
+from kernels.attention.workload import WORKLOAD
+from kernels.harness.workload import Site
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+DEV = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("name", ["bench", "bench:lse"])
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(2, 8, 8, 128, 128, 64, False), Shape(2, 8, 8, 4096, 4096, 64, True), Shape(1, 64, 8, 1, 8192, 128, False)],
+)
+def test_what_is_named_is_what_ran(name: str, shape: Shape) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    case = Case(shape, "bfloat16")
+    site = Site(DEV, 0, Path(tempfile.mkdtemp()), Path.home() / ".cache" / "bench-kernels")
+    implementation = WORKLOAD.implementation(name, site)
+    implementation.build(site)
+    inputs = WORKLOAD.problem().inputs(case, torch.Generator(DEV).manual_seed(1))
+    call = implementation.bind(case, inputs)
+    call.plan()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        call.plan()
+        torch.cuda.synchronize()
+    ran = {one.key for one in seen.key_averages() if one.device_type.name == "CUDA"}
+    named = set(call.backend.removesuffix("+lse").split("+"))
+    assert named <= ran, (named, ran)

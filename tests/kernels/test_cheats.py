@@ -1,0 +1,83 @@
+"""Kernels that cheat have no timing, each for a reason that says how; honest ones are never accused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernels.harness_process import ROOT, HarnessProcess, named
+
+OWN = Path(__file__).parent / "own"
+HONEST = ("torch", "honest_in_parts", "honest_transposed", "honest_in_double", "honest_einsum", "torch:aa")
+CHEATS = {
+    "old_memory": "max abs error",
+    "changes_inputs": "it changed its inputs",
+    "by_address": "max abs error",
+    "by_shape": "max abs error",
+    "by_value": "times as fast on inputs that it has seen before",
+    "public_seed": "max abs error",
+    "lazy": "its output is a Lazy, not a plain tensor",
+    "later": "max abs error|its output changed after the call had returned",
+    "low_precision": "(64 roundings of float32)",
+    "half_of_the_rows": "max abs error",
+    "all_but_one_element": "max abs error",
+    "patched_clock": "time.perf_counter_ns was replaced",
+    "patched_clock_for_a_while": "went by",
+    "patched_comparison": "torch.equal",
+    "patched_timer": "CpuTimer.__call__ was replaced",
+    "prints_a_result": "ended its process with exit code 0",
+    "writes_to_every_pipe": "",
+    "of_another_type": "output is (256, 256) torch.float16, not (256, 256) torch.float32",
+    "of_another_shape": "output is (255, 256)",
+    "nothing": "its output is a NoneType, not a plain tensor",
+    "never_written": "NaN or infinite, or never written",
+}
+
+
+def own(path: Path, **changes: Any) -> dict[str, Any]:
+    """A small spec for a workload in a file."""
+    asked: dict[str, Any] = {
+        "workload": {"form": "file", "path": str(path)},
+        "implementations": ["*", "*:aa"], "measure": {}, "correctness": {}, "repeats": 6, "warmup": 1,
+        "regime": "burst", "cache": "cold", "seed": 7, "threads": 1, "answer_limit_s": 120,
+    }  # fmt: skip
+    return asked | changes
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """One run of all of them together, as the agent would see it."""
+    folder = tmp_path_factory.mktemp("cheats")
+    with HarnessProcess("measure", own(OWN / "cheats.py"), folder, environ={"PYTHONPATH": str(ROOT)}) as harness:
+        code, facts = harness.finish()
+    assert code == 10, harness.log()
+    (case,) = named(facts, "case_finished")
+    rows = {row["implementation"]: row for row in harness.rows(case["case_id"])}
+    assert set(rows) == {*HONEST, *CHEATS}
+    return case
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_kernel_is_timed(finished: Mapping[str, Any], name: str) -> None:
+    assert name in finished["median_us"], finished["skipped"].get(name)
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_has_no_timing_and_the_reason_says_how(finished: Mapping[str, Any], name: str) -> None:
+    assert name not in finished["median_us"]
+    assert any(words in finished["skipped"][name] for words in CHEATS[name].split("|")), finished["skipped"][name]
+
+
+def test_speed_beyond_the_roof_is_implausible(tmp_path: Path) -> None:
+    boast = "import torch\naxes = {'n': [64]}\ndef inputs(n, device, generator):\n    return torch.ones(n, n)\n"
+    boast += "def reference(x):\n    return x @ x\ndef baseline_torch(x):\n    return x @ x\n"
+    (tmp_path / "boast.py").write_text(boast + "def flops(n):\n    return 1e15\n")
+    with HarnessProcess("measure", own(tmp_path / "boast.py"), tmp_path) as harness:
+        code, facts = harness.finish()
+    assert code == 10, harness.log()
+    (case,) = named(facts, "case_finished")
+    assert "implausible: " in case["skipped"]["torch"]
+    assert "GFLOP/s" in case["skipped"]["torch"]

@@ -1,0 +1,131 @@
+"""The criterion knows the type, the size of the answer, the problem and the baseline: honest kernels pass, others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.forms.definition import Arguments, in_double
+from kernels.harness.criterion import Errors, exact_of, judged
+
+Function = Callable[..., Any]
+
+
+def verdict(
+    reference: Function, kernel: Function, *inputs: torch.Tensor, baseline: Function | None = None, **how: Any
+) -> Any:
+    """The criterion's word on `kernel`, with the baseline's own error known where there is a baseline."""
+    given = Arguments(inputs, {})
+    noise = torch.Generator().manual_seed(3)
+    exact = exact_of(lambda a: reference(*a.args), given, noise, in_double)
+    errors: Errors | None = None
+    if baseline is not None:
+        found, errors = judged(baseline(*inputs), exact, None, None)
+        assert found.passed, f"the baseline: {found.reason}"
+    return judged(kernel(*inputs), exact, None, errors, **how)[0]
+
+
+def rms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w
+
+
+def rms_torch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], w, 1e-6)
+
+
+def rms_by_hand(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x.float()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_norm_by_hand_that_rounds_twice_is_right(dtype: torch.dtype, seed: int) -> None:
+    torch.manual_seed(seed)
+    x, w = torch.randn(64, 1024).to(dtype), torch.randn(1024).to(dtype)
+    assert verdict(rms, rms_by_hand, x, w, baseline=rms_torch).passed
+    assert verdict(rms, rms_by_hand, x, w).passed, "also without a baseline"
+
+
+def test_a_dot_product_of_a_million_squares_is_right_and_one_per_cent_more_is_not() -> None:
+    x = torch.randn(1 << 20)
+    assert verdict(lambda a: (a * a).sum(), lambda a: a.dot(a), x).passed
+    assert verdict(lambda a: (a * a).sum(), lambda a: a.square().sum(), x, baseline=lambda a: a.dot(a)).passed
+    assert not verdict(lambda a: (a * a).sum(), lambda a: a.dot(a) * 1.01, x, baseline=lambda a: a.dot(a)).passed
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sum_that_cancels_may_be_as_far_off_as_its_inputs_rounding_moves_it(seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(1 << 18)
+    assert verdict(torch.sum, lambda a: a.flip(0).view(512, -1).sum(0).sum(), x).passed
+    assert verdict(lambda a: (a - a.mean()).sum() + 1, lambda a: (a - a.mean()).sum() + 1, x).passed
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_softmax_and_products_by_pytorch_are_right(dtype: torch.dtype) -> None:
+    x = torch.randn(64, 1000).to(dtype)
+    assert verdict(lambda a: torch.softmax(a, -1), lambda a: torch.softmax(a, -1), x).passed
+    a, b = torch.randn(64, 256).to(dtype), torch.randn(256, 32).to(dtype)
+    assert verdict(torch.matmul, torch.matmul, a, b).passed
+
+
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to ten bits of mantissa."""
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def test_lower_precision_is_found_out() -> None:
+    a, b = torch.randn(128, 512), torch.randn(512, 128)
+    assert not verdict(torch.matmul, lambda x, y: (x.half() @ y.half()).float(), a, b, baseline=torch.matmul).passed
+    assert not verdict(torch.matmul, lambda x, y: tf32(x) @ tf32(y), a, b, baseline=torch.matmul).passed
+    low = [one.half() for one in (a, b)]
+    told = verdict(torch.matmul, lambda x, y: (x.bfloat16() @ y.bfloat16()).half(), *low, baseline=torch.matmul)
+    assert not told.passed, "float16 by way of bfloat16"
+
+
+def test_one_wrong_element_and_a_little_everywhere_are_both_found() -> None:
+    a, b = (torch.randn(256, 256).bfloat16() for _ in range(2))
+
+    def one_off(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = x @ y
+        out[3, 4] += 8
+        return out
+
+    assert not verdict(torch.matmul, one_off, a, b, baseline=torch.matmul).passed
+    assert "root mean square" in verdict(torch.matmul, lambda x, y: (x @ y) * 1.015, a, b, baseline=torch.matmul).reason
+
+
+def test_the_verdict_says_which_limit_decided() -> None:
+    x = torch.randn(4096)
+    assert "roundings of float32" in verdict(torch.sigmoid, lambda a: a.sigmoid() + 1e-2, x).reason
+    assert "own sensitivity" in verdict(torch.exp, lambda a: a.exp() + 1e-2, x).reason
+    assert (
+        "the workload's own tolerance"
+        in verdict(torch.exp, lambda a: a.exp() + 1, x, tolerance={"rtol": 1e-6, "atol": 1e-6}).reason
+    )
+
+
+def test_structures_are_judged_leaf_by_leaf_and_integers_exactly() -> None:
+    x = torch.randn(8, 64)
+    top = lambda a: torch.topk(a, 4)  # noqa: E731
+    assert verdict(lambda a: tuple(top(a)), lambda a: tuple(top(a)), x).passed
+    assert "output[1]: " in verdict(lambda a: tuple(top(a)), lambda a: (top(a)[0], top(a)[1] + 1), x).reason
+    assert "and the reference's is 2 outputs" in verdict(lambda a: tuple(top(a)), lambda a: top(a)[0], x).reason
+    assert verdict(lambda a: {"y": a + 1}, lambda a: {"y": a + 1}, x).passed
+
+
+def test_infinity_is_right_where_it_is_the_answer_and_nan_never() -> None:
+    x = torch.tensor([0.0, 1.0, 2.0])
+    assert verdict(torch.log, torch.log, x).passed
+    assert "NaN or infinite" in verdict(torch.log, lambda a: a.log().clamp_min(-1e30) * float("nan"), x).reason
+    with pytest.raises(ValueError, match="answers with NaN in 1 of 3"):
+        verdict(lambda a: (a - 1).log(), torch.log, x)
+
+
+def test_a_reference_that_differs_from_call_to_call_is_no_reference() -> None:
+    with pytest.raises(ValueError, match="not deterministic"):
+        verdict(lambda a: a + torch.randn(3), lambda a: a, torch.ones(3))

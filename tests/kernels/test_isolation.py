@@ -1,0 +1,67 @@
+"""What one implementation breaks is its own: it is a row with the reason, and all the others are measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from tests.kernels.harness_process import HarnessProcess, named
+from tests.kernels.test_cheats import OWN, own
+
+REASONS = {
+    "wrong": "max abs error",
+    "aborts": "crashed (SIGABRT) while it was checked",
+    "segfaults": "crashed (SIGSEGV) while it was checked",
+    "exits": "faults.py:43: raised SystemExit",
+    "hangs": "hung: no answer within 5 s while it was checked",
+    "raises": "faults.py:51: raised ValueError: no kernel for such sizes",
+    "out_of_memory": "out of memory while it was checked",
+    "not_for_this": "needs a multiple of 4096",
+    "dies_while_timed": "crashed (SIGABRT) while it was timed",
+}
+
+
+def test_each_fault_costs_its_own_row_and_nothing_else(tmp_path: Path) -> None:
+    with HarnessProcess("measure", own(OWN / "faults.py", repeats=8, answer_limit_s=5), tmp_path) as harness:
+        code, facts = harness.finish()
+    assert code == 10, harness.log()
+    first, second = named(facts, "case_finished")
+    for case in (first, second):
+        assert set(case["median_us"]) == {"torch", "honest", "torch:aa"}
+        table = harness.rows(case["case_id"])
+        assert {row["implementation"] for row in table if row["skipped"]} == set(REASONS)
+        assert len([row for row in table if row["implementation"] == "honest"]) == 8
+    assert {name: reason for name, reason in REASONS.items() if reason not in first["skipped"][name]} == {}
+    assert second["skipped"]["hangs"] == "not tried again: it hung in a case before"
+    assert second["skipped"]["aborts"] == first["skipped"]["aborts"], "a crash is tried again, in a new process"
+    assert {row["axis:n"] for row in harness.rows("n4096")} == {"4096"}
+
+
+def test_nothing_is_left_running_when_the_agent_hangs_up(tmp_path: Path) -> None:
+    asked = own(OWN / "faults.py", implementations=["hangs"], answer_limit_s=600)
+    with HarnessProcess("measure", asked, tmp_path) as harness:
+        harness.until("case_started")
+        deadline = time.monotonic() + 60
+        while len(below := children(harness.process.pid)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert below, "its workers run"
+        harness.hang_up()
+        assert harness.process.wait(30) == 1
+        while [pid for pid in below if alive(pid)] and time.monotonic() < deadline + 30:
+            time.sleep(0.2)
+        assert [pid for pid in below if alive(pid)] == []
+
+
+def children(root: int) -> list[int]:
+    from kernels.harness.processes import descendants
+
+    return descendants(root)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,72 @@
+"""A pair in KernelBench's form is read as it is: the same parameters for all, inputs from the seed, right in float64."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.forms.definition import BadWorkload, in_double
+from kernels.forms.kernelbench import load
+
+MODEL = """import torch
+import torch.nn as nn
+class Model(nn.Module):
+    def __init__(self, slope):
+        super().__init__()
+        self.slope, self.scale = slope, nn.Parameter(torch.randn(8))
+        self.drop = nn.Dropout(0.5)
+    def forward(self, x):
+        return self.drop(torch.where(x > 0, x, x * self.slope) * self.scale)
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return [0.1]
+"""
+NEW = MODEL.replace("class Model(", "class ModelNew(").split("def get_inputs")[0]
+
+
+@pytest.fixture(autouse=True)
+def _own_imports() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def test_the_model_and_every_candidate_have_the_same_parameters(tmp_path: Path) -> None:
+    (tmp_path / "leaky.py").write_text(MODEL)
+    (tmp_path / "leaky_new.py").write_text(NEW)
+    (tmp_path / "leaky_wrong.py").write_text(NEW.replace("x * self.slope", "x"))
+    workload = load(tmp_path)
+    assert list(workload.implementations) == ["eager", "compiled", "leaky_new", "leaky_wrong"]
+    assert workload.baselines == ("eager", "compiled")
+    cpu = torch.device("cpu")
+    one, same, other = (workload.inputs({}, cpu, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
+    assert torch.equal(one.args[0], same.args[0])
+    assert not torch.equal(one.args[0], other.args[0])
+    exact = workload.reference(one.mapped(in_double))
+    assert exact.dtype == torch.float64
+    answers = {
+        name: workload.implementations[name].bound({}, (), one)() for name in ("eager", "leaky_new", "leaky_wrong")
+    }
+    for name in ("eager", "leaky_new"):
+        assert torch.allclose(answers[name].double(), exact, atol=1e-6), "eval mode: nothing is dropped"
+    assert not torch.allclose(answers["leaky_wrong"].double(), exact, atol=1e-2)
+
+
+def test_a_folder_with_no_model_or_two_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text(NEW)
+    with pytest.raises(BadWorkload, match="one file must have a class Model, and 0 have"):
+        load(tmp_path)
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(MODEL)
+    with pytest.raises(BadWorkload, match="and 2 have"):
+        load(tmp_path)
+    (tmp_path / "b.py").write_text("def (\n")
+    with pytest.raises(BadWorkload, match=r"b.py:1: syntax error"):
+        load(tmp_path)

@@ -1,0 +1,155 @@
+"""A workload in one file is read, or refused with the file, the line and what would do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.forms.definition import BadWorkload, Definition, in_double
+from kernels.forms.expressions import value
+from kernels.forms.one_file import load
+from kernels.harness.own import OwnWorkload, case_id
+from kernels.harness.reading import BadSpec
+
+GOOD = """import torch
+axes = {"rows": [2, 3], "dtype": ["float32", "bfloat16"]}
+def inputs(rows, dtype, device, generator):
+    return torch.randn(rows, 4, device=device, dtype=dtype, generator=generator), torch.ones(4, dtype=torch.int64)
+def reference(x, n):
+    return x * 2 + n
+def baseline_torch(x, n):
+    return x * 2 + n
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_imports() -> Iterator[None]:
+    """What a workload does to the path and to the modules ends with its test."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def read(folder: Path, text: str, **files: str) -> Definition:
+    (folder / "mine.py").write_text(text)
+    for name, content in files.items():
+        (folder / name.replace("_dot_", ".")).write_text(content)
+    return load(folder / "mine.py")
+
+
+def test_cases_are_every_combination_and_a_dtype_arrives_as_one(tmp_path: Path) -> None:
+    workload = read(tmp_path, GOOD)
+    assert [case_id(case) for case in workload.cases] == [
+        "rows2-float32", "rows2-bfloat16", "rows3-float32", "rows3-bfloat16",
+    ]  # fmt: skip
+    made = workload.inputs(workload.cases[1], torch.device("cpu"), torch.Generator().manual_seed(1))
+    assert made.args[0].dtype == torch.bfloat16
+    exact = workload.reference(made.mapped(in_double))
+    assert exact.dtype == torch.float64
+    assert torch.equal(exact, made.args[0].double() * 2 + 1)
+
+
+def test_baselines_come_first_and_know_that_they_are(tmp_path: Path) -> None:
+    text = GOOD.replace("def baseline_torch", "def kernel_a(x, n):\n    return x\ndef baseline_torch")
+    workload = read(tmp_path, text)
+    assert list(workload.implementations) == ["torch", "a"]
+    assert workload.baselines == ("torch",)
+
+
+def test_a_folder_brings_its_siblings_along(tmp_path: Path) -> None:
+    folder = tmp_path / "thing"
+    folder.mkdir()
+    (folder / "helper.py").write_text("def twice(x):\n    return x * 2\n")
+    text = GOOD.replace("import torch\n", "import torch\nfrom helper import twice\n", 1)
+    (folder / "thing.py").write_text(text)
+    assert load(folder).name == "thing"
+
+
+def test_cases_may_be_listed_and_skipped_with_a_reason(tmp_path: Path) -> None:
+    text = GOOD.replace('axes = {"rows": [2, 3], "dtype": ["float32", "bfloat16"]}',
+                        'cases = [{"rows": 1, "dtype": "float32"}, {"rows": 9, "dtype": "float32"}]')  # fmt: skip
+    workload = read(tmp_path, text + "def skip(rows):\n    return 'too many rows' if rows > 5 else None\n")
+    assert workload.skip is not None
+    assert [workload.skip(case, torch.device("cpu")) for case in workload.cases] == ["", "too many rows"]
+
+
+REFUSED = {
+    "no implementation": (GOOD.split("def baseline")[0], "mine.py:1: there is no implementation"),
+    "axis no list": (GOOD.replace("[2, 3]", "2"), "mine.py:2: axis rows must be a list with at least one value, not 2"),
+    "axes no mapping": (GOOD.replace('{"rows": [2, 3], "dtype": ["float32", "bfloat16"]}', "[1]"), "mine.py:2: axes must be"),
+    "unknown dtype": (GOOD.replace("bfloat16", "float12"), "mine.py:2: axis dtype: 'float12' is none of"),
+    "syntax": (GOOD + "def broken(:\n", "mine.py:9: syntax error"),
+    "import": ("import no_such_package\n" + GOOD, 'mine.py:1: needs the package no_such_package, which is not here: requirements = ["no_such'),
+    "raises at import": (GOOD + "1 / 0\n", "mine.py:9: it raises ZeroDivisionError when it is imported"),
+    "twice": (GOOD + "def kernel_torch(x, n):\n    return x\n", "mine.py:9: two implementations are called torch"),
+    "defined twice": (GOOD + "def baseline_torch(x, n):\n    return x\n", "mine.py:9: two implementations are called torch"),
+    "no reference": (GOOD.replace("def reference", "def wrong"), "mine.py:1: there is no function reference"),
+    "no inputs": (GOOD.replace("def inputs", "def wrong"), "mine.py:1: there is no function inputs"),
+    "a number for a kernel": (GOOD + "kernel_x = 3\n", "mine.py:9: kernel_x must be a function"),
+    "a case twice": (GOOD.replace("[2, 3]", "[2, 2]"), "mine.py:2: a case is there twice"),
+    "tolerance": (GOOD + "tolerance = 'low'\n", "mine.py:9: tolerance must be a number"),
+    "requirements": (GOOD + "requirements = 'triton'\n", "mine.py:9: requirements must be a list of strings"),
+    "cuda keys": (GOOD + "kernel_c = {'cuda': 'k.cu', 'entry': 'f'}\n", "mine.py:9: a CUDA implementation lacks grid, block, args"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_is_told_with_file_and_line(tmp_path: Path, name: str) -> None:
+    text, words = REFUSED[name]
+    with pytest.raises(BadWorkload) as told:
+        read(tmp_path, text)
+    assert words in str(told.value)
+
+
+def test_a_cuda_file_without_its_entry_is_refused_with_what_it_has(tmp_path: Path) -> None:
+    described = "kernel_c = {'cuda': 'k.cu', 'entry': 'f', 'grid': 'rows', 'block': 32, 'args': ['out', 'x']}\n"
+    source = 'extern "C" __global__ void __launch_bounds__(32) g(float* out) {}\n'
+    with pytest.raises(BadWorkload, match=r"mine.py:9: k.cu has no __global__ function f; it has"):
+        read(tmp_path, GOOD + described, k_dot_cu=source)
+    with pytest.raises(BadWorkload, match="must be declared extern"):
+        read(tmp_path, GOOD + described, k_dot_cu="__global__ void f(float* out) {}\n")
+    (tmp_path / "k.cu").unlink()
+    with pytest.raises(BadWorkload, match=r"k.cu cannot be read"):
+        read(tmp_path, GOOD + described)
+    assert "c" in read(tmp_path, GOOD + described, k_dot_cu=source.replace(" g(", " f(")).implementations
+
+
+@pytest.mark.parametrize(
+    ("text", "made"), [("rows", 12), ("cdiv(rows, 5)", 3), ("max(rows, 2 * 8) - 1", 15), ("1 << 4", 16), (7, 7)]
+)
+def test_expressions_are_arithmetic_over_the_axes(text: object, made: int) -> None:
+    assert value(text, {"rows": 12}) == made
+
+
+@pytest.mark.parametrize(
+    "text", ["__import__('os')", "rows.real", "cols", "(lambda: 1)()", "rows if 1 else 2", "1 / 0", None]
+)
+def test_nothing_else_is_an_expression(text: object) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        value(text, {"rows": 12})
+
+
+def test_a_grid_chooses_among_the_axes_and_names_what_it_does_not_know() -> None:
+    told = {"name": "mine", "file": "mine.py", "axes": ["rows", "dtype"], "implementations": ["torch"],
+            "cases": [{"rows": 2, "dtype": "float32"}, {"rows": 3, "dtype": "float32"}],
+            "skip": ["", ""], "flops": [None, 6.0], "bytes": [None, None]}  # fmt: skip
+    workload = OwnWorkload("file", "mine.py", told=told)
+    assert [case.id for case in workload.cases({"axes": {"rows": ["3"]}}, "measure")] == ["rows3-float32"]
+    assert workload.cases({}, "measure")[1].axes == {"axis:rows": "3", "dtype": "float32"}
+    with pytest.raises(BadSpec, match=r"mine\.py has no axis cols; it has rows, dtype"):
+        workload.cases({"axes": {"cols": [1]}}, "measure")
+    with pytest.raises(BadSpec, match="leave no case"):
+        workload.cases({"axes": {"rows": [7]}}, "measure")
+
+
+def test_case_ids_are_names_of_files_whatever_the_values_are() -> None:
+    strange = [{"mode": value} for value in ("a/b", "a_b", "../x", "a-b", "", "x" * 400, True, 1e-05, -3)]
+    ids = [case_id(case) for case in strange]
+    assert len(set(ids)) == len(ids)
+    assert all(OwnWorkload("file", "").is_case(one) for one in ids)

@@ -1,0 +1,217 @@
+"""A machine that somebody owns may be anybody's: it has a say in its own run, and in nothing else of the bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.core.errors import DocumentUnreadable, Unavailable
+from orchestrator.core.hosts import HostRecord, HostRun, Target, parse_target, record_object
+from orchestrator.core.naming import instance_name, labels
+from orchestrator.core.run import events as ev
+from orchestrator.core.spool import CASE_BYTES, RUN_FILES, sort
+from orchestrator.hosts.cloud import HostCloud
+from orchestrator.store.events import EventLog
+from tests.support.memory_bucket import MemoryBucket
+from tests.support.simulated_clock import SimulatedClock
+
+RUN = "20261121-040000-cpu-0001"
+OTHER = "20261121-030000-l4-0002"
+VM = instance_name(RUN, 1)
+BOX = parse_target("me@box")
+NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
+EVENT = f"runs/{RUN}/events/20261121T040001.000000Z-vm-1-000001-phase_started.json"
+
+
+@dataclass
+class Shell:
+    """A host that answers whatever it likes."""
+
+    answer: Any
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def ask(self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60) -> Any:
+        self.asked.append(operation)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def put(self, data: bytes, path: str) -> None: ...
+
+    def get(self, path: str, *, limit: int) -> bytes | None:
+        data = self.files.get(path.removeprefix("/spool/"))
+        return None if data is None else data[: limit + 1]
+
+    def close(self) -> None: ...
+
+
+def record(run: str = RUN, target: Target = BOX) -> bytes:
+    tags = labels(run, 1, "ada", "memory")
+    one = HostRun(run_id=run, labels=tags, id="7", created_at=NOW, deadline_at=NOW + timedelta(hours=1))
+    return HostRecord(target=str(target), runs={instance_name(run, 1): one}).model_dump_json(by_alias=True).encode()
+
+
+def hosts(shell: Shell, bucket: MemoryBucket | None = None) -> HostCloud:
+    bucket = bucket or MemoryBucket()
+    bucket.create(record_object(BOX.zone), record())
+    return HostCloud(bucket, SimulatedClock(NOW), lambda _: shell)
+
+
+def running(*names: str, **more: Any) -> dict[str, Any]:
+    files = [[name, 2, 1] for name in names]
+    told = {"exists": True, "status": "running", "deadline_s": 3600, "now": 10.0, "started_at": 5.0, "spool": "/spool"}
+    return {**told, "files": files, **more}
+
+
+FORGED = (
+    f"runs/{OTHER}/events/20261121T040001.000000Z-client-mallory-000001-stop_requested.json",
+    f"runs/{OTHER}/artifacts/environment.json", f"runs/{OTHER}/cases/a.csv", f"runs/{RUN}/plan.json",
+    "ledger/ledger.json", "baselines/main.json", "hosts/host-evil-000000.json", f"index/{RUN}.json",
+    f"machines/{VM}.json", f"grids/{RUN}.json", "payloads/ab.tar.gz", "placement/g2-standard-4.json",
+    f"runs/{RUN}/events/20261121T040001.000000Z-client-mallory-000001-stop_requested.json",
+    f"runs/{RUN}/../{OTHER}/cases/a.csv", f"runs/{RUN}/cases/../../{OTHER}/a.csv", f"runs/{RUN}/cases/a/b.csv",
+    f"runs/{RUN}/artifacts/.git/config", f"runs/{RUN}/artifacts/a/../../../x", f"runs/{RUN}/cases/.csv",
+    f"/runs/{RUN}/cases/a.csv", f"runs/{RUN}//cases/a.csv", f"runs/{RUN}/cases/a\n.csv", f"runs/{RUN}/cases/\x1b[2J.csv",
+    f"runs/{RUN}/events/20261121T040001.000000Z-vm-1-1-phase_started.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_host_stores_nothing_but_what_is_its_runs_own(name: str) -> None:
+    good = f"runs/{RUN}/cases/a.csv"
+    shell = Shell(running(name, good, EVENT), {name: b"{}", good: b"x", EVENT: b"{}"})
+    cloud = hosts(shell)
+    before = {entry.name for entry in cloud.bucket.list("")}
+    assert cloud.instance(BOX.zone, VM) is not None
+    assert {entry.name for entry in cloud.bucket.list("")} - before == {good, EVENT}
+    (said,) = cloud.odd.values()
+    assert said.startswith("me@box offers what is not its to store: ")
+    assert "\n" not in said
+    assert "\x1b" not in said
+
+
+kinds = st.sampled_from(["cases", "events", "artifacts", "ledger", "..", "", ".", "plan.json", "grids"])
+parts = st.text("abz019._-+/\\ \n\x00\x1bé", max_size=12) | kinds
+names = (
+    st.lists(parts, max_size=5).map("/".join)
+    | st.tuples(st.sampled_from([RUN, OTHER]), kinds, parts, st.sampled_from([".csv", ".json", ""])).map(
+        lambda t: f"runs/{t[0]}/{t[1]}/{t[2]}{t[3]}"
+    )
+    | st.sampled_from(FORGED)
+)
+numbers = st.integers(-5, 10**12) | st.none() | st.floats() | st.booleans() | st.just("1")
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(names, numbers, numbers) | names | st.integers(), max_size=12))
+def test_whatever_a_host_offers_only_small_files_of_its_own_run_are_taken(files: list[Any]) -> None:
+    found = sort(RUN, files)
+    for one in found.taken:
+        home, run, kind, *rest = one.name.split("/")
+        assert (home, run) == ("runs", RUN)
+        assert kind in ("cases", "events", "artifacts")
+        assert rest
+        assert all(part and not part.startswith(".") and part.isascii() and part.isprintable() for part in rest)
+        assert kind == "artifacts" or len(rest) == 1
+        assert 0 <= one.size <= one.limit <= CASE_BYTES
+        assert one.grows == (kind == "artifacts")
+    assert all(text.isprintable() for text in found.refused)
+
+
+def test_no_run_has_more_files_than_any_run_of_ours() -> None:
+    found = sort(RUN, [(f"runs/{RUN}/cases/c{number}.csv", 1, 1) for number in range(RUN_FILES + 3)])
+    assert (len(found.taken), len(found.refused)) == (RUN_FILES, 3)
+
+
+def test_a_file_that_is_larger_than_it_was_said_to_be_is_not_stored() -> None:
+    name = f"runs/{RUN}/events/20261121T040001.000000Z-vm-1-000001-phase_started.json"
+    cloud = hosts(Shell(running(name), {name: b"x" * 300_000}))
+    assert cloud.instance(BOX.zone, VM) is not None
+    assert cloud.bucket.read(name) is None
+
+
+def test_what_is_in_the_bucket_already_is_not_replaced_by_a_host() -> None:
+    name = f"runs/{RUN}/cases/a.csv"
+    cloud = hosts(Shell(running(name), {name: b"forged"}))
+    cloud.bucket.create(name, b"measured")
+    cloud.instance(BOX.zone, VM)
+    blob = cloud.bucket.read(name)
+    assert blob is not None
+    assert blob.data == b"measured"
+
+
+answers = st.sampled_from([None, [], "x", {}, {"exists": True}, {"exists": 1, "status": {}}]) | st.fixed_dictionaries(
+    {"exists": st.just(True)},
+    optional={
+        key: st.none() | st.floats() | st.integers() | st.text(max_size=5) | st.lists(st.none(), max_size=2)
+        for key in ("status", "deadline_s", "now", "started_at", "ended_at", "files", "spool", "ended_by", "trouble")
+    },
+)
+
+
+@settings(max_examples=200)
+@given(answers)
+def test_whatever_a_host_answers_it_is_listed_or_gone_and_nothing_crashes(answer: Any) -> None:
+    cloud = hosts(Shell(answer))
+    for one in cloud.instances():
+        assert one.name == VM
+        assert one.deadline_at is not None
+        assert one.deadline_at <= NOW + timedelta(hours=2)
+
+
+BROKEN = {
+    "torn": b'{"schema": 1, "targ',
+    "of a newer version": b'{"schema": 2, "address": "me@box", "runs": {}}',
+    "not UTF-8": b"\xff\xfe",
+    "no object": b"[]",
+    "nested": b"[" * 50_000,
+    "of another host": record(target=parse_target("you@elsewhere")),
+    "with another's machine": record().replace(VM.encode(), instance_name(OTHER, 1).encode()),
+    "with a program of its own": record().replace(b'"python":""', b'"python":"/tmp/evil"'),
+    "with a time without zone": record().replace(b"2026-11-21T04:00:00Z", b"2026-11-21T04:00:00"),
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
+def test_a_record_that_cannot_be_read_hides_no_other_host_and_is_named(data: bytes) -> None:
+    bucket = MemoryBucket()
+    other = parse_target("you@tower")
+    bucket.create(record_object(other.zone), data)
+    cloud = hosts(Shell(running()), bucket)
+    assert [one.name for one in cloud.instances()] == [VM]
+    (said,) = cloud.odd.values()
+    assert said.startswith(f"{record_object(other.zone)} cannot be read: ")
+    with pytest.raises(DocumentUnreadable, match=r"cannot be read"):
+        cloud.remember(other, lambda known: known)
+
+
+def test_a_host_that_is_switched_off_is_listed_as_the_bucket_knows_it() -> None:
+    (one,) = hosts(Shell(Unavailable("me@box cannot be reached"))).instances()
+    assert (one.name, one.status) == (VM, "UNREACHABLE")
+
+
+@given(st.sampled_from(sorted(ev.FACTS)))
+def test_an_event_of_another_run_is_no_event_of_this_one(kind: str) -> None:
+    bucket = MemoryBucket()
+    fact = ev.Unrecognised(name=kind, data={"by": "mallory", "reason": "x", "attempt": 1})
+    forged = ev.Event(run_id=OTHER, time=NOW, writer="vm-1", seq=1, fact=fact)
+    bucket.create(EVENT, ev.encode(forged))
+    log = EventLog(bucket, RUN, "client-1", SimulatedClock(NOW))
+    assert log.read() == ()
+    assert log.undecodable == {EVENT}
+
+
+def test_an_object_that_is_too_large_for_an_event_is_never_fetched() -> None:
+    bucket = MemoryBucket()
+    bucket.create(EVENT, b" " * 300_000)
+    calls = bucket.calls
+    assert EventLog(bucket, RUN, "client-1", SimulatedClock(NOW)).read() == ()
+    assert bucket.calls - calls == 1
