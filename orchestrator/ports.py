@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
 from orchestrator.core.market.machines import (
     Accepted,
     Instance,
@@ -23,9 +24,9 @@ from orchestrator.core.market.machines import (
 from orchestrator.core.market.offers import Advice, Offer
 
 __all__ = [
-    "Accepted", "Advice", "Blob", "Bucket", "Clock", "Cloud", "Entry", "HostShell", "Instance",
-    "InstanceRequest", "Notice", "Notifier", "Operation", "Quota", "Refusal", "RemoteShell",
-    "SerialChunk",
+    "Accepted", "Advice", "Blob", "Bucket", "ChildSeen", "Clock", "Cloud", "Entry", "HostShell", "Instance",
+    "InstanceRequest", "JobSpec", "JobStatus", "Notice", "Notifier", "Operation", "Quota", "Refusal", "RemoteShell",
+    "Scheduler", "SerialChunk",
 ]  # fmt: skip
 
 # --- Cloud ----------------------------------------------------------------------------------------------------------
@@ -156,6 +157,41 @@ class Bucket(Protocol):
 
     def upload(self, name: str, source: Path, *, content_type: str) -> bool:
         """Stores a local file as a new object; False when there is one already."""
+
+
+# --- Fleets ---------------------------------------------------------------------------------------------------------
+
+
+class Scheduler(Protocol):
+    """Starts the children of fleets on machines, somewhere: the engine of a fleet. It hands out no work of its own
+    accord, knows no dollars, and is asked by our names alone, never by an id that it gave out."""
+
+    @property
+    def name(self) -> str:
+        """`slurm`, `batch`."""
+
+    @property
+    def most_children(self) -> int:
+        """How many children one job may have."""
+
+    def submit(self, jobs: Sequence[JobSpec]) -> Sequence[str]:
+        """Has the scheduler start these jobs, and gives what there is to say of each that it did not. A job of that
+        name that is there already is left as it is, so that a submit whose answer was lost can be repeated. Raises
+        `ConfigError` for a request that can never be met, `PermissionDenied`, `QuotaExceeded`, `Unavailable`."""
+
+    def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
+        """What the scheduler says of these jobs, in their order; cheap: at most one call a job."""
+
+    def reconcile(self, fleet: str, names: Sequence[str], indexes: Sequence[int]) -> Sequence[ChildSeen]:
+        """Brings to the bucket what machines have stored that cannot reach it themselves, and gives what is known of
+        the children `indexes`. Ends what the scheduler would leave behind. Can be repeated at any time."""
+
+    def cancel(self, names: Sequence[str]) -> None:
+        """Ends jobs and their machines. Idempotent: what is gone is cancelled. Returns when the scheduler has taken it
+        on; `counts` says when it is done."""
+
+    def throttle(self, name: str, parallel: int) -> bool:
+        """How many machines a job may have from now on; False where the scheduler cannot change it."""
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------

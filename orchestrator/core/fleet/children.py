@@ -1,0 +1,164 @@
+"""The children of a fleet: an immutable list, made once from the sweep, in the order in which they are measured.
+
+A child is one repeat of one configuration on one GPU, or of a chunk of its cases; it is one run. Breadth first: the
+first repeat of everything comes before the second of anything, so that a fleet that ends early is a complete grid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.fleet.names import MOST_CHILDREN
+from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of the sweep. `settings` are `(key, YAML text)` in the order of the axes."""
+
+    gpu: str
+    settings: tuple[tuple[str, str], ...] = ()
+    workload: str = ""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """As `bench launch --set` takes them."""
+        return tuple(f"{key}={value}" for key, value in self.settings)
+
+    @property
+    def title(self) -> str:
+        """Without the GPU, for a person."""
+        return " ".join(filter(None, (self.workload.rpartition("/")[2], *self.overrides))) or "defaults"
+
+    @property
+    def question(self) -> str:
+        """What is asked, whatever the GPU: equal for cells that belong into one row of a table."""
+        return json.dumps([self.workload, sorted(self.settings)])
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One entry of the list. `index` is its place."""
+
+    index: int
+    cell: Cell
+    repeat: int
+    """From 1."""
+    chunk: int
+    cases: tuple[str, ...]
+    """Those that it measures; empty: all that its configuration has."""
+
+    @property
+    def config(self) -> str:
+        """What fails together: the same cell and chunk, whichever repeat."""
+        return config_key(self.cell, self.chunk)
+
+
+def config_key(cell: Cell, chunk: int) -> str:
+    return f"{cell.gpu}-{hashlib.sha256(cell.question.encode()).hexdigest()[:8]}-{chunk}"
+
+
+def cells(sweep: Sweep) -> tuple[Cell, ...]:
+    """Every combination of the axes that is not excluded. Raises `ConfigError` when nothing is left."""
+    names = [GPU, *(name for name in sweep.axes if name != GPU)]
+    excluded = [{name: text_of(value) for name, value in entry.items()} for entry in sweep.exclude]
+    axes = [[text_of(value) for value in sweep.axes[name]] for name in names]
+    found = []
+    for values in itertools.product(*axes):
+        point = dict(zip(names, values, strict=True))
+        if any(all(point[name] == value for name, value in entry.items()) for entry in excluded):
+            continue
+        settings = tuple((name, value) for name, value in point.items() if name not in (GPU, WORKLOAD))
+        workload = str(json.loads(point[WORKLOAD])) if point.get(WORKLOAD, "").startswith('"') else point.get(WORKLOAD)
+        found.append(Cell(point[GPU].lower(), settings, workload or ""))
+    if not found:
+        raise ConfigError("the sweep has no cell: everything is excluded", hint="take an entry out of `exclude`")
+    return tuple(found)
+
+
+def chunks(cases: Sequence[str], most: int) -> tuple[tuple[str, ...], ...]:
+    """The cases in pieces of at most `most` (0: in one piece, which is written as the empty one: all)."""
+    if not most or len(cases) <= most:
+        return ((),)
+    return tuple(tuple(cases[at : at + most]) for at in range(0, len(cases), most))
+
+
+def expand(sweep: Sweep, cases_of: Callable[[Cell], Sequence[str]]) -> tuple[Child, ...]:
+    """The list of children. `cases_of` says which cases a cell's configuration has, as far as they are known before it
+    runs. Raises `ConfigError` where the list is empty or longer than names are."""
+    pieces = {cell: chunks(cases_of(cell), sweep.cases_per_child) for cell in cells(sweep)}
+    total = sweep.repeats * sum(len(found) for found in pieces.values())
+    if total > MOST_CHILDREN:
+        raise ConfigError(
+            f"the sweep has {total} children; a fleet has at most {MOST_CHILDREN}",
+            hint="fewer repeats, larger cases_per_child, or several fleets",
+        )
+    place = {gpu: number for number, gpu in enumerate(sweep.gpus)}
+    entries = [
+        ((repeat, _shuffled(sweep.seed, repeat, cell, chunk), place[cell.gpu]), cell, repeat, chunk, cases)
+        for repeat in range(1, sweep.repeats + 1)
+        for cell, found in pieces.items()
+        for chunk, cases in enumerate(found)
+    ]
+    entries.sort(key=lambda entry: entry[0])
+    return tuple(Child(index, *entry[1:]) for index, entry in enumerate(entries))
+
+
+def _shuffled(seed: int, repeat: int, cell: Cell, chunk: int) -> str:
+    """A place by chance that the seed decides; the same on every GPU, so that a row of the table is filled at once."""
+    return hashlib.sha256(f"{seed}/{repeat}/{cell.question}/{chunk}".encode()).hexdigest()
+
+
+def document(children: Sequence[Child]) -> dict[str, Any]:
+    """The list as JSON: each cell and each chunk once."""
+    numbers: dict[Cell, int] = {}
+    pieces: dict[tuple[Cell, int], tuple[str, ...]] = {}
+    for child in children:
+        numbers.setdefault(child.cell, len(numbers))
+        pieces[(child.cell, child.chunk)] = child.cases
+    return {
+        "schema": 1,
+        "cells": _cells(numbers, pieces),
+        "children": [[numbers[child.cell], child.repeat, child.chunk] for child in children],
+    }
+
+
+def _cells(numbers: Mapping[Cell, int], pieces: Mapping[tuple[Cell, int], tuple[str, ...]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"gpu": cell.gpu, "workload": cell.workload, "settings": [list(pair) for pair in cell.settings], "chunks": {}}
+        for cell in numbers
+    ]
+    for (cell, chunk), cases in pieces.items():
+        found[numbers[cell]]["chunks"][str(chunk)] = list(cases)
+    return found
+
+
+def read(data: Any) -> tuple[Child, ...]:
+    """The list in a document. Raises `ValueError` for what is none."""
+    try:
+        return tuple(_read(data))
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"no list of children: {error}") from error
+
+
+def _read(data: Any) -> Iterator[Child]:
+    found = [
+        (
+            Cell(
+                str(one["gpu"]), tuple((str(key), str(value)) for key, value in one["settings"]), str(one["workload"])
+            ),
+            {int(chunk): tuple(str(case) for case in cases) for chunk, cases in one["chunks"].items()},
+        )
+        for one in data["cells"]
+    ]
+    if len(data["children"]) > MOST_CHILDREN:
+        raise ValueError("more children than a fleet can have")
+    for index, (number, repeat, chunk) in enumerate(data["children"]):
+        cell, pieces = found[int(number)]
+        yield Child(index, cell, int(repeat), int(chunk), pieces[int(chunk)])

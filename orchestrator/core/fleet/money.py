@@ -1,0 +1,70 @@
+"""What a fleet may cost at most, and what it is expected to cost.
+
+    hold = sum over jobs of  machines x price x (W + 30 s) x 1.1
+
+W is the time from the launch to the absolute end that every machine of the job carries; no machine lives past it,
+however often it is made again. The factor is for replacements that overlap with what they replace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final
+
+from orchestrator.core.market.pricing import DEADLINE_SLACK_S, round_up
+
+OVERLAP: Final = Fraction(11, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class JobCost:
+    """What one job's machines come to. `children` and `child_s` are for the estimate."""
+
+    gpu: str
+    machines: int
+    usd_per_hour: Decimal
+    wall_s: int
+    children: int = 0
+    child_s: int = 0
+
+    @property
+    def hold(self) -> Decimal:
+        seconds = self.machines * (self.wall_s + DEADLINE_SLACK_S)
+        return round_up(Fraction(self.usd_per_hour) * seconds / 3600 * OVERLAP)
+
+    @property
+    def expected_usd(self) -> Decimal:
+        return round_up(Fraction(self.usd_per_hour) * self.children * self.child_s / 3600)
+
+    @property
+    def expected_s(self) -> int:
+        """With every machine there from the beginning."""
+        return math.ceil(self.children / self.machines) * self.child_s if self.machines else 0
+
+
+def hold(jobs: Sequence[JobCost]) -> Decimal:
+    """The worst case of a fleet in dollars."""
+    return sum((job.hold for job in jobs), Decimal(0))
+
+
+def divide(parallel: int, children: Mapping[str, int], shares: Mapping[str, float]) -> dict[str, int]:
+    """How many machines each GPU gets: its share of `parallel`, or an even part of what the shares leave, at least one
+    and never more than it has children."""
+    others = [gpu for gpu in children if gpu not in shares]
+    rest = max(0.0, 1 - sum(shares.get(gpu, 0.0) for gpu in children))
+    parts = {gpu: shares.get(gpu, rest / len(others) if others else 0.0) for gpu in children}
+    return {
+        gpu: max(1, min(count, math.floor(parallel * parts[gpu] + 1e-9)))
+        for gpu, count in children.items()
+        if count
+    }  # fmt: skip
+
+
+def machines_within(dollars: Decimal, jobs: Sequence[JobCost]) -> int:
+    """How many machines, of those that `jobs` ask for in the same proportion, fit into `dollars`."""
+    asked, worst = sum(job.machines for job in jobs), hold(jobs)
+    return asked if worst <= dollars else math.floor(asked * Fraction(dollars) / Fraction(worst))

@@ -1,0 +1,164 @@
+"""The state of a fleet: a fold over one short line for each child, which travels in an object's metadata.
+
+A line says how far a child is. Lines of one child are merged: the later attempt stands, and within an attempt the state
+that comes later in `States`. So the fold is the same in whatever order, and however often, lines are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
+from typing import Final, Literal, get_args
+
+from orchestrator.core.fleet.children import Child
+from orchestrator.core.foreign import words
+
+State = Literal["waiting", "running", "lost", "failed", "stopped", "given_up", "wrong", "stored"]
+"""In the order in which they win over each other. `lost`: its machine went away, and it is tried again; `failed`: it
+ended without its measurements; `given_up`: a row with a reason stands for it; `wrong`: measured, but an implementation
+was wrong; `stored`: measured."""
+STATES: Final[tuple[State, ...]] = get_args(State)
+OVER: Final = frozenset(("given_up", "wrong", "stored"))
+"""Nothing more is measured for these; `retry` takes a child that was given up back in."""
+REASON: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLine:
+    """One child in one line."""
+
+    child: int
+    state: State = "waiting"
+    attempt: int = 0
+    machine: str = ""
+    cases_done: int = 0
+    cases_total: int = 0
+    usd: Decimal = Decimal(0)
+    """What its machines have cost so far, all attempts together."""
+    seconds: int = 0
+    """From its first machine's start to its last word."""
+    reason: str = ""
+    failed_on: tuple[str, ...] = ()
+    """The machines on which it failed, each once."""
+    device: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+
+def encode(line: ChildLine) -> dict[str, str]:
+    """As object metadata: printable ASCII, bounded."""
+    return {
+        "v": "1",
+        "child": str(line.child),
+        "state": line.state,
+        "attempt": str(line.attempt),
+        "machine": _ascii(line.machine, 100),
+        "cases": f"{line.cases_done}/{line.cases_total}",
+        "usd": str(line.usd),
+        "seconds": str(line.seconds),
+        "reason": _ascii(line.reason, REASON),
+        "failed-on": ",".join(_ascii(name, 100).replace(",", "?") for name in line.failed_on[-12:]),
+        "device": _ascii(line.device, 100),
+    }
+
+
+def decode(metadata: Mapping[str, str]) -> ChildLine | None:
+    """The line in `metadata`; None for what is none. What it says is data: bounded, and harmless as text."""
+    state = metadata.get("state", "")
+    done, _, total = metadata.get("cases", "0/0").partition("/")
+    try:
+        usd = Decimal(metadata.get("usd", "0"))
+        fields = (metadata.get("child", ""), metadata.get("attempt", "0"), done, total, metadata.get("seconds", "0"))
+        numbers = [int(text) for text in fields]
+    except (ValueError, InvalidOperation):
+        return None
+    known = next((one for one in STATES if one == state), None)
+    if known is None or any(not 0 <= number < 10**9 for number in numbers) or not usd.is_finite() or usd < 0:
+        return None
+    names = tuple(words(name, 100) for name in metadata.get("failed-on", "").split(",") if name)
+    return ChildLine(
+        child=numbers[0],
+        state=known,
+        attempt=numbers[1],
+        machine=words(metadata.get("machine", ""), 100),
+        cases_done=numbers[2],
+        cases_total=numbers[3],
+        usd=usd,
+        seconds=numbers[4],
+        reason=words(metadata.get("reason", ""), REASON),
+        failed_on=names,
+        device=words(metadata.get("device", ""), 100),
+    )
+
+
+def _ascii(text: str, most: int) -> str:
+    return "".join(c if " " <= c <= "~" else "?" for c in text)[:most]
+
+
+MEASURED: Final = frozenset(("wrong", "stored"))
+
+
+def rank(line: ChildLine) -> tuple[bool, int, int, str, str, str]:
+    """What is measured stays measured; then the later attempt, then the later state; the rest breaks ties."""
+    return line.state in MEASURED, line.attempt, STATES.index(line.state), line.machine, line.reason, line.device
+
+
+def merge(one: ChildLine, other: ChildLine) -> ChildLine:
+    """What both know of a child. Associative, commutative, and the same again changes nothing."""
+    later = max(one, other, key=rank)
+    return replace(
+        later,
+        cases_done=max(one.cases_done, other.cases_done),
+        cases_total=max(one.cases_total, other.cases_total),
+        usd=max(one.usd, other.usd),
+        seconds=max(one.seconds, other.seconds),
+        failed_on=tuple(sorted({*one.failed_on, *other.failed_on})),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """Every child's line, and what somebody has decided about the fleet."""
+
+    children: tuple[Child, ...]
+    lines: Mapping[int, ChildLine] = field(default_factory=dict)
+
+    def line(self, child: Child) -> ChildLine:
+        return self.lines.get(child.index) or ChildLine(child.index, cases_total=len(child.cases))
+
+    @property
+    def counts(self) -> Counter[State]:
+        return Counter(self.line(child).state for child in self.children)
+
+    @property
+    def open(self) -> tuple[Child, ...]:
+        """The children that are not over, in order: the plan less what is stored."""
+        return tuple(child for child in self.children if not self.line(child).over)
+
+    @property
+    def over(self) -> bool:
+        return all(self.line(child).over for child in self.children)
+
+    @property
+    def usd(self) -> Decimal:
+        return sum((line.usd for line in self.lines.values()), Decimal(0))
+
+    def by_gpu(self) -> Mapping[str, Counter[State]]:
+        found: dict[str, Counter[State]] = {}
+        for child in self.children:
+            found.setdefault(child.cell.gpu, Counter())[self.line(child).state] += 1
+        return found
+
+
+def fold(children: Sequence[Child], lines: Iterable[ChildLine]) -> FleetState:
+    """The state of the fleet. Lines of children that it does not have are left out."""
+    merged: dict[int, ChildLine] = {}
+    for line in lines:
+        if line.child < len(children):
+            there = merged.get(line.child)
+            merged[line.child] = line if there is None else merge(there, line)
+    return FleetState(tuple(children), merged)

@@ -1,0 +1,146 @@
+"""A sweep: what a user wants measured on many machines, as a YAML file or as flags, checked before anything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from orchestrator.core import yamltext
+from orchestrator.core.config.explain import explain
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest
+
+EngineName = Literal["cloud", "slurm", "batch", "hosts"]
+GPU = "gpu"
+WORKLOAD = "workload"
+
+
+def _values(value: Any) -> Any:
+    """A single value is an axis of one; what is not plain data is refused by the type."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _share(value: Any) -> Any:
+    """`60%` and `0.6` are the same share."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            return float(value.strip()[:-1]) / 100
+        except ValueError:
+            return value
+    return value
+
+
+Values = Annotated[tuple[Any, ...], BeforeValidator(_values), Field(min_length=1)]
+Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
+Whole = Annotated[int, Field(strict=True)]
+
+
+class Sweep(BaseModel):
+    """Axes over GPUs, workloads and settings, and how much time and money they may take."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine: EngineName = "cloud"
+    config: str = ""
+    """A configuration that every child begins from; empty: the one that comes with its GPU."""
+    axes: dict[str, Values]
+    exclude: tuple[dict[str, Any], ...] = ()
+    """Cells that are left out: those that have all of an entry's values."""
+    repeats: Annotated[Whole, Field(ge=1, le=1000)] = 1
+    cases_per_child: Annotated[Whole, Field(ge=0)] = 0
+    """How many cases of a configuration one child measures; 0: all of them."""
+    child_minutes: Annotated[Whole, Field(ge=1, le=10080)] = 15
+    """What a child is expected to take: for the estimate alone, never for a limit."""
+    cap_usd: Annotated[Decimal, Field(ge=0, allow_inf_nan=False)] | None = None
+    """The most that the whole fleet may hold, below the caps of the bucket."""
+    wall_minutes: Annotated[Whole, Field(ge=1, le=10080)] = 240
+    """From the launch to the moment at which no machine of the fleet exists any more."""
+    parallel: Annotated[Whole, Field(ge=1, le=4000)] = 4
+    """Machines at the same time, over all GPUs."""
+    shares: dict[str, Share] = Field(default_factory=dict)
+    """How much of `parallel` a GPU gets; the rest is divided evenly among the others."""
+    usd_per_hour: Annotated[Decimal, Field(ge=0, allow_inf_nan=False)] | None = None
+    """What an hour of a node counts on a cluster of one's own."""
+    hosts: tuple[str, ...] = ()
+    """For the engine `hosts`: machines of one's own, as `bench launch --host` names them."""
+    seed: Whole = 20261122
+    """Shuffles the order of configurations, so that a drift lies along no axis."""
+
+    @model_validator(mode="after")
+    def makes_sense(self) -> Sweep:
+        gpus = self.gpus
+        if not gpus:
+            raise ValueError(f"axes.gpu is required; of: {', '.join(GPU_NAMES)}")
+        for gpu in gpus:
+            if lookup(gpu) is None:
+                raise ValueError(f"unknown GPU '{gpu}'; {suggest(gpu, GPU_NAMES)}")
+        for axis, values in self.axes.items():
+            texts = [text_of(value) for value in values]
+            if len(set(texts)) < len(texts):
+                raise ValueError(f"axes.{axis} has a value twice: {', '.join(texts)}")
+        for entry in self.exclude:
+            if unknown := sorted(entry.keys() - self.axes.keys()):
+                raise ValueError(f"exclude names {', '.join(unknown)}, which is no axis; axes: {', '.join(self.axes)}")
+        if unknown := sorted(self.shares.keys() - set(gpus)):
+            raise ValueError(f"shares names {', '.join(unknown)}, which is not among the GPUs: {', '.join(gpus)}")
+        if sum(self.shares.values()) > 1 + 1e-9:
+            raise ValueError(f"shares come to {sum(self.shares.values()):.0%}: at most 100 %")
+        if self.engine == "hosts" and not self.hosts:
+            raise ValueError("engine hosts needs `hosts: [user@box, …]`")
+        return self
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(str(gpu).lower() for gpu in self.axes.get(GPU, ()))
+
+
+def text_of(value: Any) -> str:
+    """A value as YAML reads it back, whatever it is: text is put in quotes only where it would read as another type."""
+    if isinstance(value, str) and yamltext.scalar(value) == value and value.strip() == value and value:
+        return value
+    return json.dumps(value, sort_keys=True)
+
+
+def parse(text: str, *, source: str, overrides: Mapping[str, Any] | None = None) -> Sweep:
+    """The sweep in YAML `text`; `overrides` are fields that a command's options set. Raises `ConfigError` with every
+    problem, one a line."""
+    document = yamltext.read(text)
+    problems = [f"{source}:{line}: {key + ': ' if key else ''}{what}" for line, key, what in document.problems]
+    data = document.data
+    if not problems and not isinstance(data, dict):
+        problems.append(f"{source}: expected keys and values, such as `axes: {{gpu: [l4, t4]}}`")
+    if not problems:
+        try:
+            return Sweep.model_validate({**data, **(overrides or {})})
+        except ValidationError as error:
+            for path, what in explain(error, Sweep):
+                line = document.line(path)
+                where = f"{source}:{line}" if line else source
+                problems.append(f"{where}: {yamltext.dotted(path) + ': ' if path else ''}{what}")
+    raise ConfigError("\n".join(problems), hint="docs/fleets.md explains every key of a sweep")
+
+
+def of_flags(gpus: Sequence[str], settings: Sequence[str], fields: Mapping[str, Any]) -> Sweep:
+    """The sweep of `--gpu l4,t4 --set measure.cache=cold,warm`, and of other options as `fields`."""
+    axes: dict[str, list[Any]] = {GPU: [name.strip().lower() for text in gpus for name in split(text)]}
+    for setting in settings:
+        key, equals, values = setting.partition("=")
+        if not equals or not key.strip() or not values.strip():
+            raise ConfigError(f"--set {setting}: expected key.path=a,b", hint="such as --set measure.cache=cold,warm")
+        axes[key.strip()] = [yamltext.scalar(value.strip()) for value in split(values)]
+    return parse("{}", source="options", overrides={**fields, "axes": axes})
+
+
+def split(text: str) -> list[str]:
+    """At commas that stand in no bracket: `[a, b],c` is two values."""
+    parts, depth, start = [], 0, 0
+    for at, char in enumerate(text):
+        depth += (char in "[{(") - (char in "]})")
+        if char == "," and depth <= 0:
+            parts.append(text[start:at])
+            start = at + 1
+    return [part for part in (*parts, text[start:]) if part.strip()]

@@ -1,0 +1,176 @@
+"""The fold of a fleet, the laws of trying again, and the money."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.fleet import claims
+from orchestrator.core.fleet.children import expand
+from orchestrator.core.fleet.claims import ATTEMPTS, Claim
+from orchestrator.core.fleet.money import JobCost, divide, hold, machines_within
+from orchestrator.core.fleet.retry import judge
+from orchestrator.core.fleet.state import STATES, ChildLine, decode, encode, fold, merge
+from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.foreign import words
+
+CHILDREN = expand(Sweep(axes={"gpu": ["l4", "t4"], "measure.seed": [1, 2, 3]}, repeats=4), lambda _: ())
+names = st.sampled_from(["n1", "n2", "n3", "n4"])
+lines = st.builds(
+    ChildLine,
+    child=st.integers(0, len(CHILDREN) + 2),
+    state=st.sampled_from(STATES),
+    attempt=st.integers(0, ATTEMPTS),
+    machine=names,
+    cases_done=st.integers(0, 9),
+    cases_total=st.just(9),
+    usd=st.decimals(0, 9, places=4),
+    seconds=st.integers(0, 9999),
+    reason=st.sampled_from(["", "out of memory", "no CUDA"]),
+    failed_on=st.lists(names, unique=True).map(lambda found: tuple(sorted(found))),
+)
+
+
+@given(lines)
+def test_a_line_survives_the_metadata_of_an_object(line: ChildLine) -> None:
+    assert decode(encode(line)) == line
+    assert all(text.isascii() and text.isprintable() for text in encode(line).values())
+
+
+@given(st.dictionaries(st.sampled_from(sorted(encode(ChildLine(1)))), st.text(max_size=20)))
+def test_metadata_of_a_stranger_is_no_line_or_a_harmless_one(metadata: dict[str, str]) -> None:
+    line = decode(metadata)
+    assert line is None or (line.child >= 0 and line.usd >= 0 and words(line.reason, 300) == line.reason)
+
+
+@given(*[lines.map(lambda line: replace(line, child=0))] * 3)
+def test_what_two_know_of_a_child_is_the_same_in_every_order(a: ChildLine, b: ChildLine, c: ChildLine) -> None:
+    assert merge(a, b) == merge(b, a)
+    assert merge(merge(a, b), c) == merge(a, merge(b, c))
+    assert merge(merge(a, b), b) == merge(a, b)
+
+
+@given(st.lists(lines, max_size=12), st.randoms())
+def test_a_fleets_state_does_not_depend_on_the_order_of_its_lines(found: list[ChildLine], chance: object) -> None:
+    again = [*found, *found]
+    chance.shuffle(again)  # type: ignore[attr-defined]
+    assert fold(CHILDREN, again) == fold(CHILDREN, found)
+
+
+@given(st.lists(lines, max_size=12))
+def test_what_is_stored_is_never_measured_again(found: list[ChildLine]) -> None:
+    state = fold(CHILDREN, found)
+    stored = {line.child for line in found if line.state in ("stored", "wrong") and line.child < len(CHILDREN)}
+    assert stored.isdisjoint(child.index for child in state.open)
+    verdict = judge(state)
+    assert stored.isdisjoint(verdict.again)
+    assert stored.isdisjoint(verdict.given_up)
+
+
+def test_a_configuration_that_failed_on_three_machines_is_given_up_in_all_its_repeats_with_the_reason() -> None:
+    config = CHILDREN[0].config
+    same = [child.index for child in CHILDREN if child.config == config]
+    failed = [
+        ChildLine(index, "failed", 1, machine, reason="no kernel image", failed_on=(machine,))
+        for index, machine in zip(same, ("n1", "n2", "n3"), strict=False)
+    ]
+    stored = ChildLine(same[3], "stored", 1)
+    verdict = judge(fold(CHILDREN, [*failed, stored]), persisted=True)
+    assert verdict.given_up == dict.fromkeys(same[:3], "failed on 3 machines: no kernel image")
+    assert verdict.again == ()
+
+
+def test_three_failures_on_one_machine_are_the_machines_and_are_tried_again() -> None:
+    same = [child.index for child in CHILDREN if child.config == CHILDREN[0].config][:3]
+    verdict = judge(fold(CHILDREN, [ChildLine(index, "failed", 1, "n1", failed_on=("n1",)) for index in same]))
+    assert verdict.again == tuple(same)
+    assert not verdict.given_up
+
+
+def test_a_machine_that_was_lost_counts_against_nobody_until_there_are_too_many() -> None:
+    lost = ChildLine(0, "lost", ATTEMPTS - 1, "n1")
+    assert judge(fold(CHILDREN, [lost])).again == (0,)
+    worn = replace(lost, attempt=ATTEMPTS, reason="taken back")
+    assert judge(fold(CHILDREN, [worn])).given_up == {0: f"tried {ATTEMPTS} times: taken back"}
+
+
+@pytest.mark.parametrize(
+    ("failures", "stored", "pauses"), [(3, 17, False), (4, 16, True), (4, 0, True), (4, 20, False)]
+)
+def test_four_failures_among_the_first_twenty_pause_the_fleet(failures: int, stored: int, pauses: bool) -> None:
+    order = [*range(stored), *range(stored, stored + failures)] if stored >= 20 else [*range(stored + failures)]
+    found = [
+        ChildLine(
+            index,
+            "stored" if place < stored else "failed",
+            1,
+            f"n{place}",
+            failed_on=(f"n{place}",) * (place >= stored),
+        )
+        for place, index in enumerate(order)
+    ]
+    state = fold(CHILDREN, found)
+    assert bool(judge(state).pause) is pauses
+    assert not judge(state, persisted=True).pause
+
+
+def test_a_child_that_was_given_up_can_be_taken_back_in() -> None:
+    given_up = ChildLine(0, "given_up", 3, reason="failed on 3 machines")
+    assert merge(given_up, ChildLine(0, "waiting", 4)).state == "waiting"
+
+
+@given(st.integers(0, 99), st.integers(1, ATTEMPTS), st.text(max_size=30))
+def test_a_claim_survives_and_is_believed_in_nothing_else(child: int, attempt: int, machine: str) -> None:
+    found = claims.parse(Claim(child, attempt, machine).dump())
+    assert found is not None
+    assert (found.child, found.attempt) == (child, attempt)
+    assert words(found.machine, 100) == found.machine
+    assert claims.parse(machine.encode()) is None
+
+
+costs = st.builds(
+    JobCost,
+    gpu=st.just("l4"),
+    machines=st.integers(1, 500),
+    usd_per_hour=st.decimals(0, 40, places=4),
+    wall_s=st.integers(60, 40_000),
+    children=st.integers(0, 1000),
+    child_s=st.integers(1, 2000),
+)
+
+
+@given(costs)
+def test_the_hold_covers_every_machine_to_its_end_and_a_tenth_more(job: JobCost) -> None:
+    worst = Fraction(job.usd_per_hour) * job.machines * (job.wall_s + 30) / 3600
+    assert worst * Fraction(11, 10) <= Fraction(job.hold) < worst * Fraction(11, 10) + Fraction(1, 10**6)
+
+
+def test_the_hold_of_a_fleet_of_l4s_is_what_its_page_says() -> None:
+    job = JobCost("l4", 50, Decimal("0.36"), 4 * 3600, 1000, 600)
+    assert job.hold == Decimal("79.365")
+    assert job.expected_usd == 60
+    assert job.expected_s == 12_000
+
+
+@given(st.lists(costs, min_size=1, max_size=4), st.decimals(0, 1000, places=2))
+def test_as_many_machines_as_fit_do_fit(jobs: list[JobCost], dollars: Decimal) -> None:
+    asked = sum(job.machines for job in jobs)
+    fits = machines_within(dollars, jobs)
+    assert 0 <= fits <= asked
+    assert Fraction(hold(jobs)) * fits / asked <= Fraction(dollars) or hold(jobs) == 0
+
+
+def test_machines_are_divided_by_shares_and_nobody_gets_more_than_it_can_use() -> None:
+    assert divide(10, {"l4": 100, "h100": 100}, {"h100": 0.6}) == {"l4": 4, "h100": 6}
+    assert divide(9, {"l4": 2, "t4": 50, "a100": 50}, {}) == {"l4": 2, "t4": 3, "a100": 3}
+    assert divide(1, {"l4": 5, "t4": 5}, {}) == {"l4": 1, "t4": 1}, "each GPU gets one"
+
+
+@pytest.mark.parametrize("usd", ["NaN", "Infinity", "-1", "a lot"])
+def test_a_cost_that_is_no_amount_makes_no_line(usd: str) -> None:
+    assert decode({**encode(ChildLine(1)), "usd": usd}) is None
