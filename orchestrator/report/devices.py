@@ -1,0 +1,213 @@
+"""Devices beside each other as a person reads them, GPUs as columns: page, Markdown and data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from orchestrator.analysis.across import floor_of
+from orchestrator.analysis.devices import Against, Column, Devices, Row, Time
+from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.study import Study
+from orchestrator.core.results import is_control
+from orchestrator.report.document import known, limits
+from orchestrator.report.markdown import cell
+from orchestrator.report.page import Cell, Part, Section, Table, Text, Word
+from orchestrator.report.report import Report
+from orchestrator.report.text import UNKNOWN, common_parts, digits, labels, ratio
+
+METHOD: Final = (
+    "Each device is held against the best of its row. Times of two devices come from two runs, so their intervals are "
+    "combined as independent ones, and widened by what two runs of the same code usually differ by. A name in bold is "
+    "shown to be ahead of every other device of its row: an interval without 1, a p-value below 0.05 after Holm’s "
+    "correction over all rows, and a ratio beyond the noise and 2 %. Calls a dollar: what the machine’s price by the "
+    "hour buys while it does nothing else."
+)
+SIMULATED: Final = "Prices of the embedded cloud are simulated: no dollar was spent."
+
+
+def times_of(study: Study) -> tuple[Time, ...]:
+    """Every median of a run, controls left out."""
+    return tuple(
+        Time(
+            case.case_id,
+            case.setting,
+            one.implementation,
+            one.median_us,
+            floor_of(case, one.implementation),
+            one.tflops,
+        )
+        for case in study.cases
+        for one in case.timings
+        if one.timed and not is_control(one.implementation)
+    )
+
+
+def column_of(report: Report, *, name: str = "", usd_per_hour: float | None = None) -> Column:
+    """One run as a column; `usd_per_hour` is what its machine costs."""
+    study = report.study
+    doubt = "; ".join(words.rstrip(".") for words in report.busy())
+    return Column(
+        name or study.device or "an unknown device", times_of(study), (study.run_id,), report.cost_usd, usd_per_hour,
+        study.answers, report.simulated, doubt,
+    )  # fmt: skip
+
+
+def sections(found: Devices) -> list[Section]:
+    """What each device cost, and for each setting who is fastest and who gives most for a dollar."""
+    if not found.columns:
+        return []
+    made = [Section("Devices", [*_summary(found)])]
+    for setting in found.settings():
+        rows = [row for row in found.rows if row.setting == setting]
+        title = f"{setting.name.capitalize() or 'Times'}"
+        said: list[Part] = [Text(setting.meaning, "soft")] if setting.meaning else []
+        made.append(Section(f"{title}: time", [*said, table(found, rows)]))
+        if any(column.usd_per_hour for column in found.columns):
+            made.append(Section(f"{title}: calls a dollar", [table(found, rows, of_value=True)]))
+    made.append(Section("How devices are compared", [Text(METHOD)]))
+    return made
+
+
+def _summary(found: Devices) -> Iterable[Part]:
+    yield summary(found)
+    if any(column.simulated for column in found.columns):
+        yield Text(SIMULATED, "soft")
+    yield from (Text(f"{column.name}: {column.doubt}.", "warn") for column in found.columns if column.doubt)
+
+
+def summary(found: Devices) -> Table:
+    """A line a device: what was spent on it, and what an answer cost."""
+    rows: list[list[Cell]] = []
+    for place, column in enumerate(found.columns):
+        rows.append(
+            [
+                column.name, f"{len(column.runs):,}" if column.runs else UNKNOWN, money(column.usd_per_hour, 4),
+                money(column.cost_usd, 4), f"{column.answers:,}", money(column.usd_per_answer, 6),
+                f"{_ahead(found, place, of_value=False)}", f"{_ahead(found, place, of_value=True)}",
+            ]
+        )  # fmt: skip
+    heads = ("device", "runs", "$ an hour", "spent", "answers", "$ an answer", "fastest in", "most for a dollar in")
+    return Table("What each device cost", heads, rows, stack=True)
+
+
+def _ahead(found: Devices, place: int, *, of_value: bool) -> int:
+    return sum((row.cheapest if of_value else row.fastest) == place for row in found.rows)
+
+
+def money(usd: float | None, places: int) -> str:
+    return UNKNOWN if usd is None else f"${usd:,.{places}f}"
+
+
+def table(found: Devices, rows: Sequence[Row], *, of_value: bool = False) -> Table:
+    """Cases as lines, devices as columns: medians, or calls a dollar, with the ratio to the best of the line."""
+    names = labels(list(dict.fromkeys(row.case_id for row in rows)))
+    several = len({row.implementation for row in rows}) > 1
+    heads = ["case", *(["implementation"] if several else []), *(column.name for column in found.columns)]
+    lines: list[list[Cell]] = []
+    for row in rows:
+        line: list[Cell] = [names[row.case_id], *([row.implementation] if several else [])]
+        lines.append([*line, *(_cell(row, place, of_value=of_value) for place in range(len(found.columns)))])
+    unit = "calls a dollar" if of_value else "median µs"
+    return Table(f"{rows[0].setting.name or 'all'}: {unit}", heads, lines, left=(1,) if several else (), stack=True)
+
+
+def _cell(row: Row, place: int, *, of_value: bool) -> Cell:
+    own = row.cells[place]
+    if own is None or (of_value and math.isnan(own.calls_per_usd)):
+        return UNKNOWN
+    told = f"{own.calls_per_usd:,.0f}" if of_value else digits(own.time.median_us.mid, 4)
+    against = own.value if of_value else own.speed
+    won = (row.cheapest if of_value else row.fastest) == place
+    return Word(told, "differs" if won else "", _said(against))
+
+
+def _said(against: Against | None) -> str:
+    if against is None:
+        return ""
+    doubt = f": {against.doubt}" if against.doubt else ""
+    return f"{ratio(against.ratio.mid)} {WORDS.get(against.verdict.value, against.verdict.value)}{doubt}"
+
+
+WORDS: Final = {"slower": "behind", "faster": "ahead"}
+
+
+def markdown(found: Devices) -> str:
+    """The same tables for a README or a pull request."""
+    lines: list[str] = []
+    for section in sections(found):
+        lines += [f"**{cell(section.title)}**", ""]
+        for part in section.parts:
+            if isinstance(part, Text):
+                lines += [cell(part.text), ""]
+            elif isinstance(part, Table):
+                lines += [*_markdown_table(part, found), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_table(part: Table, found: Devices) -> Iterable[str]:
+    shared = "-".join(common_parts(list(dict.fromkeys(row.case_id for row in found.rows))))
+    heads = [shared if head == "case" and shared else head for head in part.heads]
+    yield "| " + " | ".join(cell(head) for head in heads) + " |"
+    yield "|---|" + "--:|" * (len(heads) - 1)
+    for row in part.rows:
+        yield "| " + " | ".join(_markdown_cell(one) for one in row) + " |"
+
+
+def _markdown_cell(one: Cell) -> str:
+    if isinstance(one, str):
+        return cell(one)
+    told = f"**{cell(one.text)}**" if one.style == "differs" else cell(one.text)
+    return f"{told} ({cell(one.more)})" if one.more else told
+
+
+def document(found: Devices) -> dict[str, Any]:
+    """The same as data. What is not known is null."""
+    return {
+        "schema": 1,
+        "devices": [_column(one) for one in found.columns],
+        "rows": [
+            {
+                "case_id": row.case_id,
+                **_setting(row.setting),
+                "implementation": row.implementation,
+                "fastest": found.columns[row.fastest].name if row.fastest is not None else None,
+                "most_for_a_dollar": found.columns[row.cheapest].name if row.cheapest is not None else None,
+                "cells": [
+                    None
+                    if own is None
+                    else {
+                        "median_us": limits(own.time.median_us),
+                        "tflops": known(own.time.tflops),
+                        "calls_per_usd": known(own.calls_per_usd),
+                        "speed": _against(own.speed),
+                        "value": _against(own.value),
+                    }
+                    for own in row.cells
+                ],
+            }
+            for row in found.rows
+        ],
+    }
+
+
+def _setting(setting: Setting) -> dict[str, str | None]:
+    return {"regime": setting.regime or None, "cache": setting.cache or None}
+
+
+def _column(one: Column) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "runs": list(one.runs),
+        "cost_usd": known(one.cost_usd),
+        "usd_per_hour": known(one.usd_per_hour),
+        "answers": one.answers,
+        "usd_per_answer": known(one.usd_per_answer),
+        "prices_simulated": one.simulated,
+        "doubt": one.doubt,
+    }
+
+
+def _against(one: Against | None) -> dict[str, Any] | None:
+    return None if one is None else {"ratio": limits(one.ratio), "verdict": one.verdict.value, "doubt": one.doubt}
