@@ -1,11 +1,11 @@
-# demo and test each work first and alone on a clean clone with python 3.11+, gcc and make.
+# demo and test each work first and alone on a clean clone with python 3.11+, g++ and make.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench chaos results install dev lint clean help
+.PHONY: demo test check bench chaos results install dev lint clean help compiler
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -21,9 +21,13 @@ $(STAMP): $(BIN)/uv pyproject.toml requirements.lock
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@touch $@
 
+compiler:
+	@command -v "$${CXX:-g++}" >/dev/null || command -v c++ >/dev/null || \
+	  { echo "the bundled kernel needs a C++ compiler: sudo apt-get install g++ (on macOS: xcode-select --install)" >&2; exit 1; }
+
 ## make demo    measure the bundled kernel against PyTorch on this machine, through the embedded cloud
 install: $(STAMP)
-demo: $(STAMP)
+demo: compiler $(STAMP)
 	$(BIN)/bench launch --gpu l4
 	$(BIN)/bench fetch last
 	$(BIN)/bench cloud stop

@@ -17,7 +17,7 @@ def converted(svg: str, kind: str) -> bytes:
     except (ImportError, OSError) as exc:
         raise LocalError(
             f"{kind.upper()} figures cannot be drawn here: {exc}",
-            hint="pip install 'spotbench[figures]' and install libcairo2; SVG figures need neither",
+            hint="pip install cairosvg, and install libcairo2; SVG figures need neither",
         ) from exc
     drawn: bytes
     if kind == "png":

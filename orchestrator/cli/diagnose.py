@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -36,6 +37,7 @@ def diagnose(
         found = table.Diagnosis(
             "", state.closed.detail if state.closed else "", "", table.matters(log) if nothing else ()
         )
+    found = replace(found, remedy=table.pasted(found.remedy, run_id))
     if json:
         emit_json(
             {

@@ -83,7 +83,7 @@ def init(
         keeps_names=not embedded,
     )
     if print_ is not None:
-        _print(wanted, print_)
+        _print(wanted, print_, json=json)
         return
     _carry_out(
         wanted,
@@ -100,10 +100,23 @@ def _embedded(bucket: str) -> tuple[str, str]:
     return address.project, bucket or f"{address.project}-practice"
 
 
-def _print(wanted: Wanted, form: Form) -> None:
+def _print(wanted: Wanted, form: Form, *, json: bool) -> None:
     steps = setup(wanted)
     path = str(load_settings().home / "settings.yaml")
-    typer.echo(gcloud.script(steps, path) if form is Form.GCLOUD else terraform.document(steps), nl=False)
+    text = gcloud.script(steps, path) if form is Form.GCLOUD else terraform.document(steps)
+    if json:
+        emit_json(
+            {
+                "schema": 1,
+                "project": wanted.project,
+                "bucket": wanted.bucket,
+                "steps": [_step(step, False) for step in steps],
+                "form": form.value,
+                "text": text,
+            }
+        )
+    else:
+        typer.echo(text, nl=False)
 
 
 def _carry_out(wanted: Wanted, setup: Setup, *, yes: bool, replace: bool, json: bool) -> None:

@@ -12,6 +12,7 @@ from orchestrator.core.errors import (
     RunPreempted,
     RunStopped,
 )
+from orchestrator.core.run.diagnose import pasted
 from orchestrator.core.run.fold import Phase, Run
 
 ERRORS: dict[Phase, type[BenchError]] = {
@@ -38,7 +39,7 @@ def error_of(run: Run) -> BenchError | None:
 
 
 EMBEDDED_REMEDIES = {
-    "torch_missing": "the embedded cloud's VMs use this machine's python: pip install 'spotbench[cpu]' into it",
+    "torch_missing": "the embedded cloud's VMs use this machine's python: pip install torch into it",
     "numpy_mismatch": "the embedded cloud's VMs use this machine's python: pip install --upgrade numpy into it",
     "no_compiler": "the embedded cloud's VMs use this machine's compiler: install g++",
     "build_failed": "the embedded cloud's VMs use this machine's compiler; `bench logs` shows what it said",
@@ -55,7 +56,7 @@ def _hint(run: Run) -> str:
         return run.rejected.hint
     remedies = [fact.remedy for fact in run.diagnoses if fact.remedy]
     if remedies:
-        return remedies[-1]
+        return pasted(remedies[-1], run.run_id)
     if run.phase is Phase.NO_CAPACITY:
         return "allow more zones or regions in the configuration, or try again later"
     kept = f"`bench fetch {run.run_id}` brings back the {run.cases_done} cases that were measured"

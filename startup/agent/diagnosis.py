@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 REMEDIES = {
     "clock_skew": "choose another image, or let the VM reach a time server",
-    "build_failed": "read artifacts/log.txt; build the kernel alone with `python3 -m kernels.harness build`",
+    "build_failed": "`bench logs RUN` has the compiler's words; kernels/README.md says how to build it by hand",
     "disk_full": "ask for a larger boot disk",
     "driver_too_old": "choose an image with a newer NVIDIA driver, or ask for an older torch",
     "deadline": "give the run more time or ask for fewer cases; a relaunch skips the cases that are finished",
-    "gate_failed": "read artifacts/log.txt of the run",
-    "harness_crashed": "read artifacts/log.txt; a relaunch skips the cases that are finished",
-    "kernel_wrong": "read artifacts/correctness.csv: it names every case that disagrees with the reference",
+    "gate_failed": "`bench logs RUN` shows the last lines; they are kept after the machine is gone",
+    "harness_crashed": "`bench logs RUN` has the traceback; `bench launch --resume RUN` skips finished cases",
+    "kernel_wrong": "`bench fetch RUN` brings correctness.csv: it names every case that disagrees with the reference",
     "no_compiler": "choose an image with NVRTC (torch's own wheels bring it), nvcc or a C++ compiler",
     "no_cuda": "choose an image with an NVIDIA driver and check that the VM has an accelerator",
     "numpy_mismatch": "choose an image whose numpy fits its torch, or allow installing",
@@ -21,8 +21,8 @@ REMEDIES = {
     "storage_unreachable": "check that the bucket exists and that the VM's service account may read and create objects",
     "torch_missing": "choose an image with torch, or allow installing",
     "torch_without_cuda": "choose an image whose torch is built for CUDA, or allow installing",
-    "agent_crashed": "this is a defect of the agent: report it with artifacts/log.txt",
-    "unknown": "read artifacts/log.txt of the run",
+    "agent_crashed": "this is a defect of the agent: report it with what `bench logs RUN` prints",
+    "unknown": "`bench logs RUN` shows the last lines; they are kept after the machine is gone",
 }
 
 

@@ -140,7 +140,8 @@ def _next_machine(run: Run, now: datetime, policy: Policy, offers: Sequence[Offe
             return _give_up(
                 run, now, Phase.STOPPED, "the client that launched it went away before it asked for a machine"
             )
-        return _give_up(run, now, Phase.STOPPED, "nobody asked for another machine: `bench launch --resume` does")
+        remedy = f"`bench launch --resume {run.run_id}` does"
+        return _give_up(run, now, Phase.STOPPED, f"nobody asked for another machine: {remedy}")
     candidates = open_offers(run, offers)
     if not candidates:
         return _give_up(run, now, Phase.NO_CAPACITY, _tried(run))

@@ -62,7 +62,7 @@ REMEDIES: Final = {
     "disk_full": "raise machine.disk_gb",
     "clock_skew": "launch again, in another zone if it comes back",
     "gate_failed": "`bench logs RUN` shows which check failed and what it found",
-    "build_failed": "`bench logs RUN` has the compiler's words; try it at home with `python3 -m kernels.harness build`",
+    "build_failed": "`bench logs RUN` has the compiler's words; kernels/README.md says how to build it by hand",
     "kernel_wrong": "see correctness.csv after `bench fetch RUN`; the baselines' timings are kept",
     "harness_crashed": "`bench logs RUN` has the traceback; cases finished before it are kept",
     "agent_crashed": "`bench logs RUN`; launch again: finished cases are skipped",
@@ -92,6 +92,12 @@ REMEDIES: Final = {
     "lost": "the machine vanished without a word; launch again: finished cases are skipped",
     "unknown": "`bench logs RUN` shows the last lines; they are kept after the machine is gone",
 }
+
+
+def pasted(remedy: str, run_id: str) -> str:
+    """The remedy with its commands as they are typed for this run."""
+    return re.sub(r"\bRUN\b", run_id, remedy)
+
 
 _PROVIDER: Final[tuple[tuple[str, str], ...]] = (
     ("free_tier", r"free tier"),
