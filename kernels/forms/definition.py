@@ -69,7 +69,10 @@ class Definition:
     `implementations` are functions, or mappings that describe a CUDA entry;
     those in `baselines` are what the others are compared with, the first of them before all. `outputs(*inputs)`
     allocates what implementations write into. `check(arguments, output)`, where a form brings its own judge, returns
-    what is wrong, or nothing. `tolerance` is `{"rtol": …, "atol": …}`, or None for the criterion of ours.
+    what is wrong, or nothing; it alone decides then. `writable(arguments)`, where inputs have room for answers among
+    them, runs the reference on these very arguments and returns the places, among all tensors, that may be written to.
+    `tests` are cases that are judged and not timed. `tolerance` is `{"rtol": …, "atol": …}`, or None for the
+    criterion of ours.
     """
 
     name: str
@@ -82,6 +85,8 @@ class Definition:
     baselines: tuple[str, ...]
     outputs: Function | None = None
     check: Callable[[Arguments, Any], str] | None = None
+    writable: Callable[[Arguments], list[int]] | None = None
+    tests: tuple[CaseValues, ...] = ()
     flops: Callable[[CaseValues], float] | None = None
     bytes: Callable[[CaseValues], float] | None = None
     skip: Callable[[CaseValues, torch.device], str] | None = None

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from kernels.forms.definition import BadWorkload, Definition
 
-FORMS = {"file": "kernels.forms.one_file", "kernelbench": "kernels.forms.kernelbench"}
+FORMS = {
+    "file": "kernels.forms.one_file",
+    "kernelbench": "kernels.forms.kernelbench",
+    "gpumode": "kernels.forms.gpumode",
+}
 """Each form's module; it has a function `load(path)`."""
 
 

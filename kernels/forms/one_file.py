@@ -112,9 +112,11 @@ def bound(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield from ((one.id, node.lineno) for one in targets if isinstance(one, ast.Name))
 
 
-def imported(file: Path) -> ModuleType:
-    """The module, with its folder on the path. Raises `BadWorkload` for whatever it raises."""
-    sys.path.insert(0, str(file.parent))
+def imported(file: Path, also: Path | None = None) -> ModuleType:
+    """The module, with its folder on the path, and `also` another. Raises `BadWorkload` for whatever it raises."""
+    for folder in (*([] if also is None else [also]), file.parent):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None, "a file that ends in .py"
     assert spec.loader is not None, "and so has a loader"

@@ -11,6 +11,7 @@ import errno
 import sys
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from kernels.harness.reading import BadSpec
 from kernels.harness.spec import Spec, parse
 
 BAD_SPEC, GATE_FAILED = 22, 21
+JUDGED_APART = ("gpumode",)
+"""Forms with cases that are judged and not timed."""
 STEPS = ("environment", "build", "correctness", "measure")
 
 
@@ -50,13 +53,16 @@ def read_spec(path: Path, step: str) -> Spec:
     """The spec in a file. Raises `BadSpec`, also when there is no such file. A user's own workload is read
     by the steps that run it: before, what it needs may not be there yet."""
     try:
-        return parse(path.read_text(encoding="utf-8"), read_own if step in ("build", "measure") else None)
+        return parse(path.read_text(encoding="utf-8"), None if step == "environment" else partial(read_own, step))
     except (OSError, UnicodeDecodeError) as exc:
         raise BadSpec(f"cannot read {path}: {exc}") from exc
 
 
-def read_own(workload: OwnWorkload) -> Mapping[str, Any]:
-    """What a user's own workload says of itself, read by a process of its own. Raises `BadSpec`."""
+def read_own(step: str, workload: OwnWorkload) -> Mapping[str, Any]:
+    """What a user's own workload says of itself, read by a process of its own; nothing where the step has nothing to
+    do for its form. Raises `BadSpec`."""
+    if step == "correctness" and workload.form not in JUDGED_APART:
+        return {}
     from kernels.harness.arena import described
 
     return described(workload)

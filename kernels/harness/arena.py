@@ -60,12 +60,15 @@ class Arena:
     start: Callable[[], Worker]
     judge: Hand
     baselines: Sequence[str]
+    writes: bool = False
+    """Whether there is room for answers among the inputs."""
     hands: dict[str, Hand] = field(default_factory=dict)
     turns: dict[str, Turn] = field(default_factory=dict)
     wrong: dict[str, Check] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
     roof: dict[str, float] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
+    places: dict[str, list[int]] = field(default_factory=dict)
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bench-", dir=processes.roomy())))
 
     def hand(self, name: str) -> Hand:
@@ -96,11 +99,26 @@ class Arena:
         error, limit = (float("nan") if told[key] is None else float(told[key]) for key in ("max_abs_error", "limit"))
         return Check(bool(told["passed"]), error, limit, str(told["reason"])[:300])
 
+    def writable(self, case: OwnCase) -> list[int]:
+        """The places among a case's inputs where answers may be written to. Raises `Lost` and `Answered` of the
+        judge's own; where the judge cannot make inputs here, the implementation says so itself."""
+        if not self.writes:
+            return []
+        if case.id not in self.places:
+            try:
+                told = self.judge.ask("writable", case=dict(case.values), seed=secrets.randbits(62))
+            except Answered as exc:
+                if exc.kind not in ("unavailable", "memory"):
+                    raise
+                self.judge.fault, told = None, {"places": []}
+            self.places[case.id] = [int(one) for one in told["places"]]
+        return self.places[case.id]
+
     def bound(self, name: str, case: OwnCase, seed: int, check_seed: int) -> tuple[Bound, Check, int]:
         """An implementation on a case: bound to inputs, tried on new ones, judged; and what one set of inputs takes.
         Raises `Unavailable` where it cannot run, `Lost` and `Answered` where it went wrong."""
         hand = self.hand(name)
-        told = hand.ask("bind", case=dict(case.values), seed=seed)
+        told = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
         answer = hand.ask("check", seed=check_seed, folder=str(self.folder), at=0)
         check = self.verdict(hand, case, check_seed, answer)
         role = "baseline_" if original(name) in self.baselines else "kernel_"
@@ -348,4 +366,5 @@ def open_arena(asked: Spec, device: torch.device) -> Arena:
         start=start,
         judge=Hand("", start, max(asked.answer_limit_s, READING_LIMIT_S)),
         baselines=tuple(asked.workload.describe().get("baselines", ())),
+        writes=bool(asked.workload.describe().get("writes")),
     )

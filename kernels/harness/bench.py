@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -56,7 +56,11 @@ class Bench:
             entry = CudaEntry(made, definition.file.parent, device, definition.names)
             self.record = entry.record
             made = entry
+        ready = getattr(made, "ready", None)
+        if ready is not None:
+            ready()
         self.function: Callable[..., Any] = made
+        self.writable: frozenset[int] = frozenset()
         self.kept = Kept()
         self.sets: list[tuple[Arguments, Any]] = []
         self.plans: list[Watched] = []
@@ -64,8 +68,9 @@ class Bench:
         self.case: dict[str, Any] = {}
         self.seed = 0
 
-    def bind(self, case: dict[str, Any], seed: int) -> Reply:
-        """One set of inputs for a case."""
+    def bind(self, case: dict[str, Any], seed: int, writable: Sequence[int] = ()) -> Reply:
+        """One set of inputs for a case; at the `writable` places among its tensors there is room for an answer."""
+        self.writable = frozenset(writable)
         self.sets, self.plans, self.timers, self.case, self.seed = [], [], {}, case, seed
         only = getattr(self.function, "refusal", None)
         reason = only(case) if only else ""
@@ -154,9 +159,13 @@ class Bench:
             late = "untrusted: its output changed after the call had returned (work on another stream or thread)"
             return {"fault": late, "files": [], "tree": None}
         fresh = self.drawn(self.seed)
-        if not same(tuple(arguments.tensors()), tuple(fresh.tensors())):
+        if not same(self.given(arguments), self.given(fresh)):
             return {"fault": "untrusted: it changed its inputs", "files": [], "tree": None}
         return {"fault": "", **written(at_once, folder)}
+
+    def given(self, arguments: Arguments) -> tuple[torch.Tensor, ...]:
+        """The tensors that nobody may write to."""
+        return tuple(one for at, one in enumerate(arguments.tensors()) if at not in self.writable)
 
     def timer(self, regime: str) -> Reply:
         """Ready to time; the graph's calls are made now, so what they return is kept from now on."""

@@ -147,6 +147,18 @@ def distance(out: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
     return float(difference.max().item()), float(difference.square().mean().sqrt().item())
 
 
+def apart(output: Any, other: Any) -> float:
+    """The largest difference between two outputs; NaN where they are of different structures or shapes."""
+    try:
+        (tree, one), (other_tree, two) = flattened(output), flattened(other)
+    except TypeError:
+        return math.nan
+    if tree != other_tree or any(a.shape != b.shape for (_, a), (_, b) in zip(one, two, strict=True)):
+        return math.nan
+    pairs = ((settled(a), settled(b)) for (_, a), (_, b) in zip(one, two, strict=True))
+    return max((distance(a, b)[0] for a, b in pairs), default=0.0)
+
+
 def judged(
     output: Any,
     exact: Exact,

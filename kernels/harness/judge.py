@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kernels.forms.definition import Arguments, BadWorkload, Definition, in_double
+from kernels.forms.definition import Arguments, BadWorkload, Definition, in_double, mapped
 from kernels.harness import criterion, roof
 from kernels.harness.answers import Reply, read, unflattened
+from kernels.harness.workload import Check
 
 
 class Judge:
@@ -45,15 +45,59 @@ class Judge:
             "implementations": list(one.implementations),
             "baselines": list(one.baselines),
             "requirements": list(one.requirements),
+            "tests": [dict(case) for case in one.tests],
+            "writes": one.writable is not None,
         }
+
+    def writable(self, case: dict[str, Any], seed: int) -> Reply:
+        """The places among the inputs' tensors that an implementation may write to. Uninitialised memory is told by
+        what PyTorch fills it with in its deterministic mode."""
+        find = self.definition.writable
+        if find is None:
+            return {"places": []}
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            drawn = self.drawn(case, seed)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        try:
+            return {"places": find(drawn)}
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as exc:
+            raise self.refused(exc) from exc
+
+    def refused(self, exc: Exception) -> BadWorkload:
+        """The workload's own fault: its reference raises."""
+        told = place(exc, self.definition.file)
+        return BadWorkload(f"{told}: the reference raises {type(exc).__name__}: {exc}")
+
+    def by_own_check(self, case: dict[str, Any], seed: int, output: Any) -> Check:
+        """What the workload's own check says, with how far the output is from the reference's where they compare."""
+        assert self.definition.check is not None, "it has one"
+        output = mapped(output, lambda one: one.to(self.device))
+        try:
+            words = self.definition.check(self.drawn(case, seed), output)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as exc:
+            words = f"it raises {type(exc).__name__}: {exc}"
+        try:
+            error = criterion.apart(output, self.definition.reference(self.drawn(case, seed)))
+        except Exception as exc:
+            raise self.refused(exc) from exc
+        reason = f"the problem's own check: {words}" if words else ""
+        return Check(not words, error, float("nan"), reason)
 
     def judge(
         self, case: dict[str, Any], case_id: str, seed: int, tree: Any, files: list[Any], baseline: bool
     ) -> Reply:
         """The verdict on an answer to the inputs of a seed. The first baseline's errors are remembered: they count for
         whatever is judged after it. Raises `BadWorkload` where the reference itself does not do."""
-        exact = self.right(case, case_id, seed)
         output = unflattened(tree, [read(one) for one in files])
+        if self.definition.check is not None:
+            return told_of(self.by_own_check(case, seed, output))
+        exact = self.right(case, case_id, seed)
         _, leaves_out = criterion.flattened(output)
         tf32 = baseline and self.device.type == "cuda"
         verdict, errors = criterion.judged(
@@ -64,19 +108,10 @@ class Judge:
             self.definition.tolerance,
             tf32=tf32,
         )
-        if verdict.passed and self.definition.check is not None:
-            told = self.definition.check(self.drawn(case, seed), output)
-            if told:
-                verdict = replace(verdict, passed=False, reason=f"the workload's own check: {told}")
         if baseline and verdict.passed and errors is not None:
             self.baseline[case_id] = errors.widest(self.baseline.get(case_id))
             self.dtypes.setdefault(case_id, [one.dtype for _, one in leaves_out])
-        return {
-            "passed": verdict.passed,
-            "max_abs_error": none_of(verdict.max_abs_error),
-            "limit": none_of(verdict.limit),
-            "reason": verdict.reason,
-        }
+        return told_of(verdict)
 
     def roof(self) -> Reply:
         """Bytes and floating-point operations a second, the most that a few plain programmes reached."""
@@ -103,8 +138,7 @@ class Judge:
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as exc:
-            told = place(exc, self.definition.file)
-            raise BadWorkload(f"{told}: the reference raises {type(exc).__name__}: {exc}") from exc
+            raise self.refused(exc) from exc
         while len(self.exact) >= 2:
             self.exact.pop(next(iter(self.exact)))
         self.exact[case_id, seed] = made
@@ -116,6 +150,16 @@ class Judge:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return {}
+
+
+def told_of(verdict: Check) -> Reply:
+    """A verdict as plain data."""
+    return {
+        "passed": verdict.passed,
+        "max_abs_error": none_of(verdict.max_abs_error),
+        "limit": none_of(verdict.limit),
+        "reason": verdict.reason,
+    }
 
 
 def none_of(value: float) -> float | None:

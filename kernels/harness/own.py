@@ -102,6 +102,10 @@ class OwnWorkload:
             raise BadSpec(f"{where}.axes leave no case of {told['file']}")
         return made
 
+    def tests(self) -> tuple[OwnCase, ...]:
+        """The cases that are judged and not timed."""
+        return tuple(OwnCase(values, case_id(values)) for values in self.describe().get("tests", ()))
+
     def is_case(self, case: str) -> bool:
         """Whether an id may be one of this workload's."""
         return SAFE.fullmatch(case) is not None

@@ -100,7 +100,11 @@ def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = N
         workload=workload,
         implementations=implementations,
         measure=cases(workload, spec["measure"] if own else table(spec["measure"], "measure", keys[:-1]), "measure"),
-        correctness=() if own else cases(workload, {key: judged[key] for key in keys[:-1]}, "correctness"),
+        correctness=(
+            workload.tests()
+            if isinstance(workload, OwnWorkload)
+            else cases(workload, {key: judged[key] for key in keys[:-1]}, "correctness")
+        ),
         max_abs_error=0.0 if own else positive(judged["max_abs_error"], "correctness.max_abs_error"),
         repeats=integer(spec["repeats"], "repeats", 1),
         warmup=warmup(spec["warmup"]),

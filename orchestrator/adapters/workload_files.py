@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from orchestrator.core.config.model import Workload
+from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
+from orchestrator.core.forms import gpumode
+from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.workload import HINT, Sketch, case_id, sketch
 
 FOLDER: Final = "own"
@@ -31,6 +35,20 @@ SECRET_TEXT: Final = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A workload of the user's own on this machine: its form, what its text tells, and its files by their names below
+    `own/`. `description` is what the machine that measures is told of it as JSON, where its form has a description."""
+
+    form: Form
+    root: Path
+    name: str
+    cases: tuple[str, ...]
+    files: Mapping[str, Path]
+    description: Mapping[str, Any] | None = None
+    told: Sketch | None = None
+
+
 def main_file(path: Path) -> Path:
     """The file that holds the workload: itself, or the one in the folder that has the folder's name. Raises
     `ConfigError`."""
@@ -41,46 +59,77 @@ def main_file(path: Path) -> Path:
     return file
 
 
-def form_of(path: Path) -> str:
-    """`kernelbench` for a folder with a `ModelNew` in one of its files and no file of its own name, else `file`."""
+def form_of(path: Path) -> Form:
+    """`gpumode` for a `task.yml` or a folder with one; `kernelbench` for a folder with a `ModelNew` in a file;
+    else, and for a folder with a file of its own name, `file`."""
+    if path.name in TASK_FILES:
+        return "gpumode"
     if not path.is_dir() or (path / f"{path.resolve().name}.py").is_file():
         return "file"
+    if any((path / name).is_file() for name in TASK_FILES):
+        return "gpumode"
     with contextlib.suppress(OSError):
         if any(b"class ModelNew" in one.read_bytes() for one in path.glob("*.py")):
             return "kernelbench"
     return "file"
 
 
-def sketched(path: Path) -> Sketch:
-    """What the workload's file says of itself. Raises `ConfigError`."""
-    if form_of(path) == "kernelbench":
-        return Sketch(path.resolve().name, (case_id({}),), (), (), (), ())
+def found(path: Path) -> Own:
+    """The workload at `path`, as far as its text tells. Raises `ConfigError` with file and line."""
+    form = form_of(path)
+    if form == "gpumode":
+        return _gpumode(path if path.is_dir() else path.parent)
+    if form == "kernelbench":
+        return Own(form, path, path.resolve().name, (case_id({}),), _below(path))
     file = main_file(path)
+    told = sketch(text_of(file), file.name)
+    files = _below(path) if path.is_dir() else {one.name: one for one in (file, *_named(file))}
+    return Own(form, file.parent, told.name, told.cases, files, told=told)
+
+
+def _gpumode(folder: Path) -> Own:
+    described = next(folder / name for name in TASK_FILES if (folder / name).is_file())
+    told = gpumode.task(text_of(described), described.name)
+    files = _below(folder)
+    if gpumode.REFERENCE not in files:
+        raise ConfigError(f"{folder} has no {gpumode.REFERENCE}", hint=gpumode.HINT)
+    for name, source in told.files.items():
+        shared = folder / source
+        if name in files or source in files:
+            continue
+        if not shared.is_file() or shared.is_symlink() or shared.suffix not in TYPES:
+            raise ConfigError(f"{described}: files: {source} is no source file that is there", hint=gpumode.HINT)
+        files[name] = shared
+    sources = {name: text_of(one) for name, one in files.items() if one.suffix == ".py"}
+    submissions = gpumode.submissions(sources, told)
+    name = folder.resolve().name
+    return Own("gpumode", folder, name, told.case_ids, files, gpumode.as_json(told, submissions, name))
+
+
+def own_workload(path: Path) -> Workload:
+    """A workload of the user's own, as far as its text tells. Raises `ConfigError`."""
+    own = found(path)
+    return Workload.model_validate(
+        {"path": str(path.resolve()), "name": own.name, "cases": own.cases, "form": own.form}
+    )
+
+
+def text_of(file: Path) -> str:
+    """A file's text. Raises `ConfigError`."""
     try:
-        return sketch(file.read_text(encoding="utf-8"), file.name)
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         raise ConfigError(f"cannot read {file}: {reason}", hint=HINT) from exc
 
 
-def own_workload(path: Path) -> Workload:
-    """A workload of the user's own, as far as its text tells. Raises `ConfigError`."""
-    told = sketched(path)
-    return Workload.model_validate(
-        {"path": str(path.resolve()), "name": told.name, "cases": told.cases, "form": form_of(path)}
-    )
-
-
 def gathered(path: Path) -> dict[str, bytes]:
     """What goes into the payload, by its name there: one file, or a folder's files; of a file alone also the sources
     beside it that it names. Raises `ConfigError` and `LocalError`."""
-    file = path / "any.py" if form_of(path) == "kernelbench" else main_file(path)
-    root = file.parent
-    wanted = list(_files(root)) if path.is_dir() else [file, *_named(file)]
-    found: dict[str, bytes] = {}
+    own = found(path)
+    gathered: dict[str, bytes] = {}
     total = 0
-    for one in wanted:
-        name = one.relative_to(root).as_posix()
+    for name, one in own.files.items():
         if SECRET_NAMES.fullmatch(one.name):
             raise ConfigError(
                 f"{one}: looks like a secret; nothing is sent", hint="move it out of the workload's folder"
@@ -88,10 +137,10 @@ def gathered(path: Path) -> dict[str, bytes]:
         try:
             size = one.stat().st_size
             total += size
-            if total > MOST_BYTES or len(found) >= MOST_FILES:
+            if total > MOST_BYTES or len(gathered) >= MOST_FILES:
                 limit = f"{MOST_BYTES >> 20} MB and {MOST_FILES} files"
                 raise ConfigError(
-                    f"{root}: more than {limit} (at {name})", hint="keep data out of the workload's folder"
+                    f"{own.root}: more than {limit} (at {name})", hint="keep data out of the workload's folder"
                 )
             data = one.read_bytes()
         except OSError as exc:
@@ -100,8 +149,14 @@ def gathered(path: Path) -> dict[str, bytes]:
         if secret:
             line = data.count(b"\n", 0, secret.start()) + 1
             raise ConfigError(f"{one}:{line}: holds what looks like a secret; nothing is sent", hint="take it out")
-        found[f"{FOLDER}/{name}"] = data
-    return found
+        gathered[f"{FOLDER}/{name}"] = data
+    if own.description is not None:
+        gathered[f"{FOLDER}.json"] = json.dumps(own.description, indent=1, sort_keys=True).encode()
+    return gathered
+
+
+def _below(root: Path) -> dict[str, Path]:
+    return {one.relative_to(root).as_posix(): one for one in _files(root)}
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from orchestrator.core import yamltext
 from orchestrator.core.config import load
 from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
+from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.ledger.budget import without
 from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest
 from orchestrator.core.market.pricing import PriceSheet
@@ -57,7 +58,7 @@ def load_config(
     """The configuration that was chosen, and its name. `configs` is the folder of those that come with the tool;
     `defaults` are the keys that this user's settings have; `workload` reads a workload of the user's own, which a
     configuration may name, or which stands in its place. Raises `ConfigError`."""
-    if options.path is not None and (options.path.is_dir() or options.path.suffix == ".py"):
+    if options.path is not None and is_workload(options.path):
         named = f"workload.path={json.dumps(str(options.path.resolve()))}"
         chosen = replace(options, path=None, gpu=options.gpu or "cpu", overrides=(*options.overrides, named))
         config, _ = load_config(chosen, configs=configs, defaults=defaults, workload=workload)
@@ -91,6 +92,11 @@ def load_config(
         )
         return config.model_copy(update={"workload": own}), path.stem
     return (load.baseline_only(config) if options.baseline_only else config), path.stem
+
+
+def is_workload(path: Path) -> bool:
+    """Whether a path is a workload and no configuration: a folder, Python, or the description of one."""
+    return path.is_dir() or path.suffix == ".py" or path.name in TASK_FILES
 
 
 def _from_settings(text: str, defaults: Mapping[str, str], *, own: bool) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.harness import own as harness_side
-from orchestrator.adapters.workload_files import gathered, sketched
+from orchestrator.adapters.workload_files import found, gathered
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.workload import case_id, sketch
 
@@ -69,7 +69,7 @@ def test_a_file_takes_along_what_it_names_and_a_folder_its_sources(tmp_path: Pat
         (folder / name).write_text("// here\n")
     assert set(gathered(folder)) == {"own/thing.py", "own/k.cu", "own/other.cu", "own/helper.py"}
     assert set(gathered(folder / "thing.py")) == {"own/thing.py", "own/k.cu"}
-    assert sketched(folder).name == "thing"
+    assert found(folder).name == "thing"
 
 
 @pytest.mark.parametrize(

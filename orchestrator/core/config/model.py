@@ -164,13 +164,17 @@ class Hosts(_Section):
     """The interpreter there that has torch; empty: the `python3` that a login finds."""
 
 
+Form = Literal["file", "kernelbench", "gpumode"]
+"""In which form a workload is kept; `kernels/forms/` has a reader of each."""
+
+
 class Workload(_Section):
     """A workload of the user's own. `cases` are as many of its case ids as its text tells without being run."""
 
     path: str
     """Of its file or folder, on this machine."""
     name: str = ""
-    form: Literal["file", "kernelbench"] = "file"
+    form: Form = "file"
     axes: dict[str, tuple[str | int | float, ...]] = Field(default_factory=dict)
     """The values to measure, where not all of them."""
     answer_limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 180

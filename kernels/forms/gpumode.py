@@ -1,0 +1,143 @@
+"""A problem in GPU MODE's form: `generate_input`, `ref_kernel` and `check_implementation` in `reference.py`, and
+submissions with `custom_kernel`.
+
+What `task.yml` says arrives as JSON beside the folder. The problem's own check judges, on inputs whose seed nobody
+else has; the reference is timed as the baseline. A submission may write into what of the inputs the reference itself
+writes into, and into what comes uninitialised: that is how this form hands out memory for answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from kernels.forms.definition import Arguments, BadWorkload, CaseValues, Definition
+from kernels.forms.one_file import imported
+from kernels.harness.answers import same
+from kernels.harness.workload import Unavailable
+
+BASELINE = "reference"
+NEEDED = ("generate_input", "ref_kernel", "check_implementation")
+MOST_SEED = (1 << 31) - 1
+
+
+def load(path: Path) -> Definition:
+    """The problem in a folder, described in the file `<folder>.json` beside it. Raises `BadWorkload`."""
+    described = path.with_name(f"{path.name}.json")
+    try:
+        told = json.loads(described.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise BadWorkload(f"{described.name}: cannot be read: {exc}") from exc
+    file = path / "reference.py"
+    if not file.is_file():
+        raise BadWorkload(f"{path.name}: there is no reference.py")
+    module = imported(file)
+    for name in NEEDED:
+        if not callable(getattr(module, name, None)):
+            raise BadWorkload(f"reference.py:1: there is no function {name}(…)")
+
+    def inputs(case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
+        seed = generator.initial_seed() % MOST_SEED
+        try:
+            made = made_by(module, {**case, "seed": seed})
+        except (RuntimeError, AssertionError) as exc:
+            if device.type != "cuda" and any(word in str(exc) for word in ("CUDA", "cuda", "NVIDIA")):
+                why = f"generate_input makes its inputs on a CUDA device, and this one is a {device.type}"
+                raise Unavailable(why) from exc
+            raise
+        return Arguments((made,), {}).mapped(lambda one: one.to(device))
+
+    def right(arguments: Arguments) -> Any:
+        return module.ref_kernel(cloned(arguments).args[0])
+
+    def writable(arguments: Arguments) -> list[int]:
+        before = cloned(arguments).tensors()
+        module.ref_kernel(arguments.args[0])
+        pairs = enumerate(zip(arguments.tensors(), before, strict=True))
+        return [at for at, (now, was) in pairs if not same(now, was) or unwritten(was)]
+
+    def check(arguments: Arguments, output: Any) -> str:
+        said = module.check_implementation(arguments.args[0], output)
+        passed, words = said if isinstance(said, tuple) else (not said, said)
+        return "" if passed else str(words or "check_implementation says no")
+
+    return Definition(
+        name=str(told["name"]),
+        file=file,
+        axes=tuple(told["cases"][0]),
+        cases=tuple(told["cases"]),
+        tests=tuple(told["tests"]),
+        inputs=inputs,
+        reference=right,
+        implementations={
+            BASELINE: OneArgument(lambda: module.ref_kernel),
+            **{name: OneArgument(Submission(path, path / where)) for name, where in told["submissions"].items()},
+        },
+        baselines=(BASELINE,),
+        check=check,
+        writable=writable,
+        exact=False,
+    )
+
+
+def made_by(module: ModuleType, arguments: Mapping[str, Any]) -> Any:
+    """What `generate_input` returns; a function without a seed draws from the global generators."""
+    torch.manual_seed(arguments["seed"])
+    try:
+        return module.generate_input(**arguments)
+    except TypeError as exc:
+        if "unexpected keyword argument 'seed'" not in str(exc):
+            raise
+        return module.generate_input(**{key: value for key, value in arguments.items() if key != "seed"})
+
+
+def cloned(arguments: Arguments) -> Arguments:
+    """The same values in memory of their own."""
+    return arguments.mapped(lambda one: one.clone(memory_format=torch.preserve_format))
+
+
+def unwritten(one: torch.Tensor) -> bool:
+    """Whether a tensor holds only what uninitialised memory is filled with in deterministic mode."""
+    if one.numel() == 0 or one.dtype is torch.bool:
+        return False
+    if one.is_floating_point() or one.is_complex():
+        return bool(torch.isnan(one.float() if one.dtype.itemsize == 1 else one).all().item())
+    return bool((one == torch.iinfo(one.dtype).max).all().item())
+
+
+class Submission:
+    """`custom_kernel` of a file, imported when it is first wanted: only in its own process."""
+
+    def __init__(self, root: Path, file: Path) -> None:
+        self.root, self.file = root, file
+
+    def __call__(self) -> Callable[[Any], Any]:
+        made = getattr(imported(self.file, also=self.root), "custom_kernel", None)
+        if not callable(made):
+            raise BadWorkload(f"{self.file.name}:1: custom_kernel is no function")
+        function: Callable[[Any], Any] = made
+        return function
+
+
+class OneArgument:
+    """An implementation that takes all of its inputs as one argument."""
+
+    def __init__(self, find: Callable[[], Callable[[Any], Any]]) -> None:
+        self.find = find
+        self.function: Callable[[Any], Any] | None = None
+
+    def ready(self) -> None:
+        """Imported, and so compiled where it compiles at import."""
+        self.function = self.function or self.find()
+
+    def bound(self, _case: Mapping[str, Any], _outs: tuple[Any, ...], arguments: Arguments) -> Callable[[], Any]:
+        """A call on these inputs."""
+        self.ready()
+        function, data = self.function, arguments.args[0]
+        assert function is not None, "it is ready"
+        return lambda: function(data)

@@ -1,0 +1,93 @@
+"""A GPU MODE problem: its own check judges on seeds of ours, and room for answers among the inputs may be written to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kernels.forms.definition import BadWorkload
+from kernels.forms.gpumode import load
+from tests.kernels.harness_process import HarnessProcess, named
+
+REFERENCE = """import torch
+def generate_input(size: int, seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator), torch.empty(size), {"factor": 2.0}
+def ref_kernel(data):
+    x, out, told = data
+    out[:] = x * told["factor"]
+    return out
+def check_implementation(data, output):
+    good = torch.allclose(output, data[0] * data[2]["factor"])
+    return good, "" if good else "mismatch"
+"""
+SUBMISSIONS = {
+    "fills": "def custom_kernel(data):\n    data[1].copy_(data[0]).mul_(data[2]['factor'])\n    return data[1]\n",
+    "returns": "def custom_kernel(data):\n    return data[0] * data[2]['factor']\n",
+    "changes": "def custom_kernel(data):\n    return data[0].mul_(data[2]['factor'])\n",
+    "wrong": "def custom_kernel(data):\n    return data[0] + data[2]['factor']\n",
+    "broken": "import no_such_package\ndef custom_kernel(data):\n    return data[1]\n",
+}
+
+
+def problem(folder: Path, reference: str = REFERENCE) -> Path:
+    own = folder / "own"
+    own.mkdir()
+    (own / "reference.py").write_text(reference)
+    for name, text in SUBMISSIONS.items():
+        (own / f"{name}.py").write_text(text)
+    told = {
+        "schema": 1,
+        "name": "scale",
+        "cases": [{"size": 64}],
+        "tests": [{"size": 5}],
+        "submissions": {name: f"{name}.py" for name in SUBMISSIONS},
+    }
+    (folder / "own.json").write_text(json.dumps(told))
+    return own
+
+
+def spec(own: Path) -> dict[str, object]:
+    return {
+        "workload": {"form": "gpumode", "path": str(own)},
+        "implementations": ["*"], "measure": {}, "correctness": {},
+        "repeats": 2, "warmup": 1, "regime": "burst", "cache": "warm", "seed": 7, "threads": 1,
+    }  # fmt: skip
+
+
+def test_each_submission_is_judged_by_the_problem_s_check_and_only_honest_ones_are_timed(tmp_path: Path) -> None:
+    with HarnessProcess("measure", spec(problem(tmp_path)), tmp_path) as harness:
+        code, facts = harness.finish()
+        (case,) = named(facts, "case_finished")
+        assert code == 10, harness.log()
+        assert set(case["median_us"]) == {"reference", "fills", "returns"}, case
+        assert "changed its inputs" in case["skipped"]["changes"]
+        assert "the problem's own check: mismatch" in case["skipped"]["wrong"]
+        assert "broken.py:1: needs the package no_such_package" in case["skipped"]["broken"]
+        assert {row["axis:size"] for row in harness.rows("size64")} == {"64"}
+
+
+def test_tests_are_judged_and_not_timed(tmp_path: Path) -> None:
+    with HarnessProcess("correctness", spec(problem(tmp_path)), tmp_path) as harness:
+        code, facts = harness.finish()
+    assert code == 10
+    checked = {one["implementation"]: one for one in named(facts, "checked")}
+    assert {one["case_id"] for one in checked.values()} == {"size5"}
+    assert {name for name, one in checked.items() if one["passed"]} == {"reference", "fills", "returns"}
+
+
+def test_inputs_that_only_a_gpu_can_make_are_a_skip_with_that_reason(tmp_path: Path) -> None:
+    reference = REFERENCE.replace("torch.Generator()", "torch.Generator(device='cuda')")
+    with HarnessProcess("measure", spec(problem(tmp_path, reference)), tmp_path) as harness:
+        code, facts = harness.finish()
+        (case,) = named(facts, "case_finished")
+    assert "generate_input makes its inputs on a CUDA device, and this one is a cpu" in case["skipped"]["fills"]
+    assert code == 10, "the broken one is still at fault"
+
+
+def test_a_problem_without_its_functions_is_refused(tmp_path: Path) -> None:
+    own = problem(tmp_path, "def generate_input(seed): ...\n")
+    with pytest.raises(BadWorkload, match="there is no function ref_kernel"):
+        load(own)
