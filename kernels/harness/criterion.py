@@ -25,6 +25,9 @@ million squares: 19), an output in a half type is rounded once or twice at its e
 FEW_MEAN = {torch.float64: 256.0, torch.float32: 64.0, torch.float16: 0.75, torch.bfloat16: 0.75}
 """The same of the root mean square. One rounding is 0.2 eps; an answer computed in bfloat16 and stored in float16 is
 off by 1.7 eps of float16, one computed in TF32 by some thousand eps of float32."""
+LONG_SUMS, LONG_SUM = (torch.float32, torch.float64), 0.5
+"""In these types an answer that sums many inputs may be off by half as many roundings as the square root of how many
+there are for each of its elements: one thread of MKL adds a million squares with up to 83 roundings of float32."""
 SHAKEN = {torch.float64: 64.0, torch.float32: 64.0, torch.float16: 2.0, torch.bfloat16: 2.0}
 """How many times the answer's own movement under rounded inputs."""
 TIMES_BASELINE = 3.0
@@ -41,6 +44,8 @@ class Exact:
     moved: tuple[tuple[float, float], ...]
     single: tuple[tuple[float, float], ...] = ()
     """How far off the reference's own formula is in float32, where that is its inputs' type."""
+    inputs: int = 0
+    """So many floating elements went into the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,8 @@ def exact_of(
         distance(settled(leaf), one) if leaf.shape == one.shape else (0.0, 0.0)
         for (_, leaf), one in zip(other, tensors, strict=False)
     )
-    return Exact(tree, tensors, moved, in_single(reference, given, tree, tensors))
+    single = in_single(reference, given, tree, tensors)
+    return Exact(tree, tensors, moved, single, sum(one.numel() for one in floating))
 
 
 def in_single(
@@ -228,6 +234,9 @@ def allowance(
         return (most, most), ("the workload's own tolerance", "the workload's own tolerance")
     few, few_mean = FEW.get(dtype, 4.0), FEW_MEAN.get(dtype, 1.0)
     eps = torch.finfo(dtype).eps
+    if dtype in LONG_SUMS and right.numel():
+        long = LONG_SUM * math.sqrt(exact.inputs / right.numel())
+        few, few_mean = max(few, long), max(few_mean, long)
     if tf32 and dtype is torch.float32:
         eps, few, few_mean = TF32_EPS, 4.0, 1.0
     rounding = distance(finite.to(dtype), finite)

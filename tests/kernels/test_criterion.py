@@ -50,8 +50,9 @@ def test_a_norm_by_hand_that_rounds_twice_is_right(dtype: torch.dtype, seed: int
     assert verdict(rms, rms_by_hand, x, w).passed, "also without a baseline"
 
 
-def test_a_dot_product_of_a_million_squares_is_right_and_one_per_cent_more_is_not() -> None:
-    x = torch.randn(1 << 20)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_dot_product_of_a_million_squares_is_right_and_one_per_cent_more_is_not(seed: int) -> None:
+    x = torch.randn(1 << 20, generator=torch.Generator().manual_seed(seed))
     assert verdict(lambda a: (a * a).sum(), lambda a: a.dot(a), x).passed
     assert verdict(lambda a: (a * a).sum(), lambda a: a.square().sum(), x, baseline=lambda a: a.dot(a)).passed
     assert not verdict(lambda a: (a * a).sum(), lambda a: a.dot(a) * 1.01, x, baseline=lambda a: a.dot(a)).passed
@@ -129,3 +130,16 @@ def test_infinity_is_right_where_it_is_the_answer_and_nan_never() -> None:
 def test_a_reference_that_differs_from_call_to_call_is_no_reference() -> None:
     with pytest.raises(ValueError, match="not deterministic"):
         verdict(lambda a: a + torch.randn(3), lambda a: a, torch.ones(3))
+
+
+def test_a_long_sum_by_one_thread_is_right_and_one_in_half_precision_is_not() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for seed in range(5):
+            x = torch.randn(1 << 20, generator=torch.Generator().manual_seed(seed))
+            assert verdict(lambda a: (a * a).sum(), lambda a: a.dot(a), x).passed
+            half = verdict(lambda a: (a * a).sum(), lambda a: (a.bfloat16() * a.bfloat16()).sum().float(), x)
+            assert not half.passed
+    finally:
+        torch.set_num_threads(threads)
