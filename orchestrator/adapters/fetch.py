@@ -18,6 +18,7 @@ from orchestrator.core.errors import LocalError
 from orchestrator.core.foreign import words
 from orchestrator.core.naming import artifacts_prefix, attempt_of, cases_prefix, grid_object, plan_object
 from orchestrator.core.results import assemble
+from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.leases import SharedGrid
 from orchestrator.core.run.status import iso
@@ -236,6 +237,7 @@ def _manifest(
         "device": run.environment.device if run.environment else "",
         "cost_usd": str(run.settled.cost_usd) if run.settled else None,
         "started_at": iso(run.created_at),
+        "time": paid_time.document(run, run.updated_at),
         "vms": [
             {"name": vm.name, "zone": vm.zone, "machine_type": "embedded" if embedded else vm.machine_type}
             for vm in run.vms

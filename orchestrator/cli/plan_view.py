@@ -54,9 +54,19 @@ def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
     disk = plan.config.machine
     return (
         ("at most", f"{usd(plan.ceiling_usd)}: {times} {clock(each_s)} in the dearest zone, {usd(dearest)}/h"),
+        *_expected(plan),
         ("image", plan.image.rpartition("/")[2]),
         ("disk", f"{disk.disk_gb} GB {disk.disk_type}"),
     )
+
+
+def _expected(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
+    """What runs like it have taken in this bucket."""
+    likely = plan.expectation
+    if likely is None:
+        return ()
+    cost = likely.usd(plan.usd_per_hour)
+    return (("expected", f"{usd(cost)}: {likely.text}" if cost is not None else likely.text),)
 
 
 def _owned(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:

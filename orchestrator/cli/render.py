@@ -17,6 +17,7 @@ from rich.text import Text
 from orchestrator.core.foreign import words
 from orchestrator.core.results import is_control
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
+from orchestrator.core.run.paid_time import cold_start_parts, paid_time, span, told
 from orchestrator.core.run.status import StatusLine
 
 STYLES = {
@@ -160,6 +161,16 @@ def _last_case(run: Run) -> Text:
     for name, median in [pair for pair in last.median_us.items() if not is_control(pair[0])][:4]:
         text.append(f"  {name} ", "dim").append(f"{median:.1f} µs")
     return text
+
+
+def time_lines(run: Run, now: datetime) -> Iterable[str]:
+    """Where the minutes went: the cold start by phase, and the share of paid time that was measuring."""
+    parts = cold_start_parts(run)
+    if parts:
+        yield f"cold start {span(sum(parts.values()))}: {told(parts)}"
+    paid = paid_time(run, run.updated_at if run.closed is not None else now)
+    if paid.share is not None and paid.measuring_s > 0:
+        yield f"measuring {paid.share:.0%} of {span(paid.paid_s)} of machine time"
 
 
 # --- one run, over --------------------------------------------------------------------------------------------------

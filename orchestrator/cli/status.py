@@ -12,7 +12,7 @@ from orchestrator.cli import alive_view
 from orchestrator.cli.alive_view import keep_or_stop, line, price_of, summary
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
-from orchestrator.cli.render import SIMULATED, alive_line, runs_table
+from orchestrator.cli.render import SIMULATED, alive_line, runs_table, time_lines
 from orchestrator.cli.render import live as live_view
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import (
@@ -58,12 +58,21 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
         state = engine.catch_up()
     except Unavailable as exc:  # what the bucket knows can be told without the machine
         typer.echo(f"note: {exc}", err=True)
-    advice = advise(state, _cold(wiring, state), utc_now())
+    cold = _cold(wiring, state)
+    advice = advise(state, cold, utc_now())
     if json:
-        emit_json({**document(state, utc_now()), "keep_or_stop": advice.document() if advice is not None else None})
+        told = {
+            "keep_or_stop": advice.document() if advice is not None else None,
+            "cold_starts": cold.document() if cold is not None else None,
+        }
+        emit_json({**document(state, utc_now()), **told})
         return
     console = Console(highlight=False)
     console.print(live_view(state, utc_now()))
+    for words in time_lines(state, utc_now()):
+        console.print(words, markup=False, soft_wrap=True)
+    if cold is not None:
+        console.print(cold.text, markup=False, soft_wrap=True, style="dim")
     if advice is not None:
         console.print(advice.text, markup=False, soft_wrap=True)
     if state.closed is not None and state.closed.detail:
@@ -71,8 +80,8 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
 
 
 def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
-    """What cold starts have taken in this bucket, by one listing; asked only where there is a machine to advise on."""
-    if run.plan is None or run.vm is None or not run.vm.open:
+    """What cold starts have taken in this bucket, by one listing."""
+    if run.plan is None:
         return None
     lines = [line for entry in wiring.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None]
     return cold_starts(lines, run.plan.gpu, run.plan.mode)

@@ -23,6 +23,9 @@ BASELINES_PREFIX: Final = "baselines/"
 
 MACHINES_PREFIX: Final = "machines/"
 
+IMAGE_NAME: Final = "bench-image-"
+"""What the names of prepared images begin with."""
+
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9]+-[0-9a-f]{4}")
 _EVENT_NAME = re.compile(
     r"(?P<stamp>\d{8}T\d{6}\.\d{6}Z)-(?P<writer>[a-z0-9]+(?:-[a-z0-9]+)*)-(?P<seq>\d{6})-(?P<kind>[a-z_]+)\.json"
@@ -41,6 +44,11 @@ def is_run_id(text: str) -> bool:
 
 def instance_name(run: str, attempt: int) -> str:
     return f"bench-{run}-{attempt}"
+
+
+def is_prepared(image: str) -> bool:
+    """Whether an image, by its name or URL, is one that `bench image build` made."""
+    return image.rpartition("/")[2].startswith(IMAGE_NAME)
 
 
 def attempt_of(run: str, instance: str) -> int | None:

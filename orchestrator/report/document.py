@@ -44,6 +44,7 @@ def document(report: Report) -> dict[str, Any]:
         "prices_simulated": report.simulated,
         "usd_per_answer": known(report.usd_per_answer),
         "answers": study.answers,
+        "time": report.minutes.document() if report.minutes is not None else None,
         "flop_convention": CONVENTION,
         "headlines": list(report.headlines()),
         "sentences": list(report.sentences()),

@@ -54,7 +54,7 @@ def _summary(report: Report) -> Iterable[Part]:
         told += [Text(words) for words in sentences_of(part, report.planned)]
         if told:
             yield Box(setting.name.capitalize() or "Result", told)
-    for words in (report.second_clock(), report.money()):
+    for words in (report.second_clock(), report.money(), report.time()):
         if words:
             yield Text(words)
 

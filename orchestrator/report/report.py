@@ -14,6 +14,7 @@ from orchestrator.analysis.samples import Group
 from orchestrator.analysis.second_clock import Told, agreement, sentence
 from orchestrator.analysis.study import DEFAULT, Study, false_verdicts
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.report.minutes import Minutes
 from orchestrator.report.text import count, digits, estimate, of_cases, percent
 
 MOST_STOLEN: Final = 1.0
@@ -167,7 +168,7 @@ class Report:
     def sentences(self) -> tuple[str, ...]:
         """The rest of what can be said in words, setting by setting, and what it cost."""
         said = [words for part in self.study.parts() for words in sentences_of(part, self.planned, self.prefix(part))]
-        return (*said, *(words for words in (self.second_clock(), self.money()) if words))
+        return (*said, *(words for words in (self.second_clock(), self.money(), self.time()) if words))
 
     def second_clock(self) -> str:
         """How far CUPTI's times are from ours; empty where nobody asked it."""
@@ -183,6 +184,15 @@ class Report:
         if self.simulated:
             return f"Simulated prices of the embedded cloud: ${self.cost_usd:.4f}{each}. No dollar was spent."
         return f"The run cost ${self.cost_usd:.4f}{each}."
+
+    @property
+    def minutes(self) -> Minutes | None:
+        """Where the minutes of its machines went; None where its manifest does not say."""
+        return Minutes.read(self.manifest.get("time"))
+
+    def time(self) -> str:
+        """How much of the machines' time was measuring, and what came before the first case."""
+        return self.minutes.text if self.minutes is not None else ""
 
     def prefix(self, part: Study) -> str:
         """What names a part where there are several."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
+from typing import Final
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from orchestrator.core.errors import BudgetExceeded, NotFound, PermissionDenied, StillThere, Unavailable
@@ -80,6 +81,10 @@ def request_id(run_id: str, zone: str, attempt: int, verb: str = "insert", of: s
 def is_done(run: Run) -> bool:
     """Whether nothing will ever be to do for the run again."""
     return (run.over and run.settled is not None) or run.phase is Phase.REFUSED
+
+
+GROWING: Final = frozenset({"cost_usd", "seconds", "paid_s", "measuring_s"})
+"""What grows with time alone: no reason to write a run's line again."""
 
 
 class Engine:
@@ -357,7 +362,7 @@ class Engine:
     def write_index(self, run: Run) -> None:
         """Caches the fold for `bench status`. Losing it costs a re-reading, nothing else."""
         line = encode(status_line(run, self.world.clock.now()))
-        stable = {key: value for key, value in line.items() if key not in ("cost_usd", "seconds")}
+        stable = {key: value for key, value in line.items() if key not in GROWING}
         if stable == self._indexed:
             return
         self.world.index.write(self.run_id, line, status_body(run, self.world.clock.now()))

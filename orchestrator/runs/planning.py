@@ -18,6 +18,7 @@ from orchestrator.core.ledger.budget import without
 from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan, priced_offers, with_fallbacks
+from orchestrator.core.run.status import decode
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.runs.takeover import waiting
@@ -177,4 +178,5 @@ def _for_one_gpu(
         advice=cloud.advice(priced_offers(config, prices)),
         stock_outs=world.history.stock_outs(config.machine_type) if world.history else {},
         here=here,
+        runs=[line for entry in world.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None],
     )

@@ -181,6 +181,7 @@ def test_what_was_spent_and_where_it_ran_is_in_the_manifest(tmp_path: Path) -> N
     manifest = json.loads((tmp_path / RUN / "manifest.json").read_text())
     assert manifest["cost_usd"] == "0.0060"
     assert manifest["device"] == "NVIDIA L4"
+    assert manifest["time"]["paid_s"] > 0
     assert manifest["vms"][0]["zone"] == "us-central1-a"
     assert manifest["started_at"] == f"{at(0):%Y-%m-%dT%H:%M:%SZ}"
 

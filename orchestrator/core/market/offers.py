@@ -20,14 +20,25 @@ from decimal import Decimal
 from typing import Final
 
 WORK_S: Final = 900.0
-"""What a run is taken to need of a machine: T of the formula."""
+"""What a run is taken to need of a machine where no run tells: T of the formula."""
 START_S: Final = 240.0
-"""What is lost with a machine: t of the formula."""
+"""What is lost with a machine where no run tells: t of the formula."""
 HALF_LIFE_S: Final = 3600.0
 """A stock-out says half as much about a zone after an hour, a quarter after two."""
 DRY: Final = 0.1
 """How obtainable a machine is in a zone that had none this moment."""
 LEAST: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a run is expected to need of machines, in seconds: T and t of the formula."""
+
+    work_s: float = WORK_S
+    start_s: float = START_S
+
+
+USUAL: Final = Work()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +118,9 @@ def blocked_by(scope: str, zone: str) -> Callable[[Offer], bool]:
     return lambda offer: offer.zone == zone
 
 
-def expected_hours(taken_back: float) -> float:
+def expected_hours(taken_back: float, work: Work = USUAL) -> float:
     """Machine hours until a run is done, when each machine is taken back with the chance `taken_back` (below 1)."""
-    return (WORK_S + START_S * taken_back / (1 - taken_back)) / 3600
+    return (work.work_s + work.start_s * taken_back / (1 - taken_back)) / 3600
 
 
 def after_stock_out(age_s: float) -> float:
@@ -123,10 +134,11 @@ def weigh(
     advice: Sequence[Advice] = (),
     stock_outs: Mapping[tuple[str, str, str], datetime] | None = None,
     now: datetime,
+    work: Work = USUAL,
 ) -> tuple[Offer, ...]:
-    """The offers with their expected dollars and the reason for them. `stock_outs` has the last one of each pool
-    (`Offer.pool`). Advice is on spot machines: it is not applied to others. A spot machine in a zone of which nothing
-    is said is taken to be like those in the other zones."""
+    """The offers with their expected dollars for `work` and the reason for them. `stock_outs` has the last one of each
+    pool (`Offer.pool`). Advice is on spot machines: it is not applied to others. A spot machine in a zone of which
+    nothing is said is taken to be like those in the other zones."""
     advised = {found.zone: found for found in advice}
     elsewhere = _average(advice)
     dry = stock_outs or {}
@@ -134,10 +146,10 @@ def weigh(
     def known(offer: Offer) -> Advice | None:
         return advised.get(offer.zone, elsewhere) if offer.provisioning == "SPOT" else None
 
-    return tuple(_weighed(offer, known(offer), dry.get(offer.pool), now) for offer in offers)
+    return tuple(_weighed(offer, known(offer), dry.get(offer.pool), now, work) for offer in offers)
 
 
-def _weighed(offer: Offer, advice: Advice | None, dry_at: datetime | None, now: datetime) -> Offer:
+def _weighed(offer: Offer, advice: Advice | None, dry_at: datetime | None, now: datetime, work: Work) -> Offer:
     obtainable, taken_back = 1.0, 0.0
     why = []
     if advice is not None and not advice.zone:
@@ -152,13 +164,13 @@ def _weighed(offer: Offer, advice: Advice | None, dry_at: datetime | None, now: 
             taken_back = advice.preemption_rate
             why.append(f"{advice.preemption_rate:.0%} taken back")
         if advice.uptime_s is not None and advice.uptime_s > 0:
-            taken_back = max(taken_back, 1 - math.exp(-WORK_S / advice.uptime_s))
+            taken_back = max(taken_back, 1 - math.exp(-work.work_s / advice.uptime_s))
             why.append(f"lasts {advice.uptime_s / 3600:.1f} h")
     if dry_at is not None:
         age = (now - dry_at) / timedelta(seconds=1)
         obtainable *= after_stock_out(age)
         why.append(f"had none {_ago(age)} ago")
-    hours = expected_hours(min(max(taken_back, 0.0), 0.99))
+    hours = expected_hours(min(max(taken_back, 0.0), 0.99), work)
     dollars = float(offer.usd_per_hour) * hours / min(max(obtainable, LEAST), 1.0)
     return replace(offer, expected_usd=Decimal(f"{dollars:.6f}"), why=", ".join(why) or "price")
 

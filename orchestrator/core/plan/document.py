@@ -30,6 +30,7 @@ def plan_document(plan: LaunchPlan) -> dict[str, Any]:
         "cases": list(plan.cases),
         "measurements_per_implementation": plan.measurements_per_implementation,
         "implementations": list(plan.harness["implementations"]),
+        "expected": plan.expectation.document(plan.usd_per_hour) if plan.expectation is not None else None,
         "offers": [_offer(offer) for offer in plan.offers],
         "headroom_usd": {window: str(left) for window, left in plan.headroom.items()},
         "notices": list(plan.notices),

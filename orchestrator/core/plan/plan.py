@@ -8,13 +8,16 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from orchestrator.core.config.model import Config, EffectiveGrids, case_ids_of, effective_grids, harness, measurements
+from orchestrator.core.config.model import Config, case_ids_of, effective_grids, harness, measurements
 from orchestrator.core.ledger.budget import Caps, Ledger, Refused, authorize, headroom
 from orchestrator.core.market import quota as quota_rules
-from orchestrator.core.market.offers import Advice, Offer, rank, region_of, weigh
+from orchestrator.core.market.offers import USUAL, Advice, Offer, rank, region_of, weigh
 from orchestrator.core.market.pricing import MAX_TTL_S, MachineSpec, PriceSheet, ceiling, ttl_within
 from orchestrator.core.market.quota import Quota
-from orchestrator.core.naming import instance_name
+from orchestrator.core.naming import instance_name, is_prepared
+from orchestrator.core.plan.expectation import Expectation, expect
+from orchestrator.core.plan.notices import about_grids, about_prices
+from orchestrator.core.run.status import StatusLine
 
 SHORTEST_S: Final = {"gce": 240, "embedded": 60, "host": 60}
 """Boot, checks and one case: a machine with less time brings nothing back."""
@@ -42,6 +45,8 @@ class LaunchPlan:
     """What each capped window has left once the ceiling is held."""
     fallbacks: tuple[LaunchPlan, ...] = ()
     """The plans for other GPUs, whose offers come after ours."""
+    expectation: Expectation | None = None
+    """What it is likely to take, by this bucket's runs; None where none tells."""
 
     def of(self, offer: Offer) -> LaunchPlan:
         """The plan that an offer belongs to: image, disk and problems differ from GPU to GPU."""
@@ -82,10 +87,12 @@ def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing el
     advice: Sequence[Advice] = (),
     stock_outs: Mapping[tuple[str, str, str], datetime] | None = None,
     here: str = "",
+    runs: Sequence[StatusLine] = (),
 ) -> LaunchPlan | PlanRefused:
     """The launch plan for `config`, or why there is none. `quotas` are by region, the project's among each; None where
     they are not known; `advice` and `stock_outs` (the last of each pool) weigh the offers; `here` is the GPU
-    that the embedded cloud really has, if it has one."""
+    that the embedded cloud really has, if it has one; `runs` are those of the bucket, by which it is known what a cold
+    start takes."""
     gpu = config.gpu_spec
     notices: list[str] = []
     offers, unpriced = _offers(config, prices)
@@ -115,18 +122,20 @@ def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing el
     # Where the embedded cloud has a GPU, that is what is measured, on a GPU's grid and in a GPU's regimes.
     kind = "here" if mode == "embedded" and here and config.gpu != "cpu" else mode
     grids = effective_grids(config, kind)
-    notices += _about_grids(config, mode, grids, here if kind == "here" else "")
+    notices += about_grids(config, mode, grids, here if kind == "here" else "")
     if mode == "gce":
-        notices += _about_prices(config, prices, offers, now)
+        notices += about_prices(config, prices, offers, now)
     worst = max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers)
     fits = authorize(ledger, caps, worst, now, pretend=mode == "embedded")
     assert not isinstance(fits, Refused), "a deadline that ttl_within allows is one whose ceiling fits"
     cases = case_ids_of(config, grids)
+    likely = expect(runs, config.gpu, mode, config_name, len(cases), prepared=is_prepared(image))
+    work = likely.work if likely is not None else USUAL
     return LaunchPlan(
         config=config,
         config_name=config_name,
         mode=mode,
-        offers=rank(weigh(offers, advice=advice, stock_outs=stock_outs, now=now)),
+        offers=rank(weigh(offers, advice=advice, stock_outs=stock_outs, now=now, work=work)),
         ttl_s=ttl_s,
         ceiling_usd=worst,
         attempts=attempts,
@@ -136,6 +145,7 @@ def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing el
         harness=harness(config, grids, kind),
         notices=tuple(notices),
         headroom=fits.headroom,
+        expectation=likely,
     )
 
 
@@ -308,45 +318,6 @@ def fit_budget(
 
 def _place(offer: Offer) -> str:
     return offer.region if offer.provisioning == "SPOT" else f"{offer.region} on demand"
-
-
-def _about_grids(config: Config, mode: str, grids: EffectiveGrids, here: str) -> list[str]:
-    said = []
-    if config.workload is not None:
-        own, known = config.workload, len(config.workload.cases)
-        cases = f"{known} cases" if known else "as many cases as it says when it is run"
-        instead = "" if config.gpu == "cpu" or mode != "embedded" else f"; no {config.gpu.upper()} is"
-        where = " on this machine's own processor" if mode == "embedded" else ""
-        return [f"workload {own.name}: {cases}{where}{instead}"]
-    if mode == "embedded":
-        what = f"grid '{grids.measure.name}'"
-        if grids.replaced:
-            what += f" in the place of '{config.measure.grid.name}'"
-        instead = "" if config.gpu == "cpu" else f"; no {config.gpu.upper()} is"
-        said.append(f"embedded cloud: this machine's own {here or 'processor'} is measured, on {what}{instead}")
-    if grids.left_out:
-        said.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
-    return said
-
-
-def _about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer], now: datetime) -> list[str]:
-    said = []
-    if prices.stale(now):
-        said.append(
-            f"prices are of {prices.as_of}, {prices.age_days(now.date())} days old; spot prices move every month: "
-            "update configs/prices.yaml"
-        )
-    gpu, machine = config.gpu_spec, config.machine
-    spec = MachineSpec(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)
-    sources: set[str] = set()
-    for region in {offer.region for offer in offers}:
-        quote = prices.quote(
-            spec, region, machine.provisioning, machine.disk_gb, machine.external_ip, machine.disk_type
-        )
-        if quote is not None and quote.source not in prices.trusted:
-            sources.add(quote.source)
-    said += [f"some prices are not from a record: {prices.sources[name]}" for name in sorted(sources)]
-    return said
 
 
 def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:

@@ -6,16 +6,19 @@ cold start that it saves; then it should go. Whoever follows it never pays more 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
 from statistics import median
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from orchestrator.core.market.pricing import round_up
+from orchestrator.core.naming import is_prepared
+from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import Run
+from orchestrator.core.run.paid_time import span
 from orchestrator.core.run.status import StatusLine
 
 RECENT: Final = 20
@@ -31,6 +34,26 @@ class ColdStart:
     billed_s: float
     """Of those, the ones that were paid for."""
     runs: int
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The median of each part of it."""
+    measuring_share: float | None = None
+    """Of paid time, from 0 to 1: the median."""
+
+    @property
+    def text(self) -> str:
+        runs = f"{self.runs} run" + ("s" if self.runs != 1 else "")
+        parts = f": {paid_time.told(dict(self.parts))}" if self.parts else ""
+        share = f"; measuring took {self.measuring_share:.0%} of paid time" if self.measuring_share is not None else ""
+        return f"cold starts in this bucket (median of {runs}): {span(self.seconds)}{parts}{share}"
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "seconds": self.seconds,
+            "paid_s": self.billed_s,
+            "parts_s": dict(self.parts),
+            "measuring_share": self.measuring_share,
+            "rests_on_runs": self.runs,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +72,7 @@ class Advice:
         if self.cold is None or self.cold_usd is None:
             return f"{self.verdict}: {hourly}; {self.why}"
         runs = f"{self.cold.runs} run" + ("s" if self.cold.runs != 1 else "")
-        start = f"a cold start {_span(self.cold.seconds)} and ${self.cold_usd:.4f} (median of {runs})"
+        start = f"a cold start {span(self.cold.seconds)} and ${self.cold_usd:.4f} (median of {runs})"
         return f"{self.verdict}: {hourly}, {start}; {self.why}"
 
     def document(self) -> dict[str, object]:
@@ -65,16 +88,26 @@ class Advice:
         }
 
 
-def cold_starts(lines: Sequence[StatusLine], gpu: str, mode: str) -> ColdStart | None:
-    """What a cold start takes, by the newest runs of that GPU in that mode; None when no run tells."""
-    told = [line for line in lines if (line.gpu, line.mode) == (gpu, mode) and line.cold_start_s > 0]
+def cold_starts(lines: Sequence[StatusLine], gpu: str, mode: str, *, prepared: bool | None = None) -> ColdStart | None:
+    """What a cold start takes, by the newest runs of that GPU in that mode; None when no run tells. `prepared` keeps to
+    runs on prepared images, or to those on others."""
+    told = [
+        line
+        for line in lines
+        if (line.gpu, line.mode) == (gpu, mode)
+        and line.cold_start_s > 0
+        and prepared in (None, is_prepared(line.image))
+    ]
     newest = sorted(told, key=lambda line: line.run_id)[-RECENT:]
     if not newest:
         return None
+    shares = [line.measuring_s / line.paid_s for line in newest if line.over and line.paid_s > 0]
     return ColdStart(
         float(median(line.cold_start_s for line in newest)),
         float(median(line.billed_start_s for line in newest)),
         len(newest),
+        paid_time.medians([line.start_parts for line in newest]),
+        round(median(shares), 4) if shares else None,
     )
 
 
@@ -94,17 +127,13 @@ def advise(run: Run, cold: ColdStart | None, now: datetime) -> Advice | None:
     if told.idle_until is None or told.kept_at is None:
         return None
     idle_s = max(0.0, (now - told.kept_at).total_seconds())
-    left = f"it deletes itself in {_span(max(0.0, (told.idle_until - now).total_seconds()))}"
+    left = f"it deletes itself in {span(max(0.0, (told.idle_until - now).total_seconds()))}"
     if cold is None:
         return say("stop", f"unless you launch again soon: {left}{_NO_HISTORY}", idle_s)
     if idle_s < cold.billed_s:
-        rest = _span(cold.billed_s - idle_s)
-        return say("keep", f"idle for {_span(idle_s)}, it pays if you launch within {rest}; {left}", idle_s)
-    return say("stop", f"idle for {_span(idle_s)}, it has cost what a cold start costs; {left}", idle_s)
+        rest = span(cold.billed_s - idle_s)
+        return say("keep", f"idle for {span(idle_s)}, it pays if you launch within {rest}; {left}", idle_s)
+    return say("stop", f"idle for {span(idle_s)}, it has cost what a cold start costs; {left}", idle_s)
 
 
 _NO_HISTORY: Final = "; no run of this GPU in this bucket tells what a cold start costs"
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, TypeAdapter
 
 from orchestrator.core.bounds import Count, Moment, Usd
 from orchestrator.core.foreign import NAME, name, words
+from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import OUTCOMES, Run
 
 DETAIL: Final = 400
@@ -46,6 +47,14 @@ class StatusLine:
     """From the request for its first machine to its first case; 0: none was begun, or on a kept machine."""
     billed_start_s: int = 0
     """How much of that the machine was paid for."""
+    start_parts: str = ""
+    """The parts of the cold start (`paid_time.written`)."""
+    paid_s: int = 0
+    measuring_s: int = 0
+    """Seconds of machines, and those of them in which cases were measured."""
+    config: str = ""
+    image: str = ""
+    """The image that the plan named, without its project."""
 
     @property
     def over(self) -> bool:
@@ -62,6 +71,7 @@ def status_line(run: Run, now: datetime) -> StatusLine:
     open_vm = vm if vm is not None and vm.open else None
     end = run.updated_at if run.closed is not None else max(now, run.updated_at)
     cold_start_s, billed_start_s = cold_start(run)
+    paid = paid_time.paid_time(run, end)
     return StatusLine(
         run_id=run.run_id,
         phase=run.phase.value,
@@ -83,18 +93,21 @@ def status_line(run: Run, now: datetime) -> StatusLine:
         detail=run.closed.detail[:DETAIL] if run.closed else "",
         cold_start_s=cold_start_s,
         billed_start_s=billed_start_s,
+        start_parts=paid_time.written(paid_time.cold_start_parts(run)),
+        paid_s=round(paid.paid_s),
+        measuring_s=round(paid.measuring_s),
+        config=run.plan.config if run.plan else "",
+        image=run.plan.image.rpartition("/")[2] if run.plan else "",
     )
 
 
 def cold_start(run: Run) -> tuple[int, int]:
     """Whole seconds from the first request for the machine that measured the first case until that case began, and how
     many of them were paid for; (0, 0) where no case was begun, or on no machine of the run's own."""
-    told = next((told for told in run.told if told.first_case_at is not None), None)
-    vm = next((vm for vm in run.vms if told is not None and vm.attempt == told.attempt and vm.instance_id), None)
-    if told is None or told.first_case_at is None or vm is None or vm.started_at is None:
+    found = paid_time.first_machine(run)
+    if found is None:
         return 0, 0
-    asked = min(one.requested_at for one in run.vms if one.attempt == vm.attempt)
-    waited, billed = told.first_case_at - asked, told.first_case_at - vm.started_at
+    waited, billed = found.first_case_at - found.asked_at, found.first_case_at - found.started_at
     return max(0, round(waited.total_seconds())), max(0, round(billed.total_seconds()))
 
 
@@ -142,7 +155,10 @@ def _text_of(kind: Any) -> TypeAdapter[Any]:
 _WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[str, AfterValidator(words)])
 _COUNT: Final[TypeAdapter[Any]] = TypeAdapter(Count)
 _KINDS: Final[Mapping[str, TypeAdapter[Any]]] = {
-    **dict.fromkeys(("seconds", "cases_done", "cases_total", "attempts", "cold_start_s", "billed_start_s"), _COUNT),
+    **dict.fromkeys(
+        ("seconds", "cases_done", "cases_total", "attempts", "cold_start_s", "billed_start_s", "paid_s", "measuring_s"),
+        _COUNT,
+    ),
     **dict.fromkeys(("cost_usd", "ceiling_usd", "usd_per_hour"), _text_of(Usd)),
     **dict.fromkeys(("created_at", "updated_at"), _text_of(Moment)),
     "device": TypeAdapter(Annotated[str, AfterValidator(name)]),
@@ -161,6 +177,7 @@ def document(run: Run, now: datetime) -> dict[str, object]:
         "ceiling_usd": line["ceiling_usd"],
         "settled": run.settled is not None,
         "prices_simulated": plan is not None and plan.mode == "embedded",
+        "time": paid_time.document(run, now if run.closed is None else run.updated_at),
         "config": plan.config if plan else "",
         "image": plan.image if plan else "",
         "implementations": list(plan.implementations) if plan else [],

@@ -1,0 +1,81 @@
+"""What a run is likely to take and to cost, from what runs like it have taken in this bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from statistics import median
+from typing import Any
+
+from orchestrator.core.market.offers import START_S, WORK_S, Work
+from orchestrator.core.market.pricing import round_up
+from orchestrator.core.run.keeping import RECENT, ColdStart, cold_starts
+from orchestrator.core.run.paid_time import span
+from orchestrator.core.run.status import StatusLine
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Seconds of a machine until the first case, and of measuring all of them."""
+
+    cold: ColdStart
+    measuring_s: float | None
+    """None where no run of that configuration tells."""
+    runs: int
+    """How many runs the seconds of measuring rest on."""
+    prepared: bool
+    """Whether the cold starts were on prepared images."""
+
+    @property
+    def work(self) -> Work:
+        measuring_s = WORK_S - START_S if self.measuring_s is None else self.measuring_s
+        return Work(self.cold.billed_s + measuring_s, self.cold.billed_s)
+
+    def usd(self, usd_per_hour: Decimal) -> Decimal | None:
+        """What the run costs on a machine that is not taken back; None where its measuring is not known."""
+        if self.measuring_s is None:
+            return None
+        return round_up(Fraction(usd_per_hour) * Fraction(self.work.work_s) / 3600)
+
+    @property
+    def text(self) -> str:
+        runs = f"median of {self.cold.runs} run" + ("s" if self.cold.runs != 1 else "")
+        image = " on prepared images" if self.prepared else ""
+        start = f"{span(self.cold.seconds)} to the first case ({runs}{image})"
+        if self.measuring_s is None:
+            return start
+        return f"{start}, {span(self.measuring_s)} of measuring (median of {self.runs})"
+
+    def document(self, usd_per_hour: Decimal) -> dict[str, Any]:
+        cost = self.usd(usd_per_hour)
+        return {
+            "usd": None if cost is None else str(cost),
+            "measuring_s": self.measuring_s,
+            "measuring_rests_on_runs": self.runs,
+            "prepared_image": self.prepared,
+            "cold_start": self.cold.document(),
+        }
+
+
+def expect(
+    lines: Sequence[StatusLine], gpu: str, mode: str, config: str, cases: int, *, prepared: bool
+) -> Expectation | None:
+    """What a run of `cases` cases of that configuration will take; None where no run of that GPU tells. Cold starts are
+    those on the same kind of image, where there are any."""
+    alike = cold_starts(lines, gpu, mode, prepared=prepared)
+    cold = alike or cold_starts(lines, gpu, mode)
+    if cold is None:
+        return None
+    told = [
+        line
+        for line in sorted(lines, key=lambda line: line.run_id)
+        if (line.gpu, line.mode, line.config) == (gpu, mode, config)
+        and line.phase in ("succeeded", "incorrect")
+        and line.cases_done > 0
+        and line.measuring_s > 0
+    ][-RECENT:]
+    each_s = median(line.measuring_s / line.cases_done for line in told) if told else None
+    measuring_s = None if each_s is None else round(each_s * cases, 1)
+    return Expectation(cold, measuring_s, len(told), prepared and alike is not None)

@@ -1,0 +1,49 @@
+"""What a person should know of a plan beside its figures: which grid is measured, and how good its prices are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from orchestrator.core.config.model import Config, EffectiveGrids
+from orchestrator.core.market.offers import Offer
+from orchestrator.core.market.pricing import MachineSpec, PriceSheet
+
+
+def about_grids(config: Config, mode: str, grids: EffectiveGrids, here: str) -> list[str]:
+    said = []
+    if config.workload is not None:
+        own, known = config.workload, len(config.workload.cases)
+        cases = f"{known} cases" if known else "as many cases as it says when it is run"
+        instead = "" if config.gpu == "cpu" or mode != "embedded" else f"; no {config.gpu.upper()} is"
+        where = " on this machine's own processor" if mode == "embedded" else ""
+        return [f"workload {own.name}: {cases}{where}{instead}"]
+    if mode == "embedded":
+        what = f"grid '{grids.measure.name}'"
+        if grids.replaced:
+            what += f" in the place of '{config.measure.grid.name}'"
+        instead = "" if config.gpu == "cpu" else f"; no {config.gpu.upper()} is"
+        said.append(f"embedded cloud: this machine's own {here or 'processor'} is measured, on {what}{instead}")
+    if grids.left_out:
+        said.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
+    return said
+
+
+def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer], now: datetime) -> list[str]:
+    said = []
+    if prices.stale(now):
+        said.append(
+            f"prices are of {prices.as_of}, {prices.age_days(now.date())} days old; spot prices move every month: "
+            "update configs/prices.yaml"
+        )
+    gpu, machine = config.gpu_spec, config.machine
+    spec = MachineSpec(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)
+    sources: set[str] = set()
+    for region in {offer.region for offer in offers}:
+        quote = prices.quote(
+            spec, region, machine.provisioning, machine.disk_gb, machine.external_ip, machine.disk_type
+        )
+        if quote is not None and quote.source not in prices.trusted:
+            sources.add(quote.source)
+    said += [f"some prices are not from a record: {prices.sources[name]}" for name in sorted(sources)]
+    return said

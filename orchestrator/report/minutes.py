@@ -1,0 +1,57 @@
+"""Where the minutes of a run's machines went, as its manifest has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.core.run.paid_time import PARTS, span, told
+
+
+@dataclass(frozen=True, slots=True)
+class Minutes:
+    """Seconds of machines, of measuring, and of the cold start by its parts."""
+
+    paid_s: float
+    measuring_s: float
+    parts: Mapping[str, float]
+
+    @classmethod
+    def read(cls, found: Any) -> Minutes | None:
+        """From a manifest; None for what is not there or cannot be."""
+        if not isinstance(found, Mapping):
+            return None
+        paid, measuring = _seconds(found.get("paid_s")), _seconds(found.get("measuring_s"))
+        parts = found.get("cold_start_parts_s")
+        if not isinstance(parts, Mapping) or not 0 < measuring <= paid:
+            return None
+        return cls(paid, measuring, {part: taken for part in PARTS if (taken := _seconds(parts.get(part)))})
+
+    @property
+    def share(self) -> float:
+        """Of the machines' time, that of measuring."""
+        return self.measuring_s / self.paid_s
+
+    @property
+    def text(self) -> str:
+        said = f"Measuring took {self.share:.0%} of {span(self.paid_s)} of machine time"
+        if not self.parts:
+            return f"{said}."
+        start = f"{span(sum(self.parts.values()))} after the request ({told(dict(self.parts))})"
+        return f"{said}; the first case began {start}."
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "paid_s": self.paid_s,
+            "measuring_s": self.measuring_s,
+            "measuring_share": round(self.share, 4),
+            "cold_start_parts_s": dict(self.parts),
+        }
+
+
+def _seconds(value: Any) -> float:
+    """A number of seconds; 0 for what is none."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return float(value) if number else 0.0
