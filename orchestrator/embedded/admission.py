@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.embedded.errors import ApiError, invalid, not_found, reading
@@ -32,6 +33,8 @@ class Admitted:
     gpu_count: int
     spot: bool
     max_run_s: float | None
+    end_at: datetime | None
+    """The absolute end, whenever it started."""
     termination_action: str
     automatic_restart: bool
     maintenance: str
@@ -47,6 +50,11 @@ class Admitted:
     service_account: str | None
     scopes: tuple[str, ...]
     body: Mapping[str, Any]
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the server ends it by itself."""
+        return self.max_run_s is not None or self.end_at is not None
 
     @property
     def attachment(self) -> str:
@@ -106,6 +114,7 @@ def _admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted
         gpu_count=count,
         spot=spot,
         max_run_s=scheduling["max_run_s"],
+        end_at=scheduling["end_at"],
         termination_action=scheduling["action"],
         automatic_restart=scheduling["restart"],
         maintenance=scheduling["maintenance"],
@@ -166,6 +175,18 @@ def _duration_s(value: Any, field: str) -> float:
         raise invalid(field, value, "It must have seconds and nanos.") from exc
 
 
+def _moment(value: Any, field: str) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except (TypeError, ValueError) as exc:
+        raise invalid(field, value, "It must be a time in RFC 3339 format.") from exc
+    if moment.tzinfo is None:
+        raise invalid(field, value, "It must have an offset.")
+    return moment.astimezone(UTC)
+
+
 def _scheduling(given: Mapping[str, Any]) -> dict[str, Any]:
     field = "resource.scheduling"
     model = given.get("provisioningModel", "STANDARD")
@@ -192,6 +213,9 @@ def _scheduling(given: Mapping[str, Any]) -> dict[str, Any]:
             raise invalid(f"{field}.maxRunDuration", max_run_s, "It must be between 30 seconds and 120 days.")
         if not action:
             raise invalid(f"{field}.instanceTerminationAction", "", "It must be specified with a maximum run time.")
+    end_at = _moment(given.get("terminationTime"), f"{field}.terminationTime")
+    if end_at is not None and not action:
+        raise invalid(f"{field}.instanceTerminationAction", "", "It must be specified with a termination time.")
     restart = bool(given.get("automaticRestart", not spot))
     if spot and restart:
         raise invalid(f"{field}.automaticRestart", True, "Scheduling must have preemptible instances not restart.")
@@ -202,6 +226,7 @@ def _scheduling(given: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "spot": spot,
         "max_run_s": max_run_s,
+        "end_at": end_at,
         "action": action or ("STOP" if spot else ""),
         "restart": restart,
         "maintenance": maintenance,

@@ -30,6 +30,7 @@ CONDITIONS: dict[str, frozenset[str]] = {
     "service_account_missing": frozenset({"email"}),
     "service_account_disabled": frozenset({"email"}),
     "clock_skew": frozenset({"seconds", "service"}),
+    "one_time_limit": frozenset(),
     "api_propagation": frozenset({"minutes", "api"}),
     "api_settling": frozenset({"api", "until"}),
 }

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
 from orchestrator.embedded import advice
-from orchestrator.embedded.errors import ApiError, error_document, not_found, reading, without_nulls
+from orchestrator.embedded.errors import ApiError, not_found, reading
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.guard import PREFIX as BEARER
 from orchestrator.embedded.inventory import Inventory
@@ -20,7 +19,9 @@ from orchestrator.embedded.listing import aggregated, listing
 from orchestrator.embedded.management import Management, serves
 from orchestrator.embedded.operations import DONE, Operations
 from orchestrator.embedded.permissions import admit_insert, gate, held
+from orchestrator.embedded.requests import body_of, fault_document, request_id
 from orchestrator.embedded.resources import Resources
+from orchestrator.embedded.templates import Templates
 from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.weather import Weather, hits_request
 
@@ -47,6 +48,7 @@ class Compute:
         weather: Weather,
         timeline: Timeline,
         management: Management,
+        templates: Templates,
         observer: Observer | None = None,
         advised: advice.Zones | None = None,
     ) -> None:
@@ -57,6 +59,7 @@ class Compute:
         self.weather = weather
         self.timeline = timeline
         self.management = management
+        self.templates = templates
         self.observer = observer
         self.advised = advised
         self.resources = Resources(project, inventory, weather)
@@ -169,6 +172,10 @@ class Compute:
             ("POST", one + "/stop", self.stop),
             ("POST", one + "/start", self.start),
             ("POST", one + "/testIamPermissions", self.test_permissions),
+            *self.templates.routes(at),
+            ("GET", at + "/global/operations", self.list_operations),
+            ("GET", at + r"/global/operations/(?P<name>[^/]+)", self.get_operation),
+            ("POST", at + r"/global/operations/(?P<name>[^/]+)/wait", self.wait),
             ("GET", zone + "/operations", self.list_operations),
             ("GET", zone + r"/operations/(?P<name>[^/]+)", self.get_operation),
             ("POST", zone + r"/operations/(?P<name>[^/]+)/wait", self.wait),
@@ -254,21 +261,22 @@ class Compute:
 
     # Operations
 
-    def list_operations(self, request: Request, zone: str) -> Document:
-        path = f"projects/{self.project}/zones/{zone}/operations"
+    def list_operations(self, request: Request, zone: str = "") -> Document:
+        """A zone's, or those of what stands in no zone."""
+        path = self.operations.place(zone) + "/operations"
         return listing("compute#operationList", path, self.operations.in_zone(zone), request.query)
 
-    def get_operation(self, _request: Request, zone: str, name: str) -> Document:
+    def get_operation(self, _request: Request, name: str, zone: str = "") -> Document:
         found = self.operations.get(zone, name)
         if found is None:
-            raise not_found(f"projects/{self.project}/zones/{zone}/operations/{name}")
+            raise not_found(f"{self.operations.place(zone)}/operations/{name}")
         return found
 
-    def wait(self, request: Request, zone: str, name: str) -> Document:
+    def wait(self, request: Request, name: str, zone: str = "") -> Document:
         """As at Google: answers when the operation is done, or after two minutes."""
-        self.get_operation(request, zone, name)
-        self.timeline.wait_until(lambda: self.get_operation(request, zone, name)["status"] == DONE, WAIT_S)
-        return self.get_operation(request, zone, name)
+        self.get_operation(request, name, zone)
+        self.timeline.wait_until(lambda: self.get_operation(request, name, zone)["status"] == DONE, WAIT_S)
+        return self.get_operation(request, name, zone)
 
     # What stands there
 
@@ -363,35 +371,3 @@ class Compute:
         if self.advised is not None and kind == "capacityHistory":
             return advice.history(body_of(request), self.advised, self.inventory, self.timeline.now())
         raise ApiError(501, f"This cloud has no advice on {kind} in {region}.")
-
-
-def body_of(request: Request) -> Any:
-    """The JSON body, an object, without its nulls; 400 when it is none."""
-    try:
-        body = without_nulls(json.loads(request.body or b"{}"))
-    except ValueError as exc:
-        raise ApiError(400, "Parse Error", "parseError") from exc
-    if not isinstance(body, dict):
-        raise ApiError(400, "Required field 'resource' not specified", "required")
-    return body
-
-
-def request_id(request: Request) -> str:
-    """The `requestId`, which must be a UUID and not zero; empty when there is none."""
-    text = request.query.get("requestId", "")
-    if text:
-        try:
-            if uuid.UUID(text).int:
-                return text
-        except ValueError:
-            pass
-        raise ApiError(400, f"Invalid value for field 'requestId': '{text}'. Must be a non-zero UUID")
-    return ""
-
-
-def fault_document(params: Any) -> tuple[int, Document]:
-    """The status and body of an `http` fault."""
-    status = int(params["status"])
-    reason = {403: "forbidden", 409: "alreadyExists", 429: "rateLimitExceeded"}.get(status, "backendError")
-    message = str(params.get("message", "The weather is bad."))
-    return status, error_document(status, message, str(params.get("reason", reason)))

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.embedded.admission import Admitted, admit, check_labels, check_metadata
 from orchestrator.embedded.capacity import foul_weather, over_quota, used
 from orchestrator.embedded.console import Console
-from orchestrator.embedded.errors import ApiError, OperationError, not_found
+from orchestrator.embedded.errors import ApiError, OperationError, invalid, not_found
 from orchestrator.embedded.guest import Guest, MachineFactory
 from orchestrator.embedded.inventory import Inventory, numeric_id, region_of
 from orchestrator.embedded.links import fingerprint
@@ -51,6 +51,13 @@ REAL = Durations(0.15, 0.15, 0.0, 0.05, 0.05, 25.0)
 SIMULATED = Durations(4.0, 8.0, 20.0, 5.0, 1.0, 25.0)
 
 
+class Watcher(Protocol):
+    """Who is told of the VMs that wait for tasks; called outside the lock."""
+
+    def booted(self, vm: Vm) -> None: ...
+    def gone(self, vm: Vm, by: str) -> None: ...
+
+
 class Fleet:
     """Thread-safe. Machines are started and killed outside the lock, because they call back."""
 
@@ -83,6 +90,7 @@ class Fleet:
         self.endpoints = endpoints
         self.lock = threading.RLock()
         self.vms: dict[tuple[str, str], Vm] = {}
+        self.watchers: list[Watcher] = []
 
     # What there is
 
@@ -122,8 +130,9 @@ class Fleet:
 
     # What is asked of it
 
-    def insert(self, body: Any, zone: str, request_id: str, user: str) -> dict[str, Any]:
-        """Begin an instance; returns the operation, which may yet fail. Raises `ApiError`."""
+    def insert(self, body: Any, zone: str, request_id: str, user: str, *, tasks: bool = False) -> dict[str, Any]:
+        """Begin an instance; returns the operation, which may yet fail. `tasks`: it waits for tasks once it has
+        booted. Raises `ApiError`."""
         with self.lock:
             replayed = self.operations.replayed("insert", request_id)
             if replayed is not None:
@@ -133,6 +142,9 @@ class Fleet:
             if (zone, admitted.name) in self.vms:
                 raise ApiError(409, f"The resource '{path}' already exists")
             now = self.timeline.now()
+            if admitted.end_at is not None and admitted.end_at <= now:
+                why = "The termination time must be in the future."
+                raise invalid("resource.scheduling.terminationTime", admitted.end_at.isoformat(), why)
             vm_id = self.ids.new(now)
             operation = self.operations.begin("insert", zone, path, vm_id, now, user=user, request_id=request_id)
             failure = foul_weather(admitted, self.project, self.weather) or over_quota(
@@ -141,7 +153,7 @@ class Fleet:
             if failure is not None:
                 self._later(self.durations.provision_s, lambda: self._done(operation, failure))
             else:
-                self._create(admitted, vm_id, operation, now)
+                self._create(admitted, vm_id, operation, now, tasks=tasks)
         return self.operations.listed[operation]
 
     def delete(self, zone: str, name: str, request_id: str, user: str, by: str) -> dict[str, Any]:
@@ -227,11 +239,12 @@ class Fleet:
                 return self.operations.listed[operation]
             self.meter.ended(vm.account, self.timeline.now(), "stop")
             vm.starts += 1
-            vm.status, vm.booted, vm.stopped_at, vm.deadline_at = "PROVISIONING", False, None, None
+            vm.status, vm.booted, vm.stopped_at = "PROVISIONING", False, None
             vm.guest.preempted = False
             vm.machine = self.make_machine(vm.guest)
             vm.insert_operation = operation
             self._open_account(vm, self._rate(vm.admitted))
+            self._arm_end(vm, self.timeline.now())
             self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
         return self.operations.listed[operation]
 
@@ -281,7 +294,7 @@ class Fleet:
 
     # A life
 
-    def _create(self, admitted: Admitted, vm_id: str, operation: str, now: datetime) -> None:
+    def _create(self, admitted: Admitted, vm_id: str, operation: str, now: datetime, *, tasks: bool) -> None:
         compute, storage = self.endpoints()
         guest = Guest(
             id=vm_id,
@@ -301,6 +314,7 @@ class Fleet:
             scratch=self.scratch / f"{admitted.name}-{vm_id}",
             compute_url=compute,
             storage_url=storage,
+            tasks=tasks,
         )
         rate = self._rate(admitted)
         vm = Vm(
@@ -317,6 +331,13 @@ class Fleet:
         self.vms[(vm.zone, vm.name)] = vm
         self._open_account(vm, rate)
         self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
+        self._arm_end(vm, now)
+
+    def _arm_end(self, vm: Vm, now: datetime) -> None:
+        """The absolute end holds from the start on, whether it runs by then or not."""
+        vm.deadline_at = vm.admitted.end_at
+        if vm.admitted.end_at is not None:
+            self._vm_later(vm, (vm.admitted.end_at - now).total_seconds(), lambda: self._expire(vm))
 
     def _rate(self, admitted: Admitted) -> Rate:
         return self.inventory.tariff.rate(
@@ -340,7 +361,7 @@ class Fleet:
                 machine_type=admitted.machine.name,
                 gpu=admitted.gpu,
                 provisioning="spot" if admitted.spot else "standard",
-                has_deadline=admitted.max_run_s is not None,
+                has_deadline=admitted.has_end,
                 rate=rate,
             )
         )
@@ -362,7 +383,8 @@ class Fleet:
             self.meter.started(vm.account, now)
             self.operations.finish(vm.insert_operation, now)
             if vm.admitted.max_run_s is not None:
-                vm.deadline_at = now + timedelta(seconds=vm.admitted.max_run_s)
+                after = now + timedelta(seconds=vm.admitted.max_run_s)
+                vm.deadline_at = min(after, vm.admitted.end_at or after)
                 self._vm_later(vm, vm.admitted.max_run_s, lambda: self._expire(vm))
             timed = self.weather.reserve(lambda f: self._hits(f, vm, *TIMED) and due_after(f) is not None)
             if timed is not None:
@@ -379,6 +401,8 @@ class Fleet:
                 return
             vm.booted = True
         vm.machine.boot()
+        for watcher in self.watchers if vm.guest.tasks else ():
+            watcher.booted(vm)
 
     def _expire(self, vm: Vm) -> None:
         with self.lock:
@@ -391,7 +415,7 @@ class Fleet:
                 vm.id,
                 self.timeline.now(),
                 user=SYSTEM,
-                message="Instance reached its maximum run duration.",
+                message="Instance reached its maximum run duration or its termination time.",
             )
             vm.closing_operations.append(operation)
         self._stop(vm, "deadline")
@@ -444,6 +468,8 @@ class Fleet:
             vm.closing_operations.clear()
             for operation in operations:
                 self.operations.finish(operation, now)
+        for watcher in self.watchers if vm.guest.tasks else ():
+            watcher.gone(vm, by)
 
     # What goes wrong
 

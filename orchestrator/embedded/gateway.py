@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from orchestrator.embedded.asking import Ask, Download
-from orchestrator.embedded.compute import fault_document
 from orchestrator.embedded.guard import CLIENT, Guard
 from orchestrator.embedded.listener import VERBS, Handler, Now, Reply, Server, json_reply
+from orchestrator.embedded.requests import fault_document
 from orchestrator.embedded.storage import Storage
 from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.uploads import PIECE_BYTES

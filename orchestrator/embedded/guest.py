@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -34,6 +34,8 @@ class Guest:
     scratch: Path
     compute_url: str
     storage_url: str
+    tasks: bool = False
+    """Whether it waits for tasks, as the VMs of a batch service do."""
     preempted: bool = False
     token: str = field(default_factory=new_token)
     """What the metadata server gives out; the APIs know by it which VM speaks."""
@@ -55,6 +57,12 @@ class Machine(Protocol):
 
     def boot(self) -> None:
         """Run the startup script, once. Returns at once."""
+
+    def run_task(self, script: str, environment: Mapping[str, str], done: Callable[[int], None]) -> None:
+        """Run a task's script with these variables; `done` hears its exit code, unless the machine ends first."""
+
+    def end_task(self) -> None:
+        """Idempotent: end the task at once; `done` hears of that as well."""
 
     def running(self) -> bool:
         """Whether anything still runs in it."""

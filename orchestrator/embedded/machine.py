@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -102,17 +103,47 @@ class ProcessMachine:
             script = self.guest.metadata.get("startup-script")
             if self.dead or script is None:
                 return
-            scratch = self.guest.scratch
-            for name in ("home", "tmp", "bench"):
-                (scratch / name).mkdir(parents=True, exist_ok=True)
-            path = scratch / "startup-script"
-            path.write_text(script, "utf-8")
-            self.metadata = MetadataServer(self.guest)
+            path = self._store("startup-script", script)
             self.supervised = supervise(
                 ["bash", str(path)], stay=True, environment=self._environment(), output=subprocess.PIPE
             )
             self.reader = threading.Thread(target=self._read, name=f"serial-{self.guest.name}", daemon=True)
             self.reader.start()
+
+    def run_task(self, script: str, environment: Mapping[str, str], done: Callable[[int], None]) -> None:
+        with self.lock:
+            if self.dead:
+                return
+            path = self._store("task-script", script)
+            path.chmod(0o700)
+            command = [str(path)] if script.startswith("#!") else ["/bin/sh", str(path)]
+            supervised = supervise(
+                command, stay=False, environment=self._environment() | dict(environment), output=subprocess.PIPE
+            )
+            self.supervised = supervised
+
+            def follow() -> None:
+                self._read(supervised)
+                done(supervised.process.wait())
+
+            self.reader = threading.Thread(target=follow, name=f"task-{self.guest.name}", daemon=True)
+            self.reader.start()
+
+    def end_task(self) -> None:
+        if self.supervised is not None:
+            self.supervised.kill()
+
+    def _store(self, name: str, script: str) -> Path:
+        """Write a script, and have ready what it finds around it."""
+        scratch = self.guest.scratch
+        for folder in ("home", "tmp", "bench"):
+            (scratch / folder).mkdir(parents=True, exist_ok=True)
+        path = scratch / name
+        path.unlink(missing_ok=True)
+        path.write_text(script, "utf-8")
+        if self.metadata is None:
+            self.metadata = MetadataServer(self.guest)
+        return path
 
     def running(self) -> bool:
         return self.supervised is not None and bool(self.supervised.pids())
@@ -162,9 +193,10 @@ class ProcessMachine:
             MARK: self.guest.id,
         }
 
-    def _read(self) -> None:
-        assert self.supervised is not None
-        output = self.supervised.process.stdout
+    def _read(self, supervised: Supervised | None = None) -> None:
+        supervised = supervised or self.supervised
+        assert supervised is not None
+        output = supervised.process.stdout
         assert output is not None
         with output:
             while data := os.read(output.fileno(), 65536):

@@ -1,6 +1,7 @@
 """What stands around a project: its APIs, billing, service accounts, roles and policies, as Google's own REST methods.
 
-Service Usage v1, Cloud Resource Manager v3, IAM v1 and Cloud Billing v1 share no path, so one port answers for all.
+Service Usage v1, Cloud Resource Manager v3, IAM v1, Cloud Billing v1 and Batch v1 share no path: one port answers for
+all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+from orchestrator.embedded.batch import Batch
 from orchestrator.embedded.documents import stamp
 from orchestrator.embedded.errors import ApiError, without_nulls
 from orchestrator.embedded.inventory import numeric_id
@@ -48,6 +50,7 @@ class Management:
         weather: Weather,
         timeline: Timeline,
         catalogue: Catalogue,
+        batch: Batch,
     ) -> None:
         self.project = project
         self.catalogue = catalogue
@@ -56,7 +59,10 @@ class Management:
         self.policies = policies
         self.weather = weather
         self.timeline = timeline
-        self.routes = [(service, verb, re.compile(path), answer) for service, verb, path, answer in self._routes()]
+        self.routes = [
+            (service, verb, re.compile(path), answer)
+            for service, verb, path, answer in (*self._routes(), *batch.routes())
+        ]
 
     def service_of(self, path: str) -> str:
         """The service that a request is for; empty when there is no such method."""

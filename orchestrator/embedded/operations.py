@@ -50,15 +50,15 @@ class Operations:
         request_id: str = "",
         message: str = "",
     ) -> str:
-        """Note that something has begun; returns the operation's name. `target` is the path of a resource."""
+        """Note that something has begun; returns the operation's name. `target` is the path of a resource, which stands
+        in no zone where `zone` is empty."""
         number = self.ids.new(now)
         name = f"operation-{int(now.timestamp() * 1000)}-{int(number):x}"
-        at = ("projects", self.project, "zones", zone)
+        at = self.place(zone)
         document = {
             "kind": "compute#operation",
             "id": number,
             "name": name,
-            "zone": link(*at),
             "operationType": kind,
             "targetLink": link(target),
             "targetId": target_id,
@@ -67,8 +67,10 @@ class Operations:
             "progress": 0,
             "insertTime": google_stamp(now),
             "startTime": google_stamp(now),
-            "selfLink": link(*at, "operations", name),
+            "selfLink": link(at, "operations", name),
         }
+        if zone:
+            document["zone"] = link(at)
         if request_id:
             document["clientOperationId"] = request_id
         if message:
@@ -97,12 +99,19 @@ class Operations:
         """The operation as it stands, or None."""
         with self.lock:
             found = self.listed.get(name)
-        return found if found is not None and found["zone"].endswith(f"/zones/{zone}") else None
+        return found if found is not None and self._stands(found, zone) else None
 
     def in_zone(self, zone: str) -> list[dict[str, Any]]:
         """The zone's operations, oldest first."""
         with self.lock:
-            return [document for document in self.listed.values() if document["zone"].endswith(f"/zones/{zone}")]
+            return [document for document in self.listed.values() if self._stands(document, zone)]
+
+    def place(self, zone: str) -> str:
+        """The path below which operations stand: a zone's, or everywhere's where `zone` is empty."""
+        return f"projects/{self.project}/zones/{zone}" if zone else f"projects/{self.project}/global"
+
+    def _stands(self, document: dict[str, Any], zone: str) -> bool:
+        return str(document["selfLink"]).startswith(link(self.place(zone)) + "/")
 
     def replayed(self, kind: str, request_id: str) -> dict[str, Any] | None:
         """The operation that this request began when it came first, or None."""

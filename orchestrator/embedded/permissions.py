@@ -21,6 +21,7 @@ APIS = {
     "cloudresourcemanager": "cloudresourcemanager.googleapis.com",
     "iam": "iam.googleapis.com",
     "cloudbilling": "cloudbilling.googleapis.com",
+    "batch": "batch.googleapis.com",
 }
 TITLES = {
     "compute": "Compute Engine API",
@@ -29,6 +30,7 @@ TITLES = {
     "cloudresourcemanager": "Cloud Resource Manager API",
     "iam": "Identity and Access Management (IAM) API",
     "cloudbilling": "Cloud Billing API",
+    "batch": "Batch API",
 }
 ONE = r"[^/:]+"
 RULES: tuple[tuple[str, str, str, str], ...] = (
@@ -57,6 +59,17 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
     ("compute", "GET", rf"projects/{ONE}/zones/{ONE}/operations/{ONE}", "compute.zoneOperations.get"),
     ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/operations/{ONE}/wait", "compute.zoneOperations.get"),
     ("compute", "GET", rf"projects/{ONE}/global/networks/{ONE}", "compute.networks.get"),
+    ("compute", "GET", rf"projects/{ONE}/global/instanceTemplates", "compute.instanceTemplates.list"),
+    ("compute", "POST", rf"projects/{ONE}/global/instanceTemplates", "compute.instanceTemplates.create"),
+    ("compute", "GET", rf"projects/{ONE}/global/instanceTemplates/{ONE}", "compute.instanceTemplates.get"),
+    ("compute", "DELETE", rf"projects/{ONE}/global/instanceTemplates/{ONE}", "compute.instanceTemplates.delete"),
+    ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs", "batch.jobs.list"),
+    ("batch", "POST", rf"projects/{ONE}/locations/{ONE}/jobs", "batch.jobs.create"),
+    ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}", "batch.jobs.get"),
+    ("batch", "POST", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}:cancel", "batch.jobs.cancel"),
+    ("batch", "DELETE", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}", "batch.jobs.delete"),
+    ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}/taskGroups/{ONE}/tasks", "batch.tasks.list"),
+    ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}/taskGroups/{ONE}/tasks/{ONE}", "batch.tasks.get"),
     ("compute", "GET", rf"projects/{ONE}/(regions/{ONE}|aggregated)/subnetworks", "compute.subnetworks.list"),
     ("compute", "GET", rf"projects/{ONE}/(regions/{ONE}|aggregated)/routers", "compute.routers.list"),
     ("storage", "GET", rf"b/{ONE}", "storage.buckets.get"),

@@ -11,7 +11,7 @@ import hashlib
 import http.client
 import json
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -19,7 +19,7 @@ from orchestrator.embedded.documents import stamp
 from orchestrator.embedded.guest import Guest, Machine, MachineFactory
 from orchestrator.embedded.timeline import Alarm
 
-Steps = Generator[float, None, None]
+Steps = Generator[float, None, int | None]
 Script = Callable[["ScriptedVm"], Steps]
 
 TRIES = 5
@@ -56,6 +56,8 @@ class ScriptedVm:
         self.labels = guest.labels
         self.dead = False
         self.sequence = 0
+        self.environment: Mapping[str, str] = {}
+        """Of the task that it runs, on a VM that waits for tasks."""
 
     @property
     def preempted(self) -> bool:
@@ -67,14 +69,21 @@ class ScriptedVm:
         """The run spec of the metadata."""
         return dict(json.loads(self.metadata["bench-run"]))
 
+    @property
+    def bucket(self) -> str:
+        """The one that the run or the task is to write to."""
+        if "BENCH_BUCKET" in self.environment:
+            return self.environment["BENCH_BUCKET"]
+        bucket = json.loads(self.metadata["bench-payload"])["bucket"] if "bench-payload" in self.metadata else None
+        return str(bucket or self.spec["bucket"])
+
     def log(self, line: str) -> None:
         """Write a line to the serial port."""
         self.guest.console.write(line.encode() + b"\n")
 
     def put(self, name: str, data: bytes, kind: str = "application/octet-stream", *, create: bool = False) -> None:
         """Store an object in the run's bucket; with `create` only if there is none (412 otherwise)."""
-        bucket = json.loads(self.metadata["bench-payload"])["bucket"] if "bench-payload" in self.metadata else None
-        bucket = bucket or self.spec["bucket"]
+        bucket = self.bucket
         boundary = "embedded-part"
         head = json.dumps({"name": name, "contentType": kind})
         opening = f"--{boundary}\r\nContent-Type: application/json\r\n\r\n{head}\r\n--{boundary}\r\n"
@@ -89,7 +98,7 @@ class ScriptedVm:
 
     def read(self, name: str) -> bytes | None:
         """An object of the run's bucket, or None."""
-        url = f"{self.guest.storage_url}/storage/v1/b/{self.spec['bucket']}/o/{quote(name, safe='')}?alt=media"
+        url = f"{self.guest.storage_url}/storage/v1/b/{self.bucket}/o/{quote(name, safe='')}?alt=media"
         try:
             return self.request("GET", url)
         except HttpFailure as failure:
@@ -174,12 +183,31 @@ class ScriptedMachine:
         self.frozen = False
         self.stepping = threading.RLock()
         self.owner: int | None = None
+        self.done: Callable[[int], None] | None = None
 
     def boot(self) -> None:
+        if not self.vm.guest.tasks:
+            self._start()
+
+    def run_task(self, script: str, environment: Mapping[str, str], done: Callable[[int], None]) -> None:  # noqa: ARG002
+        """The script of these machines stands for that of every task; what it returns is the exit code (None: 0)."""
+        self.vm.environment, self.done = dict(environment), done
+        self._start()
+
+    def end_task(self) -> None:
+        self.timeline.call_later(0, lambda: self._throw(Struck("task")))
+
+    def _start(self) -> None:
         if self.vm.dead:
             return
         self.steps = self.script(self.vm)
         self.alarm = self.timeline.call_later(0, self._next)
+
+    def _ended(self, code: int) -> None:
+        self.steps = None
+        done, self.done = self.done, None
+        if done is not None:
+            done(code)
 
     def running(self) -> bool:
         return self.steps is not None and not self.vm.dead
@@ -223,12 +251,15 @@ class ScriptedMachine:
             self.owner = threading.get_ident()
             try:
                 pause = move(steps)
-            except (StopIteration, Gone, ShutDown, Struck):
-                self.steps = None
+            except StopIteration as end:
+                self._ended(int(end.value or 0))
+                return
+            except (Gone, ShutDown, Struck) as end:
+                self._ended(143 if isinstance(end, ShutDown) else 137)
                 return
             except Exception as exc:
                 self.vm.log(f"startup-script failed: {type(exc).__name__}: {exc}")
-                self.steps = None
+                self._ended(1)
                 raise
             finally:
                 self.owner = None

@@ -14,6 +14,8 @@ from typing import Any
 
 from orchestrator.embedded import device
 from orchestrator.embedded.advice import Zones
+from orchestrator.embedded.batch import Batch
+from orchestrator.embedded.batch_runner import Runner
 from orchestrator.embedded.buckets import Buckets
 from orchestrator.embedded.compute import Compute, Observer
 from orchestrator.embedded.control import Control
@@ -35,6 +37,7 @@ from orchestrator.embedded.skus import Catalogue
 from orchestrator.embedded.storage import Storage
 from orchestrator.embedded.store import Store
 from orchestrator.embedded.tariff import Tariff
+from orchestrator.embedded.templates import Templates
 from orchestrator.embedded.timeline import RealTimeline, Timeline
 from orchestrator.embedded.weather import Weather
 
@@ -104,8 +107,25 @@ class EmbeddedCloud:
             endpoints=lambda: (self.compute_url, self.storage_url),
         )
         policies = Policies(project, self.store)
+        templates = Templates(
+            project,
+            inventory=inventory,
+            store=self.store,
+            operations=self.operations,
+            weather=self.weather,
+            timeline=self.timeline,
+        )
+        runner = Runner(
+            fleet=self.fleet,
+            templates=templates,
+            operations=self.operations,
+            weather=self.weather,
+            timeline=self.timeline,
+        )
+        self.batch = Batch(project, runner=runner, inventory=inventory, store=self.store, timeline=self.timeline)
         compute = Compute(
             project=project,
+            templates=templates,
             management=Management(
                 project=project,
                 store=self.store,
@@ -113,6 +133,7 @@ class EmbeddedCloud:
                 weather=self.weather,
                 timeline=self.timeline,
                 catalogue=Catalogue(inventory),
+                batch=self.batch,
             ),
             inventory=inventory,
             fleet=self.fleet,

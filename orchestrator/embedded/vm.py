@@ -80,7 +80,7 @@ class Vm:
             "age_s": (now - self.created_at).total_seconds(),
             "usd_per_hour": str(self.usd_per_hour.quantize(Decimal("0.000001"))),
             "deadline_at": stamp(self.deadline_at) if self.deadline_at else None,
-            "has_deadline": self.admitted.max_run_s is not None,
+            "has_deadline": self.admitted.has_end,
             "preemptible": self.admitted.spot,
         }
 
@@ -196,6 +196,8 @@ class Vm:
         }
         if self.admitted.termination_action:
             scheduling["instanceTerminationAction"] = self.admitted.termination_action
+        if "terminationTime" in given:
+            scheduling["terminationTime"] = given["terminationTime"]
         for name in ("maxRunDuration", "preemptionNoticeDuration"):
             if name in given:
                 scheduling[name] = {key: value for key, value in given[name].items() if key in ("seconds", "nanos")}

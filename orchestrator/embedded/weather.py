@@ -18,6 +18,7 @@ Params = Mapping[str, Any]
 
 REQUEST_KEYS = frozenset({"service", "method", "path"})
 VM_KEYS = frozenset({"vm", "zone", "run_id"})
+BATCH_KEYS = frozenset({"job", "region"})
 
 # What each fault may carry, beside `fault`, `times` and a free-text `note`.
 KEYS: dict[str, frozenset[str]] = {
@@ -34,6 +35,10 @@ KEYS: dict[str, frozenset[str]] = {
     "kill": VM_KEYS | {"at", "target"},
     "image_gone": frozenset({"family"}),
     "late_insert": frozenset({"zone", "seconds"}),
+    "batch_silent": BATCH_KEYS | {"cause", "seconds"},
+    "batch_no_tasks": BATCH_KEYS,
+    "batch_recreate": VM_KEYS | {"seconds"},
+    "batch_mute": VM_KEYS | {"seconds"},
 }
 REQUIRED: dict[str, frozenset[str]] = {
     "quota": frozenset({"metric"}),
@@ -43,7 +48,8 @@ REQUIRED: dict[str, frozenset[str]] = {
     "late_insert": frozenset({"seconds"}),
 }
 TARGETS = ("harness", "agent")
-SERVICES = ("compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling")
+CAUSES = ("quota", "stockout")
+SERVICES = ("compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling", "batch")
 
 
 MOST_VICTIMS = 100
@@ -231,6 +237,8 @@ def _check_values(place: str, params: Params, *, signed: bool) -> None:
         raise BadWeather(f"{place}: service must be one of {', '.join(SERVICES)}, not {params['service']!r}")
     if params.get("target", "harness") not in TARGETS:
         raise BadWeather(f"{place}: target must be harness or agent, not {params['target']!r}")
+    if params.get("cause", "quota") not in CAUSES:
+        raise BadWeather(f"{place}: cause must be quota or stockout, not {params['cause']!r}")
     try:
         re.compile(params.get("path", ""))
     except (re.error, TypeError) as exc:
@@ -260,6 +268,12 @@ def hits_vm(fault: Fault, *kinds: str, vm: str, zone: str, run_id: str | None) -
         and params.get("zone", zone) == zone
         and params.get("run_id", run_id) == run_id
     )
+
+
+def hits_job(fault: Fault, kind: str, *, job: str, region: str) -> bool:
+    """Whether a fault of this kind is meant for this job of the batch service."""
+    params = fault.params
+    return fault.kind == kind and params.get("job", job) == job and params.get("region", region) == region
 
 
 def due_after(fault: Fault) -> float | None:

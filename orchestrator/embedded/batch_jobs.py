@@ -1,0 +1,282 @@
+"""Jobs of the batch service as data: what was asked for, what has become of each task, and how the API shows it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from orchestrator.embedded.documents import stamp
+from orchestrator.embedded.errors import ApiError, reading
+from orchestrator.embedded.inventory import region_of
+
+Document = dict[str, Any]
+JOB_ID = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+MOST_TASKS = 100_000
+MOST_PARALLEL = 5_000
+MOST_RETRIES = 10
+GROUP = "group0"
+OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
+DONE = ("SUCCEEDED", "FAILED", "UNEXECUTED")
+MOST_EVENTS = 50
+
+ENUMS: dict[str, tuple[str, ...]] = {
+    "provisioningModel": (
+        "PROVISIONING_MODEL_UNSPECIFIED", "STANDARD", "SPOT", "PREEMPTIBLE", "RESERVATION_BOUND", "FLEX_START",
+    ),
+    "action": ("ACTION_UNSPECIFIED", "RETRY_TASK", "FAIL_TASK"),
+    "schedulingPolicy": ("SCHEDULING_POLICY_UNSPECIFIED", "AS_SOON_AS_POSSIBLE", "IN_ORDER"),
+    "destination": ("DESTINATION_UNSPECIFIED", "CLOUD_LOGGING", "PATH"),
+    "taskState": ("STATE_UNSPECIFIED", "PENDING", "ASSIGNED", "RUNNING", "FAILED", "SUCCEEDED", "UNEXECUTED"),
+}  # fmt: skip
+"""By the name of the field. Google's client sends their numbers and asks for numbers back."""
+JOB_STATES = (
+    "STATE_UNSPECIFIED", "QUEUED", "SCHEDULED", "RUNNING", "SUCCEEDED", "FAILED", "DELETION_IN_PROGRESS",
+    "CANCELLATION_IN_PROGRESS", "CANCELLED",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Task:
+    """One task and its fate so far."""
+
+    index: int
+    state: str = "PENDING"
+    attempts: int = 0
+    events: list[Document] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a job asks for, checked."""
+
+    tasks: int
+    parallel: int
+    script: str
+    variables: Mapping[str, str]
+    max_run_s: float | None
+    retries: int
+    retry_codes: frozenset[int] | None
+    """Those that are tried again; None for all."""
+    fail_codes: frozenset[int]
+    template: str
+    labels: Mapping[str, str]
+    zones: tuple[str, ...]
+
+    def tries_again(self, code: int, attempts: int) -> bool:
+        """Whether a task that has ended with `code`, after that many attempts, gets another."""
+        wanted = code not in self.fail_codes and (self.retry_codes is None or code in self.retry_codes)
+        return wanted and attempts <= self.retries
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Changes only under the service's lock."""
+
+    name: str
+    """`projects/P/locations/R/jobs/J`."""
+    uid: str
+    region: str
+    body: Document
+    order: Order
+    created_at: datetime
+    updated_at: datetime
+    request_id: str = ""
+    state: str = "QUEUED"
+    running_at: datetime | None = None
+    ended_at: datetime | None = None
+    events: list[Document] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    pending: deque[int] = field(default_factory=deque)
+    counts: Counter[str] = field(default_factory=Counter)
+    made: int = 0
+    """How many VMs were asked for."""
+    asks_again: bool = False
+    """It was refused a VM, and the next one will be asked for soon."""
+
+    @property
+    def id(self) -> str:
+        return self.name.rpartition("/")[2]
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def left(self) -> int:
+        """Tasks that are not done."""
+        return sum(number for state, number in self.counts.items() if state not in DONE)
+
+    def begin(self) -> None:
+        """From now on it has tasks."""
+        self.tasks = [Task(index) for index in range(self.order.tasks)]
+        self.pending = deque(range(self.order.tasks))
+        self.counts = Counter({"PENDING": self.order.tasks})
+
+    def note(self, now: datetime, description: str, kind: str = "OPERATIONAL_INFO") -> None:
+        """One more event, unless it says what the last one said."""
+        self.updated_at = now
+        if self.events and self.events[-1]["description"] == description:
+            return
+        self.events.append({"type": kind, "description": description, "eventTime": stamp(now)})
+        del self.events[1:-MOST_EVENTS]
+
+    def become(self, state: str, now: datetime, why: str = "") -> None:
+        description = f"Job state is set from {self.state} to {state} for job {self.name}.{why and ' ' + why}"
+        self.state = state
+        self.running_at = self.running_at or (now if state == "RUNNING" else None)
+        self.ended_at = self.ended_at or (now if state in OVER else None)
+        self.note(now, description, "STATUS_CHANGED")
+
+    def move(self, task: Task, state: str, now: datetime, where: str = "", code: int | None = None) -> None:
+        """A task changes its state; `code` is the exit code of the attempt that ended."""
+        why = f" with exit code {code}" if code is not None else ""
+        event: Document = {
+            "type": "STATUS_CHANGED",
+            "description": f"Task state is updated from {task.state} to {state}{where and ' on ' + where}{why}.",
+            "eventTime": stamp(now),
+            "taskState": state,
+        }
+        if code:
+            event["taskExecution"] = {"exitCode": code}
+        self.counts[task.state] -= 1
+        self.counts[state] += 1
+        task.state = state
+        task.events.append(event)
+
+    def document(self, now: datetime) -> Document:
+        """The job as the API gives it."""
+        status: Document = {"state": self.state, "statusEvents": list(self.events)}
+        if self.running_at is not None:
+            status["runDuration"] = f"{((self.ended_at or now) - self.running_at).total_seconds():.6f}s"
+        if self.tasks:
+            counts = {state: str(number) for state, number in self.counts.items() if number}
+            status["taskGroups"] = {GROUP: {"counts": counts}}
+        group = dict(self.body["taskGroups"][0]) | {"name": f"{self.name}/taskGroups/{GROUP}"}
+        return self.body | {
+            "name": self.name,
+            "uid": self.uid,
+            "taskGroups": [group],
+            "createTime": stamp(self.created_at),
+            "updateTime": stamp(self.updated_at),
+            "status": status,
+        }
+
+    def task_document(self, task: Task) -> Document:
+        name = f"{self.name}/taskGroups/{GROUP}/tasks/{task.index}"
+        return {"name": name, "status": {"state": task.state, "statusEvents": list(task.events)}}
+
+
+# Enums
+
+
+def named(value: Any, key: str = "") -> Any:
+    """A request with the names of its enums where it has their numbers. Raises `ApiError` (400) for no such number."""
+    if isinstance(value, dict):
+        return {name: named(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [named(inner, key) for inner in value]
+    if key in ENUMS and isinstance(value, int) and not isinstance(value, bool):
+        if not 0 <= value < len(ENUMS[key]):
+            raise ApiError(400, f"Invalid value at '{key}': {value}")
+        return ENUMS[key][value]
+    return value
+
+
+def numbered(value: Any, key: str = "", states: tuple[str, ...] = JOB_STATES) -> Any:
+    """An answer with numbers for its enums; `states` are those of the resource that it shows."""
+    if isinstance(value, dict):
+        return {name: inner if name == "labels" else numbered(inner, name, states) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [numbered(inner, key, states) for inner in value]
+    names = states if key == "state" else ENUMS.get(key, ())
+    return names.index(value) if value in names else value
+
+
+# What is asked for
+
+
+def read_order(body: Document, region: str, zones: tuple[str, ...]) -> Order:
+    """What a job asks for; `zones` are those of the region. Raises `ApiError` (400) for what Google would refuse."""
+    with reading("job"):
+        return _read_order(body, region, zones)
+
+
+def _read_order(body: Document, region: str, zones: tuple[str, ...]) -> Order:
+    groups = body.get("taskGroups", [])
+    _must(len(groups) == 1, "taskGroups", "exactly one task group is supported")
+    group, spec = groups[0], groups[0].get("taskSpec", {})
+    tasks = int(group.get("taskCount", 1))
+    _must(1 <= tasks <= MOST_TASKS, "taskCount", f"it must be between 1 and {MOST_TASKS}")
+    parallel = int(group.get("parallelism", 0)) or min(tasks, MOST_PARALLEL)
+    _must(1 <= parallel <= MOST_PARALLEL, "parallelism", f"it must be between 1 and {MOST_PARALLEL}")
+    _must(int(group.get("taskCountPerNode", 0)) == 1, "taskCountPerNode", "this cloud runs one task on a VM at a time")
+    runnables = spec.get("runnables", [])
+    _must(len(runnables) == 1 and "script" in runnables[0], "runnables", "this cloud runs exactly one script")
+    script = runnables[0]["script"].get("text", "")
+    _must(bool(script), "runnables[0].script.text", "it must be specified")
+    retries = int(spec.get("maxRetryCount", 0))
+    _must(0 <= retries <= MOST_RETRIES, "maxRetryCount", f"it must be between 0 and {MOST_RETRIES}")
+    policy = body.get("allocationPolicy", {})
+    instances = policy.get("instances", [])
+    _must(len(instances) == 1, "allocationPolicy.instances", "this cloud needs exactly one")
+    template = instances[0].get("instanceTemplate", "")
+    _must(bool(template) and "policy" not in instances[0], "instances[0]", "this cloud makes VMs of a template alone")
+    retry, fail = _policies(spec.get("lifecyclePolicies", []))
+    return Order(
+        tasks=tasks,
+        parallel=parallel,
+        script=script,
+        variables={
+            **spec.get("environment", {}).get("variables", {}),
+            **runnables[0].get("environment", {}).get("variables", {}),
+        },
+        max_run_s=_seconds(spec.get("maxRunDuration")),
+        retries=retries,
+        retry_codes=retry,
+        fail_codes=fail,
+        template=template,
+        labels=dict(policy.get("labels", {})),
+        zones=_allowed(policy.get("location", {}).get("allowedLocations", []), region, zones),
+    )
+
+
+def _must(good: bool, what: str, why: str) -> None:
+    if not good:
+        raise ApiError(400, f"Job is invalid: {what}: {why}.")
+
+
+def _seconds(duration: str | None) -> float | None:
+    if duration is None:
+        return None
+    _must(re.fullmatch(r"\d+(\.\d+)?s", duration) is not None, "maxRunDuration", "it must be such as 60s")
+    return float(duration[:-1])
+
+
+def _policies(policies: list[Document]) -> tuple[frozenset[int] | None, frozenset[int]]:
+    """The exit codes that are tried again (None: all but those that fail at once), and those that fail at once."""
+    _must(len(policies) <= 1, "lifecyclePolicies", "only one is supported")
+    if not policies:
+        return None, frozenset()
+    codes = frozenset(int(code) for code in policies[0].get("actionCondition", {}).get("exitCodes", []))
+    match policies[0].get("action"):
+        case "RETRY_TASK":
+            return codes, frozenset()
+        case "FAIL_TASK":
+            return None, codes
+        case other:
+            raise ApiError(400, f"Job is invalid: lifecyclePolicies[0].action: {other!r} is none.")
+
+
+def _allowed(locations: list[str], region: str, zones: tuple[str, ...]) -> tuple[str, ...]:
+    """The zones that are allowed. Raises `ApiError` (400) where one lies in another region."""
+    found: list[str] = []
+    for location in locations or [f"regions/{region}"]:
+        kind, _, name = location.partition("/")
+        of = region_of(name) if kind == "zones" else name
+        _must(kind in ("regions", "zones") and of == region, "allowedLocations", f"{location} is not in {region}")
+        found += [zone for zone in zones if kind == "regions" or zone == name]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,340 @@
+"""How jobs of the batch service run: at most P VMs of the job's template, each with one task after the other.
+
+A VM that is lost is made again while tasks are left; what a task ended with decides whether it is tried again. A job
+waits in silence for machines that it does not get: only its events say why.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.embedded.batch_jobs import DONE, Job, Task
+from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.fleet import Fleet
+from orchestrator.embedded.inventory import numeric_id
+from orchestrator.embedded.operations import DONE as FINISHED
+from orchestrator.embedded.operations import Operations
+from orchestrator.embedded.templates import Templates, body_in, template_name
+from orchestrator.embedded.timeline import Alarm, Timeline
+from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.weather import Fault, Weather, hits_job, hits_vm
+
+AGENT = "service-batch@embedded.example"
+PREEMPTED, NO_REPORT, TIMED_OUT, RECREATED = 50001, 50002, 50005, 50006
+CODES = {"preemption": PREEMPTED, "lost": NO_REPORT}
+"""What a task ends with when its VM does, by why that ended; it was made again for every other reason."""
+CAUSES = {"quota": "CODE_GCE_QUOTA_EXCEEDED", "stockout": "CODE_GCE_ZONE_RESOURCE_POOL_EXHAUSTED"}
+STRIKES_AFTER_S = 30.0
+LONGEST_S = 2 * 86_400.0
+"""How long a job may wait for its first VM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long the service takes over things, in seconds."""
+
+    queue_s: float
+    """From the creation of a job until it is looked at."""
+    again_s: float
+    """From a refusal until the next VM is asked for."""
+
+
+REAL = Pace(0.2, 1.0)
+SIMULATED = Pace(10.0, 60.0)
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One VM of a job, from the moment that it was asked for."""
+
+    job: Job
+    name: str
+    zone: str
+    operation: str
+    vm: Vm | None = None
+    task: Task | None = None
+    attempt: int = 0
+    released: bool = False
+    """It is on its way out, and no longer counts."""
+    limit: Alarm | None = None
+
+
+class Runner:
+    """Thread-safe. Its lock is taken before the fleet's, never within it."""
+
+    def __init__(
+        self, *, fleet: Fleet, templates: Templates, operations: Operations, weather: Weather, timeline: Timeline
+    ) -> None:
+        self.fleet = fleet
+        self.templates = templates
+        self.operations = operations
+        self.weather = weather
+        self.timeline = timeline
+        self.pace = SIMULATED if timeline.simulated else REAL
+        self.lock = threading.RLock()
+        self.workers: dict[str, Worker] = {}
+        self.ended: Callable[[Job], None] = lambda _job: None
+        fleet.watchers.append(self)
+
+    # A job
+
+    def start(self, job: Job) -> None:
+        job.note(self.timeline.now(), f"Job {job.name} is created and queued.", "STATUS_CHANGED")
+        self._later(self.pace.queue_s, lambda: self._schedule(job))
+        self._later(LONGEST_S, lambda: self._give_up(job))
+
+    def _give_up(self, job: Job) -> None:
+        if job.state in ("QUEUED", "SCHEDULED"):
+            job.become("FAILED", self.timeline.now(), "It was queued for too long.")
+            for worker in self._of(job):
+                self._drop(worker)
+            self.ended(job)
+
+    def _schedule(self, job: Job) -> None:
+        if job.state != "QUEUED":
+            return
+        now = self.timeline.now()
+        silent = self.weather.take(job.name, lambda f: hits_job(f, "batch_silent", job=job.id, region=job.region))
+        if silent is not None:
+            cause = CAUSES[silent.params.get("cause", "quota")]
+            job.note(now, f"{cause}: no VM can be made for job {job.name} now; it waits for resources.")
+            if "seconds" in silent.params:
+                self._later(float(silent.params["seconds"]), lambda: self._schedule(job))
+            return
+        none = self.weather.take(job.name, lambda f: hits_job(f, "batch_no_tasks", job=job.id, region=job.region))
+        if none is not None or not self._zones(job):
+            job.become("FAILED", now, "No VM can be created: the machine type is not available in this region.")
+            self.ended(job)
+            return
+        job.begin()
+        job.become("SCHEDULED", now)
+        self._fill(job)
+
+    def cancel(self, job: Job, state: str, then: str, done: Callable[[], None]) -> None:
+        """The job ends: `state` while its VMs go, `then` afterwards; `done` is told."""
+        if not job.over and job.state not in ("CANCELLATION_IN_PROGRESS", "DELETION_IN_PROGRESS"):
+            job.become(state, self.timeline.now())
+            for worker in self._of(job):
+                self._drop(worker, "UNEXECUTED")
+            for task in job.tasks:
+                if task.state not in DONE:
+                    job.move(task, "UNEXECUTED", self.timeline.now())
+            job.pending.clear()
+        self._await_end(job, then, done)
+
+    def _await_end(self, job: Job, then: str, done: Callable[[], None]) -> None:
+        if any(worker.job is job for worker in self.workers.values()):
+            self._later(1.0 if self.timeline.simulated else 0.05, lambda: self._await_end(job, then, done))
+            return
+        if not job.over:
+            job.become(then, self.timeline.now())
+            self.ended(job)
+        done()
+
+    def _of(self, job: Job) -> list[Worker]:
+        """The VMs that it has or has asked for, but for those on their way out."""
+        return [worker for worker in self.workers.values() if worker.job is job and not worker.released]
+
+    # VMs
+
+    def _zones(self, job: Job) -> tuple[str, ...]:
+        try:
+            properties = self.templates.find(template_name(job.order.template, self.fleet.project))["properties"]
+        except ApiError:
+            return ()
+        return self.templates.zones(properties, job.order.zones)
+
+    def _fill(self, job: Job) -> None:
+        """Ask for as many VMs as there are tasks for, and no more than the job may have."""
+        if job.state not in ("SCHEDULED", "RUNNING"):
+            return
+        for _ in range(min(job.order.parallel, job.left) - len(self._of(job))):
+            if not self._ask(job):
+                self._again(job)
+                return
+
+    def _again(self, job: Job) -> None:
+        """Look once more in a while."""
+        if not job.asks_again:
+            job.asks_again = True
+            self._later(self.pace.again_s, lambda: self._look(job))
+
+    def _look(self, job: Job) -> None:
+        job.asks_again = False
+        self._fill(job)
+
+    def _ask(self, job: Job) -> bool:
+        """Ask for one VM; whether that was admitted."""
+        now, zones = self.timeline.now(), self._zones(job)
+        if not zones:
+            job.note(now, f"The instance template {job.order.template} or its machine type is gone.")
+            return False
+        zone = zones[job.made % len(zones)]
+        job.made += 1
+        name = f"{job.id[:30].rstrip('-')}-{numeric_id(job.uid)[:8]}-{job.made:04d}"
+        properties = self.templates.find(template_name(job.order.template, self.fleet.project))["properties"]
+        body = body_in(properties, zone, name, self.fleet.project)
+        for labelled in (body, *(disk.get("initializeParams", {}) for disk in body.get("disks", []))):
+            labelled["labels"] = {**labelled.get("labels", {}), **job.order.labels}
+        body["labels"] |= {"batch-job-id": job.id, "batch-job-uid": job.uid}
+        try:
+            operation = self.fleet.insert(body, zone, "", AGENT, tasks=True)["name"]
+        except ApiError as error:
+            job.note(now, f"VM creation failed in zone {zone}: {error.message}")
+            return False
+        worker = Worker(job, name, zone, str(operation))
+        self.workers[name] = worker
+        # A refusal shows when the operation is done, which is just after the VM would be provisioned.
+        self._later(self.fleet.durations.provision_s * 1.01 + 0.01, lambda: self._refused(worker))
+        return True
+
+    def _refused(self, worker: Worker) -> None:
+        document = self.operations.listed[worker.operation]
+        if document["status"] != FINISHED or "error" not in document or worker.name not in self.workers:
+            return
+        del self.workers[worker.name]
+        error = document["error"]["errors"][0]
+        code = CAUSES["quota" if error["code"] == "QUOTA_EXCEEDED" else "stockout"]
+        worker.job.note(self.timeline.now(), f"{code}: {error['message']} (zone {worker.zone})")
+        self._again(worker.job)
+
+    def booted(self, vm: Vm) -> None:
+        """A VM is there."""
+        with self.lock:
+            worker = self.workers.get(vm.name)
+            if worker is None or worker.released:
+                return
+            worker.vm = vm
+            self._next(worker)
+
+    def gone(self, vm: Vm, by: str) -> None:
+        """A VM is no more."""
+        with self.lock:
+            worker = self.workers.pop(vm.name, None)
+            if worker is None:
+                return
+            self._settle(worker, CODES.get(by, RECREATED))
+            self._fill(worker.job)
+
+    def _drop(self, worker: Worker, state: str = "") -> None:
+        """Give a VM back."""
+        worker.released = True
+        if worker.task is not None and state:
+            self._unlimit(worker)
+            worker.task = None
+        try:
+            self.fleet.delete(worker.zone, worker.name, "", AGENT, "batch")
+        except ApiError:
+            self.workers.pop(worker.name, None)  # it never came to be
+
+    # Tasks
+
+    def _next(self, worker: Worker) -> None:
+        """Give a VM its next task, or give it back."""
+        job, now = worker.job, self.timeline.now()
+        if job.state not in ("SCHEDULED", "RUNNING") or not job.pending or worker.vm is None:
+            self._drop(worker)
+            return
+        task = worker.task = job.tasks[job.pending.popleft()]
+        task.attempts += 1
+        worker.attempt = task.attempts
+        where = f"zones/{worker.zone}/instances/{worker.vm.id}"
+        job.move(task, "ASSIGNED", now, where)
+        job.move(task, "RUNNING", now, where)
+        if job.state != "RUNNING":
+            job.become("RUNNING", now)
+        if job.order.max_run_s is not None:
+            worker.limit = self._later(job.order.max_run_s, lambda: self._time_out(worker, task))
+        self._reserve(worker)
+        variables = {
+            **job.order.variables,
+            "BATCH_JOB_ID": job.id,
+            "BATCH_JOB_UID": job.uid,
+            "BATCH_TASK_COUNT": str(job.order.tasks),
+            "BATCH_TASK_INDEX": str(task.index),
+            "BATCH_TASK_RETRY_ATTEMPT": str(task.attempts - 1),
+        }
+        attempt = worker.attempt
+        machine = worker.vm.machine
+
+        def done(code: int) -> None:
+            self._later(0, lambda: self._done(worker, task, attempt, code))
+
+        # Outside the lock: a machine may report at once.
+        self.timeline.call_later(0, lambda: machine.run_task(job.order.script, variables, done))
+
+    def _done(self, worker: Worker, task: Task, attempt: int, code: int) -> None:
+        """A VM reports the end of an attempt."""
+        if worker.task is not task or worker.attempt != attempt or worker.released:
+            return
+        vm = worker.vm
+        if vm is None or vm.ending or (vm.guest.preempted and code != 0):
+            return  # what its VM ends by says why
+        self._settle(worker, code & 0xFF if code < 0 else code)
+        self._next(worker)
+
+    def _time_out(self, worker: Worker, task: Task) -> None:
+        if worker.task is task and worker.vm is not None:
+            vm = worker.vm
+            self._settle(worker, TIMED_OUT)
+            self.timeline.call_later(0, vm.machine.end_task)
+            self._drop(worker)
+            self._fill(worker.job)
+
+    def _unlimit(self, worker: Worker) -> None:
+        if worker.limit is not None:
+            worker.limit.cancel()
+            worker.limit = None
+
+    def _settle(self, worker: Worker, code: int) -> None:
+        """The end of an attempt, whatever told of it."""
+        task, job, now = worker.task, worker.job, self.timeline.now()
+        worker.task = None
+        self._unlimit(worker)
+        if task is None or task.state != "RUNNING":
+            return
+        where = f"zones/{worker.zone}/instances/{worker.vm.id if worker.vm else worker.name}"
+        if code == 0:
+            job.move(task, "SUCCEEDED", now, where, code)
+        elif job.order.tries_again(code, task.attempts):
+            job.move(task, "PENDING", now, where, code)
+            job.pending.append(task.index)
+        else:
+            job.move(task, "FAILED", now, where, code)
+        job.updated_at = now
+        if job.left == 0 and job.state in ("SCHEDULED", "RUNNING"):
+            job.become("FAILED" if job.counts["FAILED"] else "SUCCEEDED", now)
+            for other in self._of(job):
+                self._drop(other)
+            self.ended(job)
+
+    # What goes wrong
+
+    def _reserve(self, worker: Worker) -> None:
+        vm = worker.vm
+        assert vm is not None
+        hits = lambda f: hits_vm(f, "batch_recreate", "batch_mute", vm=vm.name, zone=vm.zone, run_id=None)  # noqa: E731
+        fault = self.weather.reserve(hits)
+        if fault is not None:
+            task = worker.task
+            due = float(fault.params.get("seconds", STRIKES_AFTER_S))
+            self._later(due, lambda: self._strike(worker, task, fault))
+
+    def _strike(self, worker: Worker, task: Task | None, fault: Fault) -> None:
+        """The VM falls silent, or is made again; one that is done by then is spared."""
+        if worker.task is not task or task is None or worker.released:
+            self.weather.release(fault)
+            return
+        self.weather.fire(fault, worker.name)
+        self._settle(worker, NO_REPORT if fault.kind == "batch_mute" else RECREATED)
+        self._drop(worker)
+        self._fill(worker.job)
+
+    def _later(self, seconds: float, callback: Callable[[], None]) -> Alarm:
+        def locked() -> None:
+            with self.lock:
+                callback()
+
+        return self.timeline.call_later(seconds, locked)

@@ -1,0 +1,177 @@
+"""Instance templates: what a VM shall be, wherever it is made; from them a batch service makes its VMs."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.embedded.admission import NAME, admit
+from orchestrator.embedded.documents import google_stamp
+from orchestrator.embedded.errors import ApiError, invalid, not_found, reading
+from orchestrator.embedded.inventory import Inventory
+from orchestrator.embedded.links import last, link
+from orchestrator.embedded.listener import Request
+from orchestrator.embedded.listing import listing
+from orchestrator.embedded.operations import Operations
+from orchestrator.embedded.requests import body_of, request_id
+from orchestrator.embedded.store import Store
+from orchestrator.embedded.timeline import Timeline
+from orchestrator.embedded.weather import Weather
+
+Document = dict[str, Any]
+KIND = "instance_template"
+TOGETHER = ("maxRunDuration", "terminationTime")
+URL = re.compile(r"(?:.*/)?projects/(?P<project>[^/]+)/global/instanceTemplates/(?P<name>[^/]+)")
+
+
+class Templates:
+    """Answers requests; raises `ApiError`. Thread-safe, as the store and the operations are."""
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        inventory: Inventory,
+        store: Store,
+        operations: Operations,
+        weather: Weather,
+        timeline: Timeline,
+    ) -> None:
+        self.project = project
+        self.inventory = inventory
+        self.store = store
+        self.operations = operations
+        self.weather = weather
+        self.timeline = timeline
+
+    def routes(self, at: str) -> list[tuple[str, str, Callable[..., Document]]]:
+        """Below the project that the pattern `at` matches."""
+        all_, one = at + "/global/instanceTemplates", at + r"/global/instanceTemplates/(?P<name>[^/]+)"
+        return [
+            ("GET", all_, self.list),
+            ("POST", all_, self.insert),
+            ("GET", one, self.get),
+            ("DELETE", one, self.delete),
+        ]
+
+    def _path(self, name: str) -> str:
+        return f"projects/{self.project}/global/instanceTemplates/{name}"
+
+    def find(self, name: str) -> Document:
+        """Raises the API's 404."""
+        found: Document | None = self.store.get(KIND, name)
+        if found is None:
+            raise not_found(self._path(name))
+        return found
+
+    def get(self, _request: Request, name: str) -> Document:
+        return self.find(name)
+
+    def list(self, request: Request) -> Document:
+        path = f"projects/{self.project}/global/instanceTemplates"
+        return listing("compute#instanceTemplateList", path, self.store.all(KIND), request.query)
+
+    def insert(self, request: Request) -> Document:
+        replayed = self.operations.replayed("insert", request_id(request))
+        if replayed is not None:
+            return replayed
+        body = body_of(request)
+        name, properties = str(body.get("name", "")), body.get("properties")
+        if not NAME.fullmatch(name):
+            raise invalid("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
+        if not isinstance(properties, dict):
+            raise invalid("resource.properties", properties, "It must be specified.")
+        if self.store.get(KIND, name) is not None:
+            raise ApiError(409, f"The resource '{self._path(name)}' already exists")
+        with reading("instanceTemplate"):
+            self._check(properties)
+        now = self.timeline.now()
+        identity = self.operations.ids.new(now)
+        document = {
+            "kind": "compute#instanceTemplate",
+            "id": identity,
+            "creationTimestamp": google_stamp(now),
+            "name": name,
+            "description": str(body.get("description", "")),
+            "selfLink": link(self._path(name)),
+            "properties": properties,
+        }
+        self.store.put(KIND, name, document)
+        return self._begun("insert", name, identity, request)
+
+    def delete(self, request: Request, name: str) -> Document:
+        replayed = self.operations.replayed("delete", request_id(request))
+        if replayed is not None:
+            return replayed
+        identity = str(self.find(name)["id"])
+        self.store.drop(KIND, name)
+        return self._begun("delete", name, identity, request)
+
+    def _begun(self, kind: str, name: str, identity: str, request: Request) -> Document:
+        operation = self.operations.begin(
+            kind,
+            "",
+            self._path(name),
+            identity,
+            self.timeline.now(),
+            user=f"user@{self.project}.example",
+            request_id=request_id(request),
+        )
+        self.timeline.call_later(0.05, lambda: self.operations.finish(operation, self.timeline.now()))
+        return self.operations.listed[operation]
+
+    def _check(self, properties: Document) -> None:
+        """What is wrong with a template is wrong in every zone; whether a zone has the machine shows only there."""
+        scheduling = properties.get("scheduling", {})
+        if all(name in scheduling for name in TOGETHER):
+            self.allow_both()
+        machine = str(properties.get("machineType", ""))
+        if "/" in machine:
+            raise invalid("resource.properties.machineType", machine, "It must be a name, not a URL.")
+        zones = self.zones(properties, self.inventory.zones)
+        if not zones:
+            raise invalid("resource.properties.machineType", machine, "There is no such machine type.")
+        admit(body_in(properties, zones[0], "template", self.project), self.project, zones[0], self.inventory)
+
+    def allow_both(self) -> None:
+        """Google's pages speak of one time limit or the other: the weather can refuse both at once."""
+        if self.weather.holds("insert", "one_time_limit"):
+            why = "Only one of maxRunDuration and terminationTime can be specified."
+            raise invalid("resource.properties.scheduling.terminationTime", "", why)
+
+    def zones(self, properties: Document, among: tuple[str, ...]) -> tuple[str, ...]:
+        """Those where the machine type stands, with the GPU that is attached to it."""
+        machine = self.inventory.machine_types.get(str(properties.get("machineType", "")))
+        if machine is None:
+            return ()
+        standing = {zone for zone in among if machine in self.inventory.machine_types_in(zone)}
+        for accelerator in properties.get("guestAccelerators", []):
+            name = last(str(accelerator.get("acceleratorType", "")))
+            standing &= {zone for zone in among if name in {one.name for one in self.inventory.accelerators_in(zone)}}
+        return tuple(sorted(standing))
+
+
+def template_name(url: str, project: str) -> str:
+    """The name in a template's full or partial URL, or the name itself. Raises `ApiError` (400)."""
+    found = URL.fullmatch(url)
+    if found is None and "/" in url:
+        raise ApiError(400, f"The instance template {url} is malformed or of another kind.")
+    if found is not None and found["project"] != project:
+        raise ApiError(400, f"The instance template {url} is not of project {project}.")
+    return found["name"] if found is not None else url
+
+
+def body_in(properties: Document, zone: str, name: str, project: str) -> Document:
+    """The body of an insert of one VM in a zone, as a template has it: what is a name there is a URL here."""
+    body: Document = copy.deepcopy({key: value for key, value in properties.items() if key != "description"})
+    body |= {"name": name, "machineType": f"zones/{zone}/machineTypes/{properties['machineType']}"}
+    for disk in body.get("disks", []):
+        given = disk.get("initializeParams", {})
+        if given.get("diskType"):
+            given["diskType"] = f"zones/{zone}/diskTypes/{last(given['diskType'])}"
+    for accelerator in body.get("guestAccelerators", []):
+        kind = last(accelerator["acceleratorType"])
+        accelerator["acceleratorType"] = f"projects/{project}/zones/{zone}/acceleratorTypes/{kind}"
+    return body
