@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.adapters import this_machine
+from orchestrator.adapters import site_files, this_machine
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.payload import bundle_root, find_root, pack
 from orchestrator.adapters.rasterizer import converted
@@ -65,7 +65,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "ask", "attach", "bundled_prices",
     "configs", "configured", "converted", "csv_lines", "fetch_run", "install_timer_files", "installed", "new_run_id",
-    "open_folder", "payload_of", "running", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
+    "open_folder", "payload_of", "running", "site_files", "stop_cloud", "utc_now", "wire", "wire_embedded",
+    "write_atomically",
 ]  # fmt: skip
 """The adapters' functions that stand behind no port are handed on from here: commands import no adapter."""
 
@@ -222,7 +223,6 @@ class Wiring:
     @cached_property
     def hosts(self) -> HostCloud:
         """The user's own machines. What speaks SSH is loaded when the first of them is spoken to."""
-
         return HostCloud(self.bucket, self.clock, self.shell, self.machine)
 
     def shell(self, target: Target) -> HostShell:

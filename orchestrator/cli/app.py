@@ -26,6 +26,7 @@ COMMANDS = {
     "report": "Write a run's report: HTML, Markdown, JSON and CSV.",
     "compare": "Hold runs against the first, or against a baseline.",
     "history": "Follow a case over the runs in the bucket.",
+    "site": "Make pages of all runs in the bucket.",
     "stop": "End a run and delete its machine.",
     "reap": "Find machines that no live run owns, and delete them.",
     "diagnose": "Say why a run failed and what to do about it.",

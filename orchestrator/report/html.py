@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Study
 from orchestrator.report import distributions, figures, rates, tables
-from orchestrator.report.page import Box, Code, Fold, Page, Part, Section, Table, Text, drawn, written
+from orchestrator.report.page import Box, Code, Fold, Link, Page, Part, Section, Table, Text, drawn, written
 from orchestrator.report.report import Report, headline_of, sentences_of
 from orchestrator.report.text import common_parts, count, in_words, labels
 
 
-def page(report: Report, *, everything: bool = False) -> str:
-    """The whole file. `everything`: the speed-up figure has the slowest baseline too."""
+def page(
+    report: Report,
+    *,
+    everything: bool = False,
+    nav: Sequence[Link] = (),
+    state: Sequence[Part] = (),
+    more: Sequence[Section] = (),
+) -> str:
+    """The whole file. `everything`: the speed-up figure has the slowest baseline too. On a site, `nav` leads to its
+    other pages, `state` says how the run stands, and `more` is what else is known of it."""
     study = report.study
     names = labels(study.case_ids)
     sections = [
@@ -29,9 +37,11 @@ def page(report: Report, *, everything: bool = False) -> str:
     if words := report.second_clock():
         sections.append(Section("A second clock", [Text(words), tables.second_clock(study, report.clock, names)]))
     sections.append(Section("Not timed", tables.not_timed(study)))
+    sections += more
     sections += [Section("How this was measured", [Text(METHOD)]), Section("Environment", [*_environment(report)])]
     kept = [one for one in sections if one.parts]
-    return written(Page(f"{report.title} · {study.run_id}", report.title, [*_head(report)], kept))
+    head = [*state, *_head(report)]
+    return written(Page(f"{report.title} · {study.run_id}", report.title, head, kept, nav))
 
 
 def _head(report: Report) -> Iterable[Part]:

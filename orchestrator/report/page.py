@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,51 +12,8 @@ from typing import ClassVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from orchestrator.report.palette import DARK, FIGURE_CSS, LIGHT, variables
+from orchestrator.report.style import CSS, SITE_CSS
 from orchestrator.report.svg import Board
-
-CSS = f"""
-:root{{color-scheme:light dark;{variables(LIGHT)}}}
-@media (prefers-color-scheme:dark){{:root{{{variables(DARK)}}}}}
-@media print{{:root{{color-scheme:light;{variables(LIGHT)}}}}}
-*{{box-sizing:border-box}}
-body{{margin:0 auto;max-width:74rem;padding:1.5rem 1rem 4rem;background:var(--paper);color:var(--ink);
-font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}}
-h1{{font-size:1.7rem;line-height:1.2;margin:.2rem 0 .4rem}}h2{{font-size:1.25rem;margin:2.4rem 0 .4rem}}
-h3{{font-size:1.05rem;margin:1.6rem 0 .3rem}}a{{color:inherit}}
-nav ul{{list-style:none;padding:0;margin:1rem 0;display:flex;flex-wrap:wrap;gap:.2rem 1.2rem}}
-.setting{{border-left:.25rem solid var(--line);padding:.1rem .9rem;margin:.9rem 0}}.setting h3{{margin:.1rem 0}}
-p{{margin:.4rem 0;max-width:52rem}}.lead{{font-size:1.1rem}}.soft,figcaption,small{{color:var(--soft)}}
-.warn{{border-left:.25rem solid var(--bad);padding:.3rem .8rem;margin:.6rem 0;background:var(--band)}}
-pre{{background:var(--band);padding:.4rem .7rem;margin:.6rem 0;font-size:.85rem}}
-details{{margin:1rem 0}}summary{{cursor:pointer;font-weight:600}}
-figure{{margin:.6rem 0}}figcaption{{font-size:.9rem;max-width:52rem}}
-svg{{display:block;min-width:40rem;max-width:62rem;width:100%;height:auto}}
-.wide{{overflow-x:auto;background:linear-gradient(90deg,var(--paper) 2rem,transparent) 0 0/3rem 100% no-repeat local,
-linear-gradient(270deg,var(--paper) 2rem,transparent) 100% 0/3rem 100% no-repeat local,
-linear-gradient(90deg,var(--cue),transparent) 0 0/.8rem 100% no-repeat scroll,
-linear-gradient(270deg,var(--cue),transparent) 100% 0/.8rem 100% no-repeat scroll}}
-.wide:focus-visible,summary:focus-visible,a:focus-visible{{outline:2px solid var(--c0);outline-offset:2px}}
-table{{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums;width:100%}}
-th,td{{padding:.28rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}}
-th{{font-weight:600;border-bottom:1.5px solid var(--soft);vertical-align:bottom}}
-th:first-child,td:first-child,.left{{text-align:left}}
-td.wrap,th.wrap,td.long{{white-space:normal;text-align:left}}td small{{display:block}}
-td.long{{overflow-wrap:anywhere}}
-th.group{{text-align:center;border-bottom:1px solid var(--line)}}
-.differs{{font-weight:700}}.faster{{color:var(--good);font-weight:600}}.slower{{color:var(--bad);font-weight:600}}
-{FIGURE_CSS}
-@media (max-width:40rem){{table.stack thead{{display:none}}table.stack tr{{display:block;padding:.5rem 0;
-border-bottom:1.5px solid var(--soft)}}table.stack td{{display:flex;justify-content:space-between;gap:1rem;
-text-align:right;border:0;padding:.1rem 0;white-space:normal}}table.stack td:first-child{{font-weight:600}}
-table.stack td:not(:first-child):not(:empty)::before{{content:attr(data-head);color:var(--soft);text-align:left}}}}
-@media print{{body{{max-width:none;padding:0;font-size:9.5pt;line-height:1.35}}nav,details{{display:none}}
-figure,tr,.setting,pre,.keep{{break-inside:avoid}}h1,h2,h3,p.soft{{break-after:avoid}}h2{{margin:1.1rem 0 .3rem}}
-figcaption,.soft{{font-size:8.5pt}}.lead{{font-size:10pt}}
-thead{{display:table-header-group}}.wide{{overflow:visible;background:none}}svg{{min-width:0;max-height:165mm}}
-table{{font-size:7pt}}th,td{{padding:.08rem .2rem;white-space:normal}}}}
-@page{{margin:10mm}}
-""".replace("\n", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +23,10 @@ class Word:
     text: str
     style: str = ""
     more: str = ""
+    href: str = ""
+    """Where it leads: a page or an anchor of this site."""
+    key: str = ""
+    """What a column that can be sorted takes in the place of the text: a number, or text."""
 
 
 Cell = str | Word
@@ -104,6 +67,8 @@ class Table:
     long: Sequence[int] = ()
     groups: Sequence[tuple[str, int]] = ()
     stack: bool = False
+    sortable: bool = False
+    """Whether a click on a head puts the rows in order; then no two heads are alike."""
 
     def style(self, column: int) -> str:
         kinds = (("long", self.long), ("wrap", self.wrap), ("left", self.left))
@@ -137,7 +102,46 @@ class Fold:
     parts: Sequence[Part]
 
 
-Part = Text | Code | Figure | Table | Box | Fold
+@dataclass(frozen=True, slots=True)
+class Link:
+    kind: ClassVar[str] = "link"
+    text: str
+    href: str
+    here: bool = False
+    """Whether it leads to the page that it is on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    kind: ClassVar[str] = "links"
+    label: str
+    links: Sequence[Link]
+
+
+@dataclass(frozen=True, slots=True)
+class Finder:
+    """What narrows the table that follows it: by words, and by what stands in some of its columns. Without a script it
+    is not shown, and the table has every row."""
+
+    kind: ClassVar[str] = "finder"
+    what: str
+    """What the rows are, in the plural: `runs`."""
+    choices: Sequence[Choice] = ()
+    orders: Sequence[tuple[str, int]] = ()
+    """The columns that rows can be sorted by where a narrow screen has no heads: name and place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the values of a column; `name` is what the address calls it."""
+
+    name: str
+    label: str
+    column: int
+    values: Sequence[str]
+
+
+Part = Text | Code | Figure | Table | Box | Fold | Link | Links | Finder
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +151,11 @@ class Section:
 
     @property
     def begun(self) -> Sequence[Part]:
-        """What stays with the heading on paper: the words, and the first thing that is none."""
+        """What stays with the heading on paper: the words, and the first thing that is none; but for a table with a
+        finder, which stand side by side."""
         first = next((place for place, part in enumerate(self.parts) if not isinstance(part, Text)), len(self.parts))
+        if first < len(self.parts) and isinstance(self.parts[first], Finder):
+            return self.parts[:first]
         return self.parts[: first + 1]
 
     @property
@@ -162,15 +169,43 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
+    """`nav` leads to the other pages of a site; a page that stands alone has none, and no script either."""
+
     title: str
     heading: str
     head: Sequence[Part]
     sections: Sequence[Section]
+    nav: Sequence[Link] = ()
 
 
 def written(page: Page) -> str:
     """The whole file."""
-    return template().render(page=page, css=CSS) + "\n"
+    script = site_script() if page.nav else ""
+    css = CSS + SITE_CSS if page.nav else CSS
+    return template().render(page=page, css=css, script=script, policy=policy(script)) + "\n"
+
+
+def policy(script: str) -> str:
+    """What a browser may do on a page, whatever text found its way into it: nothing is fetched but from where the page
+    itself came, and no script runs but ours, which is known by its hash."""
+    rules = [
+        "default-src 'none'",
+        "img-src data:",
+        "style-src 'unsafe-inline'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        rules += [f"script-src 'sha256-{digest}'", "connect-src 'self'"]
+    return "; ".join(rules)
+
+
+@cache
+def site_script() -> str:
+    """The one script of a site: it filters and sorts tables, and reloads what is served while it changes."""
+    loader = PackageLoader("orchestrator.report", "templates")
+    return loader.get_source(Environment(autoescape=True), "site.js")[0].strip()
 
 
 @cache

@@ -58,7 +58,8 @@ FIGURE_CSS: Final = (
         f".b{n}{{fill:var(--c{n});fill-opacity:.28;stroke:var(--c{n})}}.o{n}{{stroke:var(--c{n});stroke-width:2;fill:var(--paper)}}"
         for n in range(6)
     )
-    + ".dot{stroke-width:2.6;stroke-linecap:round;stroke-opacity:.5}"
+    + ".split{stroke:var(--soft);stroke-width:1;stroke-dasharray:4 4}"
+    ".dot{stroke-width:2.6;stroke-linecap:round;stroke-opacity:.5}"
 )
 
 

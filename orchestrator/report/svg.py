@@ -90,9 +90,10 @@ class Board:
     def line(self, x1: float, y1: float, x2: float, y2: float, style: str) -> None:
         self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{style}"/>')
 
-    def box(self, x: float, y: float, width: float, height: float, style: str) -> None:
+    def box(self, x: float, y: float, width: float, height: float, style: str, note: str = "") -> None:
         shape = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}"'
-        self.parts.append(f'<rect {shape} class="{style}"/>')
+        told = f"><title>{escape(note)}</title></rect>" if note else "/>"
+        self.parts.append(f'<rect {shape} class="{style}"{told}')
 
     def text(self, x: float, y: float, words: str, style: str = "", *, turned: bool = False) -> None:
         turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""

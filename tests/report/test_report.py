@@ -252,7 +252,7 @@ def test_png_and_pdf_need_the_extra_and_svg_does_not() -> None:
     except (ImportError, OSError):
         with pytest.raises(LocalError) as told:
             converted("<svg/>", "png")
-        assert "spotbench[figures]" in told.value.hint
+        assert "cairosvg" in told.value.hint
     else:
         svg = figure_svg(boards(reported(FULL).study)["speedup"])
         assert converted(svg, "png").startswith(b"\x89PNG")

@@ -1,0 +1,94 @@
+"""`bench site`: all runs of the bucket as pages: a folder, a prefix of the bucket, or a server on loopback."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.site_build import STATE, Built, Source, build, source_of
+from orchestrator.core.errors import BenchError, ConfigError
+from orchestrator.report.text import count
+from orchestrator.wiring import Wiring, site_files
+
+LIVE_S = 2.0
+"""How often the bucket is looked at while a run is going on."""
+QUIET_S = 15.0
+PREFIX = re.compile(r"site(?:[/-][a-z0-9][a-z0-9._-]{0,60}){0,4}")
+
+
+def site(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option("--out", help="The folder that gets the pages.")] = Path("site"),
+    publish: Annotated[
+        str, typer.Option("--publish", metavar="PREFIX", help="Store the pages in the bucket too, under site or site/…")
+    ] = "",
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve them to this machine and keep them up to date.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to serve; 0 is any that is free.")] = 0,
+    json: Json = False,
+) -> None:
+    """Make pages of all runs in the bucket.
+
+    Every run's report, each case over time, devices side by side, costs. The pages need no server and ask nobody for
+    anything: open index.html. What is there already is not made again.
+    """
+    if publish and PREFIX.fullmatch(publish) is None:
+        raise ConfigError(
+            f"--publish {publish}: pages go under site, or under a name that begins with site/ or site-",
+            hint="--publish site",
+        )
+    wiring = options(ctx).wiring()
+    if serve:
+        _serve(wiring, out, port, publish, json=json)
+        return
+    built = build(source_of(wiring), out)
+    published = site_files.publish(wiring.bucket, out, [*built.pages, STATE], publish) if publish else None
+    if json:
+        emit_json({**built.document(), "published": published, "index": str(out / "index.html")})
+        return
+    typer.echo(_said(built))
+    if published is not None:
+        where = f"gs://{wiring.bucket.name}/{publish}/index.html"
+        typer.echo(f"stored {count(published, 'page')} that were new or other: {where}")
+    typer.echo(f"open {out / 'index.html'}")
+
+
+def _said(built: Built) -> str:
+    return (
+        f"{count(built.runs, 'run')}, {built.read} read; {count(len(built.pages), 'page')}, {built.written} written "
+        f"in {built.seconds:.1f} s"
+    )
+
+
+def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) -> None:
+    """Until it is interrupted. A bucket that does not answer for a while is no reason to stop."""
+    source = source_of(wiring)
+    built = build(source, out)
+    with site_files.serve(out, port) as server:
+        if json:
+            emit_json({**built.document(), "url": server.url})
+        else:
+            typer.echo(_said(built))
+            typer.echo(f"serving {server.url} to this machine; pages reload as runs go on; Ctrl-C stops")
+        try:
+            while True:
+                time.sleep(LIVE_S if built.live else QUIET_S)
+                built = _again(source, out, built)
+                if publish and built.written:
+                    site_files.publish(wiring.bucket, out, [*built.pages, STATE], publish)
+        except KeyboardInterrupt:
+            typer.echo("stopped serving; the pages stay", err=True)
+
+
+def _again(source: Source, out: Path, before: Built) -> Built:
+    try:
+        return build(source, out)
+    except BenchError as exc:
+        typer.echo(f"not brought up to date: {exc}", err=True)
+        return before

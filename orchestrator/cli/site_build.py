@@ -1,0 +1,206 @@
+"""Builds a site in a folder: reads what is new in the bucket, makes the pages that it changes, writes those."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+import orchestrator.analysis
+import orchestrator.report
+from orchestrator.core.errors import BenchError, ConfigError, CredentialsMissing, LocalError
+from orchestrator.core.run.fold import Run
+from orchestrator.ports import Bucket
+from orchestrator.report.site import runs as run_pages
+from orchestrator.report.site.digest import Digest
+from orchestrator.report.site.links import run_page
+from orchestrator.report.site.site import Money, shared_pages
+from orchestrator.runs.engine import Engine
+from orchestrator.runs.material import is_over, materials
+from orchestrator.store.index import IndexLine, RunIndex
+from orchestrator.wiring import Wiring, write_atomically
+
+STATE: Final = "site.json"
+"""Beside the pages: what was made from what, and every run in numbers."""
+ALONE: Final = 24
+"""So many pages of runs are made faster by one process than by several, which take half a second to start."""
+MOST: Final = 8
+
+
+class State(BaseModel):
+    """`keys` are generations of the index lines of finished runs, `sources` digests of what pages were made from."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    schema_version: int = 1
+    code: str = ""
+    bucket: str = ""
+    keys: dict[str, int] = {}
+    sources: dict[str, str] = {}
+    runs: dict[str, Digest] = {}
+
+
+@dataclass(slots=True)
+class Built:
+    """What a build did. `live` are runs that are not over yet."""
+
+    folder: Path
+    runs: int = 0
+    live: int = 0
+    read: int = 0
+    pages: list[str] = field(default_factory=list)
+    written: int = 0
+    removed: int = 0
+    seconds: float = 0.0
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "folder": str(self.folder),
+            "runs": self.runs,
+            "live": self.live,
+            "read": self.read,
+            "pages": len(self.pages),
+            "written": self.written,
+            "removed": self.removed,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where pages come from. `look` gives an open run as its events tell it, and changes nothing."""
+
+    bucket: Bucket
+    look: Callable[[str], Run]
+    now: Callable[[], datetime]
+    money: Callable[[], Money]
+
+
+def source_of(wiring: Wiring) -> Source:
+    def look(run: str) -> Run:
+        return Engine(wiring.world(), run).look()
+
+    def money() -> Money:
+        try:
+            return Money(wiring.ledger.read(), wiring.accounts().caps)
+        except CredentialsMissing:
+            raise
+        except BenchError as exc:
+            return Money(trouble=f"The ledger cannot be read: {exc}.")
+
+    return Source(wiring.bucket, look, lambda: wiring.clock.now(), money)  # noqa: PLW0108 - the clock is made when asked
+
+
+def build(source: Source, folder: Path, *, processes: int = 0) -> Built:
+    """Brings the site in `folder` up to the bucket. Only runs that are new, open or changed are read, and only pages
+    that are other than before are written. Raises `ConfigError` for a folder that holds something else."""
+    begun = time.monotonic()
+    before = _before(folder, source.bucket.name)
+    lines = RunIndex(source.bucket).list_runs()
+    known = {one.run_id: one for one in lines}
+    fresh = [one for one in lines if before.keys.get(one.run_id) != one.generation]
+    built = Built(folder, runs=len(lines), read=len(fresh), live=sum(not is_over(one) for one in lines))
+    digests = {run: digest for run, digest in before.runs.items() if run in known}
+    for run, digest, text in _made(source, fresh, processes or min(MOST, os.cpu_count() or 1)):
+        digests[run] = digest
+        built.written += _write(folder / run_page(run), text)
+    sources = {}
+    ordered = [digests[run] for run in sorted(digests)]
+    for page in shared_pages(ordered, source.bucket.name, source.money(), source.now(), before.sources):
+        sources[page.path] = page.source
+        if page.text is not None:
+            built.written += _write(folder / page.path, page.text)
+    built.pages = [*sources, *(run_page(run) for run in sorted(digests))]
+    old = {*before.sources, *(run_page(run) for run in before.runs)}
+    for path in old - set(built.pages):
+        (folder / path).unlink(missing_ok=True)
+        built.removed += 1
+    keys = {one.run_id: one.generation for one in lines if is_over(one)}
+    state = State(code=_code(), bucket=source.bucket.name, keys=keys, sources=sources, runs=digests)
+    _write(folder / STATE, state.model_dump_json())
+    built.seconds = time.monotonic() - begun
+    return built
+
+
+def _before(folder: Path, bucket: str) -> State:
+    """What the last build left; nothing where it was another version's, or of another bucket."""
+    try:
+        data = (folder / STATE).read_bytes()
+    except FileNotFoundError:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(
+                f"{folder} holds files and is no site of ours", hint="--out names a folder that is new or empty"
+            ) from None
+        return State()
+    except OSError as exc:
+        raise LocalError(f"cannot read {folder / STATE}: {exc.strerror or exc}") from exc
+    try:
+        found = State.model_validate_json(data)
+    except ValidationError:
+        return State()
+    if found.bucket not in ("", bucket):
+        raise ConfigError(
+            f"{folder} is the site of another bucket, {found.bucket}", hint="--out names another folder for this one"
+        )
+    return found if found.code == _code() and _whole(folder, found) else State()
+
+
+def _whole(folder: Path, state: State) -> bool:
+    """Whether no page was taken away since."""
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.html")}
+    return {*state.sources, *(run_page(run) for run in state.runs)} <= there
+
+
+def _code() -> str:
+    """A digest of what makes the pages: another version makes them again."""
+    seen = hashlib.sha256()
+    for package in (orchestrator.analysis, orchestrator.report):
+        for path in sorted(Path(package.__path__[0]).rglob("*")):
+            if path.suffix in (".py", ".j2", ".js"):
+                seen.update(path.name.encode() + path.read_bytes())
+    return seen.hexdigest()[:32]
+
+
+def _made(source: Source, lines: Sequence[IndexLine], processes: int) -> Iterator[tuple[str, Digest, str]]:
+    """The digest and the page of each run; by several processes where there are many."""
+    found = materials(source.bucket, lines, source.look, source.now)
+    if len(lines) < ALONE or processes < 2:
+        for one in found:
+            yield one.line.run_id, *run_pages.made(one)
+        return
+    waiting: deque[tuple[str, Future[tuple[Digest, str]]]] = deque()
+    # No fork: the bucket's client has threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context) as pool:
+        for one in found:
+            waiting.append((one.line.run_id, pool.submit(run_pages.made, one)))
+            while len(waiting) > 8 * processes or (waiting and waiting[0][1].done()):
+                run, future = waiting.popleft()
+                yield run, *future.result()
+        for run, future in waiting:
+            yield run, *future.result()
+
+
+def _write(path: Path, text: str) -> int:
+    """Writes what is other than what is there; 1 if it did."""
+    data = text.encode()
+    try:
+        if path.stat().st_size == len(data) and path.read_bytes() == data:
+            return 0
+    except OSError:
+        pass  # it is not there, or cannot be read: writing it says what is wrong
+    write_atomically(path, data)
+    return 1
+
+
+__all__ = ["STATE", "Built", "Source", "build", "source_of"]

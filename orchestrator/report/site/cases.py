@@ -1,0 +1,181 @@
+"""Each case over all runs: where its time changed and what changed with it; and the list of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.analysis.history import Point, Reading, history
+from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.core.results import case_order
+from orchestrator.report.page import Cell, Choice, Figure, Finder, Page, Part, Section, Table, Text, Word, written
+from orchestrator.report.site.digest import CaseDigest, Digest, unpacked
+from orchestrator.report.site.links import CASES, case_page, nav, run_page, to
+from orchestrator.report.site.timeline import timeline
+from orchestrator.report.text import UNKNOWN, count, digits, within
+
+MOST: Final = 200
+"""Runs of one series that a page has; the newest."""
+TOLERANCE: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Series:
+    """What can be followed over runs: one implementation on one device in one setting, against the same baseline."""
+
+    device: str
+    regime: str
+    cache: str
+    subject: str
+    relative_to: str
+
+    @property
+    def title(self) -> str:
+        setting = Setting(self.regime, self.cache).name
+        return " · ".join(part for part in (self.device or "an unknown device", setting) if part)
+
+    @property
+    def unit(self) -> str:
+        return f"times as fast as {self.relative_to}" if self.relative_to else "µs a call"
+
+
+Followed = Mapping[Series, Sequence[tuple[Digest, CaseDigest]]]
+
+
+def by_case(digests: Sequence[Digest]) -> dict[str, dict[Series, list[tuple[Digest, CaseDigest]]]]:
+    """Every case by its id, in the order of its axes, with its series; runs oldest first."""
+    found: dict[str, dict[Series, list[tuple[Digest, CaseDigest]]]] = {}
+    for digest in sorted(digests, key=lambda one: one.run_id):
+        for case in digest.cases:
+            if case.value is not None:
+                over = digest.relative_to if case.relative else ""
+                series = Series(digest.device, case.regime, case.cache, digest.subject, over)
+                found.setdefault(case.case_id, {}).setdefault(series, []).append((digest, case))
+    return {case: found[case] for case in sorted(found, key=case_order)}
+
+
+def points_of(series: Series, own: Sequence[tuple[Digest, CaseDigest]]) -> tuple[Point, ...]:
+    """The newest runs of a series, judged as `bench history` does."""
+    readings = [
+        Reading(
+            digest.run_id,
+            {**digest.fingerprint, "backend": case.backend},
+            unpacked(case.value),
+            case.floor,
+            digest.busy,
+        )
+        for digest, case in own[-MOST:]
+        if case.value is not None
+    ]
+    return history(readings, relative=bool(series.relative_to), tolerance=TOLERANCE)
+
+
+def page(case_id: str, followed: Followed) -> str:
+    """The page of one case."""
+    own = case_page(case_id)
+    sections = [section(series, runs, own) for series, runs in sorted(followed.items())]
+    runs = {digest.run_id for found in followed.values() for digest, _ in found}
+    head: list[Part] = [
+        Text(f"{count(len(runs), 'run')} on {count(len({one.device for one in followed}), 'device')}", "soft"),
+        Text(METHOD, "soft"),
+    ]
+    return written(Page(f"{case_id} over time", case_id, head, sections, nav(own)))
+
+
+METHOD: Final = (
+    "Each run is compared with the one that began the present level; a run that is faster or slower begins a new one. "
+    "Intervals are widened by how much runs of the same code differ here. Differences within 2 %, busy machines and "
+    "runs of the same payload are no change."
+)
+
+
+def section(series: Series, runs: Sequence[tuple[Digest, CaseDigest]], own: str) -> Section:
+    points = points_of(series, runs)
+    parts: list[Part] = [Text(f"{series.subject}, {series.unit}. {summary(points)}", "lead")]
+    board = timeline(points, series.title, series.unit, relative=bool(series.relative_to))
+    if board is not None:
+        fewer = f" The newest {MOST} of {len(runs)} runs." if len(runs) > MOST else ""
+        parts.append(
+            Figure(
+                board,
+                "Each mark is a run, oldest on the left, with its 95 % interval; the line is the level that it is "
+                f"compared with. Dashed uprights: the code or a library is another from here on.{fewer}",
+            )
+        )
+    rows = [_row(point, own, relative=bool(series.relative_to)) for point in reversed(points)]
+    unit = f"over {series.relative_to}" if series.relative_to else "median µs"
+    heads = ("run", unit, "95 % interval", "change", "what is new", "commit", "payload")
+    parts.append(Table(f"{series.title}: runs", heads, rows, left=(3, 4, 5, 6), wrap=(3, 4), stack=True))
+    return Section(series.title, parts)
+
+
+def summary(points: Sequence[Point]) -> str:
+    words = [point.change.value for point in points if point.change in (Verdict.FASTER, Verdict.SLOWER)]
+    if len(points) < 2:
+        return "One run: nothing to compare with yet."
+    if not words:
+        return f"Never faster or slower in {len(points)} runs."
+    said = " and ".join(f"{times(words.count(word))} {word}" for word in ("faster", "slower") if word in words)
+    return f"{said[:1].upper()}{said[1:]} in {len(points)} runs."
+
+
+def times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _row(point: Point, own: str, *, relative: bool) -> list[Cell]:
+    told, value = point.reading.fingerprint, point.reading.value
+    changed = point.change in (Verdict.FASTER, Verdict.SLOWER)
+    word = point.change.value if point.change is not None else "first"
+    ratio = f"{point.ratio.mid:.3f}×" if changed and point.ratio is not None else ""
+    dirty = "+" if told.get("git_dirty") else ""
+    return [
+        Word(point.reading.run_id, href=to(run_page(point.reading.run_id), own)),
+        digits(value.mid, 4),
+        within(value, places=2 if relative or value.mid < 100 else 1) or UNKNOWN,
+        Word(f"◆ {word} {ratio}" if changed else word, word if changed else "", point.doubt),
+        "; ".join(point.split),
+        f"{str(told.get('git_commit') or UNKNOWN)[:10]}{dirty}",
+        str(told.get("payload_sha256") or UNKNOWN)[:8],
+    ]
+
+
+def contents(found: Mapping[str, Followed], digests: Sequence[Digest]) -> str:
+    """The list of cases."""
+    rows = list(_lines(found))
+    workloads = sorted({one.workload for one in digests if one.workload})
+    heads = ("case", "device", "setting", "implementation", "runs", "newest", "unit", "changes", "last change")
+    choices = [Choice("device", "Device", 1, sorted({str(row[1]) for row in rows})),
+               Choice("setting", "Setting", 2, sorted({str(row[2]) for row in rows}))]  # fmt: skip
+    orders = [(name, place) for place, name in enumerate(heads)]
+    finder = Finder("histories", [one for one in choices if len(one.values) > 1], orders)
+    table = Table("Cases", heads, rows, left=(1, 2, 3, 6, 8), wrap=(1, 6, 8), stack=True, sortable=True)
+    parts: list[Part] = [finder, table] if rows else [Text("No run has measured a case yet.")]
+    head: list[Part] = [Text(" · ".join([count(len(found), "case"), *workloads]), "soft")]
+    return written(Page("Cases", "Cases over time", head, [Section("Cases", parts)], nav(CASES)))
+
+
+def _lines(found: Mapping[str, Followed]) -> Iterator[list[Cell]]:
+    for case_id, followed in found.items():
+        for series, runs in sorted(followed.items()):
+            points = points_of(series, runs)
+            changed = [point for point in points if point.change in (Verdict.FASTER, Verdict.SLOWER)]
+            last = changed[-1] if changed else None
+            anchor = Section(series.title, ()).anchor
+            word = last.change.value if last is not None and last.change is not None else ""
+            yield [
+                Word(case_id, href=f"{to(case_page(case_id), CASES)}#{anchor}"),
+                series.device or UNKNOWN,
+                Setting(series.regime, series.cache).name or UNKNOWN,
+                series.subject,
+                str(len(runs)),
+                digits(points[-1].reading.value.mid, 4),
+                series.unit,
+                str(len(changed)),
+                Word(f"{word} in {last.reading.run_id}", word) if last is not None else UNKNOWN,
+            ]
+
+
+__all__ = ["MOST", "Series", "by_case", "contents", "page", "points_of"]

@@ -1,0 +1,129 @@
+"""What runs have cost: by day, by GPU, by user; what else was paid; and how much of each cap is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from orchestrator.core.ledger.budget import Caps, Ledger, binding, counted, exposure, key_of
+from orchestrator.report.figures import RIGHT, WIDTH
+from orchestrator.report.page import Cell, Figure, Page, Part, Section, Table, Text, Word, written
+from orchestrator.report.site.digest import Digest
+from orchestrator.report.site.links import COSTS, nav, run_page
+from orchestrator.report.svg import Board, Scale
+from orchestrator.report.text import UNKNOWN, tick
+
+DAYS: Final = 60
+DEAREST: Final = 10
+
+
+def page(digests: Sequence[Digest], ledger: Ledger | None, caps: Caps, now: datetime, trouble: str = "") -> str:
+    """`ledger` is None where it cannot be read; `trouble` says why. `caps` are the client's own."""
+    sections: list[Section] = []
+    if ledger is not None:
+        sections.append(Section("Caps", [_caps(ledger, caps, now, pretend=False)]))
+    real, pretended = ([one for one in digests if one.simulated is kind] for kind in (False, True))
+    sections += _of_runs(real, "", now)
+    sections += _of_runs(pretended, " (simulated)", now)
+    if ledger is not None and counted(ledger):
+        sections.append(Section("Other costs", [_others(ledger)]))
+    head: list[Part] = [Text(trouble, "warn")] if trouble else []
+    if pretended:
+        head.append(Text("Runs of the embedded cloud have simulated prices: no dollar was spent on them.", "soft"))
+    if not digests:
+        head.append(Text("Nothing was spent: there are no runs yet."))
+    return written(Page("Costs", "Costs", head, sections, nav(COSTS)))
+
+
+def _caps(ledger: Ledger, own: Caps, now: datetime, *, pretend: bool) -> Table:
+    both = binding(ledger, own)
+    rows: list[list[Cell]] = []
+    for window, name in (("day", key_of("day", now)), ("month", key_of("month", now)), ("total", "all of it")):
+        seen, cap = exposure(ledger, window, now, pretend=pretend), both.of(window)  # type: ignore[arg-type]
+        left = UNKNOWN if cap is None else usd(cap - seen.total)
+        rows.append([name, usd(seen.spent), usd(seen.held), "none" if cap is None else usd(cap), left])
+    return Table("Caps", ("window, UTC", "spent", "held", "cap", "left"), rows, stack=True)
+
+
+def usd(amount: Decimal | float) -> str:
+    return f"${amount:,.4f}"
+
+
+def _of_runs(runs: Sequence[Digest], mark: str, now: datetime) -> list[Section]:
+    paid = [one for one in runs if one.cost_usd > 0]
+    if not paid:
+        return []
+    total = f"{usd(sum(one.cost_usd for one in paid))} for {len(paid):,} runs."
+    parts: list[Part] = [Text(total, "lead")]
+    board = by_day(paid, now)
+    if board is not None:
+        parts.append(Figure(board, f"Dollars by the day on which a run was begun; the last {DAYS} days."))
+    made = [Section(f"Runs{mark}", parts)]
+    for title, key in KEYS.items():
+        made.append(Section(f"{title}{mark}", [_sums(f"{title}{mark}", paid, key)]))
+    dearest = sorted(paid, key=lambda one: (-one.cost_usd, one.run_id))[:DEAREST]
+    rows: list[list[Cell]] = [
+        [Word(one.run_id, href=run_page(one.run_id)), one.device or UNKNOWN, f"{one.answers:,}", usd(one.cost_usd)]
+        for one in dearest
+    ]
+    heads = ("run", "device", "answers", "cost")
+    made.append(Section(f"Dearest runs{mark}", [Table(f"Dearest runs{mark}", heads, rows, left=(1,), stack=True)]))
+    return made
+
+
+KEYS: Final[Mapping[str, Callable[[Digest], str]]] = {
+    "By month": lambda one: one.status.created_at[:7],
+    "By GPU": lambda one: one.status.gpu or UNKNOWN,
+    "By user": lambda one: one.status.user or UNKNOWN,
+}
+
+
+def _sums(title: str, runs: Sequence[Digest], key: Callable[[Digest], str]) -> Table:
+    found: dict[str, list[Digest]] = {}
+    for one in runs:
+        found.setdefault(key(one), []).append(one)
+    rows: list[list[Cell]] = []
+    for name, own in sorted(found.items()):
+        spent, answers = sum(one.cost_usd for one in own), sum(one.answers for one in own)
+        each = f"${spent / answers:.6f}" if answers else UNKNOWN
+        rows.append([name, f"{len(own):,}", usd(spent), usd(spent / len(own)), f"{answers:,}", each])
+    head = title.removeprefix("By ").removesuffix(" (simulated)")
+    heads = (head if head.isupper() else head.lower(), "runs", "spent", "a run", "answers", "an answer")
+    return Table(title, heads, rows, stack=True)
+
+
+def _others(ledger: Ledger) -> Table:
+    rows: list[list[Cell]] = [
+        [f"{cost.at:%Y-%m-%d %H:%M}", cost.category, cost.note or UNKNOWN, usd(cost.usd)]
+        for cost in sorted(counted(ledger).values(), key=lambda one: one.at, reverse=True)
+    ]
+    return Table("Other costs", ("when, UTC", "kind", "note", "cost"), rows, left=(1, 2), wrap=(2,), stack=True)
+
+
+def by_day(runs: Sequence[Digest], now: datetime) -> Board | None:
+    """A bar for each of the last days; None where nothing was spent in them."""
+    days = [f"{now - timedelta(days=back):%Y-%m-%d}" for back in range(DAYS - 1, -1, -1)]
+    spent = dict.fromkeys(days, 0.0)
+    for one in runs:
+        day = one.status.created_at[:10]
+        if day in spent:
+            spent[day] += one.cost_usd
+    most = max(spent.values())
+    if most <= 0:
+        return None
+    whole = sum(spent.values())
+    board = Board(WIDTH, 230, f"Dollars by day over {DAYS} days: {usd(whole)} in all, {usd(most)} on the dearest day")
+    up, step = Scale(0, most * 1.08, 180, 20), (RIGHT - 70) / DAYS
+    for value in up.ticks(5):
+        board.line(70, up(value), RIGHT, up(value), "grid")
+        board.text(62, up(value) + 4.5, f"${tick(value)}", "end soft")
+    for place, (day, amount) in enumerate(spent.items()):
+        x = 70 + place * step
+        if amount:
+            board.box(x + 1, up(amount), step - 2, 180 - up(amount), "c0", f"{day}: {usd(amount)}")
+        if place % 10 == 5:
+            board.text(x + step / 2, 200, day, "middle soft")
+    board.line(70, 180, RIGHT, 180, "axis")
+    return board

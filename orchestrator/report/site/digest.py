@@ -1,0 +1,174 @@
+"""A run in so few numbers that the pages of a thousand runs are made from them: what is kept between two builds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any, Final
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass as checked
+
+from orchestrator.analysis.across import estimate, floor_of
+from orchestrator.analysis.bootstrap import Interval
+from orchestrator.analysis.fingerprint import SOFTWARE
+from orchestrator.analysis.history import CODE
+from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.study import DEFAULT, Case, Study
+from orchestrator.analysis.verdicts import Noise, NoiseSource
+from orchestrator.core.results import is_control
+from orchestrator.core.run.status import StatusLine
+from orchestrator.report.report import Report
+
+SCHEMA: Final = 1
+Limits = tuple[float | None, float, float | None]
+"""Low, mid and high; null where there are too few blocks for an interval."""
+KEPT: Final = ("device", "git_dirty", *CODE, *SOFTWARE)
+
+
+@checked(frozen=True, slots=True)
+class CaseDigest:
+    """One case in one setting. `value` is the subject's speed-up over `relative_to` of the run, or its median in
+    microseconds where there is no such; None where the subject was not timed. `times` are medians by implementation."""
+
+    case_id: str
+    regime: str
+    cache: str
+    backend: str
+    value: Limits | None
+    relative: bool
+    noise: float | None
+    control: bool
+    """Whether the noise is that of a control."""
+    times: dict[str, Limits]
+    rates: dict[str, float]
+    """TFLOP/s, where they are known."""
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.regime, self.cache)
+
+    @property
+    def floor(self) -> Noise | None:
+        source = NoiseSource.CONTROL if self.control else NoiseSource.HALVES
+        return None if self.noise is None else Noise(self.noise, source)
+
+
+@checked(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class Digest:
+    """One run. What is not known is empty, 0 or None."""
+
+    line: dict[str, str | int]
+    workload: str = ""
+    subject: str = ""
+    relative_to: str = ""
+    measurements: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    """Verdicts of the subject against the fastest baseline of each case."""
+    answers: int = 0
+    usd_per_hour: float | None = None
+    fingerprint: dict[str, str | bool] = field(default_factory=dict)
+    busy: str = ""
+    cases: tuple[CaseDigest, ...] = ()
+    problem: str = ""
+
+    @property
+    def status(self) -> StatusLine:
+        return StatusLine(**self.line)  # type: ignore[arg-type]
+
+    @property
+    def run_id(self) -> str:
+        return str(self.line["run_id"])
+
+    @property
+    def device(self) -> str:
+        return str(self.fingerprint.get("device") or self.line.get("device") or "")
+
+    @property
+    def simulated(self) -> bool:
+        return self.line.get("mode") == "embedded"
+
+    @property
+    def cost_usd(self) -> float:
+        return number(self.line.get("cost_usd")) or 0.0
+
+
+DIGESTS: Final[TypeAdapter[dict[str, Digest]]] = TypeAdapter(dict[str, Digest])
+
+
+def number(value: object) -> float | None:
+    """A finite number of a document; None for anything else."""
+    try:
+        found = float(str(value))
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def digest_of(line: Mapping[str, Any], report: Report | None, usd_per_hour: float | None, problem: str) -> Digest:
+    """`line` is the run's status line; without a report nothing was measured."""
+    if report is None:
+        return Digest(dict(line), usd_per_hour=usd_per_hour, problem=problem)
+    study = report.study
+    over = relative_to(study)
+    told = {**report.environment, "device": study.device}
+    return Digest(
+        line=dict(line),
+        workload=report.workload,
+        subject=study.subject,
+        relative_to=over,
+        measurements=study.measurements,
+        counts=dict(Counter(best.verdict.value for case in study.cases if (best := case.best) is not None)),
+        answers=study.answers,
+        usd_per_hour=usd_per_hour,
+        fingerprint={key: value for key in KEPT if isinstance(value := told.get(key), str | bool) and value},
+        busy="; ".join(words.rstrip(".") for words in report.busy()),
+        cases=tuple(_case(case, study, over) for case in study.cases),
+        problem=problem,
+    )
+
+
+def relative_to(study: Study) -> str:
+    """What the subject's history is told against: PyTorch's default, or else the first baseline."""
+    return DEFAULT if DEFAULT in study.baselines else next(iter(study.baselines), "")
+
+
+def _case(case: Case, study: Study, over: str) -> CaseDigest:
+    own = case.timing(study.subject)
+    value = estimate(case, study.subject, over) if over else None
+    relative = value is not None
+    value = value or estimate(case, study.subject)
+    floor = floor_of(case, study.subject)
+    timed = [one for one in case.timings if one.timed and not is_control(one.implementation)]
+    return CaseDigest(
+        case_id=case.case_id,
+        regime=case.setting.regime,
+        cache=case.setting.cache,
+        backend=own.backend if own is not None else "",
+        value=packed(value) if value is not None else None,
+        relative=relative,
+        noise=_short(floor.floor) if floor is not None and math.isfinite(floor.floor) else None,
+        control=floor is not None and floor.source is NoiseSource.CONTROL,
+        times={one.implementation: packed(one.median_us) for one in timed},
+        rates={one.implementation: _short(one.tflops) for one in timed if math.isfinite(one.tflops)},
+    )
+
+
+def packed(interval: Interval) -> Limits:
+    low, high = (_short(end) if interval.known else None for end in (interval.low, interval.high))
+    return low, _short(interval.mid), high
+
+
+def unpacked(limits: Limits) -> Interval:
+    low, mid, high = limits
+    return Interval(math.nan if low is None else low, mid, math.nan if high is None else high)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def newest_first(digests: Sequence[Digest]) -> list[Digest]:
+    return sorted(digests, key=lambda one: one.run_id, reverse=True)

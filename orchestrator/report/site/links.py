@@ -1,0 +1,44 @@
+"""Where the pages of a site are, and how they lead to each other: relative, so that a folder of them can be moved."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from orchestrator.report.page import Link
+
+INDEX: Final = "index.html"
+CASES: Final = "cases/index.html"
+GPUS: Final = "gpus.html"
+COSTS: Final = "costs.html"
+TOP: Final = (("Runs", INDEX), ("Cases", CASES), ("GPUs", GPUS), ("Costs", COSTS))
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def run_page(run_id: str) -> str:
+    """Run ids are names of objects that were checked (`orchestrator.core.naming.is_run_id`)."""
+    return f"runs/{run_id}.html"
+
+
+def case_page(case_id: str) -> str:
+    """A name for the page of a case, which may be called anything: what is no plain name gets a digest."""
+    return f"cases/{slug(case_id)}.html"
+
+
+def slug(text: str) -> str:
+    """A name for a file, or for a place on a page; two texts never share one."""
+    if _PLAIN.fullmatch(text) and text.lower() not in ("index", "con", "nul", "aux", "prn") and text == text.lower():
+        return text
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60]
+    return f"{plain or 'x'}-{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:10]}"
+
+
+def to(path: str, page: str) -> str:
+    """The link from `page` to `path`, both from the top of the site."""
+    return "../" * page.count("/") + path
+
+
+def nav(page: str) -> tuple[Link, ...]:
+    """What stands at the top of every page."""
+    return tuple(Link(name, to(path, page), here=path == page) for name, path in TOP)

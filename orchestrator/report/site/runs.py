@@ -1,0 +1,182 @@
+"""The page of one run: its report, how it went, and where else on the site it is told of."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from orchestrator.analysis.samples import Reader
+from orchestrator.analysis.study import study
+from orchestrator.core import foreign
+from orchestrator.core.case_file import fault
+from orchestrator.core.errors import BenchError
+from orchestrator.core.material import Material
+from orchestrator.core.naming import attempt_of
+from orchestrator.core.run.fold import OUTCOMES
+from orchestrator.report import html
+from orchestrator.report.page import Cell, Link, Links, Page, Part, Section, Table, Text, Word, written
+from orchestrator.report.report import Report
+from orchestrator.report.site.digest import Digest, digest_of, number
+from orchestrator.report.site.index import duration, shown_state, style_of
+from orchestrator.report.site.links import case_page, nav, run_page, to
+from orchestrator.report.text import UNKNOWN, labels
+
+
+def made(material: Material) -> tuple[Digest, str]:
+    """What is kept of a run, and its page. Whatever its files hold, there is a page: what cannot be read is said."""
+    body, notes = _document(material.body, "its state")
+    try:
+        report = report_of(material, body, notes)
+    except (BenchError, ValueError, ArithmeticError, LookupError, TypeError) as exc:
+        # Rows that no version of ours writes: one bad run never stops the site.
+        report, notes = None, (*notes, f"What it measured cannot be read: {foreign.words(str(exc), 300)}.")
+    problem = " ".join(part for part in (material.problem, *(notes if report is None else ())) if part)
+    digest = digest_of(asdict(material.line), report, usd_per_hour(body), problem)
+    return digest, page(digest, report, body)
+
+
+def report_of(material: Material, body: Mapping[str, Any], notes: tuple[str, ...]) -> Report | None:
+    """The report of what is stored; None where no case is."""
+    line = material.line
+    machines = {str(vm.get("name")) for vm in _objects(body, "vms")}
+    environment, more = _document(material.environment, "environment.json")
+    build, others = _document(material.build, "build.json")
+    reader, notes = Reader(), (*notes, *more, *others)
+
+    def ours(vm: str) -> bool:
+        return vm in machines or attempt_of(line.run_id, vm) is not None
+
+    for case, data in sorted(material.cases.items()):
+        rows = [_line(one) for one in io.StringIO(data.decode("utf-8", "replace"), newline="")]
+        if why := fault(rows, case, line.run_id, ours):
+            notes = (*notes, f"Case {foreign.name(case)} is left out: {why}.")
+        else:
+            reader.read(rows, case)
+    if not material.cases:
+        return None
+    groups = reader.groups()
+    manifest = {
+        "cases_total": line.cases_total,
+        "complete": line.phase in OUTCOMES and line.cases_done >= line.cases_total,
+        "cost_usd": line.cost_usd,
+        "gpu": line.gpu,
+        "mode": line.mode,
+        "image": body.get("image") or "",
+        "started_at": line.created_at,
+        "vms": [
+            {key: str(vm.get(key) or "") for key in ("name", "zone", "machine_type")} for vm in _objects(body, "vms")
+        ],
+    }
+    return Report(study(groups, reader.told()), environment, build, manifest, notes)
+
+
+def _line(text: str) -> str:
+    """A line of a CSV in which nothing hides text; its end stays as it is."""
+    if text.isascii() and text[:-1].isprintable():
+        return text
+    body = text.rstrip("\r\n")
+    return foreign.words(body.replace("\0", ""), len(body) * 10 + 1) + text[len(body) :]
+
+
+def _document(data: bytes, what: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    if not data:
+        return {}, ()
+    try:
+        return foreign.document(data), ()
+    except ValueError as exc:
+        return {}, (f"{what} cannot be read ({foreign.words(str(exc), 200)}).",)
+
+
+def _objects(body: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = body.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def usd_per_hour(body: Mapping[str, Any]) -> float | None:
+    """The price of the last machine that the run had."""
+    prices = [
+        price for vm in _objects(body, "vms") if (price := number(vm.get("usd_per_hour"))) and vm.get("started_at")
+    ]
+    return prices[-1] if prices else None
+
+
+def page(digest: Digest, report: Report | None, body: Mapping[str, Any]) -> str:
+    """The whole file. `report` is None where nothing was measured."""
+    own = run_page(digest.run_id)
+    sections = list(_how_it_went(digest, body))
+    if report is not None:
+        cases = list(dict.fromkeys(one.case_id for one in digest.cases))
+        names = labels(cases)
+        links = [Link(names[case], to(case_page(case), own)) for case in cases]
+        if links:
+            sections.insert(0, Section("Over time", [Text("Each case over all runs:", "soft"), Links("cases", links)]))
+        return html.page(report, nav=nav(own), state=[*_state(digest)], more=sections)
+    heading = f"Run {digest.run_id}"
+    told: list[Part] = [*_state(digest), Text("Nothing was measured.")]
+    return written(Page(heading, heading, told, sections, nav(own)))
+
+
+def _state(digest: Digest) -> Iterator[Part]:
+    line = digest.status
+    price = f"${digest.cost_usd:,.4f}{' (simulated)' if digest.simulated else ''}"
+    facts = (
+        shown_state(digest),
+        line.gpu,
+        f"{line.cases_done} of {line.cases_total} cases",
+        duration(line.seconds),
+        price,
+    )
+    yield Text(" · ".join(fact for fact in facts if fact), style_of(line.phase) or "soft")
+    if line.detail:
+        yield Text(line.detail, "" if line.phase == "succeeded" else "warn")
+    if digest.problem:
+        yield Text(digest.problem, "warn")
+
+
+def _how_it_went(digest: Digest, body: Mapping[str, Any]) -> Iterator[Section]:
+    parts: list[Part] = []
+    for one in _objects(body, "diagnoses"):
+        words = [str(one.get(key) or "") for key in ("cause", "detail", "remedy")]
+        parts.append(Text(": ".join(part for part in words if part), "warn"))
+    spans = [_span(one) for one in _objects(body, "phases")]
+    if spans:
+        parts.append(Table("Phases", ("machine", "phase", "began, UTC", "took", "exit code"), spans, left=(1, 2)))
+    machines = [_machine(one, digest) for one in _objects(body, "vms")]
+    if machines:
+        heads = ("machine", "zone", "type", "sold as", "$ an hour", "began, UTC", "ended as", "cost")
+        parts.append(Table("Machines", heads, machines, left=(1, 2, 3, 5, 6), stack=True))
+    heals = [Word(_short(one)) for one in _objects(body, "heals")]
+    if heals:
+        parts.append(Table("Healed", ("healed",), [[one] for one in heals], long=(0,)))
+    if parts:
+        yield Section("How it went", parts)
+
+
+def _span(one: Mapping[str, Any]) -> list[Cell]:
+    seconds, code = number(one.get("seconds")), one.get("exit_code")
+    took = duration(round(seconds)) if seconds is not None else "going on"
+    return [str(one.get("attempt", "")), str(one.get("phase", "")), _moment(one.get("started_at")), took,
+            UNKNOWN if code is None else str(code)]  # fmt: skip
+
+
+def _machine(one: Mapping[str, Any], digest: Digest) -> list[Cell]:
+    price, cost = number(one.get("usd_per_hour")), number(one.get("cost_usd"))
+    star = "*" if digest.simulated else ""
+    return [
+        str(one.get("attempt", "")), str(one.get("zone", "")), str(one.get("machine_type", "")),
+        str(one.get("provisioning", "")), UNKNOWN if price is None else f"${price:.4f}{star}",
+        _moment(one.get("started_at")), str(one.get("how") or one.get("refused") or UNKNOWN),
+        UNKNOWN if cost is None else f"${cost:.4f}{star}",
+    ]  # fmt: skip
+
+
+def _moment(text: object) -> str:
+    return str(text)[:19].replace("T", " ") if text else UNKNOWN
+
+
+def _short(one: Mapping[str, Any]) -> str:
+    return foreign.words("; ".join(f"{key} {json.dumps(value)}" if not isinstance(value, str) else f"{key} {value}"
+                                   for key, value in one.items() if value not in (None, "", [], {})), 400)  # fmt: skip

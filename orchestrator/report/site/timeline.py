@@ -1,0 +1,97 @@
+"""The figure of a history: a mark for each run, the levels, and where they change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from orchestrator.analysis.history import Point
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.report.figures import RIGHT, WIDTH
+from orchestrator.report.palette import Look
+from orchestrator.report.svg import Board, Scale, legend, span
+from orchestrator.report.text import digits, tick, within
+
+LEFT: Final = 76.0
+TOP: Final = 44.0
+BOTTOM: Final = 244.0
+LOOKS: Final = {
+    "faster": Look("c2", "triangle"),
+    "slower": Look("c1", "square"),
+    "neither": Look("c0", "circle"),
+    "not judged": Look("c5", "ring"),
+}
+
+
+WORDS: Final = {"neither": "neither faster nor slower"}
+
+
+def timeline(points: Sequence[Point], title: str, unit: str, *, relative: bool) -> Board | None:
+    """None where there is but one run."""
+    if len(points) < 2:
+        return None
+    ends = [end for point in points for end in _ends(point)]
+    up = Scale(*span(ends, log=True, pad=0.12), BOTTOM, TOP, log=True)
+    across = Scale(0, len(points) - 1, LEFT + 16, RIGHT - 8)
+    changes = sum(point.change in (Verdict.FASTER, Verdict.SLOWER) for point in points)
+    told = f"{title}: {len(points)} runs, {changes} changes, newest {digits(points[-1].reading.value.mid)} {unit}"
+    board = Board(WIDTH, BOTTOM + 58, told)
+    used = dict.fromkeys(_kind(point) for point in points)
+    legend(board, LEFT, 18, [(WORDS.get(name, name), LOOKS[name]) for name in LOOKS if name in used], RIGHT)
+    for at in up.ratios(22) if relative else up.ticks(6):
+        board.line(LEFT, up(at), RIGHT, up(at), "grid")
+        board.text(LEFT - 8, up(at) + 4.5, f"{tick(at)}{'×' if relative else ''}", "end soft")
+    if relative and up.low < 1 < up.high:
+        board.line(LEFT, up(1), RIGHT, up(1), "axis")
+    board.text(16, (TOP + BOTTOM) / 2, unit, "middle", turned=True)
+    _days(board, points, across)
+    _levels(board, points, across, up)
+    for place, point in enumerate(points):
+        x, value, look = across(place), point.reading.value, LOOKS[_kind(point)]
+        if value.known:
+            board.line(x, up(value.low), x, up(value.high), f"l{look.colour[1:]}")
+        size = 6.0 if _kind(point) in ("faster", "slower") else 4.0
+        said = ", ".join(part for part in (_kind(point), point.doubt, *point.split) if part)
+        board.mark(
+            x, up(value.mid), look, size, f"{point.reading.run_id}: {digits(value.mid, 4)} {within(value)} {said}"
+        )
+    return board
+
+
+def _ends(point: Point) -> list[float]:
+    value = point.reading.value
+    return [value.low, value.high] if value.known and value.low > 0 else [value.mid]
+
+
+def _kind(point: Point) -> str:
+    if point.change is None:
+        return "neither"
+    if point.change in (Verdict.FASTER, Verdict.SLOWER):
+        return point.change.value
+    return "not judged" if point.doubt else "neither"
+
+
+def _days(board: Board, points: Sequence[Point], across: Scale) -> None:
+    """The day of each run under it, as far as there is room."""
+    last = -1e9
+    for place, point in enumerate(points):
+        day, x = point.reading.run_id[:8], across(place)
+        if point.split:
+            board.path([(x, TOP), (x, BOTTOM)], "split")
+        board.line(x, BOTTOM, x, BOTTOM + 4, "axis")
+        if x - last >= 96 and x + 36 <= WIDTH:
+            board.text(x, BOTTOM + 20, f"{day[:4]}-{day[4:6]}-{day[6:]}", "middle soft")
+            last = x
+    board.text((LEFT + RIGHT) / 2, BOTTOM + 44, "runs in the order in which they were begun", "middle soft")
+
+
+def _levels(board: Board, points: Sequence[Point], across: Scale, up: Scale) -> None:
+    """A line from the run that began a level to the last that is compared with it."""
+    begun = next((place for place, point in enumerate(points) if not point.reading.doubt), None)
+    if begun is None:
+        return
+    places = [begun]
+    places += [place for place, point in enumerate(points) if point.change in (Verdict.FASTER, Verdict.SLOWER)]
+    for start, end in zip(places, [*places[1:], len(points) - 1], strict=True):
+        y = up(points[start].reading.value.mid)
+        board.line(across(start), y, across(end), y, "roof")

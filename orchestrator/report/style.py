@@ -1,0 +1,78 @@
+"""How pages look: one sheet for all, light, dark and on paper; and what the pages of a site need besides."""
+
+from __future__ import annotations
+
+from orchestrator.report.palette import DARK, FIGURE_CSS, LIGHT, variables
+
+CSS = f"""
+:root{{color-scheme:light dark;{variables(LIGHT)}}}
+@media (prefers-color-scheme:dark){{:root{{{variables(DARK)}}}}}
+@media print{{:root{{color-scheme:light;{variables(LIGHT)}}}}}
+*{{box-sizing:border-box}}
+body{{margin:0 auto;max-width:74rem;padding:1.5rem 1rem 4rem;background:var(--paper);color:var(--ink);
+font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}}
+h1{{font-size:1.7rem;line-height:1.2;margin:.2rem 0 .4rem}}h2{{font-size:1.25rem;margin:2.4rem 0 .4rem}}
+h3{{font-size:1.05rem;margin:1.6rem 0 .3rem}}a{{color:inherit}}
+nav ul{{list-style:none;padding:0;margin:1rem 0;display:flex;flex-wrap:wrap;gap:.2rem 1.2rem}}
+.setting{{border-left:.25rem solid var(--line);padding:.1rem .9rem;margin:.9rem 0}}.setting h3{{margin:.1rem 0}}
+p{{margin:.4rem 0;max-width:52rem}}.lead{{font-size:1.1rem}}.soft,figcaption,small{{color:var(--soft)}}
+.warn{{border-left:.25rem solid var(--bad);padding:.3rem .8rem;margin:.6rem 0;background:var(--band)}}
+pre{{background:var(--band);padding:.4rem .7rem;margin:.6rem 0;font-size:.85rem}}
+details{{margin:1rem 0}}summary{{cursor:pointer;font-weight:600}}
+figure{{margin:.6rem 0}}figcaption{{font-size:.9rem;max-width:52rem}}
+svg{{display:block;min-width:40rem;max-width:62rem;width:100%;height:auto}}
+.wide{{overflow-x:auto;background:linear-gradient(90deg,var(--paper) 2rem,transparent) 0 0/3rem 100% no-repeat local,
+linear-gradient(270deg,var(--paper) 2rem,transparent) 100% 0/3rem 100% no-repeat local,
+linear-gradient(90deg,var(--cue),transparent) 0 0/.8rem 100% no-repeat scroll,
+linear-gradient(270deg,var(--cue),transparent) 100% 0/.8rem 100% no-repeat scroll}}
+.wide:focus-visible,summary:focus-visible,a:focus-visible{{outline:2px solid var(--c0);outline-offset:2px}}
+table{{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums;width:100%}}
+th,td{{padding:.28rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}}
+th{{font-weight:600;border-bottom:1.5px solid var(--soft);vertical-align:bottom}}
+th:first-child,td:first-child,.left{{text-align:left}}
+td.wrap,th.wrap,td.long{{white-space:normal;text-align:left}}td small{{display:block}}
+td.long{{overflow-wrap:anywhere}}
+th.group{{text-align:center;border-bottom:1px solid var(--line)}}
+.differs{{font-weight:700}}.faster{{color:var(--good);font-weight:600}}.slower{{color:var(--bad);font-weight:600}}
+{FIGURE_CSS}
+@media (max-width:40rem){{table.stack thead{{display:none}}table.stack tr{{display:block;padding:.5rem 0;
+border-bottom:1.5px solid var(--soft)}}table.stack td{{display:flex;justify-content:space-between;gap:1rem;
+text-align:right;border:0;padding:.1rem 0;white-space:normal}}table.stack td:first-child{{font-weight:600}}
+table.stack td:not(:first-child):not(:empty)::before{{content:attr(data-head);color:var(--soft);text-align:left}}}}
+@media print{{body{{max-width:none;padding:0;font-size:9.5pt;line-height:1.35}}nav,details{{display:none}}
+figure,tr,.setting,pre,.keep{{break-inside:avoid}}h1,h2,h3,p.soft{{break-after:avoid}}h2{{margin:1.1rem 0 .3rem}}
+figcaption,.soft{{font-size:8.5pt}}.lead{{font-size:10pt}}
+thead{{display:table-header-group}}.wide{{overflow:visible;background:none}}svg{{min-width:0;max-height:165mm}}
+table{{font-size:7pt}}th,td{{padding:.08rem .2rem;white-space:normal}}}}
+@page{{margin:10mm}}
+""".replace("\n", "")
+
+SITE_CSS = """
+.skip{position:absolute;left:-99rem}
+.skip:focus{left:1rem;top:.5rem;background:var(--paper);padding:.4rem .8rem;z-index:2}
+.site{border-bottom:1px solid var(--line);margin-bottom:1rem}.site ul{margin:.2rem 0 .6rem;gap:.2rem .4rem}
+.site a{display:inline-block;padding:.35rem .6rem;border-radius:.35rem;text-decoration:none}
+.site a:hover{background:var(--band)}.site a[aria-current]{background:var(--band);font-weight:600}
+ul.links{list-style:none;padding:0;margin:.6rem 0;display:flex;flex-wrap:wrap;gap:.3rem 1.2rem}
+.finder{display:flex;flex-wrap:wrap;gap:.6rem .9rem;align-items:end;margin:1rem 0 .4rem}.finder[hidden]{display:none}
+.finder label{display:flex;flex-direction:column;font-size:.85rem;color:var(--soft);gap:.15rem}
+.finder input,.finder select,.finder button{font:inherit;color:var(--ink);background:var(--paper);
+border:1px solid var(--soft);border-radius:.35rem;padding:.35rem .5rem;min-height:2.2rem;max-width:100%}
+.finder input{min-width:14rem}.finder button:hover{background:var(--band);cursor:pointer}
+.finder :focus-visible,th button:focus-visible{outline:2px solid var(--c0);outline-offset:2px}
+.found{color:var(--soft);font-size:.9rem;min-height:1.5em}
+th button{font:inherit;font-weight:600;color:inherit;background:none;border:0;padding:.15rem 0;cursor:pointer;
+text-align:inherit;white-space:nowrap}
+th button::after{content:"\\2195";display:inline-block;width:1em;text-align:center;color:var(--soft);font-weight:400}
+th[aria-sort=ascending] button::after{content:"\\2191";color:inherit}
+th[aria-sort=descending] button::after{content:"\\2193";color:inherit}
+tr:target,section:target h2{background:var(--band)}
+.running{color:var(--c0);font-weight:600}.failed{color:var(--bad);font-weight:600}
+.finder label.orders{display:none}
+@media (max-width:40rem){.finder label.orders{display:flex}.finder label{flex:1 1 45%}
+.finder input{min-width:0;width:100%}
+table.stack[data-sortable] tr{display:grid;grid-template-columns:1fr 1fr;gap:0 1.2rem}
+table.stack[data-sortable] td:first-child,table.stack[data-sortable] td.wrap{grid-column:1/-1}
+table.stack[data-sortable] tr[hidden]{display:none}}
+@media print{.site,.finder,.found,.skip{display:none}}
+""".replace("\n", "")
