@@ -45,6 +45,8 @@ IMPLAUSIBLE = 1.5
 """Times the best that was seen: a cache is faster than memory, and a chip than its slowest second."""
 DISHONEST_CLOCK = 4.0
 CLOCK_LEAST_S = 0.005
+CLOCK_LEAST_SAMPLES = 5
+"""Of fewer samples each may have waited for a busy machine."""
 READING_LIMIT_S = 120.0
 
 
@@ -276,13 +278,14 @@ class Arena:
         shortest = min((wall for wall, _, _ in hand.walls), default=0.0)
         most = max((said for _, said, _ in hand.walls), default=0.0)
         typical = statistics.median(each for _, _, each in hand.walls) if hand.walls else 0.0
+        enough = len(hand.walls) >= CLOCK_LEAST_SAMPLES
         hand.walls.clear()
         beyond = self.beyond_roof(case, typical)
         if beyond:
             return beyond
         pings = [self.round_trip_s(hand) for _ in range(PROBES)]
         slack = CLOCK_LEAST_S + 10 * min(pings)
-        if shortest > DISHONEST_CLOCK * most + slack and self.device.type == "cpu":
+        if enough and shortest > DISHONEST_CLOCK * most + slack and self.device.type == "cpu":
             return f"untrusted: it says {most * 1e3:.3g} ms where at least {shortest * 1e3:.3g} ms went by"
         return self.remembers(hand)
 
