@@ -21,9 +21,11 @@ MAY_IMPORT = {
     "adapters": {"core", "ports"},
     "runs": {"core", "ports", "store"},
     "hosts": {"core", "ports", "store", "runs"},
+    "fleets": {"core", "ports", "store", "runs"},
     "doctor": {"core", "ports", "runs", "hosts"},
     "wiring": {"core", "ports", "user_settings", "store", "runs", "hosts", "doctor", "adapters", "embedded"},
-    "cli": {"core", "ports", "user_settings", "runs", "hosts", "doctor", "store", "wiring", "analysis", "report"},
+    "schedulers": {"core", "ports", "adapters", "wiring"},
+    "cli": {"fleets", "schedulers", "core", "ports", "user_settings", "runs", "hosts", "doctor", "store", "wiring", "analysis", "report"},
 }
 """For each part of `orchestrator`, the parts that it may import."""
 PURE = {

@@ -15,13 +15,14 @@ class BadName(ValueError):
 
 
 class Spool:
-    """Objects by name. `known` are names that the bucket has already: to the machine they exist, here they do not."""
+    """Objects by name. `known` are names that the bucket has already: to the machine they exist, here they do not.
+    `fresh` is where an object is written before it has its name: on the same file system, and no other process's."""
 
-    def __init__(self, folder: Path, known: frozenset[str] = frozenset()) -> None:
+    def __init__(self, folder: Path, known: frozenset[str] = frozenset(), fresh: Path | None = None) -> None:
         self.folder = folder
         self.known = known
         self.lock = threading.Lock()
-        self.fresh = folder.parent / "unfinished"
+        self.fresh = fresh or folder.parent / "unfinished"
 
     def path(self, name: str) -> Path:
         """Where an object is kept. Raises BadName."""
@@ -41,9 +42,24 @@ class Spool:
                     file.write(body)
                     file.flush()
                     os.fsync(file.fileno())
-                self.fresh.replace(path)
+                if not once:
+                    self.fresh.replace(path)
+                    return True
+                return self.named(path)
             finally:
                 self.fresh.unlink(missing_ok=True)
+
+    def named(self, path: Path) -> bool:
+        """Gives a new object its name unless another process did: of two that store it, on whichever machines of a
+        shared folder, one does. Where a file system has no links, the last moment decides."""
+        try:
+            os.link(self.fresh, path)
+        except FileExistsError:
+            return False
+        except OSError:
+            if path.exists():
+                return False
+            self.fresh.replace(path)
         return True
 
     def names(self, prefix: str) -> list[str]:

@@ -34,9 +34,10 @@ KEPT_BEGINNINGS = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_")
 
 
 class Steward:
-    """One run. `folder` has run.json; the locks came with the process and go with it."""
+    """One run. `folder` has run.json; the locks came with the process and go with it. What the run stores stays in
+    `spool`, which is below `folder` unless it is named."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, spool: Spool | None = None) -> None:
         self.folder = folder
         run = read_json(folder / "run.json")
         if run is None:
@@ -47,7 +48,7 @@ class Steward:
         self.began = time.monotonic()
         self.started_at = time.time()
         ahead = float(run["client_time"]) - float(run["host_time"])
-        spool = Spool(folder / "spool", frozenset(run.get("known", ())))
+        spool = spool or Spool(folder / "spool", frozenset(run.get("known", ())))
         self.machine = Machine(run, spool, now=lambda: time.time() + ahead)
         self.server = Server(self.machine)
         self.asked = threading.Event()

@@ -99,13 +99,11 @@ class ChildSeen:
 
 
 def cut(children: Sequence[Child], most: int) -> tuple[tuple[Child, ...], ...]:
-    """Children in jobs of one GPU each and at most `most` children: by GPU in the order of first appearance, and in
-    each the order of the plan."""
+    """Children in jobs of one GPU and one workload each, and at most `most` children: in the order of first appearance,
+    and in each the order of the plan."""
     if most < 1:
         raise ValueError("a job has at least one child")
-    by_gpu: dict[str, list[Child]] = {}
+    alike: dict[tuple[str, str], list[Child]] = {}
     for child in children:
-        by_gpu.setdefault(child.cell.gpu, []).append(child)
-    return tuple(
-        tuple(found[at : at + most]) for found in by_gpu.values() for at in range(0, len(found), most)
-    )  # fmt: skip
+        alike.setdefault((child.cell.gpu, child.cell.workload), []).append(child)
+    return tuple(tuple(found[at : at + most]) for found in alike.values() for at in range(0, len(found), most))

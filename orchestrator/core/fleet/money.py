@@ -30,9 +30,13 @@ class JobCost:
     wall_s: int
     children: int = 0
     child_s: int = 0
+    ceiling_usd: Decimal | None = None
+    """The worst case of one child, where each holds its own; None: the job is held as a whole."""
 
     @property
     def hold(self) -> Decimal:
+        if self.ceiling_usd is not None:
+            return self.ceiling_usd * self.children
         seconds = self.machines * (self.wall_s + DEADLINE_SLACK_S)
         return round_up(Fraction(self.usd_per_hour) * seconds / 3600 * OVERLAP)
 

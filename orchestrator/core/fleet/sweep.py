@@ -37,6 +37,29 @@ def _share(value: Any) -> Any:
 Values = Annotated[tuple[Any, ...], BeforeValidator(_values), Field(min_length=1)]
 Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
 Whole = Annotated[int, Field(strict=True)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:&|,@+-]*$", max_length=200)]
+"""What stands on a scheduler's command line."""
+
+
+class Cluster(BaseModel):
+    """A Slurm cluster: how it is reached, and what it calls things."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._/+@-]+)?$")] = ""
+    """A folder that the login node and all nodes share."""
+    login: str = ""
+    """`user@host` of the login node; empty: this machine is one."""
+    partition: Word = ""
+    account: Word = ""
+    qos: Word = ""
+    constraint: Word = ""
+    gres: dict[str, Word] = Field(default_factory=dict)
+    """By GPU, where the cluster's name for it is another than `gpu:<gpu>:1`; `none` asks for none."""
+    exclusive: bool = True
+    """A whole node for each child, so that nobody else's work is in its times."""
+    python: Annotated[str, Field(pattern=r"^[A-Za-z0-9._/+~-]+$")] = "python3"
+    """The interpreter on the nodes that has torch."""
 
 
 class Sweep(BaseModel):
@@ -65,8 +88,11 @@ class Sweep(BaseModel):
     """How much of `parallel` a GPU gets; the rest is divided evenly among the others."""
     usd_per_hour: Annotated[Decimal, Field(ge=0, allow_inf_nan=False)] | None = None
     """What an hour of a node counts on a cluster of one's own."""
+    slurm: Cluster = Cluster()
     hosts: tuple[str, ...] = ()
     """For the engine `hosts`: machines of one's own, as `bench launch --host` names them."""
+    require_cuda: bool = True
+    """On a cluster: whether a child whose GPU does not answer fails, in the place of measuring a processor."""
     seed: Whole = 20261122
     """Shuffles the order of configurations, so that a drift lies along no axis."""
 
@@ -91,6 +117,8 @@ class Sweep(BaseModel):
             raise ValueError(f"shares come to {sum(self.shares.values()):.0%}: at most 100 %")
         if self.engine == "hosts" and not self.hosts:
             raise ValueError("engine hosts needs `hosts: [user@box, …]`")
+        if self.engine == "slurm" and not self.slurm.folder:
+            raise ValueError("engine slurm needs `slurm: {folder: /shared/folder}`, which all nodes have")
         return self
 
     @property

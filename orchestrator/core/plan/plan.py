@@ -247,7 +247,8 @@ def run_spec(
             "allow_install": config.environment.allow_install and plan.mode == "gce",
             "min_free_gb": min(config.environment.min_free_gb, 1) if embedded else config.environment.min_free_gb,
         },
-        "harness": {**plan.harness, "skip_cases": list(skip_cases), **paid},
+        # A plan may leave cases out itself: those that another run measures.
+        "harness": {**plan.harness, "skip_cases": [*plan.harness.get("skip_cases", ()), *skip_cases], **paid},
         **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if config.run.keep and plan.mode != "host" else {}),
     }
 

@@ -1,0 +1,322 @@
+"""Fleets on a Slurm cluster: real sbatch, squeue and scancel, on the login node or over SSH to it; never sacct.
+
+Compute nodes have no credentials: a child stores what it measures in the folder that all nodes share, and a client
+brings it home from there. Slurm forgets jobs and gives their ids out again when a controller dies; so a job is known by
+our name alone, and what became of a child by what it wrote.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import shlex
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from orchestrator.adapters.host_operations import ANSWER
+from orchestrator.core.errors import BenchError, ConfigError, HostUnfit, PermissionDenied, Unavailable
+from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
+from orchestrator.core.fleet.slurm import Task, child_script, max_array, sbatch, squeue, status, tasks
+from orchestrator.core.fleet.sweep import Cluster
+from orchestrator.core.foreign import log_text, words
+from orchestrator.core.spool import sort
+from orchestrator.ports import Bucket, Clock, HostShell
+
+CONTENT_TYPES: Final = {"csv": "text/csv", "json": "application/json", "txt": "text/plain"}
+COMMAND_S: Final = 60.0
+PACK_BYTES: Final = 96 << 20
+WRITERS: Final = 16
+SUBMITS: Final = 5
+PAUSE_S: Final = 2.0
+
+
+@dataclass(slots=True)
+class Slurm:
+    """The `Scheduler` of one cluster."""
+
+    shell: HostShell
+    cluster: Cluster
+    bucket: Bucket
+    clock: Clock
+    name: str = "slurm"
+    odd: list[str] = field(default_factory=list)
+    """What children offered that is not theirs to store."""
+    _home: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _most: int = 0
+
+    @property
+    def most_children(self) -> int:
+        if not self._most:
+            self._most = max(1, max_array(self._run(("scontrol", "show", "config"))))
+        return self._most
+
+    def submit(self, jobs: Sequence[JobSpec]) -> Sequence[str]:
+        there = {task.job for task in self._queue([job.name for job in jobs])}
+        said: list[str] = []
+        for job in jobs:
+            folder = self._folder(job.fleet)
+            if job.name in there or self._noted(folder, job):
+                continue
+            self._spread(folder, job)
+            command = sbatch(job, self.cluster, folder, self.clock.now())
+            number = self._run(command).strip().partition(";")[0]
+            self._run(
+                ("sh", "-c", f"echo {shlex.quote(number)} > {shlex.quote(f'{folder}/jobs/{job.number}.submitted')}")
+            )
+        return said
+
+    def _sbatch(self, job: JobSpec, folder: str) -> str:
+        """Submits a job. Where the answer is lost the queue is asked for it by name before it is sent again."""
+        for _ in range(SUBMITS - 1):
+            try:
+                return self._run(sbatch(job, self.cluster, folder, self.clock.now()), again=False).strip()
+            except Unavailable:
+                self.clock.sleep(PAUSE_S)
+                if found := self._queue([job.name]):
+                    return found[0].id
+        return self._run(sbatch(job, self.cluster, folder, self.clock.now()), again=False).strip()
+
+    def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
+        seen = self._queue(names)
+        return [status(name, seen) for name in names]
+
+    def reconcile(self, fleet: str, names: Sequence[str], indexes: Sequence[int]) -> Sequence[ChildSeen]:
+        if not names:
+            return [ChildSeen(index, "absent") for index in indexes]
+        folder, seen = self._folder(fleet), self._queue(names)
+        found = self._ask(fleet, "look", {})
+        self._bring_home(fleet, found)
+        wanted = set(indexes)
+        children = self._children(folder, names)
+        queue: dict[int, Task] = {}
+        for task in seen:
+            order = children.get(task.job, ())
+            if task.place < len(order):
+                index = order[task.place]
+                if index not in queue or task.running:
+                    queue[index] = task
+        claims, ended = _latest(found.get("claims"), "machine"), _latest(found.get("ended"), "machine")
+        return [_seen(index, queue.get(index), claims.get(index), ended.get(index)) for index in sorted(wanted)]
+
+    def cancel(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._run(("scancel", f"--name={name}"))
+
+    def throttle(self, name: str, parallel: int) -> bool:
+        numbers = sorted({task.id for task in self._queue([name]) if task.queued or task.running})
+        for number in numbers:
+            self._run(("scontrol", "update", f"JobId={number}", f"ArrayTaskThrottle={parallel}"))
+        return bool(numbers)
+
+    # --- the shared folder ---
+
+    def _folder(self, fleet: str) -> str:
+        return f"{self.cluster.folder.rstrip('/')}/{fleet}"
+
+    def _noted(self, folder: str, job: JobSpec) -> bool:
+        """Whether this job was submitted before, and answered: it may have left the queue since."""
+        return self.shell.get(f"{folder}/jobs/{job.number}.submitted", limit=100) is not None
+
+    def _spread(self, folder: str, job: JobSpec) -> None:
+        """Puts what a job's children need into the shared folder: one archive, unpacked there."""
+        files: dict[str, bytes] = {
+            "child.sh": child_script(self.cluster, folder).encode(),
+            f"payloads/{job.payload.sha256}.tar.gz": job.payload.data,
+            f"jobs/{job.number}.json": json.dumps({"children": [child.index for child in job.children]}).encode(),
+        }
+        payload = {"bucket": job.payload.bucket, "object": job.payload.object, "sha256": job.payload.sha256}
+        metadata = {"startup-script": job.payload.startup_script, "bench-payload": json.dumps(payload)}
+        for child in job.children:
+            order = {
+                "run_id": child.run_id,
+                "attempt": child.attempt,
+                "spec": dict(child.spec),
+                "metadata": metadata,
+                "payload": job.payload.sha256,
+                "known": list(child.known),
+                "deadline_s": job.child_s,
+            }
+            files[f"children/{child.index}.json"] = json.dumps(order).encode()
+        files |= _steward(job.payload.data)
+        parcel = f"{self.cluster.folder.rstrip('/')}/.{job.name}-{secrets.token_hex(4)}.tar.gz"
+        base = shlex.quote(folder)
+        self._run(("sh", "-c", f"umask 077; mkdir -p {base}"))
+        self.shell.put(_archive(files), parcel)
+        inside = "mkdir -p claims ended done spool log incoming jobs"
+        self._run(("sh", "-c", f"cd {base} && tar xzf {shlex.quote(parcel)} && rm {shlex.quote(parcel)} && {inside}"))
+
+    def _children(self, folder: str, names: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
+        found = {}
+        for name in names:
+            number = name.rpartition("-")[2]
+            data = self.shell.get(f"{folder}/jobs/{number}.json", limit=4 << 20)
+            if data is not None:
+                found[name] = tuple(int(index) for index in json.loads(data)["children"])
+        return found
+
+    def _bring_home(self, fleet: str, found: Mapping[str, Any]) -> None:
+        """Stores what is new in the children's spools, as far as it is their own run's. Only when all of it is in the
+        bucket is it noted as brought home."""
+        wanted: dict[str, tuple[str, bool, tuple[int, int]]] = {}
+        for child, files in (found.get("stored") or {}).items():
+            runs = Counter(str(one[0]).split("/")[1] for one in files if str(one[0]).startswith("runs/"))
+            for run_id in runs:
+                if run_id.rpartition("-")[2] != f"{int(child):04x}":
+                    self.odd.append(f"child {words(str(child), 20)} offers objects of {words(run_id, 60)}")
+                    continue
+                judged = sort(run_id, [one for one in files if str(one[0]).startswith(f"runs/{run_id}/")])
+                self.odd += judged.refused
+                for one in judged.taken:
+                    mark = (one.size, one.changed)
+                    if self._home.get(one.name) != mark:
+                        wanted[f"{child}/{one.name}"] = (one.name, one.grows, mark)
+        # Cases before the events that tell of them.
+        left = sorted(wanted, key=lambda name: ("/events/" in name, name))
+        while left:
+            answer = self._ask(fleet, "pack", {"names": left})
+            data = self.shell.get(str(answer["path"]), limit=PACK_BYTES)
+            if data is None or not 0 < int(answer["count"]) <= len(left):
+                raise Unavailable(f"{answer['path']} went away", hint="try again: nothing is lost")
+            self._store(data, wanted)
+            self._run(("rm", "-f", str(answer["path"])))
+            left = left[int(answer["count"]) :]
+        if found:
+            self._ask(fleet, "homed", {"since": found.get("now", 0)})
+
+    def _store(self, data: bytes, wanted: Mapping[str, tuple[str, bool, tuple[int, int]]]) -> None:
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar, ThreadPoolExecutor(WRITERS) as pool:
+            found = [(entry.name, file.read()) for entry in tar if entry.isfile() and (file := tar.extractfile(entry))]
+            for events in (False, True):
+                part = [(name, body) for name, body in found if ("/events/" in name) is events and name in wanted]
+                list(pool.map(lambda one: self._store_one(*wanted[one[0]], one[1]), part))
+
+    def _store_one(self, name: str, grows: bool, mark: tuple[int, int], body: bytes) -> None:
+        kind = CONTENT_TYPES.get(name.rpartition(".")[2], "application/octet-stream")
+        if grows:
+            self.bucket.replace(name, body, generation=None, content_type=kind)
+        else:
+            self.bucket.create(name, body, content_type=kind)
+        self._home[name] = mark
+
+    # --- commands ---
+
+    def _queue(self, names: Sequence[str]) -> tuple[Task, ...]:
+        return tasks(self._run(squeue(names))) if names else ()
+
+    def _ask(self, fleet: str, operation: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        folder = self._folder(fleet)
+        asked = f"{folder}/incoming/ask-{secrets.token_hex(4)}.json" if arguments else ""
+        if asked:
+            self.shell.put(json.dumps(arguments).encode(), asked)
+        rest = f" {shlex.quote(asked)}; rm -f {shlex.quote(asked)}" if asked else ""
+        # A client that died before it put anything there leaves nothing to look at.
+        line = (
+            f"cd {shlex.quote(folder + '/node')} 2>/dev/null || {{ echo '{ANSWER}{{}}'; exit 0; }}; "
+            f"python3 -B -m startup.host.cluster {operation} {shlex.quote(folder)}{rest}"
+        )
+        out = self._run(("sh", "-c", line))
+        answer = next((one for one in reversed(out.splitlines()) if one.startswith(ANSWER)), "")
+        try:
+            found = json.loads(answer.removeprefix(ANSWER))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise Unavailable(f"{operation} in {folder} gave no answer: {log_text(out[-300:])}", hint="try again")
+        if found.get("trouble"):
+            what = words(str(found.get("message")), 300)
+            raise HostUnfit(f"{folder}: {what}", hint=f"`ls -la {folder}` on the login node")
+        return found
+
+    def _run(self, argv: Sequence[str], *, again: bool = True) -> str:
+        """What a command on the login node prints. A controller that is away is asked again for a while."""
+        began, pause = time.monotonic(), 0.5
+        while True:
+            code, out, err = self.shell.run(shlex.join(argv), timeout_s=COMMAND_S)
+            if code == 0:
+                return out
+            away = any(text in err for text in AWAY)
+            if not away or not again or time.monotonic() - began > COMMAND_S:
+                raise _error(argv, code, err.strip() or out.strip(), away=away)
+            self.clock.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+
+AWAY: Final = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Connection refused",
+    "temporarily unavailable",
+)
+DENIED: Final = ("Invalid account", "Access/permission denied", "Invalid qos", "User's group not permitted")
+
+
+def _error(argv: Sequence[str], code: int, said: str, *, away: bool) -> BenchError:
+    command, what = argv[0], words(said, 400) or f"exit code {code}"
+    if code == 127:
+        return HostUnfit(f"there is no {command} here: {what}", hint="name the login node in slurm.login of the sweep")
+    if away:
+        return Unavailable(f"{command}: {what}", hint="`scontrol ping` says whether the controller is up; try again")
+    if any(text in said for text in DENIED):
+        return PermissionDenied(f"{command}: {what}", hint="slurm.account, qos and partition name what you may use")
+    if command == "sbatch":
+        return ConfigError(f"the cluster refuses the job: {what}", hint="`sinfo -o '%P %G %l'` shows what it has")
+    return Unavailable(f"{command}: {what}", hint="try it by hand on the login node")
+
+
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=1) as tar:
+        for name, body in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(body), 0o700 if name.endswith(".sh") else 0o600
+            tar.addfile(entry, io.BytesIO(body))
+    return made.getvalue()
+
+
+def _steward(payload: bytes) -> dict[str, bytes]:
+    """`startup/` of the payload, for nodes to run from the shared folder."""
+    with tarfile.open(fileobj=io.BytesIO(payload)) as tar:
+        return {
+            f"node/{entry.name}": file.read()
+            for entry in tar
+            if entry.isfile() and entry.name.startswith("startup/") and (file := tar.extractfile(entry))
+        }
+
+
+def _latest(documents: Any, required: str) -> dict[int, Mapping[str, Any]]:
+    """The document of each child's latest attempt."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for one in documents if isinstance(documents, Iterable) else ():
+        child, attempt = one.get("child"), one.get("attempt")
+        if type(child) is int and type(attempt) is int and isinstance(one.get(required), str):
+            known = found.get(child)
+            if known is None or known["attempt"] < attempt:
+                found[child] = one
+    return found
+
+
+def _seen(index: int, task: Task | None, claim: Mapping[str, Any] | None, end: Mapping[str, Any] | None) -> ChildSeen:
+    """What is known of a child. What it wrote counts before what Slurm says; a job that is gone without a word of its
+    child's has lost it."""
+    attempt = int(claim["attempt"]) if claim else 0
+    machine = words(str(claim["machine"]), 100) if claim else ""
+    if end is not None and (end["attempt"] == attempt or end.get("exit_code") in (0, 10)):
+        code = end.get("exit_code")
+        state = "succeeded" if code in (0, 10) else "lost" if code == 75 else "failed"
+        if state == "succeeded" or task is None or not (task.queued or task.running):
+            detail = words(str(end.get("detail", "")), 400)
+            machine = words(str(end["machine"]), 100)
+            return ChildSeen(index, state, attempt, machine, detail, code if isinstance(code, int) else None)  # type: ignore[arg-type]
+    if task is not None and task.running:
+        return ChildSeen(index, "running", attempt, machine or task.node)
+    if task is not None and task.queued:
+        return ChildSeen(index, "queued", attempt, "", task.reason)
+    if claim is not None:
+        return ChildSeen(index, "lost", attempt, machine, task.state if task else "the cluster forgot its job")
+    return ChildSeen(index, "absent", 0, "", task.state if task else "")

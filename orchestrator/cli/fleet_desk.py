@@ -1,0 +1,195 @@
+"""What the commands of `bench fleet` share: a fleet found by its name, and what drives it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+
+from orchestrator.core.config.model import Config
+from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.fleet.children import Cell, Child
+from orchestrator.core.fleet.jobs import PayloadRef
+from orchestrator.core.fleet.names import fleet_id, is_fleet_id
+from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.naming import payload_object
+from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.fleets.follow import Follower
+from orchestrator.fleets.on_runs import RunFleet
+from orchestrator.fleets.orders import Orders
+from orchestrator.fleets.planning import FleetPlan, Price, check_cap, plan_fleet, price_of
+from orchestrator.fleets.purse import Purse
+from orchestrator.runs.engine import World
+from orchestrator.runs.launch import LaunchContext, Payload
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.schedulers import SCHEDULED, scheduler_of
+from orchestrator.store.fleets import FleetRecord, FleetStore, listed
+from orchestrator.wiring import Wiring, bundled_prices, payload_of
+
+
+def find_fleet(wiring: Wiring, text: str) -> str:
+    """A whole name as it is; `last`, or a unique part of one. Raises `NotFound`, `ConfigError`."""
+    if is_fleet_id(text):
+        return text
+    names = [fleet for fleet, _ in listed(wiring.bucket)]
+    found = names[-1:] if text == "last" else [name for name in names if text in name]
+    if not found:
+        raise NotFound(f"no fleet is called {text}", hint="`bench fleet ls` lists the fleets in this bucket")
+    if len(found) > 1:
+        raise ConfigError(f"{text} could be any of {len(found)} fleets: {', '.join(found[-5:])}")
+    return found[0]
+
+
+def configurations(wiring: Wiring, sweep: Sweep) -> Callable[[Cell], Config]:
+    """Reads the configuration of a cell, each once."""
+
+    @cache
+    def configured(cell: Cell) -> Config:
+        path = Path(cell.workload or sweep.config) if cell.workload or sweep.config else None
+        config, _ = wiring.configured(LaunchOptions(cell.gpu, path, cell.overrides))
+        return config
+
+    return configured
+
+
+def mode_of(wiring: Wiring, sweep: Sweep) -> str:
+    """What a fleet's machines are."""
+    return "host" if sweep.engine in ("slurm", "hosts") else wiring.mode
+
+
+def planned(wiring: Wiring, sweep: Sweep) -> FleetPlan:
+    """The plan of a sweep; nothing is sent but reads."""
+    prices = bundled_prices()
+
+    def price(config: Config) -> Price:
+        if sweep.engine in ("slurm", "hosts"):
+            hourly = config.host.hourly_usd if sweep.usd_per_hour is None else sweep.usd_per_hour
+            return Price(hourly)
+        found = price_of(config, prices)
+        return found if sweep.engine == "cloud" else Price(found.usd_per_hour)
+
+    plan = plan_fleet(sweep, configurations(wiring, sweep), mode_of(wiring, sweep), price)
+    check_cap(plan, sweep.cap_usd)
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """One fleet and what drives it from here."""
+
+    wiring: Wiring
+    store: FleetStore
+    record: FleetRecord
+    children: tuple[Child, ...]
+
+    @classmethod
+    def of(cls, wiring: Wiring, fleet: str) -> Desk:
+        store = FleetStore(wiring.bucket, wiring.clock, fleet)
+        return cls(wiring, store, store.record(), store.children())
+
+    @property
+    def scheduled(self) -> bool:
+        return self.record.engine in SCHEDULED
+
+    @property
+    def sweep(self) -> Sweep:
+        return self.record.sweep
+
+    def follower(self) -> Follower:
+        """For a fleet that a scheduler runs."""
+        wiring, configured = self.wiring, configurations(self.wiring, self.sweep)
+
+        @cache
+        def packed(workload: str) -> PayloadRef:
+            cell = next(child.cell for child in self.children if child.cell.workload == workload)
+            made = payload_of(configured(cell))
+            known = self.record.payloads.get(workload, made.sha256)
+            if made.sha256 != known:
+                raise ConfigError(
+                    f"{self.record.fleet} runs payload {known[:12]}, and this installation has {made.sha256[:12]}",
+                    hint="use the version and the files that launched it, or launch a new fleet",
+                )
+            name = payload_object(made.sha256)
+            return PayloadRef(wiring.bucket.name, name, made.sha256, made.startup_script, made.data)
+
+        return Follower(
+            world=wiring.world(),
+            store=self.store,
+            scheduler=scheduler_of(self.sweep, wiring),
+            record=self.record,
+            children=self.children,
+            orders=Orders.of(
+                self.record.fleet, self.record.mode, wiring.bucket.name, configured,
+                require_cuda=self.sweep.require_cuda,
+            ),
+            payload=packed,
+            say=wiring.say,
+        )  # fmt: skip
+
+    def runs(self) -> RunFleet:
+        """For a fleet whose children are runs of this client's."""
+        targets = self.sweep.hosts if self.record.engine == "hosts" else ("",) * self.sweep.parallel
+        return RunFleet(
+            store=self.store,
+            record=self.record,
+            children=self.children,
+            configured=configurations(self.wiring, self.sweep),
+            sites=lambda: OwnSite(Wiring(self.wiring.settings, say=self.wiring.say)),
+            targets=targets,
+            say=self.wiring.say,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSite:
+    """A worker's own connections and its own name in the logs."""
+
+    wiring: Wiring
+
+    def plan(self, config: Config, name: str) -> LaunchPlan:
+        return self.wiring.plan(config, name)
+
+    def world(self, config: Config) -> World:
+        return self.wiring.world(config)
+
+    def payload(self, config: Config) -> Payload:
+        return payload_of(config)
+
+    def where(self, plan: LaunchPlan) -> LaunchContext:
+        mode = "host" if plan.mode == "host" else self.wiring.mode
+        return LaunchContext(
+            mode=mode,
+            bucket=self.wiring.bucket.name,
+            user=self.wiring.user,
+            endpoints=self.wiring.endpoints,
+            require_cuda=(mode != "embedded" or bool(self.wiring.here)) and plan.config.gpu != "cpu",
+        )
+
+
+def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
+    """A fleet that is stored, with its worst case held where it is held as a whole. Nothing is started yet. Raises
+    `BudgetExceeded`."""
+    now, sweep = wiring.clock.now(), plan.sweep
+    fleet = fleet_id(now, secrets.token_hex(2))
+    scheduled = sweep.engine in SCHEDULED
+    record = FleetRecord(
+        fleet=fleet,
+        engine=sweep.engine,
+        mode=mode_of(wiring, sweep),
+        user=wiring.user,
+        sweep=sweep,
+        created_at=now,
+        ends_at=now + timedelta(minutes=sweep.wall_minutes),
+        hold_usd=plan.hold_usd if scheduled else Decimal(0),
+        usd_per_hour={job.gpu: job.usd_per_hour for job in plan.jobs},
+        machines={job.gpu: job.machines for job in plan.jobs},
+    )
+    if scheduled:
+        Purse(wiring.world(), record).take(record.hold_usd)
+    store = FleetStore(wiring.bucket, wiring.clock, fleet)
+    store.create(record, plan.children)
+    return Desk(wiring, store, record, plan.children)

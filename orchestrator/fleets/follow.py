@@ -1,0 +1,340 @@
+"""A fleet on a scheduler, looked after: what its children did is brought home and told, laws are applied, and what is
+missing is started again. Nothing here needs to run for the fleet to go on; whoever looks next catches up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from orchestrator.core.fleet.children import Child
+from orchestrator.core.fleet.claims import ATTEMPTS
+from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus, PayloadRef, cut
+from orchestrator.core.fleet.money import JobCost, hold
+from orchestrator.core.fleet.names import FLEET_LABEL, child_run, job_name
+from orchestrator.core.fleet.retry import judge
+from orchestrator.core.fleet.state import ChildLine, FleetState, State
+from orchestrator.core.market.pricing import billed
+from orchestrator.core.naming import hold_key, instance_name
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import Run, replay
+from orchestrator.fleets.orders import Orders
+from orchestrator.fleets.purse import Purse
+from orchestrator.ports import Scheduler
+from orchestrator.runs.engine import World
+from orchestrator.store.fleets import Control, FleetRecord, FleetStore, JobRecord
+
+PATIENCE: Final = timedelta(seconds=30)
+"""For so long a child may be known to nobody before it is started again: a controller that restarts finds it again."""
+WRONG: Final = 10
+READERS: Final = 8
+STATES: Final[Mapping[str, State]] = {
+    "queued": "waiting", "absent": "waiting", "running": "running", "lost": "lost", "failed": "failed",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at a fleet."""
+
+    state: FleetState
+    control: Control
+    jobs: tuple[JobStatus, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do, or to wait for."""
+        idle = not any(job.running or job.pending for job in self.jobs)
+        return self.state.over or (bool(self.control.stopped or self.control.paused) and idle)
+
+
+@dataclass(slots=True)
+class Follower:
+    """Looks after one fleet on a scheduler."""
+
+    world: World
+    store: FleetStore
+    scheduler: Scheduler
+    record: FleetRecord
+    children: tuple[Child, ...]
+    orders: Orders
+    payload: Callable[[str], PayloadRef]
+    """What machines run, by workload."""
+    say: Callable[[str], None] = lambda _: None
+    _missing_since: dict[int, datetime] = field(default_factory=dict)
+    _state: FleetState | None = None
+
+    @property
+    def purse(self) -> Purse:
+        return Purse(self.world, self.record)
+
+    def look(self) -> Seen:
+        """What is known of the fleet, without asking its engine."""
+        if self._state is None:
+            self._state = self.store.state(self.children)
+        return Seen(self._state, self.store.control())
+
+    def step(self, *, start: bool = True) -> Seen:
+        """Brings home what there is, applies the laws, and (with `start`) starts what is missing. Ends the hold when
+        the fleet is over."""
+        seen = self.look()
+        control = seen.control
+        names = [job_name(self.record.fleet, job.number) for job in control.jobs]
+        found = self.scheduler.reconcile(self.record.fleet, names, [child.index for child in seen.state.open])
+        with ThreadPoolExecutor(READERS) as pool:  # each that ended is read from the bucket
+            lines = [line for line in pool.map(lambda one: self._line(one, seen.state), found) if line is not None]
+        state = self._tell(seen.state, lines)
+        verdict = judge(state, persisted=control.persisted)
+        hopeless = verdict.given_up.items()
+        state = self._tell(
+            state, [replace(state.line(self.children[index]), state="given_up", reason=why) for index, why in hopeless]
+        )
+        if verdict.pause and not control.paused and not control.stopped and not state.over:
+            control = self._pause(verdict.pause, names)
+        if start and not control.paused and not control.stopped:
+            control = self._start(state, control, found, set(verdict.again))
+        names = [job_name(self.record.fleet, job.number) for job in control.jobs]
+        after = Seen(state, control, tuple(self.scheduler.counts(names)))
+        if after.over:
+            self.purse.settle(state.usd, control.generation)
+        self.store.list_as(summary(self.record, after))
+        return after
+
+    def stop(self, by: str) -> Seen:
+        """Ends every job; what is stored stays, and `resume` goes on with the rest."""
+        control = self.store.decide(lambda one: _ended(one, stopped=one.stopped or by))
+        self.scheduler.cancel([job_name(self.record.fleet, job.number) for job in control.jobs])
+        return self.step(start=False)
+
+    def resume(self, *, wall: timedelta | None = None) -> Control:
+        """Goes on with a fleet that was paused or stopped, or that lost its client: what is stored is not measured
+        again. Where its hold is settled, or its time is over, the rest is held anew. Raises `BudgetExceeded`."""
+        state, control, now = self.look().state, self.store.control(), self.world.clock.now()
+        entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, control.generation))
+        settled = entry is None or entry.settled_usd is not None
+        if not settled and now < self._ends_at(control):
+            return self.store.decide(
+                lambda one: one.model_copy(update={"paused": "", "stopped": "", "persisted": True})
+            )
+        lasts = wall or self.record.ends_at - self.record.created_at
+        generation, ends_at = control.generation + 1, now + lasts
+        counted = Counter(child.cell.gpu for child in state.open)
+        seconds = int(lasts.total_seconds())
+        self.purse.take(
+            hold(
+                [
+                    JobCost(gpu, min(count, self.record.machines.get(gpu, 1)), self._price(gpu), seconds)
+                    for gpu, count in counted.items()
+                ]
+            ),
+            generation,
+        )
+        fresh = {"paused": "", "stopped": "", "persisted": True, "generation": generation, "ends_at": ends_at}
+        return self.store.decide(lambda one: one.model_copy(update=fresh))
+
+    # --- what children did ---
+
+    def _line(self, one: ChildSeen, state: FleetState) -> ChildLine | None:
+        child = self.children[one.index]
+        known = state.line(child)
+        attempt = max(one.attempt, known.attempt)
+        if one.state == "succeeded" or (one.state in ("failed", "lost") and one.attempt > 0):
+            return self._ended(child, replace(one, attempt=attempt), known)
+        wanted = STATES[one.state]
+        if wanted == "waiting" and known.state in ("failed", "lost", "stopped"):
+            return None  # it will be started again; until then its last word stands
+        return replace(known, state=wanted, attempt=attempt, machine=one.machine or known.machine)
+
+    def _ended(self, child: Child, one: ChildSeen, known: ChildLine) -> ChildLine | None:
+        """The line of an attempt that ended, from what its machine stored; with what only a client can say of it in
+        the run's own log, so that a child is fetched and reported as any run is."""
+        told: State = "stored" if one.state == "succeeded" else STATES[one.state]
+        told = "wrong" if one.exit_code == WRONG else told
+        if known.attempt == one.attempt and known.state == told:
+            return None
+        run_id = child_run(self.record.fleet, child.cell.gpu, child.index)
+        log = self.world.log(run_id)
+        run = replay(log.read())
+        price = self._price(child.cell.gpu)
+        seconds = known.seconds + _seconds(run, one.attempt)
+        failed = (one.machine,) if told == "failed" and one.machine else ()
+        line = ChildLine(
+            child=child.index,
+            state=told,
+            attempt=one.attempt,
+            machine=one.machine,
+            cases_done=run.cases_done if run is not None else 0,
+            cases_total=len(self.orders.plan_for(child).cases) or (run.cases_total if run is not None else 0),
+            usd=known.usd + (billed(price, _seconds(run, one.attempt)) if price else Decimal(0)),
+            seconds=seconds,
+            reason="" if told == "stored" else one.reason,
+            failed_on=tuple(sorted({*known.failed_on, *failed})),
+            device=run.environment.device if run is not None and run.environment is not None else "",
+        )
+        if told in ("stored", "wrong"):
+            self._record_run(child, run_id, run, one, price)
+        return line
+
+    def _record_run(self, child: Child, run_id: str, run: Run | None, one: ChildSeen, price: Decimal) -> None:
+        plan, log, now = self.orders.plan_for(child), self.world.log(run_id), self.world.clock.now()
+        if run is not None and run.closed is not None:
+            return
+        log.read()
+        log.append(
+            ev.RunPlanned(
+                gpu=child.cell.gpu,
+                config=child.cell.title,
+                user=self.record.user,
+                mode=self.record.mode,
+                ceiling_usd=Decimal(0),
+                ttl_s=plan.ttl_s,
+                attempts=ATTEMPTS,
+                cases=len(plan.cases),
+                measurements_per_implementation=plan.measurements_per_implementation,
+                implementations=tuple(plan.harness["implementations"]),
+            )
+        )
+        for attempt in range(1, one.attempt + 1):
+            vm, said = instance_name(run_id, attempt), run.said(attempt) if run is not None else None
+            began = (said.booted_at if said is not None else None) or self.record.created_at
+            log.append(
+                ev.InstanceRequested(
+                    attempt=attempt, vm=vm, zone=self.record.engine, machine_type=one.machine or self.record.engine,
+                    provisioning="STANDARD", usd_per_hour=price, max_run_s=plan.ttl_s, request_id=vm,
+                )
+            )  # fmt: skip
+            ended = (said.last_word_at if said is not None else None) or began
+            log.append(
+                ev.InstanceCreated(
+                    attempt=attempt, vm=vm, zone=self.record.engine, instance_id=f"{one.machine or vm}",
+                    started_at=began, deadline_at=began + timedelta(seconds=plan.ttl_s), request_id=vm,
+                )
+            )  # fmt: skip
+            log.append(ev.InstanceGone(attempt=attempt, vm=vm, how="deleted", ended_at=max(ended, began)))
+        outcome = "incorrect" if one.exit_code == WRONG else "succeeded"
+        log.append(ev.Settled(cost_usd=Decimal(0), released_usd=Decimal(0)))
+        log.append(ev.RunClosed(outcome=outcome, detail=f"child {child.index} of {self.record.fleet}, {now:%Y-%m-%d}"))
+
+    def _tell(self, state: FleetState, lines: Sequence[ChildLine]) -> FleetState:
+        self.store.write(lines)
+        self._state = FleetState(state.children, {**state.lines, **self.store.known(lines)})
+        return self._state
+
+    # --- what is missing ---
+
+    def _pause(self, why: str, names: Sequence[str]) -> Control:
+        self.say(f"paused: {why}")
+        self.scheduler.cancel(names)
+        return self.store.decide(lambda one: _ended(one, paused=one.paused or why))
+
+    def _start(self, state: FleetState, control: Control, found: Sequence[ChildSeen], again: set[int]) -> Control:
+        """Submits jobs for the children that no job has: at first all of them; later those that failed, were lost, or
+        were forgotten by the scheduler for longer than it may take to remember."""
+        now = self.world.clock.now()
+        ever = {index for job in control.jobs if job.number >= control.cancelled for index in job.children}
+        word = {one.index: one.state for one in found}
+        due = []
+        for child in state.open:
+            busy = word.get(child.index) in ("queued", "running")
+            if child.index in ever and (busy or not self._overdue(child.index, now, child.index in again)):
+                if busy:
+                    self._missing_since.pop(child.index, None)
+                continue
+            due.append(child)
+        if not due or now >= self._ends_at(control):
+            return control
+        parallel = {**self.record.machines, **{job.gpu: job.parallel for job in control.jobs}}
+        number = max((job.number for job in control.jobs), default=-1) + 1
+        fresh = [
+            JobRecord(
+                number=number + place,
+                gpu=part[0].cell.gpu,
+                children=tuple(child.index for child in part),
+                parallel=parallel.get(part[0].cell.gpu, 1),
+            )
+            for place, part in enumerate(cut(due, self.scheduler.most_children))
+        ]
+        # Noted before it is submitted: a client that dies in between leaves a name that the next one submits.
+        control = self.store.decide(lambda one: _with_jobs(one, fresh))
+        self.submit(state, control, fresh)
+        for child in due:
+            self._missing_since.pop(child.index, None)
+        return control
+
+    def submit(self, state: FleetState, control: Control, jobs: Sequence[JobRecord]) -> None:
+        """Hands jobs to the scheduler. Those that it has already are left as they are."""
+        for text in self.scheduler.submit([self._spec(state, control, job) for job in jobs]):
+            self.say(text)
+        count = sum(len(job.children) for job in jobs)
+        self.say(f"{count} children in {len(jobs)} job{'s' if len(jobs) != 1 else ''} on {self.scheduler.name}")
+
+    def _spec(self, state: FleetState, control: Control, job: JobRecord) -> JobSpec:
+        price = self._price(job.gpu)
+        children = [self.children[index] for index in job.children if index < len(self.children)]
+        orders = [self.orders.order(child, state.line(child).attempt + 1, price) for child in children]
+        plans = [self.orders.plan_for(child) for child in children]
+        return JobSpec(
+            fleet=self.record.fleet,
+            number=job.number,
+            gpu=job.gpu,
+            machine_type=plans[0].config.machine_type,
+            children=tuple(orders),
+            parallel=job.parallel,
+            ends_at=self._ends_at(control),
+            child_s=max(plan.ttl_s for plan in plans),
+            payload=self.payload(children[0].cell.workload),
+            usd_per_hour=price,
+            labels={FLEET_LABEL: self.record.fleet},
+        )
+
+    def _overdue(self, index: int, now: datetime, again: bool) -> bool:
+        since = self._missing_since.setdefault(index, now)
+        return (again and now - since >= PATIENCE) or now - since >= 2 * PATIENCE
+
+    def _price(self, gpu: str) -> Decimal:
+        return self.record.usd_per_hour.get(gpu, Decimal(0))
+
+    def _ends_at(self, control: Control) -> datetime:
+        return control.ends_at or self.record.ends_at
+
+
+def _with_jobs(control: Control, jobs: Sequence[JobRecord]) -> Control:
+    there = {job.number for job in control.jobs}
+    return control.model_copy(update={"jobs": (*control.jobs, *(job for job in jobs if job.number not in there))})
+
+
+def _ended(control: Control, **why: str) -> Control:
+    """No job goes on; `resume` starts others."""
+    following = max((job.number + 1 for job in control.jobs), default=0)
+    return control.model_copy(update={**why, "cancelled": following})
+
+
+def summary(record: FleetRecord, seen: Seen) -> dict[str, str]:
+    """The line of a fleet in the list of fleets."""
+    counts = seen.state.counts
+    control = seen.control
+    state = "stopped" if control.stopped else "paused" if control.paused else "open"
+    state = "over" if seen.state.over else state
+    return {
+        "state": state,
+        "engine": record.engine,
+        "user": record.user,
+        "created_at": record.created_at.isoformat(timespec="seconds"),
+        "children": str(len(seen.state.children)),
+        "stored": str(counts["stored"] + counts["wrong"]),
+        "given_up": str(counts["given_up"]),
+        "hold_usd": str(record.hold_usd),
+        "usd": str(seen.state.usd),
+    }
+
+
+def _seconds(run: Run | None, attempt: int) -> int:
+    """How long the machine of an attempt was at it, by its own words."""
+    said = run.said(attempt) if run is not None else None
+    if said is None or said.booted_at is None or said.last_word_at is None:
+        return 0
+    return max(0, round((said.last_word_at - said.booted_at).total_seconds()))

@@ -1,0 +1,229 @@
+"""A fleet as ordinary runs, one for each child, driven by this process.
+
+On rented machines several at a time, on machines of one's own one at a time each. Every child holds its own worst case;
+what is under way outlives the client.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Final, Protocol
+
+from orchestrator.core.config.model import Config
+from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, DocumentUnreadable, PermissionDenied
+from orchestrator.core.fleet.children import Cell, Child
+from orchestrator.core.fleet.names import child_run
+from orchestrator.core.fleet.retry import judge
+from orchestrator.core.fleet.state import ChildLine, FleetState, State
+from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.run.fold import Phase, Run, replay
+from orchestrator.fleets.follow import Seen, summary
+from orchestrator.fleets.orders import chunked
+from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.runs.resume import resume
+from orchestrator.store.fleets import FleetRecord, FleetStore
+
+OURS: Final = (BudgetExceeded, ConfigError, PermissionDenied, DocumentUnreadable)
+"""What stops the whole fleet: the next child would meet it too."""
+AGAIN_S: Final = 20.0
+"""Between two machines for one child: what had none a moment ago has none now."""
+ENDED: Final[dict[Phase, State]] = {
+    Phase.SUCCEEDED: "stored",
+    Phase.INCORRECT: "wrong",
+    Phase.FAILED: "failed",
+    Phase.STOPPED: "stopped",
+}
+
+
+class Site(Protocol):
+    """One worker's view of the world: connections of its own."""
+
+    def plan(self, config: Config, name: str) -> LaunchPlan: ...
+    def world(self, config: Config) -> World: ...
+    def where(self, plan: LaunchPlan) -> LaunchContext: ...
+    def payload(self, config: Config) -> Payload: ...
+
+
+@dataclass(slots=True)
+class RunFleet:
+    """Drives one fleet. `sites` makes a worker's view; `targets` are hosts, or as many empty names as machines may be
+    rented at a time."""
+
+    store: FleetStore
+    record: FleetRecord
+    children: tuple[Child, ...]
+    configured: Callable[[Cell], Config]
+    sites: Callable[[], Site]
+    targets: Sequence[str]
+    say: Callable[[str], None] = lambda _: None
+    stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _state: FleetState | None = None
+    _taken: set[int] = field(default_factory=set)
+    _left: set[int] = field(default_factory=set)
+    """Children whose run somebody stopped while we looked on: `resume` takes them up again."""
+    _held: dict[int, Decimal] = field(default_factory=dict)
+    """What children under way may cost."""
+
+    def look(self) -> Seen:
+        if self._state is None:
+            self._state = self.store.state(self.children)
+        return Seen(self._state, self.store.control())
+
+    def follow(self) -> Seen:
+        """Measures what is open, to the end of the fleet, a pause, or `stop`. Raises what stops the whole fleet."""
+        self.look()
+        failures: list[BaseException] = []
+        with ThreadPoolExecutor(len(self.targets)) as pool:
+            for future in [pool.submit(self._work, target) for target in self.targets]:
+                try:
+                    future.result()
+                except KeyboardInterrupt:
+                    self.stop.set()
+                    self.say("detached; what is under way goes on")
+                except BenchError as exc:
+                    failures.append(exc)
+        seen = self.look()
+        self.store.list_as(summary(self.record, seen))
+        if failures and not seen.state.over and not self.stop.is_set():
+            raise failures[0]
+        return seen
+
+    def _work(self, target: str) -> None:
+        site = self.sites()
+        while not self.stop.is_set():
+            child = self._next()
+            if child is None:
+                return
+            try:
+                self._measure(site, child, target)
+            except OURS as exc:
+                self._pause(str(exc))
+                raise
+            except BenchError as exc:
+                if target:  # a host that is away takes no more part; the others, or `resume`, have its chunk
+                    self.say(f"{target} takes no more part: {exc}")
+                    self._tell(replace(self._line(child), state="lost", reason=str(exc)))
+                    return
+                line = self._line(child)
+                self._tell(replace(line, state="lost", attempt=line.attempt + 1, reason=str(exc)))
+                self.say(f"child {child.index}: {exc}")
+            finally:
+                with self._lock:
+                    self._taken.discard(child.index)
+                    self._held.pop(child.index, None)
+            self._judge()
+
+    def _next(self) -> Child | None:
+        """The next child that is nobody's: what was never tried comes before what is tried again."""
+        if self.store.control().paused or self.store.control().stopped:
+            return None
+        with self._lock:
+            assert self._state is not None
+            free = [child for child in self._state.open if child.index not in self._taken | self._left]
+            free.sort(key=lambda child: (self._line(child).attempt > 0, child.index))
+            if free:
+                self._taken.add(free[0].index)
+            return free[0] if free else None
+
+    def _measure(self, site: Site, child: Child, target: str) -> None:
+        """One child to the end of its run. One that another client began is taken on."""
+        config = self.configured(child.cell)
+        if target:
+            config = config.model_copy(update={"host": config.host.model_copy(update={"targets": (target,)})})
+        world, run_id = site.world(config), child_run(self.record.fleet, child.cell.gpu, child.index)
+        run = replay(world.log(run_id).read())
+        if run is not None and run.closed is not None and run.phase in (Phase.SUCCEEDED, Phase.INCORRECT):
+            self._tell(self._told(child, run, world))
+            return
+        plan = chunked(site.plan(config, child.cell.title), child)
+        where = site.where(plan)
+        self._afford(child, plan)
+        if run is not None and run.phase is Phase.REFUSED:
+            why = "another launch took the money before it began: `bench fleet launch` measures it in a new fleet"
+            self._tell(replace(self._line(child), state="given_up", reason=why))
+            return
+        before = self._line(child)
+        if before.state in ("lost", "failed") and before.attempt > 0:
+            self.stop.wait(AGAIN_S)
+        if run is None:
+            engine = begin(world, plan, site.payload(config), run_id=run_id, where=where, cold=True)
+        else:
+            engine = resume(world, plan, run_id=run_id, where=where, fresh=lambda: site.payload(config))
+        self._tell(replace(before, state="running", attempt=before.attempt + 1, cases_total=len(plan.cases)))
+        ended = self._followed(engine)
+        if ended.closed is not None:
+            line = self._told(child, ended, world)
+            if line.state == "stopped":
+                self._left.add(child.index)
+            self._tell(line)
+            self.say(f"child {child.index}  {child.cell.gpu}  {child.cell.title}  {line.state}  ${line.usd}")
+
+    def _followed(self, engine: Engine) -> Run:
+        return engine.follow(until=lambda _: self.stop.is_set())
+
+    def _told(self, child: Child, run: Run, world: World) -> ChildLine:
+        before, vm = self._line(child), run.vm
+        state: State = ENDED.get(run.phase, "lost")
+        machine = vm.name if vm is not None else ""
+        detail = run.closed.detail if run.closed is not None else ""
+        why = f"{run.diagnoses[-1].cause}: {run.diagnoses[-1].detail}" if run.diagnoses else detail
+        return ChildLine(
+            child=child.index,
+            state=state,
+            attempt=max(before.attempt, 1),
+            machine=machine,
+            cases_done=run.cases_done,
+            cases_total=run.cases_total,
+            usd=run.cost(world.clock.now()),
+            seconds=max(0, int((run.updated_at - run.created_at).total_seconds())),
+            reason="" if state == "stored" else why,
+            failed_on=tuple(sorted({*before.failed_on, *([machine] if state == "failed" else [])})),
+            device=run.environment.device if run.environment is not None else "",
+        )
+
+    def _afford(self, child: Child, plan: LaunchPlan) -> None:
+        """Raises `BudgetExceeded` where the child's worst case does not fit under the fleet's own cap."""
+        cap = self.record.sweep.cap_usd
+        with self._lock:
+            assert self._state is not None
+            open_now = sum(self._held.values(), Decimal(0))
+            running = sum((self._line(self.children[index]).usd for index in self._held), Decimal(0))
+            spent = self._state.usd - running
+            if cap is not None and spent + open_now + plan.ceiling_usd > cap:
+                raise BudgetExceeded(
+                    f"the fleet's cap of ${cap} has ${spent} spent and ${open_now} held; child {child.index} needs "
+                    f"${plan.ceiling_usd}",
+                    hint=f"`bench fleet resume {self.record.fleet} --cap USD` goes on under another",
+                )
+            self._held[child.index] = plan.ceiling_usd
+
+    def _judge(self) -> None:
+        assert self._state is not None
+        control = self.store.control()
+        verdict = judge(self._state, persisted=control.persisted)
+        for index, why in verdict.given_up.items():
+            self._tell(replace(self._line(self.children[index]), state="given_up", reason=why))
+        if verdict.pause and not self._state.over:
+            self._pause(verdict.pause)
+        self.store.list_as(summary(self.record, Seen(self._state, control)))
+
+    def _pause(self, why: str) -> None:
+        control = self.store.decide(lambda one: one.model_copy(update={"paused": one.paused or why[:300]}))
+        if control.paused == why[:300]:
+            self.say(f"paused: {why}")
+
+    def _line(self, child: Child) -> ChildLine:
+        assert self._state is not None
+        return self._state.line(child)
+
+    def _tell(self, line: ChildLine) -> None:
+        with self._lock:
+            assert self._state is not None
+            self.store.write([line])
+            self._state = FleetState(self._state.children, {**self._state.lines, **self.store.known([line])})

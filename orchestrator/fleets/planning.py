@@ -1,0 +1,169 @@
+"""From a sweep to what it would be: children, jobs, worst case, expected dollars and hours. Nothing is spent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+from orchestrator.core.config.model import Config, case_ids_of, effective_grids
+from orchestrator.core.errors import BudgetExceeded, NoCapacity
+from orchestrator.core.fleet.children import Cell, Child, cells, expand
+from orchestrator.core.fleet.money import JobCost, divide, hold, machines_within
+from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.market.pricing import PriceSheet, ceiling
+from orchestrator.core.plan.plan import priced_offers
+
+Configured = Callable[[Cell], Config]
+CASE_KEYS = ("measure.grid", "measure.dtypes", "measure.embedded", "workload", "gpu")
+"""Settings on which the cases of a configuration depend."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """All that is decided before a cent is spent."""
+
+    sweep: Sweep
+    children: tuple[Child, ...]
+    jobs: tuple[JobCost, ...]
+    """One for each GPU."""
+    cases: int
+    """Over all children."""
+    notices: tuple[str, ...] = ()
+    quotas: tuple[Mapping[str, Any], ...] = field(default=())
+    """Room by GPU and region, where a cloud was asked."""
+
+    @property
+    def hold_usd(self) -> Decimal:
+        return hold(self.jobs)
+
+    @property
+    def expected_usd(self) -> Decimal:
+        return sum((job.expected_usd for job in self.jobs), Decimal(0))
+
+    @property
+    def expected_s(self) -> int:
+        return max(job.expected_s for job in self.jobs)
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "engine": self.sweep.engine,
+            "children": len(self.children),
+            "configurations": len({child.config for child in self.children}),
+            "repeats": self.sweep.repeats,
+            "cases": self.cases,
+            "hold_usd": str(self.hold_usd),
+            "expected_usd": str(self.expected_usd),
+            "expected_hours": round(self.expected_s / 3600, 2),
+            "wall_minutes": self.sweep.wall_minutes,
+            "jobs": [
+                {
+                    "gpu": job.gpu,
+                    "children": job.children,
+                    "machines": job.machines,
+                    "usd_per_hour": str(job.usd_per_hour),
+                    "hold_usd": str(job.hold),
+                    "expected_usd": str(job.expected_usd),
+                    "expected_hours": round(job.expected_s / 3600, 2),
+                }
+                for job in self.jobs
+            ],
+            "quotas": [dict(row) for row in self.quotas],
+            "notices": list(self.notices),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What machines of one configuration cost: an hour, and where each child holds its own, its worst case."""
+
+    usd_per_hour: Decimal
+    ceiling_usd: Decimal | None = None
+
+
+def price_of(config: Config, prices: PriceSheet) -> Price:
+    """Of a rented machine: the cheapest offer for the estimate, the dearest for the worst case. Raises `NoCapacity`."""
+    offers = priced_offers(config, prices)
+    if not offers:
+        raise NoCapacity(
+            f"no price is known for {config.machine.provisioning} {config.machine_type} in the zones that are allowed",
+            hint="choose other zones, or add their prices to configs/prices.yaml",
+        )
+    rates = sorted(offer.usd_per_hour for offer in offers)
+    return Price(rates[0], ceiling(rates[-1], config.run.max_minutes * 60, config.run.attempts))
+
+
+def plan_fleet(sweep: Sweep, configured: Configured, mode: str, price: Callable[[Config], Price]) -> FleetPlan:
+    """The plan of a sweep whose machines are of `mode`. `configured` reads a cell's configuration: each value of each
+    axis once, and each combination on which the cases depend; the rest is read when the fleet is launched. Raises
+    `ConfigError`."""
+    found = cells(sweep)
+    examples = {_sample(cell): cell for cell in reversed(found)}
+    for cell in _varied(found):
+        configured(cell)
+
+    @cache
+    def cases_of(sample: Cell) -> tuple[str, ...]:
+        config = configured(examples[sample])
+        return case_ids_of(config, effective_grids(config, mode))
+
+    children = expand(sweep, lambda cell: cases_of(_sample(cell)))
+    total = sum(len(child.cases) or len(cases_of(_sample(child.cell))) for child in children)
+    prices = {gpu: price(configured(next(cell for cell in found if cell.gpu == gpu))) for gpu in _gpus(found)}
+    return FleetPlan(sweep, children, costs(sweep, children, prices), total)
+
+
+def costs(sweep: Sweep, children: Sequence[Child], prices: Mapping[str, Price]) -> tuple[JobCost, ...]:
+    """What each GPU's machines come to."""
+    counted = Counter(child.cell.gpu for child in children)
+    machines = divide(sweep.parallel, counted, sweep.shares)
+    return tuple(
+        JobCost(
+            gpu,
+            machines[gpu],
+            prices[gpu].usd_per_hour,
+            sweep.wall_minutes * 60,
+            count,
+            sweep.child_minutes * 60,
+            prices[gpu].ceiling_usd,
+        )
+        for gpu, count in counted.items()
+    )
+
+
+def check_cap(plan: FleetPlan, cap: Decimal | None) -> None:
+    """Raises `BudgetExceeded` where the worst case is more than the fleet's own cap."""
+    if cap is None or plan.hold_usd <= cap or any(job.ceiling_usd is not None for job in plan.jobs):
+        return  # children that hold their own stop at the cap
+    asked, fits = sum(job.machines for job in plan.jobs), machines_within(cap, plan.jobs)
+    shorter = int(plan.sweep.wall_minutes * cap / plan.hold_usd) if plan.hold_usd else 0
+    raise BudgetExceeded(
+        f"this fleet can cost up to ${plan.hold_usd}; its cap is ${cap}",
+        hint=f"--cap {plan.hold_usd}; or --parallel {fits} in the place of {asked}; or --wall-minutes {shorter}"
+        if fits >= len(plan.jobs)
+        else f"--cap {plan.hold_usd}, or --wall-minutes {max(shorter, 1)}",
+    )
+
+
+def _gpus(found: Sequence[Cell]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(cell.gpu for cell in found))
+
+
+def _sample(cell: Cell) -> Cell:
+    """The part of a cell on which its cases depend."""
+    kept = tuple((key, value) for key, value in cell.settings if key.startswith(CASE_KEYS))
+    return Cell(cell.gpu, kept, cell.workload)
+
+
+def _varied(found: Sequence[Cell]) -> tuple[Cell, ...]:
+    """A few cells that between them have every value of every axis with every GPU."""
+    wanted: dict[tuple[str, ...], Cell] = {}
+    for cell in found:
+        wanted.setdefault((cell.gpu, "workload", cell.workload), cell)
+        for key, value in cell.settings:
+            wanted.setdefault((cell.gpu, key, value), cell)
+    return tuple(dict.fromkeys(wanted.values()))

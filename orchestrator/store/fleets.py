@@ -1,0 +1,202 @@
+"""A fleet in the bucket: what was asked for, the list of children, one line for each child, and what was decided since.
+
+The lines are the metadata of small objects under sixteen prefixes, so that sixteen listings show ten thousand children.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.core.errors import DocumentUnreadable, NotFound
+from orchestrator.core.fleet import children as lists
+from orchestrator.core.fleet import names
+from orchestrator.core.fleet.children import Child
+from orchestrator.core.fleet.state import ChildLine, FleetState, decode, encode, fold, merge
+from orchestrator.core.fleet.sweep import EngineName, Sweep
+from orchestrator.ports import Bucket, Clock
+from orchestrator.store.swap import Document, swap
+
+READERS: Final = 16
+LISTED_PREFIX: Final = "fleet-index/"
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Usd = Annotated[Decimal, Field(ge=0, le=10**9, allow_inf_nan=False)]
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class FleetRecord(_Stored):
+    """What a fleet was launched as; it never changes."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    fleet: str
+    engine: EngineName
+    mode: str
+    """`gce`, `embedded` or `host`: what its machines are."""
+    user: str
+    sweep: Sweep
+    created_at: datetime
+    ends_at: datetime
+    """No machine of the fleet lives past it."""
+    hold_usd: Usd
+    """Its worst case; 0 where every child holds its own."""
+    usd_per_hour: dict[str, Usd] = Field(default_factory=dict)
+    """By GPU."""
+    machines: dict[str, Count] = Field(default_factory=dict)
+    """By GPU: how many at the same time."""
+    payloads: dict[str, str] = Field(default_factory=dict)
+    """The sha256 of what machines run, by workload."""
+
+
+class JobRecord(_Stored):
+    """A job that was submitted, or was about to be."""
+
+    number: Count
+    gpu: str
+    children: tuple[Count, ...]
+    parallel: Count
+
+
+class Control(_Stored):
+    """What has been decided about a fleet since it was launched."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    jobs: tuple[JobRecord, ...] = ()
+    paused: str = ""
+    """Why nothing more is started; empty: it goes on."""
+    persisted: bool = False
+    """A person has resumed it after a pause: its first failures do not stop it again."""
+    stopped: str = ""
+    """Who stopped it; empty: nobody."""
+    cancelled: Count = 0
+    """Jobs below this number were ended: their children are started by others."""
+    generation: Count = 0
+    """How often it was resumed after its hold was settled."""
+    ends_at: datetime | None = None
+    """Of the latest generation, where that is another."""
+
+
+class FleetStore:
+    """One fleet as one client sees it."""
+
+    def __init__(self, bucket: Bucket, clock: Clock, fleet: str) -> None:
+        self.bucket = bucket
+        self.clock = clock
+        self.fleet = fleet
+        self._written: dict[int, ChildLine] = {}
+        self._listed: dict[str, str] = {}
+
+    def create(self, record: FleetRecord, children: Sequence[Child]) -> None:
+        """Stores what was asked for, before anything is started."""
+        plan = json.dumps(lists.document(children), separators=(",", ":")).encode()
+        self.bucket.create(names.plan_object(self.fleet), plan)
+        self.bucket.create(names.spec_object(self.fleet), record.model_dump_json(by_alias=True).encode())
+
+    def record(self) -> FleetRecord:
+        """Raises `NotFound`, `DocumentUnreadable`."""
+        blob = self.bucket.read(names.spec_object(self.fleet))
+        if blob is None:
+            raise NotFound(f"there is no fleet {self.fleet}", hint="`bench fleet ls` lists the fleets in this bucket")
+        try:
+            return FleetRecord.model_validate_json(blob.data)
+        except ValidationError as exc:
+            raise self._unreadable(names.spec_object(self.fleet)) from exc
+
+    def children(self) -> tuple[Child, ...]:
+        """Raises `NotFound`, `DocumentUnreadable`."""
+        name = names.plan_object(self.fleet)
+        blob = self.bucket.read(name)
+        if blob is None:
+            raise NotFound(f"{self.fleet} has no plan", hint="its client died before it began: launch again")
+        try:
+            return lists.read(json.loads(blob.data))
+        except ValueError as exc:
+            raise self._unreadable(name) from exc
+
+    def control(self) -> Control:
+        blob = self.bucket.read(names.control_object(self.fleet))
+        return self._parse(None if blob is None else blob.data)
+
+    def decide(self, change: Callable[[Control], Control]) -> Control:
+        """Changes what is decided, by compare-and-swap. Raises `Unavailable` when others were faster every time."""
+
+        def dump(control: Control) -> bytes:
+            return control.model_dump_json(by_alias=True).encode()
+
+        document = Document(names.control_object(self.fleet), Control, self._parse, dump)
+        return swap(self.bucket, self.clock, document, change)
+
+    def state(self, children: Sequence[Child]) -> FleetState:
+        """Every child's line, by sixteen listings side by side."""
+
+        def lines(digit: str) -> list[ChildLine]:
+            found = self.bucket.list(names.lines_prefix(self.fleet, digit))
+            return [line for entry in found if (line := self._line(entry.name, entry.metadata)) is not None]
+
+        with ThreadPoolExecutor(READERS) as pool:
+            found = [line for part in pool.map(lines, names.SHARDS) for line in part]
+        self._written = {line.child: line for line in found}
+        return fold(children, found)
+
+    def write(self, lines: Iterable[ChildLine]) -> None:
+        """Stores lines that say something new, merged with what was there."""
+        fresh = []
+        for line in lines:
+            there = self._written.get(line.child)
+            merged = line if there is None else merge(there, line)
+            if merged != there:
+                self._written[line.child] = merged
+                fresh.append(merged)
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(self._write, fresh))
+
+    def known(self, lines: Iterable[ChildLine]) -> Mapping[int, ChildLine]:
+        """These children's lines as they are stored."""
+        return {line.child: self._written[line.child] for line in lines}
+
+    def list_as(self, metadata: Mapping[str, str]) -> None:
+        """The line that `bench fleet ls` shows; stored when it is another."""
+        if dict(metadata) != self._listed:
+            self._listed = dict(metadata)
+            self.bucket.replace(names.listing_object(self.fleet), b"{}", generation=None, metadata=metadata)
+
+    def _write(self, line: ChildLine) -> None:
+        name = names.line_object(self.fleet, line.child)
+        self.bucket.replace(name, b"{}", generation=None, metadata=encode(line))
+
+    def _line(self, name: str, metadata: Mapping[str, str]) -> ChildLine | None:
+        """A line counts only under the name that is its own."""
+        line = decode(metadata)
+        return line if line is not None and name == names.line_object(self.fleet, line.child) else None
+
+    def _parse(self, data: bytes | None) -> Control:
+        if data is None:
+            return Control()
+        try:
+            return Control.model_validate_json(data)
+        except ValidationError as exc:
+            raise self._unreadable(names.control_object(self.fleet)) from exc
+
+    def _unreadable(self, name: str) -> DocumentUnreadable:
+        return DocumentUnreadable(
+            f"gs://{self.bucket.name}/{name} is not what this version writes",
+            hint="use the version that launched the fleet",
+        )
+
+
+def listed(bucket: Bucket) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """Every fleet in the bucket and its line, oldest first."""
+    found = []
+    for entry in bucket.list(LISTED_PREFIX):
+        fleet = entry.name.removeprefix(LISTED_PREFIX).removesuffix(".json")
+        if names.is_fleet_id(fleet):
+            found.append((fleet, entry.metadata))
+    return tuple(found)

@@ -1,0 +1,175 @@
+"""`python3 -m startup.host.child FLEET_FOLDER JOB`: one child of a fleet, as a job of a cluster starts it on a node.
+
+The node has no credentials and may reach nothing but the folder that it shares with the login node. The child claims an
+attempt, and then the steward looks after its run as on any host; what it stores goes to the shared folder:
+
+    jobs/<number>.json        the children of a job, by the place in its array
+    children/<index>.json     what is to be measured: the run spec, what its machine is told, the first free attempt
+    claims/<index>-<n>.json   created once by whoever measures attempt n
+    spool/<index>/            objects by name, of all attempts: a case that is there is not measured again
+    ended/<index>-<n>.json    how an attempt ended
+    done/<index>.json         created once, when there is nothing left to measure
+    log/                      what each attempt has printed
+
+Exit codes: 0 measured, 10 measured and an implementation was wrong, 75 ended by a signal, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from startup.host.hand import read_json, write_json
+from startup.host.spool import Spool
+from startup.host.steward import Steward
+
+MEASURED, WRONG, TAKEN, FAILED = 0, 10, 75, 1
+ATTEMPTS = 12
+OUTCOMES = {"succeeded": MEASURED, "incorrect": WRONG, "preempted": TAKEN, "stopped": TAKEN, "terminated": TAKEN}
+
+
+def create(path: Path, document: dict[str, Any]) -> bool:
+    """Creates a file whole, once, on whichever machine; False when somebody was first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(fresh, path)
+    except FileExistsError:
+        return False
+    finally:
+        fresh.unlink(missing_ok=True)
+    return True
+
+
+def node() -> str:
+    """What the cluster calls this machine."""
+    return os.environ.get("SLURMD_NODENAME") or os.environ.get("SLURM_JOB_NODELIST") or os.uname().nodename
+
+
+def claimed(fleet: Path, index: int, first: int) -> int | None:
+    """The attempt that this process may measure; None when there have been too many."""
+    for attempt in range(first, ATTEMPTS + 1):
+        claim = {
+            "schema": 1,
+            "child": index,
+            "attempt": attempt,
+            "machine": node(),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "started_at": time.time(),
+            "job": os.environ.get("SLURM_JOB_ID", ""),
+        }
+        if create(fleet / "claims" / f"{index}-{attempt}.json", claim):
+            return attempt
+    return None
+
+
+def told(order: dict[str, Any], fleet: Path, attempt: int) -> dict[str, Any]:
+    """The run as a steward takes it: `order` with the name of this attempt's machine in it."""
+    spec = {**order["spec"], "attempt": attempt, "vm": f"bench-{order['run_id']}-{attempt}"}
+    now = time.time()
+    return {
+        "vm": spec["vm"],
+        "zone": "cluster",
+        "id": f"{order['run_id']}-{attempt}",
+        "labels": {},
+        "deadline_s": order["deadline_s"],
+        "metadata": {**order["metadata"], "bench-run": json.dumps(spec)},
+        "known": order.get("known", []),
+        "executable": sys.executable,
+        "payload": str(fleet / "payloads" / f"{order['payload']}.tar.gz"),
+        "client_time": now,
+        "host_time": now,
+    }
+
+
+def outcome(spool: Path, run_id: str, attempt: int) -> tuple[int, str]:
+    """Exit code and detail of an attempt, from its machine's last word in the spool: the agent's, or else the
+    bootstrap's."""
+    events = spool / "runs" / run_id / "events"
+    names = sorted([*events.glob(f"*-vm-{attempt}-*.json"), *events.glob(f"*-boot-{attempt}-*.json")])
+    said = {"finished": {}, "vm_exiting": {}, "diagnosed": {}}  # type: dict[str, dict[str, Any]]
+    for path in names:
+        event = read_json(path) or {}
+        if event.get("kind") in said and isinstance(event.get("data"), dict):
+            said[event["kind"]] = event["data"]
+    last = said["finished"] or said["vm_exiting"]
+    if not last:
+        return FAILED, "it ended without a last word"
+    why = said["diagnosed"]
+    detail = f"{why.get('cause', '')}: {why.get('detail', '')}" if why else str(last.get("detail", ""))
+    return OUTCOMES.get(str(last.get("outcome")), FAILED), detail
+
+
+def scratch_folder() -> Path:
+    """Local to the node, the same for every child of this user, so that what one built the next one finds."""
+    base = Path(os.environ.get("SLURM_TMPDIR") or os.environ.get("TMPDIR") or tempfile.gettempdir())
+    return base / f"spotbench-{os.getuid()}"
+
+
+def measured(fleet: Path, index: int) -> int:
+    """Measures one child; its exit code."""
+    done = read_json(fleet / "done" / f"{index}.json")
+    if done is not None:
+        return int(done.get("exit_code", MEASURED))
+    order = read_json(fleet / "children" / f"{index}.json")
+    if order is None:
+        sys.stderr.write(f"{fleet}/children/{index}.json is not there\n")
+        return FAILED
+    attempt = claimed(fleet, index, int(order["attempt"]))
+    if attempt is None:
+        sys.stderr.write(f"child {index} was tried {ATTEMPTS} times\n")
+        return FAILED
+    run = told(order, fleet, attempt)
+    folder = scratch_folder() / "runs" / run["vm"]
+    spool = fleet / "spool" / str(index)
+    try:
+        for path in (folder, spool, scratch_folder() / "build", fleet / "log"):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_json(folder / "run.json", run)
+        (folder / "alive").touch()
+        fresh = spool / f".unfinished-{attempt}"
+        Steward(folder, Spool(spool, frozenset(run["known"]), fresh)).work()
+        code, detail = outcome(spool, order["run_id"], attempt)
+        state = read_json(folder / "state.json") or {}
+        ended = {
+            "child": index,
+            "attempt": attempt,
+            "machine": node(),
+            "exit_code": code,
+            "detail": detail[:500],
+            "ended_by": state.get("ended_by", ""),
+            "started_at": state.get("started_at"),
+            "ended_at": time.time(),
+        }
+        shutil.copyfile(folder / "serial.log", fleet / "log" / f"{index}-{attempt}.txt")
+        create(fleet / "ended" / f"{index}-{attempt}.json", ended)
+        if code in (MEASURED, WRONG):
+            create(fleet / "done" / f"{index}.json", ended)
+        return code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(fleet: Path, number: str) -> int:
+    job = read_json(fleet / "jobs" / f"{number}.json")
+    place = int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
+    if job is None or not 0 <= place < len(job["children"]):
+        sys.stderr.write(f"job {number} has no child {place}\n")
+        return FAILED
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return measured(fleet, int(job["children"][place]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

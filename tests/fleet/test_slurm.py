@@ -1,0 +1,152 @@
+"""Fleets on a real Slurm cluster of this machine: real sbatch, squeue and scancel, nodes that lose their power."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.adapters.slurm import Slurm
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.fleet.names import job_name
+from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.fleets.follow import Follower, Seen
+from tests.fleet.stage import FleetStage, sweep_of
+from tests.support.slurm import MISSING, SlurmCluster, slurm_cluster
+
+pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.slow]
+WITHIN_S = 180.0
+"""Far more than anything here takes: a machine may be slow, and a test that hangs must end."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _needs_slurm() -> None:
+    if os.getuid() != 0:
+        pytest.skip("slurmd starts jobs as their user: only root can")
+    if MISSING:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI lacks {', '.join(MISSING)}: .ci/run installs slurmctld, slurmd and slurm-client")
+        pytest.skip(f"there is no {MISSING[0]} here: apt-get install slurmctld slurmd slurm-client")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), 6, ("l4", "l4", "t4")) as made:
+        yield made
+
+
+@pytest.fixture
+def stage(tmp_path: Path, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> FleetStage:
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    (tmp_path / "shared").mkdir()
+    return FleetStage(tmp_path, sweep_of(tmp_path / "shared", ("l4", "t4"), 6))
+
+
+def followed(follower: Follower, until: Callable[[Seen], bool] = lambda seen: seen.over) -> Seen:
+    began = time.monotonic()
+    while True:
+        seen = follower.step()
+        if until(seen):
+            return seen
+        assert time.monotonic() - began < WITHIN_S, (seen.state.counts, seen.jobs)
+        time.sleep(1)
+
+
+def test_every_child_is_stored_once_and_the_fleet_settles_its_one_hold(stage: FleetStage) -> None:
+    follower = stage.launch()
+    seen = followed(follower)
+    assert seen.state.counts == {"stored": 6}
+    assert len(stage.stored()) == len(stage.claims()) == 6
+    assert {line.attempt for line in seen.state.lines.values()} == {1}
+    (entry,) = stage.world().ledger.read().runs.values()
+    assert entry.settled_usd is not None
+    assert 0 < entry.settled_usd <= entry.hold_usd
+    run = stage.again().store.state(stage.children)
+    assert run == seen.state, "who looks later sees the same"
+    follower.step()
+    assert len(stage.claims()) == 6, "nothing is measured twice"
+
+
+def test_a_job_whose_answer_was_lost_is_not_submitted_again(stage: FleetStage, cluster: SlurmCluster) -> None:
+    follower = stage.launch()
+    follower.step()
+    control = follower.store.control()
+    # A client that died before it read sbatch's answer has left the job, and no note of it.
+    for note in (Path(stage.sweep.slurm.folder) / stage.fleet / "jobs").glob("*.submitted"):
+        note.unlink()
+    other = stage.again()
+    other.submit(other.look().state, control, control.jobs)
+    ids = cluster.run(
+        "squeue", "-h", "-t", "all", f"--name={job_name(stage.fleet, 0)},{job_name(stage.fleet, 1)}", "-o", "%j %F"
+    )
+    assert len(set(ids.split("\n")) - {""}) == len(control.jobs)
+    assert followed(other).state.counts == {"stored": 6}
+    assert len(stage.claims()) == 6
+
+
+def test_a_fleet_that_is_stopped_keeps_what_it_has_and_goes_on_without_measuring_it_again(
+    stage: FleetStage, cluster: SlurmCluster
+) -> None:
+    follower = stage.launch()
+    followed(follower, lambda seen: seen.state.counts["stored"] >= 1)
+    stopped = stage.again().stop("ada")
+    assert stopped.control.stopped == "ada"
+    seen = followed(stage.again())
+    assert not any(job.running or job.pending for job in seen.jobs)
+    kept = stage.stored()
+    assert 1 <= len(kept) < 6
+    other = stage.again()
+    other.resume()
+    assert followed(other).state.counts == {"stored": 6}
+    assert {run: stage.stored()[run] for run in kept} == kept, "not one was stored again"
+
+
+def test_a_configuration_that_fails_on_three_machines_is_a_row_with_its_reason(stage: FleetStage) -> None:
+    sweep = stage.sweep.model_dump() | {"axes": {"gpu": ["l4"], "measure.seed": [13]}, "repeats": 3}
+    failing = replace(stage, sweep=Sweep.model_validate(sweep), fleet=f"{stage.fleet[:-4]}f{stage.fleet[-3:]}")
+    seen = followed(failing.launch())
+    assert seen.state.counts == {"given_up": 3}
+    assert {line.reason for line in seen.state.lines.values()} == {"failed on 3 machines: no kernel image"}
+
+
+def test_what_the_cluster_can_never_run_is_refused_with_what_helps(stage: FleetStage) -> None:
+    sweep = stage.sweep.model_copy(update={"axes": {"gpu": ("h100",)}})
+    with pytest.raises(ConfigError, match="the cluster refuses the job") as refused:
+        replace(stage, sweep=sweep).launch().step()
+    assert "sinfo" in refused.value.hint
+
+
+def test_how_many_machines_a_job_has_can_be_changed_while_it_runs(stage: FleetStage) -> None:
+    follower = stage.launch()
+    follower.step()
+    assert follower.scheduler.throttle(job_name(stage.fleet, 0), 1)
+    assert not follower.scheduler.throttle("bench-fleet-00000000-000000-0000-9", 1)
+    follower.stop("ada")
+
+
+def test_arrays_are_cut_to_what_the_cluster_allows(stage: FleetStage) -> None:
+    scheduler = stage.launch().scheduler
+    assert isinstance(scheduler, Slurm)
+    assert scheduler.most_children == 1001, "Slurm's own default"
+
+
+def test_a_node_without_power_and_a_controller_that_restarts_cost_no_measurement_and_store_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slurm_cluster(tmp_path / "own", 4, ("l4",)) as cluster:
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        (tmp_path / "shared").mkdir()
+        stage = FleetStage(tmp_path, sweep_of(tmp_path / "shared", ("l4",), 12))
+        follower = stage.launch()
+        followed(follower, lambda seen: seen.state.counts["running"] >= 3)
+        cluster.cut_power("node2")
+        cluster.end_controller(15)
+        time.sleep(1)
+        cluster.start_controller()
+        seen = followed(follower)
+    assert seen.state.counts == {"stored": 12}
+    assert len(stage.stored()) == 12
