@@ -25,7 +25,20 @@ MAY_IMPORT = {
     "doctor": {"core", "ports", "runs", "hosts"},
     "wiring": {"core", "ports", "user_settings", "store", "runs", "hosts", "doctor", "adapters", "embedded"},
     "schedulers": {"core", "ports", "adapters", "wiring"},
-    "cli": {"fleets", "schedulers", "core", "ports", "user_settings", "runs", "hosts", "doctor", "store", "wiring", "analysis", "report"},
+    "cli": {
+        "fleets",
+        "schedulers",
+        "core",
+        "ports",
+        "user_settings",
+        "runs",
+        "hosts",
+        "doctor",
+        "store",
+        "wiring",
+        "analysis",
+        "report",
+    },
 }
 """For each part of `orchestrator`, the parts that it may import."""
 PURE = {

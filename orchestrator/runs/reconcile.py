@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from orchestrator.core.errors import ProviderError
+from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.arming import may_settle
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, settle
@@ -46,6 +47,8 @@ def reconcile(world: World, *, say: Callable[[Found], None] = lambda _: None) ->
 
 def _one(world: World, key: str) -> Found:
     run_id = run_of(key)
+    if is_fleet_id(run_id):  # it has children in the place of events, and its scheduler knows of its machines
+        return Found(key, False, f"a fleet: `bench fleet status {run_id}` looks after it")
     engine = Engine(world, run_id)
     run = replay(engine.log.read())
     if run is None:
