@@ -222,7 +222,7 @@ def _manifest(
 ) -> bytes:
     members = grid.members.items() if grid is not None else ()
     # The embedded cloud's machines are this computer: what was asked for was never there.
-    embedded = run.plan is not None and run.plan.mode == "embedded"
+    embedded = run.simulated
     document = {
         "schema": 1,
         "run_id": run.run_id,

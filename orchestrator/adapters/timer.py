@@ -67,7 +67,7 @@ def cron_line(timer: Timer) -> str:
     return f"*/{MINUTES} * * * * " + command.replace("%", r"\%")
 
 
-def install(timer: Timer) -> Installed:
+def install_timer_files(timer: Timer) -> Installed:
     """Writes and starts the timer where the user has a systemd; else writes nothing. Raises `LocalError`."""
     if shutil.which("systemctl") is None:
         return Installed((), False, cron_line(timer))

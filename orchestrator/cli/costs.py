@@ -29,7 +29,7 @@ def costs(ctx: typer.Context, json: Json = False) -> None:
     if any(entry.settled_usd is None for entry in ledger.runs.values()):
         reconcile(wiring.world())
         ledger = wiring.ledger.read()
-    practice = wiring.mode == "embedded"
+    practice = wiring.mode.simulated
     if json:
         emit_json({**costs_document(ledger, wiring.clock.now(), practice=practice), "prices_simulated": practice})
     else:

@@ -59,7 +59,7 @@ def doctor(
         emit_json(document(results, wiring.mode, project, bucket))
     else:
         where = f"{project}, gs://{bucket}" if subject else wiring.settings.project
-        kind = "the embedded cloud: " if wiring.mode == "embedded" else ""
+        kind = "the embedded cloud: " if wiring.mode.simulated else ""
         show(results, kind + where, time.monotonic() - begun)
     raise typer.Exit(exit_code(results))
 

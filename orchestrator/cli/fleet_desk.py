@@ -16,6 +16,7 @@ from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.jobs import PayloadRef
 from orchestrator.core.fleet.names import fleet_id, is_fleet_id
 from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.fleets.follow import Follower
@@ -160,13 +161,13 @@ class OwnSite:
         return payload_of(config)
 
     def where(self, plan: LaunchPlan) -> LaunchContext:
-        mode = "host" if plan.mode == "host" else self.wiring.mode
+        mode = plan.mode if plan.mode is Mode.HOST else self.wiring.mode
         return LaunchContext(
             mode=mode,
             bucket=self.wiring.bucket.name,
             user=self.wiring.user,
             endpoints=self.wiring.endpoints,
-            require_cuda=(mode != "embedded" or bool(self.wiring.here)) and plan.config.gpu != "cpu",
+            require_cuda=(not mode.simulated or bool(self.wiring.here)) and plan.config.gpu != "cpu",
         )
 
 

@@ -16,6 +16,7 @@ from orchestrator.cli.render import ending_lines
 from orchestrator.cli.watch import Watch, watching
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BudgetExceeded, ConfigError
+from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.status import document
@@ -111,12 +112,12 @@ def launch(
         plan, refused = _planned(wiring, configuration, name, cold=cold)
         watch.planned(plan)
         where = _where(wiring, plan)
-        if len(plan.offers) > 1 and plan.mode == "host":
+        if len(plan.offers) > 1 and plan.mode is Mode.HOST:
             ended: Run | GridDispatcher = launch_grid(wiring, plan, payload, where, watch, detach=detach)
         else:
             world = wiring.world(configuration)
             run_id = new_run_id(wiring.clock.now(), plan.label)
-            own = cold or plan.mode == "host"
+            own = cold or plan.mode is Mode.HOST
             engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say, cold=own, refused=refused)
             run = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
             if not detach and run.closed is not None and run.taken is not None:
@@ -145,13 +146,13 @@ def _after_a_kept_machine(
 
 
 def _where(wiring: Wiring, plan: LaunchPlan) -> LaunchContext:
-    mode = "host" if plan.mode == "host" else wiring.mode
+    mode = plan.mode if plan.mode is Mode.HOST else wiring.mode
     return LaunchContext(
         mode=mode,
         bucket=wiring.bucket.name,
         user=wiring.user,
         endpoints=wiring.endpoints,
-        require_cuda=(mode != "embedded" or bool(wiring.here)) and plan.config.gpu != "cpu",
+        require_cuda=(not mode.simulated or bool(wiring.here)) and plan.config.gpu != "cpu",
     )
 
 

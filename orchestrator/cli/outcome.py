@@ -48,7 +48,7 @@ EMBEDDED_REMEDIES = {
 
 
 def _hint(run: Run) -> str:
-    embedded = run.plan is not None and run.plan.mode == "embedded"
+    embedded = run.simulated
     causes = [fact.cause for fact in run.diagnoses if fact.cause in EMBEDDED_REMEDIES]
     if embedded and causes:
         return EMBEDDED_REMEDIES[causes[-1]]

@@ -39,16 +39,12 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     offers.add_column("host" if owned else "why")
     for place, offer in enumerate(plan.offers[:most], 1):
         rent = (offer.machine_type, offer.provisioning.lower(), f"{offer.usd_per_hour:.4f}", f"{offer.key:.4f}")
-        offers.add_row(str(place), offer.zone, *(() if owned else rent), offer.why)
+        offers.add_row(str(place), offer.zone, *(() if owned else rent), offer.host or offer.why)
     more = len(plan.offers) - most
     rest = [Text(f"… and {more} more zones", "dim")] if more > 0 else []
     notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
-    if plan.margin:  # said before anything else
-        first, notes = notes[:1], notes[1:]
-    else:
-        first = []
     title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is asked for or spent", "dim"))
-    return Group(*first, title, facts, Text(), offers, *rest, *notes)
+    return Group(title, facts, Text(), offers, *rest, *notes)
 
 
 def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
@@ -56,9 +52,8 @@ def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
     dearest, each_s = max(offer.usd_per_hour for offer in plan.offers), plan.ttl_s + DEADLINE_SLACK_S
     times = f"{plan.attempts} attempts of" if plan.attempts > 1 else "one attempt of"
     disk = plan.config.machine
-    more = f" and {plan.margin:.0%} for the age of the prices" if plan.margin else ""
     return (
-        ("at most", f"{usd(plan.ceiling_usd)}: {times} {clock(each_s)} in the dearest zone, {usd(dearest)}/h{more}"),
+        ("at most", f"{usd(plan.ceiling_usd)}: {times} {clock(each_s)} in the dearest zone, {usd(dearest)}/h"),
         *_expected(plan),
         ("image", plan.image.rpartition("/")[2]),
         ("disk", f"{disk.disk_gb} GB {disk.disk_type}"),

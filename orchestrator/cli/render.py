@@ -43,10 +43,6 @@ SIMULATED: Final = "simulated prices: no dollar is spent"
 """What stands beside the dollars of the embedded cloud."""
 
 
-def simulated(run: Run) -> bool:
-    return run.plan is not None and run.plan.mode == "embedded"
-
-
 def clock(seconds: float) -> str:
     whole = int(seconds)
     hours, rest = divmod(whole, 3600)
@@ -71,7 +67,7 @@ def live(run: Run, now: datetime) -> RenderableType:
 
 def _headline(run: Run) -> Text:
     text = Text.assemble((run.run_id, "bold"), "  ", (run.phase.value.replace("_", " "), STYLES.get(run.phase, "cyan")))
-    if simulated(run):
+    if run.simulated:
         text.append(f"  embedded cloud, {SIMULATED}", "dim")
     return text
 
@@ -144,7 +140,7 @@ def _footer(run: Run, now: datetime) -> RenderableType:
         (clock((end - run.created_at).total_seconds()), "bold"),
         "   spent ",
         (usd(run.cost(now)), "bold"),
-        f"   ceiling {usd(run.ceiling_usd)}{' (simulated)' if simulated(run) else ''}",
+        f"   ceiling {usd(run.ceiling_usd)}{' (simulated)' if run.simulated else ''}",
     )
     rows: list[RenderableType] = [line]
     rows += [
@@ -194,7 +190,7 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
     mark = "✓" if run.phase is Phase.SUCCEEDED else "✗"
     took = clock((run.updated_at - run.created_at).total_seconds())
     cases = f"{run.cases_done} of {run.cases_total} cases in {took}"
-    money = f"{usd(run.cost(now))} of at most {usd(run.ceiling_usd)}{' (simulated)' if simulated(run) else ''}"
+    money = f"{usd(run.cost(now))} of at most {usd(run.ceiling_usd)}{' (simulated)' if run.simulated else ''}"
     if run.guest_of is not None:
         money = f"on a kept machine that {run.guest_of.owner} pays for"
     yield f"{mark} {run.phase.value.replace('_', ' ')}: {cases}, {money}"

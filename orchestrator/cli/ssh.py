@@ -70,7 +70,7 @@ def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str
                 hint=f"`bench logs -f {run.run_id}` follows it there",
             )
         return to_host(target, command)
-    if wiring.mode == "embedded":
+    if wiring.mode.simulated:
         raise ConfigError(
             "a machine of the embedded cloud is processes on this computer: there is nothing to log in to",
             hint=f"`bench logs -f {run.run_id}` follows it; `bench cloud status` lists what runs",

@@ -105,7 +105,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
             {
                 "schema": 1,
                 "mode": wiring.mode,
-                "prices_simulated": wiring.mode == "embedded",
+                "prices_simulated": wiring.mode.simulated,
                 "runs": runs,
                 "instances": machines,
                 "left_out": left_out,
@@ -120,7 +120,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
         console.print(runs_table(lines[::-1][:limit], utc_now()))
         if len(lines) > limit:
             console.print(f"… and {len(lines) - limit} older runs (--limit)", style="dim")
-        if wiring.mode == "embedded":
+        if wiring.mode.simulated:
             console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
     for finding in findings:
         console.print(line(finding), markup=False, soft_wrap=True)
@@ -142,7 +142,7 @@ def _alive(wiring: Wiring) -> tuple[Finding, ...]:
     instances = wiring.alive()
     if not instances:
         return ()
-    return survey(wiring.world(), instances, price_of(wiring.price_book.usable()))
+    return survey(wiring.world(), instances, price_of())
 
 
 def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError | None]:

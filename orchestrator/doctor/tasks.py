@@ -18,6 +18,7 @@ from orchestrator.core.errors import BenchError, ConfigError, CredentialsMissing
 from orchestrator.core.identity import Identity
 from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, lookup
 from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.mode import Mode
 from orchestrator.core.rest import Conversation
 from orchestrator.doctor.runner import Task
 from orchestrator.runs.planning import LaunchOptions
@@ -46,7 +47,7 @@ class Computer(Protocol):
 class Surroundings:
     """What the checks of this machine look at."""
 
-    mode: str
+    mode: Mode
     home: Path
     configs: Path
     prices: Callable[[], PriceSheet]
@@ -117,7 +118,7 @@ class CloudExamination:
 
 def here_tasks(around: Surroundings, config: Path | None) -> tuple[Task, ...]:
     """The checks of this machine."""
-    uses, computer, home = around.mode == "embedded", around.computer, around.home
+    uses, computer, home = around.mode.simulated, around.computer, around.home
     needed = computer.requirements()
     return (
         Task(checks.PYTHON, lambda: here.python(tuple(sys.version_info[:3]))),

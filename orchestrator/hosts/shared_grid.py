@@ -84,7 +84,7 @@ def begin_grid(
     members: list[Member] = []
     refused: BudgetExceeded | None = None
     for run_id, one in zip(run_ids, plans, strict=True):
-        target = one.offers[0].why
+        target = one.offers[0].host
         try:
             engine = begin(world, one, payload, run_id=run_id, where=where, cold=True, grid=lead)
         except BudgetExceeded as exc:

@@ -10,6 +10,7 @@ from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.hosts import HOST_KEY, is_host
 from orchestrator.core.ledger.budget import Ledger, Refused, authorize, binding, hold
 from orchestrator.core.market.offers import Offer
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import hold_key, labels, payload_object, plan_object
 from orchestrator.core.plan.document import plan_document
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
@@ -33,7 +34,7 @@ class Payload:
 class LaunchContext:
     """What a launch needs to know of the place it launches into."""
 
-    mode: str
+    mode: Mode
     bucket: str
     user: str
     endpoints: Mapping[str, str] | None
@@ -123,7 +124,7 @@ def engine_for(
 def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, generation: int = 0) -> None:
     """Holds the ceiling, or closes the run as refused and raises `BudgetExceeded`. Taken twice it is one hold."""
     now, key = world.clock.now(), hold_key(run_id, generation)
-    pretend = plan.mode == "embedded"
+    pretend = plan.mode.simulated
 
     def change(ledger: Ledger) -> Ledger | Refused:
         verdict = authorize(ledger, world.caps, plan.ceiling_usd, now, run_id=key, pretend=pretend)
@@ -172,7 +173,7 @@ def instance_request(
         ),
     }
     if is_host(offer.zone):
-        metadata[HOST_KEY] = json.dumps({"target": offer.why, "python": plan.config.host.python})
+        metadata[HOST_KEY] = json.dumps({"target": offer.host, "python": plan.config.host.python})
     elif where.endpoints is not None:
         metadata["bench-endpoints"] = json.dumps(dict(where.endpoints))
     return InstanceRequest(

@@ -17,6 +17,7 @@ from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.ledger.budget import without
 from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest
 from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan, priced_offers, with_fallbacks
 from orchestrator.core.run.status import decode
 from orchestrator.runs.engine import World
@@ -143,7 +144,7 @@ def plan_with_open_holds_settled(world: World, make: Callable[[], LaunchPlan | P
 
 
 def plan_on_cloud(
-    world: World, config: Config, name: str, *, mode: str, prices: PriceSheet, here: str = "", under: str = ""
+    world: World, config: Config, name: str, *, mode: Mode, prices: PriceSheet, here: str = "", under: str = ""
 ) -> LaunchPlan:
     """The plan for rented machines, those of the fallback GPUs among them; `here` as in `plan`; for a run that goes on,
     `under` names the hold that it has. Raises as `plan_with_open_holds_settled`."""
@@ -161,7 +162,7 @@ def plan_on_cloud(
 
 
 def _for_one_gpu(
-    world: World, config: Config, name: str, mode: str, prices: PriceSheet, here: str, under: str
+    world: World, config: Config, name: str, mode: Mode, prices: PriceSheet, here: str, under: str
 ) -> LaunchPlan | PlanRefused:
     cloud = world.cloud()
     regions = sorted({zone.rpartition("-")[0] for zone in config.allowed_zones()})

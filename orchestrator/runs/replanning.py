@@ -8,6 +8,7 @@ from dataclasses import replace
 from orchestrator.core.config.model import Config
 from orchestrator.core.ledger.budget import exposure
 from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import hold_key
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_config, resumed_on_hosts, same_image
@@ -22,14 +23,14 @@ def replanned(
     stored: LaunchPlan,
     run_id: str,
     *,
-    mode: str,
+    mode: Mode,
     prices: PriceSheet,
     here: str,
     say: Callable[[str], None],
 ) -> LaunchPlan:
     """The plan under which `run_id` goes on: `today`'s limits, caps, prices and channels, and what `stored` measures.
     Raises as `plan_on_cloud`."""
-    if stored.mode == "host":
+    if stored.mode is Mode.HOST:
         return resumed_on_hosts(today, stored)
     world = world_for(today)
     spent = exposure(world.ledger.read(), "run", world.clock.now(), run_id=run_id).spent

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.core import naming
 from orchestrator.core.ledger.budget import hold
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
-from orchestrator.core.plan.plan import SHORTEST_S, LaunchPlan, run_spec
+from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, Vm, replay
 from orchestrator.core.run.slots import OLDEST, Slot, Wanted, owned, seconds_left, unfit
@@ -86,7 +86,7 @@ def _fresh(world: World) -> list[str]:
 
 def _wanted(plan: LaunchPlan, owner: Run | None) -> Wanted:
     """A machine whose own run had as many cases must have time for as many again."""
-    shortest = SHORTEST_S[plan.mode]
+    shortest = plan.mode.shortest_s
     told = owner.current if owner is not None else None
     took = 0.0
     if owner is not None and told is not None and told.kept is not None and told.booted_at and told.work_done_at:
@@ -112,7 +112,7 @@ def _hold_nothing(world: World, plan: LaunchPlan, run_id: str, log: EventLog) ->
     """An entry in the ledger all the same: that the run cost nothing of its own is worth a line."""
     now = world.clock.now()
     ttl_s = plan.ttl_s + DEADLINE_SLACK_S
-    pretend, note = plan.mode == "embedded", "on a kept machine"
+    pretend, note = plan.mode.simulated, "on a kept machine"
     world.accounts.change(
         lambda ledger: hold(
             ledger, run_id, plan.ceiling_usd * 0, ttl_s, now, plan.config.gpu, note=note, pretend=pretend

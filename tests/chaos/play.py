@@ -29,6 +29,7 @@ from orchestrator.core.errors import BenchError, BudgetExceeded, Unavailable
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import LEDGER
 from orchestrator.core.plan.plan import LaunchPlan, plan
 from orchestrator.core.run.decide import Policy
@@ -217,7 +218,7 @@ class Play:
         )  # fmt: skip
         config = configs.load("gpu: l4", source="chaos.yaml", overrides=overrides, grids=GRIDS)
         made = plan(
-            config, config_name="chaos", mode="gce", prices=self.arena.rules.sheet, quotas=None, ledger=Ledger(), caps=Caps(),
+            config, config_name="chaos", mode=Mode.GCE, prices=self.arena.rules.sheet, quotas=None, ledger=Ledger(), caps=Caps(),
             image=image, now=self.timeline.now(),
         )  # fmt: skip
         assert isinstance(made, LaunchPlan), made
@@ -340,7 +341,7 @@ class Play:
         world = self.world(actor) if actor.engine is None else actor.engine.world
         match actor.client.role:
             case "launch" if actor.engine is None:
-                where = LaunchContext("gce", self.bucket, "ada", None, require_cuda=False)
+                where = LaunchContext(Mode.GCE, self.bucket, "ada", None, require_cuda=False)
                 made = self.planned(world.cloud().image(*IMAGE))
                 actor.engine = begin(world, made, PACKED, run_id=actor.run_id, where=where)
                 return 0
@@ -374,7 +375,7 @@ class Play:
 
     def resumed(self, world: World, run_id: str) -> Engine:
         """What `bench launch --resume` does."""
-        where = LaunchContext("gce", self.bucket, "ada", None, require_cuda=False)
+        where = LaunchContext(Mode.GCE, self.bucket, "ada", None, require_cuda=False)
         plan = stored_plan(world.bucket, run_id)
         engine = resume(world, plan, run_id=run_id, where=where, fresh=lambda: PACKED)
         self.resumes += 1

@@ -12,6 +12,7 @@ from orchestrator.adapters.terminal import attach, installed
 from orchestrator.cli.ssh import command_for
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.hosts import HostRecord, parse_target
+from orchestrator.core.mode import Mode
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
 from tests.cli.conftest import Bench
@@ -32,7 +33,7 @@ class Hosts:
 class Place:
     """As much of a wiring as the question takes."""
 
-    mode: str = "gce"
+    mode: Mode = Mode.GCE
     hosts: Hosts = field(default_factory=Hosts)
     project: str = "my-project"
 
@@ -88,7 +89,7 @@ def test_a_run_without_a_machine_says_so_and_where_its_log_is(log: Log) -> None:
 
 def test_the_embedded_clouds_machines_are_no_place_to_log_in_to() -> None:
     with pytest.raises(ConfigError, match="processes on this computer"):
-        command(replay(running().events), Place(mode="embedded"))
+        command(replay(running().events), Place(mode=Mode.EMBEDDED))
 
 
 def test_a_programme_gets_the_terminal_and_its_exit_code_is_ours(tmp_path: Path) -> None:

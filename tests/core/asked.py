@@ -13,6 +13,7 @@ from orchestrator.core.config import load as configs
 from orchestrator.core.config.load import Config
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -35,7 +36,7 @@ def planned(config: Config | None = None, **changes: Any) -> LaunchPlan | PlanRe
     config = config or asked()
     arguments: dict[str, Any] = {
         "config_name": "my",
-        "mode": "gce",
+        "mode": Mode.GCE,
         "prices": SHEET,
         "image": IMAGE,
         "quotas": None,

@@ -23,12 +23,13 @@ from orchestrator.core.config.model import Config, with_gpu
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.catalog import lookup
 from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan, with_fallbacks
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Run
 from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import EPOCH, SimulatedTimeline
+from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.ports import Notice
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine, World
@@ -41,9 +42,7 @@ from tests.support.discovery import Recorder
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))
-BUNDLED = PriceSheet.parse((CONFIGS / "prices.yaml").read_text(encoding="utf-8"))
-SHEET = BUNDLED.model_copy(update={"as_of": EPOCH.date()})
-"""As if it had been refreshed on the day that simulated time begins."""
+SHEET = PriceSheet.parse((CONFIGS / "prices.yaml").read_text(encoding="utf-8"))
 PAYLOAD = Payload("ab" * 32, b"not run here", "#!/bin/bash\n")
 ZONES = ("us-central1-a", "us-central1-b", "us-east1-b")
 RUN = "20261121-040000-l4-0001"
@@ -155,12 +154,12 @@ class Stage:
 
     def _plan(self, config: Config, ledger: Ledger, caps: Caps, **known: Any) -> LaunchPlan | PlanRefused:
         return plan(
-            config, config_name="story", mode="gce", prices=SHEET, quotas=None, ledger=ledger, caps=caps,
+            config, config_name="story", mode=Mode.GCE, prices=SHEET, quotas=None, ledger=ledger, caps=caps,
             image=self.world().cloud().image(*config.image_source), now=self.timeline.now(), **known,
         )  # fmt: skip
 
     def begin(self, world: World, made: LaunchPlan | None = None, run_id: str = RUN) -> Engine:
-        where = LaunchContext("gce", self.cloud.bucket, "ada", None, require_cuda=False)
+        where = LaunchContext(Mode.GCE, self.cloud.bucket, "ada", None, require_cuda=False)
         return begin(world, made or self.plan(), PAYLOAD, run_id=run_id, where=where)
 
     def launch(self, *overrides: str, run_id: str = RUN, caps: Caps | None = None) -> Run:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.mode import Mode
 from orchestrator.runs.launch import LaunchContext, begin
 from tests.stories.keeping import kept_vm
 from tests.stories.stage import PAYLOAD, Stage, staged, weather
@@ -37,7 +38,7 @@ def test_a_claim_whose_answer_is_lost_makes_no_second_machine(home: Path) -> Non
         keep(stage)
         world = stage.world()
         object.__setattr__(world, "bucket", LossyAnswers(world.bucket, "machines/", lost(stage)))
-        where = LaunchContext("gce", stage.cloud.bucket, "ada", None, require_cuda=False)
+        where = LaunchContext(Mode.GCE, stage.cloud.bucket, "ada", None, require_cuda=False)
         said: list[str] = []
         begin(world, stage.plan(), PAYLOAD, run_id=NEXT, where=where, say=said.append).follow()
         assert stage.fired() == [1]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import cases_prefix, slot_object
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.keeping import advise, cold_starts
@@ -228,7 +229,7 @@ def test_a_launch_that_wants_another_machine_type_or_a_cold_start_leaves_the_kep
         keep(stage)
         bigger = stage.begin(stage.world(), stage.plan("machine.type=g2-standard-8"), NEXT).follow()
         assert bigger.taken is None
-        where = LaunchContext("gce", stage.cloud.bucket, "ada", None, require_cuda=False)
+        where = LaunchContext(Mode.GCE, stage.cloud.bucket, "ada", None, require_cuda=False)
         cold = begin(stage.world(), stage.plan(), PAYLOAD, run_id=THIRD, where=where, cold=True).follow()
         assert (cold.phase, cold.taken) == (Phase.SUCCEEDED, None)
         stage.look_after()

@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NotFound
 from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object, plan_object
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
@@ -194,7 +195,7 @@ PAYLOAD = packed()
 
 
 def where(stage: Stage) -> LaunchContext:
-    return LaunchContext("gce", stage.cloud.bucket, "ada", None, require_cuda=False)
+    return LaunchContext(Mode.GCE, stage.cloud.bucket, "ada", None, require_cuda=False)
 
 
 def begun(stage: Stage, *, dies_after: int = 0, attempts: str = THREE) -> Engine:
@@ -267,7 +268,7 @@ def test_what_cannot_be_resumed_is_refused_with_the_reason(home: Path) -> None:
         with pytest.raises(ConfigError, match="has measured everything"):
             resumed(stage)
         made = stored_plan(stage.world().bucket, RUN)
-        elsewhere = replace(where(stage), mode="embedded")
+        elsewhere = replace(where(stage), mode=Mode.EMBEDDED)
         with pytest.raises(ConfigError, match="launched in mode gce"):
             resume(stage.world(), made, run_id=RUN, where=elsewhere, fresh=lambda: PAYLOAD)
         with pytest.raises(NotFound, match="there is no run"):

@@ -75,8 +75,7 @@ def prices(as_of: date, today: date) -> Verdict:
     if age < 0:
         return doubt(f"the price table is dated {as_of}, which is to come", "bench prices")
     if age > STALE_DAYS:
-        why = f"the price table is of {as_of}, {age} days old; spot prices move every month, so more is held"
-        return doubt(why, "bench prices --refresh")
+        return doubt(f"the price table is of {as_of}, {age} days old; spot prices move every month", "bench prices")
     return fine(f"of {as_of}, {age} days old; run costs are held at these prices")
 
 

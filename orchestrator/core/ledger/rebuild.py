@@ -32,7 +32,7 @@ def entries_of(log: Iterable[ev.Event]) -> dict[str, Entry]:
                         gpu=run.plan.gpu if run.plan else "",
                         note="rebuilt",
                         attempt=max((vm.attempt for vm in run.vms if vm.generation == generation), default=0),
-                        pretend=run.plan is not None and run.plan.mode == "embedded",
+                        pretend=run.simulated,
                     )
             case ev.Settled(cost_usd=usd, generation=generation):
                 key = hold_key(run.run_id, generation or 0)

@@ -59,6 +59,8 @@ class Offer:
     """Expected dollars to a finished run; None where nobody worked it out: then the price decides."""
     why: str = ""
     """What is known of capacity there, for a person."""
+    host: str = ""
+    """A machine of the user's own, as `user@name:port`; empty for one that is rented."""
 
     @property
     def pool(self) -> tuple[str, str, str]:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.offers import Offer
+from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 
 
@@ -24,7 +25,6 @@ def plan_document(plan: LaunchPlan) -> dict[str, Any]:
         "mode": plan.mode,
         "ceiling_usd": str(plan.ceiling_usd),
         "usd_per_hour": str(plan.usd_per_hour),
-        "price_margin": str(plan.margin),
         "ttl_s": plan.ttl_s,
         "attempts": plan.attempts,
         "image": plan.image,
@@ -52,12 +52,11 @@ def plan_from(document: Mapping[str, Any]) -> LaunchPlan:
         return LaunchPlan(
             config=Config.model_validate(document["settings"]),
             config_name=str(document["config"]),
-            mode=str(document["mode"]),
+            mode=Mode(document["mode"]),
             offers=tuple(_read_offer(offer) for offer in document["offers"]),
             ttl_s=int(document["ttl_s"]),
             ceiling_usd=Decimal(document["ceiling_usd"]),
             attempts=int(document["attempts"]),
-            margin=Decimal(document.get("price_margin", "0")),
             image=str(document["image"]),
             cases=tuple(document["cases"]),
             measurements_per_implementation=int(document["measurements_per_implementation"]),

@@ -1,26 +1,25 @@
-"""What a plan says beside its figures: what is measured instead, and how far the prices can be trusted."""
+"""What a person should know of a plan beside its figures: which grid is measured, and how good its prices are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from decimal import Decimal
 
 from orchestrator.core.config.model import Config, EffectiveGrids
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import MachineSpec, PriceSheet
+from orchestrator.core.mode import Mode
 
 
-def about_grids(config: Config, mode: str, grids: EffectiveGrids, here: str) -> list[str]:
-    """What is measured where it is not what was asked for. `here` is the GPU that the embedded cloud really has."""
+def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) -> list[str]:
     said = []
     if config.workload is not None:
         own, known = config.workload, len(config.workload.cases)
         cases = f"{known} cases" if known else "as many cases as it says when it is run"
-        instead = "" if config.gpu == "cpu" or mode != "embedded" else f"; no {config.gpu.upper()} is"
-        where = " on this machine's own processor" if mode == "embedded" else ""
+        instead = "" if config.gpu == "cpu" or not mode.simulated else f"; no {config.gpu.upper()} is"
+        where = " on this machine's own processor" if mode.simulated else ""
         return [f"workload {own.name}: {cases}{where}{instead}"]
-    if mode == "embedded":
+    if mode.simulated:
         what = f"grid '{grids.measure.name}'"
         if grids.replaced:
             what += f" in the place of '{config.measure.grid.name}'"
@@ -31,17 +30,13 @@ def about_grids(config: Config, mode: str, grids: EffectiveGrids, here: str) -> 
     return said
 
 
-def about_age(prices: PriceSheet, margin: Decimal, now: datetime) -> list[str]:
-    """That the prices are old, how much is held on top of them, and what helps."""
-    if not prices.stale(now):
-        return []
-    age = f"prices are of {prices.as_of}, {prices.age_days(now.date())} days old, and spot prices move every month"
-    return [f"{age}: {margin:.0%} is held on top of them; `bench prices --refresh` asks Google for today's"]
-
-
-def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) -> list[str]:
-    """Which prices are from no record."""
+def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer], now: datetime) -> list[str]:
     said = []
+    if prices.stale(now):
+        said.append(
+            f"prices are of {prices.as_of}, {prices.age_days(now.date())} days old; spot prices move every month: "
+            "update configs/prices.yaml"
+        )
     gpu, machine = config.gpu_spec, config.machine
     spec = MachineSpec(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)
     sources: set[str] = set()

@@ -10,9 +10,8 @@ from orchestrator.core.hosts import MACHINE_TYPE, PROVISIONING, Target
 from orchestrator.core.ledger.budget import Caps, Ledger, Refused, authorize
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, fit_budget
-
-MODE = "host"
 
 
 def plan_on_hosts(
@@ -29,22 +28,22 @@ def plan_on_hosts(
     offers = tuple(
         Offer(
             gpu=config.gpu,
-            region=MODE,
+            region=Mode.HOST,
             zone=target.zone,
             machine_type=MACHINE_TYPE,
             accelerator=None,
             accelerator_count=0,
             provisioning=PROVISIONING,
             usd_per_hour=config.host.hourly_usd,
-            why=str(target),
+            host=str(target),
         )
         for target in targets
     )
-    timed = fit_budget(config, MODE, offers, ledger, caps, now)
+    timed = fit_budget(config, Mode.HOST, offers, ledger, caps, now)
     if isinstance(timed, PlanRefused):
         return timed
     offers, ttl_s, attempts, said = timed
-    grids = effective_grids(config, MODE)
+    grids = effective_grids(config, Mode.HOST)
     if grids.left_out:
         said.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
     worst = ceiling(config.host.hourly_usd, ttl_s, attempts)
@@ -54,15 +53,15 @@ def plan_on_hosts(
     return LaunchPlan(
         config=config,
         config_name=config_name,
-        mode=MODE,
+        mode=Mode.HOST,
         offers=offers,
         ttl_s=ttl_s,
         ceiling_usd=worst,
         attempts=attempts,
         image="",
         cases=cases,
-        measurements_per_implementation=len(cases) * measurements(config, MODE),
-        harness=harness(config, grids, MODE),
+        measurements_per_implementation=len(cases) * measurements(config, Mode.HOST),
+        harness=harness(config, grids, Mode.HOST),
         notices=(*notices, *said),
         headroom=fits.headroom,
     )

@@ -14,12 +14,12 @@ from orchestrator.core.market import quota as quota_rules
 from orchestrator.core.market.offers import USUAL, Advice, Offer, rank, region_of, weigh
 from orchestrator.core.market.pricing import MAX_TTL_S, MachineSpec, PriceSheet, ceiling, ttl_within
 from orchestrator.core.market.quota import Quota
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import instance_name, is_prepared
 from orchestrator.core.plan.expectation import Expectation, expect
-from orchestrator.core.plan.notices import about_age, about_grids, about_prices
+from orchestrator.core.plan.notices import about_grids, about_prices
 from orchestrator.core.run.status import StatusLine
 
-SHORTEST_S: Final = {"gce": 240, "embedded": 60, "host": 60}
 """Boot, checks and one case: a machine with less time brings nothing back."""
 
 
@@ -29,7 +29,7 @@ class LaunchPlan:
 
     config: Config
     config_name: str
-    mode: str
+    mode: Mode
     """`gce`, `embedded`, or `host`."""
     offers: tuple[Offer, ...]
     ttl_s: int
@@ -47,8 +47,6 @@ class LaunchPlan:
     """The plans for other GPUs, whose offers come after ours."""
     expectation: Expectation | None = None
     """What it is likely to take, by this bucket's runs; None where none tells."""
-    margin: Decimal = Decimal(0)
-    """What the ceiling has beside the prices, as a share of them: they are of an old table."""
 
     def of(self, offer: Offer) -> LaunchPlan:
         """The plan that an offer belongs to: image, disk and problems differ from GPU to GPU."""
@@ -57,7 +55,7 @@ class LaunchPlan:
     @property
     def label(self) -> str:
         """What the run is called by: the GPU that is rented; of a machine that is somebody's own nothing is claimed."""
-        return "host" if self.mode == "host" else self.config.gpu
+        return "host" if self.mode is Mode.HOST else self.config.gpu
 
     @property
     def usd_per_hour(self) -> Decimal:
@@ -79,7 +77,7 @@ def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing el
     config: Config,
     *,
     config_name: str,
-    mode: str,
+    mode: Mode,
     prices: PriceSheet,
     image: str,
     quotas: Mapping[str, Sequence[Quota]] | None,
@@ -116,21 +114,19 @@ def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing el
         if not offers:
             return _quota_refused(short)
         notices += [f"left out: {shortage.text}" for shortage in short]
-    # What the embedded cloud charges does not move with Google's prices.
-    margin = prices.margin(now) if mode == "gce" else Decimal(0)
-    timed = fit_budget(config, mode, offers, ledger, caps, now, margin)
+    timed = fit_budget(config, mode, offers, ledger, caps, now)
     if isinstance(timed, PlanRefused):
         return timed
     offers, ttl_s, attempts, said = timed
     notices += said
     # Where the embedded cloud has a GPU, that is what is measured, on a GPU's grid and in a GPU's regimes.
-    kind = "here" if mode == "embedded" and here and config.gpu != "cpu" else mode
+    kind = "here" if mode.simulated and here and config.gpu != "cpu" else mode
     grids = effective_grids(config, kind)
     notices += about_grids(config, mode, grids, here if kind == "here" else "")
-    if mode == "gce":
-        notices = [*about_age(prices, margin, now), *notices, *about_prices(config, prices, offers)]
-    worst = max(ceiling(held_at(offer, margin), ttl_s, attempts) for offer in offers)
-    fits = authorize(ledger, caps, worst, now, pretend=mode == "embedded")
+    if mode is Mode.GCE:
+        notices += about_prices(config, prices, offers, now)
+    worst = max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers)
+    fits = authorize(ledger, caps, worst, now, pretend=mode.simulated)
     assert not isinstance(fits, Refused), "a deadline that ttl_within allows is one whose ceiling fits"
     cases = case_ids_of(config, grids)
     likely = expect(runs, config.gpu, mode, config_name, len(cases), prepared=is_prepared(image))
@@ -150,13 +146,7 @@ def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing el
         notices=tuple(notices),
         headroom=fits.headroom,
         expectation=likely,
-        margin=margin,
     )
-
-
-def held_at(offer: Offer, margin: Decimal) -> Decimal:
-    """What an hour of an offer is held at."""
-    return offer.usd_per_hour * (1 + margin)
 
 
 def with_fallbacks(
@@ -176,7 +166,7 @@ def with_fallbacks(
         offers=offers,
         ttl_s=ttl_s,
         attempts=attempts,
-        ceiling_usd=max(ceiling(held_at(offer, lead.margin), ttl_s, attempts) for offer in offers),
+        ceiling_usd=max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers),
         fallbacks=tuple(replace(one, ttl_s=ttl_s) for one in rest),
         headroom=min((one.headroom for one in made), key=lambda left: min(left.values(), default=Decimal(0))),
         notices=(
@@ -219,7 +209,8 @@ def run_spec(
     skip_cases: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What the machine of one attempt is told (docs/contracts.md, section 3); `usd_per_hour` is its price."""
-    config, embedded = plan.config, plan.mode == "embedded"
+    config, embedded = plan.config, plan.mode.simulated
+    kept = config.run.keep and plan.mode is not Mode.HOST
     case_usd = config.measure.case_budget_usd
     paid = (
         {}
@@ -244,12 +235,12 @@ def run_spec(
             "torch": config.environment.torch,
             # The embedded cloud's machines are processes on the user's own: nothing is installed there, and no
             # room is needed for it. Nor is anything on a host: what is there is somebody's.
-            "allow_install": config.environment.allow_install and plan.mode == "gce",
+            "allow_install": config.environment.allow_install and plan.mode is Mode.GCE,
             "min_free_gb": min(config.environment.min_free_gb, 1) if embedded else config.environment.min_free_gb,
         },
         # A plan may leave cases out itself: those that another run measures.
         "harness": {**plan.harness, "skip_cases": [*plan.harness.get("skip_cases", ()), *skip_cases], **paid},
-        **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if config.run.keep and plan.mode != "host" else {}),
+        **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if kept else {}),
     }
 
 
@@ -290,35 +281,29 @@ def _models(config: Config) -> tuple[str, ...]:
 
 
 def fit_budget(
-    config: Config,
-    mode: str,
-    offers: tuple[Offer, ...],
-    ledger: Ledger,
-    caps: Caps,
-    now: datetime,
-    margin: Decimal = Decimal(0),
+    config: Config, mode: Mode, offers: tuple[Offer, ...], ledger: Ledger, caps: Caps, now: datetime
 ) -> tuple[tuple[Offer, ...], int, int, list[str]] | PlanRefused:
     """The offers that the budget can pay for, how long, and on how many machines: the time asked for on as many as it
     pays for, else on one the longest that the cheapest offer allows. A tight budget takes spare machines away before it
-    takes time. An hour is held at its price and `margin` of it."""
-    wanted, shortest = min(config.run.max_minutes * 60, MAX_TTL_S), SHORTEST_S[mode]
+    takes time."""
+    wanted, shortest = min(config.run.max_minutes * 60, MAX_TTL_S), mode.shortest_s
     if wanted < shortest:
         return PlanRefused(
             "budget",
             f"run.max_minutes of {config.run.max_minutes} is too short: boot and one case need {_minutes(shortest)}",
             f"set run.max_minutes to {-(-shortest // 60)} or more",
         )
-    left = headroom(ledger, caps, now, pretend=mode == "embedded")
+    left = headroom(ledger, caps, now, pretend=mode.simulated)
     if left is None:
         return offers, wanted, config.run.attempts, []
     dollars, _ = left
-    cheapest = min(held_at(offer, margin) for offer in offers)
+    cheapest = min(offer.usd_per_hour for offer in offers)
     enough = [n for n in range(config.run.attempts, 0, -1) if ttl_within(dollars, cheapest, n) >= wanted]
     attempts = enough[0] if enough else 1
-    ttl = {offer: ttl_within(dollars, held_at(offer, margin), attempts) for offer in offers}
+    ttl = {offer: ttl_within(dollars, offer.usd_per_hour, attempts) for offer in offers}
     longest = min(wanted, max(ttl.values()))
     if longest < shortest:
-        refused = authorize(ledger, caps, ceiling(cheapest, shortest, attempts), now, pretend=mode == "embedded")
+        refused = authorize(ledger, caps, ceiling(cheapest, shortest, attempts), now, pretend=mode.simulated)
         assert isinstance(refused, Refused), "what ttl_within leaves out, authorize refuses"
         return _budget_refused(config, refused, shortest)
     kept = tuple(offer for offer in offers if ttl[offer] >= longest)

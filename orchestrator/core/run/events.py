@@ -37,7 +37,7 @@ class RunPlanned(Fact):
     config: str
     user: str
     mode: str
-    """`gce` or `embedded`."""
+    """A `Mode`."""
     ceiling_usd: Usd
     ttl_s: Count
     attempts: Count

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from orchestrator.core.market.pricing import accrued
+from orchestrator.core.mode import Mode
 from orchestrator.core.run import events as ev
 
 VM_PHASES: Final = ("preflight", "environment", "build", "correctness", "measure", "finish")
@@ -180,6 +181,11 @@ class Run:
     closed: ev.RunClosed | None = None
 
     # --- machines ---
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its dollars are those of the embedded cloud."""
+        return self.plan is not None and self.plan.mode == Mode.EMBEDDED
 
     @property
     def generation(self) -> int:

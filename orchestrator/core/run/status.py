@@ -176,7 +176,7 @@ def document(run: Run, now: datetime) -> dict[str, object]:
         "cost_usd": line["cost_usd"],
         "ceiling_usd": line["ceiling_usd"],
         "settled": run.settled is not None,
-        "prices_simulated": plan is not None and plan.mode == "embedded",
+        "prices_simulated": run.simulated,
         "time": paid_time.document(run, now if run.closed is None else run.updated_at),
         "config": plan.config if plan else "",
         "image": plan.image if plan else "",
