@@ -51,7 +51,7 @@ def line(finding: Finding) -> str:
     instance = finding.instance
     cost = f"${finding.cost_usd:.2f} so far" if finding.cost_usd is not None else "cost unknown"
     hourly = f"${finding.usd_per_hour:.2f}/h" if finding.usd_per_hour is not None else "$?/h"
-    verdict = "orphan" if finding.orphan else "keep"
+    verdict = "orphan" if finding.orphan else "in use"
     odd = f"  [{', '.join(finding.flags)}]" if finding.flags else ""
     where = f"{instance.zone}/{instance.name}"
     return f"{verdict:<6}  {where}  {instance.status}  {hourly}  {cost}{odd}  {finding.verdict.reason}"

@@ -6,8 +6,11 @@ import os
 from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException
 
 from orchestrator import __version__
+from orchestrator.cli.answers import ANSWERED, answer_with
+from orchestrator.cli.examples import example_lines
 from orchestrator.cli.lazy import LazyGroup
 from orchestrator.core.errors import BenchError
 from orchestrator.core.foreign import log_text
@@ -38,17 +41,50 @@ COMMANDS = {
 """Each command and the first line of its help: what `bench --help` shows, with none of their modules loaded."""
 
 
+GROUPS = {
+    "Begin": ("init", "doctor", "new", "plan", "launch"),
+    "Follow": ("status", "logs", "ssh", "stop", "diagnose"),
+    "Results": ("fetch", "report", "cases", "compare", "history", "baseline", "profile", "site"),
+    "Many machines": ("fleet", "image"),
+    "Money": ("costs", "budget", "prices", "reap"),
+    "The tool": ("config", "cloud", "schema", "man"),
+}
+"""How `bench --help` and the greeting put the commands together; one that is in none comes last."""
+
+
+def grouped() -> dict[str, list[str]]:
+    """The commands that there are, by group."""
+    found = {title: [name for name in names if name in COMMANDS] for title, names in GROUPS.items()}
+    known = {name for names in found.values() for name in names}
+    found["More"] = [name for name in COMMANDS if name not in known]
+    return {title: names for title, names in found.items() if names}
+
+
 class Boundary(LazyGroup):
     """Turns a `BenchError` into words on standard error and an exit code. The rest is bugs, which keep their trace."""
 
     table = COMMANDS
 
+    def format_commands(self, _ctx: Any, formatter: Any) -> None:
+        width = max(map(len, COMMANDS))
+        for title, names in grouped().items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", COMMANDS[name]) for name in names])
+
     def invoke(self, ctx: Any) -> Any:
+        asks_json = "--json" in (*ctx._protected_args, *ctx.args)
+        ANSWERED.set(False)
         try:
             return super().invoke(ctx)
         except BenchError as exc:
+            if asks_json:
+                answer_with(type(exc).__name__, log_text(str(exc)), log_text(exc.hint or ""), exc.exit_code)
             complain(exc)
             raise typer.Exit(exc.exit_code) from exc
+        except TyperException as exc:
+            if asks_json:
+                answer_with("UsageError", exc.format_message(), "", exc.exit_code)
+            raise
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(130) from None
@@ -56,7 +92,7 @@ class Boundary(LazyGroup):
 
 def complain(exc: BenchError) -> None:
     """The error and its remedy on standard error, in colour where that is a terminal that wants it."""
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     typer.echo(f"{'error' if plain else typer.style('error', fg='red', bold=True)}: {log_text(str(exc))}", err=True)
     if exc.hint:
         typer.echo(f"{'hint' if plain else typer.style('hint', bold=True)}:  {log_text(exc.hint)}", err=True)
@@ -64,7 +100,7 @@ def complain(exc: BenchError) -> None:
 
 app = typer.Typer(
     cls=Boundary,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -92,6 +128,27 @@ def root(
     ] = False,
 ) -> None:
     ctx.obj = {"project": project, "bucket": bucket}
+    if ctx.invoked_subcommand is None:
+        typer.echo(greeting())
+
+
+def greeting() -> str:
+    """What `bench` alone says: what it is for, what there is, and where to begin."""
+    groups = grouped()
+    width = max(map(len, groups))
+    listed = [f"  {title:<{width}}  {'  '.join(names)}" for title, names in groups.items()]
+    return "\n".join(
+        [
+            f"bench {__version__}: how fast a GPU kernel is on a rented machine, for a sum of dollars fixed in advance",
+            "",
+            *listed,
+            "",
+            "Begin with one of these:",
+            *(f"  {line}" for line in example_lines("")),
+            "",
+            "bench COMMAND --help explains a command; `bench doctor` says what is missing here.",
+        ]
+    )
 
 
 def main() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.reading import report_of
+from orchestrator.cli.screen import Columns, screen
 from orchestrator.core.baselines import Baseline, Older, checked_name, placed, plain, without
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import cases_prefix
@@ -83,12 +82,12 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     if not found:
         typer.echo("there are no baselines; `bench baseline set main RUN` makes one")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Columns(droppable=("commit", "set by"))
     for head in ("name", "device", "run", "commit", "set by"):
         table.add_column(head, no_wrap=True)
     for name, one in found:
         table.add_row(name, escape(one.device), one.run_id, _commit(one).strip(" ()"), escape(one.set_by))
-    Console(highlight=False).print(table)
+    screen().print(table)
 
 
 @app.command("show")

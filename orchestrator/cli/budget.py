@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from orchestrator.cli.launch import Gpu, Overrides
 from orchestrator.cli.money_view import budget_document, budget_view, caps_document, caps_line
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.screen import screen
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.amounts import dollars
 from orchestrator.core.ledger.budget import WINDOWS, Ledger, SharedCaps, set_caps
@@ -40,7 +40,7 @@ def budget(
     if json:
         emit_json(budget_document(ledger, caps, now, name))
     else:
-        Console(highlight=False).print(budget_view(ledger, caps, now, name))
+        screen().print(budget_view(ledger, caps, now, name))
 
 
 @app.command("set")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.analysis.regimes import Setting
+from orchestrator.cli.screen import Columns, screen
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.text import labels, percent
 
@@ -15,7 +15,7 @@ STYLES = {"faster": "green", "slower": "red"}
 
 def show(one: Comparison) -> None:
     """Prints it: what may be compared, and a table for each regime."""
-    console = Console(highlight=False)
+    console = screen()
     runs = [escape(report.study.run_id) for report in (one.before, one.after)]
     console.print(f"[bold]{runs[0]}[/] → [bold]{runs[1]}[/]: {one.comparable.level.value}")
     for reason in one.comparable.reasons:
@@ -38,7 +38,7 @@ def show(one: Comparison) -> None:
 def _table(one: Comparison, setting: Setting) -> Table:
     several = len(one.implementations) > 1
     names = labels(list(dict.fromkeys(change.case_id for change in one.changes)))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Columns()
     for name in ("case", "implementation") if several else ("case",):
         table.add_column(name, no_wrap=True)
     for name in ("before", "after", "ratio", "95 % interval"):

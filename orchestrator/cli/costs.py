@@ -7,21 +7,31 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from orchestrator.cli.money_view import costs_document, costs_view
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.render import SIMULATED
+from orchestrator.cli.screen import screen
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.amounts import dollars, is_large
 from orchestrator.core.ledger.budget import add_cost, take_back
 from orchestrator.runs.reconcile import reconcile
 
+PAGE = 30
+"""Entries that a person is shown unless told otherwise."""
+
 app = typer.Typer(invoke_without_command=True, help="What was spent and what is held; `add` adds.")
 
 
 @app.callback()
-def costs(ctx: typer.Context, json: Json = False) -> None:
+def costs(
+    ctx: typer.Context,
+    last: Annotated[
+        int | None,
+        typer.Option("--last", min=1, help="Show so many entries, the newest: 30 for people, all with --json."),
+    ] = None,
+    json: Json = False,
+) -> None:
     if ctx.invoked_subcommand is not None:
         return
     wiring = options(ctx).wiring()
@@ -31,9 +41,10 @@ def costs(ctx: typer.Context, json: Json = False) -> None:
         ledger = wiring.ledger.read()
     practice = wiring.mode.simulated
     if json:
-        emit_json({**costs_document(ledger, wiring.clock.now(), practice=practice), "prices_simulated": practice})
+        found = costs_document(ledger, wiring.clock.now(), practice=practice, last=last)
+        emit_json({**found, "prices_simulated": practice})
     else:
-        Console(highlight=False).print(costs_view(ledger, wiring.clock.now(), practice=practice))
+        screen().print(costs_view(ledger, wiring.clock.now(), practice=practice, last=last or PAGE))
         if practice:
             typer.echo(f"machines of the embedded cloud, {SIMULATED}")
 

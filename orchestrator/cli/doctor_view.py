@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cli.screen import screen
 from orchestrator.core.doctor.verdicts import Level, Result, counted, exit_code
 
 MARKS = {
@@ -76,7 +77,7 @@ def total(results: Sequence[Result], seconds: float) -> Text:
 
 def show(results: Sequence[Result], where: str, seconds: float) -> None:
     """The page, on standard output. Commands are not wrapped, so that they can be copied."""
-    console = Console(highlight=False)
+    console = screen()
     console.print(page(results, where))
     for line in (*remedies(results), total(results, seconds)):
         console.print(line, soft_wrap=True)

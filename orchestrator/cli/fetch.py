@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.reading import read_report, write_files
 from orchestrator.cli.results_view import results_view
+from orchestrator.cli.screen import screen
 from orchestrator.cli.unread import raise_unread
 from orchestrator.core.errors import ProviderError
 from orchestrator.core.hosts import is_host
@@ -56,5 +56,5 @@ def fetch(
         headlines = list(report.headlines())
         emit_json({**fetched.document(), "measurements": report.study.measurements, "headlines": headlines})
     else:
-        Console(highlight=False).print(results_view(fetched, report))
+        screen().print(results_view(fetched, report))
     raise_unread({**fetched.left_out, **wiring.hosts.odd})

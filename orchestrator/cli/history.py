@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from orchestrator.analysis.across import estimate, floor_of
 from orchestrator.analysis.history import Reading
@@ -19,6 +17,7 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import DEFAULT, Study, study
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.screen import Columns, screen
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import artifacts_prefix, cases_prefix
 from orchestrator.core.results import ResultsUnreadable
@@ -155,13 +154,13 @@ def _reading(run: str, study: Study, environment: dict[str, object], wanted: Wan
 
 
 def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
-    console = Console(highlight=False)
+    console = screen()
     relative = shown["relative_to"]
     setting = ", ".join(part for part in (shown["regime"], shown["cache"]) if part)
     console.print(
         f"[bold]{shown['implementation']}[/] on [bold]{shown['case_id']}[/]{f', {setting}' if setting else ''}"
     )
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Columns()
     for name in ("run", "commit", "payload"):
         table.add_column(name, no_wrap=True)
     for name in (f"over {relative}" if relative else "median µs", "95 % interval"):

@@ -1,7 +1,9 @@
-"""A group of commands whose modules are loaded when they are called, not when their names are listed."""
+"""A group of commands whose modules are loaded when they are called, and help in plain words with an example."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -9,8 +11,81 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from orchestrator.cli.examples import example_lines
+from orchestrator.core.errors import ConfigError
 
-class LazyGroup(TyperGroup):
+PLAIN = {
+    "str": "TEXT",
+    "list[str]": "TEXT",
+    "int": "N",
+    "int range": "N",
+    "float": "NUMBER",
+    "float range": "NUMBER",
+    "path": "PATH",
+}
+"""What a value is called in help, by the type that Python has for it."""
+
+
+def described(record: tuple[str, str], *, argument: bool) -> tuple[str, str]:
+    """A line of help without Python's words: `--limit N`, not `--limit <int range>`."""
+    name = re.sub(r" <[^>]*>$", "", record[0]) if argument else record[0]
+    name = re.sub(r"<([^>]*)>", lambda found: PLAIN.get(found[1], found[1]), name)
+    about = re.sub(r"(\S+?)<=x<=([^\s;\]]+)", r"\1 to \2", record[1])
+    return name, re.sub(r"x>=([^\s;\]]+)", r"\1 or more", about)
+
+
+class _PlainHelp:
+    """How the options and examples of a command are shown."""
+
+    def format_options(self: Any, ctx: Any, formatter: Any) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                kind = param.param_type_name
+                rows[kind].append(described(record, argument=kind == "argument"))
+        for kind, title in (("argument", "Arguments"), ("option", "Options")):
+            if rows[kind]:
+                with formatter.section(title):
+                    formatter.write_dl(rows[kind])
+        if hasattr(self, "format_commands"):
+            self.format_commands(ctx, formatter)
+
+    def format_epilog(self: Any, ctx: Any, formatter: Any) -> None:
+        lines = example_lines(ctx.command_path.partition(" ")[2])
+        if lines:
+            with formatter.section("Examples" if len(lines) > 1 else "Example"):
+                for line in lines:
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+class PlainCommand(_PlainHelp, TyperCommand):
+    """A command whose options that take one value are refused when they are given twice."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            _refuse_repeated(order)
+        return super().parse_args(ctx, args)
+
+
+def _refuse_repeated(order: list[Any]) -> None:
+    """Raises `ConfigError` for an option of one value that was given twice: the last one would win in silence."""
+    for option, times in Counter(order).items():
+        many = any(getattr(option, kind, False) for kind in ("multiple", "is_flag", "count"))
+        if option.param_type_name != "option" or many or times < 2:
+            continue
+        name = max(option.opts, key=len)
+        several = "one command for each, or `bench fleet --help` for one sweep over several"
+        hint = several if name == "--gpu" else f"give {name} once"
+        raise ConfigError(f"{name} was given {times} times and takes one value", hint=hint)
+
+
+class PlainGroup(_PlainHelp, TyperGroup):
+    """Commands below a command."""
+
+
+class LazyGroup(PlainGroup):
     """Lists `table` (command -> one line of help) and finds the command `name` in the module `orchestrator.cli.name`:
     its function `name`, or, for a command with commands of its own, its `app`."""
 
@@ -30,7 +105,9 @@ def load(name: str) -> Any:
     module = import_module(f"orchestrator.cli.{name}")
     around = typer.Typer(add_completion=False, rich_markup_mode=None)
     if hasattr(module, "app"):
-        around.add_typer(module.app, name=name)
+        for one in module.app.registered_commands:
+            one.cls = PlainCommand
+        around.add_typer(module.app, name=name, cls=PlainGroup)
     else:
-        around.command(name)(getattr(module, name))
+        around.command(name, cls=PlainCommand)(getattr(module, name))
     return typer.main.get_group(around).commands[name]

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.render import usd
+from orchestrator.cli.screen import Columns
 from orchestrator.core.foreign import words
 from orchestrator.core.ledger.alerts import THRESHOLDS
 from orchestrator.core.ledger.budget import WINDOWS, Caps, Exposure, Ledger, Window, binding, exposure, key_of
@@ -27,7 +27,8 @@ def all_of(ledger: Ledger, window: Window, now: datetime, *, practice: bool) -> 
     return Exposure(real.spent + other.spent, real.held + other.held)
 
 
-def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False) -> dict[str, Any]:
+def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False, last: int | None = None) -> dict[str, Any]:
+    shown, older = newest(ledger, last)
     windows = {}
     for window in ("day", "month", "total"):
         seen = all_of(ledger, window, now, practice=practice)
@@ -42,7 +43,7 @@ def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False) -> 
                 "hold_usd": str(entry.hold_usd),
                 "settled_usd": None if entry.settled_usd is None else str(entry.settled_usd),
             }
-            for run_id, entry in sorted(ledger.runs.items())
+            for run_id, entry in sorted(shown.runs.items())
         ],
         "costs": [
             {
@@ -53,26 +54,39 @@ def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False) -> 
                 "at": iso(cost.at),
                 "takes_back": cost.takes_back,
             }
-            for name, cost in sorted(ledger.costs.items(), key=lambda item: item[1].at)
+            for name, cost in sorted(shown.costs.items(), key=lambda item: item[1].at)
         ],
+        "older": older,
         "windows": windows,
     }
 
 
-def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+def newest(ledger: Ledger, last: int | None) -> tuple[Ledger, int]:
+    """The ledger with its newest `last` runs and costs alone, and how many older ones it has; all where that is None.
+    For showing: what is spent is summed over the whole."""
+    times = {name: entry.held_at for name, entry in ledger.runs.items()}
+    times |= {name: cost.at for name, cost in ledger.costs.items()}
+    kept = set(sorted(times, key=lambda name: (times[name], name))[-(last or len(times)) :])
+    runs = {name: entry for name, entry in ledger.runs.items() if name in kept}
+    costs = {name: cost for name, cost in ledger.costs.items() if name in kept}
+    return ledger.model_copy(update={"runs": runs, "costs": costs}), len(times) - len(kept)
+
+
+def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: int | None = None) -> RenderableType:
+    shown, older = newest(ledger, last)
+    table = Columns()
     table.add_column("what", no_wrap=True)
     table.add_column("spent", justify="right")
     table.add_column("held", justify="right")
-    table.add_column("note", overflow="ellipsis", no_wrap=True)
-    for run_id, entry in sorted(ledger.runs.items()):
+    table.add_column("note", overflow="fold")
+    for run_id, entry in sorted(shown.runs.items()):
         table.add_row(
             Text(words(run_id)),
             usd(entry.spent),
             usd(entry.held) if entry.held else "",
             f"of {usd(entry.hold_usd)} held",
         )
-    for cost in sorted(ledger.costs.values(), key=lambda cost: cost.at):
+    for cost in sorted(shown.costs.values(), key=lambda cost: cost.at):
         table.add_row(Text(words(cost.category)), usd(cost.usd), "", Text(words(cost.note)))
     sums = Text()
     for window in ("day", "month", "total"):
@@ -80,7 +94,8 @@ def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False) -> Rend
         sums.append(f"{window} ", "dim").append(usd(seen.spent), "bold").append(f" + {usd(seen.held)} held   ", "dim")
     if not ledger.runs and not ledger.costs:
         return Group(Text("nothing was spent yet", "dim"), sums)
-    return Group(table, Text(), sums)
+    more = [Text(f"… and {older} older (--last)", "dim")] if older else []
+    return Group(table, *more, Text(), sums)
 
 
 def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str) -> dict[str, Any]:
@@ -110,7 +125,7 @@ def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str) -> dic
 
 
 def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Columns()
     for title in ("window", "spent", "held", "cap", "left"):
         table.add_column(title, justify="left" if title == "window" else "right", no_wrap=True)
     table.add_column("")

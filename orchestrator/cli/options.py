@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from orchestrator.cli.answers import emit_json
 from orchestrator.wiring import Wiring, wire
+
+__all__ = ["Json", "Options", "emit_json", "options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,3 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 def options(ctx: typer.Context) -> Options:
     """The options before the command's name, as `cli.app.root` took them."""
     return Options(**(ctx.find_root().obj or {}))
-
-
-def emit_json(document: Any) -> None:
-    """One JSON document on standard output, and nothing else there."""
-    typer.echo(json.dumps(document, indent=2, default=str))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console
 
 from orchestrator.cli.launch import (
     BaselineOnly,
@@ -17,6 +16,7 @@ from orchestrator.cli.launch import (
 )
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.plan_view import plan_view
+from orchestrator.cli.screen import screen
 from orchestrator.core.plan.document import plan_document
 from orchestrator.runs.planning import LaunchOptions
 
@@ -48,4 +48,4 @@ def plan(
     if json:
         emit_json(plan_document(made))
         return
-    Console(highlight=False).print(plan_view(made))
+    screen().print(plan_view(made))

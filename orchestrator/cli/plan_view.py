@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.render import clock, usd
+from orchestrator.cli.screen import Columns
 from orchestrator.core.config.model import BOTH
 from orchestrator.core.hosts import PROVISIONING
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
@@ -32,7 +33,7 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     owned = plan.offers[0].provisioning == PROVISIONING
     for name, text in _owned(plan) if owned else _rented(plan):
         facts.add_row(name, text)
-    offers = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    offers = Columns()
     columns = ("", "zone") if owned else ("", "zone", "machine", "model", "$/h", "$ expected")
     for column in columns:
         offers.add_column(column, no_wrap=True, justify="right" if "$" in column else "left")

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.cli.options import Json, emit_json
+from orchestrator.cli.screen import Columns, screen
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import CATALOG
 from orchestrator.core.market.pricing import STALE_DAYS, MachineSpec, PriceSheet
@@ -39,7 +39,7 @@ def prices(
         about = {"as_of": str(sheet.as_of), "age_days": age, "stale": age > STALE_DAYS, "sources": sheet.sources}
         emit_json({"schema": 1, "currency": sheet.currency, **about, "trusted": list(sheet.trusted), "prices": rows})
         return
-    console = Console(highlight=False)
+    console = screen()
     console.print(_table(rows))
     used = dict.fromkeys(str(row["source"]) for row in rows)
     for name in used:
@@ -65,7 +65,7 @@ def _rows(sheet: PriceSheet, region: str, gpu: str) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Columns()
     for title in ("GPU", "machine", "region", "spot $/h", "on demand $/h", "source"):
         table.add_column(title, justify="right" if "$" in title else "left", no_wrap=True)
     for row in rows:

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cli.screen import Columns
 from orchestrator.core.foreign import words
 from orchestrator.core.results import is_control
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
@@ -49,6 +50,24 @@ def clock(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
+def duration(microseconds: float) -> str:
+    """A time in the unit that it is read in: µs up to a thousand, then ms, then s."""
+    for size, unit in ((1e6, "s"), (1e3, "ms")):
+        if microseconds >= size:
+            return f"{microseconds / size:.2f} {unit}"
+    return f"{microseconds:.1f} µs"
+
+
+def left_s(run: Run, now: datetime) -> float | None:
+    """The seconds that the cases which are left will take, if they take what the others of this machine took; None
+    where nothing can be said yet."""
+    span = next((one for one in reversed(run.spans) if one.phase == "measure"), None)
+    done = len(run.current.measured)
+    if run.closed is not None or span is None or span.exit_code is not None or not done:
+        return None
+    return max(0.0, (now - span.started_at).total_seconds() / done * (run.cases_total - run.cases_done))
+
+
 def ago(at: datetime, now: datetime) -> str:
     seconds = max(0, int((now - at) / timedelta(seconds=1)))
     for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -79,6 +98,8 @@ def _machines(run: Run) -> Text:
     vm = run.vm
     if run.guest_of is not None:
         return text.append(f"{run.guest_of.zone}  {run.guest_of.vm}, kept and paid for by {run.guest_of.owner}", "dim")
+    if vm is None and run.closed is not None:
+        return text.append("no machine was made" if not run.vms else "no machine is left", "dim")
     if vm is None:
         return text.append("asking for a machine …" if not run.vms else "trying the next zone …", "dim")
     text.append(f"{vm.zone}  {vm.machine_type} {vm.provisioning.lower()}  {usd(vm.usd_per_hour)}/h", "dim")
@@ -142,6 +163,9 @@ def _footer(run: Run, now: datetime) -> RenderableType:
         (usd(run.cost(now)), "bold"),
         f"   ceiling {usd(run.ceiling_usd)}{' (simulated)' if run.simulated else ''}",
     )
+    left = left_s(run, now)
+    if left is not None:
+        line.append(f"   about {clock(left)} left", "dim")
     rows: list[RenderableType] = [line]
     rows += [
         Text(f"{fact.cause}: {fact.detail.splitlines()[0] if fact.detail else ''}", "red") for fact in run.diagnoses
@@ -155,7 +179,7 @@ def _last_case(run: Run) -> Text:
     last = run.measured[-1]
     text = Text("last  ", "dim").append(last.case_id, "dim")
     for name, median in [pair for pair in last.median_us.items() if not is_control(pair[0])][:4]:
-        text.append(f"  {name} ", "dim").append(f"{median:.1f} µs")
+        text.append(f"  {name} ", "dim").append(duration(median))
     return text
 
 
@@ -220,7 +244,7 @@ class RunsTable:
         heads = ("run", "state", "cases", "cost", "age")
         used = sum(max(len(head), *(cell_len(row[at]) for row in rows)) + 2 for at, head in enumerate(heads))
         left = options.max_width - used
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table = Columns()
         for head in heads:
             table.add_column(head, justify="left" if head in ("run", "state") else "right", no_wrap=True)
         if left >= DEVICE:

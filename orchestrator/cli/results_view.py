@@ -13,6 +13,7 @@ from rich.text import Text
 
 from orchestrator.analysis.study import Case
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.cli.screen import Columns
 from orchestrator.report.markdown import skips
 from orchestrator.report.report import Report
 from orchestrator.report.text import backend, common_parts, count, digits, estimate, labels
@@ -70,7 +71,7 @@ def _tables(report: Report) -> RenderableType:
 def _table(report: Report, names: Sequence[str]) -> Table:
     study = report.study
     compared, names_of = bool(study.contrasts), labels(study.case_ids)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Columns()
     table.add_column(Text("-".join(common_parts(study.case_ids)) or "case"), no_wrap=True)
     several = len(study.settings) > 1
     if several:

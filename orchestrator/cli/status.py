@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from orchestrator.cli import alive_view
 from orchestrator.cli.alive_view import keep_or_stop, line, price_of, summary
@@ -14,6 +13,7 @@ from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.render import SIMULATED, alive_line, runs_table, time_lines
 from orchestrator.cli.render import live as live_view
+from orchestrator.cli.screen import screen
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import (
     BenchError,
@@ -67,13 +67,13 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
         }
         emit_json({**document(state, utc_now()), **told})
         return
-    console = Console(highlight=False)
+    console = screen()
     console.print(live_view(state, utc_now()))
     for words in time_lines(state, utc_now()):
         console.print(words, markup=False, soft_wrap=True)
     if cold is not None:
         console.print(cold.text, markup=False, soft_wrap=True, style="dim")
-    if advice is not None:
+    if advice is not None and state.kept is not None:  # for no other does anybody choose
         console.print(advice.text, markup=False, soft_wrap=True)
     if state.closed is not None and state.closed.detail:
         console.print(state.closed.detail, markup=False)
@@ -113,7 +113,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
         )
         raise_unread(left_out, first)
         return
-    console = Console(highlight=False, soft_wrap=False)
+    console = screen()
     if not lines:
         console.print("no runs yet; `bench launch --gpu l4` makes one")
     else:
@@ -125,7 +125,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     for finding in findings:
         console.print(line(finding), markup=False, soft_wrap=True)
         advice = keep_or_stop(finding, lines, utc_now())
-        if advice is not None:
+        if advice is not None and finding.run is not None and finding.run.kept is not None:
             console.print(f"        {advice.text}", markup=False, soft_wrap=True, style="dim")
     if unasked:
         console.print(

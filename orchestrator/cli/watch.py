@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from orchestrator.cli.keys import silent_keys
 from orchestrator.cli.plan_view import planned
-from orchestrator.cli.render import clock, live, usd
+from orchestrator.cli.render import clock, duration, live, usd
+from orchestrator.cli.screen import screen
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
@@ -21,11 +23,11 @@ from orchestrator.core.run.fold import Run
 
 @contextmanager
 def watching(*, quiet: bool) -> Iterator[Watch]:
-    console = Console(stderr=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = screen(sys.stderr if quiet else None)
     if quiet or not console.is_terminal:
-        yield PlainWatch(Console(file=sys.stderr, highlight=False, soft_wrap=True) if quiet else console)
+        yield PlainWatch(console)
         return
-    with Live(console=console, refresh_per_second=8, transient=False) as view:
+    with silent_keys(), Live(console=console, refresh_per_second=8, transient=False) as view:
         yield LiveWatch(console, view)
 
 
@@ -49,7 +51,7 @@ class PlainWatch(Watch):
         self._said: set[str] = set()
 
     def say(self, text: str) -> None:
-        self.console.print(Text(text))
+        self.console.print(Text(text), soft_wrap=True)
 
     def step(self, text: str) -> None:
         self.say(text)
@@ -72,7 +74,7 @@ class PlainWatch(Watch):
             self._once(f"healed {heal.what}: {heal.detail}", at)
         for done in run.measured:
             shown = [(name, median) for name, median in done.median_us.items() if not is_control(name)]
-            medians = "  ".join(f"{name} {median:.1f} us" for name, median in shown)
+            medians = "  ".join(f"{name} {duration(median)}" for name, median in shown)
             self._once(f"case {done.index}/{done.of} {done.case_id}: {medians}", at)
         for diagnosis in run.diagnoses:
             self._once(f"{diagnosis.cause}: {diagnosis.detail}", at)
@@ -101,4 +103,12 @@ class LiveWatch(Watch):
             self.console.print(Text(f"note: {notice}", "dim"))
 
     def show(self, run: Run) -> None:
-        self.view.update(live(run, datetime.now(UTC)))
+        self.view.update(Group(live(run, datetime.now(UTC)), Text(hint(run), "dim")))
+
+
+def hint(run: Run) -> str:
+    """What Ctrl-C does now."""
+    if run.closed is not None:
+        return ""
+    there = bool(run.vms) or run.taken is not None
+    return "Ctrl-C detaches; the run goes on" if there else "Ctrl-C stops the run: there is no machine yet"

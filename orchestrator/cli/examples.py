@@ -1,0 +1,87 @@
+"""An example or two of each command: under its help, in the manual page, and parsed by the tests."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    "": (
+        ("bench launch --gpu cpu", "measure the bundled kernel on this machine: nothing is rented"),
+        ("bench new norm", "write a kernel of your own that runs as it is: then bench launch norm.py"),
+        ("bench plan --gpu l4", "what a run on a rented L4 would do, and cost at most"),
+    ),
+    "baseline": (("bench baseline set main last", "the last run is `main` on its device from now on"),),
+    "baseline list": (("bench baseline list", "every name, device and run"),),
+    "baseline rm": (("bench baseline rm main --device T4", "forget it on one device"),),
+    "baseline set": (("bench baseline set main last", "the last run is `main` on its device from now on"),),
+    "baseline show": (("bench baseline show main", "its run and the environment of that run"),),
+    "budget": (("bench budget", "caps, what is spent, and what is left"),),
+    "budget rebuild": (("bench budget rebuild", "a ledger that was lost, from the events of the runs"),),
+    "budget set": (("bench budget set --day 5 --month 20", "caps that bind everybody who uses the bucket"),),
+    "cases": (("bench cases last", "the ids that `bench history --case` takes"),),
+    "cloud": (("bench cloud status", "the machines of the embedded cloud"),),
+    "cloud bill": (("bench cloud bill", "what each machine cost by the cloud's own meter"),),
+    "cloud preempt": (("bench cloud preempt VM --notice 0", "take a machine back without warning"),),
+    "cloud start": (("bench cloud start", "start it before anything needs it"),),
+    "cloud status": (("bench cloud status", "the machines that are alive"),),
+    "cloud stop": (("bench cloud stop", "delete its machines and stop it"),),
+    "cloud weather": (("bench cloud weather storm.yaml", "stock-outs, errors, preemptions, as the file says"),),
+    "compare": (
+        ("bench compare RUN last", "what became faster or slower since RUN"),
+        ("bench compare last --against main", "the same against a baseline: exit 12 for a regression"),
+    ),
+    "config": (("bench config show l4", "the configuration that --gpu l4 takes, as YAML to begin with"),),
+    "config keys": (("bench config keys", "every key that --set takes"),),
+    "config list": (("bench config list", "the configurations that come with the tool"),),
+    "config show": (("bench config show l4 > mine.yaml", "a file to change; then bench launch mine.yaml"),),
+    "costs": (("bench costs --last 50", "the newest 50 entries of the ledger"),),
+    "costs add": (("bench costs add 1.50 --category ai --note review", "it counts against the same caps"),),
+    "costs rm": (("bench costs rm cost-1a2b3c4d", "take back a cost that was added by hand"),),
+    "diagnose": (("bench diagnose last", "why it ended so, and the command that mends it"),),
+    "doctor": (
+        ("bench doctor", "this machine, the project, the bucket"),
+        ("bench doctor --gpu l4 --fix", "what a run on an L4 needs; does what is safe and free, after asking"),
+    ),
+    "fetch": (("bench fetch last", "the last run's results, into results/local/"),),
+    "history": (("bench history --case CASE", "the speed-up of `bench` over the runs; `bench cases` lists the cases"),),
+    "init": (
+        ("bench init --project my-project", "shows what it will do, asks, and does it"),
+        ("bench init --embedded --yes", "practise without a project"),
+    ),
+    "launch": (
+        ("bench launch --gpu cpu", "on this machine: nothing is rented"),
+        ("bench launch norm.py --gpu l4", "a workload of your own on a rented L4"),
+        ("bench launch --gpu l4 --set run.max_minutes=10 --max-price 0.30", "shorter, and no dearer an hour"),
+    ),
+    "logs": (("bench logs last -f", "follow it until the run is over"),),
+    "man": (("bench man | man -l -", "the manual page"),),
+    "new": (("bench new norm", "norm.py; then bench launch norm.py"),),
+    "plan": (("bench plan --gpu l4", "offers, prices and the most it can cost; nothing is asked for"),),
+    "prices": (("bench prices --gpu l4", "an L4 in every region that is known"),),
+    "reap": (
+        ("bench reap", "list machines that no live run owns"),
+        ("bench reap --yes", "and delete them"),
+    ),
+    "report": (
+        ("bench report last", "the report of the last run"),
+        ("bench report last --figures figures --format svg", "its figures as files"),
+    ),
+    "schema": (("bench schema status", "the JSON Schema of what bench status --json prints"),),
+    "site": (("bench site", "pages of every run in the bucket, in a folder"),),
+    "ssh": (("bench ssh last --print", "the command that reaches the machine"),),
+    "status": (
+        ("bench status", "the newest runs, and the machines alive now"),
+        ("bench status last --json", "one run, for a script"),
+    ),
+    "stop": (("bench stop last", "end the last run and delete its machine"),),
+}
+"""By the words that call a command."""
+
+
+def example_lines(command: str) -> list[str]:
+    """The examples of a command, aligned, for its help."""
+    found = EXAMPLES.get(command, ())
+    width = max((len(line) for line, _ in found), default=0)
+    if width > 40:  # an explanation beside it would not fit a usual terminal
+        return [text for line, about in found for text in (line, f"    {about}")]
+    return [f"{line:<{width}}  {about}" for line, about in found]

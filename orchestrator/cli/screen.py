@@ -1,0 +1,70 @@
+"""Where people's output goes: a terminal of some width, or a pipe. Nothing that carries meaning is cut in either."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import IO, Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+ENDLESS = 10_000
+"""Columns of a pipe, which has no edge."""
+
+
+def plain() -> bool:
+    """Whether the user wants neither colours nor bold nor dim: https://no-color.org, or a terminal that has none."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+
+def screen(file: IO[str] | None = None) -> Console:
+    """A console on standard output, or on `file`. In a pipe lines are as long as they are."""
+    system: Any = None if plain() else "auto"
+    console = Console(file=file or sys.stdout, highlight=False, color_system=system)
+    if not console.is_terminal:
+        console.width, console.soft_wrap = ENDLESS, True
+    return console
+
+
+class Columns(Table):
+    """Rows under heads. In a terminal they are aligned, and where it is too narrow the columns named in `droppable` go,
+    in that order, before cells are folded. In a pipe each row is a line with tabs between, for cut, awk and grep."""
+
+    def __init__(self, *, droppable: Sequence[str] = ()) -> None:
+        super().__init__(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        self.droppable = droppable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not options.is_terminal:
+            for line in self.lines(console):
+                yield Segment(f"{line}\n")
+            return
+        dropped = [column for column in self.columns if column.header in self.droppable]
+        dropped.sort(key=lambda column: list(self.droppable).index(str(column.header)))
+        free = options.update(max_width=ENDLESS)
+        everything = list(self.columns)
+        while dropped and Measurement.get(console, free, self).maximum > options.max_width:
+            gone = dropped.pop(0)
+            self.columns = [column for column in self.columns if column is not gone]
+        if Measurement.get(console, free, self).maximum > options.max_width:
+            for column in self.columns:
+                column.no_wrap, column.overflow = False, "fold"
+        yield from super().__rich_console__(console, options)
+        self.columns = everything
+
+    def lines(self, console: Console) -> list[str]:
+        """Heads and rows, with a tab between two cells."""
+        cells = [[column.header, *column._cells] for column in self.columns]
+        rows = zip(*cells, strict=True)
+        return ["\t".join(_told(console, cell) for cell in row).rstrip("\t") for row in rows]
+
+
+def _told(console: Console, cell: Any) -> str:
+    """A cell as text: marks of style read, pictures left out, and no tab or line end within."""
+    text = cell.plain if isinstance(cell, Text) else console.render_str(cell).plain if isinstance(cell, str) else ""
+    return " ".join(text.split())
