@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench chaos results install dev lint clean help compiler
+.PHONY: demo test check bench chaos results install dev lint clean help axe compiler
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -61,6 +61,11 @@ results: $(STAMP)
 	@for run in results/*/measurements.csv.gz; do folder=$$(dirname $$run); \
 	  $(BIN)/bench report $$folder --out build/$$folder --into results/README.md --mark $$(basename $$folder) --table baselines >/dev/null && \
 	  cp build/$$folder/report.md build/$$folder/verdicts.csv $$folder/ || exit 1; done
+
+## make axe     fetch what judges the pages for people who cannot see them, for the tests alone (needs npm)
+AXE_HOME ?= $(HOME)/.cache/spotbench-tests
+axe:
+	npm install --prefix $(AXE_HOME) --no-save --ignore-scripts --no-audit --no-fund axe-core@4.14.1
 
 ## make clean   remove what make made
 clean:

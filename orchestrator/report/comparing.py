@@ -65,7 +65,7 @@ def _section(one: Comparison) -> Iterable[Part]:
         yield from _changes(one, names)
     rows = list(_environments(one))
     if rows:
-        yield Table("Environments", ("", one.before.study.run_id, one.after.study.run_id), rows, long=(1, 2))
+        yield Table("Environments", ("what", one.before.study.run_id, one.after.study.run_id), rows, long=(1, 2))
 
 
 def _changes(one: Comparison, names: Mapping[str, str]) -> Iterable[Part]:

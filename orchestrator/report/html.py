@@ -155,4 +155,4 @@ def _environment(report: Report) -> Iterable[Part]:
         if value not in (None, "", [], {}) and key not in ("schema", "build schema", "build details")
     ]
     if lines:
-        yield Table("Environment", ("environment", ""), lines, long=(1,))
+        yield Table("Environment", ("what", "value"), lines, long=(1,))

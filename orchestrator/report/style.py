@@ -32,7 +32,7 @@ th{{font-weight:600;border-bottom:1.5px solid var(--soft);vertical-align:bottom}
 th:first-child,td:first-child,.left{{text-align:left}}
 td.wrap,th.wrap,td.long{{white-space:normal;text-align:left}}td small{{display:block}}
 td.long{{overflow-wrap:anywhere}}
-th.group{{text-align:center;border-bottom:1px solid var(--line)}}
+.group{{text-align:center;border-bottom:1px solid var(--line)}}
 .differs{{font-weight:700}}.faster{{color:var(--good);font-weight:600}}.slower{{color:var(--bad);font-weight:600}}
 {FIGURE_CSS}
 @media (max-width:40rem){{table.stack thead{{display:none}}table.stack tr{{display:block;padding:.5rem 0;

@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,12 @@ OPTIONS = (
     "--disable-component-update", "--disable-sync", "--disable-extensions", "--disable-dev-shm-usage",
     "--remote-debugging-pipe", "--hide-scrollbars",
 )  # fmt: skip
+HAND_OVER = (
+    "import fcntl, os, sys\n"
+    "ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]\n"
+    "os.dup2(ends[0], 3), os.dup2(ends[1], 4), os.execv(sys.argv[3], sys.argv[3:])"
+)
+"""It reads its orders from its descriptor 3, and answers on 4."""
 PATIENCE_S = 120.0
 """For one answer; a machine under load is slow, and nothing here is timed."""
 
@@ -154,11 +161,10 @@ def browser(profile: Path) -> Iterator[Browser]:
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
 
-    # What it reads its orders from is its descriptor 3, and what it answers on is 4.
-    hand_over = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
     with (profile.parent / f"{profile.name}.log").open("wb") as log:
+        ends = [str(theirs_in), str(theirs_out)]
         process = subprocess.Popen(
-            ["/bin/sh", "-c", hand_over, CHROMIUM, *OPTIONS, f"--user-data-dir={profile}", "about:blank"],
+            [sys.executable, "-c", HAND_OVER, *ends, CHROMIUM, *OPTIONS, f"--user-data-dir={profile}", "about:blank"],
             pass_fds=(theirs_in, theirs_out), stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     os.close(theirs_in)
