@@ -22,6 +22,8 @@ from kernels.harness.reading import BadSpec
 from kernels.harness.spec import Spec, parse
 
 BAD_SPEC, GATE_FAILED = 22, 21
+PROGRAM = "program"
+"""The form of a program that measures itself."""
 JUDGED_APART = ("gpumode",)
 """Forms with cases that are judged and not timed."""
 STEPS = ("environment", "build", "correctness", "measure")
@@ -61,7 +63,7 @@ def read_spec(path: Path, step: str) -> Spec:
 def read_own(step: str, workload: OwnWorkload) -> Mapping[str, Any]:
     """What a user's own workload says of itself, read by a process of its own; nothing where the step has nothing to
     do for its form. Raises `BadSpec`."""
-    if step == "correctness" and workload.form not in JUDGED_APART:
+    if workload.form == PROGRAM or (step == "correctness" and workload.form not in JUDGED_APART):
         return {}
     from kernels.harness.arena import described
 
@@ -80,7 +82,7 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
 
     import torch
 
-    from kernels.harness import environment, steps
+    from kernels.harness import environment, programs, steps
     from kernels.harness.judging import Session
 
     if spec.threads:
@@ -89,6 +91,8 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
     own = isinstance(spec.workload, OwnWorkload)
     problem = None if own else spec.workload.problem()
     session = Session(spec, out, cache, facts, device, problem, steps.arena_of(spec, device))
+    if isinstance(spec.workload, OwnWorkload) and spec.workload.form == PROGRAM and step != "environment":
+        return programs.perform(step, session, spec.workload)
     run = {
         "environment": steps.record_environment,
         "build": steps.build_kernel,

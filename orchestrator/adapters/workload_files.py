@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
-from orchestrator.core.forms import gpumode
+from orchestrator.core.forms import gpumode, program
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.workload import HINT, Sketch, case_id, sketch
 
@@ -21,6 +21,9 @@ FOLDER: Final = "own"
 TYPES: Final = frozenset(
     {".py", ".cu", ".cuh", ".h", ".hpp", ".c", ".cc", ".cpp", ".txt", ".json", ".yaml", ".yml", ".toml", ".md", ".csv"}
 )
+SOURCES: Final = TYPES | {".sh", ".mk", ".cmake", ".rs", ".go", ".in", ".inl", ".lock", ".mod", ".sum"}
+"""What a program may be built from."""
+MAKEFILES: Final = frozenset({"Makefile", "makefile", "GNUmakefile"})
 MOST_FILES: Final = 500
 MOST_BYTES: Final = 20 << 20
 SKIPPED: Final = frozenset({"__pycache__", "build", "dist", "node_modules", "results", "venv"})
@@ -64,6 +67,8 @@ def form_of(path: Path) -> Form:
     else, and for a folder with a file of its own name, `file`."""
     if path.name in TASK_FILES:
         return "gpumode"
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return "program"
     if not path.is_dir() or (path / f"{path.resolve().name}.py").is_file():
         return "file"
     if any((path / name).is_file() for name in TASK_FILES):
@@ -71,7 +76,7 @@ def form_of(path: Path) -> Form:
     with contextlib.suppress(OSError):
         if any(b"class ModelNew" in one.read_bytes() for one in path.glob("*.py")):
             return "kernelbench"
-    return "file"
+    return "program" if _descriptions(path) else "file"
 
 
 def found(path: Path) -> Own:
@@ -81,6 +86,8 @@ def found(path: Path) -> Own:
         return _gpumode(path if path.is_dir() else path.parent)
     if form == "kernelbench":
         return Own(form, path, path.resolve().name, (case_id({}),), _below(path))
+    if form == "program":
+        return _program(path)
     file = main_file(path)
     told = sketch(text_of(file), file.name)
     files = _below(path) if path.is_dir() else {one.name: one for one in (file, *_named(file))}
@@ -104,6 +111,22 @@ def _gpumode(folder: Path) -> Own:
     submissions = gpumode.submissions(sources, told)
     name = folder.resolve().name
     return Own("gpumode", folder, name, told.case_ids, files, gpumode.as_json(told, submissions, name))
+
+
+def _descriptions(folder: Path) -> list[Path]:
+    """Files of a folder that describe a program."""
+    listed = sorted(one for one in folder.glob("*.y*ml") if one.suffix in (".yaml", ".yml") and one.is_file())
+    return [one for one in listed if program.is_program(text_of(one))]
+
+
+def _program(path: Path) -> Own:
+    described = _descriptions(path) if path.is_dir() else [path]
+    if len(described) != 1:
+        names = ", ".join(one.name for one in described)
+        raise ConfigError(f"{path} describes {len(described)} programs: {names}", hint="name one of the files")
+    told = program.program(text_of(described[0]), described[0].name)
+    folder, name = described[0].parent, described[0].stem
+    return Own("program", folder, name, (), _below(folder, SOURCES), program.as_json(told, name))
 
 
 def own_workload(path: Path) -> Workload:
@@ -155,16 +178,16 @@ def gathered(path: Path) -> dict[str, bytes]:
     return gathered
 
 
-def _below(root: Path) -> dict[str, Path]:
-    return {one.relative_to(root).as_posix(): one for one in _files(root)}
+def _below(root: Path, types: frozenset[str] = TYPES) -> dict[str, Path]:
+    return {one.relative_to(root).as_posix(): one for one in _files(root, types)}
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _files(root: Path, types: frozenset[str]) -> Iterator[Path]:
     for path in sorted(root.rglob("*"), key=lambda one: one.relative_to(root).as_posix()):
         below = path.relative_to(root).parts[:-1]
         if any(part in SKIPPED or part.startswith(".") for part in below) or path.is_symlink() or not path.is_file():
             continue
-        if SECRET_NAMES.fullmatch(path.name) or path.suffix in TYPES:
+        if SECRET_NAMES.fullmatch(path.name) or path.suffix in types or path.name in MAKEFILES:
             yield path
 
 

@@ -9,6 +9,7 @@ MEANINGS: Final = {
     "burst": "one call at a time on a device that has rested: its time from just before the call to just after it, "
     "launching left out",
     "sustained": "calls back to back until clock and power are steady: what a device busy all day gives",
+    "program": "the program's own word: bench built it and ran it, and neither timed nor judged it",
     "graph": "many calls in one CUDA graph, back to back: what a call costs once the cost of launching it is hidden",
 }
 """The regimes of docs/contracts.md, section 6, in the order in which they are shown."""

@@ -14,6 +14,7 @@ from orchestrator.core.config import load
 from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
 from orchestrator.core.forms.gpumode import TASK_FILES
+from orchestrator.core.forms.program import is_program
 from orchestrator.core.ledger.budget import without
 from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest
 from orchestrator.core.market.pricing import PriceSheet
@@ -98,7 +99,12 @@ def load_config(
 
 def is_workload(path: Path) -> bool:
     """Whether a path is a workload and no configuration: a folder, Python, or the description of one."""
-    return path.is_dir() or path.suffix == ".py" or path.name in TASK_FILES
+    if path.is_dir() or path.suffix == ".py" or path.name in TASK_FILES:
+        return True
+    try:
+        return path.suffix in (".yaml", ".yml") and is_program(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _from_settings(text: str, defaults: Mapping[str, str], *, own: bool) -> tuple[str, ...]:

@@ -164,7 +164,7 @@ class Hosts(_Section):
     """The interpreter there that has torch; empty: the `python3` that a login finds."""
 
 
-Form = Literal["file", "kernelbench", "gpumode"]
+Form = Literal["file", "kernelbench", "gpumode", "program"]
 """In which form a workload is kept; `kernels/forms/` has a reader of each."""
 
 
@@ -332,7 +332,7 @@ def own_harness(config: Config, own: Workload, mode: str, skip_cases: Sequence[s
     axes = {"axes": {name: list(values) for name, values in own.axes.items()}} if own.axes else {}
     return {
         "workload": {"form": own.form, "path": f"own/{own.name}.py" if own.form == "file" else "own"},
-        "implementations": ["*", "*:aa"] if measure.control else ["*"],
+        "implementations": ["*", "*:aa"] if measure.control and own.form != "program" else ["*"],
         "measure": axes,
         "correctness": {},
         "repeats": measure.repeats,

@@ -1,0 +1,242 @@
+"""Builds and runs a program that measures itself, and makes rows of what it says. Its times are its own word.
+
+A command runs in the workload's folder, in the harness's process group, with nothing to read and its output in a file;
+what it started is gone when its time is over. All it printed is kept beside the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.forms import outputs
+from kernels.forms.outputs import Result, Unreadable
+from kernels.harness import environment, rows
+from kernels.harness.facts import log
+from kernels.harness.judging import Session
+from kernels.harness.own import OwnWorkload, column
+from kernels.harness.processes import descendants
+from kernels.harness.reading import BadSpec
+from kernels.harness.stamps import now
+
+REGIME = "program"
+BENCHMARK = "benchmark"
+DONE, FAILED = 0, 21
+POLL_S = 0.02
+TAIL_BYTES = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the client says of a program; `folder` is where it lies."""
+
+    folder: Path
+    name: str
+    command: str
+    build: str
+    format: str
+    output: str
+    build_limit_s: float
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended: its exit code (negative: the signal), None where it was out of time; the end of what it
+    said."""
+
+    code: int | None
+    tail: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A case of a program: what its row says of its place."""
+
+    id: str
+    axes: Mapping[str, str]
+
+
+def described(workload: OwnWorkload) -> Described:
+    """The description beside the workload's folder. Raises `BadSpec`."""
+    folder = Path(workload.path)
+    file = folder.with_name(f"{folder.name}.json")
+    try:
+        told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        told.pop("schema")
+        made = Described(folder=folder.resolve(), **told)
+    except (OSError, ValueError, TypeError, KeyError) as exc:
+        raise BadSpec(f"{file.name}: cannot be read: {exc}") from exc
+    if made.format not in outputs.READERS:
+        raise BadSpec(f"{file.name}: format {made.format!r} is none of {', '.join(outputs.READERS)}")
+    return made
+
+
+def run(command: str, folder: Path, limit_s: float, out: Path, errors: Path) -> Ended:
+    """A line of /bin/sh, within its time. Nothing that it started is left when it is over."""
+    began = time.monotonic()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("wb") as said, errors.open("wb") as complained:
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", command], cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=complained
+        )
+        code: int | None = None
+        try:
+            code = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            log(f"no end of `{command}` within {limit_s:g} s; ended")
+        finally:
+            for pid in (*descendants(child.pid), child.pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            child.wait()
+    tail = b"".join(one.read_bytes()[-TAIL_BYTES:] for one in (errors, out))
+    return Ended(code, tail.decode("utf-8", "replace").strip()[-TAIL_BYTES:], time.monotonic() - began)
+
+
+def how(ended: Ended, limit_s: float) -> str:
+    """How a command failed, in words."""
+    if ended.code is None:
+        return f"did not end within {limit_s:g} s"
+    return (
+        f"ended with exit code {ended.code}" if ended.code > 0 else f"was ended by {signal.Signals(-ended.code).name}"
+    )
+
+
+def perform(step: str, session: Session, workload: OwnWorkload) -> int:
+    """The step `build`, `correctness` or `measure` of a program; its exit code. Raises `BadSpec`."""
+    told = described(workload)
+    if step == "build":
+        return build_program(session, told)
+    return check_program(session) if step == "correctness" else measure_program(session, told)
+
+
+def build_program(session: Session, told: Described) -> int:
+    """Run the build command, if there is one; what it said is kept as build.log."""
+    facts = session.facts
+    if not told.build:
+        facts.send("gate", name="kernel_loads", passed=True, detail="nothing to build")
+        return DONE
+    errors = session.out / "build.log"
+    ended = run(told.build, told.folder, told.build_limit_s, session.out / "build.out", errors)
+    if ended.code == 0:
+        facts.send("gate", name="kernel_loads", passed=True, detail=f"`{told.build}` in {ended.seconds:.1f} s"[:200])
+        return DONE
+    detail = f"`{told.build}` {how(ended, told.build_limit_s)}"
+    facts.send("gate", name="kernel_loads", passed=False, detail=detail[:200])
+    facts.send("problem", cause="build_failed", detail=f"{detail}\n{ended.tail}".strip())
+    return FAILED
+
+
+def check_program(session: Session) -> int:
+    """A program's answers are nobody's to judge: the file has no rows."""
+    rows.write_csv(session.out / "correctness.csv", rows.correctness_columns(()), [])
+    session.facts.send("correctness", path="correctness.csv", checked=0, failed=0)
+    return DONE
+
+
+def measure_program(session: Session, told: Described) -> int:
+    """Run the command, read what it says, and store it case by case."""
+    facts = session.facts
+    printed = session.out / "program.out"
+    written = told.folder / told.output if told.output else printed
+    if told.output:
+        written.unlink(missing_ok=True)
+    ended = run(told.command, told.folder, told.limit_s, printed, session.out / "program.log")
+    try:
+        if ended.code != 0:
+            raise Unreadable(how(ended, told.limit_s))
+        if not written.is_file() or written.is_symlink():
+            raise Unreadable(f"wrote no file {told.output}")
+        if written.stat().st_size > outputs.MOST_BYTES:
+            raise Unreadable(f"wrote more than {outputs.MOST_BYTES >> 20} MB")
+        results = outputs.read(told.format, written.read_text(encoding="utf-8", errors="replace"), told.folder)
+    except Unreadable as exc:
+        facts.send("problem", cause="program_failed", detail=f"`{told.command}`: {exc}\n{ended.tail}".strip()[:4000])
+        return FAILED
+    store(session, told, results)
+    return DONE
+
+
+def store(session: Session, told: Described, results: Iterable[Result]) -> None:
+    """A file for each case, each with the agent before the next."""
+    asked, facts = session.spec, session.facts
+    cases = grouped(results)
+    names = tuple(dict.fromkeys(name for cell, _ in cases for name in cell.axes))
+    origin = rows.Origin(asked.run_id, asked.vm, environment.device_name(session.device), str(torch.__version__))
+    left = [(cell, listed) for cell, listed in cases if cell.id not in asked.skip_cases]
+    facts.send(
+        "planned",
+        cases=[cell.id for cell, _ in left],
+        total=len(cases),
+        measurements_per_implementation=max(sum(len(one.samples_us) for _, listed in cases for one in listed), 1),
+    )
+    for index, (cell, listed) in enumerate(left, start=1):
+        place = {"case_id": cell.id, "index": index, "of": len(left)}
+        facts.send("case_started", **place)
+        made = [row for one in listed for row in table(origin, told, cell, one, names)]
+        count = rows.write_csv(session.out / "cases" / f"{cell.id}.csv", rows.measurement_columns(names), made)
+        timed = {one.implementation or told.name: one for one in listed}
+        facts.send(
+            "case_finished",
+            path=f"cases/{cell.id}.csv",
+            **place,
+            rows=count,
+            seconds=0.0,
+            median_us={k: round(statistics.median(one.samples_us), 3) for k, one in timed.items() if one.samples_us},
+            skipped={k: one.skipped for k, one in timed.items() if not one.samples_us},
+            stopped={},
+        )
+
+
+def grouped(results: Iterable[Result]) -> list[tuple[Cell, list[Result]]]:
+    """The cases, each with what was measured of it; a digest tells apart those that a file name cannot."""
+    found: dict[tuple[object, ...], list[Result]] = {}
+    for one in results:
+        found.setdefault((one.name, tuple(one.axes.items())), []).append(one)
+    plain = [name_of(listed[0]) for listed in found.values()]
+    made = []
+    for name, (key, listed) in zip(plain, found.items(), strict=True):
+        alone = plain.count(name) == 1 and len(name) <= 160
+        digest = "" if alone else f"-{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
+        first = listed[0]
+        axes = {column(axis): value for axis, value in ({BENCHMARK: first.name} | dict(first.axes)).items() if value}
+        made.append((Cell(f"{name[:160]}{digest}", axes), listed))
+    return made
+
+
+def name_of(one: Result) -> str:
+    """A case's name as far as it fits one of a file: `saxpy-1048576`, `copy-n65536`."""
+    parts = [one.name, *(f"{axis}{value}" for axis, value in one.axes.items())]
+    plain = "-".join(re.sub(r"[^A-Za-z0-9._+]+", "-", part).strip("-.") for part in parts if part)
+    return plain if plain[:1].isalnum() else f"case{plain}"
+
+
+def table(
+    origin: rows.Origin, told: Described, cell: Cell, one: Result, names: tuple[str, ...]
+) -> Iterable[Mapping[str, str]]:
+    """A row a sample, or one with the reason; marked as the program's word by regime and backend."""
+    shared = {
+        **{name: cell.axes.get(name, "") for name in names},
+        "case_id": cell.id, "run_id": origin.run_id, "vm": origin.vm, "device": origin.device, "torch": origin.torch,
+        "regime": REGIME, "backend": f"{REGIME}:{told.format}", "implementation": one.implementation or told.name,
+        "started_at": now(),
+    }  # fmt: skip
+    if not one.samples_us:
+        yield {**shared, "skipped": one.skipped}
+    for at, each in enumerate(one.samples_us):
+        yield {**shared, "block": str(at), "repeat": str(at), "latency_us": f"{each:.6g}", "calls": "1"}
