@@ -38,6 +38,8 @@ class Settings(BaseSettings):
     """Faults for the embedded cloud, as a YAML file."""
     service_account: str = ""
     """What machines run as, where a configuration does not name another."""
+    billing_key: str = ""
+    """An API key with which `bench prices --refresh` reads the price catalogue, in the place of a login."""
     per_run_usd: Cap | None = None
     per_day_usd: Cap | None = None
     per_month_usd: Cap | None = None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.adapters import site_files, this_machine
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.payload import bundle_root, find_root, pack
+from orchestrator.adapters.price_book import PriceBook
 from orchestrator.adapters.rasterizer import converted
 from orchestrator.adapters.run_folder import lines as csv_lines
 from orchestrator.adapters.run_folder import open_folder
@@ -29,19 +30,19 @@ from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.hosts import Target
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.market.skus import Catalogue
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import run_id
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Run
 from orchestrator.doctor.tasks import Session, Surroundings
-from orchestrator.embedded import client as embedded_client
-from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask, ensure_running, running
+from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask, ensure_running, running, standing
 from orchestrator.embedded.client import stop as stop_cloud
 from orchestrator.hosts.cloud import HostCloud
 from orchestrator.hosts.planning import plan_for_hosts, with_gpu_of_host
 from orchestrator.hosts.router import ZoneRouter
-from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Notice, Notifier
+from orchestrator.ports import Bucket, Clock, Cloud, HostShell
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import World
 from orchestrator.runs.launch import Payload as LaunchPayload
@@ -279,17 +280,9 @@ class Wiring:
         return EventLog(self.bucket, run_id, self.client, self.clock)
 
     def notifier(self, command: str | None, webhook: str | None) -> Notifiers:
-        from orchestrator.adapters.notify import CommandNotifier, Notifiers, TerminalNotifier, WebhookNotifier
+        from orchestrator.adapters.notify import every_way
 
-        def terminal(notice: Notice) -> None:
-            self.say(f"{notice.title}. {notice.text}")
-
-        ways: list[Notifier] = [TerminalNotifier(terminal)]
-        if command:
-            ways.append(CommandNotifier(command, self.say))
-        if webhook:
-            ways.append(WebhookNotifier(webhook, self.say))
-        return Notifiers(ways)
+        return every_way(lambda text: self.say(text), command, webhook)  # noqa: PLW0108 - it may be another by then
 
     def accounts(self, config: Config | None = None) -> Accounts:  # under its caps; without one, this user's
         budget, alerts = (config.budget, config.alerts) if config is not None else self.settings.money()
@@ -306,6 +299,16 @@ class Wiring:
             policy=self.policy,
             history=self.history,
         )
+
+    @cached_property
+    def price_book(self) -> PriceBook:
+        """What is known of prices; the embedded cloud's are kept apart, for they are not Google's."""
+        return PriceBook(bundled_prices, self.home / f"prices.{self.mode}.yaml", self._catalogue)
+
+    def _catalogue(self) -> tuple[Catalogue, str]:
+        from orchestrator.adapters.price_catalog import catalogue_for
+
+        return catalogue_for(self._login, self._rest_endpoints(), self.settings.billing_key, self.subject().project)
 
     # What `doctor` and `init` look at, and change
 
@@ -330,11 +333,11 @@ class Wiring:
             mode=self.mode,
             home=self.home,
             configs=configs(),
-            prices=bundled_prices,
+            prices=self.price_book.current,
             load=configured,
             now=utc_now,
             computer=this_machine,
-            embedded=_embedded(self.home / "cloud"),
+            embedded=here.Embedded(*standing(self.home / "cloud", this_machine.newest_source)),
         )
 
     def checking_session(self) -> Session:
@@ -370,12 +373,17 @@ class Wiring:
         world = self.world(config)
         if config.host.targets:
             return plan_for_hosts(world, self.hosts, config, name, say=self.say)
-        return plan_on_cloud(world, config, name, mode=self.mode, prices=bundled_prices(), here=self.here)
+        return plan_on_cloud(world, config, name, mode=self.mode, prices=self.price_book.current(), here=self.here)
 
     def plan_again(self, run_id: str, options: LaunchOptions) -> LaunchPlan:
         stored = stored_plan(self.bucket, run_id)
         today, _ = configured(replace(options, gpu=stored.config.gpu if options.path is None else ""))
-        how: dict[str, Any] = {"mode": self.mode, "prices": bundled_prices(), "here": self.here, "say": self.say}
+        how: dict[str, Any] = {
+            "mode": self.mode,
+            "prices": self.price_book.current(),
+            "here": self.here,
+            "say": self.say,
+        }
         return replanned(self.world, today, stored, run_id, **how)
 
     @property
@@ -385,16 +393,3 @@ class Wiring:
                 poll_s=0.4, boot_limit_s=60, exit_grace_s=15, deadline_slack_s=40, insert_limit_s=60, lease_ttl_s=15
             )
         return Policy()
-
-
-def _embedded(home: Path) -> here.Embedded:
-    """The embedded cloud of that folder: whether it runs, and whether it runs the code that is installed now."""
-    address = embedded_client.published(home)
-    if address is None:
-        return here.Embedded("down")
-    if running(home) is None:
-        return here.Embedded("stale", f" (process {address.pid})")
-    started = datetime.fromisoformat(address.started_at).timestamp()
-    if started < this_machine.newest_source(Path(embedded_client.__file__).parent):
-        return here.Embedded("old", f" (since {address.started_at[:19]})")
-    return here.Embedded("up", f" since {address.started_at[11:16]} UTC")

@@ -103,3 +103,13 @@ class Notifiers:
 def as_json(notice: Notice) -> bytes:
     """`{"kind", "title", "text", "data"}`, UTF-8."""
     return json.dumps(asdict(notice) | {"data": dict(notice.data)}, sort_keys=True).encode()
+
+
+def every_way(say: Report, command: str | None, webhook: str | None) -> Notifiers:
+    """The terminal, through `say`, and what else the user named."""
+    ways: list[Notifier] = [TerminalNotifier(lambda notice: say(f"{notice.title}. {notice.text}"))]
+    if command:
+        ways.append(CommandNotifier(command, say))
+    if webhook:
+        ways.append(WebhookNotifier(webhook, say))
+    return Notifiers(ways)

@@ -10,18 +10,16 @@ from typing import Any
 from orchestrator.core.market.catalog import carrier_of
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.offers import region_of
-from orchestrator.core.market.pricing import MachineSpec
+from orchestrator.core.market.pricing import MachineSpec, PriceSheet
 from orchestrator.core.run.keeping import Advice, advise, cold_starts
 from orchestrator.core.run.status import StatusLine, iso
 from orchestrator.runs.reap import Finding, PriceOf
-from orchestrator.wiring import bundled_prices
 
 USUAL_DISK_GB = 60
 
 
-def price_of() -> PriceOf:
+def price_of(sheet: PriceSheet) -> PriceOf:
     """What a machine costs an hour by its type and region, for those whose run is not known: with the usual disk."""
-    sheet = bundled_prices()
 
     def price(instance: Instance) -> Decimal | None:
         gpu = carrier_of(instance.machine_type)

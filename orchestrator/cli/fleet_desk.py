@@ -57,9 +57,9 @@ def configurations(wiring: Wiring, sweep: Sweep) -> Callable[[Cell], Config]:
     return configured
 
 
-def mode_of(wiring: Wiring, sweep: Sweep) -> str:
+def mode_of(wiring: Wiring, sweep: Sweep) -> Mode:
     """What a fleet's machines are."""
-    return "host" if sweep.engine in ("slurm", "hosts") else wiring.mode
+    return Mode.HOST if sweep.engine in ("slurm", "hosts") else wiring.mode
 
 
 def planned(wiring: Wiring, sweep: Sweep) -> FleetPlan:

@@ -44,8 +44,12 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     more = len(plan.offers) - most
     rest = [Text(f"… and {more} more zones", "dim")] if more > 0 else []
     notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
+    if plan.margin:  # said before anything else
+        first, notes = notes[:1], notes[1:]
+    else:
+        first = []
     title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is asked for or spent", "dim"))
-    return Group(title, facts, Text(), offers, *rest, *notes)
+    return Group(*first, title, facts, Text(), offers, *rest, *notes)
 
 
 def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
@@ -53,8 +57,9 @@ def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
     dearest, each_s = max(offer.usd_per_hour for offer in plan.offers), plan.ttl_s + DEADLINE_SLACK_S
     times = f"{plan.attempts} attempts of" if plan.attempts > 1 else "one attempt of"
     disk = plan.config.machine
+    more = f" and {plan.margin:.0%} for the age of the prices" if plan.margin else ""
     return (
-        ("at most", f"{usd(plan.ceiling_usd)}: {times} {clock(each_s)} in the dearest zone, {usd(dearest)}/h"),
+        ("at most", f"{usd(plan.ceiling_usd)}: {times} {clock(each_s)} in the dearest zone, {usd(dearest)}/h{more}"),
         *_expected(plan),
         ("image", plan.image.rpartition("/")[2]),
         ("disk", f"{disk.disk_gb} GB {disk.disk_type}"),

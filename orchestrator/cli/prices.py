@@ -9,24 +9,38 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from orchestrator.cli.options import Json, emit_json
+from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.screen import Columns, screen
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.market.catalog import CATALOG
-from orchestrator.core.market.pricing import STALE_DAYS, MachineSpec, PriceSheet
-from orchestrator.wiring import bundled_prices
+from orchestrator.core.market.pricing import STALE_DAYS, STALE_MARGIN, MachineSpec, PriceSheet
+from orchestrator.core.market.refreshing import Refreshed
+from orchestrator.wiring import Wiring, utc_now
 
 
 def prices(
+    ctx: typer.Context,
     region: Annotated[str, typer.Option(help="Only this region, e.g. us-central1.")] = "",
     gpu: Annotated[str, typer.Option("--gpu", "-g", help="Only this GPU: l4, t4, a100, h100 or cpu.")] = "",
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Ask the Cloud Billing Catalog for today's, and keep them.")
+    ] = False,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="With --refresh: do without prices that are not found or not clear.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show the prices that runs are held at.
 
     Dollars per hour of each GPU's default machine with a boot disk of 60 GB and an address.
     """
-    sheet = bundled_prices()
+    wiring = options(ctx).wiring()
+    if leave_out and not refresh:
+        raise ConfigError("--leave-out says how to refresh", hint="bench prices --refresh --leave-out")
+    made = _refresh(wiring, leave_out=leave_out) if refresh else None
+    if made is not None and not json:
+        _say(made, wiring)
+    sheet = wiring.price_book.current()
     age = sheet.age_days(datetime.now(UTC).date())
     rows = _rows(sheet, region, gpu.lower())
     if not rows:
@@ -37,6 +51,7 @@ def prices(
         )
     if json:
         about = {"as_of": str(sheet.as_of), "age_days": age, "stale": age > STALE_DAYS, "sources": sheet.sources}
+        about |= {"refreshed": made is not None, "left_out": list(made.left_out if made else ())}
         emit_json({"schema": 1, "currency": sheet.currency, **about, "trusted": list(sheet.trusted), "prices": rows})
         return
     console = screen()
@@ -45,8 +60,26 @@ def prices(
     for name in used:
         trust = "" if name in sheet.trusted else " (not a record: look it up before you rely on it)"
         console.print(Text(f"{name}: {sheet.sources[name]}{trust}", "dim"))
-    stale = f"; older than {STALE_DAYS} days, and spot prices move every month" if age > STALE_DAYS else ""
+    held = f"; older than {STALE_DAYS} days: {STALE_MARGIN:.0%} more is held; `bench prices --refresh` asks for today's"
+    stale = held if age > STALE_DAYS else ""
     console.print(Text(f"as of {sheet.as_of}, {age} days old{stale}", "yellow" if stale else ""))
+
+
+def _refresh(wiring: Wiring, *, leave_out: bool) -> Refreshed:
+    try:
+        return wiring.price_book.refresh(utc_now(), leave_out=leave_out)
+    except BenchError as exc:
+        kept = wiring.price_book.usable()
+        raise type(exc)(f"{exc}; the table of {kept.as_of} is kept", hint=exc.hint) from exc
+
+
+def _say(made: Refreshed, wiring: Wiring) -> None:
+    for text in made.left_out:
+        typer.echo(f"left out: {text}")
+    if made.changed:
+        name, (was, now) = max(made.changed.items(), key=lambda one: abs(one[1][1] - one[1][0]) / max(one[1]))
+        typer.echo(f"{len(made.changed)} prices changed, {name} most of all: ${was:f} was, ${now:f} is")
+    typer.echo(f"{wiring.price_book.path} holds the prices of {made.sheet.as_of}")
 
 
 def _rows(sheet: PriceSheet, region: str, gpu: str) -> list[dict[str, Any]]:

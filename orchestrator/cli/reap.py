@@ -37,7 +37,7 @@ def reap(
         return
     wiring = options(ctx).wiring()
     world = wiring.world()
-    findings = survey(world, wiring.alive(), price_of())
+    findings = survey(world, wiring.alive(), price_of(wiring.price_book.usable()))
     orphans = sum(1 for finding in findings if finding.orphan)
     deletes = yes and not dry_run
     if not json:

@@ -142,7 +142,7 @@ def _alive(wiring: Wiring) -> tuple[Finding, ...]:
     instances = wiring.alive()
     if not instances:
         return ()
-    return survey(wiring.world(), instances, price_of())
+    return survey(wiring.world(), instances, price_of(wiring.price_book.usable()))
 
 
 def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError | None]:

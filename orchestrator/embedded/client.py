@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -151,3 +153,17 @@ def locked(home: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def standing(home: Path, newest_source: Callable[[Path], float]) -> tuple[str, str]:
+    """`up`, `down`, `stale` (it says that it is up, and does not answer) or `old` (it was started before what is
+    installed now, whose newest file `newest_source` tells of a folder), and a detail for a person."""
+    address = published(home)
+    if address is None:
+        return "down", ""
+    if running(home) is None:
+        return "stale", f" (process {address.pid})"
+    started = datetime.fromisoformat(address.started_at).timestamp()
+    if started < newest_source(Path(__file__).parent):
+        return "old", f" (since {address.started_at[:19]})"
+    return "up", f" since {address.started_at[11:16]} UTC"

@@ -13,6 +13,7 @@ from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.claims import ATTEMPTS
 from orchestrator.core.fleet.jobs import ChildOrder
 from orchestrator.core.fleet.names import child_run
+from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 
 
@@ -37,7 +38,7 @@ def chunked(plan: LaunchPlan, child: Child) -> LaunchPlan:
     )
 
 
-def plan_of(config: Config, name: str, mode: str) -> LaunchPlan:
+def plan_of(config: Config, name: str, mode: Mode) -> LaunchPlan:
     """The plan of a run on a machine that a scheduler gives: no offers, and no hold of its own."""
     grids = effective_grids(config, mode)
     cases = case_ids_of(config, grids)
@@ -61,14 +62,14 @@ class Orders:
     """Makes orders for one fleet. A configuration is read once for all its children."""
 
     fleet: str
-    mode: str
+    mode: Mode
     bucket: str
     require_cuda: bool
     plan: Callable[[Cell], LaunchPlan]
 
     @classmethod
     def of(
-        cls, fleet: str, mode: str, bucket: str, configured: Callable[[Cell], Config], *, require_cuda: bool
+        cls, fleet: str, mode: Mode, bucket: str, configured: Callable[[Cell], Config], *, require_cuda: bool
     ) -> Orders:
         return cls(fleet, mode, bucket, require_cuda, cache(lambda cell: plan_of(configured(cell), cell.title, mode)))
 

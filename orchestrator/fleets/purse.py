@@ -9,7 +9,6 @@ from decimal import Decimal
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.arming import NotArmed, arm
 from orchestrator.core.ledger.budget import Ledger, Refused, authorize, binding, hold, settle
-from orchestrator.core.mode import Mode
 from orchestrator.core.naming import hold_key, run_of
 from orchestrator.runs.engine import World
 from orchestrator.store.fleets import FleetRecord
@@ -26,7 +25,7 @@ class Purse:
         """Holds `usd`. Taken twice it is one hold. Raises `BudgetExceeded`."""
         now, key = self.world.clock.now(), hold_key(self.record.fleet, generation)
         ttl_s = int((self.record.ends_at - self.record.created_at) / timedelta(seconds=1))
-        pretend = Mode(self.record.mode).simulated
+        pretend = self.record.mode.simulated
 
         def change(ledger: Ledger) -> Ledger | Refused:
             verdict = authorize(ledger, self.world.caps, usd, now, run_id=key, pretend=pretend)

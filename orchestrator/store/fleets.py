@@ -20,6 +20,7 @@ from orchestrator.core.fleet import names
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.state import ChildLine, FleetState, decode, encode, fold, merge
 from orchestrator.core.fleet.sweep import EngineName, Sweep
+from orchestrator.core.mode import Mode
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.swap import Document, swap
 
@@ -39,7 +40,7 @@ class FleetRecord(_Stored):
     schema_: Literal[1] = Field(default=1, alias="schema")
     fleet: str
     engine: EngineName
-    mode: str
+    mode: Mode
     """`gce`, `embedded` or `host`: what its machines are."""
     user: str
     sweep: Sweep

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
+from typing import Any
+
+import pytest
 
 from tests.cli.conftest import Bench
 
@@ -13,7 +17,7 @@ def test_every_gpu_has_prices_and_spot_is_never_dearer(bench: Bench) -> None:
     for row in document["prices"]:
         spot, standard = row["spot_usd_per_hour"], row["standard_usd_per_hour"]
         assert spot is None or standard is None or Decimal(spot) <= Decimal(standard)
-    assert document["stale"] is (document["age_days"] > 90)
+    assert document["stale"] is (document["age_days"] > 30)
 
 
 def test_a_plan_is_held_at_the_price_that_is_shown(bench: Bench) -> None:
@@ -31,3 +35,59 @@ def test_the_age_and_the_doubtful_source_are_said(bench: Bench) -> None:
 
 def test_what_has_no_price_is_said(bench: Bench) -> None:
     assert "no price is known for l4 mars" in bench("prices", "--gpu", "l4", "--region", "mars", code=2).err
+
+
+# --- refreshed ------------------------------------------------------------------------------------------------------
+
+
+def test_a_refreshed_table_is_dated_today_names_its_source_and_is_planned_with(bench: Bench) -> None:
+    before = bench("prices", "--json").document
+    document = bench("prices", "--refresh", "--json").document
+    assert document["refreshed"] is True
+    assert (document["stale"], document["age_days"], document["left_out"]) == (False, 0, [])
+    assert {row["source"] for row in document["prices"]} == {"billing-catalog"}
+    assert "simulated" in document["sources"]["billing-catalog"]
+    assert len(document["prices"]) >= len(before["prices"])
+    again = bench("prices", "--gpu", "l4", "--region", "us-central1", "--json").document
+    offers = bench("plan", "--gpu", "l4", "--set", "zones=[us-central1-a]", "--json").document["offers"]
+    assert again["as_of"] == document["as_of"]
+    assert Decimal(again["prices"][0]["spot_usd_per_hour"]) == Decimal(str(offers[0]["usd_per_hour"]))
+    assert not (bench.home / "prices.gce.yaml").exists(), "simulated prices are no prices of Google's"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"fault": "api_disabled", "api": "cloudbilling.googleapis.com"}, "gcloud services enable cloudbilling"),
+        (
+            {"fault": "http", "service": "cloudbilling", "path": "/skus", "status": 503, "times": 9},
+            "cannot read the price",
+        ),
+        ({"fault": "reset", "service": "cloudbilling", "path": "/skus", "times": 9}, "cannot read the price"),
+    ],
+)
+def test_when_the_catalogue_cannot_be_read_the_old_table_is_kept_and_said_so(
+    bench: Bench, weather: Callable[..., None], fault: dict[str, Any], said: str
+) -> None:
+    before = bench("prices", "--json").document
+    weather(fault)
+    err = bench("prices", "--refresh", code=6).err
+    assert said in err
+    assert f"the table of {before['as_of']} is kept" in " ".join(err.split())
+    assert bench("prices", "--json").document == before
+    assert bench.fired()[0] > 0
+
+
+def test_a_damaged_table_is_named_by_plan_and_stops_no_command_that_protects_money(bench: Bench) -> None:
+    bench("prices", "--refresh")
+    path = bench.home / "prices.embedded.yaml"
+    path.write_text("schema: 9\n")
+    assert str(path) in "".join(bench("plan", "--gpu", "l4", code=2).err.split())
+    bench("status")
+    bench("reap")
+    bench("prices", "--refresh")
+    bench("plan", "--gpu", "l4")
+
+
+def test_leaving_out_is_part_of_refreshing(bench: Bench) -> None:
+    assert "bench prices --refresh --leave-out" in bench("prices", "--leave-out", code=2).err

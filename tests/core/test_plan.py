@@ -184,11 +184,41 @@ def test_without_any_price_nothing_is_started() -> None:
 
 def test_old_prices_and_prices_from_memory_are_said_to_be_so() -> None:
     late = NOON + timedelta(days=365)
+    more = "20% is held on top of them; `bench prices --refresh` asks Google for today's"
     assert accepted(asked(TWO), now=late).notices == (
-        "prices are of 2026-06-03, 393 days old; spot prices move every month: update configs/prices.yaml",
+        f"prices are of 2026-06-03, 393 days old, and spot prices move every month: {more}",
     )
     (notice,) = accepted(asked("gpu: a100")).notices
     assert notice == f"some prices are not from a record: {SHEET.sources['recalled']}"
+
+
+@pytest.mark.parametrize("per_run", [None, "0.90", "0.10"])
+def test_more_is_held_where_prices_are_old_and_said_before_anything_else(per_run: str | None) -> None:
+    caps = Caps(run=D(per_run)) if per_run else Caps()
+    late, margin = NOON + timedelta(days=60), D("1.2")
+    fresh, old = accepted(asked(TWO), caps=caps), accepted(asked(TWO), caps=caps, now=late)
+    assert (fresh.margin, old.margin) == (0, D("0.20"))
+    worst = max(ceiling(offer.usd_per_hour * margin, old.ttl_s, old.attempts) for offer in old.offers)
+    assert old.ceiling_usd == worst <= (caps.run or worst)
+    assert (old.attempts, old.ttl_s) <= (fresh.attempts, fresh.ttl_s)
+    assert old.notices[0].startswith("prices are of ")
+    assert {one.usd_per_hour for one in old.offers} <= {one.usd_per_hour for one in fresh.offers}, "still its price"
+    assert plan_from(plan_document(old)).margin == old.margin
+
+
+def test_fallback_gpus_are_held_with_the_same_margin() -> None:
+    late = NOON + timedelta(days=60)
+    l4, t4 = (accepted(asked(f"gpu: {gpu}"), now=late) for gpu in ("l4", "t4"))
+    led = with_fallbacks(l4, [t4])
+    assert isinstance(led, LaunchPlan)
+    dearest = max(offer.usd_per_hour for offer in led.offers) * D("1.2")
+    assert led.ceiling_usd == ceiling(dearest, led.ttl_s, led.attempts)
+
+
+def test_the_embedded_cloud_is_held_at_its_prices_whatever_their_age() -> None:
+    old = accepted(asked(TWO), mode=Mode.EMBEDDED, now=NOON + timedelta(days=365))
+    assert old.margin == 0
+    assert not any("prices are of" in notice for notice in old.notices)
 
 
 def test_the_regions_worth_asking_about_are_those_with_a_price() -> None:

@@ -179,11 +179,13 @@ def test_a_sheet_survives_being_written_and_read() -> None:
     assert PriceSheet.parse(SHEET.dump()) == SHEET
 
 
-def test_a_sheet_is_stale_after_ninety_days() -> None:
-    assert not SHEET.stale(SHEET.as_of + timedelta(days=90))
-    assert SHEET.stale(SHEET.as_of + timedelta(days=91))
+def test_a_sheet_is_stale_after_thirty_days_and_more_is_held_then() -> None:
+    assert not SHEET.stale(SHEET.as_of + timedelta(days=30))
+    assert SHEET.margin(SHEET.as_of + timedelta(days=30)) == 0
+    assert SHEET.stale(SHEET.as_of + timedelta(days=31))
+    assert SHEET.margin(SHEET.as_of + timedelta(days=31)) == Decimal("0.20")
     noon = datetime(SHEET.as_of.year, SHEET.as_of.month, SHEET.as_of.day, 12, tzinfo=UTC)
-    assert not SHEET.stale(noon + timedelta(days=90))
+    assert not SHEET.stale(noon + timedelta(days=30))
 
 
 def sheet(**changes: object) -> str:

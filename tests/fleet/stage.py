@@ -26,6 +26,7 @@ from orchestrator.core.fleet.money import JobCost, hold
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.mode import Mode
 from orchestrator.core.run.decide import Policy
 from orchestrator.fleets.follow import Follower
 from orchestrator.fleets.orders import Orders
@@ -128,7 +129,7 @@ class FleetStage:
         machines = {gpu: max(1, self.sweep.parallel // len(gpus)) for gpu in gpus}
         worst = hold([JobCost(gpu, machines[gpu], price, self.sweep.wall_minutes * 60) for gpu in gpus])
         record = FleetRecord(
-            fleet=self.fleet, engine="slurm", mode="host", user="ada", sweep=self.sweep, created_at=now, ends_at=now + wall,
+            fleet=self.fleet, engine="slurm", mode=Mode.HOST, user="ada", sweep=self.sweep, created_at=now, ends_at=now + wall,
             hold_usd=worst if hold_usd is None else hold_usd,
             usd_per_hour=dict.fromkeys(gpus, price), machines=machines,
         )  # fmt: skip
@@ -146,7 +147,7 @@ class FleetStage:
             scheduler=Slurm(shell, self.sweep.slurm, self.bucket, world.clock),
             record=store.record(),
             children=store.children(),
-            orders=Orders.of(self.fleet, "host", "b", configured, require_cuda=False),
+            orders=Orders.of(self.fleet, Mode.HOST, "b", configured, require_cuda=False),
             payload=lambda _: self.parcel,
             say=self.said.append,
         )

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.mode import Mode
 from orchestrator.fleets.purse import Purse
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.fleets import FleetRecord
@@ -22,7 +23,7 @@ HOLD = Decimal("79.365")
 def purse(tmp_path: Path, caps: Caps = Caps()) -> Purse:  # noqa: B008 - it is frozen
     stage = FleetStage(tmp_path, sweep_of(tmp_path, ("l4",), 4), caps=caps)
     record = FleetRecord(
-        fleet=stage.fleet, engine="slurm", mode="host", user="ada", sweep=stage.sweep, created_at=T0,
+        fleet=stage.fleet, engine="slurm", mode=Mode.HOST, user="ada", sweep=stage.sweep, created_at=T0,
         ends_at=T0 + timedelta(hours=4), hold_usd=HOLD,
     )  # fmt: skip
     return Purse(stage.world(), record)

@@ -29,7 +29,7 @@ from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Run
 from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
+from orchestrator.embedded.timeline import EPOCH, SimulatedTimeline
 from orchestrator.ports import Notice
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine, World
@@ -42,7 +42,9 @@ from tests.support.discovery import Recorder
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))
-SHEET = PriceSheet.parse((CONFIGS / "prices.yaml").read_text(encoding="utf-8"))
+BUNDLED = PriceSheet.parse((CONFIGS / "prices.yaml").read_text(encoding="utf-8"))
+SHEET = BUNDLED.model_copy(update={"as_of": EPOCH.date()})
+"""As if it had been refreshed on the day that simulated time begins."""
 PAYLOAD = Payload("ab" * 32, b"not run here", "#!/bin/bash\n")
 ZONES = ("us-central1-a", "us-central1-b", "us-east1-b")
 RUN = "20261121-040000-l4-0001"

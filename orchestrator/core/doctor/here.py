@@ -75,7 +75,8 @@ def prices(as_of: date, today: date) -> Verdict:
     if age < 0:
         return doubt(f"the price table is dated {as_of}, which is to come", "bench prices")
     if age > STALE_DAYS:
-        return doubt(f"the price table is of {as_of}, {age} days old; spot prices move every month", "bench prices")
+        why = f"the price table is of {as_of}, {age} days old; spot prices move every month, so more is held"
+        return doubt(why, "bench prices --refresh")
     return fine(f"of {as_of}, {age} days old; run costs are held at these prices")
 
 

@@ -29,7 +29,10 @@ DEADLINE_SLACK_S: Final = 30
 """The action at the end of `maxRunDuration` may start this much late."""
 MAX_TTL_S: Final = 7 * 24 * 3600
 """The longest deadline: GPU machines with up to seven days may use preemptible quota."""
-STALE_DAYS: Final = 90
+STALE_DAYS: Final = 30
+"""Google may change the price of a spot machine once a month."""
+STALE_MARGIN: Final = Decimal("0.20")
+"""What is held beside the price of a table that is older: a choice, not a limit of Google's."""
 
 
 def usd(x: str | int | Decimal) -> Decimal:
@@ -240,8 +243,12 @@ class PriceSheet(_Document):
         return (today - self.as_of).days
 
     def stale(self, as_of: date) -> bool:
-        """Whether the sheet is more than 90 days old on the day `as_of`."""
+        """Whether the sheet is more than 30 days old on the day `as_of`."""
         return self.age_days(as_of.date() if isinstance(as_of, datetime) else as_of) > STALE_DAYS
+
+    def margin(self, as_of: date) -> Decimal:
+        """The share of each price that is held on top of it on the day `as_of`: 0 while the sheet is not stale."""
+        return STALE_MARGIN if self.stale(as_of) else Decimal(0)
 
 
 def _plain(value: Any) -> Any:

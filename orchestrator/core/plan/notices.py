@@ -1,9 +1,10 @@
-"""What a person should know of a plan beside its figures: which grid is measured, and how good its prices are."""
+"""What a plan says beside its figures: what is measured instead, and how far the prices can be trusted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 
 from orchestrator.core.config.model import Config, EffectiveGrids
 from orchestrator.core.market.offers import Offer
@@ -12,6 +13,7 @@ from orchestrator.core.mode import Mode
 
 
 def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) -> list[str]:
+    """What is measured where it is not what was asked for. `here` is the GPU that the embedded cloud really has."""
     said = []
     if config.workload is not None:
         own, known = config.workload, len(config.workload.cases)
@@ -30,13 +32,17 @@ def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) ->
     return said
 
 
-def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer], now: datetime) -> list[str]:
+def about_age(prices: PriceSheet, margin: Decimal, now: datetime) -> list[str]:
+    """That the prices are old, how much is held on top of them, and what helps."""
+    if not prices.stale(now):
+        return []
+    age = f"prices are of {prices.as_of}, {prices.age_days(now.date())} days old, and spot prices move every month"
+    return [f"{age}: {margin:.0%} is held on top of them; `bench prices --refresh` asks Google for today's"]
+
+
+def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) -> list[str]:
+    """Which prices are from no record."""
     said = []
-    if prices.stale(now):
-        said.append(
-            f"prices are of {prices.as_of}, {prices.age_days(now.date())} days old; spot prices move every month: "
-            "update configs/prices.yaml"
-        )
     gpu, machine = config.gpu_spec, config.machine
     spec = MachineSpec(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)
     sources: set[str] = set()

@@ -17,7 +17,7 @@ from orchestrator.core.market.quota import Quota
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import instance_name, is_prepared
 from orchestrator.core.plan.expectation import Expectation, expect
-from orchestrator.core.plan.notices import about_grids, about_prices
+from orchestrator.core.plan.notices import about_age, about_grids, about_prices
 from orchestrator.core.run.status import StatusLine
 
 """Boot, checks and one case: a machine with less time brings nothing back."""
@@ -47,6 +47,8 @@ class LaunchPlan:
     """The plans for other GPUs, whose offers come after ours."""
     expectation: Expectation | None = None
     """What it is likely to take, by this bucket's runs; None where none tells."""
+    margin: Decimal = Decimal(0)
+    """What the ceiling has beside the prices, as a share of them: they are of an old table."""
 
     def of(self, offer: Offer) -> LaunchPlan:
         """The plan that an offer belongs to: image, disk and problems differ from GPU to GPU."""
@@ -114,7 +116,9 @@ def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing el
         if not offers:
             return _quota_refused(short)
         notices += [f"left out: {shortage.text}" for shortage in short]
-    timed = fit_budget(config, mode, offers, ledger, caps, now)
+    # What the embedded cloud charges does not move with Google's prices.
+    margin = prices.margin(now) if mode is Mode.GCE else Decimal(0)
+    timed = fit_budget(config, mode, offers, ledger, caps, now, margin)
     if isinstance(timed, PlanRefused):
         return timed
     offers, ttl_s, attempts, said = timed
@@ -124,8 +128,8 @@ def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing el
     grids = effective_grids(config, kind)
     notices += about_grids(config, mode, grids, here if kind == "here" else "")
     if mode is Mode.GCE:
-        notices += about_prices(config, prices, offers, now)
-    worst = max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers)
+        notices = [*about_age(prices, margin, now), *notices, *about_prices(config, prices, offers)]
+    worst = max(ceiling(held_at(offer, margin), ttl_s, attempts) for offer in offers)
     fits = authorize(ledger, caps, worst, now, pretend=mode.simulated)
     assert not isinstance(fits, Refused), "a deadline that ttl_within allows is one whose ceiling fits"
     cases = case_ids_of(config, grids)
@@ -146,7 +150,13 @@ def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing el
         notices=tuple(notices),
         headroom=fits.headroom,
         expectation=likely,
+        margin=margin,
     )
+
+
+def held_at(offer: Offer, margin: Decimal) -> Decimal:
+    """What an hour of an offer is held at."""
+    return offer.usd_per_hour * (1 + margin)
 
 
 def with_fallbacks(
@@ -166,7 +176,7 @@ def with_fallbacks(
         offers=offers,
         ttl_s=ttl_s,
         attempts=attempts,
-        ceiling_usd=max(ceiling(offer.usd_per_hour, ttl_s, attempts) for offer in offers),
+        ceiling_usd=max(ceiling(held_at(offer, lead.margin), ttl_s, attempts) for offer in offers),
         fallbacks=tuple(replace(one, ttl_s=ttl_s) for one in rest),
         headroom=min((one.headroom for one in made), key=lambda left: min(left.values(), default=Decimal(0))),
         notices=(
@@ -281,11 +291,17 @@ def _models(config: Config) -> tuple[str, ...]:
 
 
 def fit_budget(
-    config: Config, mode: Mode, offers: tuple[Offer, ...], ledger: Ledger, caps: Caps, now: datetime
+    config: Config,
+    mode: Mode,
+    offers: tuple[Offer, ...],
+    ledger: Ledger,
+    caps: Caps,
+    now: datetime,
+    margin: Decimal = Decimal(0),
 ) -> tuple[tuple[Offer, ...], int, int, list[str]] | PlanRefused:
     """The offers that the budget can pay for, how long, and on how many machines: the time asked for on as many as it
     pays for, else on one the longest that the cheapest offer allows. A tight budget takes spare machines away before it
-    takes time."""
+    takes time. An hour is held at its price and `margin` of it."""
     wanted, shortest = min(config.run.max_minutes * 60, MAX_TTL_S), mode.shortest_s
     if wanted < shortest:
         return PlanRefused(
@@ -297,10 +313,10 @@ def fit_budget(
     if left is None:
         return offers, wanted, config.run.attempts, []
     dollars, _ = left
-    cheapest = min(offer.usd_per_hour for offer in offers)
+    cheapest = min(held_at(offer, margin) for offer in offers)
     enough = [n for n in range(config.run.attempts, 0, -1) if ttl_within(dollars, cheapest, n) >= wanted]
     attempts = enough[0] if enough else 1
-    ttl = {offer: ttl_within(dollars, offer.usd_per_hour, attempts) for offer in offers}
+    ttl = {offer: ttl_within(dollars, held_at(offer, margin), attempts) for offer in offers}
     longest = min(wanted, max(ttl.values()))
     if longest < shortest:
         refused = authorize(ledger, caps, ceiling(cheapest, shortest, attempts), now, pretend=mode.simulated)

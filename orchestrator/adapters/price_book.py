@@ -1,0 +1,73 @@
+"""The price tables: the one that comes with the tool, and the one that was made of the Cloud Billing Catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from orchestrator.adapters.files import write_atomically
+from orchestrator.core.errors import BenchError, LocalError, ProviderError
+from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refreshed
+from orchestrator.core.market.skus import Catalogue
+
+HEAD: Final = """# Written by `bench prices --refresh`. Of this table and the one that comes with bench
+# the newer is used; remove this file to go back to that one.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PriceBook:
+    """`bundled` reads the table that comes with the tool; `path` is where the refreshed one is kept; `ask` reads the
+    cloud's catalogue and says whose it is."""
+
+    bundled: Callable[[], PriceSheet]
+    path: Path
+    ask: Callable[[], tuple[Catalogue, str]]
+
+    def current(self) -> PriceSheet:
+        """The newer of the two. Raises `ConfigError` or `LocalError` for a refreshed one that cannot be used."""
+        bundled, own = self.bundled(), stored(self.path)
+        return own if own is not None and own.as_of >= bundled.as_of else bundled
+
+    def usable(self) -> PriceSheet:
+        """The same for commands that must go on: the bundled one where the other cannot be used."""
+        try:
+            return self.current()
+        except BenchError:
+            return self.bundled()
+
+    def refresh(self, now: datetime, *, leave_out: bool) -> Refreshed:
+        """Makes a table of the catalogue and keeps it, or raises a `ProviderError` and leaves the old one."""
+        old = self.usable()
+        found, whose = self.ask()
+        made = refreshed(old, found, now=now, whose=whose, leave_out=leave_out)
+        if isinstance(made, NotRefreshed):
+            first, others = "; ".join(made.problems[:3]), len(made.problems) - 3
+            text = f"the catalogue makes no price table: {first}{f'; and {others} more' if others > 0 else ''}"
+            raise ProviderError(text, hint="bench prices --refresh --leave-out")
+        store(self.path, made.sheet)
+        return made
+
+
+def store(path: Path, sheet: PriceSheet) -> None:
+    """Writes a table whole, or leaves what is there. Raises `LocalError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (HEAD + sheet.dump()).encode())
+    except OSError as exc:
+        raise LocalError(f"cannot write {path}: {exc.strerror}", hint="BENCH_HOME names another folder") from exc
+
+
+def stored(path: Path) -> PriceSheet | None:
+    """The table there, or None. Raises `ConfigError` or `LocalError` for one that cannot be used."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise LocalError(f"cannot read {path}: {type(exc).__name__}", hint=f"rm {path}") from exc
+    return PriceSheet.parse(text, source=str(path))

@@ -1,0 +1,179 @@
+"""A price table made of the Cloud Billing Catalog: every figure of the old one found again, or named as missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final
+
+from pydantic import ValidationError
+
+from orchestrator.core.market import skus
+from orchestrator.core.market.catalog import CATALOG, Gpu
+from orchestrator.core.market.pricing import DiskPrice, Price, PriceSheet, round_up
+from orchestrator.core.market.skus import Catalogue, Part, Sku
+
+WAYS: Final = ("standard", "spot")
+SOURCE: Final = "billing-catalog"
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """A new table, what it does not have, and what changed: the old and the new figure of each."""
+
+    sheet: PriceSheet
+    left_out: tuple[str, ...]
+    changed: Mapping[str, tuple[Decimal, Decimal]]
+
+
+@dataclass(frozen=True, slots=True)
+class NotRefreshed:
+    """Why there is no new table, one reason for each figure."""
+
+    problems: tuple[str, ...]
+
+
+@dataclass
+class _Search:
+    skus: tuple[Sku, ...]
+    problems: list[str] = field(default_factory=list)
+    """Of figures that the old table has."""
+    silent: list[str] = field(default_factory=list)
+    """Of figures that it has not: nothing is lost."""
+
+    def figure(self, part: Part | None, region: str, *, wanted: bool) -> Decimal | None:
+        """What a part costs in a region; None where that is not known, which is noted."""
+        said = self.problems if wanted else self.silent
+        if part is None:
+            return None
+        found = skus.sold(self.skus, part, region)
+        prices = {sku.usd for sku in found}
+        where = f"{part.what} in {region}"
+        if not found:
+            said.append(f"{where}: no SKU")
+        elif len(prices) > 1:
+            said.append(f"{where}: {len(found)} SKUs match, at {' and '.join(f'${usd}' for usd in sorted(prices))}")
+        elif wrong := next((sku for sku in found if sku.currency != "USD"), None):
+            said.append(f"{where}: the price is in {wrong.currency or 'no currency'}, not USD")
+        elif wrong := next((sku for sku in found if sku.unit != part.unit), None):
+            said.append(f"{where}: sold by {wrong.unit}, not by {part.unit}")
+        elif prices == {Decimal(0)}:
+            said.append(f"{where}: it costs nothing, which cannot be")
+        else:
+            return prices.pop()
+        return None
+
+
+def refreshed(
+    old: PriceSheet, found: Catalogue, *, now: datetime, whose: str, leave_out: bool
+) -> Refreshed | NotRefreshed:
+    """The table of today: the regions of the catalog of machines, as far as the billing catalogue has a price for all
+    parts of a machine there. A figure of `old` that is not found is a problem, unless it may be left out. `whose` names
+    the catalogue. A disk costs what it does in the dearest of those regions."""
+    search = _Search(found.skus)
+    machines = {
+        name: _regions(search, old.machines.get(name, {}), gpu, _machine(name, gpu)) for name, gpu in _types(old)
+    }
+    cards = {
+        gpu.accelerator: _regions(search, old.accelerators.get(gpu.accelerator, {}), gpu, _card(gpu.accelerator))
+        for gpu in CATALOG
+        if gpu.accelerator
+    }
+    places = sorted({region for table in machines.values() for region in table})
+    disks = {kind: usd for kind in old.disk_gib_month if (usd := _disk(search, kind, places)) is not None}
+    addresses = {way: search.figure(skus.of_address(way), "global", wanted=True) for way in WAYS}
+    if None in addresses.values() or not disks or not places:
+        return NotRefreshed((*search.problems, *(() if places else ("no machine has a price",))))
+    if search.problems and not leave_out:
+        return NotRefreshed(tuple(search.problems))
+    try:
+        sheet = PriceSheet.model_validate(
+            {
+                "schema": 1,
+                "currency": "USD",
+                "as_of": now.date(),
+                "sources": {SOURCE: f"{whose}, {len(found.skus)} SKUs read at {now:%Y-%m-%dT%H:%MZ}"},
+                "trusted": (SOURCE,),
+                "hours_per_month": old.hours_per_month,
+                "disk_gib_month": {kind: DiskPrice(usd=usd, source=SOURCE) for kind, usd in disks.items()},
+                "external_ip": Price(**addresses, source=SOURCE),
+                "accelerators": cards,
+                "machines": machines,
+                "multiples": {name: m for name, m in old.multiples.items() if m.of in machines},
+            }
+        )
+    except ValidationError as error:
+        return NotRefreshed(tuple(item["msg"].removeprefix("Value error, ") for item in error.errors()))
+    return Refreshed(sheet, tuple(search.problems), dict(_changes(old, sheet)))
+
+
+def _types(old: PriceSheet) -> Iterator[tuple[str, Gpu]]:
+    """The machine types with a price of their own: those that are multiples of another have none."""
+    for gpu in CATALOG:
+        for machine in gpu.machine_types:
+            if machine.name not in old.multiples:
+                yield machine.name, gpu
+
+
+Costs = Callable[[_Search, str, str, bool], Decimal | None]
+
+
+def _machine(name: str, gpu: Gpu) -> Costs:
+    shape = gpu.machine(name)
+    assert shape is not None, "its own machine type"
+
+    def costs(search: _Search, region: str, way: str, wanted: bool) -> Decimal | None:
+        core = search.figure(skus.of_machine(name, "Core", way), region, wanted=wanted)
+        ram = search.figure(skus.of_machine(name, "Ram", way), region, wanted=wanted)
+        if core is None or ram is None:
+            return None
+        return round_up(Fraction(core) * shape.vcpus + Fraction(ram) * Fraction(shape.memory_gb))
+
+    return costs
+
+
+def _card(accelerator: str) -> Costs:
+    def costs(search: _Search, region: str, way: str, wanted: bool) -> Decimal | None:
+        usd = search.figure(skus.of_gpu(accelerator, way), region, wanted=wanted)
+        return None if usd is None else round_up(usd)
+
+    return costs
+
+
+def _regions(search: _Search, old: Mapping[str, Price], gpu: Gpu, costs: Costs) -> dict[str, Price]:
+    table: dict[str, Price] = {}
+    for region in dict.fromkeys((*old, *gpu.regions)):
+        before = old.get(region)
+        figures: dict[str, Decimal] = {}
+        for way in WAYS:
+            if way == "standard" and gpu.quota_standard is None:
+                continue  # not for sale, whatever it would cost
+            usd = costs(search, region, way, before is not None and before.under(way) is not None)
+            if usd is not None:
+                figures[way] = usd
+        if figures.get("spot", Decimal(0)) > figures.get("standard", figures.get("spot", Decimal(0))):
+            said = search.problems if before else search.silent
+            said.append(f"{gpu.title} in {region}: spot ${figures['spot']} is above on-demand ${figures['standard']}")
+        elif figures:
+            table[region] = Price(**figures, source=SOURCE)
+    return table
+
+
+def _disk(search: _Search, kind: str, regions: Iterable[str]) -> Decimal | None:
+    figures = [search.figure(skus.of_disk(kind), region, wanted=True) for region in regions]
+    known = [usd for usd in figures if usd is not None]
+    return max(known) if known and len(known) == len(figures) else None
+
+
+def _changes(old: PriceSheet, new: PriceSheet) -> Iterator[tuple[str, tuple[Decimal, Decimal]]]:
+    for before, after in ((old.machines, new.machines), (old.accelerators, new.accelerators)):
+        for name, regions in after.items():
+            for region, price in regions.items():
+                was = before.get(name, {}).get(region)
+                for way in WAYS:
+                    one, other = was.under(way) if was else None, price.under(way)
+                    if one is not None and other is not None and one != other:
+                        yield f"{name} {region} {way}", (one, other)
