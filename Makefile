@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench chaos results install dev lint clean help axe compiler
+.PHONY: demo test check bench chaos live results install dev lint clean help axe compiler
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -51,6 +51,12 @@ N    ?= 500
 SEED ?= 1
 chaos: $(STAMP)
 	@$(BIN)/python scripts/chaos.py --runs $(N) --seed $(SEED) --scenario '$(SCENARIO)'
+
+## make live    verify what we assume of Google in a project of yours, for cents: PROJECT=my-project CAP=0.50 [GPU=1]
+ZONE ?= us-central1-a
+live: $(STAMP)
+	@test -n "$(PROJECT)" -a -n "$(CAP)" || { echo 'make live PROJECT=my-project CAP=0.50 [GPU=1] [BUCKET=…] [ZONE=…]' >&2; exit 2; }
+	@$(BIN)/python -m tests.live --project '$(PROJECT)' --bucket '$(BUCKET)' --cap '$(CAP)' --zone '$(ZONE)' $(if $(GPU),--gpu)
 
 ## make bench   time the tool itself: start-up, status on 1,000 runs, the demo
 bench: $(STAMP)

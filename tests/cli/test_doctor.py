@@ -110,6 +110,11 @@ UNSEEN = {
     "api_propagation": "strikes who enables an API, and nobody has by then",
     "hang": "befalls a process on a machine that does not exist yet",
     "kill": "befalls a process on a machine that does not exist yet",
+    "batch_silent": "befalls a job that does not exist yet",
+    "batch_no_tasks": "befalls a job that does not exist yet",
+    "batch_mute": "befalls a job that does not exist yet",
+    "batch_recreate": "befalls a job that does not exist yet",
+    "one_time_limit": "strikes one insert, of a machine with two ends",
 }
 """Faults that no preflight can see, and why."""
 

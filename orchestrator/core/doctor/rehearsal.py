@@ -1,0 +1,133 @@
+"""What a rehearsal found of our assumptions about Google, and what `bench doctor` says of it.
+
+`make live` writes one object, `rehearsal-<time>.json`, at the top of the bucket, where no machine of ours may write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from orchestrator.core.doctor.subject import Subject
+from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
+from orchestrator.core.foreign import name as short
+from orchestrator.core.foreign import words
+from orchestrator.core.permissions import OBJECT_USER
+from orchestrator.core.rest import Conversation, Request, everything
+
+PREFIX: Final = "rehearsal-"
+ASSUMPTIONS: Final[Mapping[str, str]] = {
+    "deadline": "the server deletes a machine at maxRunDuration, within 30 s",
+    "deadline-begins": "maxRunDuration counts from when the machine starts to run",
+    "request-id": "the same request twice makes one machine",
+    "done-with-error": "an operation that is DONE may carry an error",
+    "self-delete": "a machine may delete itself, and no other",
+    "prefixes": "a machine writes below runs/ and reaches no ledger",
+    "date": "Cloud Storage's Date is right to a second or two",
+    "generation": "of several writers with one precondition one succeeds",
+    "preemption": "a machine that is taken back leaves an operation that says so",
+    "billing": "machines are billed by the second, a minute at least",
+    "spot-quota": "spot machines use the ordinary quota where none was granted for spot",
+    "image": "the image families of the catalog exist",
+    "driver": "the driver answers at the first boot",
+    "api-settles": "an API that was just enabled is refused for some minutes",
+}
+"""By the names that docs/assumptions.md uses."""
+STATES: Final = ("verified", "refuted", "not seen")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was seen of one assumption. `state` is one of `STATES`; `detail` has the figures."""
+
+    name: str
+    state: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    project: str
+    at: datetime
+    findings: tuple[Finding, ...]
+    usd_at_most: str = "0"
+
+    def of(self, state: str) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.state == state)
+
+    @property
+    def object(self) -> str:
+        return f"{PREFIX}{self.at.astimezone(UTC):%Y%m%dT%H%M%SZ}.json"
+
+
+def document(rehearsal: Rehearsal) -> dict[str, Any]:
+    findings = [asdict(finding) for finding in rehearsal.findings]
+    when = rehearsal.at.astimezone(UTC).isoformat(timespec="seconds")
+    cost = {"usd_at_most": rehearsal.usd_at_most}
+    return {"schema": 1, "project": rehearsal.project, "at": when, **cost, "findings": findings}
+
+
+def read(found: Mapping[str, Any]) -> Rehearsal | None:
+    """The rehearsal of a document, or None for one that is none: anybody with the bucket may have written it."""
+    try:
+        at = datetime.fromisoformat(found["at"])
+        findings = tuple(
+            Finding(one["name"], one["state"], words(str(one["detail"]), 300))
+            for one in found["findings"]
+            if one["name"] in ASSUMPTIONS and one["state"] in STATES
+        )
+        whole = found["schema"] == 1 and at.tzinfo is not None and len({one.name for one in findings}) == len(findings)
+        made = Rehearsal(short(str(found["project"])), at, findings, short(str(found.get("usd_at_most", "0"))))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return made if whole else None
+
+
+def command(project: str) -> str:
+    return f"make live PROJECT={project} CAP=0.50"
+
+
+def rehearsal(subject: Subject) -> Conversation[Verdict]:
+    """The newest verdict in the bucket."""
+    if subject.embedded:
+        return fine("the embedded cloud is not Google: there is nothing to verify here")
+    base = f"/storage/v1/b/{subject.bucket}/o"
+    listed = yield from everything(
+        Request("storage", "GET", base, {"prefix": PREFIX, "fields": "items(name),nextPageToken"})
+    )
+    grant = (
+        f"gcloud storage buckets add-iam-policy-binding gs://{subject.bucket} --member={subject.member}"
+        f" --role={OBJECT_USER}"
+    )
+    if not listed.good:
+        return refused(listed, subject.project, "storage.googleapis.com", grant)
+    names = sorted(str(entry["name"]) for entry in listed.document["items"] if isinstance(entry, Mapping))
+    if not names:
+        return _never(subject)
+    answer = yield Request("storage", "GET", f"{base}/{names[-1]}", {"alt": "media"})
+    if not answer.good:
+        return refused(answer, subject.project, "storage.googleapis.com", grant)
+    found = read(answer.document)
+    if found is None or found.project != subject.project:
+        return _never(subject)
+    return judged(found)
+
+
+def _never(subject: Subject) -> Verdict:
+    return doubt("what we assume of Google was never verified in this project", command(subject.project))
+
+
+def judged(found: Rehearsal) -> Verdict:
+    """What a rehearsal comes to."""
+    on, wrong, unseen = f"{found.at:%Y-%m-%d}", found.of("refuted"), found.of("not seen")
+    if wrong:
+        said = "; ".join(f"{ASSUMPTIONS[one.name]}: {one.detail}" for one in wrong)
+        return bad(f"on {on} it was not so that {said}", command(found.project))
+    left = f"; not seen: {_listed(unseen)}" if unseen else ""
+    return fine(f"verified on {on}: {len(found.of('verified'))} of {len(ASSUMPTIONS)} assumptions{left}")
+
+
+def _listed(findings: Sequence[Finding]) -> str:
+    return ", ".join(finding.name for finding in findings)
