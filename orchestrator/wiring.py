@@ -17,7 +17,6 @@ from orchestrator.adapters import site_files, this_machine
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.payload import bundle_root, find_root, pack
 from orchestrator.adapters.price_book import PriceBook
-from orchestrator.adapters.rasterizer import converted
 from orchestrator.adapters.run_folder import lines as csv_lines
 from orchestrator.adapters.run_folder import open_folder
 from orchestrator.adapters.terminal import attach, installed
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "ask", "attach", "bundled_prices",
-    "configs", "configured", "converted", "csv_lines", "fetch_run", "install_timer_files", "installed", "new_run_id",
+    "configs", "configured", "csv_lines", "fetch_run", "install_timer_files", "installed", "new_run_id",
     "open_folder", "payload_of", "running", "site_files", "stop_cloud", "utc_now", "wire", "wire_embedded",
     "write_atomically",
 ]  # fmt: skip

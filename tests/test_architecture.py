@@ -153,7 +153,7 @@ def test_imports_stand_at_the_top_but_where_an_adapter_is_loaded_when_it_is_need
 
 LOADS_LAZILY = {
     "wiring": "Google's clients and fabric take seconds to load",
-    "adapters": "so do parts of Google's clients, and cairosvg may not be installed",
+    "adapters": "so do parts of Google's clients",
     "user_settings": "yaml is needed only where there is a file of settings",
 }
 """What may import inside functions, and why."""

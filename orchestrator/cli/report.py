@@ -13,10 +13,10 @@ from orchestrator.cli.options import Json, emit_json
 from orchestrator.cli.reading import chosen, report_of, write_files
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.report.document import document
-from orchestrator.report.files import boards, figure_svg
+from orchestrator.report.files import KINDS, boards, figure
 from orchestrator.report.markdown import NoMarks, between_marks, by_baseline, markdown, marks, skips
 from orchestrator.report.report import Report
-from orchestrator.wiring import converted, write_atomically
+from orchestrator.wiring import write_atomically
 
 
 def report(
@@ -93,12 +93,12 @@ def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:
 def _draw(found: Report, folder: Path, formats: str, *, everything: bool) -> list[Path]:
 
     kinds = [kind.strip() for kind in formats.split(",") if kind.strip()]
-    if unknown := [kind for kind in kinds if kind not in ("svg", "png", "pdf")]:
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"--format {unknown[0]}: expected svg, png or pdf, or several with commas between")
     written = []
     for name, board in boards(found.study, everything=everything).items():
         for kind in kinds:
             path = folder / f"{name}.{kind}"
-            write_atomically(path, converted(figure_svg(board), kind))
+            write_atomically(path, figure(board, kind))
             written.append(path)
     return written

@@ -1,10 +1,15 @@
-"""The figures as files that stand alone: black on white, for a paper or a README."""
+"""The figures as files that stand alone, black on white, for a paper or a README: SVG, PNG and PDF."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from orchestrator.analysis.study import Study
 from orchestrator.report import distributions, figures, rates
 from orchestrator.report.palette import FIGURE_CSS, LIGHT, literal
+from orchestrator.report.pdf import pdf
+from orchestrator.report.png import png
+from orchestrator.report.shapes import drawing
 from orchestrator.report.svg import Board
 
 
@@ -23,3 +28,15 @@ def boards(study: Study, *, everything: bool = False) -> dict[str, Board]:
 
 def figure_svg(board: Board) -> str:
     return board.svg(literal(FIGURE_CSS, LIGHT)) + "\n"
+
+
+KINDS: Final = ("svg", "png", "pdf")
+
+
+def figure(board: Board, kind: str) -> bytes:
+    """The figure as a file of one of `KINDS`."""
+    svg = figure_svg(board)
+    if kind == "svg":
+        return svg.encode()
+    shapes = drawing(svg)
+    return png(shapes) if kind == "png" else pdf(shapes, board.title)

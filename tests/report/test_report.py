@@ -17,8 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.adapters.rasterizer import converted
-from orchestrator.core.errors import LocalError
 from orchestrator.core.results import AXES, MEASURED, ORIGIN
 from orchestrator.report import comparing
 from orchestrator.report.comparison import Comparison, compared
@@ -243,20 +241,6 @@ def test_a_hundred_thousand_measurements_cost_little_more_each_than_ten_thousand
         return time.process_time() - begun
 
     assert cost(500) < 2 * 10 * cost(50)
-
-
-def test_png_and_pdf_need_the_extra_and_svg_does_not() -> None:
-    assert converted("<svg/>", "svg") == b"<svg/>"
-    try:
-        import cairosvg  # noqa: F401
-    except (ImportError, OSError):
-        with pytest.raises(LocalError) as told:
-            converted("<svg/>", "png")
-        assert "cairosvg" in told.value.hint
-    else:
-        svg = figure_svg(boards(reported(FULL).study)["speedup"])
-        assert converted(svg, "png").startswith(b"\x89PNG")
-        assert converted(svg, "pdf").startswith(b"%PDF")
 
 
 @given(st.floats(1e-9, 1e9), st.floats(1.001, 1e6), st.integers(3, 10))
