@@ -198,3 +198,16 @@ def test_no_module_is_longer_than_it_can_be_argued_for() -> None:
     longest = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in modules()}
     assert {name: lines for name, lines in longest.items() if lines > LONGEST and name not in ARGUED} == {}
     assert all(longest[name] > LONGEST for name in ARGUED), "what is short again needs no argument"
+
+
+def test_the_judge_of_the_promises_shares_no_code_with_what_it_judges() -> None:
+    reached = {"tests.chaos.judge"}
+    waiting = ["tests.chaos.judge"]
+    while waiting:
+        path = ROOT / (waiting.pop().replace(".", "/") + ".py")
+        for name in imports(path):
+            if name.startswith("tests.") and name not in reached:
+                reached.add(name)
+                waiting.append(name)
+            assert not name.startswith("orchestrator.") or name.startswith("orchestrator.embedded."), f"{path}: {name}"
+    assert reached == {"tests.chaos.judge", "tests.chaos.deeds"}

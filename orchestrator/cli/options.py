@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -19,9 +20,11 @@ class Options:
 
     project: str = ""
     bucket: str = ""
+    wire: Callable[..., Wiring] = wire
+    """Makes the world of a command; another than the user's own where commands are played on simulated time."""
 
     def wiring(self) -> Wiring:
-        return wire(project=self.project, bucket=self.bucket)
+        return self.wire(project=self.project, bucket=self.bucket)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]

@@ -156,6 +156,13 @@ class EventName:
         return f"{events_prefix(run)}{stamp(self.at)}-{self.writer}-{self.seq:06d}-{self.kind}.json"
 
 
+def machine_of(writer: str) -> int:
+    """The attempt whose machine writes events as `writer`; 0 for a client. Machines of old had no third part to their
+    name."""
+    role, attempt, *_ = [*writer.split("-"), ""]
+    return int(attempt) if role in ("vm", "boot") and attempt.isdecimal() else 0
+
+
 def parse_event_object(name: str) -> EventName | None:
     """The parts of `runs/<run>/events/<name>`, or None when it is not an event's name."""
     match = _EVENT_NAME.fullmatch(name.rsplit("/", 1)[-1])

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.play import Arena, Rules, Seen
-from tests.chaos.promises import NAMES, Broken
+from tests.chaos.aftermath import Seen
+from tests.chaos.clients import Rules
+from tests.chaos.judge import CRASHED, NAMES, Broken
+from tests.chaos.play import Arena
 from tests.chaos.scenario import Scenario, from_seed
 
 EACH_ARENA = 25
@@ -44,13 +46,16 @@ class Tally:
     preemptions: int = 0
     resumes: int = 0
     cases: int = 0
+    junk: int = 0
+    taken_over: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     broken: list[Counterexample] = field(default_factory=list)
 
     def add(self, seen: Seen) -> None:
         self.played += 1
-        for name in ("moments", "checks", "kills", "refused", "machines", "preemptions", "resumes", "cases"):
+        for name in ("moments", "checks", "kills", "refused", "machines", "preemptions", "resumes", "cases",
+                     "junk", "taken_over"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(seen, name))
         self.outcomes.update(seen.outcomes)
         self.fired.update(seen.fired)
@@ -69,6 +74,8 @@ class Tally:
             ("preemptions", self.preemptions),
             ("resumes", self.resumes),
             ("cases stored", self.cases),
+            ("runs on kept machines", self.taken_over),
+            ("documents put into buckets", self.junk),
             ("seconds", round(self.seconds)),
         ]
         width = max(len(name) for name, _ in [*rows, *done])
@@ -110,7 +117,7 @@ def breaks(arena: Arena, scenario: Scenario, tally: Tally | None = None) -> Brok
     except Broken as broken:
         return broken
     except Exception as crash:
-        return Broken("crashes", f"{type(crash).__name__}: {crash}")
+        return Broken(CRASHED, f"{type(crash).__name__}: {crash}")
     if tally is not None:
         tally.add(seen)
     return None

@@ -7,101 +7,44 @@ something. So every place between any two requests is a place to die in, and the
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import shutil
-import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from orchestrator.adapters.fetch import fetch_run
-from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gce_body import instance_body
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.config import load as configs
+from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError, BudgetExceeded, Unavailable
-from orchestrator.core.ledger.budget import Caps, Ledger
+from orchestrator.core.ledger.budget import Caps, Ledger, SharedCaps, set_caps
 from orchestrator.core.market.machines import InstanceRequest
-from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
-from orchestrator.core.naming import LEDGER
 from orchestrator.core.plan.plan import LaunchPlan, plan
-from orchestrator.core.run.decide import Policy
-from orchestrator.core.run.fold import Phase, Run, replay
-from orchestrator.embedded.scripted import Script, ScriptedVm, Steps, scripted
+from orchestrator.core.run.fold import Run, replay
+from orchestrator.embedded.scripted import ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
-from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.runs.launch import LaunchContext, begin
 from orchestrator.runs.reap import reap, survey
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.replanning import replanned
 from orchestrator.runs.resume import resume, stored_plan
-from orchestrator.store.events import EventLog
-from orchestrator.store.index import RunIndex
-from orchestrator.store.ledger import LedgerStore
-from tests.chaos.guests import Deeds, guest
-from tests.chaos.promises import UNENDED, Broken, Judge
-from tests.chaos.scenario import ZONES, Client, Meddling, Scenario
-from tests.stories.stage import GRIDS, SHEET, Heard, Killed, TimelineClock
+from orchestrator.runs.takeover import settle_owner
+from tests.chaos.aftermath import TURNS, Seen, aftermath, done
+from tests.chaos.clients import PACKED, POLICY, STARTED, Actor, Rules, command, lost_its_kept_machine, watch, world_of
+from tests.chaos.deeds import Deeds
+from tests.chaos.judge import OBEYED, UNENDED, WINDOWS, Broken, Judge, Launching
+from tests.chaos.junk import Place, written
+from tests.chaos.scenario import ZONES, Client, Junk, Meddling, Scenario
+from tests.stories.stage import GRIDS, Heard, Killed
 
-TURNS = 6000
-"""More than any scenario needs: past this a client turns in circles."""
-POLICY = Policy(poll_s=10)
-LATEST_REQUEST_S = 70.0
 SLICE_S = 15.0
-LATEST_SETTLEMENT_S = 7200.0
-"""A hold whose client died in between is kept until no machine can be running under it: longer than any deadline."""
 IMAGE = ("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580")
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What all clients and machines go by. Others than these make a searcher show that it finds something."""
-
-    policy: Policy = POLICY
-    sheet: PriceSheet = SHEET
-    make_guest: Callable[[str, int, float, Deeds], Script] = guest
-
-
-@dataclass
-class Seen:
-    """What became of a scenario."""
-
-    moments: int
-    outcomes: tuple[str, ...]
-    refused: int
-    kills: int
-    fired: Mapping[str, int]
-    preemptions: int
-    resumes: int
-    machines: int
-    checks: int
-    cases: int
-
-
-def packed() -> Payload:
-    """A payload that can be read back: a resumed run takes its startup script from it."""
-    buffer, script = io.BytesIO(), b"#!/bin/bash\n"
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        entry = tarfile.TarInfo("startup/startup.sh")
-        entry.size = len(script)
-        archive.addfile(entry, io.BytesIO(script))
-    return Payload(hashlib.sha256(buffer.getvalue()).hexdigest(), buffer.getvalue(), script.decode())
-
-
-PACKED = packed()
-
-
-def done(run: Run) -> bool:
-    """Whether nothing is left to do for a run."""
-    return (run.over and run.settled is not None) or run.phase is Phase.REFUSED
+AMPLE = "1000000"
 
 
 class Arena:
@@ -138,52 +81,6 @@ def arena(home: Path, rules: Rules | None = None) -> Iterator[Arena]:
         made.close()
 
 
-class Watched:
-    """A port whose every call is announced, with its name and first argument, before it is made and after."""
-
-    def __init__(self, port: Any, before: Announce, after: Announce) -> None:
-        self._port = port
-        self._before = before
-        self._after = after
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._port, name)
-        if not callable(found):
-            return found
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._before(name, args, None)
-            answer = found(*args, **kwargs)
-            self._after(name, args, answer)
-            return answer
-
-        return call
-
-
-Announce = Callable[[str, tuple[Any, ...], Any], None]
-
-
-@dataclass
-class Actor:
-    """A client at work."""
-
-    client: Client
-    name: str
-    run_id: str
-    begins: datetime
-    ready: datetime = field(init=False)
-    moments: int = 0
-    over: bool = False
-    busy: bool = False
-    engine: Engine | None = None
-    tried: int = 0
-    doomed: int = 0
-    """Like its client's `dies_at`, decided later."""
-
-    def __post_init__(self) -> None:
-        self.ready = self.begins
-
-
 class Play:
     def __init__(self, arena: Arena, scenario: Scenario, bucket: str) -> None:
         self.arena, self.scenario, self.bucket = arena, scenario, bucket
@@ -192,6 +89,8 @@ class Play:
         self.deeds = Deeds()
         self.heard = Heard()
         arena.script = arena.rules.make_guest(scenario.temper, scenario.cases, scenario.seconds_each, self.deeds)
+        if scenario.midnight_s:
+            self.timeline.advance(to_the_end_of_the_month(self.timeline, scenario.midnight_s))
         start = self.timeline.now()
         self.run_ids = [f"{start:%Y%m%d-%H%M%S}-l4-{arena.played % 256:02x}{run:02x}" for run in range(scenario.runs)]
         self.moments = 0
@@ -199,85 +98,125 @@ class Play:
         self.kills = 0
         self.refused = 0
         self.resumes = 0
-        self.meddlings: dict[int, Meddling] = {one.moment: one for one in scenario.meddlings}
+        self.put = 0
+        self.taken_over = 0
+        self.meddlings = list(scenario.meddlings)
+        self.junk: dict[int, Junk] = {one.moment: one for one in scenario.junk}
         self.before = {fault["id"] for fault in self.cloud.weather.document()["faults"]}
-        self.judge = Judge(self.cloud, Caps())
-        cap = self.planned("any").ceiling_usd * int(scenario.fits * 10) / 10 if scenario.fits else None
-        self.judge.caps = Caps(day=cap)
-        self.judge.runs = set(self.run_ids)
+        self.judge = Judge(self.cloud, bucket, self.run_ids, (PACKED.startup_script, PACKED.sha256))
+        self.ceiling = self.planned("any").ceiling_usd
+        self.shared = self.caps_for(scenario.fits) if scenario.shared else Caps()
+        if scenario.shared:
+            self.share(self.shared)
         self.actors: list[Actor] = []
         for client in scenario.clients:
             self.enter(client)
 
+    # --- money ------------------------------------------------------------------------------------------------------
+
+    def caps_for(self, fits: float) -> Caps:
+        """Caps under which so many ceilings fit, in the windows of the scenario."""
+        cap = self.ceiling * int(fits * 10) / 10
+        return Caps(**dict.fromkeys(self.scenario.windows, cap)) if fits else Caps()
+
+    def own_caps(self, client: Client) -> Caps:
+        return self.caps_for(client.fits or (0.0 if self.scenario.shared else self.scenario.fits))
+
+    def share(self, caps: Caps) -> None:
+        """What `bench budget set` does."""
+        shared = SharedCaps(
+            run=caps.run, day=caps.day, month=caps.month, total=caps.total, by="ada", at=self.timeline.now()
+        )
+        self.world(None).accounts.change(lambda ledger: set_caps(ledger, shared))
+
+    def launching(self, actor: Actor) -> Launching:
+        """What the judge is told of a launch: whose, when, and under what caps, told by nobody's ledger."""
+        both = [(window, self.shared.of(window), actor.caps.of(window)) for window in WINDOWS]
+        lowest = {window: min(cap for cap in caps if cap is not None) for window, *caps in both if any(caps)}
+        return Launching(actor.run_id, self.timeline.now(), lowest)
+
     # --- the world of a client --------------------------------------------------------------------------------------
 
-    def planned(self, image: str) -> LaunchPlan:
+    def config(self, *more: str) -> Config:
         overrides = (
             f"zones=[{','.join(ZONES)}]", "measure.repeats=2", f"run.attempts={self.scenario.attempts}",
-            f"run.max_minutes={self.scenario.max_minutes}",
+            f"run.max_minutes={self.scenario.max_minutes}", f"run.keep={str(self.scenario.keep).lower()}",
+            "run.idle_minutes=3", *more,
         )  # fmt: skip
-        config = configs.load("gpu: l4", source="chaos.yaml", overrides=overrides, grids=GRIDS)
+        return configs.load("gpu: l4", source="chaos.yaml", overrides=overrides, grids=GRIDS)
+
+    def planned(self, image: str) -> LaunchPlan:
         made = plan(
-            config, config_name="chaos", mode=Mode.GCE, prices=self.arena.rules.sheet, quotas=None, ledger=Ledger(), caps=Caps(),
-            image=image, now=self.timeline.now(),
+            self.config(), config_name="chaos", mode=Mode.GCE, prices=self.arena.rules.sheet, quotas=None, ledger=Ledger(),
+            caps=Caps(), image=image, now=self.timeline.now(),
         )  # fmt: skip
         assert isinstance(made, LaunchPlan), made
         return made
 
     def world(self, actor: Actor | None) -> World:
-        clock = TimelineClock(self.timeline)
-        key = Bearer(self.cloud.token)
-        self.plain = GoogleBucket(
-            self.bucket, project=self.cloud.project, endpoint=self.cloud.storage_url, credentials=key
-        )
-        google = GoogleCloud(project=self.cloud.project, endpoint=self.cloud.compute_url, credentials=key, clock=clock)
-
         def before(call: str, arguments: tuple[Any, ...], _: Any) -> None:
             try:
-                self.moment(actor, f"before {call}")
+                self.moment(actor, f"before {call}", arguments)
             except Killed:
                 if call == "insert" and actor is not None and actor.client.late_s:
                     request: InstanceRequest = arguments[0]
+                    if actor.client.late_s >= POLICY.insert_limit_s:
+                        self.judge.excused.add(actor.run_id)
                     self.timeline.call_later(actor.client.late_s, lambda: self.arrives(request))
                 raise
 
-        def after(call: str, arguments: tuple[Any, ...], answer: Any) -> None:
-            if call == "replace" and answer is not None and arguments[0] == LEDGER:
-                self.judge.when_the_ledger_changes(Ledger.parse(arguments[1]))
-            self.moment(actor, f"after {call}")
+        def after(call: str, arguments: tuple[Any, ...], _: Any) -> None:
+            self.moment(actor, f"after {call}", arguments)
 
-        bucket: Any = Watched(self.plain, before, after)
-        cloud: Any = Watched(google, before, after)
-        writer = actor.name if actor else "client-ffffff"
-        return World(
-            cloud=lambda: cloud,
-            bucket=bucket,
-            accounts=Accounts(LedgerStore(bucket, clock), self.judge.caps, self.heard, clock),
-            index=RunIndex(bucket),
-            clock=clock,
-            log=lambda run_id: EventLog(bucket, run_id, writer, clock),
-            policy=self.arena.rules.policy,
-        )
+        return world_of(self.cloud, self.timeline, self.bucket, self.arena.rules, self.heard, actor, before, after)
 
     def arrives(self, request: InstanceRequest) -> None:
         """A request of a client that is dead by now reaches the cloud."""
         body = json.loads(json.dumps(instance_body(request, self.cloud.project)))
         self.cloud.fleet.insert(body, request.zone, request.request_id, "a dead client")
 
-    def moment(self, actor: Actor | None, what: str) -> None:
+    def moment(self, actor: Actor | None, what: str, arguments: tuple[Any, ...] = ()) -> None:
         """Between two things: the promises are judged, somebody may die, somebody else may do something."""
         self.moments += 1
-        self.judge.at_every_moment()
+        self.judged()
         if actor is None:
             return
         actor.moments += 1
         if actor.moments in (actor.client.dies_at, actor.doomed) or what == actor.client.dies_on:
             raise Killed
-        meddling = self.meddlings.get(self.moments)
-        if meddling is not None and self.depth == 0:
-            other = self.actors[meddling.client]
+        junk = self.junk.pop(self.moments, None)
+        if junk is not None:
+            self.litter(junk)
+        meddling = self.meddling(f"{what} {arguments[0]}" if arguments else what) if self.depth == 1 else None
+        other = self.actors[meddling.client] if meddling is not None else actor
+        for _ in range(meddling.turns if meddling is not None else 0):
             if other is not actor and not other.busy and not other.over:
                 self.turn(other)
+
+    def meddling(self, what: str) -> Meddling | None:
+        """Who does something now, in the middle of somebody's call; each once."""
+        for one in self.meddlings:
+            if one.moment == self.moments or (one.on and fnmatchcase(what, one.on)):
+                self.meddlings.remove(one)
+                return one
+        return None
+
+    def judged(self) -> None:
+        self.judge.at_every_moment()
+        if STARTED:
+            raise Broken(OBEYED, ", ".join(STARTED))
+
+    def litter(self, junk: Junk) -> None:
+        """Somebody writes to the bucket."""
+        bucket = self.quiet().bucket
+        try:
+            blob_of = lambda name: blob.data if (blob := bucket.read(name)) is not None else None  # noqa: E731
+            made = written(junk.seed, Place(self.run_ids, self.timeline.now(), blob_of))
+            if made is not None:
+                bucket.replace(made.name, made.data, generation=None, metadata=made.metadata or None)
+                self.put += 1
+        except BenchError:
+            return  # the weather was against it
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -295,7 +234,7 @@ class Play:
         else:
             stuck = ", ".join(f"{actor.client.role} of {actor.run_id}" for actor in self.actors if not actor.over)
             raise Broken(UNENDED, f"after {TURNS} turns these still turn: {stuck}")
-        return self.aftermath()
+        return aftermath(self)
 
     def forecast(self) -> None:
         self.cloud.weather.replace({"faults": list(self.scenario.faults)})
@@ -304,13 +243,14 @@ class Play:
         """In slices, so that what is wrong for a minute is seen."""
         while seconds > 0:
             self.timeline.advance(min(seconds, SLICE_S))
-            self.judge.at_every_moment()
+            self.judged()
             seconds -= SLICE_S
 
     def enter(self, client: Client) -> Actor:
         """One more client, from now on."""
         name = f"client-{len(self.actors) + 1:06d}"
-        actor = Actor(client, name, self.run_ids[client.run], self.timeline.now() + timedelta(seconds=client.starts_s))
+        begins = self.timeline.now() + timedelta(seconds=client.starts_s)
+        actor = Actor(client, name, self.run_ids[client.run], begins, self.own_caps(client))
         self.actors.append(actor)
         return actor
 
@@ -318,6 +258,7 @@ class Play:
         """One thing that a client does."""
         actor.busy = True
         self.depth += 1
+        watch.on = True
         try:
             pause = self.act(actor)
             actor.ready = self.timeline.now() + timedelta(seconds=max(pause, 0))
@@ -336,104 +277,87 @@ class Play:
         finally:
             actor.busy = False
             self.depth -= 1
+            watch.on = self.depth > 0
 
     def act(self, actor: Actor) -> float:
         world = self.world(actor) if actor.engine is None else actor.engine.world
+        if actor.engine is not None:
+            return self.go_on(actor, actor.engine)
         match actor.client.role:
-            case "launch" if actor.engine is None:
+            case "launch":
+                self.judge.launchings.append(self.launching(actor))
                 where = LaunchContext(Mode.GCE, self.bucket, "ada", None, require_cuda=False)
-                made = self.planned(world.cloud().image(*IMAGE))
-                actor.engine = begin(world, made, PACKED, run_id=actor.run_id, where=where)
-                return 0
-            case "relaunch" if actor.engine is None:
-                actor.engine = self.resumed(world, actor.run_id)
-                return 0
-            case "stop" if actor.engine is None:
+                actor.plan = self.planned(world.cloud().image(*IMAGE))
+                actor.engine = begin(world, actor.plan, PACKED, run_id=actor.run_id, where=where)
+            case "relaunch":
+                self.judge.launchings.append(self.launching(actor))
+                actor.engine = self.resumed(world, actor)
+            case "stop":
                 engine = Engine(world, actor.run_id)
                 if engine.look().closed is None:
                     engine.request_stop("bob", "enough")
                 actor.engine = engine
-                return 0
             case "reap":
                 actor.over = True
                 findings = survey(world)
                 for finding in findings:
-                    self.judge.of_a_reaper(finding.orphan, finding.instance, self.live(finding.run_id), self.deeds)
+                    self.of_a_reaper(finding.instance.name, finding.run_id, orphan=finding.orphan)
                 reap(world, findings)
-                return 0
-            case _ if actor.engine is None:
+            case "status":
+                actor.over = True
+                command(self.arena.home, world, "status")
+            case _:
                 actor.engine = Engine(world, actor.run_id)
-        run, pause = actor.engine.step()
-        actor.over = done(run)
-        return pause
+                return self.go_on(actor, actor.engine)
+        return 0
+
+    def go_on(self, actor: Actor, engine: Engine) -> float:
+        """One turn of a run, and what a launch does when its run is over that was on a kept machine."""
+        run, pause = engine.step()
+        actor.over = done(run) or (actor.client.role in ("launch", "relaunch") and run.kept is not None)
+        if not done(run) or run.taken is None or actor.client.role != "launch" or actor.plan is None:
+            return pause
+        plan_, actor.plan = actor.plan, None
+        self.taken_over += 1
+        lost = lost_its_kept_machine(run)
+        settle_owner(engine.world, run.taken.owner, wait=not self.scenario.keep or lost)
+        if lost:
+            where = LaunchContext(Mode.GCE, self.bucket, "ada", None, require_cuda=False)
+            self.judge.launchings.append(self.launching(actor))
+            actor.engine = resume(engine.world, plan_, run_id=run.run_id, where=where, fresh=lambda: PACKED)
+            actor.over = False
+        return 0
+
+    def of_a_reaper(self, machine: str, run_id: str, *, orphan: bool) -> None:
+        live = self.live(run_id)
+        owned = live is not None and live.vm is not None and live.vm.name == machine and not live.finished
+        self.judge.of_a_reaper(machine, orphan=orphan, owned=owned, deeds=self.deeds)
+
+    def quiet(self) -> World:
+        """A world in which nobody is watched."""
+        nothing: Any = lambda *_: None  # noqa: E731
+        return world_of(self.cloud, self.timeline, self.bucket, Rules(), self.heard, None, nothing, nothing)
 
     def live(self, run_id: str) -> Run | None:
         """The run, unless it is over or was stopped."""
-        log = EventLog(self.plain, run_id, "client-eeeeee", TimelineClock(self.timeline))
-        run = replay(log.read())
+        run = replay(self.quiet().log(run_id).read())
         return run if run is not None and run.closed is None and run.stop is None else None
 
-    def resumed(self, world: World, run_id: str) -> Engine:
+    def resumed(self, world: World, actor: Actor) -> Engine:
         """What `bench launch --resume` does."""
         where = LaunchContext(Mode.GCE, self.bucket, "ada", None, require_cuda=False)
-        plan = stored_plan(world.bucket, run_id)
-        engine = resume(world, plan, run_id=run_id, where=where, fresh=lambda: PACKED)
+        names = {"run": "per_run_usd", "day": "per_day_usd", "month": "per_month_usd", "total": "total_usd"}
+        caps = [f"budget.{name}={actor.caps.of(window) or AMPLE}" for window, name in names.items()]  # type: ignore[arg-type]
+        stored = stored_plan(world.bucket, actor.run_id)
+        how: dict[str, Any] = {"mode": Mode.GCE, "prices": self.arena.rules.sheet, "here": "", "say": lambda _: None}
+        made = replanned(lambda _: world, self.config(*caps), stored, actor.run_id, **how)
+        engine = resume(world, made, run_id=actor.run_id, where=where, fresh=lambda: PACKED)
         self.resumes += 1
         return engine
 
-    # --- afterwards -------------------------------------------------------------------------------------------------
 
-    def aftermath(self) -> Seen:
-        """Nobody is there: every deadline passes. Then somebody looks once more, in fair weather."""
-        self.let_pass(LATEST_REQUEST_S)
-        self.pass_every_deadline()
-        self.judge.at_every_moment()
-        leaked = self.judge.alive()
-        faults = [fault for fault in self.cloud.weather.document()["faults"] if fault["id"] not in self.before]
-        self.cloud.weather.replace({"faults": []})
-        world = self.world(None)
-        reconcile(world)
-        self.timeline.advance(LATEST_SETTLEMENT_S)
-        reconcile(world)
-        runs = [run for run_id in self.run_ids if (run := self.last_look(world, run_id)) is not None]
-        fetched = {run.run_id: self.fetched(world, run) for run in runs}
-        self.judge.at_every_moment()
-        assert not leaked, leaked
-        self.judge.at_the_end(runs, self.deeds, fetched)
-        fired: dict[str, int] = {}
-        for fault in faults:
-            fired[fault["fault"]] = fired.get(fault["fault"], 0) + fault["fired"]
-        return Seen(
-            moments=self.moments,
-            outcomes=tuple(run.phase.value for run in runs),
-            refused=self.refused,
-            kills=self.kills,
-            fired=fired,
-            preemptions=sum(1 for row in self.judge.bill() if row.ended_by == "preemption"),
-            resumes=self.resumes,
-            machines=len(self.judge.bill()),
-            checks=self.judge.checks,
-            cases=len(self.deeds.stored),
-        )
-
-    def pass_every_deadline(self) -> None:
-        for _ in range(200):
-            if not self.judge.alive():
-                return
-            self.let_pass(60)
-
-    def last_look(self, world: World, run_id: str) -> Run | None:
-        engine = Engine(world, run_id)
-        if not engine.log.read():
-            return None
-        for _ in range(TURNS):
-            run, pause = engine.step()
-            if done(run):
-                return run
-            self.timeline.advance(max(pause, 1))
-        raise Broken(UNENDED, f"{run_id} is {run.phase.value} for good")
-
-    def fetched(self, world: World, run: Run) -> set[str]:
-        folder = self.arena.home / "fetched" / self.bucket
-        fetch_run(world.bucket, run, folder)
-        return {path.stem for path in (folder / run.run_id / "cases").glob("*.csv")}
+def to_the_end_of_the_month(timeline: SimulatedTimeline, but: float) -> float:
+    """Seconds until `but` seconds before the next month begins, UTC."""
+    now = timeline.now()
+    first = (now.replace(day=1, hour=0, minute=0, second=0, microsecond=0) + timedelta(days=32)).replace(day=1)
+    return max((first - now).total_seconds() - but, 0.0)

@@ -7,7 +7,8 @@ import random
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
-Role = Literal["launch", "look", "stop", "reap", "relaunch"]
+Role = Literal["launch", "look", "stop", "reap", "relaunch", "status"]
+Window = Literal["run", "day", "month", "total"]
 Temper = Literal["good", "silent", "lingering", "failing", "wrong", "mute", "dying"]
 
 ZONES: Final = ("us-central1-a", "us-central1-b", "us-east1-b")
@@ -30,14 +31,30 @@ class Client:
     late_s: float = 0.0
     """A request for a machine that it was about to send when it died is on its way for so long, and then arrives; 0:
     it was not sent."""
+    off_s: float = 0.0
+    """Its own clock is ahead by so much."""
+    fits: float = 0.0
+    """How many ceilings fit under its own caps; 0: the scenario's are its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meddling:
-    """At the n-th moment of all clients together, another client does one thing, in the middle of somebody's call."""
+    """At the n-th moment of all clients together, another client does something, in the middle of somebody's call."""
 
     moment: int
     client: int
+    on: str = ""
+    """Or by name, once: `before replace ledger/ledger.json`; `*` stands for anything."""
+    turns: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Junk:
+    """At the n-th moment of all clients together, somebody who may write to the bucket writes a document into it, made
+    from a seed of its own (`tests.chaos.junk`)."""
+
+    moment: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +67,19 @@ class Scenario:
     seconds_each: float = 20.0
     temper: Temper = "good"
     fits: float = 0.0
-    """How many ceilings fit under the day's cap; 0: no cap."""
+    """How many ceilings fit under the caps; 0: there are none."""
+    windows: tuple[Window, ...] = ("day",)
+    """The windows that are capped."""
+    shared: bool = False
+    """Whether the caps are the bucket's; else they are each client's own."""
+    keep: bool = False
+    """Whether machines wait for the next launch after their run."""
+    midnight_s: float = 0.0
+    """So long before the end of a month everything begins; 0: at any time of day."""
     clients: tuple[Client, ...] = (Client("launch"),)
     faults: tuple[dict[str, Any], ...] = ()
     meddlings: tuple[Meddling, ...] = field(default=())
+    junk: tuple[Junk, ...] = ()
 
     def line(self) -> str:
         """Everything, as one line of JSON that `parse` reads."""
@@ -65,12 +91,15 @@ class Scenario:
         document["clients"] = tuple(Client(**client) for client in document["clients"])
         document["meddlings"] = tuple(Meddling(**one) for one in document["meddlings"])
         document["faults"] = tuple(document["faults"])
+        document["windows"] = tuple(document["windows"])
+        document["junk"] = tuple(Junk(**one) for one in document["junk"])
         return cls(**document)
 
     def simpler(self) -> list[Scenario]:
         """Every scenario that has one thing less."""
         found = [replace(self, faults=without(self.faults, index)) for index in range(len(self.faults))]
         found += [replace(self, meddlings=without(self.meddlings, index)) for index in range(len(self.meddlings))]
+        found += [replace(self, junk=without(self.junk, index)) for index in range(len(self.junk))]
         for index, client in enumerate(self.clients):
             if client.role != "launch":
                 rest = self.clients[:index] + self.clients[index + 1 :]
@@ -83,11 +112,14 @@ class Scenario:
             if client.dies_at or client.dies_on:
                 spared = replace(client, dies_at=0, dies_on="")
                 found.append(replace(self, clients=(*self.clients[:index], spared, *self.clients[index + 1 :])))
+            if client.off_s or client.fits:
+                plain_one = replace(client, off_s=0.0, fits=0.0)
+                found.append(replace(self, clients=(*self.clients[:index], plain_one, *self.clients[index + 1 :])))
         if self.runs > 1:
             clients = tuple(client for client in self.clients if client.run == 0)
             found.append(replace(self, runs=1, clients=clients, meddlings=()))
         plain = Scenario(0)
-        names = ("attempts", "cases", "temper", "fits", "seconds_each")
+        names = ("attempts", "cases", "temper", "fits", "seconds_each", "shared", "keep", "midnight_s")
         found += [
             replace(self, **{name: getattr(plain, name)})
             for name in names
@@ -103,27 +135,35 @@ def without(things: tuple[Any, ...], index: int) -> tuple[Any, ...]:
 def from_seed(seed: int) -> Scenario:
     """The scenario of a seed: the same on every machine and in every process."""
     dice = random.Random(seed)
-    runs = dice.choices((1, 2), (3, 1))[0]
+    runs = dice.choices((1, 2, 3), (5, 4, 1))[0]
+    keep = dice.random() < 0.25
+    fits = dice.choices((0.0, 0.5, 1.5, 2.5), (4, 1, 5, 3))[0]
     clients = [
         Client(
             "launch",
             run,
-            starts_s=dice.choice((0, 0, 3, 40)) * run,
+            starts_s=dice.choice((0, 0, 3, 40, 240 if keep else 40)) * run,
             dies_at=_death(dice),
             dies_on=dice.choice(DEATHS),
-            late_s=dice.choice((0, 20, 60)),
+            late_s=dice.choice((0, 20, 60, 90, 170, 400)),
+            off_s=_off(dice),
+            fits=dice.choice((0.0, 0.0, 0.0, 1.2, 2.2)) if fits else 0.0,
         )
         for run in range(runs)
     ]
-    others = ("look", "stop", "reap", "relaunch")
+    others = ("look", "stop", "reap", "relaunch", "status")
     for _ in range(dice.randint(0, 3)):
-        role: Role = dice.choices(others, (6, 1, 4, 6))[0]  # type: ignore[assignment]
+        role: Role = dice.choices(others, (6, 1, 3, 6, 2))[0]  # type: ignore[assignment]
         dies_at = dice.choice((0, 0, dice.randint(1, 60)))
-        clients.append(Client(role, dice.randrange(runs), dice.choice((1, 10, 45, 90, 200, 700, 1500)), dies_at))
+        starts_s = dice.choice((1, 10, 45, 90, 200, 700, 1500))
+        clients.append(Client(role, dice.randrange(runs), starts_s, dies_at, off_s=_off(dice)))
     meddlings = tuple(
         Meddling(moment, dice.randrange(len(clients)))
         for moment in sorted(dice.sample(range(1, 160), dice.choice((0, 0, 2, 6))))
     )
+    windows: tuple[tuple[Window, ...], ...] = (
+        ("day",), ("month",), ("total",), ("run",), ("day", "month", "total"), ("run", "day", "month", "total"),
+    )  # fmt: skip
     return Scenario(
         seed=seed,
         runs=runs,
@@ -134,11 +174,23 @@ def from_seed(seed: int) -> Scenario:
         temper=dice.choices(
             ("good", "silent", "lingering", "failing", "wrong", "mute", "dying"), (12, 1, 1, 1, 1, 1, 1)
         )[0],  # type: ignore[arg-type]
-        fits=dice.choices((0.0, 0.5, 1.5, 2.5), (6, 1, 4, 3))[0],
+        fits=fits,
+        windows=dice.choice(windows),
+        shared=dice.random() < 0.3,
+        keep=keep,
+        midnight_s=dice.choices((0.0, 15.0, 120.0, 600.0), (8, 1, 1, 1))[0],
         clients=tuple(clients),
         faults=tuple(a_fault(dice) for _ in range(dice.choices((0, 1, 2, 4), (1, 4, 4, 2))[0])),
         meddlings=meddlings,
+        junk=tuple(
+            Junk(moment, dice.randrange(1 << 30))
+            for moment in sorted(dice.sample(range(1, 200), dice.choices((0, 3, 12), (3, 1, 1))[0]))
+        ),
     )
+
+
+def _off(dice: random.Random) -> float:
+    return dice.choice((0.0, 0.0, 0.0, 0.0, 660.0, -660.0, 7200.0, -7200.0, 86400.0, -86400.0))
 
 
 DEATHS: Final = (*("",) * 5, "before insert", "before insert", "after insert", "before delete", "after delete")
@@ -191,6 +243,14 @@ def _http(dice: random.Random) -> dict[str, Any]:
     return {"fault": "http", "status": dice.choice((403, 409, 429, 500, 503))} | _request(dice)
 
 
+def _swap(dice: random.Random) -> dict[str, Any]:
+    """A document was swapped, or an object created, and whoever did it never hears."""
+    fault = dice.choice(({"fault": "reset"}, {"fault": "http", "status": 503}))
+    which = dice.choice(("[1-9]", "[1-9]", "0"))
+    asked = {"service": "storage", "method": "POST", "path": f"ifGenerationMatch={which}", "after": "response"}
+    return {**fault, **asked, "times": dice.randint(1, 3)}
+
+
 def _reset(dice: random.Random) -> dict[str, Any]:
     return {"fault": "reset", "after": dice.choice(("request", "response"))} | _request(dice)
 
@@ -205,6 +265,9 @@ FAULTS: Final = (
     _http,
     _reset,
     _stall,
+    _swap,
+    _swap,
+    lambda dice: {"fault": "late_insert", "seconds": dice.choice((20, 90, 170))},
     lambda dice: {"fault": "slow_boot", "seconds": dice.choice((30, 200, 800))},
     lambda dice: {
         "fault": "preempt",

@@ -17,19 +17,22 @@ from orchestrator.core.market.pricing import Price, PriceSheet
 from orchestrator.embedded.scripted import Script, ScriptedVm, Steps
 from orchestrator.embedded.weather import KEYS
 from tests.chaos.campaign import Tally, campaign, seeds, shrunk
-from tests.chaos.guests import Deeds, finish, guest
-from tests.chaos.play import POLICY, Arena, Rules, arena
-from tests.chaos.promises import MISSING, NAMES, OVERSPENT, RELEASED, Broken
+from tests.chaos.clients import POLICY, Rules
+from tests.chaos.deeds import Deeds
+from tests.chaos.guests import finish, guest
+from tests.chaos.judge import MISSING, NAMES, OVERSPENT, RELEASED, Broken
+from tests.chaos.play import Arena, arena
 from tests.chaos.scenario import Client, Scenario, from_seed
 from tests.stories.stage import SHEET
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 
 
-def test_twenty_five_seeded_scenarios_break_no_promise(tmp_path: Path) -> None:
-    tally = campaign(seeds(SEED, 25), tmp_path)
+def test_seeded_scenarios_break_no_promise(tmp_path: Path) -> None:
+    """A few: `make chaos` plays as many as there is time for."""
+    tally = campaign(seeds(SEED, 8), tmp_path)
     assert [f"{one.detail}\n{one.again}" for one in tally.broken] == []
-    assert tally.played == 25
+    assert tally.played == 8
     assert tally.checks > 1000
     assert tally.kills > 0
     assert tally.machines > 0
@@ -74,7 +77,7 @@ def test_the_catalogue_above_is_the_whole_catalogue() -> None:
 
 def test_a_client_killed_at_any_moment_breaks_no_promise(shared: Arena) -> None:
     whole = shared.play(Scenario(0, cases=2)).moments
-    for moment in range(1, min(whole, 70), 2):
+    for moment in range(1, min(whole, 70), 4):
         shared.play(Scenario(0, cases=2, clients=(Client("launch", dies_at=moment), Client("look", starts_s=30.0))))
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.chaos.aftermath import aftermath
 from tests.chaos.play import Actor, Arena, Play
 from tests.chaos.scenario import PHASES, ZONES, Client, Scenario
 
@@ -96,7 +97,7 @@ class Bench(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             if hasattr(self, "play"):
-                self.play.aftermath()
+                aftermath(self.play)
         finally:
             self.arena.close()
             self.folder.cleanup()

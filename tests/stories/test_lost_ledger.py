@@ -10,6 +10,7 @@ import pytest
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps, LedgerMissing, LedgerUnreadable, exposure
 from orchestrator.core.naming import LEDGER
+from orchestrator.core.run.fold import Phase
 from orchestrator.runs.rebuild import rebuild
 from orchestrator.store.ledger import LedgerStore
 from tests.stories.stage import RUN, Stage, good_vm, same_to_the_cent, staged
@@ -35,6 +36,14 @@ def test_a_ledger_that_knows_nothing_of_the_buckets_runs_is_refused(home: Path, 
             stage.begin(stage.world(), stage.plan(), NEXT)
         assert "bench budget rebuild" in refusal.value.hint
         assert stage.cloud.instances() == []
+
+
+def test_a_machine_that_says_it_held_money_makes_no_ledger_missing(home: Path) -> None:
+    with staged(home, good_vm()) as stage:
+        name = f"runs/{RUN}/events/20261121T040000.000000Z-vm-1-deadbeef-000007-budget_held.json"
+        stage.world().bucket.replace(name, b'{"kind": "budget_held"}', generation=None)
+        assert stage.world().ledger.read().empty
+        assert stage.begin(stage.world()).follow().phase is Phase.SUCCEEDED
 
 
 @pytest.mark.parametrize("how", ["gone", "{}", "not json", '{"schema": 1, "runs": {"x": 1}}'])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from orchestrator.core.naming import attempt_of
+from orchestrator.core.naming import attempt_of, machine_of
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.state import OUTCOMES, VM_PHASES, Phase, PhaseSpan, Run, Told, Vm
 
@@ -150,9 +150,8 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
 
 
 def _attempt(event: ev.Event) -> int:
-    """The attempt whose machine wrote the event; 0 for a client's. Machines of old had no third part to their name."""
-    role, attempt, *_ = [*event.writer.split("-"), ""]
-    return int(attempt) if role in ("vm", "boot") and attempt.isdecimal() else 0
+    """The attempt whose machine wrote the event; 0 for a client's."""
+    return machine_of(event.writer)
 
 
 def _tell(run: Run, attempt: int, **changes: Any) -> Run:

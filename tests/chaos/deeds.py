@@ -1,0 +1,17 @@
+"""What the machines of a scenario have done, on the cloud's side of the world, whether or not anybody heard of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass
+class Deeds:
+    started: list[tuple[str, str, str]] = field(default_factory=list)
+    """(run, machine, case), in order."""
+    stored: list[tuple[str, str, str]] = field(default_factory=list)
+    contents: dict[tuple[str, str], set[bytes]] = field(default_factory=dict)
+    """By run and case, every content that a machine has tried to store."""
+    at_work: dict[str, datetime] = field(default_factory=dict)
+    """When each machine last took up a case."""
