@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import multiprocessing
 import sys
 import tempfile
@@ -19,11 +20,11 @@ from tests.chaos.campaign import Tally, campaign, seeds
 from tests.chaos.scenario import Scenario
 
 
-def part(work: tuple[int, int]) -> Tally:
-    first, count = work
+def part(work: tuple[int, int, float]) -> Tally:
+    first, count, seconds = work
     logging.disable(logging.CRITICAL)  # machines that die in the middle of a sentence are what is searched with
     with tempfile.TemporaryDirectory(prefix="bench-chaos-") as home:
-        return campaign(seeds(first, count), Path(home), say=lambda text: print(text, flush=True))
+        return campaign(seeds(first, count), Path(home), say=lambda text: print(text, flush=True), seconds=seconds)
 
 
 def main() -> int:
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no scenario after so long")
     parser.add_argument("--scenario", default="", help="one scenario, as the JSON line that a search printed")
     asked = parser.parse_args()
     began = time.monotonic()
@@ -40,7 +42,9 @@ def main() -> int:
     else:
         each = -(-asked.runs // max(asked.processes, 1))
         works = [
-            (asked.seed + begin, min(each, asked.runs - begin)) for begin in range(0, asked.runs, each) if asked.runs
+            (asked.seed + begin, min(each, asked.runs - begin), asked.minutes * 60)
+            for begin in range(0, asked.runs, each)
+            if asked.runs
         ]
         with multiprocessing.get_context("spawn").Pool(len(works)) as pool:
             total = together(pool.map(part, works))

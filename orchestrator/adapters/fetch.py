@@ -15,7 +15,7 @@ from orchestrator.adapters.gcs import crc32c
 from orchestrator.adapters.run_folder import lines
 from orchestrator.core.case_file import fault
 from orchestrator.core.errors import LocalError
-from orchestrator.core.foreign import words
+from orchestrator.core.foreign import document, words
 from orchestrator.core.naming import artifacts_prefix, attempt_of, cases_prefix, grid_object, plan_object
 from orchestrator.core.results import assemble
 from orchestrator.core.run import paid_time
@@ -196,7 +196,7 @@ def _repeat(bucket: Bucket, run: Run) -> bytes:
     """A configuration that measures the same grid; empty where the plan cannot be read. JSON is YAML."""
     blob = bucket.read(plan_object(run.run_id))
     try:
-        settings = json.loads(blob.data)["settings"] if blob is not None else {}
+        settings = document(blob.data)["settings"] if blob is not None else {}
         kept = {key: settings[key] for key in REPEATED if settings.get(key)}
     except (ValueError, KeyError, TypeError, AttributeError):
         return b""

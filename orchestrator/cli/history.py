@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from orchestrator.analysis.study import DEFAULT, Study, study
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.foreign import document
 from orchestrator.core.naming import artifacts_prefix, cases_prefix
 from orchestrator.core.results import ResultsUnreadable
 from orchestrator.report.document import history_document
@@ -122,11 +122,11 @@ def _read(wiring: Wiring, runs: list[str], case: str) -> Iterator[tuple[str, Stu
             if blob is None:
                 raise ResultsUnreadable(f"{run} did not measure {case}")
             reader.read(blob.data.decode("utf-8", "replace").splitlines(keepends=True), run)
-            environment = json.loads(known.data) if known is not None else {}
+            environment = document(known.data) if known is not None else {}
         except (ResultsUnreadable, ValueError):
             yield run, None, {}
             continue
-        yield run, study(reader.groups()), environment if isinstance(environment, dict) else {}
+        yield run, study(reader.groups()), environment
 
 
 def _reading(run: str, study: Study, environment: dict[str, object], wanted: Wanted) -> Reading | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import tarfile
 from collections.abc import Callable
 
 from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.foreign import document
 from orchestrator.core.naming import payload_object, plan_object
 from orchestrator.core.plan.document import plan_from
 from orchestrator.core.plan.plan import LaunchPlan
@@ -34,7 +34,7 @@ def stored_plan(bucket: Bucket, run_id: str) -> LaunchPlan:
     if blob is None:
         raise NotFound(f"{run_id} has no plan in the bucket", hint="its client died before it planned: launch again")
     try:
-        return plan_from(json.loads(blob.data))
+        return plan_from(document(blob.data))
     except ValueError as exc:
         raise ConfigError(f"the plan of {run_id} is no JSON", hint="launch again") from exc
 

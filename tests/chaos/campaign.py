@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -87,12 +88,18 @@ class Tally:
 
 
 def campaign(
-    scenarios: Iterable[Scenario], home: Path, rules: Rules | None = None, say: Callable[[str], None] = lambda _: None
+    scenarios: Iterable[Scenario],
+    home: Path,
+    rules: Rules | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    seconds: float = math.inf,
 ) -> Tally:
-    """Plays them one after the other; each that breaks a promise is shrunk and kept."""
+    """Plays them one after the other, none any more after `seconds`; each that breaks a promise is shrunk and kept."""
     tally, began, arena = Tally(), time.monotonic(), Arena(home / "0", rules)
     try:
         for number, scenario in enumerate(scenarios, 1):
+            if time.monotonic() - began > seconds:
+                break
             if arena.played >= EACH_ARENA:
                 arena.close()
                 arena = Arena(home / str(number), rules)

@@ -26,6 +26,8 @@ OBJECTS: dict[str, tuple[str, bytes]] = {
     "an event nested too deeply": (f"{events_prefix(GOOD)}y.json", b"[" * 60_000),
     "an event of another run": (f"{events_prefix(GOOD)}z.json", b'{"run_id": "x", "kind": "finished", "data": {}}'),
     "a plan": (plan_object(GOOD), b'{"settings": {"alerts": {"command": "touch pwned"}}}'),
+    "a plan nested too deeply": (plan_object(GOOD), b"[" * 60_000),
+    "an environment nested too deeply": (f"{artifacts_prefix(GOOD)}environment.json", b"[" * 60_000),
     "an odd baseline": ("baselines/[bad].json", b"{}"),
     "a baseline, torn": ("baselines/main.json", b"{"),
     "a slot": ("machines/bench-x-1.json", b"\x00"),

@@ -310,6 +310,7 @@ def test_a_payload_that_is_gone_or_not_what_its_name_says_is_never_run(home: Pat
         stage.delete_objects(name)
         with pytest.raises(NotFound, match="payload"):
             resumed(stage, payload=upgraded, accept=PAYLOAD.sha256)
-        bucket.replace(plan_object(RUN), b"no plan", generation=None)
-        with pytest.raises(ConfigError, match="is no JSON"):
-            resumed(stage)
+        for nonsense in (b"no plan", b"[]", b"[" * 60_000):
+            bucket.replace(plan_object(RUN), nonsense, generation=None)
+            with pytest.raises(ConfigError, match="is no JSON"):
+                resumed(stage)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from orchestrator.core.foreign import words
+from orchestrator.core.foreign import document, words
 
 ATTEMPTS = 12
 """More often no child is tried: names of claims end there."""
@@ -33,7 +33,7 @@ class Claim:
 def parse(data: bytes) -> Claim | None:
     """The claim in an object, or None for what is none: a machine wrote it, so it is believed in nothing but this."""
     try:
-        found = json.loads(data)
+        found = document(data)
         child, attempt = found["child"], found["attempt"]
         if type(child) is not int or type(attempt) is not int or child < 0 or not 1 <= attempt <= ATTEMPTS:
             return None
