@@ -26,6 +26,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Phase, Run
@@ -183,8 +184,8 @@ class Desk(Wiring):
         )
 
     @property
-    def mode(self) -> str:
-        return "gce"
+    def mode(self) -> Mode:
+        return Mode.GCE
 
     @property
     def policy(self) -> Policy:
