@@ -144,6 +144,10 @@ def imports_inside_functions(path: Path) -> list[ast.Import | ast.ImportFrom]:
     return list({(node.lineno): node for node in found}.values())
 
 
+def test_no_part_uses_the_public_package() -> None:
+    assert not [path for path in modules() if any(name.split(".")[0] == "spotbench" for name in imports(path))]
+
+
 def test_imports_stand_at_the_top_but_where_an_adapter_is_loaded_when_it_is_needed() -> None:
     inside = {path: len(imports_inside_functions(path)) for path in modules()}
     elsewhere = {module_name(path) for path, number in inside.items() if number and part_of(path) not in LOADS_LAZILY}

@@ -143,3 +143,14 @@ def test_the_wheels_payload_names_the_commit_that_it_was_built_from(python: Path
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     assert commit == (head.stdout.strip() if head.returncode == 0 else "")
     assert version == __version__
+
+
+def test_the_public_package_is_in_the_wheel_and_needs_no_checkout(python: Path, tmp_path: Path) -> None:
+    code = "import json, spotbench; print(json.dumps([spotbench.__version__, spotbench.__file__]))"
+    done = subprocess.run(
+        [str(python), "-c", code], cwd=tmp_path, capture_output=True, text=True, env={"PATH": "/usr/bin"}
+    )
+    assert done.returncode == 0, done.stderr
+    version, file = json.loads(done.stdout)
+    assert version == __version__
+    assert not Path(file).is_relative_to(ROOT)

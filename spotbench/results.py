@@ -1,0 +1,178 @@
+"""What a run measured, as typed data."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.reading import read_report, write_files
+from orchestrator.report.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One implementation on one case in one regime. Times are microseconds: the median, and its 95 % interval. Where
+    nothing was timed, they are NaN and `skipped` says why."""
+
+    case_id: str
+    axes: Mapping[str, str]
+    regime: str
+    cache: str
+    implementation: str
+    backend: str
+    count: int
+    median_us: float
+    low_us: float
+    high_us: float
+    max_abs_error: float
+    skipped: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a subject compares with a baseline on one case in one regime. `ratio` is how many times as fast the subject
+    is, from `low` to `high` (95 %); `verdict` is `faster`, `slower`, `same` or `inconclusive`, `doubt` why it is the
+    last."""
+
+    case_id: str
+    regime: str
+    cache: str
+    subject: str
+    baseline: str
+    verdict: str
+    ratio: float
+    low: float
+    high: float
+    doubt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A run's results. `status` is the run's last phase (`succeeded`; `incorrect` where an implementation was wrong),
+    empty for a folder of which that is not known; `cost_usd` is what it cost, None where no price is known; `folder`
+    holds every file, `report.html` and `measurements.csv` among them."""
+
+    run_id: str
+    device: str
+    status: str
+    cost_usd: float | None
+    headlines: tuple[str, ...]
+    warnings: tuple[str, ...]
+    timings: tuple[Timing, ...]
+    verdicts: tuple[Verdict, ...]
+    folder: Path
+
+    def of(self, subject: str, baseline: str = "") -> tuple[Verdict, ...]:
+        """The verdicts on a subject, against one baseline or all."""
+        return tuple(one for one in self.verdicts if one.subject == subject and baseline in ("", one.baseline))
+
+    def skipped(self, implementation: str = "") -> dict[str, str]:
+        """Why an implementation was not timed, by case; with none named, those of all, by `case implementation`."""
+        return {
+            one.case_id if implementation else f"{one.case_id} {one.implementation}": one.skipped
+            for one in self.timings
+            if one.skipped and implementation in ("", one.implementation)
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A mapping for each timing, its axes among the keys."""
+        made = []
+        for one in self.timings:
+            row = asdict(one)
+            axes = row.pop("axes")
+            made.append({**row, **{name: value for name, value in axes.items() if name not in row}})
+        return made
+
+    def to_pandas(self) -> Any:
+        """The timings as a pandas DataFrame. Raises `ImportError` without pandas."""
+        return frames("pandas").DataFrame(self.rows())
+
+    def to_polars(self) -> Any:
+        """The timings as a polars DataFrame. Raises `ImportError` without polars."""
+        return frames("polars").DataFrame(self.rows(), infer_schema_length=None)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the headlines, and where the report is."""
+        said = "".join(f"<li>{escaped(one)}</li>" for one in (*self.headlines, *self.warnings))
+        return f"<p>{escaped(self.run_id)} on {escaped(self.device)}: {escaped(self.status)}</p><ul>{said}</ul>"
+
+
+def escaped(text: str) -> str:
+    """Text that a page shows as it is."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def frames(name: str) -> Any:
+    """A library of data frames. Raises `ImportError` with what installs it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        raise ImportError(f"{name} is not installed: pip install {name}, or use Results.rows()") from exc
+
+
+def results_in(folder: str | Path) -> Results:
+    """The results in a folder that `bench fetch` made, or in a CSV of measurements. Raises `BenchError`."""
+    path = Path(folder)
+    return of_report(read_report(path), path if path.is_dir() else path.parent, "")
+
+
+def of_report(report: Report, folder: Path, status: str) -> Results:
+    """A report as typed data."""
+    timings, verdicts = [], []
+    for case in report.study.cases:
+        where = (case.setting.regime, case.setting.cache)
+        for timing in case.timings:
+            median = timing.median_us
+            timings.append(
+                Timing(
+                    case.case_id,
+                    dict(case.axes),
+                    *where,
+                    timing.implementation,
+                    timing.backend,
+                    timing.count,
+                    median.mid,
+                    median.low,
+                    median.high,
+                    timing.max_abs_error,
+                    timing.skipped,
+                )
+            )
+        for one in case.contrasts:
+            ratio = one.paired.ratio
+            verdicts.append(
+                Verdict(
+                    case.case_id,
+                    *where,
+                    one.subject,
+                    one.baseline,
+                    one.verdict.value,
+                    ratio.mid,
+                    ratio.low,
+                    ratio.high,
+                    one.doubt,
+                )
+            )
+    cost = report.cost_usd
+    return Results(
+        run_id=report.study.run_id,
+        device=report.study.device,
+        status=status,
+        cost_usd=None if cost is None or math.isnan(cost) else cost,
+        headlines=tuple(report.headlines()),
+        warnings=tuple(report.warnings()),
+        timings=tuple(timings),
+        verdicts=tuple(verdicts),
+        folder=folder,
+    )
+
+
+def with_files(report: Report, folder: Path, status: str) -> Results:
+    """The results, once the report's files are written beside them."""
+    if report.study.cases:
+        write_files(report, folder)
+    return of_report(report, folder, status)

@@ -1,0 +1,1 @@
+"""The public package, as a user of it has it."""
