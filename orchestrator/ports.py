@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
+from orchestrator.core.images import CloudImage
 from orchestrator.core.market.machines import (
     Accepted,
     Instance,
@@ -24,9 +25,9 @@ from orchestrator.core.market.machines import (
 from orchestrator.core.market.offers import Advice, Offer
 
 __all__ = [
-    "Accepted", "Advice", "Blob", "Bucket", "ChildSeen", "Clock", "Cloud", "Entry", "HostShell", "Instance",
-    "InstanceRequest", "JobSpec", "JobStatus", "Notice", "Notifier", "Operation", "Quota", "Refusal", "RemoteShell",
-    "Scheduler", "SerialChunk",
+    "Accepted", "Advice", "Blob", "Bucket", "ChildSeen", "Clock", "Cloud", "Entry", "HostShell", "ImageRequest",
+    "Images", "Instance", "InstanceRequest", "JobSpec", "JobStatus", "Notice", "Notifier", "Operation", "Quota",
+    "Refusal", "RemoteShell", "Scheduler", "SerialChunk",
 ]  # fmt: skip
 
 # --- Cloud ----------------------------------------------------------------------------------------------------------
@@ -67,6 +68,44 @@ class Cloud(Protocol):
 
     def quotas(self, region: str) -> tuple[Quota, ...]:
         """The region's quotas, and the project's (with `region` empty)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRequest:
+    """An image to be made from the disk of a machine that lives."""
+
+    name: str
+    family: str
+    zone: str
+    disk: str
+    labels: Mapping[str, str]
+    description: str
+    request_id: str
+    patience_s: float
+    """How long it may take: not beyond the machine's deadline, which takes the disk."""
+
+
+class Images(Protocol):
+    """The images of one project that carry our tool label."""
+
+    def seal(self, request: ImageRequest) -> CloudImage:
+        """Makes an image, and returns when it is READY. Sent again with the same request id it makes one image. Raises
+        `ProviderError` where it failed, `Unavailable` where it took too long; something may be left then."""
+
+    def images(self) -> tuple[CloudImage, ...]:
+        """Every one, whatever its state."""
+
+    def image(self, name: str) -> CloudImage | None:
+        """One of them, or None when it is gone."""
+
+    def newest(self, family: str) -> CloudImage | None:
+        """The newest that is not deprecated, or None."""
+
+    def deprecate(self, name: str) -> None:
+        """No launch should begin with it any more. Idempotent, also where it is gone."""
+
+    def delete(self, name: str) -> None:
+        """Idempotent. Returns when it is gone."""
 
 
 # --- Hosts ----------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from orchestrator.embedded.client import stop as stop_cloud
 from orchestrator.hosts.cloud import HostCloud
 from orchestrator.hosts.planning import plan_for_hosts, with_gpu_of_host
 from orchestrator.hosts.router import ZoneRouter
-from orchestrator.ports import Bucket, Clock, Cloud, HostShell
+from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import World
 from orchestrator.runs.launch import Payload as LaunchPayload
@@ -50,6 +50,7 @@ from orchestrator.runs.replanning import replanned
 from orchestrator.runs.resume import stored_plan
 from orchestrator.store.baselines import BaselineStore
 from orchestrator.store.events import EventLog
+from orchestrator.store.images import ImageStore, Shelf
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
@@ -200,25 +201,29 @@ class Wiring:
 
         if self.address is None:
             return GoogleBucket(self.settings.bucket, project=self.settings.project)
-        return GoogleBucket(
-            self.address.bucket,
-            project=self.address.project,
-            endpoint=self.address.storage,
-            credentials=self.credentials,
-        )
+        where, key = self.address, self.credentials
+        return GoogleBucket(where.bucket, project=where.project, endpoint=where.storage, credentials=key)
+
+    @property
+    def _compute(self) -> dict[str, Any]:
+        where = self.address
+        embedded = {} if where is None else {"endpoint": where.compute, "credentials": self.credentials}
+        return {"project": where.project if where else self.settings.project, "clock": self.clock, **embedded}
 
     @cached_property
     def _cloud(self) -> Cloud:
         from orchestrator.adapters.gce import GoogleCloud
 
-        if self.address is None:
-            return GoogleCloud(project=self.settings.project, clock=self.clock)
-        return GoogleCloud(
-            project=self.address.project,
-            endpoint=self.address.compute,
-            credentials=self.credentials,
-            clock=self.clock,
-        )
+        return GoogleCloud(**self._compute)
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        def images() -> Images:
+            from orchestrator.adapters.gce_images import GoogleImages
+
+            return GoogleImages(**self._compute)
+
+        return Shelf(ImageStore(self.bucket, self.clock), images)
 
     @cached_property
     def hosts(self) -> HostCloud:
@@ -237,10 +242,9 @@ class Wiring:
 
     @cached_property
     def machine(self) -> str:
-        """What `--host local` stands for."""
         from orchestrator.adapters.local_shell import this_machine
 
-        return this_machine()
+        return this_machine()  # what `--host local` stands for
 
     @cached_property
     def everywhere(self) -> ZoneRouter:
@@ -297,6 +301,7 @@ class Wiring:
             log=self.log,
             policy=self.policy,
             history=self.history,
+            shelf=self.shelf,
         )
 
     @cached_property
@@ -309,11 +314,8 @@ class Wiring:
 
         return catalogue_for(self._login, self._rest_endpoints(), self.settings.billing_key, self.subject().project)
 
-    # What `doctor` and `init` look at, and change
-
     @property
-    def reached(self) -> bool:
-        """Whether the project has a name yet: on the embedded cloud, once that was started."""
+    def reached(self) -> bool:  # whether the project has a name yet: on the embedded cloud, once that was started
         return bool(self.settings.project) or "address" in self.__dict__
 
     def subject(self) -> Subject:
@@ -377,18 +379,13 @@ class Wiring:
     def plan_again(self, run_id: str, options: LaunchOptions) -> LaunchPlan:
         stored = stored_plan(self.bucket, run_id)
         today, _ = configured(replace(options, gpu=stored.config.gpu if options.path is None else ""))
-        how: dict[str, Any] = {
-            "mode": self.mode,
-            "prices": self.price_book.current(),
-            "here": self.here,
-            "say": self.say,
-        }
+        prices = self.price_book.current()
+        how: dict[str, Any] = {"mode": self.mode, "prices": prices, "here": self.here, "say": self.say}
         return replanned(self.world, today, stored, run_id, **how)
 
     @property
     def policy(self) -> Policy:
         if self.mode.simulated:
-            return Policy(
-                poll_s=0.4, boot_limit_s=60, exit_grace_s=15, deadline_slack_s=40, insert_limit_s=60, lease_ttl_s=15
-            )
+            short = {"boot_limit_s": 60, "exit_grace_s": 15, "deadline_slack_s": 40, "insert_limit_s": 60}
+            return Policy(poll_s=0.4, lease_ttl_s=15, **short)
         return Policy()

@@ -100,7 +100,7 @@ finish() {
   [[ -n ${BENCH_VM_DIR:-} && -z ${BENCH_LAST_RESORT:-} ]] || ${BENCH_LAST_RESORT:-shutdown -P now}
 }
 
-mkdir -p "$dir"; trap '' PIPE
+mkdir -p "$dir"; trap '' PIPE; [[ -s $dir/first-boot ]] || rm -rf "$dir/log.txt" "$dir/events" "$dir/last-word" # an image's
 exec > >(trap '' TERM INT HUP; tee -p -a "$dir/log.txt") 2>&1
 trap finish EXIT
 trap on_signal TERM INT HUP

@@ -232,7 +232,7 @@ def _manifest(
         "repeat": repeat,
         "gpu": run.plan.gpu if run.plan else "",
         "mode": run.plan.mode if run.plan else "",
-        "image": run.plan.image if run.plan and not embedded else "",
+        "image": run.image if not embedded else "",
         "payload_sha256": run.payload.sha256 if run.payload else "",
         "device": run.environment.device if run.environment else "",
         "cost_usd": str(run.settled.cost_usd) if run.settled else None,

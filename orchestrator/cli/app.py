@@ -35,6 +35,7 @@ COMMANDS = {
     "diagnose": "Say why a run failed and what to do about it.",
     "budget": "Show the caps, what is spent, and what is left.",
     "baseline": "Named runs that others are compared with; one for each device.",
+    "image": "Prepared images, from which machines start sooner.",
     "costs": "What was spent and what is held; `add` adds.",
     "cloud": "The embedded cloud: its VMs, bill and weather.",
 }

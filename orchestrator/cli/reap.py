@@ -13,7 +13,10 @@ from orchestrator.cli.alive_view import document, line, price_of
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
-from orchestrator.runs.reap import Reaped, survey
+from orchestrator.core.images import PREFIX
+from orchestrator.runs.engine import World
+from orchestrator.runs.images import ImageFinding, give_back_unmade, reap_images, survey_images
+from orchestrator.runs.reap import Failure, Reaped, survey
 from orchestrator.runs.reap import reap as delete
 from orchestrator.wiring import Timer, install_timer_files
 
@@ -40,10 +43,19 @@ def reap(
     findings = survey(world, wiring.alive(), price_of(wiring.price_book.usable()))
     orphans = sum(1 for finding in findings if finding.orphan)
     deletes = yes and not dry_run
+    images, unasked = _images(world)
+    due = sum(1 for image in images if image.why)
     if not json:
         for finding in findings:
             typer.echo(line(finding))
+        for image in images:
+            typer.echo(f"{'due' if image.why else 'keep':<6}  {image.image.name}  {image.image.status}  {image.why}")
     done = delete(world, findings) if deletes else Reaped((), ())
+    gone, failed = reap_images(world, images) if deletes else ((), ())
+    if deletes and not unasked:
+        give_back_unmade(world, images)
+    still = tuple(Failure("an image is still there", error) for error in (*failed, *unasked))
+    done = Reaped(done.gone, (*done.failed, *still))
     if json:
         emit_json(
             {
@@ -51,18 +63,33 @@ def reap(
                 "mode": wiring.mode,
                 "deleted": len(done.gone),
                 "machines": [document(one) for one in findings],
+                "images": [{"name": one.image.name, "status": one.image.status, "why": one.why} for one in images],
+                "images_deleted": list(gone),
                 "failed": [{"what": one.what, "why": str(one.error)} for one in done.failed],
             }
         )
     elif deletes:
-        typer.echo(f"{len(findings)} VMs alive, {len(done.gone)} deleted")
+        too = f"; {len(gone)} images deleted" if gone else ""
+        typer.echo(f"{len(findings)} VMs alive, {len(done.gone)} deleted{too}")
     else:
-        hint = "; `bench reap --yes` deletes them" if orphans else ""
-        typer.echo(f"{len(findings)} VMs alive, {orphans} that no live run owns{hint}")
+        hint = "; `bench reap --yes` deletes them" if orphans or due else ""
+        too = f", {due} images that are due" if due else ""
+        typer.echo(f"{len(findings)} VMs alive, {orphans} that no live run owns{too}{hint}")
     for failure in done.failed:
         note(f"{failure.what}: {failure.error}")
     first = done.failed[0].error if done.failed else None
     raise_unread(wiring.hosts.odd, not_all(len(done.failed), first) if first is not None else None)
+
+
+def _images(world: World) -> tuple[tuple[ImageFinding, ...], tuple[BenchError, ...]]:
+    """The prepared images, and why they could not be listed: machines are looked after all the same. The cloud is asked
+    only where this bucket has ever had one."""
+    try:
+        if world.shelf is None or not world.bucket.list(PREFIX):
+            return (), ()
+        return survey_images(world), ()
+    except BenchError as error:
+        return (), (error,)
 
 
 def not_all(count: int, first: BenchError) -> ProviderError:

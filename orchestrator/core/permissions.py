@@ -48,8 +48,17 @@ LOOKER: Final = (
     ),
     Need("compute.routers.list", "see whether there is a Cloud NAT", "core/doctor/machine.py network"),
     Need("iam.serviceAccounts.get", "see the machine's account", "core/doctor/machine.py account"),
+    Need("compute.images.list", "find prepared images", "adapters/gce_images.py images"),
+    Need("compute.images.get", "see whether one is ready", "adapters/gce_images.py image"),
+    Need("compute.images.getFromFamily", "find the newest of a kind", "adapters/gce_images.py newest"),
+    Need("compute.images.useReadOnly", "start machines from one", "adapters/gce.py insert"),
+    Need("compute.images.create", "make one (`bench image build`)", "adapters/gce_images.py seal"),
+    Need("compute.images.setLabels", "label it with its expiry", "adapters/gce_images.py seal"),
+    Need("compute.images.deprecate", "take one out of use", "adapters/gce_images.py deprecate"),
+    Need("compute.images.delete", "delete one that is due", "adapters/gce_images.py delete"),
+    Need("compute.disks.useReadOnly", "copy the disk of the machine that becomes one", "adapters/gce_images.py seal"),
 )
-"""On the project, for `bench doctor`; what is missing of them only leaves it in the dark."""
+"""On the project, for `bench doctor` and `bench image`; a launch does without them."""
 
 BUCKET: Final = (
     Need("storage.objects.create", "store payloads, events and cases", "adapters/gcs.py create"),

@@ -12,6 +12,8 @@ from orchestrator.embedded import advice
 from orchestrator.embedded.errors import ApiError, not_found, reading
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.guard import PREFIX as BEARER
+from orchestrator.embedded.image_api import ImageApi
+from orchestrator.embedded.images import Images
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.links import link
 from orchestrator.embedded.listener import Reply, Request, Reset, json_reply
@@ -38,7 +40,7 @@ Observer = Callable[[str, str, dict[str, str], Any, int, Any], None]
 class Compute:
     """Answers requests. Thread-safe."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - everything that answers
         self,
         *,
         project: str,
@@ -49,6 +51,7 @@ class Compute:
         timeline: Timeline,
         management: Management,
         templates: Templates,
+        images: Images,
         observer: Observer | None = None,
         advised: advice.Zones | None = None,
     ) -> None:
@@ -63,6 +66,8 @@ class Compute:
         self.observer = observer
         self.advised = advised
         self.resources = Resources(project, inventory, weather)
+        self.images = images
+        self.image_api = ImageApi(images, self.resources, weather, timeline, lambda request: self._caller(request)[0])
         self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
 
     def answer(self, request: Request) -> Reply:
@@ -181,9 +186,7 @@ class Compute:
             ("POST", zone + r"/operations/(?P<name>[^/]+)/wait", self.wait),
             ("GET", zone + r"/(?P<kind>machineTypes|acceleratorTypes|diskTypes|disks)", self.list_kind),
             ("GET", zone + r"/(?P<kind>machineTypes|acceleratorTypes|diskTypes|disks)/(?P<name>[^/]+)", self.get_kind),
-            ("GET", at + r"/global/(?P<images>images)", self.list_images),
-            ("GET", at + r"/global/images/family/(?P<family>[^/]+)", self.image_from_family),
-            ("GET", at + r"/global/images/(?P<image>[^/]+)", self.get_image),
+            *self.image_api.routes(at),
             ("GET", at + "/global/networks", self.list_networks),
             ("GET", at + r"/global/networks/(?P<name>[^/]+)", self.get_network),
             ("POST", at + r"/regions/(?P<region>[^/]+)/advice/(?P<kind>\w+)", self.advice),
@@ -205,6 +208,8 @@ class Compute:
         body = body_of(request)
         with reading("instance"):
             admit_insert(self.weather, self.project, body)
+            for disk in body.get("disks", []):
+                self.images.about_to_boot(str(disk.get("initializeParams", {}).get("sourceImage", "")))
         return self.fleet.insert(body, zone, request_id(request), user)
 
     def delete(self, request: Request, zone: str, name: str) -> Document:
@@ -333,27 +338,6 @@ class Compute:
         path = f"projects/{self.project}/aggregated/{kind}"
         title = f"compute#{kind[:-1]}AggregatedList"
         return aggregated(title, path, kind, scopes, request.query, level="regions")
-
-    def list_images(self, request: Request, owner: str, images: str) -> Document:
-        path = f"projects/{owner}/global/{images}"
-        return listing("compute#imageList", path, self.resources.images(owner, request.target), request.query)
-
-    def image_from_family(self, request: Request, owner: str, family: str) -> Document:
-        """The newest image that is not deprecated."""
-        gone = self.weather.take(
-            request.target, lambda fault: fault.kind == "image_gone" and fault.params.get("family", family) == family
-        )
-        mine = [image for image in self.resources.images(owner, request.target) if image["family"] == family]
-        fresh = [image for image in mine if image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"]
-        if gone or not fresh:
-            raise not_found(f"projects/{owner}/global/images/family/{family}")
-        return max(fresh, key=lambda image: str(image["name"]))
-
-    def get_image(self, _request: Request, owner: str, image: str) -> Document:
-        found = self.inventory.image(owner, image)
-        if found is None:
-            raise not_found(f"projects/{owner}/global/images/{image}")
-        return self.resources.image(found)
 
     def list_networks(self, request: Request) -> Document:
         path = f"projects/{self.project}/global/networks"

@@ -93,6 +93,8 @@ class Inventory:
             for project, entries in document["images"].items()
             for entry in entries
         )
+        self.own: dict[str, Image] = {}
+        """Images that the project has made and can boot from, by name."""
         self.global_quotas: dict[str, float] = dict(document["quotas"]["global"])
         self.region_quotas: dict[str, float] = dict(document["quotas"]["region"])
         self.overrides = dict(quotas or {})
@@ -141,7 +143,8 @@ class Inventory:
         return self.overrides.get(f"{region}/{metric}", default)
 
     def image(self, project: str, name: str) -> Image | None:
-        return next((image for image in self.images if image.project == project and image.name == name), None)
+        every = (*self.images, *self.own.values())
+        return next((image for image in every if image.project == project and image.name == name), None)
 
     def newest(self, project: str, family: str) -> Image | None:
         """The newest image of a family; names end in their date."""

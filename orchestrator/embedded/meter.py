@@ -19,6 +19,9 @@ from orchestrator.embedded.tariff import Rate
 MICRODOLLAR = Decimal("0.000001")
 MINIMUM_S = Decimal(60)
 HOUR_S = Decimal(3600)
+MONTH_S = Decimal(730) * HOUR_S
+IMAGE_GIB_MONTH = Decimal("0.05")
+"""What the archive of an image costs, recalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +81,65 @@ class BillRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRow:
+    """What an image of the project's own has cost: its archive, from READY until it is deleted."""
+
+    image_id: str
+    name: str
+    run_id: str | None
+    bytes: int
+    made_at: datetime
+    gone_at: datetime | None
+
+    def usd(self, now: datetime) -> Decimal:
+        """Dollars until `now`, to six places."""
+        months = seconds(self.made_at, self.gone_at or now) / MONTH_S
+        return (IMAGE_GIB_MONTH * Decimal(self.bytes) / 2**30 * months).quantize(MICRODOLLAR, ROUND_HALF_UP)
+
+    def document(self, now: datetime) -> dict[str, Any]:
+        """The row as the control API gives it."""
+        return self.kept() | {"usd": str(self.usd(now))}
+
+    def kept(self) -> dict[str, Any]:
+        """For the disk."""
+        return {
+            "image_id": self.image_id,
+            "name": self.name,
+            "run_id": self.run_id,
+            "bytes": self.bytes,
+            "made_at": stamp(self.made_at),
+            "gone_at": stamp(self.gone_at) if self.gone_at else None,
+        }
+
+    @classmethod
+    def restore(cls, document: dict[str, Any]) -> ImageRow:
+        gone = document["gone_at"]
+        made = parse_stamp(document["made_at"])
+        return cls(**(document | {"made_at": made, "gone_at": parse_stamp(gone) if gone else None}))
+
+
+@dataclass(frozen=True, slots=True)
 class Bill:
     """Everything owed so far."""
 
     rows: tuple[BillRow, ...]
+    now: datetime
+    images: tuple[ImageRow, ...] = ()
 
     @property
     def usd(self) -> Decimal:
-        """The sum of the rows, in dollars, to six places."""
-        return sum((row.usd for row in self.rows), Decimal(0)).quantize(MICRODOLLAR)
+        """The sum of machines and images, in dollars, to six places."""
+        machines = sum((row.usd for row in self.rows), Decimal(0))
+        return sum((image.usd(self.now) for image in self.images), machines).quantize(MICRODOLLAR)
 
     def document(self) -> dict[str, Any]:
         """The bill as the control API gives it."""
-        return {"simulated": True, "rows": [row.document() for row in self.rows], "usd": str(self.usd)}
+        return {
+            "simulated": True,
+            "rows": [row.document() for row in self.rows],
+            "images": [image.document(self.now) for image in self.images],
+            "usd": str(self.usd),
+        }
 
 
 def seconds(start: datetime, end: datetime) -> Decimal:
@@ -171,6 +220,7 @@ class Meter:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.lock = threading.Lock()
+        self.images = {one.image_id: one for one in map(ImageRow.restore, store.all("image-account"))}
         self.accounts = {
             account.vm_id: account for account in (Account.restore(document) for document in store.all("account"))
         }
@@ -208,7 +258,23 @@ class Meter:
 
     def bill(self, now: datetime) -> Bill:
         with self.lock:
-            return Bill(tuple(account.row(now) for account in self.accounts.values()))
+            return Bill(tuple(one.row(now) for one in self.accounts.values()), now, tuple(self.images.values()))
+
+    def image_made(self, image_id: str, name: str, run_id: str | None, size: int, now: datetime) -> None:
+        """An image is READY: from here on its archive costs."""
+        with self.lock:
+            self._keep_image(ImageRow(image_id, name, run_id, size, now, None))
+
+    def image_gone(self, image_id: str, now: datetime) -> None:
+        """Idempotent; an image that was never READY has cost nothing."""
+        with self.lock:
+            row = self.images.get(image_id)
+            if row is not None and row.gone_at is None:
+                self._keep_image(replace(row, gone_at=now))
+
+    def _keep_image(self, row: ImageRow) -> None:
+        self.images[row.image_id] = row
+        self.store.put("image-account", row.image_id, row.kept())
 
     def _keep(self, account: Account) -> None:
         self.accounts[account.vm_id] = account

@@ -13,6 +13,8 @@ from orchestrator.embedded.links import link
 from orchestrator.embedded.store import Store
 
 DONE = "DONE"
+GLOBAL = ""
+"""The place of operations on what stands in no zone, such as images."""
 
 
 class Ids:

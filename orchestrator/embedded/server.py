@@ -24,6 +24,7 @@ from orchestrator.embedded.fleet import DEFAULT_NOTICE_S, REAL, SIMULATED, Durat
 from orchestrator.embedded.gateway import Gateway
 from orchestrator.embedded.guard import Guard, new_token, write_token
 from orchestrator.embedded.guest import MachineFactory
+from orchestrator.embedded.images import Images
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.legacy import take_over
 from orchestrator.embedded.listener import Listener, Reply, Request
@@ -106,6 +107,17 @@ class EmbeddedCloud:
             scratch=scratch,
             endpoints=lambda: (self.compute_url, self.storage_url),
         )
+        self.images = Images(
+            project=project,
+            store=self.store,
+            inventory=inventory,
+            fleet=self.fleet,
+            operations=self.operations,
+            meter=self.meter,
+            weather=self.weather,
+            timeline=self.timeline,
+            ids=ids,
+        )
         policies = Policies(project, self.store)
         templates = Templates(
             project,
@@ -135,6 +147,7 @@ class EmbeddedCloud:
                 catalogue=Catalogue(inventory),
                 batch=self.batch,
             ),
+            images=self.images,
             inventory=inventory,
             fleet=self.fleet,
             operations=self.operations,

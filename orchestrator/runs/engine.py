@@ -32,7 +32,9 @@ from orchestrator.ports import (
 )
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.run_log import diagnosis_of, keep_serial
+from orchestrator.runs.validation import lacks_image, note_validation, on_base_image
 from orchestrator.store.events import EventLog
+from orchestrator.store.images import Shelf
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
@@ -53,6 +55,8 @@ class World:
     log: Callable[[str], EventLog]
     policy: do.Policy
     history: StockOuts | None = None
+    shelf: Shelf | None = None
+    """Prepared images; None where there can be none."""
 
     @property
     def ledger(self) -> LedgerStore:
@@ -212,6 +216,7 @@ class Engine:
                 self.log.append(
                     ev.RunClosed(outcome=outcome.value, detail=detail, generation=run.generation, cases_stored=stored)
                 )
+                note_validation(self.world.shelf, self.world.bucket, self.look(), self.world.clock.now())
             case do.Wait():
                 pass
         return True
@@ -285,6 +290,11 @@ class Engine:
 
     def _insert(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer) -> None:
         answer = self.world.cloud().insert(request)
+        if isinstance(answer, Refusal) and lacks_image(answer, request):
+            self.log.append(
+                ev.ImageReplaced(image=request.image, instead=request.base_image, generation=run.generation)
+            )
+            answer = self.world.cloud().insert(on_base_image(request))
         if isinstance(answer, Accepted):
             self._created(attempt, request.max_run_s, request.request_id, answer.instance)
         else:

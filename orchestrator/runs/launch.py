@@ -193,4 +193,5 @@ def instance_request(
         labels=labels(run_id, attempt, where.user, where.bucket),
         metadata=metadata,
         request_id=request_id,
+        base_image=plan.base_image,
     )

@@ -15,6 +15,7 @@ from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.program import is_program
+from orchestrator.core.images import choose, environment_of
 from orchestrator.core.ledger.budget import without
 from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest
 from orchestrator.core.market.pricing import PriceSheet
@@ -171,13 +172,15 @@ def _for_one_gpu(
     world: World, config: Config, name: str, mode: Mode, prices: PriceSheet, here: str, under: str
 ) -> LaunchPlan | PlanRefused:
     cloud = world.cloud()
+    base = cloud.image(*config.image_source)
+    ready, said = prepared_image(world, config, base)
     regions = sorted({zone.rpartition("-")[0] for zone in config.allowed_zones()})
-    return plan(
+    made = plan(
         config,
         config_name=name,
         mode=mode,
         prices=prices,
-        image=cloud.image(*config.image_source),
+        image=ready or base,
         quotas={region: cloud.quotas(region) for region in regions},
         ledger=without(world.ledger.read(), under),
         caps=config.budget.caps(),
@@ -187,3 +190,26 @@ def _for_one_gpu(
         here=here,
         runs=[line for entry in world.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None],
     )
+    if isinstance(made, PlanRefused):
+        return made
+    return replace(made, base_image=base if ready else "", notices=(*made.notices, *said))
+
+
+def prepared_image(world: World, config: Config, base: str) -> tuple[str, tuple[str, ...]]:
+    """The prepared image that a launch boots from, and what is to be said of it: none where there is none that is
+    valid, or where none is wanted. Nothing is asked of the cloud where the bucket knows of no image."""
+    if world.shelf is None or not config.machine.prepared:
+        return "", ()
+    records, odd = world.shelf.records.every()
+    said = tuple(odd.values())
+    now = world.clock.now()
+    if not any(one.gpu == config.gpu and one.gone_at is None for one in records):
+        return "", said
+    seen = {one.name: one for one in world.shelf.cloud().images()}
+    wanted = environment_of(config.environment.torch)
+    usable, others = choose([one for one in records if one.gone_at is None], seen, config.gpu, base, wanted, now)
+    if usable is None:
+        return "", (*said, f"the base image is used: {others[0].record.name}: {others[0].why}")
+    days = (now - usable.record.created_at).days
+    valid = f"this launch validates it: {usable.validates}" if usable.validates else "valid"
+    return usable.url, (*said, f"prepared image {usable.record.name}, {days} days old, {valid}")

@@ -18,6 +18,7 @@ from startup.agent.grants import Grants
 from startup.agent.harness import BAD_SPEC, DONE, GATE_FAILED, INCORRECT, NOT_BUILT, Harness, HarnessExit
 from startup.agent.heals import Healed, clock_skew, cuda_path, disk_space, driver_wait
 from startup.agent.host import Host
+from startup.agent.image import PREPARED, Preparation
 from startup.agent.logs import Log, LogUploader
 from startup.agent.packages import Packages
 from startup.agent.spec import RunSpec
@@ -74,6 +75,8 @@ class Agent:
         self.storage = storage
         self.events = events
         self.host = host
+        if spec.allow_install and (PREPARED / "venv" / "bin" / "python").is_file():
+            host.python = str(PREPARED / "venv" / "bin" / "python")
         self.prefix = f"runs/{spec.run_id}/"
         self.payload = site.home / site.payload
         self.files = Files(spec.run_id, site.work / "out", storage)
@@ -83,6 +86,8 @@ class Agent:
         )
         self.harness = Harness(host, site.work / "spec.json", site.work / "out", self.payload, spec.timing)
         self.packages = Packages(host, spec.allow_install, spec.min_free_gb, self.healed)
+        prepared = Storage.name_of(spec.run_id, "sealed.json")
+        self.preparation = Preparation(host, self.packages, storage, prepared, spec, site.home)
         self.grants = Grants(spec.run_id, storage, clock, log, spec.timing)
         self.phase = "boot"
         self.limit = Patience(clock, 0)
@@ -138,6 +143,9 @@ class Agent:
             self.prepare(done)
             self.packages.numpy(self.packages.torch(self.spec.torch, self.spec.require_cuda, self.limit), self.limit)
             self.step("environment")
+        if self.spec.prepare:
+            with self.entered("build"):
+                return self.preparation.run(self.limit, self.events, self.stop)
         for phase in ("build", "correctness", "measure"):
             with self.entered(phase):
                 self.step(phase)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import failed
@@ -67,6 +68,8 @@ class Packages:
         self.allow_install = allow_install
         self.min_free_gb = min_free_gb
         self.record = record
+        self.venv: Path | None = None
+        """Where a venv goes; None: into the run's own folder, which no image keeps."""
 
     def probe(self, patience: Patience) -> Torch:
         """Imports torch and numpy in a fresh interpreter: one that has failed to import them cannot try again."""
@@ -171,7 +174,7 @@ class Packages:
 
     def make_venv(self, patience: Patience) -> None:
         """Moves the run into a venv that still sees the image's own packages."""
-        home = self.host.home / "venv"
+        home = self.venv or self.host.home / "venv"
         command = ("-m", "venv", "--system-site-packages", str(home))
         if not self.python(*command, patience=patience).ok:
             self.apt("python3-venv", patience=patience)

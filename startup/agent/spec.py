@@ -34,6 +34,7 @@ class Timing:
     keep_poll_s: float = 2.0
     grant_poll_s: float = 0.5
     grant_patience_s: float = 300.0
+    seal_poll_s: float = 3.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,9 @@ class RunSpec:
     """How long the VM waits for another run after this one; 0: not at all."""
     taken: Mapping[str, Any] = field(default_factory=dict)
     """Of a run on a VM that another run kept: `owner` and `deadline_at`."""
+
+    prepare: Mapping[str, Any] = field(default_factory=dict)
+    """Of a run that makes an image: `ncu` (whether the profiler belongs on it) and `wait_s` (for its seal)."""
 
     @property
     def others(self) -> list[str]:
@@ -90,6 +94,7 @@ def parse(text: str) -> RunSpec:
             timing=read_timing(raw.get("timing", {})),
             idle_limit_s=float(raw.get("keep", {}).get("idle_limit_s", 0)),
             taken=dict(raw.get("taken", {})),
+            prepare=dict(raw.get("prepare", {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, BadSpec):

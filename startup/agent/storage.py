@@ -29,6 +29,11 @@ class Storage:
         self.metadata = metadata
         self.timing = timing
 
+    @staticmethod
+    def name_of(run_id: str, name: str) -> str:
+        """An object of a run."""
+        return f"runs/{run_id}/{name}"
+
     def put(self, name: str, body: bytes, content_type: str, patience: Patience, once: bool = False) -> bool:
         """Stores an object; with `once`, only when there is none of that name.
 

@@ -56,7 +56,7 @@ def test_a_machine_whose_run_nobody_knows_is_listed_and_deleted_only_when_told_t
     assert "1 VMs alive, 1 deleted" in bench("reap", "--yes").out
     assert bench("cloud", "status", "--json").document["instances"] == []
     assert bench("reap", "--yes", "--json").document == {
-        "schema": 1, "mode": "embedded", "deleted": 0, "machines": [], "failed": [],
+        "schema": 1, "mode": "embedded", "deleted": 0, "machines": [], "images": [], "images_deleted": [], "failed": [],
     }  # fmt: skip
     assert "VMs alive now: 0, $0.00/h" in bench("status").out
 

@@ -297,7 +297,8 @@ payload: 3
 """
 
 MACHINE_KEYS = (
-    "type, disk_gb, disk_type, image_project, image_family, provisioning, external_ip, service_account, network"
+    "type, disk_gb, disk_type, image_project, image_family, prepared, provisioning, external_ip, service_account,"
+    " network"
 )
 COMPLAINTS = f"""\
 --set machine.provisionin=spot: machine.provisionin: unknown key; did you mean 'provisioning'? valid: {MACHINE_KEYS}

@@ -16,6 +16,7 @@ import requests
 import yaml
 
 from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.gce_images import GoogleImages
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.config import load as configs
@@ -35,6 +36,7 @@ from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, Payload, begin
 from orchestrator.store.events import EventLog
+from orchestrator.store.images import ImageStore, Shelf
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
@@ -134,7 +136,13 @@ class Stage:
             log=log,
             policy=Policy(poll_s=5),
             history=StockOuts(bucket, clock),
+            shelf=Shelf(ImageStore(bucket, clock), lambda: self.images(clock)),
         )
+
+    def images(self, clock: TimelineClock) -> GoogleImages:
+        """Google's own client of images."""
+        key = Bearer(self.cloud.token)
+        return GoogleImages(project=self.cloud.project, endpoint=self.cloud.compute_url, credentials=key, clock=clock)
 
     def plan(self, *overrides: str, world: World | None = None, caps: Caps | None = None, **known: Any) -> LaunchPlan:
         settings = (f"zones=[{','.join(ZONES)}]", "measure.repeats=2", "run.attempts=1", *overrides)

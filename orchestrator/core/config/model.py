@@ -61,6 +61,8 @@ class Machine(_Section):
     disk_type: Literal["pd-balanced", "pd-standard", "pd-ssd"] = "pd-balanced"
     image_project: str = ""
     image_family: str = ""
+    prepared: bool = True
+    """Boot from the newest valid image of `bench image build`, where there is one."""
     provisioning: Literal["spot", "standard"] = "spot"
     external_ip: bool = True
     service_account: str | None = None

@@ -28,7 +28,9 @@ def compact(ledger: Ledger, now: datetime) -> Ledger:
     costs |= {name: cost for name, cost in ledger.costs.items() if cost.takes_back in costs}
     archive = dict(ledger.archive)
     additions = [(entry.held_at, entry.spent, key) for key, entry in done.items() if not entry.pretend]
-    additions += [(cost.at, cost.usd, "") for name, cost in counted(ledger).items() if name in costs]
+    additions += [
+        (cost.at, cost.usd, "") for name, cost in counted(ledger).items() if name in costs and not cost.pretend
+    ]
     for at, amount, key in additions:
         month, day = key_of("month", at), key_of("day", at)
         old = archive.get(month, ArchivedMonth(usd=ZERO, runs=0, costs=0))

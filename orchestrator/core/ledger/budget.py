@@ -111,9 +111,10 @@ def exposure(ledger: Ledger, window: Window, now: datetime, *, run_id: str = "",
     key = key_of(window, now)
     runs = [e for e in ledger.runs.values() if e.pretend is pretend and key_of(window, e.held_at) == key]
     spent, held = sum((entry.spent for entry in runs), ZERO), sum((entry.held for entry in runs), ZERO)
+    costs = [cost for cost in counted(ledger).values() if cost.pretend is pretend]
+    spent += sum((cost.usd for cost in costs if key_of(window, cost.at) == key), ZERO)
     if pretend:
         return Exposure(spent, held)
-    spent += sum((cost.usd for cost in counted(ledger).values() if key_of(window, cost.at) == key), ZERO)
     for name, month in ledger.archive.items():
         if window == "day":
             spent += month.days.get(key, ZERO)
@@ -206,11 +207,20 @@ def release(ledger: Ledger, run_id: str, now: datetime) -> Ledger:
     return settle(ledger, run_id, ZERO, now) if run_id in ledger.runs else ledger
 
 
-def add_cost(ledger: Ledger, category: str, usd: Decimal, note: str, now: datetime, id: str) -> Ledger:  # noqa: A002
+def add_cost(
+    ledger: Ledger,
+    category: str,
+    usd: Decimal,
+    note: str,
+    now: datetime,
+    id: str,  # noqa: A002
+    *,
+    pretend: bool = False,
+) -> Ledger:
     """Records a cost that is not a machine. The same `id` again changes nothing."""
     if id in ledger.costs:
         return ledger
-    cost = Cost(usd=usd, at=now, category=category, note=note)
+    cost = Cost(usd=usd, at=now, category=category, note=note, pretend=pretend)
     return compact(ledger.model_copy(update={"costs": {**ledger.costs, id: cost}}), now)
 
 
@@ -222,5 +232,5 @@ def take_back(ledger: Ledger, cost_id: str, note: str, now: datetime, id: str) -
         return None
     if cost_id not in counted(ledger):
         return ledger
-    entry = Cost(usd=cost.usd, at=now, category=cost.category, note=note, takes_back=cost_id)
+    entry = Cost(usd=cost.usd, at=now, category=cost.category, note=note, takes_back=cost_id, pretend=cost.pretend)
     return ledger.model_copy(update={"costs": {**ledger.costs, id: entry}})

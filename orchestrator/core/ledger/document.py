@@ -95,6 +95,8 @@ class Cost(_Document):
     note: str = ""
     takes_back: str = ""
     """The cost that this entry undoes: neither of the two counts, and both stay to be seen."""
+    pretend: bool = False
+    """Of the embedded cloud, as of an `Entry`."""
 
 
 class ArchivedMonth(_Document):

@@ -30,6 +30,8 @@ class InstanceRequest:
     labels: Mapping[str, str]
     metadata: Mapping[str, str]
     request_id: str
+    base_image: str = ""
+    """What to boot from where `image` is gone; empty: nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

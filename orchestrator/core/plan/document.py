@@ -29,6 +29,7 @@ def plan_document(plan: LaunchPlan) -> dict[str, Any]:
         "ttl_s": plan.ttl_s,
         "attempts": plan.attempts,
         "image": plan.image,
+        "base_image": plan.base_image,
         "cases": list(plan.cases),
         "measurements_per_implementation": plan.measurements_per_implementation,
         "implementations": list(plan.harness["implementations"]),

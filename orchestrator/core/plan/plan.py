@@ -45,6 +45,10 @@ class LaunchPlan:
     """What each capped window has left once the ceiling is held."""
     fallbacks: tuple[LaunchPlan, ...] = ()
     """The plans for other GPUs, whose offers come after ours."""
+    base_image: str = ""
+    """Where `image` is a prepared one: the dated image to boot from should that be gone."""
+    prepare: dict[str, Any] = field(default_factory=dict)
+    """What a machine does to become an image, in the place of measuring; empty: it measures."""
     expectation: Expectation | None = None
     """What it is likely to take, by this bucket's runs; None where none tells."""
     margin: Decimal = Decimal(0)
@@ -250,6 +254,7 @@ def run_spec(
         },
         # A plan may leave cases out itself: those that another run measures.
         "harness": {**plan.harness, "skip_cases": [*plan.harness.get("skip_cases", ()), *skip_cases], **paid},
+        **({"prepare": dict(plan.prepare)} if plan.prepare else {}),
         **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if kept else {}),
     }
 

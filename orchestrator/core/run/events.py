@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.bounds import Count, Finite, Moment, Name, Numbers, Seconds, Usd
 from orchestrator.core.foreign import document
 from orchestrator.core.naming import EventName
+from orchestrator.core.run.facts import Fact as Fact
+from orchestrator.core.run.facts import ImagePrepared as ImagePrepared
+from orchestrator.core.run.facts import ImageReplaced as ImageReplaced
 
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]
 Writer = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=80)]
 """`client-3f9a2c`, `vm-1`, `boot-1`: part of an object's name."""
-
-
-class Fact(BaseModel):
-    """What happened. Unknown keys are ignored, so that an older client can read a newer run."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-    kind: ClassVar[str]
 
 
 # --- from clients ---------------------------------------------------------------------------------------------------
@@ -332,10 +328,10 @@ FACTS: dict[str, type[Fact]] = {
     fact.kind: fact
     for fact in (
         RunPlanned, BudgetHeld, PayloadStored, InstanceRequested, ZoneExhausted, InstanceRejected, InstanceCreated,
-        StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed,
+        ImageReplaced, StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed,
         VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed, EnvironmentRecorded, KernelBuilt, CaseChecked,
-        CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseMeasured, Preempted, Diagnosed, Finished, Kept, Lent,
-        VmExiting,
+        CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseMeasured, ImagePrepared, Preempted, Diagnosed,
+        Finished, Kept, Lent, VmExiting,
     )
 }  # fmt: skip
 

@@ -62,6 +62,8 @@ def evolve(run: Run, event: ev.Event) -> Run:
             return replace(run, vms=_created(run.vms, fact))
         case ev.InstanceGone() as fact:
             return replace(run, vms=_gone(run.vms, fact))
+        case ev.ImageReplaced() as fact:
+            return replace(run, replaced=fact)
         case ev.StopRequested() as fact:
             return replace(run, stop=_latest(run, run.stop, fact))
         case ev.MachineTaken() as fact:
@@ -82,7 +84,8 @@ def evolve(run: Run, event: ev.Event) -> Run:
 
 CLIENTS: Final = (
     ev.RunPlanned, ev.BudgetHeld, ev.PayloadStored, ev.RunResumed, ev.InstanceRequested, ev.ZoneExhausted,
-    ev.InstanceRejected, ev.InstanceCreated, ev.InstanceGone, ev.StopRequested, ev.Settled, ev.RunClosed,
+    ev.InstanceRejected, ev.InstanceCreated, ev.ImageReplaced, ev.InstanceGone, ev.StopRequested, ev.Settled,
+    ev.RunClosed,
 )  # fmt: skip
 """What only clients say: of money, of requests to the cloud, of a run's end."""
 
@@ -129,6 +132,8 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
             run = _tell(run, attempt, measured=said.measured | {case_id}, case=None)
             known = any(done.case_id == case_id for done in run.measured)
             return run if known else replace(run, measured=(*run.measured, fact))
+        case ev.ImagePrepared() as fact:
+            return replace(run, prepared=fact)
         case ev.Preempted():
             return _tell(run, attempt, preempted=True)
         case ev.Diagnosed() as fact:

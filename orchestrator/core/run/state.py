@@ -176,6 +176,9 @@ class Run:
     correctness: ev.CorrectnessFinished | None = None
     measured: tuple[ev.CaseMeasured, ...] = ()
     diagnoses: tuple[ev.Diagnosed, ...] = ()
+    replaced: ev.ImageReplaced | None = None
+    prepared: ev.ImagePrepared | None = None
+    """Of a run that makes an image: its disk waits to be sealed."""
     stop: ev.StopRequested | None = None
     settled: ev.Settled | None = None
     closed: ev.RunClosed | None = None
@@ -190,6 +193,13 @@ class Run:
     @property
     def generation(self) -> int:
         return self.resumed.generation if self.resumed is not None else 0
+
+    @property
+    def image(self) -> str:
+        """What its machines boot from, as a partial URL; empty where that is not known."""
+        if self.replaced is not None and self.replaced.generation == self.generation:
+            return self.replaced.instead
+        return self.plan.image if self.plan is not None else ""
 
     @property
     def vm(self) -> Vm | None:

@@ -97,7 +97,7 @@ def status_line(run: Run, now: datetime) -> StatusLine:
         paid_s=round(paid.paid_s),
         measuring_s=round(paid.measuring_s),
         config=run.plan.config if run.plan else "",
-        image=run.plan.image.rpartition("/")[2] if run.plan else "",
+        image=run.image.rpartition("/")[2],
     )
 
 
@@ -179,7 +179,7 @@ def document(run: Run, now: datetime) -> dict[str, object]:
         "prices_simulated": run.simulated,
         "time": paid_time.document(run, now if run.closed is None else run.updated_at),
         "config": plan.config if plan else "",
-        "image": plan.image if plan else "",
+        "image": run.image,
         "implementations": list(plan.implementations) if plan else [],
         "measurements_per_implementation": run.measurement.measurements_per_implementation if run.measurement else 0,
         "vms": [

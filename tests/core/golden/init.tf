@@ -131,7 +131,7 @@ resource "google_storage_bucket_iam_member" "storage_objectViewer_serviceAccount
   ]
 }
 
-# make the role benchLauncher (bench: launch and look): 26 permissions
+# make the role benchLauncher (bench: launch and look): 35 permissions
 resource "google_project_iam_custom_role" "benchLauncher" {
   project     = "my-project"
   role_id     = "benchLauncher"
@@ -141,6 +141,15 @@ resource "google_project_iam_custom_role" "benchLauncher" {
     "compute.advice.capacityHistory",
     "compute.disks.create",
     "compute.disks.setLabels",
+    "compute.disks.useReadOnly",
+    "compute.images.create",
+    "compute.images.delete",
+    "compute.images.deprecate",
+    "compute.images.get",
+    "compute.images.getFromFamily",
+    "compute.images.list",
+    "compute.images.setLabels",
+    "compute.images.useReadOnly",
     "compute.instances.create",
     "compute.instances.delete",
     "compute.instances.get",

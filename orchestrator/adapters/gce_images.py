@@ -1,0 +1,146 @@
+"""Images of the user's own project at Compute Engine."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import google.api_core.exceptions as api
+from google.auth.credentials import Credentials
+from google.cloud import compute_v1
+
+from orchestrator.adapters import gce_convert as convert
+from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience
+from orchestrator.adapters.google_errors import FOREIGN, translate
+from orchestrator.core.errors import ProviderError, Unavailable
+from orchestrator.core.images import CloudImage
+from orchestrator.core.naming import TOOL, TOOL_LABEL
+from orchestrator.ports import Clock, ImageRequest
+
+SEAL_S = 1500.0
+"""How long an image may take; a disk of 100 GB took some minutes wherever somebody wrote it down."""
+
+
+class GoogleImages:
+    """See `ports.Images`."""
+
+    def __init__(
+        self,
+        *,
+        project: str,
+        clock: Clock,
+        endpoint: str | None = None,
+        credentials: Credentials | None = None,
+        patience: Patience = PATIENCE,
+    ) -> None:
+        self._project = project
+        self._clock = clock
+        self._calls = Calls(project, endpoint, credentials, clock, patience)
+
+    def seal(self, request: ImageRequest) -> CloudImage:
+        doing = f"make the image {request.name}"
+        resource = compute_v1.Image(
+            name=request.name,
+            family=request.family,
+            source_disk=f"projects/{self._project}/zones/{request.zone}/disks/{request.disk}",
+            labels=dict(request.labels),
+            description=request.description,
+        )
+        message = compute_v1.InsertImageRequest(
+            project=self._project,
+            image_resource=resource,
+            force_create=True,  # the machine lives, for its end would take the disk
+            request_id=request.request_id,
+        )
+        try:
+            self._calls.persist(lambda: self._images.insert_unary(message, **self._calls.once))
+        except api.Conflict:  # an earlier request made it, and its answer was lost
+            pass
+        except FOREIGN as exc:
+            raise translate(exc, doing) from exc
+        return self._ready(request, doing)
+
+    def _ready(self, request: ImageRequest, doing: str) -> CloudImage:
+        """Waits by the image's own word: its operation may be forgotten, or never be done."""
+        until = self._clock.now() + timedelta(seconds=min(SEAL_S, request.patience_s))
+        while True:
+            found = self.image(request.name)
+            if found is not None and found.status == "READY":
+                return found
+            if found is None or found.status == "FAILED":
+                what = "it is gone" if found is None else "the cloud says FAILED"
+                raise ProviderError(f"cannot {doing}: {what}", hint="try again: `bench image build`")
+            if self._clock.now() >= until:
+                raise Unavailable(
+                    f"cannot {doing}: it is {found.status} for {request.patience_s:.0f} s",
+                    hint="try again; `bench reap` deletes what is left of it",
+                )
+            self._clock.sleep(5)
+
+    def images(self) -> tuple[CloudImage, ...]:
+        wanted = compute_v1.ListImagesRequest(
+            project=self._project, filter=f"labels.{TOOL_LABEL}={TOOL}", max_results=500
+        )
+        found = self._calls.ask(lambda: list(self._images.list(wanted, **self._calls.once)), "list the images")
+        return tuple(_image(one, self._project) for one in found)
+
+    def image(self, name: str) -> CloudImage | None:
+        found: compute_v1.Image | None = self._calls.unless_gone(
+            lambda: self._images.get(project=self._project, image=name, **self._calls.once), f"look at the image {name}"
+        )
+        return None if found is None else _image(found, self._project)
+
+    def newest(self, family: str) -> CloudImage | None:
+        found: compute_v1.Image | None = self._calls.unless_gone(
+            lambda: self._images.get_from_family(project=self._project, family=family, **self._calls.once),
+            f"find the newest image of {family}",
+        )
+        return None if found is None else _image(found, self._project)
+
+    def deprecate(self, name: str) -> None:
+        message = compute_v1.DeprecateImageRequest(
+            project=self._project,
+            image=name,
+            deprecation_status_resource=compute_v1.DeprecationStatus(state="DEPRECATED"),
+            request_id=_request_id("deprecate", name, self._clock.now()),
+        )
+        self._calls.unless_gone(
+            lambda: self._images.deprecate_unary(message, **self._calls.once), f"deprecate the image {name}"
+        )
+
+    def delete(self, name: str) -> None:
+        message = compute_v1.DeleteImageRequest(
+            project=self._project, image=name, request_id=_request_id("delete", name, self._clock.now())
+        )
+        doing = f"delete the image {name}"
+        self._calls.unless_gone(lambda: self._images.delete_unary(message, **self._calls.once), doing)
+        until = self._clock.now() + timedelta(seconds=PATIENCE.operation_s)
+        while self.image(name) is not None:
+            if self._clock.now() >= until:
+                raise Unavailable(f"cannot {doing}: it is still there", hint="`bench reap` tries again")
+            self._clock.sleep(2)
+
+    @property
+    def _images(self) -> Any:
+        return self._calls.client(compute_v1.ImagesClient)
+
+
+def _request_id(verb: str, name: str, now: datetime) -> str:
+    """The same for retries within an hour."""
+    return str(uuid5(NAMESPACE_URL, f"spotbench:image/{verb}/{name}/{now:%Y%m%d%H}"))
+
+
+def _image(found: compute_v1.Image, project: str) -> CloudImage:
+    state = found.deprecated.state
+    return CloudImage(
+        name=found.name,
+        url=f"projects/{project}/global/images/{found.name}",
+        id=str(found.id),
+        status=found.status,
+        created_at=convert.when(found.creation_timestamp) or datetime.fromtimestamp(0, UTC),
+        labels=dict(found.labels),
+        disk_gb=int(found.disk_size_gb),
+        archive_bytes=int(found.archive_size_bytes),
+        deprecated="" if state in ("", "ACTIVE") else state,
+    )

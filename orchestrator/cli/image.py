@@ -1,0 +1,244 @@
+"""`bench image`: disks with driver, torch and tools on them, so that a rented machine measures sooner."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.launch import ConfigFile, Overrides
+from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.render import ago
+from orchestrator.cli.unread import raise_unread
+from orchestrator.cli.watch import watching
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.images import (
+    ImageRecord,
+    Usable,
+    environment_of,
+    judge,
+    short,
+    storage_usd,
+    usd_per_month,
+)
+from orchestrator.core.market.catalog import GPU_NAMES
+from orchestrator.core.run.keeping import cold_starts
+from orchestrator.core.run.status import StatusLine, decode, iso
+from orchestrator.runs.images import build as build_image
+from orchestrator.runs.images import build_plan, remove, shelf_of, wish_of
+from orchestrator.runs.launch import LaunchContext
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.wiring import Wiring, new_run_id, payload_of
+
+app = typer.Typer(no_args_is_help=True, help="Prepared images, from which machines start sooner.")
+
+Gpu = Annotated[str, typer.Option("--gpu", help=f"For machines with this GPU: {', '.join(GPU_NAMES)}.")]
+Name = Annotated[str, typer.Argument(metavar="IMAGE", help="As `bench image list` names it, or a unique part of that.")]
+
+
+@app.command("build")
+def build(
+    ctx: typer.Context,
+    gpu: Gpu = "",
+    config: ConfigFile = None,
+    days: Annotated[int, typer.Option(min=1, max=30, help="After so many days `bench reap` deletes it.")] = 14,
+    set_: Overrides = None,
+    json: Json = False,
+) -> None:
+    """Make an image for a GPU on a small spot machine without one.
+
+    An ordinary run: held, with a deadline, and gone when it is over. The disk is sealed while the machine lives; the
+    first launch on it validates it.
+    """
+    if not gpu:
+        raise ConfigError("for which GPU is the image?", hint="--gpu l4")
+    wiring = options(ctx).wiring()
+    wanted, _ = wiring.configured(LaunchOptions(gpu, config, tuple(set_ or ())))
+    small, _ = wiring.configured(LaunchOptions("cpu", None, _on_a_small_machine(wanted, set_ or [])))
+    world = wiring.world(small)
+    with watching(quiet=json) as watch:
+        wiring.say = watch.say
+        watch.step("planning")
+        base = world.cloud().image(*wanted.image_source)
+        wish = wish_of(wanted, base, days)
+        plan = build_plan(wiring.plan(small, f"image-{gpu.lower()}"), wish)
+        where = LaunchContext(wiring.mode, wiring.bucket.name, wiring.user, wiring.endpoints, require_cuda=False)
+        record = build_image(
+            world,
+            plan,
+            wish,
+            payload_of(small),
+            run_id=new_run_id(wiring.clock.now(), plan.label),
+            entropy=secrets.token_hex(2),
+            where=where,
+            say=watch.say,
+            watch=watch.show,
+        )
+    if json:
+        emit_json({"schema": 1, **_document(record)})
+        return
+    typer.echo(
+        f"{record.name}: {record.archive_bytes / 2**30:.1f} GiB, ${usd_per_month(record.archive_bytes):.2f} a month"
+    )
+    typer.echo(f"it costs ${record.usd:.2f} until {record.expires_at:%Y-%m-%d}, when `bench reap --yes` deletes it")
+    typer.echo(f"`bench launch --gpu {record.gpu}` boots from it")
+
+
+def _on_a_small_machine(wanted: Any, own: list[str]) -> tuple[str, ...]:
+    project, family = wanted.image_source
+    keep = tuple(one for one in own if one.startswith(("budget.", "run.", "zones", "regions", "environment.")))
+    return (
+        f"machine.image_project={project}",
+        f"machine.image_family={family}",
+        f"machine.disk_gb={wanted.machine.disk_gb}",
+        "machine.prepared=false",
+        f"environment.torch={wanted.environment.torch}",
+        "run.max_minutes=45",
+        "run.attempts=1",
+        *keep,
+    )
+
+
+@app.command("list")
+def list_(ctx: typer.Context, json: Json = False) -> None:
+    """List images: what each costs and saves, and whether launches boot from it."""
+    wiring = options(ctx).wiring()
+    world = wiring.world()
+    shelf = shelf_of(world)
+    records, odd = shelf.records.every()
+    seen = {one.name: one for one in shelf.cloud().images()} if records else {}
+    lines = _lines(wiring)
+    now = wiring.clock.now()
+    rows = [
+        {
+            **_document(one),
+            "state": state,
+            "why": why,
+            "age_s": round((now - one.created_at).total_seconds()),
+            "minutes_saved": _saved(lines, one.gpu, wiring.mode),
+        }
+        for one in records
+        if one.gone_at is None
+        for state, why in [_state(wiring, one, seen.get(one.name))]
+    ]
+    if json:
+        emit_json({"schema": 1, "images": rows, "left_out": dict(odd), "prices_simulated": wiring.mode == "embedded"})
+    elif not rows:
+        typer.echo("there are no images; `bench image build --gpu l4` makes one")
+    else:
+        Console(highlight=False).print(_table(rows, records, now))
+    raise_unread(dict(odd), None)
+
+
+def _table(rows: list[dict[str, Any]], records: tuple[ImageRecord, ...], now: Any) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    heads = ("image", "gpu", "state", "size", "$/month", "age", "expires", "saves")
+    for head in heads:
+        table.add_column(head, no_wrap=head != "state", justify="right" if head in heads[3:6] else "left")
+    dates = {one.name: one for one in records}
+    for row in rows:
+        one = dates[row["name"]]
+        saved = row["minutes_saved"]
+        table.add_row(
+            Text(one.name),
+            Text(one.gpu),
+            Text(f"{row['state']}: {row['why']}" if row["why"] else row["state"]),
+            f"{one.archive_bytes / 2**30:.1f} GiB",
+            f"{usd_per_month(one.archive_bytes):.2f}",
+            ago(one.created_at, now),
+            f"{one.expires_at:%Y-%m-%d}",
+            "not measured yet" if saved is None else f"{saved:.1f} min a launch",
+        )
+    return table
+
+
+@app.command("validate")
+def validate(ctx: typer.Context, image: Name, json: Json = False) -> None:
+    """Say whether a launch would boot from an image, and why not.
+
+    What validates an image is a run on it that measured a case; this looks at what the last one said, at the cloud and
+    at the base image of today. Costs nothing.
+    """
+    wiring = options(ctx).wiring()
+    shelf = shelf_of(wiring.world())
+    record = _found(wiring, image)
+    state, why = _state(wiring, record, shelf.cloud().image(record.name))
+    if json:
+        emit_json({"schema": 1, **_document(record), "state": state, "why": why})
+    else:
+        typer.echo(f"{record.name}: {state}{f': {why}' if why else ''}")
+        if state == "unproven":
+            typer.echo(f"the next `bench launch --gpu {record.gpu}` runs on it and validates it")
+        elif state != "valid":
+            typer.echo(f"launches take the base image; `bench image build --gpu {record.gpu}` makes a new one")
+
+
+@app.command("rm")
+def rm(ctx: typer.Context, image: Name, json: Json = False) -> None:
+    """Delete an image. What its storage would have cost from now on is given back."""
+    wiring = options(ctx).wiring()
+    record = remove(wiring.world(), _found(wiring, image).name, _lines(wiring))
+    assert record.gone_at is not None, "remove records it"
+    cost = storage_usd(record.archive_bytes, (record.gone_at - record.created_at).total_seconds())
+    if json:
+        emit_json({"schema": 1, **_document(record), "cost_usd": str(cost)})
+    else:
+        typer.echo(f"{record.name} is gone; it has cost ${cost:.4f}")
+
+
+def _found(wiring: Wiring, text: str) -> ImageRecord:
+    """The image that is meant. Raises `ConfigError`."""
+    records, _ = shelf_of(wiring.world()).records.every()
+    matches = [one for one in records if text in one.name and one.gone_at is None]
+    exact = [one for one in matches if one.name == text]
+    if len(exact or matches) != 1:
+        names = ", ".join(one.name for one in matches)
+        raise ConfigError(
+            f"{text} could be any of {names}" if matches else f"there is no image {text} in this bucket",
+            hint="`bench image list` lists them",
+        )
+    return (exact or matches)[0]
+
+
+def _state(wiring: Wiring, record: ImageRecord, seen: Any) -> tuple[str, str]:
+    """`valid`, `unproven`, `stale` or `unusable`, and why."""
+    wanted, _ = wiring.configured(LaunchOptions(record.gpu, None, ()))
+    base = wiring.world().cloud().image(*wanted.image_source)
+    verdict = judge(record, seen, base, environment_of(wanted.environment.torch), wiring.clock.now())
+    if isinstance(verdict, Usable):
+        return ("unproven", verdict.validates) if verdict.validates else ("valid", "")
+    return ("stale" if verdict.stale else "unusable"), verdict.why
+
+
+def _saved(lines: list[StatusLine], gpu: str, mode: str) -> float | None:
+    """Minutes of a machine that a launch on a prepared image was spared, by the medians of this bucket's runs."""
+    plain = cold_starts(lines, gpu, mode, prepared=False)
+    ready = cold_starts(lines, gpu, mode, prepared=True)
+    return None if plain is None or ready is None else round((plain.billed_s - ready.billed_s) / 60, 1)
+
+
+def _lines(wiring: Wiring) -> list[StatusLine]:
+    return [line for entry in wiring.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None]
+
+
+def _document(record: ImageRecord) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "gpu": record.gpu,
+        "base": short(record.base),
+        "torch": record.torch,
+        "driver": record.driver,
+        "kernel": record.kernel,
+        "ncu": record.ncu,
+        "archive_bytes": record.archive_bytes,
+        "usd_per_month": str(usd_per_month(record.archive_bytes)),
+        "usd_until_expiry": str(record.usd),
+        "created_at": iso(record.created_at),
+        "expires_at": iso(record.expires_at),
+        "validated_at": iso(record.validated_at) if record.validated_at else None,
+        "run_id": record.run,
+    }

@@ -1,0 +1,229 @@
+"""Prepared images: what is known of each, whether a launch may boot from it, and what keeping it costs.
+
+An image is a cache of a machine's first minutes. Nothing in the cloud deletes it by itself, so its record and its label
+say when it is due, `bench reap` deletes it, and its storage until then is in the ledger from the day it was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.core.bounds import Count, Moment, Name, Usd
+from orchestrator.core.errors import DocumentUnreadable
+from orchestrator.core.foreign import document
+from orchestrator.core.market.pricing import round_up
+from orchestrator.core.naming import IMAGE_NAME
+
+USD_PER_GIB_MONTH: Final = Decimal("0.05")
+"""Of an image's archive; recalled from Google's price list, as configs/prices.yaml says of its prices."""
+MONTH_S: Final = 730 * 3600
+VALID_FOR: Final = timedelta(hours=48)
+"""So long after its last validation an image is used without one."""
+STALE_AFTER: Final = timedelta(days=30)
+EXPIRES_LABEL: Final = "bench-expires"
+GPU_LABEL: Final = "bench-gpu"
+PREFIX: Final = "images/"
+
+
+class ImageRecord(BaseModel):
+    """The object `images/<name>.json`: what the run that made an image said of it, and what became of it since."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    name: Name
+    gpu: Name
+    url: Name
+    image_id: Name = ""
+    base: Name
+    """The dated image that it was made from, as a partial URL."""
+    torch: Name = ""
+    """What is on it."""
+    driver: Name = ""
+    kernel: Name = ""
+    ncu: Name = ""
+    environment: Name
+    """`environment_of` what was asked to be on it."""
+    disk_gb: Count
+    archive_bytes: int = Field(ge=0, le=2**60)
+    run: Name
+    created_at: Moment
+    expires_at: Moment
+    usd: Usd
+    """What its storage costs until then; the ledger has it under `cost_of` the name."""
+    validated_at: Moment | None = None
+    validated_by: Name = ""
+    """The run that found every gate passed on it."""
+    broken: Name = ""
+    """Why no launch may use it; empty: nothing is known against it."""
+    gone_at: Moment | None = None
+
+    @classmethod
+    def parse(cls, name: str, data: bytes) -> ImageRecord:
+        """Raises `DocumentUnreadable`."""
+        try:
+            return cls.model_validate(document(data))
+        except (ValueError, ValidationError) as error:
+            raise DocumentUnreadable(
+                f"the record of the image {name} cannot be read: {error}".splitlines()[0],
+                hint=f"`bench image rm {name}` deletes the image, and launches take the base image meanwhile",
+            ) from error
+
+    def dump(self) -> bytes:
+        return self.model_dump_json(by_alias=True, indent=1).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class CloudImage:
+    """An image as the cloud lists it."""
+
+    name: str
+    url: str
+    """Partial: `projects/P/global/images/NAME`."""
+    id: str
+    status: str
+    """Google's word: PENDING, READY, FAILED, DELETING."""
+    created_at: datetime
+    labels: Mapping[str, str]
+    disk_gb: int = 0
+    archive_bytes: int = 0
+    deprecated: str = ""
+    """DEPRECATED, OBSOLETE or DELETED; empty while it is neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usable:
+    """A launch may boot from it. `validates`: why the gates of that launch are its validation; empty: it is valid."""
+
+    record: ImageRecord
+    url: str
+    """As the cloud names it, in this project: what a record says of that is not believed."""
+    validates: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """No launch may boot from it, and why. What is `stale` is made again; what is not is gone or never was."""
+
+    record: ImageRecord
+    why: str
+    stale: bool = False
+
+
+def judge(
+    record: ImageRecord, seen: CloudImage | None, base: str, environment: str, now: datetime
+) -> Usable | Unusable:
+    """Whether a launch that would boot from `base` and wants `environment` may boot from an image, whose present state
+    in the cloud is `seen`."""
+    gone = _gone(record, seen, now)
+    if gone is not None:
+        return gone
+    if record.base != base:
+        return Unusable(record, f"its base is {short(record.base)}, and {short(base)} is newer", stale=True)
+    if now - record.created_at > STALE_AFTER:
+        return Unusable(record, f"it is {(now - record.created_at).days} days old", stale=True)
+    if record.environment != environment:
+        return Unusable(record, "something else is to be on it by now", stale=True)
+    assert seen is not None, "what is gone was told apart above"
+    if record.validated_at is None:
+        return Usable(record, seen.url, "no run has passed the gates on it yet")
+    if now - record.validated_at > VALID_FOR:
+        hours = (now - record.validated_at) / timedelta(hours=1)
+        return Usable(record, seen.url, f"it was validated {hours:.0f} h ago")
+    return Usable(record, seen.url)
+
+
+def _gone(record: ImageRecord, seen: CloudImage | None, now: datetime) -> Unusable | None:
+    if record.gone_at is not None or seen is None:
+        return Unusable(record, "it is gone")
+    if seen.status != "READY":
+        return Unusable(record, f"the cloud calls it {seen.status}")
+    if seen.deprecated:
+        return Unusable(record, f"it is {seen.deprecated.lower()}")
+    if now >= record.expires_at:
+        return Unusable(record, f"it expired on {record.expires_at:%Y-%m-%d}")
+    if record.broken:
+        return Unusable(record, record.broken)
+    return None
+
+
+def choose(
+    records: Sequence[ImageRecord],
+    seen: Mapping[str, CloudImage],
+    gpu: str,
+    base: str,
+    environment: str,
+    now: datetime,
+) -> tuple[Usable | None, tuple[Unusable, ...]]:
+    """The newest image of a GPU that a launch may boot from, and those that it may not, newest first."""
+    mine = sorted((one for one in records if one.gpu == gpu), key=lambda one: one.created_at, reverse=True)
+    verdicts = [judge(one, seen.get(one.name), base, environment, now) for one in mine]
+    usable = next((one for one in verdicts if isinstance(one, Usable)), None)
+    return usable, tuple(one for one in verdicts if isinstance(one, Unusable))
+
+
+def differs(record: ImageRecord, told: Mapping[str, object]) -> str:
+    """What a run on an image tells of itself that is not as it was when the image was made; empty: nothing. What one of
+    the two does not know is no difference."""
+    for key in ("kernel", "driver", "torch"):
+        was, now_is = str(getattr(record, key) or ""), str(told.get(key) or "")
+        if was and now_is and was.partition("+")[0] != now_is.partition("+")[0]:
+            return f"{key} {now_is} runs on it, and {was} was there when it was made"
+    return ""
+
+
+def environment_of(torch: str, requirements: Sequence[str] = ()) -> str:
+    """A digest of what is asked to be on an image."""
+    text = "\n".join([torch, *sorted(requirements)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def image_name(gpu: str, now: datetime, entropy: str) -> str:
+    """`bench-image-l4-20261122-040506-7f3a`: newest last."""
+    return f"{IMAGE_NAME}{re.sub('[^a-z0-9]', '', gpu.lower())}-{now:%Y%m%d-%H%M%S}-{entropy[:4].lower()}"
+
+
+def family_of(gpu: str) -> str:
+    return f"{IMAGE_NAME}{re.sub('[^a-z0-9]', '', gpu.lower())}"
+
+
+def record_object(name: str) -> str:
+    return f"{PREFIX}{name}.json"
+
+
+def cost_of(name: str) -> str:
+    """The id of an image's storage in the ledger."""
+    return f"cost-{name}"
+
+
+def storage_usd(archive_bytes: int, seconds: float) -> Decimal:
+    """What an image's archive costs for so long, in dollars."""
+    share = Fraction(archive_bytes, 2**30) * Fraction(max(seconds, 0.0)) / MONTH_S
+    return round_up(Fraction(USD_PER_GIB_MONTH) * share)
+
+
+def usd_per_month(archive_bytes: int) -> Decimal:
+    return storage_usd(archive_bytes, MONTH_S)
+
+
+def expires_label(at: datetime) -> str:
+    """A label holds neither colons nor capitals: seconds since 1970."""
+    return str(int(at.timestamp()))
+
+
+def expired(labels: Mapping[str, str], now: datetime) -> bool:
+    """Whether an image's own label says that its time is over; one without a readable label is never due."""
+    text = labels.get(EXPIRES_LABEL, "")
+    return text.isascii() and text.isdigit() and len(text) < 13 and int(text) <= now.timestamp()
+
+
+def short(url: str) -> str:
+    return url.rpartition("/")[2]

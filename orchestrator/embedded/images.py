@@ -1,0 +1,234 @@
+"""Images of the project's own: made from the disk of a machine that lives, deprecated, deleted, and paid for meanwhile.
+
+As at Google, nothing deletes an image by itself, whatever its labels say.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+from orchestrator.embedded.admission import check_labels
+from orchestrator.embedded.documents import google_stamp
+from orchestrator.embedded.errors import ApiError, OperationError, invalid, not_found
+from orchestrator.embedded.fleet import Fleet
+from orchestrator.embedded.inventory import Image, Inventory
+from orchestrator.embedded.links import fingerprint, last, link
+from orchestrator.embedded.meter import Meter
+from orchestrator.embedded.operations import GLOBAL, Ids, Operations
+from orchestrator.embedded.store import Store
+from orchestrator.embedded.timeline import Timeline
+from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.weather import Weather
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+SEAL_S = 90.0
+"""From the request until the image is READY, in simulated time."""
+REAL_SEAL_S = 0.3
+ARCHIVED = 0.4
+"""How much of a disk its archive holds: what is paid for."""
+STATES = ("ACTIVE", "DEPRECATED", "OBSOLETE", "DELETED")
+
+Document = dict[str, Any]
+
+
+class Images:
+    """Thread-safe. An image that is PENDING loses its source with the disk, and has FAILED then."""
+
+    def __init__(
+        self,
+        *,
+        project: str,
+        store: Store,
+        inventory: Inventory,
+        fleet: Fleet,
+        operations: Operations,
+        meter: Meter,
+        weather: Weather,
+        timeline: Timeline,
+        ids: Ids,
+    ) -> None:
+        self.project = project
+        self.store = store
+        self.inventory = inventory
+        self.fleet = fleet
+        self.operations = operations
+        self.meter = meter
+        self.weather = weather
+        self.timeline = timeline
+        self.ids = ids
+        self.lock = threading.RLock()
+        self.listed: dict[str, Document] = {document["name"]: document for document in store.all("image")}
+        for document in self.listed.values():
+            self._boot(document)
+
+    # What there is
+
+    def documents(self) -> list[Document]:
+        """Every one of them, oldest first."""
+        with self.lock:
+            return list(self.listed.values())
+
+    def find(self, name: str) -> Document:
+        """Raises the API's 404."""
+        with self.lock:
+            found = self.listed.get(name)
+        if found is None:
+            raise not_found(f"projects/{self.project}/global/images/{name}")
+        return found
+
+    def newest(self, family: str) -> Document | None:
+        """The newest of a family that is READY and not deprecated."""
+        fresh = [
+            image
+            for image in self.documents()
+            if image.get("family") == family
+            and image["status"] == "READY"
+            and image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"
+        ]
+        return max(fresh, key=lambda image: str(image["creationTimestamp"]), default=None)
+
+    # What is asked of them
+
+    def insert(self, body: Document, query: dict[str, str], request_id: str, user: str) -> Document:
+        """Begin an image; returns the operation, which may yet fail. Raises `ApiError`."""
+        with self.lock:
+            replayed = self.operations.replayed("insert", request_id)
+            if replayed is not None:
+                return replayed
+            name = str(body.get("name", ""))
+            if not NAME.fullmatch(name):
+                raise invalid("resource.name", name, "Must be a match of regex '[a-z]([-a-z0-9]{0,61}[a-z0-9])?'")
+            labels = check_labels(body.get("labels", {}), "resource.labels")
+            vm = self._source(str(body.get("sourceDisk", "")))
+            path = f"projects/{self.project}/global/images/{name}"
+            if name in self.listed:
+                raise ApiError(409, f"The resource '{path}' already exists")
+            if query.get("forceCreate", "false") != "true":
+                disk = f"projects/{self.project}/zones/{vm.zone}/disks/{vm.name}"
+                raise ApiError(400, f"The disk resource '{disk}' is already being used by '{vm.path}'", "resourceInUse")
+            now = self.timeline.now()
+            number = self.ids.new(now)
+            operation = self.operations.begin("insert", GLOBAL, path, number, now, user=user, request_id=request_id)
+            document: Document = {
+                "kind": "compute#image",
+                "id": number,
+                "creationTimestamp": google_stamp(now),
+                "name": name,
+                "selfLink": link(path),
+                "status": "PENDING",
+                "diskSizeGb": str(vm.admitted.disk_gib),
+                "sourceType": "RAW",
+                "sourceDisk": link("projects", self.project, "zones", vm.zone, "disks", vm.name),
+                "architecture": "X86_64",
+                "labels": labels,
+                "labelFingerprint": fingerprint(labels),
+            } | {key: body[key] for key in ("family", "description", "storageLocations") if key in body}
+            self._keep(document)
+            seal_s = SEAL_S if self.timeline.simulated else REAL_SEAL_S
+            self.timeline.call_later(seal_s, lambda: self._ripe(name, number, vm, operation))
+        return self.operations.listed[operation]
+
+    def deprecate(self, name: str, body: Document, request_id: str, user: str) -> Document:
+        """Note what an image is worth; it stays. Raises `ApiError`."""
+        with self.lock:
+            state = str(body.get("state", "ACTIVE"))
+            if state not in STATES:
+                raise invalid("resource.state", state, f"Must be one of {', '.join(STATES)}.")
+            operation = self._begin("deprecate", name, user, request_id)
+            kept = {key: str(body[key]) for key in ("replacement", "deleted", "obsolete") if key in body}
+            self._keep({**self.find(name), "deprecated": {"state": state, **kept}})
+            self.operations.finish(operation, self.timeline.now())
+        return self.operations.listed[operation]
+
+    def delete(self, name: str, request_id: str, user: str) -> Document:
+        """The end of an image; returns the operation. Raises `ApiError`."""
+        with self.lock:
+            replayed = self.operations.replayed("delete", request_id)
+            if replayed is not None:
+                return replayed
+            operation = self._begin("delete", name, user, request_id)
+            self._drop(name)
+            self.operations.finish(operation, self.timeline.now())
+        return self.operations.listed[operation]
+
+    def about_to_boot(self, url: str) -> None:
+        """A machine is asked for with this image: the weather may have it vanish first."""
+        name = last(url)
+        if name not in self.listed:
+            return
+        gone = self.weather.take(
+            name, lambda fault: fault.kind == "image_vanishes" and fault.params.get("image", name) == name
+        )
+        if gone is not None:
+            with self.lock:
+                self._drop(name)
+
+    # A life
+
+    def _source(self, url: str) -> Vm:
+        found = re.search(r"zones/([^/]+)/disks/([^/]+)$", url)
+        if found is None:
+            raise invalid("resource.sourceDisk", url, "The URL is malformed.")
+        try:
+            return self.fleet.find(found[1], found[2])
+        except ApiError:
+            raise not_found(f"projects/{self.project}/zones/{found[1]}/disks/{found[2]}") from None
+
+    def _ripe(self, name: str, number: str, vm: Vm, operation: str) -> None:
+        """The time that an image takes is over."""
+        with self.lock:
+            document = self.listed.get(name)
+            now = self.timeline.now()
+            if document is None or document["id"] != number:
+                self.operations.finish(operation, now)
+                return
+            if self.weather.take(name, lambda fault: _hits(fault.kind, fault.params, "image_pending", name)):
+                return  # its operation is never done either
+            failed = self.weather.take(name, lambda fault: _hits(fault.kind, fault.params, "image_failed", name))
+            if failed is not None or vm not in self.fleet.all():
+                why = "The source disk was deleted." if failed is None else "Internal error. Please try again."
+                self._keep({**document, "status": "FAILED"})
+                self.operations.finish(
+                    operation,
+                    now,
+                    OperationError(
+                        "INTERNAL_ERROR", why, http_status=500, http_message="INTERNAL SERVER ERROR", details=[]
+                    ),
+                )
+                return
+            size = int(vm.admitted.disk_gib * ARCHIVED * 2**30)
+            ready = {**document, "status": "READY", "archiveSizeBytes": str(size)}
+            self._keep(ready)
+            self._boot(ready)
+            self.meter.image_made(number, name, dict(document["labels"]).get("bench-run"), size, now)
+            self.operations.finish(operation, now)
+
+    def _begin(self, kind: str, name: str, user: str, request_id: str) -> str:
+        document = self.find(name)
+        path = f"projects/{self.project}/global/images/{name}"
+        now = self.timeline.now()
+        return self.operations.begin(kind, GLOBAL, path, document["id"], now, user=user, request_id=request_id)
+
+    def _keep(self, document: Document) -> None:
+        self.listed[document["name"]] = document
+        self.store.put("image", document["name"], document)
+
+    def _boot(self, document: Document) -> None:
+        """Machines can be made of it from now on."""
+        if document["status"] == "READY":
+            family = str(document.get("family", ""))
+            self.inventory.own[document["name"]] = Image(
+                self.project, family, document["name"], int(document["diskSizeGb"])
+            )
+
+    def _drop(self, name: str) -> None:
+        document = self.listed.pop(name)
+        self.inventory.own.pop(name, None)
+        self.store.drop("image", name)
+        self.meter.image_gone(document["id"], self.timeline.now())
+
+
+def _hits(kind: str, params: Any, wanted: str, name: str) -> bool:
+    return bool(kind == wanted and params.get("image", name) == name)

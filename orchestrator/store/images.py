@@ -1,0 +1,55 @@
+"""What the bucket keeps of each prepared image: one small object an image, changed by compare-and-swap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from orchestrator.core.errors import DocumentUnreadable, NotFound
+from orchestrator.core.images import PREFIX, ImageRecord, record_object
+from orchestrator.ports import Bucket, Clock, Images
+from orchestrator.store.swap import Document, swap
+
+
+class ImageStore:
+    """The records of all images."""
+
+    def __init__(self, bucket: Bucket, clock: Clock) -> None:
+        self._bucket = bucket
+        self._clock = clock
+
+    def every(self) -> tuple[tuple[ImageRecord, ...], Mapping[str, str]]:
+        """All that can be read, by name, and by object why others cannot."""
+        names = [entry.name for entry in self._bucket.list(PREFIX) if entry.name.endswith(".json")]
+        found: list[ImageRecord] = []
+        odd: dict[str, str] = {}
+        for name, blob in sorted(self._bucket.read_many(names).items()):
+            try:
+                found.append(ImageRecord.parse(name.removeprefix(PREFIX).removesuffix(".json"), blob.data))
+            except DocumentUnreadable as exc:
+                odd[name] = str(exc)
+        return tuple(found), odd
+
+    def create(self, record: ImageRecord) -> None:
+        """Idempotent."""
+        self._bucket.create(record_object(record.name), record.dump())
+
+    def update(self, name: str, change: Callable[[ImageRecord], ImageRecord]) -> ImageRecord:
+        """The record after `change`. Raises `NotFound`, `DocumentUnreadable`, `Unavailable`."""
+
+        def parse(data: bytes | None) -> ImageRecord:
+            if data is None:
+                raise NotFound(f"there is no image {name} in this bucket", hint="`bench image list` lists them")
+            return ImageRecord.parse(name, data)
+
+        document = Document(record_object(name), ImageRecord, parse, ImageRecord.dump)
+        return swap(self._bucket, self._clock, document, change)
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Prepared images: their records in the bucket, and the cloud that has them (a function, as its client is slow to
+    load)."""
+
+    records: ImageStore
+    cloud: Callable[[], Images]
