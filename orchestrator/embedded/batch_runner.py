@@ -27,6 +27,8 @@ CODES = {"preemption": PREEMPTED, "lost": NO_REPORT}
 """What a task ends with when its VM does, by why that ended; it was made again for every other reason."""
 CAUSES = {"quota": "CODE_GCE_QUOTA_EXCEEDED", "stockout": "CODE_GCE_ZONE_RESOURCE_POOL_EXHAUSTED"}
 STRIKES_AFTER_S = 30.0
+MUTE_S = 120.0
+"""How long a VM that is not heard of any more goes on."""
 LONGEST_S = 2 * 86_400.0
 """How long a job may wait for its first VM."""
 
@@ -116,7 +118,7 @@ class Runner:
         """The job ends: `state` while its VMs go, `then` afterwards; `done` is told."""
         if not job.over and job.state not in ("CANCELLATION_IN_PROGRESS", "DELETION_IN_PROGRESS"):
             job.become(state, self.timeline.now())
-            for worker in self._of(job):
+            for worker in [one for one in self.workers.values() if one.job is job]:
                 self._drop(worker, "UNEXECUTED")
             for task in job.tasks:
                 if task.state not in DONE:
@@ -220,6 +222,8 @@ class Runner:
 
     def _drop(self, worker: Worker, state: str = "") -> None:
         """Give a VM back."""
+        if worker.name not in self.workers:
+            return
         worker.released = True
         if worker.task is not None and state:
             self._unlimit(worker)
@@ -328,8 +332,14 @@ class Runner:
             self.weather.release(fault)
             return
         self.weather.fire(fault, worker.name)
-        self._settle(worker, NO_REPORT if fault.kind == "batch_mute" else RECREATED)
-        self._drop(worker)
+        if fault.kind == "batch_mute":
+            # It is given up, and works on for a while beside the one that takes its place.
+            self._settle(worker, NO_REPORT)
+            worker.released = True
+            self._later(MUTE_S if self.timeline.simulated else 1.0, lambda: self._drop(worker))
+        else:
+            self._settle(worker, RECREATED)
+            self._drop(worker)
         self._fill(worker.job)
 
     def _later(self, seconds: float, callback: Callable[[], None]) -> Alarm:

@@ -1,0 +1,341 @@
+"""The `Scheduler` of Google Cloud Batch, by Google's own client over REST.
+
+A job of ours is one job there, in one region at a time, on machines of a template of ours. Of each GPU one job of a
+fleet is asked for at a time, so that a fleet never has more machines than it holds money for.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.adapters.batch_body import job_body, order_body, template_body, variables_of, with_one_limit
+from orchestrator.adapters.batch_record import JobRecord, Records
+from orchestrator.core.errors import NotFound, ProviderError
+from orchestrator.core.fleet import batch as rules
+from orchestrator.core.fleet.batch import ChildCost
+from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
+from orchestrator.core.fleet.names import job_name
+from orchestrator.ports import Bucket, Clock
+
+if TYPE_CHECKING:
+    from google.cloud import batch_v1
+
+WRITERS: Final = 16
+SLACK: Final = timedelta(minutes=2)
+"""After its end a job's machines are gone; then the job is ended too."""
+STATES: Final[Mapping[str, JobState]] = {
+    "QUEUED": "queued", "SCHEDULED": "queued", "RUNNING": "running", "SUCCEEDED": "succeeded", "FAILED": "failed",
+    "CANCELLATION_IN_PROGRESS": "running", "DELETION_IN_PROGRESS": "running", "CANCELLED": "cancelled",
+}  # fmt: skip
+OVER: Final = ("absent", "succeeded", "failed", "cancelled")
+
+
+class GoogleBatch:
+    """Jobs of one project. `gate` raises where a fleet may not be launched; `image` gives the dated image of a project
+    and family; `endpoint` and `storage` are empty on Google."""
+
+    def __init__(
+        self,
+        project: str,
+        bucket: Bucket,
+        clock: Clock,
+        *,
+        script: str,
+        image: Callable[[str, str], str],
+        gate: Callable[[], None],
+        credentials: Any = None,
+        endpoint: str = "",
+        storage: str = "",
+    ) -> None:
+        self.project = project
+        self.bucket = bucket
+        self.clock = clock
+        self.script = script
+        self.image = image
+        self.gate = gate
+        self.credentials = credentials
+        self.endpoint = endpoint
+        self.storage = storage
+        self.records = Records(bucket)
+        self._costs: dict[str, ChildCost | None] = {}
+
+    @property
+    def name(self) -> str:
+        return "batch"
+
+    @property
+    def most_children(self) -> int:
+        return rules.MOST_CHILDREN
+
+    @cached_property
+    def _jobs(self) -> batch_v1.BatchServiceClient:
+        from google.cloud import batch_v1
+        from google.cloud.batch_v1.services.batch_service.transports import BatchServiceRestTransport
+
+        from orchestrator.adapters.google_auth import default_credentials
+
+        scheme, _, host = (self.endpoint or "https://batch.googleapis.com").partition("://")
+        credentials = self.credentials or default_credentials()
+        transport = BatchServiceRestTransport(host=host, url_scheme=scheme, credentials=credentials)
+        return batch_v1.BatchServiceClient(transport=transport)
+
+    @cached_property
+    def _templates(self) -> Any:
+        from orchestrator.adapters.batch_templates import Templates
+
+        return Templates(self.project, self.clock, self.credentials, self.endpoint)
+
+    # The port
+
+    def submit(self, jobs: Sequence[JobSpec]) -> Sequence[str]:
+        self.gate()
+        said: list[str] = []
+        for job in jobs:
+            record = self.records.read(job.fleet, job.name) or self._prepared(job)
+            busy = self._before(record)
+            if record.stage == "waiting" and busy:
+                said.append(f"{job.name} begins when {busy} has ended")
+            elif record.stage == "waiting":
+                self._place(record)
+            elif record.stage == "placed":
+                self._create(record)  # the answer to an earlier submit may have been lost
+        return said
+
+    def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
+        return [self._status(name, self.records.read(fleet_of(name), name)) for name in names]
+
+    def reconcile(self, fleet: str, names: Sequence[str], indexes: Sequence[int]) -> Sequence[ChildSeen]:
+        jobs: dict[int, JobStatus] = {}
+        for name in names:
+            record = self.records.read(fleet, name)
+            if record is None:
+                continue
+            status = self._looked_after(record, self._status(name, record))
+            jobs.update(dict.fromkeys(record.children, status))
+        claimed: dict[int, int] = {}
+        for entry in self.bucket.list(rules.claims_prefix(fleet)):
+            place = rules.index_and_attempt(entry.name)
+            if place is not None:
+                claimed[place[0]] = max(claimed.get(place[0], 0), place[1])
+        costs = self._read_costs(fleet)
+        return [
+            rules.child_seen(
+                index, claimed.get(index, 0), _counting(costs.get(index, {}), claimed.get(index, 0)), jobs.get(index)
+            )
+            for index in indexes
+        ]
+
+    def cancel(self, names: Sequence[str]) -> None:
+        for name in names:
+            record = self.records.read(fleet_of(name), name)
+            if record is None:
+                continue
+            record = self.records.change(record, lambda present: _over(present, "it was stopped"))
+            self._cancel(record)
+
+    def throttle(self, name: str, parallel: int) -> bool:  # noqa: ARG002 - Batch cannot change a job that runs
+        return False
+
+    # Asking for a job
+
+    def _prepared(self, job: JobSpec) -> JobRecord:
+        """Stores what the machines will read, and the record. Raises `ConfigError`."""
+        source = (str(job.settings["image_project"]), str(job.settings["image_family"]))
+        template = template_body(job, self.clock.now(), self.image(*source))
+        told = variables_of(job, self.storage)
+        bodies = tuple(job_body(job, region, self.project, self.script, told) for region in job.regions)
+        children = tuple(order.index for order in job.children)
+
+        def store(place: int) -> None:
+            document = json.dumps(order_body(job, place)).encode()
+            self.bucket.replace(rules.child_object(job.fleet, children[place]), document, generation=None)
+
+        if job.payload.data:
+            self.bucket.create(job.payload.object, job.payload.data, content_type="application/gzip")
+        with ThreadPoolExecutor(WRITERS) as pool:
+            list(pool.map(store, range(len(children))))
+        self.bucket.create(rules.job_object(job.fleet, job.name), json.dumps({"children": children}).encode())
+        return self.records.create(
+            JobRecord(job.fleet, job.name, job.gpu, children, tuple(job.regions), template, bodies, job.ends_at)
+        )
+
+    def _before(self, record: JobRecord) -> str:
+        """A job of the same fleet and GPU that is not over; empty when there is none. Its machines count too."""
+        number = int(record.name.rpartition("-")[2])
+        for earlier in range(number):
+            name = job_name(record.fleet, earlier)
+            other = self.records.read(record.fleet, name)
+            if other is not None and other.gpu == record.gpu and self._status(name, other).state not in OVER:
+                return name
+        return ""
+
+    def _place(self, record: JobRecord) -> JobRecord:
+        """Asks for it in its region, once that stands in the record."""
+        placed = self.records.moved(record, "placed", self.clock.now())
+        if placed.stage == "placed":
+            self._create(placed)
+        return placed
+
+    def _create(self, record: JobRecord) -> None:
+        from google.api_core import exceptions
+        from google.cloud import batch_v1
+        from google.protobuf.json_format import ParseDict
+
+        from orchestrator.adapters.google_errors import translated
+
+        try:
+            self._templates.insert(record.template)
+        except ProviderError as exc:
+            if "maxRunDuration" not in str(exc) and "terminationTime" not in str(exc):
+                raise
+            self._templates.insert(with_one_limit(record.template))
+        job = batch_v1.Job()
+        ParseDict(dict(record.body), type(job).pb(job))
+        request = {
+            "parent": f"projects/{self.project}/locations/{record.region}",
+            "job_id": record.name,
+            "job": job,
+            "request_id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"spotbench:batch/{record.name}/{record.region}")),
+        }
+        with translated(f"create the job {record.name} in {record.region}"):
+            try:
+                self._patiently(lambda: self._jobs.create_job(request=request))
+            except exceptions.Conflict:
+                pass  # an earlier request made it
+
+    def _patiently(self, call: Callable[[], Any]) -> Any:
+        from orchestrator.adapters.patience import patiently
+
+        return patiently(self.clock, call)
+
+    # Looking after it
+
+    def _job(self, record: JobRecord) -> batch_v1.Job | None:
+        from orchestrator.adapters.google_errors import translated
+
+        name = f"projects/{self.project}/locations/{record.region}/jobs/{record.name}"
+        try:
+            with translated(f"look at the job {record.name} in {record.region}"):
+                return self._patiently(lambda: self._jobs.get_job(name=name))  # type: ignore[no-any-return]
+        except NotFound:
+            return None
+
+    def _status(self, name: str, record: JobRecord | None) -> JobStatus:
+        if record is None:
+            return JobStatus(name, "absent")
+        if record.stage == "waiting":
+            return JobStatus(name, "queued", len(record.children), reason="waits for another job of its GPU")
+        job = self._job(record)
+        if job is None:
+            gone = "failed" if record.stage == "over" and record.left else "absent"
+            return JobStatus(name, "queued" if record.stage == "leaving" else gone, reason=_left(record))  # type: ignore[arg-type]
+        status = status_of(name, job, len(record.children))
+        where = f"{record.region}: {status.reason}" if status.reason else _left(record)
+        state: JobState = "queued" if record.stage == "leaving" and status.state == "cancelled" else status.state
+        return JobStatus(
+            name, state, status.pending, status.running, status.succeeded, status.failed, where, status.reason_at
+        )
+
+    def _looked_after(self, record: JobRecord, status: JobStatus) -> JobStatus:
+        """What the job's clock demands: a job that waits in silence goes to the next region, one whose time is over is
+        ended, and one that is over leaves nothing behind."""
+        now = self.clock.now()
+        if record.stage == "waiting":
+            if now < record.ends_at - timedelta(seconds=rules.SHORTEST_S) and not self._before(record):
+                self._place(record)
+            return status
+        if record.stage == "leaving":
+            job = self._job(record)
+            if job is None or STATES.get(job.status.state.name, "running") in OVER:
+                self.records.moved(record, "placed", now)
+                fresh = self.records.read(record.fleet, record.name) or record
+                if fresh.stage == "placed":
+                    self._create(fresh)
+                return self._status(record.name, fresh)
+            return status
+        barren = status.state == "failed" and not (status.succeeded or status.failed)
+        silent = rules.is_silent(status, record.since or now, now)
+        if record.stage == "placed" and (silent or barren) and now < record.ends_at:
+            why = status.reason or f"{record.region}: no machine for {rules.PATIENCE.total_seconds() / 60:.0f} min"
+            left = self.records.moved(record, "leaving", now, why=why)
+            self._cancel(left)
+            return JobStatus(record.name, "queued", len(record.children), reason=why)
+        if status.state not in OVER and now > record.ends_at + SLACK:
+            self._cancel(record)
+        if status.state in OVER and record.stage == "placed":
+            self.records.change(record, lambda present: _over(present, ""))
+            self._templates.delete(record.name)
+        return status
+
+    def _cancel(self, record: JobRecord) -> None:
+        """Idempotent: what is over or gone is cancelled."""
+        from google.api_core import exceptions
+
+        from orchestrator.adapters.google_errors import translated
+
+        name = f"projects/{self.project}/locations/{record.region}/jobs/{record.name}"
+        with translated(f"cancel the job {record.name} in {record.region}"):
+            try:
+                self._patiently(lambda: self._jobs.cancel_job(name=name))
+            except (exceptions.NotFound, exceptions.BadRequest, exceptions.FailedPrecondition):
+                pass
+
+    # What machines stored
+
+    def _read_costs(self, fleet: str) -> dict[int, dict[int, ChildCost]]:
+        """By child and attempt; each object is read once in the life of this process."""
+        names = [entry.name for entry in self.bucket.list(rules.costs_prefix(fleet))]
+        for name, blob in self.bucket.read_many([name for name in names if name not in self._costs]).items():
+            self._costs[name] = rules.parse_cost(name, blob.data)
+        found: dict[int, dict[int, ChildCost]] = {}
+        for name in names:
+            cost = self._costs.get(name)
+            if cost is not None:
+                found.setdefault(cost.index, {})[cost.attempt] = cost
+        return found
+
+
+def status_of(name: str, job: batch_v1.Job, children: int) -> JobStatus:
+    """What a job says of itself, in our words."""
+    group = job.status.task_groups.get("group0")
+    counts = dict(group.counts) if group is not None else {}
+    cause = rules.cause_of(
+        (event.description, event.event_time or None) for event in job.status.status_events
+    )  # fmt: skip
+    waiting = counts.get("PENDING", 0) + counts.get("ASSIGNED", 0)
+    return JobStatus(
+        name=name,
+        state=STATES.get(job.status.state.name, "running"),
+        pending=waiting if counts else children,
+        running=counts.get("RUNNING", 0),
+        succeeded=counts.get("SUCCEEDED", 0),
+        failed=counts.get("FAILED", 0) + counts.get("UNEXECUTED", 0),
+        reason=cause.text if cause is not None else "",
+        reason_at=cause.at if cause is not None else None,
+    )
+
+
+def fleet_of(name: str) -> str:
+    """The fleet of a job, by our name for it."""
+    return name.removeprefix("bench-").rpartition("-")[0]
+
+
+def _counting(costs: Mapping[int, ChildCost], claimed: int) -> ChildCost | None:
+    """The attempt that counts: one that measured, whichever it is; else how the latest one ended."""
+    measured = next((cost for cost in costs.values() if cost.exit_code in (0, rules.WRONG)), None)
+    return measured or costs.get(claimed)
+
+
+def _over(record: JobRecord, why: str) -> JobRecord:
+    return replace(record, stage="over", left=(*record.left, why) if why else record.left)
+
+
+def _left(record: JobRecord) -> str:
+    return record.left[-1] if record.left else ""

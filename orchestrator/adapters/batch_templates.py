@@ -1,0 +1,53 @@
+"""Instance templates, by Google's own client: made once, found there, deleted when nothing uses them any more."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from google.api_core import exceptions
+from google.cloud import compute_v1
+from google.protobuf.json_format import ParseDict
+
+from orchestrator.adapters.google_auth import default_credentials
+from orchestrator.adapters.google_errors import translated
+from orchestrator.adapters.patience import patiently
+from orchestrator.ports import Clock
+
+WAIT_S = 120.0
+
+
+class Templates:
+    """Those of one project; `endpoint` is empty on Google."""
+
+    def __init__(self, project: str, clock: Clock, credentials: Any, endpoint: str) -> None:
+        self.project = project
+        self.clock = clock
+        found = credentials or default_credentials()
+        options = {"api_endpoint": endpoint} if endpoint else None
+        self.client = compute_v1.InstanceTemplatesClient(credentials=found, client_options=options)
+        self.operations = compute_v1.GlobalOperationsClient(credentials=found, client_options=options)
+
+    def insert(self, body: Mapping[str, Any]) -> None:
+        """Idempotent: one of that name is taken to be this one, as its name says which job it is of."""
+        resource = compute_v1.InstanceTemplate()
+        ParseDict(dict(body), type(resource).pb(resource))
+        name = uuid.uuid5(uuid.NAMESPACE_URL, f"spotbench:template/{body['name']}/{len(str(body))}")
+        request = {"project": self.project, "instance_template_resource": resource, "request_id": str(name)}
+        with translated(f"make the instance template {body['name']}"):
+            try:
+                operation = patiently(self.clock, lambda: self.client.insert_unary(request=request))
+            except exceptions.Conflict:
+                return
+            wait = {"project": self.project, "operation": operation.name}
+            patiently(self.clock, lambda: self.operations.wait(request=wait, timeout=WAIT_S))
+
+    def delete(self, name: str) -> None:
+        """Idempotent; one that is still in use stays, and costs nothing."""
+        with translated(f"delete the instance template {name}"):
+            try:
+                request = {"project": self.project, "instance_template": name}
+                patiently(self.clock, lambda: self.client.delete_unary(request=request))
+            except (exceptions.NotFound, exceptions.BadRequest):
+                return

@@ -1,0 +1,24 @@
+"""Repeating what may be repeated: a request that carries its own name has the same effect however often it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from orchestrator.adapters.google_errors import FOREIGN, is_transient
+from orchestrator.ports import Clock
+
+PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
+T = TypeVar("T")
+
+
+def patiently(clock: Clock, call: Callable[[], T]) -> T:
+    """What `call` gives, after a few more tries while it fails in a way that may pass. Raises what the last one did."""
+    for pause in PAUSES_S:
+        try:
+            return call()
+        except FOREIGN as exc:
+            if not is_transient(exc):
+                raise
+        clock.sleep(pause)
+    return call()

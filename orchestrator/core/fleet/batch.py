@@ -1,0 +1,193 @@
+"""A fleet on Google Cloud Batch, as text and data: where its objects lie, what an event means, when to give up. Pure.
+
+Machines may write below `machines/` alone. The names there sort before those of kept machines, which are looked for
+from a name of theirs on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.fleet.claims import ATTEMPTS
+from orchestrator.core.fleet.jobs import ChildSeen, ChildState, JobSpec, JobStatus
+from orchestrator.core.foreign import words
+from orchestrator.core.market.catalog import lookup
+
+PREFIX: Final = "machines/batch/"
+CHECK_PREFIX: Final = "batch-check/"
+MOST_CHILDREN: Final = 100_000
+"""Tasks of one job."""
+RETRIED: Final = (50001, 50002, 50003, 50006)
+"""Exit codes of a task whose machine was taken back, not heard of, rebooted, or made again. Any other is final."""
+MOST_RETRIES: Final = 10
+PATIENCE: Final = timedelta(minutes=10)
+"""A job that has had no machine for so long is given up in its region."""
+SHORTEST_S: Final = 300
+"""A machine with less time brings nothing back."""
+WRONG: Final = 10
+TAKEN: Final = 75
+MOST_RUN_S: Final = 120 * 86_400
+"""What Google accepts as `maxRunDuration`."""
+_CAUSES: Final = (
+    (re.compile(r"QUOTA_EXCEEDED"), "the quota is used up"),
+    (re.compile(r"RESOURCE_POOL_EXHAUSTED"), "no machine of that kind is left"),
+    (re.compile(r"not available|does not exist|is not offered", re.I), "there is no machine of that kind"),
+    (re.compile(r"termination ?time", re.I), "the end of the fleet has come"),
+    (re.compile(r"permission|PERMISSION_DENIED|not authorized", re.I), "a permission is missing"),
+    (re.compile(r"VM creation failed|creation failed", re.I), "no machine could be made"),
+)
+
+
+def prefix(fleet: str) -> str:
+    return f"{PREFIX}{fleet}/"
+
+
+def job_object(fleet: str, name: str) -> str:
+    """The children of a job in the order of its tasks."""
+    return f"{prefix(fleet)}jobs/{name}.json"
+
+
+def child_object(fleet: str, index: int) -> str:
+    return f"{prefix(fleet)}children/{index}.json"
+
+
+def claims_prefix(fleet: str) -> str:
+    return f"{prefix(fleet)}claims/"
+
+
+def costs_prefix(fleet: str) -> str:
+    return f"{prefix(fleet)}costs/"
+
+
+def record_object(fleet: str, name: str) -> str:
+    """What a client knows of a job: what it was submitted as, and in which region it is. No machine can write it."""
+    return f"fleets/{fleet}/batch/{name}.json"
+
+
+def check_object(project: str) -> str:
+    """The verdict of `bench fleet check-batch` in a project."""
+    return f"{CHECK_PREFIX}{project}.json"
+
+
+def index_and_attempt(name: str) -> tuple[int, int] | None:
+    """Of the object of a claim or a cost; None for a name that is neither's."""
+    found = re.fullmatch(r".*/(\d{1,9})-(\d{1,2})\.json", name)
+    if found is None or not 1 <= int(found[2]) <= ATTEMPTS:
+        return None
+    return int(found[1]), int(found[2])
+
+
+def settings_of(gpu: str, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """What a template needs of a configuration's `machine` section, as `JobSpec.settings` carries it."""
+    known = lookup(gpu)
+    if known is None:
+        raise ConfigError(f"unknown GPU '{gpu}'", hint="`bench plan --help` lists the GPUs")
+    return {
+        "accelerator": known.accelerator if known.attached else None,
+        "disk_gb": int(machine["disk_gb"]),
+        "disk_type": str(machine["disk_type"]),
+        "network": str(machine["network"]),
+        "external_ip": bool(machine["external_ip"]),
+        "service_account": machine.get("service_account") or None,
+    }
+
+
+# What the service says
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a job waits or has failed, in our words and in the service's."""
+
+    text: str
+    at: datetime | None = None
+
+
+def cause_of(events: Iterable[tuple[str, datetime | None]]) -> Cause | None:
+    """The latest event that names a cause; None where none does. What it says is data: bounded, harmless as text."""
+    for description, at in reversed(list(events)):
+        for pattern, meaning in _CAUSES:
+            if pattern.search(description):
+                return Cause(f"{meaning}: {words(description, 300)}", at)
+    return None
+
+
+def is_silent(status: JobStatus, since: datetime, now: datetime) -> bool:
+    """Whether a job has waited too long for its first machine."""
+    started = status.running or status.succeeded or status.failed
+    return status.state == "queued" and not started and now - since >= PATIENCE
+
+
+def run_seconds(job: JobSpec, now: datetime) -> int:
+    """How long a machine of the job may run, from now to its absolute end. Raises `ConfigError` where that is too
+    short, or longer than Google allows."""
+    left = int((job.ends_at - now).total_seconds())
+    if left < SHORTEST_S:
+        raise ConfigError(
+            f"{job.name} would have {left} s until its end: too little to bring anything back",
+            hint="`bench fleet resume` holds the rest anew, with time of its own",
+        )
+    return min(left, MOST_RUN_S)
+
+
+# What machines stored
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCost:
+    """How one attempt ended, and how long its machine had it."""
+
+    index: int
+    attempt: int
+    machine: str
+    seconds: float
+    exit_code: int
+
+
+def parse_cost(name: str, data: bytes) -> ChildCost | None:
+    """The cost in an object of that name; None for what is none. Which child it is of, the name alone says."""
+    place = index_and_attempt(name)
+    try:
+        found = json.loads(data)
+        seconds, code = found["seconds"], found["exit_code"]
+        if place is None or isinstance(seconds, bool) or not isinstance(seconds, int | float) or type(code) is not int:
+            return None
+        if not 0 <= seconds <= MOST_RUN_S or not -255 <= code <= 65535:
+            return None
+        return ChildCost(*place, words(str(found.get("machine", "")), 100), float(seconds), code)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def child_seen(index: int, claimed: int, cost: ChildCost | None, job: JobStatus | None) -> ChildSeen:
+    """What is known of a child: `claimed` is its latest attempt (0: none), `cost` how that ended (None: not yet), `job`
+    the latest one that has it."""
+    alive = job is not None and job.state in ("queued", "running")
+    if cost is not None and not (alive and cost.exit_code == TAKEN):
+        return ChildSeen(index, _outcome(cost), cost.attempt, cost.machine, _reason(cost), cost.exit_code)
+    if claimed:
+        # A machine that was taken back: Batch tries the child again while the job lives; after that nobody does.
+        return ChildSeen(index, "running" if alive else "lost", claimed, reason="" if alive else "its machine was lost")
+    return ChildSeen(index, "queued" if alive else "absent", reason=job.reason if job is not None else "")
+
+
+def _outcome(cost: ChildCost) -> ChildState:
+    if cost.exit_code in (0, WRONG):
+        return "succeeded"
+    return "lost" if cost.exit_code == TAKEN else "failed"
+
+
+def _reason(cost: ChildCost) -> str:
+    match _outcome(cost):
+        case "succeeded":
+            return ""
+        case "lost":
+            return "its machine was taken back"
+        case _:
+            return f"exit code {cost.exit_code}"

@@ -1,0 +1,92 @@
+"""What bootstrap and agent find around them in a task: the metadata of one child on loopback, and their own deletion.
+
+Everything else (tokens, preemption, where the machine stands) is the real metadata server's, passed on. A machine of
+Batch that deletes itself is made again, so the deletion ends here: it is the end of the task.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from startup.agent.wire import Unreachable, send
+from startup.host.services import owns
+
+METADATA = "/computeMetadata/v1/"
+PASSED_ON = ("content-type", "etag", "metadata-flavor")
+WAIT_S = 330.0
+"""Longer than the metadata server lets anybody wait for a change."""
+
+
+class Around(ThreadingHTTPServer):
+    """Serves one child. `host` is the real metadata server's."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, name: str, attributes: Mapping[str, str], storage: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.host = host
+        self.name = name
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.deleted = threading.Event()
+        endpoints = json.dumps({"storage": storage, "compute": self.url})
+        self.own = {f"instance/attributes/{key}": value for key, value in attributes.items()}
+        self.own.update({"instance/name": name, "instance/attributes/bench-endpoints": endpoints})
+
+    def serve(self) -> None:
+        threading.Thread(target=self.serve_forever, name="around", daemon=True).start()
+
+    def verify_request(self, _: Any, client_address: Any) -> bool:
+        return owns(client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Around
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Says nothing: what matters is in the run's own log."""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        key = url.path[len(METADATA) :]
+        if not url.path.startswith(METADATA):
+            self.answer(404)
+        elif self.headers.get("Metadata-Flavor") != "Google":
+            self.answer(403)
+        elif key in self.server.own:
+            self.answer(200, self.server.own[key].encode(), {"content-type": "application/text"})
+        else:
+            self.pass_on()
+
+    def do_DELETE(self) -> None:
+        if self.path.startswith("/compute/v1/") and self.path.rpartition("/")[2] == self.server.name:
+            self.server.deleted.set()
+            self.answer(200, b"{}", {"content-type": "application/json"})
+        else:
+            self.answer(404)
+
+    def pass_on(self) -> None:
+        try:
+            told = send("GET", f"http://{self.server.host}{self.path}", {"Metadata-Flavor": "Google"}, timeout_s=WAIT_S)
+        except Unreachable:
+            self.answer(503)
+        else:
+            self.answer(
+                told.status, told.body, {name: told.headers[name] for name in PASSED_ON if name in told.headers}
+            )
+
+    def answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
+        try:
+            self.send_response(status)
+            for name, value in {"metadata-flavor": "Google", **headers}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True  # whoever asked is gone
