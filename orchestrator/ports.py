@@ -248,7 +248,7 @@ class Notice:
     """Something a person should hear of even when no terminal is open."""
 
     kind: str
-    """`budget` or `overspend`."""
+    """`budget`, `overspend` or `run`: a cap comes near, a machine outlives its deadline, a run is over."""
     title: str
     text: str
     data: Mapping[str, str]

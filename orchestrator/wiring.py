@@ -72,9 +72,9 @@ __all__ = [
 """The adapters' functions that stand behind no port are handed on from here: commands import no adapter."""
 
 
-def wire(*, project: str = "", bucket: str = "") -> Wiring:
+def wire(*, project: str = "", bucket: str = "", needs_bucket: bool = True) -> Wiring:
     settings = load_settings(project=project, bucket=bucket)
-    if settings.project and not settings.bucket:
+    if needs_bucket and settings.project and not settings.bucket:
         raise ConfigError(
             f"project {settings.project} is set but no bucket is",
             hint=f"`bench init --project {settings.project}` makes one; or name one that is there with BENCH_BUCKET",
@@ -282,10 +282,11 @@ class Wiring:
     def log(self, run_id: str) -> EventLog:
         return EventLog(self.bucket, run_id, self.client, self.clock)
 
-    def notifier(self, command: str | None, webhook: str | None) -> Notifiers:
+    def notifier(self, command: str | None, webhook: str | None, *, here: bool = True) -> Notifiers:
         from orchestrator.adapters.notify import every_way
 
-        return every_way(lambda text: self.say(text), command, webhook)  # noqa: PLW0108 - it may be another by then
+        # Not `self.say` itself: it may be another by then.
+        return every_way(lambda text: self.say(text), command, webhook, here=here)  # noqa: PLW0108
 
     def accounts(self, config: Config | None = None) -> Accounts:  # under its caps; without one, this user's
         budget, alerts = (config.budget, config.alerts) if config is not None else self.settings.money()

@@ -105,9 +105,9 @@ def as_json(notice: Notice) -> bytes:
     return json.dumps(asdict(notice) | {"data": dict(notice.data)}, sort_keys=True).encode()
 
 
-def every_way(say: Report, command: str | None, webhook: str | None) -> Notifiers:
-    """The terminal, through `say`, and what else the user named."""
-    ways: list[Notifier] = [TerminalNotifier(lambda notice: say(f"{notice.title}. {notice.text}"))]
+def every_way(say: Report, command: str | None, webhook: str | None, *, here: bool = True) -> Notifiers:
+    """The terminal, through `say`, where `here`, and what else the user named."""
+    ways: list[Notifier] = [TerminalNotifier(lambda notice: say(f"{notice.title}. {notice.text}"))] if here else []
     if command:
         ways.append(CommandNotifier(command, say))
     if webhook:

@@ -37,6 +37,8 @@ class Installed:
     files: tuple[Path, ...]
     active: bool
     cron: str
+    written: bool = True
+    """Whether the files are there now; not after a look at what would be done."""
 
 
 def service(timer: Timer) -> str:
@@ -67,12 +69,15 @@ def cron_line(timer: Timer) -> str:
     return f"*/{MINUTES} * * * * " + command.replace("%", r"\%")
 
 
-def install_timer_files(timer: Timer) -> Installed:
-    """Writes and starts the timer where the user has a systemd; else writes nothing. Raises `LocalError`."""
+def install_timer_files(timer: Timer, *, dry_run: bool = False) -> Installed:
+    """Writes and starts the timer where the user has a systemd; else writes nothing, as with `dry_run`, which says what
+    would be written. Raises `LocalError`."""
     if shutil.which("systemctl") is None:
         return Installed((), False, cron_line(timer))
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
     files = (folder / f"{NAME}.service", folder / f"{NAME}.timer")
+    if dry_run:
+        return Installed(files, False, cron_line(timer), written=False)
     try:
         write_atomically(files[0], service(timer).encode())
         write_atomically(files[1], schedule().encode())

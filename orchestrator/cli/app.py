@@ -30,6 +30,7 @@ COMMANDS = {
     "compare": "Hold runs against the first, or against a baseline.",
     "history": "Follow a case over the runs in the bucket.",
     "site": "Make pages of all runs in the bucket.",
+    "cases": "List the ids of the cases that a run measured.",
     "stop": "End a run and delete its machine.",
     "reap": "Find machines that no live run owns, and delete them.",
     "diagnose": "Say why a run failed and what to do about it.",
@@ -37,6 +38,7 @@ COMMANDS = {
     "baseline": "Named runs that others are compared with; one for each device.",
     "image": "Prepared images, from which machines start sooner.",
     "costs": "What was spent and what is held; `add` adds.",
+    "config": "The configurations that come with the tool, and every key.",
     "cloud": "The embedded cloud: its VMs, bill and weather.",
 }
 """Each command and the first line of its help: what `bench --help` shows, with none of their modules loaded."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from orchestrator.cli.completing import known_runs
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.reading import report_of
@@ -27,7 +28,9 @@ Device = Annotated[str, typer.Option("--device", help="Only the device whose nam
 def set_(
     ctx: typer.Context,
     name: Name,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.")] = "last",
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs)
+    ] = "last",
     back: Annotated[bool, typer.Option("--back", help="Even if a newer run is in its place.")] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Even if cases of the run are missing.")] = False,
     json: Json = False,

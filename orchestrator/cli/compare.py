@@ -11,6 +11,7 @@ import typer
 from orchestrator.analysis.between import SAME_CODE
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.compare_view import show
+from orchestrator.cli.completing import known_runs
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.reading import report_of
 from orchestrator.core.baselines import device_key
@@ -26,7 +27,10 @@ FAIL_ON = ("regression", "inconclusive", "never")
 
 def compare(
     ctx: typer.Context,
-    runs: Annotated[list[str], typer.Argument(metavar="A B [...]", help="Runs or folders; each is held against A.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="A B [...]", help="Runs or folders; each is held against A.", autocompletion=known_runs),
+    ],
     against: Annotated[
         str, typer.Option("--against", metavar="NAME", help="Hold every run against a baseline instead.")
     ] = "",

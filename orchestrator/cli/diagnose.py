@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.completing import known_runs
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.core.run import diagnose as table
@@ -18,7 +19,9 @@ from orchestrator.runs.run_log import live_serial, log_of
 
 def diagnose(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.")] = "last",
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs)
+    ] = "last",
     json: Json = False,
 ) -> None:
     """Say why a run failed and what to do about it.

@@ -42,7 +42,7 @@ def doctor(
     """
     if host:
         _host(ctx, host, LaunchOptions(gpu, config, tuple(set_ or ()), hosts=(host,)), json=json)
-    wiring = options(ctx).wiring()
+    wiring = options(ctx).wiring(needs_bucket=False)
     cloud = _examination(wiring, config, gpu, tuple(set_ or ()))
     begun = time.monotonic()
     results = _examine((*here_tasks(wiring.surroundings(), config), *cloud.tasks()), quiet=json)
@@ -58,7 +58,7 @@ def doctor(
     if json:
         emit_json(document(results, wiring.mode, project, bucket))
     else:
-        where = f"{project}, gs://{bucket}" if subject else wiring.settings.project
+        where = f"{project}, {f'gs://{bucket}' if bucket else 'no bucket'}" if subject else wiring.settings.project
         kind = "the embedded cloud: " if wiring.mode.simulated else ""
         show(results, kind + where, time.monotonic() - begun)
     raise typer.Exit(exit_code(results))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.completing import known_runs
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.reading import read_report, write_files
@@ -21,7 +22,9 @@ from orchestrator.wiring import fetch_run
 
 def fetch(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.")] = "last",
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs)
+    ] = "last",
     into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the run.")] = Path(
         "results/local"
     ),

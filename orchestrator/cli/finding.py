@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.cli.completing import remember
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import is_run_id
 from orchestrator.wiring import Wiring
@@ -12,6 +13,7 @@ def find_run(wiring: Wiring, text: str) -> str:
     if is_run_id(text):
         return text
     ids = [line.run_id for line in wiring.index.list_runs()]
+    remember(wiring.home, ids)
     if text == "last":
         if not ids:
             raise NotFound("there are no runs yet", hint="`bench launch --gpu l4` makes one")

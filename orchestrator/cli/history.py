@@ -15,6 +15,7 @@ from orchestrator.analysis.history import history as followed
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import DEFAULT, Study, study
+from orchestrator.cli.completing import known_cases, known_runs
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.core.errors import ConfigError, NotFound
@@ -28,7 +29,9 @@ from orchestrator.wiring import Wiring
 
 def history(
     ctx: typer.Context,
-    case: Annotated[str, typer.Option("--case", help="A case id, as in the results.")],
+    case: Annotated[
+        str, typer.Option("--case", help="A case id; `bench cases` lists them.", autocompletion=known_cases)
+    ],
     implementation: Annotated[str, typer.Option("--implementation", help="Whose time.")] = "bench",
     relative_to: Annotated[
         str, typer.Option("--relative-to", help="Follow the speed-up over this one; by default sdpa:default if there.")
@@ -40,7 +43,9 @@ def history(
     ] = "",
     tolerance: Annotated[float, typer.Option(min=0, max=100, help="Per cent that are no change.")] = 2.0,
     last: Annotated[int, typer.Option("--last", min=1, help="Show so many runs, the newest.")] = 30,
-    before: Annotated[str, typer.Option("--before", metavar="RUN", help="Show those older than this run.")] = "",
+    before: Annotated[
+        str, typer.Option("--before", metavar="RUN", help="Show those older than this run.", autocompletion=known_runs)
+    ] = "",
     json: Json = False,
 ) -> None:
     """Follow a case over the runs in the bucket. A run that is faster or slower than the level begins a new one.

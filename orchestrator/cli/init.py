@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,15 +63,13 @@ def init(
         project, bucket = _embedded(bucket)
     asks = not (yes or print_ or json) and sys.stdin.isatty()
     if asks:
-        project = project or typer.prompt("project id")
-        bucket = bucket or typer.prompt("bucket", default=f"{project}-bench")
-        location = location or typer.prompt("where the bucket lies", default=asked.DEFAULT_LOCATION)
-        launcher = launcher or typer.prompt(
-            "who may launch (user:…; empty: only owners)", default="", show_default=False
-        )
+        project = project or answered("project id", asked.a_project)
+        bucket = bucket or answered("bucket", partial(asked.a_bucket, project=project), default=f"{project}-bench")
+        location = location or answered("where the bucket lies", asked.a_location, default=asked.DEFAULT_LOCATION)
+        launcher = launcher or answered("who may launch (user:…; empty: only owners)", asked.a_launcher, default="")
         for key, default in asked.DEFAULT_CAPS.items():
             text = f"cap in dollars, {key.removesuffix('_usd').replace('_', ' ')}"
-            caps[key] = caps[key] or typer.prompt(text, default=default)
+            caps[key] = caps[key] or answered(text, partial(asked.a_cap, key), default=default)
     if not project:
         raise ConfigError("which project?", hint="--project my-project, or --embedded to practise")
     wanted = asked.wanted(
@@ -92,6 +91,19 @@ def init(
         replace=replace,
         json=json,
     )
+
+
+def answered(question: str, check: Callable[[str], object], default: str | None = None) -> str:
+    """What somebody answers, asked again until it can be right: each mistake is told where it is made."""
+    while True:
+        text = str(typer.prompt(question, default=default, show_default=bool(default))).strip()
+        try:
+            check(text)
+        except ConfigError as exc:
+            about = str(exc).partition(": ")[2] if str(exc).startswith("--") else str(exc)
+            typer.echo(f"  {about}" + (f" ({exc.hint})" if exc.hint else ""), err=True)
+        else:
+            return text
 
 
 def _embedded(bucket: str) -> tuple[str, str]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from orchestrator.cli.completing import known_gpus, known_runs
+from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.grid import finish_grid, launch_grid, lead_of, resume_grid
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.outcome import raise_for
 from orchestrator.cli.render import ending_lines
 from orchestrator.cli.watch import Watch, watching
-from orchestrator.core.config.model import Config
+from orchestrator.core.config.model import Alerts, Config
 from orchestrator.core.errors import BudgetExceeded, ConfigError
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.status import document
 from orchestrator.hosts.shared_grid import GridDispatcher
+from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, Payload, begin
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
@@ -29,14 +33,23 @@ from orchestrator.runs.takeover import settle_owner
 from orchestrator.wiring import Wiring, new_run_id, payload_of, utc_now
 
 Gpu = Annotated[
-    str, typer.Option("--gpu", "-g", help="l4, t4, a100, h100 or cpu: takes the configuration of that name.")
+    str,
+    typer.Option(
+        "--gpu",
+        "-g",
+        help="l4, t4, a100, h100 or cpu: takes the configuration of that name.",
+        autocompletion=known_gpus,
+    ),
 ]
 ConfigFile = Annotated[
     Path | None,
     typer.Argument(metavar="[FILE]", help="A workload of your own (.py, or its folder), or a YAML file; see configs/."),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, e.g. run.max_minutes=10.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override one key, e.g. run.max_minutes=10.", autocompletion=known_keys
+    ),
 ]
 BaselineOnly = Annotated[
     bool, typer.Option("--baseline-only", help="Measure PyTorch's SDPA only, not the bundled kernel.")
@@ -50,7 +63,10 @@ OnDemandAfter = Annotated[
     ),
 ]
 FallbackGpu = Annotated[
-    list[str] | None, typer.Option("--fallback-gpu", metavar="GPU", help="Another GPU if the first cannot be had.")
+    list[str] | None,
+    typer.Option(
+        "--fallback-gpu", metavar="GPU", help="Another GPU if the first cannot be had.", autocompletion=known_gpus
+    ),
 ]
 Hosts = Annotated[
     list[str] | None,
@@ -78,7 +94,12 @@ def launch(
     host: Hosts = None,
     resume: Annotated[
         str,
-        typer.Option("--resume", metavar="RUN", help="Go on with a run that lost its client, or was cut short."),
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with a run that lost its client, or was cut short.",
+            autocompletion=known_runs,
+        ),
     ] = "",
     accept_payload: Annotated[
         str, typer.Option(metavar="SHA256", help="With --resume: take this payload from the bucket.")
@@ -123,6 +144,7 @@ def launch(
             if not detach and run.closed is not None and run.taken is not None:
                 run = _after_a_kept_machine(world, run, plan, payload, where, watch, wiring.user)
             ended = run
+        tell_of_the_end(wiring, configuration.alerts, ended)
     finish(ended, json=json)
 
 
@@ -178,6 +200,7 @@ def _resume(ctx: typer.Context, text: str, limits: LaunchOptions, *, detach: boo
                 say=watch.say,
             )
             ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
+            tell_of_the_end(wiring, plan.config.alerts, ended)
     finish(ended, json=json)
 
 
@@ -203,6 +226,18 @@ def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
             return run
         engine.request_stop(user, "interrupted before there was a machine")
         return engine.follow()
+
+
+def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run | GridDispatcher) -> None:
+    """The terminal's bell, and the user's command and webhook, once a run that was followed is over."""
+    if not isinstance(run, Run) or not alerts.done or (run.closed is None and run.kept is None):
+        return
+    if sys.stdout.isatty():
+        typer.echo("\a", nl=False)
+    first, *_ = ending_lines(run, utc_now())
+    about = {"run_id": run.run_id, "outcome": run.phase.value, "cases": f"{run.cases_done}/{run.cases_total}"}
+    told = Notice("run", f"run {run.run_id} is over", first, about | {"cost_usd": str(run.cost(utc_now()))})
+    wiring.notifier(alerts.command, alerts.webhook, here=False).notify(told)
 
 
 def finish(run: Run | GridDispatcher, *, json: bool) -> None:

@@ -23,8 +23,8 @@ class Options:
     wire: Callable[..., Wiring] = wire
     """Makes the world of a command; another than the user's own where commands are played on simulated time."""
 
-    def wiring(self) -> Wiring:
-        return self.wire(project=self.project, bucket=self.bucket)
+    def wiring(self, *, needs_bucket: bool = True) -> Wiring:
+        return self.wire(project=self.project, bucket=self.bucket, needs_bucket=needs_bucket)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]

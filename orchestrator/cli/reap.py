@@ -24,7 +24,9 @@ from orchestrator.wiring import Timer, install_timer_files
 def reap(
     ctx: typer.Context,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete what is found; without it, only list.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list (what happens without --yes).")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; write and delete nothing.")
+    ] = False,
     install_timer: Annotated[
         bool, typer.Option("--install-timer", help="Have it run every 15 minutes for this user.")
     ] = False,
@@ -36,7 +38,7 @@ def reap(
     machine is tried; the exit code is 6 when one could not be deleted, 16 when an object could not be read.
     """
     if install_timer:
-        _install(ctx, json=json)
+        _install(ctx, dry_run=dry_run, json=json)
         return
     wiring = options(ctx).wiring()
     world = wiring.world()
@@ -96,17 +98,21 @@ def not_all(count: int, first: BenchError) -> ProviderError:
     return ProviderError(f"{count} could not be done, all else was; first: {first}", hint=first.hint)
 
 
-def _install(ctx: typer.Context, *, json: bool) -> None:
-
+def _install(ctx: typer.Context, *, dry_run: bool, json: bool) -> None:
     settings = options(ctx).wiring().settings
     program = shutil.which("bench") or str(Path(sys.executable).with_name("bench"))
     home = str(settings.home)
-    done = install_timer_files(Timer(program=program, project=settings.project, bucket=settings.bucket, home=home))
+    done = install_timer_files(
+        Timer(program=program, project=settings.project, bucket=settings.bucket, home=home), dry_run=dry_run
+    )
     if json:
-        emit_json({"schema": 1, "files": [str(path) for path in done.files], "cron": done.cron, "active": done.active})
+        files = [str(path) for path in done.files]
+        emit_json({"schema": 1, "files": files, "cron": done.cron, "active": done.active, "written": done.written})
         return
     for path in done.files:
-        typer.echo(f"wrote {path}")
+        typer.echo(f"{'wrote' if done.written else 'would write'} {path}")
+    if not done.written:
+        return
     if done.active:
         typer.echo(
             "bench reap --yes runs every 15 minutes; `systemctl --user disable --now bench-reap.timer` ends that"

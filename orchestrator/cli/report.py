@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.analysis.regimes import Setting
+from orchestrator.cli.completing import known_runs
 from orchestrator.cli.options import Json, emit_json
 from orchestrator.cli.reading import chosen, report_of, write_files
 from orchestrator.core.errors import ConfigError, LocalError
@@ -21,7 +22,9 @@ from orchestrator.wiring import write_atomically
 
 def report(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds one.")] = "last",
+    run: Annotated[
+        str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds one.", autocompletion=known_runs)
+    ] = "last",
     out: Annotated[Path | None, typer.Option("--out", help="Where to write; by default the run's folder.")] = None,
     into: Annotated[
         Path | None, typer.Option("--into", help="A Markdown file whose part between the two marks is replaced.")

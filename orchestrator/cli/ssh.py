@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.completing import known_runs
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.core.attach import through_iap, to_host
@@ -19,7 +20,7 @@ from orchestrator.wiring import Wiring, attach, installed
 
 def ssh(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `last`.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `last`.", autocompletion=known_runs)],
     command: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Run this there instead.")] = None,
     show: Annotated[bool, typer.Option("--print", help="Print the command, and do not run it.")] = False,
     json: Json = False,

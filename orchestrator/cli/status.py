@@ -9,6 +9,7 @@ import typer
 
 from orchestrator.cli import alive_view
 from orchestrator.cli.alive_view import keep_or_stop, line, price_of, summary
+from orchestrator.cli.completing import known_runs, remember
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.render import SIMULATED, alive_line, runs_table, time_lines
@@ -35,7 +36,10 @@ from orchestrator.wiring import Wiring, utc_now
 
 def status(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help="A run id, a unique part of one, or `last`.")] = "",
+    run: Annotated[
+        str,
+        typer.Argument(metavar="[RUN]", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs),
+    ] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many runs to list, newest first.")] = 20,
     json: Json = False,
 ) -> None:
@@ -89,6 +93,7 @@ def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
 
 def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     lines, left_out, first = _lines(wiring)
+    remember(wiring.home, [line.run_id for line in lines])
     try:
         findings, unasked = _alive(wiring), ""
     except BenchError as exc:

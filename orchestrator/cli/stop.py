@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.completing import known_runs
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.unread import note
@@ -25,7 +26,7 @@ def unsettled(state: Run, exc: DocumentUnreadable) -> DocumentUnreadable:
 
 def stop(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `last`.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `last`.", autocompletion=known_runs)],
     json: Json = False,
 ) -> None:
     """End a run and delete its machine.

@@ -82,7 +82,9 @@ def load_config(
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        raise ConfigError(f"cannot read {path}: {reason}", hint="see configs/ for examples, or use --gpu") from exc
+        raise ConfigError(
+            f"cannot read {path}: {reason}", hint="`bench config show l4` prints one to begin with; or use --gpu"
+        ) from exc
     grids = yaml.safe_load((configs / "grids.yaml").read_text(encoding="utf-8"))
     overrides = (*_from_settings(text, defaults, own=options.path is not None), *options.every_override)
     if options.path is not None and options.gpu:

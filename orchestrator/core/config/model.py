@@ -106,6 +106,8 @@ class Budget(_Section):
 class Alerts(_Section):
     command: str | None = None
     webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    done: bool = True
+    """Whether the command and the webhook hear of the end of a run too, and the terminal's bell rings."""
 
 
 class Measure(_Section):

@@ -15,6 +15,9 @@ STORAGE = "storage.googleapis.com"
 
 def bucket(subject: Subject) -> Conversation[Verdict]:
     name = subject.bucket
+    if not name:
+        remedy = f"bench init --project {subject.project}"
+        return bad("no bucket is named: runs, results and the ledger would have no place", remedy)
     answer = yield Request("storage", "GET", f"/storage/v1/b/{name}", {"projection": "noAcl"})
     if answer.status == 404:
         step = MakeBucket(subject.project, name, subject.regions[0])

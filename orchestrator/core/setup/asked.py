@@ -37,38 +37,59 @@ def wanted(
     keeps_names: bool = True,
 ) -> Wanted:
     """The set-up that is asked for. Raises `ConfigError` that names the flag and what would be right."""
-    if not PROJECT.fullmatch(project):
-        raise ConfigError(
-            f"--project {project}: a project id has 6 to 30 lower-case letters, digits and hyphens",
-            hint="`gcloud projects list` shows the ids of yours",
-        )
-    if not BUCKET.fullmatch(bucket) or bucket.startswith("goog") or "google" in bucket:
-        raise ConfigError(
-            f"--bucket {bucket}: a bucket's name has 3 to 63 lower-case letters, digits, dots, hyphens and underscores,"
-            " and not the word google",
-            hint=f"for example: {project}-bench",
-        )
+    a_project(project)
+    a_bucket(bucket, project)
     if not ACCOUNT.fullmatch(account_id):
         raise ConfigError(
             f"--service-account {account_id}: 6 to 30 lower-case letters, digits, hyphens; nothing from the @ on",
             hint=f"for example: {ACCOUNT_ID}",
         )
-    zones = [zone for gpu in CATALOG for zone in gpu.zones]
-    if not near(location, zones):
-        raise ConfigError(
-            f"--location {location}: no machine of the catalog is in a region of that name",
-            hint="us-central1 has most of them; US, EU and ASIA are possible too",
-        )
-    if launcher and not MEMBER.fullmatch(launcher):
-        raise ConfigError(
-            f"--launcher {launcher}: expected user:, group: or serviceAccount: and an address",
-            hint="for example: user:ada@example.com",
-        )
-    budget = tuple((key, _amount(key, text)) for key, text in caps.items() if text)
+    a_location(location)
+    a_launcher(launcher)
+    budget = tuple((key, a_cap(key, text)) for key, text in caps.items() if text)
     return Wanted(project, bucket, location.lower(), account_id, launcher, budget, keeps_names)
 
 
-def _amount(key: str, text: str) -> Decimal:
+def a_project(text: str) -> str:
+    """The text, if Google would take it as a project's id. Raises `ConfigError`, as each of those below."""
+    if not PROJECT.fullmatch(text):
+        raise ConfigError(
+            f"--project {text}: a project id has 6 to 30 lower-case letters, digits and hyphens",
+            hint="`gcloud projects list` shows the ids of yours",
+        )
+    return text
+
+
+def a_bucket(text: str, project: str = "my-project") -> str:
+    if not BUCKET.fullmatch(text) or text.startswith("goog") or "google" in text:
+        raise ConfigError(
+            f"--bucket {text}: a bucket's name has 3 to 63 lower-case letters, digits, dots, hyphens and underscores,"
+            " and not the word google",
+            hint=f"for example: {project}-bench",
+        )
+    return text
+
+
+def a_location(text: str) -> str:
+    zones = [zone for gpu in CATALOG for zone in gpu.zones]
+    if not near(text, zones):
+        raise ConfigError(
+            f"--location {text}: no machine of the catalog is in a region of that name",
+            hint="us-central1 has most of them; US, EU and ASIA are possible too",
+        )
+    return text
+
+
+def a_launcher(text: str) -> str:
+    if text and not MEMBER.fullmatch(text):
+        raise ConfigError(
+            f"--launcher {text}: expected user:, group: or serviceAccount: and an address",
+            hint="for example: user:ada@example.com",
+        )
+    return text
+
+
+def a_cap(key: str, text: str) -> Decimal:
     flag = f"--{key.replace('_', '-').removesuffix('-usd')}"
     try:
         amount = usd(text.removeprefix("$"))

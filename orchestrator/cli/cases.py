@@ -1,0 +1,41 @@
+"""`bench cases RUN|FOLDER`: the ids of the cases that were measured, as `bench history --case` takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.completing import known_runs
+from orchestrator.cli.finding import find_run
+from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.reading import read_report
+from orchestrator.core.errors import NotFound
+from orchestrator.core.naming import cases_prefix
+
+
+def cases(
+    ctx: typer.Context,
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds one.", autocompletion=known_runs),
+    ] = "last",
+    json: Json = False,
+) -> None:
+    """List the ids of the cases that a run measured."""
+    if Path(run).exists():
+        name, found = run, list(read_report(Path(run)).study.case_ids)
+    else:
+        wiring = options(ctx).wiring()
+        name = find_run(wiring, run)
+        prefix = cases_prefix(name)
+        stored = (entry.name.removeprefix(prefix) for entry in wiring.bucket.list(prefix))
+        found = sorted(case.removesuffix(".csv") for case in stored)
+    if json:
+        emit_json({"schema": 1, "run_id": name, "cases": found})
+        return
+    if not found:
+        raise NotFound(f"{name} has measured no case yet", hint=f"`bench status {name}` shows how far it is")
+    for case in found:
+        typer.echo(case)

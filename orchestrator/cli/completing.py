@@ -1,0 +1,61 @@
+"""What a shell offers after the tabulator key: runs, cases, GPUs, configurations and their keys. Nothing is asked of a
+cloud for it: runs are those that were seen last, cases those that were fetched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.core.errors import LocalError
+from orchestrator.core.market.catalog import GPU_NAMES
+from orchestrator.core.naming import is_run_id
+from orchestrator.user_settings import load_settings
+from orchestrator.wiring import configs, write_atomically
+
+SEEN = "seen-runs.json"
+MOST = 200
+LOCAL = Path("results/local")
+
+
+def remember(home: Path, run_ids: Sequence[str]) -> None:
+    """Notes the newest runs of a listing; a home that cannot be written changes nothing but what a shell offers."""
+    newest = sorted(run_ids)[-MOST:]
+    if newest == seen(home):
+        return
+    try:
+        write_atomically(home / SEEN, json.dumps(newest).encode())
+    except LocalError:
+        return
+
+
+def seen(home: Path) -> list[str]:
+    try:
+        found = json.loads((home / SEEN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [one for one in found if isinstance(one, str) and is_run_id(one)] if isinstance(found, list) else []
+
+
+def known_runs(incomplete: str) -> list[str]:
+    """The runs that were listed last, newest first, and `last`."""
+    return _fitting(["last", *reversed(seen(load_settings().home))], incomplete)
+
+
+def known_cases(incomplete: str) -> list[str]:
+    """The cases of the runs that were fetched into this folder."""
+    return _fitting(sorted({path.stem for path in LOCAL.glob("*/cases/*.csv")}), incomplete)
+
+
+def known_gpus(incomplete: str) -> list[str]:
+    return _fitting(list(GPU_NAMES), incomplete)
+
+
+def known_configs(incomplete: str) -> list[str]:
+    return _fitting(
+        sorted(path.stem for path in configs().glob("*.yaml") if path.stem not in ("grids", "prices")), incomplete
+    )
+
+
+def _fitting(words: list[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]

@@ -1,0 +1,73 @@
+"""`bench config`: the configurations that come with the tool, and every key that one may have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+import yaml
+
+from orchestrator.cli.completing import known_configs
+from orchestrator.cli.config_keys import walk
+from orchestrator.cli.options import Json, emit_json
+from orchestrator.cli.screen import Columns, screen
+from orchestrator.core.config.model import Config
+from orchestrator.core.errors import ConfigError
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.wiring import configs, configured
+
+app = typer.Typer(no_args_is_help=True, help="The configurations that come with the tool, and every key.")
+
+
+def names() -> list[str]:
+    """Those that `--gpu` takes, and so are whole: the other files are parts of them."""
+    return known_configs("")
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """List the configurations that come with the tool."""
+    if json:
+        found = [{"name": name, "path": str(configs() / f"{name}.yaml")} for name in names()]
+        emit_json({"schema": 1, "configs": found})
+        return
+    for name in names():
+        typer.echo(name)
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="l4, cpu, …", autocompletion=known_configs)],
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Every key with its value, and the user's settings in it.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show one, as YAML to begin with: bench config show l4 > mine.yaml; bench launch mine.yaml."""
+    if name not in names():
+        raise ConfigError(f"there is no configuration {name}", hint=f"there are {', '.join(names())}")
+    text = (configs() / f"{name}.yaml").read_text(encoding="utf-8")
+    if whole or json:
+        loaded, _ = configured(LaunchOptions(name, None, ()))
+        values = loaded.model_dump(mode="json")
+        if whole:
+            text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+        if json:
+            emit_json({"schema": 1, "name": name, "text": text, "values": values})
+            return
+    typer.echo(text, nl=False)
+
+
+@app.command("keys")
+def keys(json: Json = False) -> None:
+    """List every key of a configuration, as --set takes it, and its default."""
+    found = list(walk(Config))
+    if json:
+        emit_json({"schema": 1, "keys": [{"key": key, "default": value} for key, value in found]})
+        return
+    table = Columns()
+    table.add_column("key", no_wrap=True)
+    table.add_column("default", overflow="fold")
+    for key, value in found:
+        table.add_row(key, "" if value is None else str(value))
+    screen().print(table)
