@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench chaos live results install dev lint clean help axe compiler
+.PHONY: demo test check bench chaos mutants live results install dev lint clean help axe compiler
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -57,6 +57,10 @@ ZONE ?= us-central1-a
 live: $(STAMP)
 	@test -n "$(PROJECT)" -a -n "$(CAP)" || { echo 'make live PROJECT=my-project CAP=0.50 [GPU=1] [BUCKET=…] [ZONE=…]' >&2; exit 2; }
 	@$(BIN)/python -m tests.live --project '$(PROJECT)' --bucket '$(BUCKET)' --cap '$(CAP)' --zone '$(ZONE)' $(if $(GPU),--gpu)
+
+## make mutants  plant defects that would break a promise, one at a time: the tests must notice each
+mutants: $(STAMP)
+	@$(BIN)/python scripts/mutants.py
 
 ## make bench   time the tool itself: start-up, status on 1,000 runs, the demo
 bench: $(STAMP)

@@ -144,6 +144,12 @@ def test_an_unanswered_request_is_sent_again_by_its_client_and_waited_for_by_oth
     assert next_of(log, pending) == (do.Wait(POLICY.poll_s),)
 
 
+def test_as_it_ships_a_client_waits_almost_three_minutes_for_a_request_that_nobody_answers() -> None:
+    log = Log().add(0, planned()).add(2, requested())
+    assert next_of(log, now=2 + 175) == (do.Wait(POLICY.poll_s),)
+    assert next_of(log, now=2 + 185) != (do.Wait(POLICY.poll_s),)
+
+
 def test_a_stop_waits_for_an_unanswered_request_lest_its_machine_be_nobodys() -> None:
     log = Log().add(0, planned()).add(2, requested()).add(3, ev.StopRequested(by="ada", reason="enough"))
     assert next_of(log, launching=True) == (do.Wait(POLICY.poll_s),)

@@ -442,3 +442,17 @@ def test_another_gpu_keeps_what_it_can_of_what_was_asked() -> None:
     assert with_gpu(config, t4).measure.dtypes == ("float16",)
     assert with_gpu(config, t4).machine.provisioning == "standard"
     assert with_gpu(config, h100).machine.provisioning == "spot"
+
+
+@pytest.mark.parametrize("nonsense", ["NaN", "Infinity", "-1", "1e30", "", None, [], "x"])
+@pytest.mark.parametrize("where", ["ceiling_usd", "price_margin", "offers", "headroom_usd"])
+def test_a_stored_plan_whose_dollars_are_none_is_no_plan(where: str, nonsense: object) -> None:
+    document = json.loads(json.dumps(plan_document(accepted(asked(TWO)))))
+    if where == "offers":
+        document["offers"][0]["usd_per_hour"] = nonsense
+    elif where == "headroom_usd":
+        document["headroom_usd"]["day"] = nonsense
+    else:
+        document[where] = nonsense
+    with pytest.raises(ConfigError, match="cannot be read"):
+        plan_from(document)

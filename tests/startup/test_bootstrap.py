@@ -285,6 +285,21 @@ def test_the_last_resort_comes_only_after_the_api_has_refused_every_time(tmp_pat
         assert (tmp_path / "shut-down").exists()
 
 
+def test_as_it_ships_the_api_is_asked_150_times_before_the_vm_shuts_itself_down(tmp_path: Path) -> None:
+    """The script's own functions on what looks like a real VM: no variable of the tests, an API that always refuses."""
+    functions = SCRIPT.read_text().partition('mkdir -p "$dir"; trap')[0]
+    play = f"""{functions}
+dir={tmp_path} name=vm
+sleep() {{ :; }}
+delete_self() {{ echo asked; return 1; }}
+shutdown() {{ echo "shutdown $*"; }}
+finish"""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("BENCH_")}
+    ran = subprocess.run(["bash", "-c", play], capture_output=True, text=True, env=clean, timeout=120)
+    said = [line for line in ran.stdout.splitlines() if " boot: " not in line]
+    assert said == ["asked"] * 150 + ["shutdown -P now"]
+
+
 def test_a_machine_that_only_stands_in_for_a_vm_is_never_shut_down(tmp_path: Path) -> None:
     with cloud_for() as cloud, Machine(cloud, tmp_path, BENCH_DELETE_TRIES="2") as machine:
         stub(machine.bin, "shutdown", f"touch {tmp_path}/shut-down")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from orchestrator.core.bounds import Usd
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.offers import Offer
@@ -57,15 +58,15 @@ def plan_from(document: Mapping[str, Any]) -> LaunchPlan:
             mode=Mode(document["mode"]),
             offers=tuple(_read_offer(offer) for offer in document["offers"]),
             ttl_s=int(document["ttl_s"]),
-            ceiling_usd=Decimal(document["ceiling_usd"]),
+            ceiling_usd=_usd(document["ceiling_usd"]),
             attempts=int(document["attempts"]),
-            margin=Decimal(document.get("price_margin", "0")),
+            margin=_usd(document.get("price_margin", "0")),
             image=str(document["image"]),
             cases=tuple(document["cases"]),
             measurements_per_implementation=int(document["measurements_per_implementation"]),
             harness=dict(document["harness"]),
             notices=tuple(document["notices"]),
-            headroom={window: Decimal(left) for window, left in document["headroom_usd"].items()},
+            headroom={window: _usd(left) for window, left in document["headroom_usd"].items()},
             fallbacks=tuple(plan_from(other) for other in document["fallbacks"]),
         )
     except (KeyError, TypeError, ValueError, ArithmeticError, ValidationError) as exc:
@@ -75,13 +76,21 @@ def plan_from(document: Mapping[str, Any]) -> LaunchPlan:
         ) from exc
 
 
+_USD: Final[TypeAdapter[Decimal]] = TypeAdapter(Usd)
+
+
+def _usd(text: Any) -> Decimal:
+    """Dollars as somebody wrote them: finite, and not negative. Raises `ValidationError`."""
+    return _USD.validate_python(text)
+
+
 def _read_offer(offer: Mapping[str, Any]) -> Offer:
     expected = offer["expected_usd"]
     known = {key: value for key, value in offer.items() if key in Offer.__dataclass_fields__}
     return Offer(
         **{
             **known,
-            "usd_per_hour": Decimal(offer["usd_per_hour"]),
-            "expected_usd": None if expected is None else Decimal(expected),
+            "usd_per_hour": _usd(offer["usd_per_hour"]),
+            "expected_usd": None if expected is None else _usd(expected),
         }
     )
