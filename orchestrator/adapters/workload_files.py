@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,8 +14,11 @@ from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.forms import gpumode, program
 from orchestrator.core.forms.gpumode import TASK_FILES
-from orchestrator.core.workload import HINT, Sketch, case_id, sketch
+from orchestrator.core.forms.needs import NOTHING, OBJECT, Needs
+from orchestrator.core.forms.needs import needs as needs_of
+from orchestrator.core.workload import HINT, case_id, sketch
 
+REQUIREMENTS: Final = "requirements.txt"
 FOLDER: Final = "own"
 """Where they lie in the payload."""
 TYPES: Final = frozenset(
@@ -49,7 +52,7 @@ class Own:
     cases: tuple[str, ...]
     files: Mapping[str, Path]
     description: Mapping[str, Any] | None = None
-    told: Sketch | None = None
+    needs: Needs = NOTHING
 
 
 def main_file(path: Path) -> Path:
@@ -91,7 +94,7 @@ def found(path: Path) -> Own:
     file = main_file(path)
     told = sketch(text_of(file), file.name)
     files = _below(path) if path.is_dir() else {one.name: one for one in (file, *_named(file))}
-    return Own(form, file.parent, told.name, told.cases, files, told=told)
+    return Own(form, file.parent, told.name, told.cases, files, needs=told.needs)
 
 
 def _gpumode(folder: Path) -> Own:
@@ -126,7 +129,7 @@ def _program(path: Path) -> Own:
         raise ConfigError(f"{path} describes {len(described)} programs: {names}", hint="name one of the files")
     told = program.program(text_of(described[0]), described[0].name)
     folder, name = described[0].parent, described[0].stem
-    return Own("program", folder, name, (), _below(folder, SOURCES), program.as_json(told, name))
+    return Own("program", folder, name, (), _below(folder, SOURCES), program.as_json(told, name), told.needs)
 
 
 def own_workload(path: Path) -> Workload:
@@ -149,7 +152,7 @@ def text_of(file: Path) -> str:
 def gathered(path: Path) -> dict[str, bytes]:
     """What goes into the payload, by its name there: one file, or a folder's files; of a file alone also the sources
     beside it that it names. Raises `ConfigError` and `LocalError`."""
-    own = found(path)
+    own = with_wheels(found(path))
     gathered: dict[str, bytes] = {}
     total = 0
     for name, one in own.files.items():
@@ -175,7 +178,25 @@ def gathered(path: Path) -> dict[str, bytes]:
         gathered[f"{FOLDER}/{name}"] = data
     if own.description is not None:
         gathered[f"{FOLDER}.json"] = json.dumps(own.description, indent=1, sort_keys=True).encode()
+    if own.needs.anything:
+        gathered[OBJECT] = json.dumps(own.needs.as_json(), indent=1, sort_keys=True).encode()
     return gathered
+
+
+def with_wheels(own: Own) -> Own:
+    """The workload with the wheels that it needs among its files, and with what a `requirements.txt` asks for where its
+    form has no other place for that. Raises `ConfigError`."""
+    listed = own.root / REQUIREMENTS
+    needs = own.needs
+    if own.form in ("gpumode", "kernelbench") and listed.is_file():
+        lines = [line.split(" #")[0].strip() for line in text_of(listed).splitlines()]
+        asked = {"requirements": [line for line in lines if line and not line.startswith("#")]}
+        needs = needs_of(asked, lambda words, _: ConfigError(f"{listed.name}: {words}", hint=HINT))
+    missing = [one for one in needs.wheels if not (own.root / one).is_file()]
+    if missing:
+        raise ConfigError(f"requirements: there is no {missing[0]} beside {own.name}", hint=f"put it into {own.root}")
+    wheels = {one: own.root / one for one in needs.wheels}
+    return replace(own, files={**own.files, **wheels}, needs=needs)
 
 
 def _below(root: Path, types: frozenset[str] = TYPES) -> dict[str, Path]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
+from orchestrator.core.forms.needs import KEYS, Needs, needs
 
 KINDS: Final = ("baseline_", "kernel_")
 LONGEST_ID: Final = 160
@@ -41,7 +42,7 @@ class Sketch:
     axes: tuple[str, ...]
     implementations: tuple[str, ...]
     baselines: tuple[str, ...]
-    requirements: tuple[str, ...]
+    needs: Needs
 
 
 class _Unknown(Exception):
@@ -60,23 +61,25 @@ def sketch(text: str, file: str) -> Sketch:
         if needed not in found:
             raise ConfigError(f"{file}:1: there is no function {needed}(…)", hint=HINT)
     cases, axes = _cases(found, file)
-    requirements: Any = ()
-    if "requirements" in found:
-        try:
-            requirements = _value(found["requirements"][1])
-        except _Unknown:
-            requirements = None
-        if not isinstance(requirements, (list, tuple)) or not all(isinstance(one, str) for one in requirements):
-            line = found["requirements"][0]
-            raise ConfigError(f'{file}:{line}: requirements must be a list of strings, as ["triton>=3"]', hint=HINT)
     return Sketch(
         name=file.removesuffix(".py"),
         cases=cases,
         axes=axes,
         implementations=tuple(name.split("_", 1)[1] for name in names),
         baselines=tuple(name.removeprefix(KINDS[0]) for name in names if name.startswith(KINDS[0])),
-        requirements=tuple(requirements),
+        needs=_needs(found, file),
     )
+
+
+def _needs(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> Needs:
+    told: dict[str, Any] = {}
+    for key in KEYS:
+        if key in found and not (key == "build" and found[key][1] is None):
+            try:
+                told[key] = _value(found[key][1])
+            except _Unknown:
+                told[key] = None
+    return needs(told, lambda words, key: ConfigError(f"{file}:{found[key][0]}: {words}", hint=HINT))
 
 
 def _bound(tree: ast.Module) -> Iterator[tuple[str, tuple[int, ast.expr | None]]]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from startup.agent import requirements
 from startup.agent.clock import Clock, Patience
 from startup.agent.diagnosis import Diagnosis, Ending, Halt, failed
 from startup.agent.events import EventWriter
@@ -88,6 +89,7 @@ class Agent:
         self.packages = Packages(host, spec.allow_install, spec.min_free_gb, self.healed)
         prepared = Storage.name_of(spec.run_id, "sealed.json")
         self.preparation = Preparation(host, self.packages, storage, prepared, spec, site.home)
+        self.requirements = requirements.Requirements(host, self.packages, self.payload, site.work / "out")
         self.grants = Grants(spec.run_id, storage, clock, log, spec.timing)
         self.phase = "boot"
         self.limit = Patience(clock, 0)
@@ -142,6 +144,7 @@ class Agent:
         with self.entered("environment"):
             self.prepare(done)
             self.packages.numpy(self.packages.torch(self.spec.torch, self.spec.require_cuda, self.limit), self.limit)
+            self.requirements.provide(requirements.read(self.payload), self.limit)
             self.step("environment")
         if self.spec.prepare:
             with self.entered("build"):

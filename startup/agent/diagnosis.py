@@ -18,6 +18,7 @@ REMEDIES = {
     "numpy_mismatch": "choose an image whose numpy fits its torch, or allow installing",
     "phase_timeout": "raise this phase's limit, or ask for less in it",
     "preempted": "relaunch: finished cases are kept and skipped",
+    "requirements_failed": "mend `requirements` or `apt` of the workload; artifacts/log.txt has pip's own words",
     "program_failed": "read artifacts/program.log and program.out; run the command alone in its folder",
     "storage_unreachable": "check that the bucket exists and that the VM's service account may read and create objects",
     "torch_missing": "choose an image with torch, or allow installing",

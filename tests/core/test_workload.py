@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,27 @@ def test_cases_and_names_are_read_off_the_text() -> None:
     told = sketch(GOOD, "mine.py")
     assert told.cases == ("rows16-float32", "rows3-float32")
     assert (told.implementations, told.baselines) == (("torch", "mine"), ("torch",))
-    assert told.requirements == ("triton>=3",)
+    assert told.needs.pip == ("triton>=3",)
 
 
 def test_what_only_running_the_file_would_tell_is_left_open() -> None:
     assert sketch(GOOD.replace("[1 << 4, 3]", "list(range(3))"), "mine.py").cases == ()
     assert sketch(GOOD.replace("1 << 4", "1 << (1 << 40)"), "mine.py").cases == (), "and costs nothing"
+
+
+def test_what_a_workload_needs_is_told_in_the_payload_and_nothing_where_it_needs_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    plain = GOOD.replace('requirements = ["triton>=3"]\n', "")
+    file.write_text(plain)
+    assert set(gathered(file)) == {"own/mine.py"}
+    file.write_text(plain + 'requirements = ["mine-1.0-py3-none-any.whl", "einops"]\napt = ["libnuma-dev"]\n')
+    with pytest.raises(ConfigError, match=r"there is no mine-1.0-py3-none-any.whl beside mine"):
+        gathered(file)
+    (tmp_path / "mine-1.0-py3-none-any.whl").write_bytes(b"a wheel")
+    sent = gathered(file)
+    assert sent["own/mine-1.0-py3-none-any.whl"] == b"a wheel"
+    told = json.loads(sent["own.requirements.json"])
+    assert (told["pip"], told["apt"]) == (["mine-1.0-py3-none-any.whl", "einops"], ["libnuma-dev"])
 
 
 REFUSED = {
@@ -49,6 +65,10 @@ REFUSED = {
     "twice": (GOOD + "def kernel_torch(x): ...\n", "mine.py:7: two implementations are called torch: baseline_torch is at line 5"),
     "reference": (GOOD.replace("reference", "refer"), "mine.py:1: there is no function reference"),
     "syntax": (GOOD + "def (\n", "mine.py:7: syntax error"),
+    "an option of pip": (GOOD.replace("triton>=3", "--index-url=x"), "mine.py:6: requirements: '--index-url=x' must be"),
+    "apt": (GOOD + 'apt = ["a b"]\n', "mine.py:7: apt: 'a b' is no name of a package"),
+    "build": (GOOD + "build = 7\n", "mine.py:7: build must be a line for /bin/sh, not 7"),
+    "limit": (GOOD + "build_limit_s = 0\n", "mine.py:7: build_limit_s must be a number of seconds"),
     "requirements": (GOOD.replace('["triton>=3"]', '"triton"'), "mine.py:6: requirements must be a list of strings"),
 }  # fmt: skip
 
@@ -67,8 +87,9 @@ def test_a_file_takes_along_what_it_names_and_a_folder_its_sources(tmp_path: Pat
     (folder / "thing.py").write_text(GOOD + "x = {'cuda': 'k.cu'}\n")
     for name in ("k.cu", "other.cu", "helper.py", "notes.bin", "__pycache__/x.py"):
         (folder / name).write_text("// here\n")
-    assert set(gathered(folder)) == {"own/thing.py", "own/k.cu", "own/other.cu", "own/helper.py"}
-    assert set(gathered(folder / "thing.py")) == {"own/thing.py", "own/k.cu"}
+    needs = "own.requirements.json"
+    assert set(gathered(folder)) == {"own/thing.py", "own/k.cu", "own/other.cu", "own/helper.py", needs}
+    assert set(gathered(folder / "thing.py")) == {"own/thing.py", "own/k.cu", needs}
     assert found(folder).name == "thing"
 
 

@@ -7,10 +7,11 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from orchestrator.core import yamltext
+from orchestrator.core.forms.needs import NOTHING, Needs, needs
 from orchestrator.core.forms.reading import Description
 
 FORMATS: Final = ("nvbench", "google-benchmark", "pytest-benchmark", "hyperfine", "csv")
-KEYS: Final = ("command", "build", "build_limit_s", "format", "limit_s", "output")
+KEYS: Final = ("command", "build", "build_limit_s", "format", "limit_s", "output", "requirements", "apt")
 HINT: Final = "docs/forms/program.md says what such a description holds"
 
 
@@ -25,6 +26,8 @@ class Program:
     output: str
     build_limit_s: float
     limit_s: float
+    needs: Needs = NOTHING
+    """Packages only: it builds by itself, in a phase of its own."""
 
 
 def is_program(text: str) -> bool:
@@ -49,6 +52,7 @@ def program(text: str, file: str) -> Program:
         output="" if output is None else str(output),
         build_limit_s=told.positive("build_limit_s", 300),
         limit_s=told.positive("limit_s", 600),
+        needs=needs({key: told.data[key] for key in ("requirements", "apt") if key in told.data}, told.wrong),
     )
 
 

@@ -65,6 +65,7 @@ REMEDIES: Final = {
     "build_failed": "`bench logs RUN` has the compiler's words; kernels/README.md says how to build it by hand",
     "kernel_wrong": "see correctness.csv after `bench fetch RUN`; the baselines' timings are kept",
     "harness_crashed": "`bench logs RUN` has the traceback; cases finished before it are kept",
+    "requirements_failed": "mend `requirements` or `apt` of the workload; `bench logs RUN` has pip's own words",
     "program_failed": "artifacts/program.log has what it said; run the command by hand in its folder",
     "agent_crashed": "`bench logs RUN`; launch again: finished cases are skipped",
     "phase_timeout": "raise run.phase_limits_s for the phase, or measure a smaller grid",
