@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench chaos mutants live results install dev lint clean help axe compiler
+.PHONY: demo demo-fleet test check bench chaos mutants live results install dev lint clean help axe compiler
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ install: $(STAMP)
 demo: compiler $(STAMP)
 	$(BIN)/bench launch --gpu l4
 	$(BIN)/bench fetch last
+	$(BIN)/bench cloud stop
+
+## make demo-fleet  three kinds of machine, two settings each, on the embedded cloud: one report
+demo-fleet: compiler $(STAMP)
+	$(BIN)/bench fleet launch configs/fleets/demo.yaml
+	$(BIN)/bench fleet report last
 	$(BIN)/bench cloud stop
 
 ## make test    everything that CI runs

@@ -22,6 +22,7 @@ COMMANDS = {
     "launch": "Rent a machine, measure, delete the machine.",
     "plan": "Show what a launch would do, and cost at most.",
     "prices": "Show the prices that runs are held at.",
+    "fleet": "One question asked of many machines.",
     "status": "Show runs, and the machines alive now.",
     "logs": "Show a run's log.",
     "ssh": "Open a terminal on the machine of a live run.",

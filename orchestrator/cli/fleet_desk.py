@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from functools import cache
@@ -15,11 +15,12 @@ from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.jobs import PayloadRef
 from orchestrator.core.fleet.names import fleet_id, is_fleet_id
+from orchestrator.core.fleet.state import FleetState
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object
 from orchestrator.core.plan.plan import LaunchPlan
-from orchestrator.fleets.follow import Follower
+from orchestrator.fleets.follow import Follower, Seen, summary
 from orchestrator.fleets.on_runs import RunFleet
 from orchestrator.fleets.orders import Orders
 from orchestrator.fleets.planning import FleetPlan, Price, check_cap, plan_fleet, price_of
@@ -28,7 +29,7 @@ from orchestrator.runs.engine import World
 from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.schedulers import SCHEDULED, scheduler_of
-from orchestrator.store.fleets import FleetRecord, FleetStore, listed
+from orchestrator.store.fleets import Control, FleetRecord, FleetStore, listed
 from orchestrator.wiring import Wiring, bundled_prices, payload_of
 
 
@@ -51,7 +52,7 @@ def configurations(wiring: Wiring, sweep: Sweep) -> Callable[[Cell], Config]:
     @cache
     def configured(cell: Cell) -> Config:
         path = Path(cell.workload or sweep.config) if cell.workload or sweep.config else None
-        config, _ = wiring.configured(LaunchOptions(cell.gpu, path, cell.overrides))
+        config, _ = wiring.configured(LaunchOptions(cell.gpu, path, (*sweep.overrides, *cell.overrides)))
         return config
 
     return configured
@@ -91,6 +92,11 @@ class Desk:
     def of(cls, wiring: Wiring, fleet: str) -> Desk:
         store = FleetStore(wiring.bucket, wiring.clock, fleet)
         return cls(wiring, store, store.record(), store.children())
+
+    def under(self, cap: Decimal) -> Desk:
+        """The same under another cap of its own."""
+        sweep = self.record.sweep.model_copy(update={"cap_usd": cap})
+        return replace(self, record=self.record.model_copy(update={"sweep": sweep}))
 
     @property
     def scheduled(self) -> bool:
@@ -193,4 +199,5 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
         Purse(wiring.world(), record).take(record.hold_usd)
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
     store.create(record, plan.children)
+    store.list_as(summary(record, Seen(FleetState(plan.children), Control())))
     return Desk(wiring, store, record, plan.children)

@@ -94,6 +94,25 @@ class RunFleet:
             raise failures[0]
         return seen
 
+    def resume(self) -> None:
+        """A pause or a stop is over; `follow` measures the rest."""
+        fresh = {"paused": "", "stopped": "", "persisted": True}
+        self.store.decide(lambda one: one.model_copy(update=fresh))
+
+    def end(self, by: str, world: World) -> Seen:
+        """Nothing more is begun, by whichever client; machines under way are deleted. What is stored stays."""
+        self.store.decide(lambda one: one.model_copy(update={"stopped": one.stopped or by}))
+        for child in self.look().state.open:
+            run_id = child_run(self.record.fleet, child.cell.gpu, child.index)
+            if self._line(child).state != "running":
+                continue
+            engine = Engine(world, run_id)
+            engine.request_stop(by, f"{self.record.fleet} was stopped")
+            self._tell(self._told(child, engine.follow(), world))
+        seen = self.look()
+        self.store.list_as(summary(self.record, seen))
+        return seen
+
     def _work(self, target: str) -> None:
         site = self.sites()
         while not self.stop.is_set():
@@ -150,7 +169,7 @@ class RunFleet:
             return
         before = self._line(child)
         if before.state in ("lost", "failed") and before.attempt > 0:
-            self.stop.wait(AGAIN_S)
+            self.store.clock.sleep(AGAIN_S)
         if run is None:
             engine = begin(world, plan, site.payload(config), run_id=run_id, where=where, cold=True)
         else:

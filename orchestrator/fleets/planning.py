@@ -46,7 +46,11 @@ class FleetPlan:
 
     @property
     def expected_s(self) -> int:
-        return max(job.expected_s for job in self.jobs)
+        """With every machine there from the beginning."""
+        if all(job.ceiling_usd is None for job in self.jobs):
+            return max(job.expected_s for job in self.jobs)
+        # Children that are runs of one client's take whatever machine of `parallel` is free.
+        return -(-len(self.children) // self.sweep.parallel) * self.sweep.child_minutes * 60
 
     def document(self) -> dict[str, Any]:
         return {

@@ -159,6 +159,12 @@ class FleetStore:
         with ThreadPoolExecutor(READERS) as pool:
             list(pool.map(self._write, fresh))
 
+    def write_over(self, lines: Iterable[ChildLine]) -> None:
+        """Stores lines as they are: what was known before of these children is taken back."""
+        for line in lines:
+            self._written[line.child] = line
+            self._write(line)
+
     def known(self, lines: Iterable[ChildLine]) -> Mapping[int, ChildLine]:
         """These children's lines as they are stored."""
         return {line.child: self._written[line.child] for line in lines}

@@ -71,6 +71,8 @@ class Sweep(BaseModel):
     config: str = ""
     """A configuration that every child begins from; empty: the one that comes with its GPU."""
     axes: dict[str, Values]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """What every child has besides, by key, as in a configuration."""
     exclude: tuple[dict[str, Any], ...] = ()
     """Cells that are left out: those that have all of an entry's values."""
     repeats: Annotated[Whole, Field(ge=1, le=1000)] = 1
@@ -120,6 +122,11 @@ class Sweep(BaseModel):
         if self.engine == "slurm" and not self.slurm.folder:
             raise ValueError("engine slurm needs `slurm: {folder: /shared/folder}`, which all nodes have")
         return self
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The settings of every child, as `bench launch --set` takes them."""
+        return tuple(f"{key}={text_of(value)}" for key, value in self.settings.items())
 
     @property
     def gpus(self) -> tuple[str, ...]:

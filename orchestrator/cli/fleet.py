@@ -1,0 +1,365 @@
+"""`bench fleet`: one question asked of many machines: plan, launch, status, watch, ls, stop, resume, retry, and its
+results: fetch, report, costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from orchestrator.cli.fleet_desk import Desk, begin_fleet, find_fleet, planned
+from orchestrator.cli.fleet_results import costs_document, fetch_fleet, report_fleet
+from orchestrator.cli.fleet_view import (
+    counts_line,
+    document,
+    fleets_table,
+    gpus_table,
+    jobs_table,
+    odd_table,
+    plan_lines,
+    quota_table,
+    seen_lines,
+)
+from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
+from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
+from orchestrator.fleets.follow import Seen
+from orchestrator.fleets.planning import FleetPlan
+from orchestrator.store.fleets import listed
+
+app = typer.Typer(no_args_is_help=True, help="One question asked of many machines.")
+
+POLL_S = 10.0
+Name = Annotated[str, typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.")]
+SweepFile = Annotated[Path | None, typer.Argument(metavar="[SWEEP]", help="A sweep in YAML.")]
+Gpus = Annotated[list[str] | None, typer.Option("--gpu", metavar="A,B", help="GPUs, where there is no sweep file.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=A,B", help="A setting and its values.")]
+ConfigPath = Annotated[str, typer.Option("--config", help="The configuration that every child begins from.")]
+EngineChoice = Annotated[str, typer.Option("--engine", help="cloud, slurm, batch or hosts.")]
+Cap = Annotated[str, typer.Option("--cap", metavar="USD", help="The most that the fleet may hold and spend.")]
+Parallel = Annotated[int, typer.Option("--parallel", help="Machines at the same time.", min=0)]
+Repeats = Annotated[int, typer.Option("--repeats", help="Of every configuration.", min=0)]
+Wall = Annotated[int, typer.Option("--wall-minutes", help="After so long no machine of it exists.", min=0)]
+Hosts = Annotated[list[str] | None, typer.Option("--host", help="A machine of your own, for the engine hosts.")]
+
+
+def _sweep(
+    file: Path | None,
+    gpus: list[str] | None,
+    sets: list[str] | None,
+    **given: Any,
+) -> Sweep:
+    """The sweep that was asked for: a file, or axes from options; other options over either."""
+    fields = {key: value for key, value in given.items() if value}
+    if file is None:
+        if not gpus:
+            raise ConfigError("which machines?", hint="--gpu l4,t4 --set measure.cache=cold,warm, or a sweep file")
+        return of_flags(gpus, sets or (), fields)
+    if gpus or sets:
+        raise ConfigError(
+            "a sweep file has its own axes: no --gpu and no --set beside it", hint=f"write them in {file}"
+        )
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot read {file}: {exc}", hint="docs/fleets.md has an example of a sweep") from exc
+    return parse(text, source=str(file), overrides=fields)
+
+
+@app.command("plan")
+def plan(
+    ctx: typer.Context,
+    sweep: SweepFile = None,
+    gpu: Gpus = None,
+    set_: Sets = None,
+    config: ConfigPath = "",
+    engine: EngineChoice = "",
+    cap: Cap = "",
+    parallel: Parallel = 0,
+    repeats: Repeats = 0,
+    wall_minutes: Wall = 0,
+    host: Hosts = None,
+    json: Json = False,
+) -> None:
+    """Show children, machines, worst case, expected dollars and hours. Nothing is spent."""
+    wiring = options(ctx).wiring()
+    asked = _sweep(
+        sweep, gpu, set_, config=config, engine=engine, cap_usd=cap, parallel=parallel, repeats=repeats,
+        wall_minutes=wall_minutes, hosts=host,
+    )  # fmt: skip
+    _show_plan(planned(wiring, asked), json=json)
+
+
+def _show_plan(found: FleetPlan, *, json: bool) -> None:
+    if json:
+        emit_json(found.document())
+        return
+    console = Console(highlight=False)
+    console.print(jobs_table(found))
+    for line in plan_lines(found):
+        typer.echo(line)
+    if found.quotas:
+        console.print(quota_table(found.quotas))
+
+
+@app.command("launch")
+def launch(
+    ctx: typer.Context,
+    sweep: SweepFile = None,
+    gpu: Gpus = None,
+    set_: Sets = None,
+    config: ConfigPath = "",
+    engine: EngineChoice = "",
+    cap: Cap = "",
+    parallel: Parallel = 0,
+    repeats: Repeats = 0,
+    wall_minutes: Wall = 0,
+    host: Hosts = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once the scheduler has it.")] = False,
+    json: Json = False,
+) -> None:
+    """Launch a sweep. Ctrl-C detaches; nothing that is stored is measured again."""
+    wiring = options(ctx).wiring()
+    asked = _sweep(
+        sweep, gpu, set_, config=config, engine=engine, cap_usd=cap, parallel=parallel, repeats=repeats,
+        wall_minutes=wall_minutes, hosts=host,
+    )  # fmt: skip
+    wiring.say = _voice(json=json)
+    found = planned(wiring, asked)
+    if detach and asked.engine not in ("slurm", "batch"):
+        raise ConfigError(
+            f"the children of engine {asked.engine} are started by this command: no --detach",
+            hint="Ctrl-C loses nothing: `bench fleet resume FLEET` goes on",
+        )
+    desk = begin_fleet(wiring, found)
+    for line in (desk.record.fleet, *plan_lines(found)):
+        wiring.say(line)
+    _drive(desk, json=json, detach=detach)
+
+
+@app.command("status")
+def status(
+    ctx: typer.Context,
+    fleet: Name = "last",
+    look: Annotated[bool, typer.Option("--look", help="Only look: ask no scheduler, bring nothing home.")] = False,
+    json: Json = False,
+) -> None:
+    """Show how far a fleet is; what its machines stored is brought home, what is missing is started."""
+    wiring = options(ctx).wiring()
+    wiring.say = _voice(json=json)
+    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    seen = desk.follower().step() if desk.scheduled and not look else desk.runs().look()
+    _show(desk, seen, json=json)
+
+
+@app.command("watch")
+def watch(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
+    """Follow a fleet to its end. Ctrl-C only stops watching."""
+    wiring = options(ctx).wiring()
+    wiring.say = _voice(json=json)
+    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    if desk.scheduled:
+        _drive(desk, json=json)
+        return
+    _followed(desk, lambda: desk.runs().look(), json=json)
+
+
+@app.command("ls")
+def ls(ctx: typer.Context, json: Json = False) -> None:
+    """List the fleets in the bucket."""
+    rows = listed(options(ctx).wiring().bucket)
+    if json:
+        emit_json({"schema": 1, "fleets": [{"fleet": fleet, **line} for fleet, line in rows]})
+    elif rows:
+        Console(highlight=False).print(fleets_table(rows))
+    else:
+        typer.echo("there are no fleets yet: `bench fleet launch --gpu l4,t4` makes one")
+
+
+@app.command("stop")
+def stop(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
+    """End a fleet's machines. What is stored stays."""
+    wiring = options(ctx).wiring()
+    wiring.say = _voice(json=json)
+    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    if desk.scheduled:
+        seen = desk.follower().stop(wiring.user)
+    else:
+        seen = desk.runs().end(wiring.user, wiring.world())
+    _show(desk, seen, json=json)
+
+
+@app.command("resume")
+def resume(
+    ctx: typer.Context,
+    fleet: Name = "last",
+    cap: Cap = "",
+    wall_minutes: Wall = 0,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once the scheduler has it.")] = False,
+    json: Json = False,
+) -> None:
+    """Go on with what is not stored, after a pause, a stop or a lost client."""
+    wiring = options(ctx).wiring()
+    wiring.say = _voice(json=json)
+    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    if cap:
+        desk = desk.under(_dollars(cap))
+    if desk.scheduled:
+        desk.follower().resume(wall=timedelta(minutes=wall_minutes) if wall_minutes else None)
+    else:
+        desk.runs().resume()
+    _drive(desk, json=json, detach=detach)
+
+
+@app.command("retry")
+def retry(
+    ctx: typer.Context,
+    fleet: Name = "last",
+    failed: Annotated[bool, typer.Option("--failed", help="Also those that were given up.")] = False,
+    json: Json = False,
+) -> None:
+    """Try children again that failed or were lost; with --failed, those that were given up too."""
+    wiring = options(ctx).wiring()
+    wiring.say = _voice(json=json)
+    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    seen = desk.runs().look()
+    again = [line for line in seen.state.lines.values() if line.state == "given_up" and failed]
+    fresh = [replace(line, state="waiting", attempt=line.attempt + 1, reason="", failed_on=()) for line in again]
+    desk.store.write_over(fresh)
+    wiring.say(f"{len(fresh)} children are taken back in")
+    resume(ctx, desk.record.fleet, json=json)
+
+
+@app.command("fetch")
+def fetch(
+    ctx: typer.Context,
+    fleet: Name = "last",
+    into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the fleet.")] = Path(
+        "results/local"
+    ),
+    json: Json = False,
+) -> None:
+    """Bring what a fleet measured into one folder, checked. What is here already is not fetched again."""
+    wiring = options(ctx).wiring()
+    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    found = fetch_fleet(desk, into)
+    if json:
+        emit_json(found.document())
+    else:
+        typer.echo(f"{found.children} children, {found.rows} rows, {found.downloaded} files fetched")
+        typer.echo(f"wrote {found.folder}")
+
+
+@app.command("report")
+def report(
+    ctx: typer.Context,
+    fleet: Name = "last",
+    into: Annotated[Path, typer.Option("--into", help="Where `fetch` puts fleets.")] = Path("results/local"),
+    json: Json = False,
+) -> None:
+    """Write one report of all GPUs: times, dollars an answer, speed a dollar."""
+    wiring = options(ctx).wiring()
+    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    written, told = report_fleet(desk, into)
+    if json:
+        emit_json({**told, "files": [str(path) for path in written]})
+        return
+    for path in written:
+        typer.echo(f"wrote {path}")
+
+
+@app.command("costs")
+def costs(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
+    """What a fleet has cost, by GPU, and what is held for it."""
+    wiring = options(ctx).wiring()
+    found = costs_document(Desk.of(wiring, find_fleet(wiring, fleet)))
+    if json:
+        emit_json(found)
+        return
+    for row in found["gpus"]:
+        typer.echo(f"{row['gpu']}  {row['children']} children  {row['hours']} machine hours  ${row['usd']}")
+    typer.echo(f"in all ${found['cost_usd']}; held ${found['held_usd']}")
+    if found["prices_simulated"]:
+        typer.echo("prices of the embedded cloud are simulated: no dollar was spent")
+
+
+def _dollars(text: str) -> Decimal:
+    try:
+        found = Decimal(text)
+    except InvalidOperation as exc:
+        raise ConfigError(f"--cap {text}: expected dollars", hint="such as --cap 80") from exc
+    if not found.is_finite() or found < 0:
+        raise ConfigError(f"--cap {text}: expected dollars", hint="such as --cap 80")
+    return found
+
+
+def _voice(*, json: bool) -> Callable[[str], None]:
+    return lambda text: typer.echo(text, err=json)
+
+
+def _drive(desk: Desk, *, json: bool, detach: bool = False) -> None:
+    """To the end of the fleet, or until Ctrl-C; then its state, and an exit code by what it came to."""
+    if not desk.scheduled:
+        runs = desk.runs()
+        try:
+            seen = runs.follow()
+        except BudgetExceeded:
+            _show(desk, runs.look(), json=json)
+            raise
+        _end(desk, seen, json=json)
+        return
+    follower = desk.follower()
+    if detach:
+        _show(desk, follower.step(), json=json)
+        return
+    _followed(desk, follower.step, json=json)
+
+
+def _followed(desk: Desk, look: Callable[[], Seen], *, json: bool) -> None:
+    last = ""
+    seen = look()
+    try:
+        while not seen.over:
+            line = counts_line(seen.state)
+            if line != last:
+                desk.wiring.say(line)
+                last = line
+            desk.wiring.clock.sleep(POLL_S if desk.record.mode != "embedded" else 2.0)
+            seen = look()
+    except KeyboardInterrupt:
+        desk.wiring.say(f"detached; `bench fleet watch {desk.record.fleet}` follows it again")
+        return
+    _end(desk, seen, json=json)
+
+
+def _end(desk: Desk, seen: Seen, *, json: bool) -> None:
+    _show(desk, seen, json=json)
+    counts, fleet = seen.state.counts, desk.record.fleet
+    if not seen.state.over:
+        raise RunFailed(
+            f"{len(seen.state.open)} of {len(seen.state.children)} children are not measured",
+            hint=f"`bench fleet resume {fleet}` goes on",
+        )
+    if counts["given_up"]:
+        raise RunFailed(
+            f"{counts['given_up']} children were given up",
+            hint=f"`bench fleet retry --failed {fleet}` tries them again",
+        )
+
+
+def _show(desk: Desk, seen: Seen, *, json: bool) -> None:
+    if json:
+        emit_json(document(desk.record, seen))
+        return
+    console = Console(highlight=False)
+    for line in seen_lines(desk.record, seen):
+        typer.echo(line)
+    console.print(gpus_table(seen.state))
+    if (odd := odd_table(seen.state)) is not None:
+        console.print(odd)

@@ -1,0 +1,230 @@
+"""A fleet's results on this machine: every child as a run's folder, all rows in one file, one report of all GPUs."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from orchestrator.analysis.devices import Column, side_by_side
+from orchestrator.cli.fleet_desk import Desk
+from orchestrator.cli.reading import read_report
+from orchestrator.core.errors import LocalError, NotFound
+from orchestrator.core.fleet.children import Child
+from orchestrator.core.fleet.names import child_run
+from orchestrator.core.fleet.state import FleetState
+from orchestrator.core.naming import run_of
+from orchestrator.core.results import plain
+from orchestrator.core.run.fold import replay
+from orchestrator.report import devices
+from orchestrator.report.page import Page, Section, Text, written
+from orchestrator.wiring import csv_lines, fetch_run, write_atomically
+
+READERS = 8
+MEASURED = ("stored", "wrong")
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFleet:
+    fleet: str
+    folder: Path
+    children: int
+    rows: int
+    downloaded: int
+    already_there: int
+    left_out: Mapping[str, str]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "fleet": self.fleet,
+            "folder": str(self.folder),
+            "children": self.children,
+            "rows": self.rows,
+            "downloaded": self.downloaded,
+            "already_there": self.already_there,
+            "left_out": dict(self.left_out),
+        }
+
+
+def fetch_fleet(desk: Desk, into: Path) -> FetchedFleet:
+    """Every measured child under `into/<fleet>/runs/`, its rows in `measurements.csv.gz`, and `children.csv`. What is
+    here and right is not fetched again. Raises `LocalError`."""
+    folder = into / desk.record.fleet
+    state = desk.store.state(desk.children)
+    found = [child for child in state.children if state.line(child).state in MEASURED]
+
+    def one(child: Child) -> Any:
+        run_id = child_run(desk.record.fleet, child.cell.gpu, child.index)
+        run = replay(desk.wiring.log(run_id).read())
+        return fetch_run(desk.wiring.bucket, run, folder / "runs") if run is not None else None
+
+    with ThreadPoolExecutor(READERS) as pool:
+        fetched = [(child, answer) for child, answer in zip(found, pool.map(one, found), strict=True) if answer]
+    rows = _combined(folder, [(child, answer.folder) for child, answer in fetched])
+    write_atomically(folder / "children.csv", _children_csv(desk, state).encode())
+    return FetchedFleet(
+        fleet=desk.record.fleet,
+        folder=folder,
+        children=len(fetched),
+        rows=rows,
+        downloaded=sum(answer.downloaded for _, answer in fetched),
+        already_there=sum(answer.already_there for _, answer in fetched),
+        left_out={name: why for _, answer in fetched for name, why in answer.left_out.items()},
+    )
+
+
+OWN = ("child", "gpu", "configuration", "pass")
+"""What a row of a fleet has before the columns of its run."""
+
+
+def _combined(folder: Path, parts: Sequence[tuple[Child, Path]]) -> int:
+    """All rows in one file: a member of gzip for the header, and one for each child, which together are gzip. How many
+    rows it has."""
+    columns: dict[str, None] = {}
+    for _, path in parts:
+        columns |= dict.fromkeys(next(csv.reader(csv_lines(path / "measurements.csv")), []))
+    total = 0
+
+    def members() -> Iterator[bytes]:
+        nonlocal total
+        yield gzip.compress((",".join((*OWN, *columns)) + "\n").encode(), 6, mtime=0)
+        for child, path in parts:
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            own = (child.index, child.cell.gpu, plain(child.cell.title), child.repeat)
+            reader = csv.reader(csv_lines(path / "measurements.csv"))
+            header = next(reader, [])
+            for cells in reader:
+                if len(cells) == len(header):
+                    record = dict(zip(header, cells, strict=True))
+                    writer.writerow([*own, *(record.get(name, "") for name in columns)])
+                    total += 1
+            yield gzip.compress(text.getvalue().encode(), 6, mtime=0)
+
+    write_atomically(folder / "measurements.csv.gz", members())
+    return total
+
+
+def _children_csv(desk: Desk, state: FleetState) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    heads = (
+        "child",
+        "run_id",
+        "gpu",
+        "configuration",
+        "pass",
+        "state",
+        "device",
+        "machine",
+        "usd",
+        "seconds",
+        "reason",
+    )
+    writer.writerow(heads)
+    for child in state.children:
+        line = state.line(child)
+        writer.writerow(
+            [
+                child.index, child_run(desk.record.fleet, child.cell.gpu, child.index), child.cell.gpu,
+                plain(child.cell.title), child.repeat, line.state, plain(line.device), plain(line.machine), line.usd,
+                line.seconds, plain(line.reason),
+            ]
+        )  # fmt: skip
+    return text.getvalue()
+
+
+def report_fleet(desk: Desk, into: Path) -> tuple[tuple[Path, ...], dict[str, Any]]:
+    """One report of all GPUs for each configuration; fetched first. Files, and the same as data. Raises `NotFound`."""
+    folder = fetch_fleet(desk, into).folder
+    state = desk.store.state(desk.children)
+    asked: dict[str, dict[str, list[Child]]] = {}
+    for child in state.children:
+        if state.line(child).state in MEASURED:
+            asked.setdefault(f"{child.cell.question}/{child.chunk}", {}).setdefault(child.cell.gpu, []).append(child)
+    if not asked:
+        raise NotFound(f"{desk.record.fleet} has measured nothing yet", hint="`bench fleet status` says how far it is")
+    lines = [f"# {desk.record.fleet}", ""]
+    sections: list[Section] = []
+    data: list[dict[str, Any]] = []
+    for by_gpu in asked.values():
+        title = next(iter(by_gpu.values()))[0].cell.title
+        columns = [_column(desk, state, folder, gpu, children) for gpu, children in by_gpu.items()]
+        found = side_by_side(columns)
+        lines += [f"## {title}", "", devices.markdown(found), ""]
+        sections += [replace(section, title=f"{title}: {section.title}") for section in devices.sections(found)]
+        data.append({"configuration": title, **devices.document(found)})
+    told = {"schema": 1, "fleet": desk.record.fleet, "configurations": data}
+    lost = [child for child in state.children if state.line(child).state == "given_up"]
+    if lost:
+        lines += ["## Not measured", "", *(f"- {c.cell.gpu}, {c.cell.title}: {state.line(c).reason}" for c in lost), ""]
+    head = [Text(f"{len(asked)} configurations on {len(desk.record.usd_per_hour)} kinds of machine, engine "
+                 f"{desk.record.engine}; the times are those of each configuration's first pass.")]  # fmt: skip
+    texts = {
+        "report.md": "\n".join(lines),
+        "report.html": written(Page(desk.record.fleet, desk.record.fleet, head, tuple(sections))),
+        "report.json": json.dumps(told, indent=1) + "\n",
+    }
+    try:
+        for name, text in texts.items():
+            write_atomically(folder / name, text.encode())
+    except OSError as exc:
+        raise LocalError(f"cannot write {folder}: {exc.strerror}", hint="--into names another folder") from exc
+    return tuple(folder / name for name in texts), told
+
+
+def _column(desk: Desk, state: FleetState, folder: Path, gpu: str, children: Sequence[Child]) -> Column:
+    """A GPU's column: the times of its first repeat, and what all its repeats cost."""
+    first = children[0]
+    run_id = child_run(desk.record.fleet, first.cell.gpu, first.index)
+    price = desk.record.usd_per_hour.get(gpu)
+    found = read_report(folder / "runs" / run_id)
+    # The embedded cloud's machines are this one, whatever was asked for.
+    name = f"{gpu}: {found.study.device}" if desk.record.mode == "embedded" else gpu
+    column = devices.column_of(found, name=name, usd_per_hour=float(price) if price else None)
+    spent = sum((state.line(child).usd for child in children), Decimal(0))
+    return replace(column, cost_usd=float(spent))
+
+
+def costs_document(desk: Desk) -> dict[str, Any]:
+    """What children have cost by GPU, and what the ledger holds for the fleet and its runs."""
+    state = desk.store.state(desk.children)
+    usd: dict[str, Decimal] = {}
+    seconds: Counter[str] = Counter()
+    children: Counter[str] = Counter()
+    for child in state.children:
+        line = state.line(child)
+        children[child.cell.gpu] += 1
+        seconds[child.cell.gpu] += line.seconds
+        usd[child.cell.gpu] = usd.get(child.cell.gpu, Decimal(0)) + line.usd
+    ours = {child_run(desk.record.fleet, child.cell.gpu, child.index) for child in state.children}
+    ledger = desk.wiring.ledger.read()
+    held = sum(
+        (entry.held for key, entry in ledger.runs.items() if run_of(key) == desk.record.fleet or run_of(key) in ours),
+        Decimal(0),
+    )
+    return {
+        "schema": 1,
+        "fleet": desk.record.fleet,
+        "gpus": [
+            {
+                "gpu": gpu,
+                "children": children[gpu],
+                "hours": round(seconds[gpu] / 3600, 3),
+                "usd": str(usd[gpu]),
+            }
+            for gpu in children
+        ],
+        "cost_usd": str(state.usd),
+        "held_usd": str(held),
+        "prices_simulated": desk.record.mode == "embedded",
+    }

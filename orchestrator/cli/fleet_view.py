@@ -1,0 +1,167 @@
+"""What `bench fleet` shows: a plan, a state, a list; as text and as documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.render import clock, usd
+from orchestrator.core.fleet.names import child_run
+from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
+from orchestrator.core.foreign import words
+from orchestrator.fleets.follow import Seen
+from orchestrator.fleets.planning import FleetPlan
+from orchestrator.store.fleets import FleetRecord
+
+MOST_ROWS = 40
+
+
+def plan_lines(plan: FleetPlan) -> list[str]:
+    """A plan in a few lines."""
+    sweep = plan.sweep
+    configurations = len({child.config for child in plan.children})
+    how = "held run by run" if plan.jobs[0].ceiling_usd is not None else "held at once"
+    return [
+        f"{len(plan.children)} children: {configurations} configurations, {sweep.repeats} repeats, {plan.cases} cases",
+        f"worst case {usd(plan.hold_usd)}, {how}"
+        + (f", under the fleet's cap of {usd(sweep.cap_usd)}" if sweep.cap_usd is not None else ""),
+        (
+            f"expected {usd(plan.expected_usd)} and {clock(plan.expected_s)}, at {sweep.child_minutes} min a child; "
+            f"over after {clock(sweep.wall_minutes * 60)} at the latest"
+        ),
+        *plan.notices,
+    ]
+
+
+def jobs_table(plan: FleetPlan) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in ("gpu", "children", "machines", "$/h", "worst case", "expected", "hours"):
+        table.add_column(head, justify="left" if head == "gpu" else "right")
+    for job in plan.jobs:
+        table.add_row(
+            job.gpu, str(job.children), str(job.machines), usd(job.usd_per_hour), usd(job.hold),
+            usd(job.expected_usd), f"{job.expected_s / 3600:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def quota_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in ("gpu", "region", "room for", "quota"):
+        table.add_column(head)
+    for row in rows:
+        table.add_row(str(row["gpu"]), str(row["region"]), str(row["room"]), str(row["metric"]))
+    return table
+
+
+def counts_line(state: FleetState) -> str:
+    """`12 stored, 3 running, 5 waiting of 20`."""
+    counts = state.counts
+    parts = [f"{counts[name]} {name.replace('_', ' ')}" for name in reversed(STATES) if counts[name]]
+    return f"{', '.join(parts)} of {len(state.children)}"
+
+
+def seen_lines(record: FleetRecord, seen: Seen) -> list[str]:
+    """A fleet's state in words."""
+    control, state = seen.control, seen.state
+    lines = [f"{record.fleet}  {record.engine}  {counts_line(state)}  {usd(state.usd)}"]
+    if control.stopped:
+        lines.append(f"stopped by {words(control.stopped, 60)}: `bench fleet resume {record.fleet}` measures the rest")
+    elif control.paused and not state.over:
+        lines.append(f"paused: {words(control.paused, 300)}")
+        lines.append(f"`bench fleet resume {record.fleet}` goes on all the same")
+    for job in seen.jobs:
+        if job.running or job.pending:
+            why = f"  ({words(job.reason, 80)})" if job.reason else ""
+            lines.append(f"{job.name}  {job.running} running, {job.pending} queued{why}")
+    return lines
+
+
+def gpus_table(state: FleetState) -> Table:
+    table = Table(box=None, pad_edge=False)
+    shown = [name for name in STATES if state.counts[name]]
+    table.add_column("gpu")
+    for name in shown:
+        table.add_column(name.replace("_", " "), justify="right")
+    for gpu, counts in state.by_gpu().items():
+        table.add_row(gpu, *(str(counts[name]) for name in shown))
+    return table
+
+
+def odd_table(state: FleetState) -> Table | None:
+    """The children that did not simply work, and why; None when there are none."""
+    odd = [(child, state.line(child)) for child in state.children]
+    odd = [(child, line) for child, line in odd if line.reason and line.state != "stored"]
+    if not odd:
+        return None
+    table = Table(box=None, pad_edge=False)
+    for head in ("child", "gpu", "configuration", "state", "machine", "why"):
+        table.add_column(head, overflow="fold")
+    for child, line in odd[:MOST_ROWS]:
+        where = line.machine or "-"
+        table.add_row(
+            str(child.index), child.cell.gpu, Text(child.cell.title), line.state.replace("_", " "), Text(where),
+            Text(line.reason),
+        )  # fmt: skip
+    if len(odd) > MOST_ROWS:
+        table.add_row("", "", "", "", "", f"and {len(odd) - MOST_ROWS} more: --json has all")
+    return table
+
+
+def document(record: FleetRecord, seen: Seen, *, children: bool = True) -> dict[str, Any]:
+    """What `bench fleet status --json` prints."""
+    state, control = seen.state, seen.control
+    return {
+        "schema": 1,
+        "fleet": record.fleet,
+        "engine": record.engine,
+        "mode": record.mode,
+        "created_at": record.created_at.isoformat(),
+        "ends_at": (control.ends_at or record.ends_at).isoformat(),
+        "over": state.over,
+        "paused": control.paused,
+        "stopped": control.stopped,
+        "counts": {name: state.counts[name] for name in STATES},
+        "hold_usd": str(record.hold_usd),
+        "cost_usd": str(state.usd),
+        "jobs": [
+            {"name": job.name, "state": job.state, "running": job.running, "queued": job.pending, "reason": job.reason}
+            for job in seen.jobs
+        ],
+        "children": [_child(record, state.line(child), child) for child in state.children] if children else [],
+    }
+
+
+def _child(record: FleetRecord, line: ChildLine, child: Any) -> dict[str, Any]:
+    return {
+        "child": child.index,
+        "run_id": child_run(record.fleet, child.cell.gpu, child.index),
+        "gpu": child.cell.gpu,
+        "workload": child.cell.workload,
+        "settings": dict(child.cell.settings),
+        "repeat": child.repeat,
+        "chunk": child.chunk,
+        "state": line.state,
+        "attempt": line.attempt,
+        "machine": line.machine,
+        "device": line.device,
+        "cases_done": line.cases_done,
+        "cases_total": line.cases_total,
+        "cost_usd": str(line.usd),
+        "seconds": line.seconds,
+        "reason": line.reason,
+    }
+
+
+def fleets_table(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in ("fleet", "engine", "state", "stored", "cost", "by"):
+        table.add_column(head)
+    for fleet, line in rows:
+        stored = f"{words(line.get('stored', '?'), 12)}/{words(line.get('children', '?'), 12)}"
+        cells = [words(line.get(key, ""), 40) for key in ("engine", "state", "usd", "user")]
+        table.add_row(fleet, cells[0], cells[1], stored, f"${cells[2]}", cells[3])
+    return table

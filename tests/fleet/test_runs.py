@@ -1,0 +1,143 @@
+"""A fleet as ordinary runs on the embedded cloud, on simulated time, through the real clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.config.model import Config
+from orchestrator.core.errors import BudgetExceeded
+from orchestrator.core.fleet.children import Cell, expand
+from orchestrator.core.fleet.names import child_run
+from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.fleets.on_runs import RunFleet
+from orchestrator.runs.engine import World
+from orchestrator.runs.launch import LaunchContext, Payload
+from orchestrator.store.fleets import FleetRecord, FleetStore
+from tests.stories.stage import PAYLOAD, Script, ScriptedVm, Stage, Steps, good_vm, staged
+
+FLEET = "fleet-20261122-040506-7f3a"
+
+
+@dataclass
+class StageSite:
+    stage: Stage
+
+    def plan(self, config: Config, name: str) -> LaunchPlan:
+        return self.stage.plan(f"measure.seed={config.measure.seed}")
+
+    def world(self, config: Config) -> World:
+        return self.stage.world()
+
+    def payload(self, config: Config) -> Payload:
+        return PAYLOAD
+
+    def where(self, plan: LaunchPlan) -> LaunchContext:
+        return LaunchContext("gce", self.stage.cloud.bucket, "ada", None, require_cuda=False)
+
+
+@dataclass
+class Sweeping:
+    """One fleet of one client after another on one stage."""
+
+    stage: Stage
+    seeds: Sequence[int]
+    repeats: int = 1
+    cap_usd: Decimal | None = None
+    said: list[str] = field(default_factory=list)
+
+    def client(self) -> RunFleet:
+        sweep = Sweep.model_validate(
+            {
+                "axes": {"gpu": ["l4"], "measure.seed": list(self.seeds)},
+                "repeats": self.repeats,
+                "cap_usd": self.cap_usd,
+            }
+        )
+        world = self.stage.world()
+        now = world.clock.now()
+        record = FleetRecord(
+            fleet=FLEET, engine="cloud", mode="gce", user="ada", sweep=sweep, created_at=now,
+            ends_at=now + timedelta(hours=4), hold_usd=Decimal(0),
+        )  # fmt: skip
+        store = FleetStore(world.bucket, world.clock, FLEET)
+        children = expand(sweep, lambda _: ())
+        store.create(record, children)
+        return RunFleet(
+            store=store, record=record, children=children, configured=self.configured,
+            sites=lambda: StageSite(self.stage), targets=("",), say=self.said.append,
+        )  # fmt: skip
+
+    def configured(self, cell: Cell) -> Config:
+        return self.stage.plan(*cell.overrides).config
+
+
+def seed_of(vm: ScriptedVm) -> int:
+    return int(vm.spec["harness"]["seed"])
+
+
+def failing(vm: ScriptedVm) -> Steps:
+    vm.event("vm_booted", {"vm": vm.name, "zone": vm.zone, "attempt": int(vm.labels["bench-attempt"])})
+    yield 5
+    vm.event("finished", {"outcome": "failed", "exit_code": 1, "detail": "no kernel image"})
+    vm.delete_self()
+    yield 1
+
+
+def fails_on(seeds: Sequence[int]) -> Script:
+    def script(vm: ScriptedVm) -> Any:
+        return failing(vm) if seed_of(vm) in seeds else good_vm(cases=1)(vm)
+
+    return script
+
+
+def test_every_child_is_one_run_measured_once_and_settled(tmp_path: Path) -> None:
+    with staged(tmp_path, good_vm(cases=1)) as stage:
+        sweeping = Sweeping(stage, (1, 2, 3))
+        seen = sweeping.client().follow()
+        assert seen.state.counts == {"stored": 3}
+        runs = {child_run(FLEET, "l4", index) for index in range(3)}
+        assert {row["run_id"] for row in stage.bill()} == runs
+        assert len(stage.bill()) == 3
+        assert seen.state.usd == sum(entry.spent for entry in stage.ledger().runs.values())
+        again = sweeping.client().follow()
+        assert again.state.lines == seen.state.lines
+        assert len(stage.bill()) == 3, "another client finds nothing to do"
+
+
+def test_a_configuration_that_fails_on_three_machines_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+    with staged(tmp_path, fails_on([13])) as stage:
+        seen = Sweeping(stage, (1, 13, 2)).client().follow()
+        assert seen.state.counts == {"stored": 2, "given_up": 1}
+        (reason,) = [line.reason for line in seen.state.lines.values() if line.state == "given_up"]
+        assert reason.startswith("failed on 3 machines")
+        assert stage.cloud.instances() == []
+
+
+def test_a_fleet_whose_first_children_fail_pauses_until_a_person_resumes_it(tmp_path: Path) -> None:
+    with staged(tmp_path, fails_on(range(100, 106))) as stage:
+        sweeping = Sweeping(stage, tuple(range(100, 106)))
+        seen = sweeping.client().follow()
+        assert seen.control.paused.startswith("4 of the first 4 children failed")
+        assert len(stage.bill()) == 4
+        other = sweeping.client()
+        other.resume()
+        assert (other.look().control.paused, other.look().control.persisted) == ("", True)
+
+
+def test_a_fleet_stops_at_its_own_cap_before_it_asks_for_a_machine(tmp_path: Path) -> None:
+    with staged(tmp_path, good_vm(cases=1)) as stage:
+        each = stage.plan().ceiling_usd
+        sweeping = Sweeping(stage, (1, 2, 3), cap_usd=each + Decimal("0.001"))
+        with pytest.raises(BudgetExceeded, match="the fleet's cap"):
+            sweeping.client().follow()
+        assert len(stage.bill()) == 1
+        control = sweeping.client().store.control()
+        assert "the fleet's cap" in control.paused
