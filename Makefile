@@ -47,7 +47,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck startup/startup.sh startup/batch/task.sh .ci/run
+	$(BIN)/shellcheck startup/startup.sh startup/batch/*.sh .ci/run
 
 ## make check   lint, format, types, shell, tests
 check: lint test

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+from orchestrator.adapters.batch import GoogleBatch, task_script
 from orchestrator.adapters.slurm import Slurm
+from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
+from orchestrator.core.fleet.batch import check_object
+from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict, parse, refusal
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
+from orchestrator.core.market.offers import region_of
+from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Scheduler
 from orchestrator.wiring import Wiring
 
@@ -18,6 +27,53 @@ def scheduler_of(sweep: Sweep, wiring: Wiring) -> Scheduler:
     if sweep.engine == "slurm":
         login = parse_target(sweep.slurm.login or "local", wiring.machine)
         return Slurm(wiring.shell(login), sweep.slurm, wiring.bucket, wiring.clock)
+    if sweep.engine == "batch":
+        return batch_of(wiring, partial(check_gate, wiring))
     raise ConfigError(
         f"engine {sweep.engine} cannot be used here yet", hint="--engine cloud rents a machine for each child"
     )
+
+
+def check_gate(wiring: Wiring) -> None:
+    """Raises `ConfigError` where Google Cloud Batch has not been seen to bound dollars in this project."""
+    project = wiring.project
+    blob = wiring.bucket.read(check_object(project))
+    why = refusal(project, parse(blob.data if blob is not None else None))
+    if why:
+        raise ConfigError(why, hint="`bench fleet check-batch` looks at it, for a few cents and a quarter of an hour")
+
+
+def batch_of(wiring: Wiring, gate: Callable[[], None]) -> GoogleBatch:
+    """Google Cloud Batch, or the embedded cloud's."""
+    endpoints = wiring.endpoints or {}
+    return GoogleBatch(
+        wiring.project,
+        wiring.bucket,
+        wiring.clock,
+        script=task_script(),
+        image=wiring.cloud().image,
+        gate=gate,
+        credentials=wiring.credentials,
+        endpoint=endpoints.get("compute", ""),
+        storage=endpoints.get("storage", ""),
+    )
+
+
+def check_batch(wiring: Wiring, config: Config, say: Callable[[str], None]) -> Verdict:
+    """Looks at Batch in this project, and leaves the verdict in the bucket. Raises `ProviderError` and its kin; nothing
+    that it made is left over either way."""
+    endpoint, embedded = (wiring.endpoints or {}).get("compute", ""), wiring.mode == "embedded"
+    site = Site(
+        project=wiring.project,
+        region=region_of(config.allowed_zones()[0]),
+        machine_type="e2-standard-4" if embedded else "e2-micro",
+        image=wiring.cloud().image("debian-cloud", "debian-12"),
+        network=config.machine.network,
+        service_account=config.machine.service_account or "",
+        labels={TOOL_LABEL: TOOL},
+        compute=endpoint,
+    )
+    pace = Pace(end_s=40, late_s=12, quiet_s=12, poll_s=0.5, step_s=3) if embedded else Pace()
+    verdict = batch_of(wiring, lambda: None).check(site, pace, say)
+    wiring.bucket.replace(check_object(wiring.project), verdict.dump(), generation=None)
+    return verdict

@@ -166,6 +166,11 @@ class Wiring:
             raise Unavailable(str(exc), hint=f"{home / 'daemon.log'} says more") from exc
 
     @property
+    def project(self) -> str:
+        """Where machines are made: the project of the settings, or the embedded cloud's."""
+        return self.address.project if self.address else self.settings.project
+
+    @property
     def here(self) -> str:
         """The GPU that the embedded cloud's machines really have; empty without one, and on Google."""
         return self.address.gpu if self.address else ""

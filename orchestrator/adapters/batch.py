@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.adapters.batch_body import job_body, order_body, template_body, variables_of, with_one_limit
 from orchestrator.adapters.batch_record import JobRecord, Records
+from orchestrator.adapters.payload import bundle_root
 from orchestrator.core.errors import NotFound, ProviderError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.batch import ChildCost
+from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.names import job_name
 from orchestrator.ports import Bucket, Clock
@@ -75,15 +77,19 @@ class GoogleBatch:
         return rules.MOST_CHILDREN
 
     @cached_property
-    def _jobs(self) -> batch_v1.BatchServiceClient:
+    def login(self) -> Any:
+        """The credentials: those that were given, or the application-default ones."""
+        from orchestrator.adapters.google_auth import default_credentials
+
+        return self.credentials or default_credentials()
+
+    @cached_property
+    def client(self) -> batch_v1.BatchServiceClient:
         from google.cloud import batch_v1
         from google.cloud.batch_v1.services.batch_service.transports import BatchServiceRestTransport
 
-        from orchestrator.adapters.google_auth import default_credentials
-
         scheme, _, host = (self.endpoint or "https://batch.googleapis.com").partition("://")
-        credentials = self.credentials or default_credentials()
-        transport = BatchServiceRestTransport(host=host, url_scheme=scheme, credentials=credentials)
+        transport = BatchServiceRestTransport(host=host, url_scheme=scheme, credentials=self.login)
         return batch_v1.BatchServiceClient(transport=transport)
 
     @cached_property
@@ -142,6 +148,17 @@ class GoogleBatch:
 
     def throttle(self, name: str, parallel: int) -> bool:  # noqa: ARG002 - Batch cannot change a job that runs
         return False
+
+    def check(self, site: Site, pace: Pace, say: Callable[[str], None]) -> Verdict:
+        """What Batch is seen to do in this project. Raises `ProviderError` and its kin."""
+        from google.cloud import compute_v1
+
+        from orchestrator.adapters.batch_check import Check
+
+        options = {"api_endpoint": self.endpoint} if self.endpoint else None
+        machines = compute_v1.InstancesClient(credentials=self.login, client_options=options)
+        script = (bundle_root() / "startup" / "batch" / "check.sh").read_text(encoding="utf-8")
+        return Check(site, self.client, self._templates, machines, self.clock, script=script, pace=pace, say=say).run()
 
     # Asking for a job
 
@@ -206,7 +223,7 @@ class GoogleBatch:
         }
         with translated(f"create the job {record.name} in {record.region}"):
             try:
-                self._patiently(lambda: self._jobs.create_job(request=request))
+                self._patiently(lambda: self.client.create_job(request=request))
             except exceptions.Conflict:
                 pass  # an earlier request made it
 
@@ -223,7 +240,7 @@ class GoogleBatch:
         name = f"projects/{self.project}/locations/{record.region}/jobs/{record.name}"
         try:
             with translated(f"look at the job {record.name} in {record.region}"):
-                return self._patiently(lambda: self._jobs.get_job(name=name))  # type: ignore[no-any-return]
+                return self._patiently(lambda: self.client.get_job(name=name))  # type: ignore[no-any-return]
         except NotFound:
             return None
 
@@ -283,7 +300,7 @@ class GoogleBatch:
         name = f"projects/{self.project}/locations/{record.region}/jobs/{record.name}"
         with translated(f"cancel the job {record.name} in {record.region}"):
             try:
-                self._patiently(lambda: self._jobs.cancel_job(name=name))
+                self._patiently(lambda: self.client.cancel_job(name=name))
             except (exceptions.NotFound, exceptions.BadRequest, exceptions.FailedPrecondition):
                 pass
 
@@ -300,6 +317,11 @@ class GoogleBatch:
             if cost is not None:
                 found.setdefault(cost.index, {})[cost.attempt] = cost
         return found
+
+
+def task_script() -> str:
+    """What every task runs, byte for byte."""
+    return (bundle_root() / "startup" / "batch" / "task.sh").read_text(encoding="utf-8")
 
 
 def status_of(name: str, job: batch_v1.Job, children: int) -> JobStatus:

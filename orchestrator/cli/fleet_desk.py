@@ -20,6 +20,7 @@ from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object
 from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.fleets import on_batch
 from orchestrator.fleets.follow import Follower, Seen, summary
 from orchestrator.fleets.on_runs import RunFleet
 from orchestrator.fleets.orders import Orders
@@ -71,8 +72,9 @@ def planned(wiring: Wiring, sweep: Sweep) -> FleetPlan:
         if sweep.engine in ("slurm", "hosts"):
             hourly = config.host.hourly_usd if sweep.usd_per_hour is None else sweep.usd_per_hour
             return Price(hourly)
-        found = price_of(config, prices)
-        return found if sweep.engine == "cloud" else Price(found.usd_per_hour)
+        if sweep.engine == "batch":
+            return Price(on_batch.hourly(config, prices))
+        return price_of(config, prices)
 
     plan = plan_fleet(sweep, configurations(wiring, sweep), mode_of(wiring, sweep), price)
     check_cap(plan, sweep.cap_usd)
@@ -135,7 +137,11 @@ class Desk:
             ),
             payload=packed,
             say=wiring.say,
+            place=self._place if self.record.engine == "batch" else None,
         )  # fmt: skip
+
+    def _place(self, config: Config, held_at: Decimal) -> on_batch.Place:
+        return on_batch.place(config, bundled_prices(), held_at)
 
     def runs(self) -> RunFleet:
         """For a fleet whose children are runs of this client's."""

@@ -176,6 +176,7 @@ class Compute:
             ("POST", one + "/setMetadata", self.set_metadata),
             ("POST", one + "/stop", self.stop),
             ("POST", one + "/start", self.start),
+            ("POST", one + "/simulateMaintenanceEvent", self.simulate_maintenance),
             ("POST", one + "/testIamPermissions", self.test_permissions),
             *self.templates.routes(at),
             ("GET", at + "/global/operations", self.list_operations),
@@ -229,6 +230,11 @@ class Compute:
 
     def start(self, request: Request, zone: str, name: str) -> Document:
         return self.fleet.start(zone, name, request_id(request), self._caller(request)[0])
+
+    def simulate_maintenance(self, request: Request, zone: str, name: str) -> Document:
+        """A spot machine is preempted by it; others would move to another host, and stay as they are."""
+        user, _ = self._caller(request)
+        return self.fleet.simulate_maintenance(zone, name, request_id(request), user)
 
     def test_permissions(self, request: Request, zone: str, name: str) -> Document:
         self.fleet.find(zone, name)

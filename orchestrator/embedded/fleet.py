@@ -248,6 +248,15 @@ class Fleet:
             self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
         return self.operations.listed[operation]
 
+    def simulate_maintenance(self, zone: str, name: str, request_id: str, user: str) -> dict[str, Any]:
+        """What befalls a machine whose host is maintained: a spot one is preempted. Raises `ApiError`."""
+        vm = self.find(zone, name)
+        operation = self._begin("simulateMaintenanceEvent", vm, user, request_id)
+        if vm.admitted.spot:
+            self.preempt(vm)
+        self._later(self.durations.end_s, lambda: self._done(operation))
+        return self.operations.listed[operation]
+
     def _begin(self, kind: str, vm: Vm, user: str, request_id: str) -> str:
         now = self.timeline.now()
         return self.operations.begin(kind, vm.zone, vm.path, vm.id, now, user=user, request_id=request_id)

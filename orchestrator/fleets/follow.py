@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
+from orchestrator.core.config.model import Config
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.claims import ATTEMPTS
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus, PayloadRef, cut
@@ -19,9 +20,19 @@ from orchestrator.core.fleet.names import FLEET_LABEL, child_run, job_name
 from orchestrator.core.fleet.retry import judge
 from orchestrator.core.fleet.state import ChildLine, FleetState, State
 from orchestrator.core.market.pricing import billed
-from orchestrator.core.naming import hold_key, instance_name
+from orchestrator.core.naming import (
+    BUCKET_LABEL,
+    TOOL,
+    TOOL_LABEL,
+    USER_LABEL,
+    bucket_label,
+    hold_key,
+    instance_name,
+    label_value,
+)
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
+from orchestrator.fleets.on_batch import Place
 from orchestrator.fleets.orders import Orders
 from orchestrator.fleets.purse import Purse
 from orchestrator.ports import Scheduler
@@ -65,6 +76,8 @@ class Follower:
     payload: Callable[[str], PayloadRef]
     """What machines run, by workload."""
     say: Callable[[str], None] = lambda _: None
+    place: Callable[[Config, Decimal], Place] | None = None
+    """Where machines may be rented, for a scheduler that rents them."""
     _missing_since: dict[int, datetime] = field(default_factory=dict)
     _state: FleetState | None = None
 
@@ -288,8 +301,21 @@ class Follower:
             child_s=max(plan.ttl_s for plan in plans),
             payload=self.payload(children[0].cell.workload),
             usd_per_hour=price,
-            labels={FLEET_LABEL: self.record.fleet},
+            labels={
+                TOOL_LABEL: TOOL,
+                FLEET_LABEL: self.record.fleet,
+                USER_LABEL: label_value(self.record.user),
+                BUCKET_LABEL: bucket_label(self.world.bucket.name),
+            },
+            **self._where(plans[0].config, price),
         )
+
+    def _where(self, config: Config, price: Decimal) -> dict[str, Any]:
+        """Where machines are rented: regions, and what a template says of them."""
+        if self.place is None:
+            return {}
+        found = self.place(config, price)
+        return {"regions": found.regions, "settings": found.settings, "provisioning": found.provisioning}
 
     def _overdue(self, index: int, now: datetime, again: bool) -> bool:
         since = self._missing_since.setdefault(index, now)

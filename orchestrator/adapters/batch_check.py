@@ -1,0 +1,255 @@
+"""Looks at what Google Cloud Batch really does with a template that has an absolute end: four answers, for cents.
+
+Three tasks on two small spot machines. One ends, one deletes its own machine, one waits to be ended; a machine is
+preempted on the way. Whatever happens, the job and the template are gone afterwards, and the machines have an end.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from google.api_core import exceptions
+from google.cloud import batch_v1, compute_v1
+from google.protobuf.json_format import ParseDict
+
+from orchestrator.adapters.batch_body import with_one_limit
+from orchestrator.adapters.batch_templates import Templates
+from orchestrator.adapters.gce_body import DEFAULT_ACCOUNT, SCOPE, network_interface
+from orchestrator.adapters.google_errors import translated
+from orchestrator.adapters.patience import patiently
+from orchestrator.core.errors import ProviderError
+from orchestrator.core.fleet.batch import RETRIED
+from orchestrator.core.fleet.batch_gate import Answer, Pace, Site, Verdict
+from orchestrator.ports import Clock
+
+LABEL: Final = "bench-check"
+PARALLEL: Final = 2
+TASKS: Final = 3
+GOING: Final = ("STOPPING", "TERMINATED", "STOPPED", "PENDING_STOP", "DEPROVISIONING")
+RECREATED: Final = 50006
+
+
+@dataclass
+class Seen:
+    """What was observed."""
+
+    most: int = 0
+    scheduling: list[tuple[str, int]] = field(default_factory=list)
+    """Of each machine: its terminationTime, and its maxRunDuration in seconds."""
+    names: set[str] = field(default_factory=set)
+    alive_late: int = 0
+    made_late: set[str] = field(default_factory=set)
+    preempted: str = ""
+    machine_s: float = 0.0
+
+
+class Check:
+    """One check. `say` hears what is under way."""
+
+    def __init__(
+        self,
+        site: Site,
+        jobs: batch_v1.BatchServiceClient,
+        templates: Templates,
+        instances: compute_v1.InstancesClient,
+        clock: Clock,
+        *,
+        script: str,
+        pace: Pace,
+        say: Callable[[str], None],
+    ) -> None:
+        self.site, self.jobs, self.templates, self.instances = site, jobs, templates, instances
+        self.clock, self.script, self.pace, self.say = clock, script, pace, say
+        self.id = f"bench-check-{uuid.uuid4().hex[:8]}"
+        self.seen = Seen()
+        self.both = True
+
+    @property
+    def job(self) -> str:
+        return f"projects/{self.site.project}/locations/{self.site.region}/jobs/{self.id}"
+
+    def run(self) -> Verdict:
+        """The verdict. Raises `ProviderError` and its kin; leaves nothing behind either way."""
+        ends = (self.clock.now() + timedelta(seconds=self.pace.end_s)).astimezone(UTC).replace(microsecond=0)
+        try:
+            self._begin(ends)
+            self._watch(ends)
+            job = self.jobs.get_job(name=self.job)
+            codes = self._codes()
+        finally:
+            self._clear()
+        return Verdict(
+            project=self.site.project,
+            region=self.site.region,
+            checked_at=self.clock.now(),
+            answers=answers(self.seen, ends, job, codes, both=self.both),
+        )
+
+    def _begin(self, ends: datetime) -> None:
+        template = self._template(ends)
+        try:
+            self.templates.insert(template)
+        except ProviderError as exc:
+            if "maxRunDuration" not in str(exc) and "terminationTime" not in str(exc):
+                raise
+            self.both = False
+            self.say("Google takes one time limit, not both: only terminationTime is asked for")
+            self.templates.insert(with_one_limit(template))
+        job = batch_v1.Job()
+        ParseDict(self._job(), type(job).pb(job))
+        request = {
+            "parent": self.job.partition("/jobs/")[0],
+            "job_id": self.id,
+            "job": job,
+            "request_id": str(uuid.uuid4()),
+        }
+        with translated(f"create the job {self.id} in {self.site.region}"):
+            try:
+                patiently(self.clock, lambda: self.jobs.create_job(request=request))
+            except exceptions.Conflict:
+                pass
+        self.say(f"{self.id}: {TASKS} tasks on {PARALLEL} {self.site.machine_type} until {ends:%H:%M:%S} UTC")
+
+    def _watch(self, ends: datetime) -> None:
+        until = ends + timedelta(seconds=self.pace.late_s + self.pace.quiet_s)
+        halfway = ends - timedelta(seconds=self.pace.end_s / 2)
+        while (now := self.clock.now()) < until:
+            alive = [one for one in self._machines() if one.status not in GOING]
+            self._note(alive, now, ends)
+            if not self.seen.preempted and now >= halfway:
+                self._preempt(alive)
+            self.clock.sleep(self.pace.poll_s)
+
+    def _note(self, alive: Sequence[compute_v1.Instance], now: datetime, ends: datetime) -> None:
+        seen = self.seen
+        seen.most = max(seen.most, len(alive))
+        seen.machine_s += len(alive) * self.pace.poll_s
+        for one in alive:
+            if one.name not in seen.names:
+                limits = one.scheduling
+                seen.scheduling.append((limits.termination_time, int(limits.max_run_duration.seconds)))
+                if now > ends + timedelta(seconds=self.pace.late_s / 2):
+                    seen.made_late.add(one.name)
+            seen.names.add(one.name)
+        if now > ends + timedelta(seconds=self.pace.late_s):
+            seen.alive_late = max(seen.alive_late, len(alive))
+
+    def _preempt(self, alive: Sequence[compute_v1.Instance]) -> None:
+        """What Google offers for this: a spot machine whose host is said to be maintained is preempted."""
+        running = [one for one in alive if one.status == "RUNNING"]
+        if not running:
+            return
+        one = running[0]
+        with translated(f"preempt {one.name}"):
+            try:
+                self.instances.simulate_maintenance_event_unary(
+                    project=self.site.project, zone=one.zone.rpartition("/")[2], instance=one.name
+                )
+            except (exceptions.NotFound, exceptions.BadRequest):
+                return
+        self.seen.preempted = one.name
+        self.say(f"{one.name} is being preempted")
+
+    def _machines(self) -> list[compute_v1.Instance]:
+        request = {"project": self.site.project, "filter": f"labels.{LABEL}={self.id}"}
+        with translated("list the machines of the check"):
+            scopes = patiently(self.clock, lambda: list(self.instances.aggregated_list(request=request)))
+        return [one for _, scope in scopes for one in scope.instances]
+
+    def _codes(self) -> dict[int, list[int]]:
+        """The exit codes of each task's attempts, by its index."""
+        found: dict[int, list[int]] = {}
+        for task in self.jobs.list_tasks(parent=f"{self.job}/taskGroups/group0"):
+            events = [event.task_execution.exit_code for event in task.status.status_events]
+            found[int(task.name.rpartition("/")[2])] = [code for code in events if code]
+        return found
+
+    def _clear(self) -> None:
+        with translated(f"delete the job {self.id}"):
+            try:
+                patiently(self.clock, lambda: self.jobs.delete_job(name=self.job))
+            except exceptions.NotFound:
+                pass
+        self.templates.delete(self.id)
+
+    def _template(self, ends: datetime) -> dict[str, Any]:
+        labels = {**self.site.labels, LABEL: self.id}
+        disk = {"sourceImage": self.site.image, "diskSizeGb": "10", "diskType": "pd-standard", "labels": labels}
+        account = {"email": self.site.service_account or DEFAULT_ACCOUNT, "scopes": [SCOPE]}
+        properties = {
+            "machineType": self.site.machine_type,
+            "scheduling": {
+                "provisioningModel": "SPOT",
+                "instanceTerminationAction": "DELETE",
+                "maxRunDuration": {"seconds": str(self.pace.run_s)},
+                "terminationTime": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "onHostMaintenance": "TERMINATE",
+                "automaticRestart": False,
+            },
+            "disks": [{"boot": True, "autoDelete": True, "initializeParams": disk}],
+            "networkInterfaces": [network_interface(self.site.network, external_ip=True)],
+            "serviceAccounts": [account],
+            "labels": labels,
+        }
+        return {"name": self.id, "properties": properties}
+
+    def _job(self) -> dict[str, Any]:
+        variables = {"BENCH_STEP_S": str(self.pace.step_s)}
+        if self.site.compute:
+            variables["BENCH_COMPUTE"] = self.site.compute
+        retry = {"action": "RETRY_TASK", "actionCondition": {"exitCodes": list(RETRIED)}}
+        spec = {
+            "runnables": [{"script": {"text": self.script}}],
+            "maxRetryCount": 5,
+            "lifecyclePolicies": [retry],
+            "environment": {"variables": variables},
+        }
+        template = f"projects/{self.site.project}/global/instanceTemplates/{self.id}"
+        return {
+            "taskGroups": [
+                {"taskSpec": spec, "taskCount": str(TASKS), "parallelism": str(PARALLEL), "taskCountPerNode": "1"}
+            ],
+            "allocationPolicy": {
+                "instances": [{"instanceTemplate": template}],
+                "location": {"allowedLocations": [f"regions/{self.site.region}"]},
+                "labels": {**self.site.labels, LABEL: self.id},
+            },
+            "logsPolicy": {"destination": "CLOUD_LOGGING"},
+        }
+
+
+def answers(
+    seen: Seen, ends: datetime, job: batch_v1.Job, codes: dict[int, list[int]], *, both: bool
+) -> dict[str, Answer]:
+    """The four answers to what was seen."""
+    wanted = ends.timestamp()
+    carried = [bool(moment) and datetime.fromisoformat(moment).timestamp() == wanted for moment, _ in seen.scheduling]
+    limited = [seconds > 0 for _, seconds in seen.scheduling]
+    made = len(seen.names)
+    events = job.status.status_events
+    last = events[-1].description if events else "no event"
+    state = job.status.state.name
+    limits = "terminationTime and maxRunDuration" if both else "terminationTime, and would not take maxRunDuration too"
+    return {
+        "limits": Answer(
+            ok=made > 0 and all(carried) and seen.alive_late == 0 and (all(limited) or not both),
+            seen=f"{sum(carried)} of {made} machines carry {limits}; {seen.alive_late} lived on after it",
+        ),
+        "end": Answer(
+            ok=made > 0 and not seen.made_late,
+            seen=f"{len(seen.made_late)} machines were made after the end; the job was {state}: {last[:200]}",
+        ),
+        "bound": Answer(
+            ok=made > 0 and seen.most <= PARALLEL and bool(seen.preempted),
+            seen=f"at most {seen.most} of {PARALLEL} machines at once"
+            + ("; one was preempted" if seen.preempted else "; none could be preempted"),
+        ),
+        "recreate": Answer(
+            ok=RECREATED in codes.get(1, ()),
+            seen=f"the task ended with {codes.get(1) or 'no exit code'}; {made} machines",
+        ),
+    }

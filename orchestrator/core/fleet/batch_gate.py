@@ -1,0 +1,106 @@
+"""The gate before Google Cloud Batch: four behaviours that only a real project shows, and on which dollars rest. Pure.
+
+`bench fleet check-batch` looks at them for cents and leaves its verdict in the bucket, where no machine can write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.core.foreign import words
+
+QUESTIONS: Final = {
+    "limits": "machines carry the template's terminationTime, and are deleted at it",
+    "end": "no machine is made after that time",
+    "bound": "there are never more machines than the job's parallelism, also while one is preempted",
+    "recreate": "a machine that deletes itself is made again, and its task ends with 50006",
+}
+REQUIRED: Final = ("limits", "end", "bound")
+"""Without these a fleet could cost more than it holds. The fourth is told, and nothing rests on it: no child of ours
+deletes its machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a check lasts, in seconds."""
+
+    end_s: float = 480.0
+    """From the template until the absolute end of its machines."""
+    late_s: float = 60.0
+    """Past that, a machine is late: Google may begin 30 s late, and a deletion takes its time."""
+    quiet_s: float = 180.0
+    """For so long after it nothing may be made."""
+    poll_s: float = 5.0
+    step_s: float = 20.0
+    run_s: int = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where it is looked, on what."""
+
+    project: str
+    region: str
+    machine_type: str
+    image: str
+    network: str = "global/networks/default"
+    service_account: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    compute: str = ""
+    """Of the embedded cloud; empty on Google."""
+
+
+class Answer(BaseModel):
+    """What was seen of one question."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    ok: bool
+    seen: str = ""
+
+
+class Verdict(BaseModel):
+    """What a check has seen in a project."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    project: str
+    checked_at: datetime
+    region: str = ""
+    answers: dict[str, Answer] = Field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return all(name in self.answers and self.answers[name].ok for name in REQUIRED)
+
+    def dump(self) -> bytes:
+        return self.model_dump_json(by_alias=True).encode()
+
+
+def parse(data: bytes | None) -> Verdict | None:
+    """The verdict in a document; None for what is none."""
+    try:
+        return Verdict.model_validate_json(data) if data is not None else None
+    except ValidationError:
+        return None
+
+
+def refusal(project: str, verdict: Verdict | None) -> str:
+    """Why no fleet may be launched on Batch in a project; empty when one may."""
+    if verdict is None or verdict.project != project:
+        return f"Google Cloud Batch has not been checked in project {project}"
+    if verdict.passed:
+        return ""
+    bad = [name for name in REQUIRED if name not in verdict.answers or not verdict.answers[name].ok]
+    seen = verdict.answers.get(bad[0])
+    told = f": {words(seen.seen, 200)}" if seen is not None and seen.seen else ""
+    return (
+        f"Google Cloud Batch does not bound dollars in project {project}, as it was seen on "
+        f"{verdict.checked_at:%Y-%m-%d}: not true that {QUESTIONS[bad[0]]}{told}"
+    )

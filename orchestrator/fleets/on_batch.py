@@ -1,0 +1,63 @@
+"""What a fleet on Google Cloud Batch needs to know of a configuration: where it may run, at which price, on what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from orchestrator.core.config.model import Config
+from orchestrator.core.errors import NoCapacity
+from orchestrator.core.fleet.batch import settings_of
+from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.plan.plan import priced_offers
+
+REGIONS: Final = 3
+"""A job goes through so many regions, the cheapest first: a silent queue costs ten minutes in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the machines of a job may be, best first, and what a template says of them."""
+
+    regions: tuple[str, ...]
+    settings: Mapping[str, Any]
+    provisioning: str
+
+
+def dearest_by_region(config: Config, prices: PriceSheet) -> dict[str, Decimal]:
+    """What an hour costs at most in each region, the cheapest region first: Batch chooses the zone. Raises
+    `NoCapacity` where no price is known."""
+    wanted, found = config.machine.provisioning.upper(), dict[str, Decimal]()
+    for offer in priced_offers(config, prices):
+        if offer.provisioning == wanted:
+            found[offer.region] = max(found.get(offer.region, Decimal(0)), offer.usd_per_hour)
+    if not found:
+        raise NoCapacity(
+            f"no price is known for {config.machine.provisioning} {config.machine_type} in the allowed regions",
+            hint="choose other regions, or add their prices to configs/prices.yaml",
+        )
+    return dict(sorted(found.items(), key=lambda entry: (entry[1], entry[0])))
+
+
+def hourly(config: Config, prices: PriceSheet) -> Decimal:
+    """The price that a fleet is held at: no region that its jobs may go to is dearer. Raises `NoCapacity`."""
+    return list(dearest_by_region(config, prices).values())[:REGIONS][-1]
+
+
+def place(config: Config, prices: PriceSheet, held_at: Decimal) -> Place:
+    """The regions that cost no more than what the fleet was held at. Raises `NoCapacity` where none is left."""
+    found = tuple(region for region, usd in dearest_by_region(config, prices).items() if usd <= held_at)
+    if not found:
+        raise NoCapacity(
+            f"every region has become dearer than the ${held_at} an hour that the fleet is held at",
+            hint="`bench fleet stop` gives the hold back; launch a new fleet at today's prices",
+        )
+    project, family = config.image_source
+    settings = {
+        **settings_of(config.gpu, config.machine.model_dump()),
+        "image_project": project,
+        "image_family": family,
+    }
+    return Place(found[:REGIONS], settings, config.machine.provisioning.upper())
