@@ -1,4 +1,4 @@
-"""`bench fleet check-batch`: whether Google Cloud Batch bounds dollars in this project, seen on a real job for cents."""
+"""`bench fleet check-batch`: whether Google Cloud Batch bounds dollars in this project, seen on a job for cents."""
 
 from __future__ import annotations
 
