@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from uuid import NAMESPACE_URL, uuid5
 
 from orchestrator.core.errors import BenchError
+from orchestrator.core.fleet.names import FLEET_LABEL, is_fleet_id
 from orchestrator.core.market.machines import Instance
-from orchestrator.core.naming import RUN_LABEL, is_run_id
+from orchestrator.core.naming import RUN_LABEL, is_run_id, run_of
 from orchestrator.core.run.fold import Run, replay
-from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judge, judge_alone, owner
+from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judge, judge_alone, judge_of_fleet, owner
 from orchestrator.runs.engine import Engine, World
 
 PriceOf = Callable[[Instance], Decimal | None]
@@ -74,11 +76,7 @@ def survey(
             Finding(
                 instance=instance,
                 run_id=run_id,
-                verdict=(
-                    judge_alone(instance, str(found), world.bucket.name, now, world.policy)
-                    if isinstance(found, BenchError)
-                    else judge(instance, run, world.bucket.name, now, world.policy)
-                ),
+                verdict=_verdict(world, instance, found, now),
                 flags=flags(instance, run, now),
                 usd_per_hour=rate,
                 cost_usd=cost_so_far(instance, rate, now),
@@ -86,6 +84,20 @@ def survey(
             )
         )
     return tuple(findings)
+
+
+def _verdict(world: World, instance: Instance, found: Run | BenchError | None, now: datetime) -> Keep | Orphan:
+    bucket, fleet = world.bucket.name, instance.labels.get(FLEET_LABEL, "")
+    try:
+        if is_fleet_id(fleet):
+            entries = world.ledger.read().runs.items()
+            held = any(run_of(key) == fleet and entry.settled_usd is None for key, entry in entries)
+            return judge_of_fleet(instance, fleet, held=held, bucket=bucket, now=now, policy=world.policy)
+    except BenchError as error:
+        found = error
+    if isinstance(found, BenchError):
+        return judge_alone(instance, str(found), bucket, now, world.policy)
+    return judge(instance, found, bucket, now, world.policy)
 
 
 def read_run(world: World, run_id: str) -> Run | None:

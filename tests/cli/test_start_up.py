@@ -22,7 +22,10 @@ from orchestrator.core.run.status import encode, status_body, status_line
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
 
-HEAVY = ("google.cloud.compute_v1", "fabric", "torch", "google.cloud.storage", "numpy", "orchestrator.embedded.server")
+HEAVY = (
+    "google.cloud.compute_v1", "google.cloud.batch_v1", "fabric", "torch", "google.cloud.storage", "numpy",
+    "orchestrator.embedded.server",
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys

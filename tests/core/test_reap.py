@@ -13,7 +13,7 @@ from orchestrator.core.naming import bucket_label, labels
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Run, replay
-from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judge, owner
+from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judge, judge_of_fleet, owner
 from tests.core.builders import RATE, RUN, Log, at, created, gone, instance, planned, requested, running
 
 POLICY = Policy()
@@ -120,3 +120,16 @@ def test_what_a_machine_has_cost_is_known_when_its_price_is() -> None:
     assert cost_so_far(ours(), None, at(60)) is None
     assert cost_so_far(ours("STAGING", None), RATE, at(60)) == 0
     assert cost_so_far(ours(), Decimal("3.6"), at(1004)) == 1
+
+
+@pytest.mark.parametrize(("held", "kind"), [(True, Keep), (False, Orphan)])
+def test_a_machine_of_a_fleet_may_be_there_while_its_fleet_holds_money(held: bool, kind: type) -> None:
+    machine = replace(ours(), labels={"bench-tool": "spotbench", "bench-fleet": "fleet-20261121-040506-7f3a"})
+    found = judge_of_fleet(machine, "fleet-20261121-040506-7f3a", held=held, bucket="b", now=at(60), policy=POLICY)
+    assert isinstance(found, kind)
+
+
+def test_a_machine_of_a_fleet_that_outlived_its_end_is_an_orphan_whatever_is_held() -> None:
+    machine = replace(ours(), deadline_at=at(0), labels={})
+    late = at(POLICY.deadline_slack_s + 1)
+    assert isinstance(judge_of_fleet(machine, "f", held=True, bucket="b", now=late, policy=POLICY), Orphan)

@@ -61,6 +61,17 @@ def judge_alone(instance: Instance, why: str, bucket: str, now: datetime, policy
     return by_itself if by_itself is not None else Keep(f"its run cannot be read: {why}")
 
 
+def judge_of_fleet(
+    instance: Instance, fleet: str, *, held: bool, bucket: str, now: datetime, policy: Policy
+) -> Keep | Orphan:
+    """The same for a machine that a scheduler has made for a fleet: it may be there while the fleet holds money for it.
+    One that is deleted before would only be made again."""
+    by_itself = _by_itself(instance, bucket, now, policy)
+    if by_itself is not None:
+        return by_itself
+    return Keep(f"{fleet} is under way") if held else Orphan(f"{fleet} is over")
+
+
 def _by_itself(instance: Instance, bucket: str, now: datetime, policy: Policy) -> Keep | Orphan | None:
     """What follows from what the cloud says of a machine, whatever its run says; None when that is for the run."""
     home = instance.labels.get(BUCKET_LABEL, "")
