@@ -14,6 +14,7 @@ from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict, parse, refus
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.market.offers import region_of
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Scheduler
 from orchestrator.wiring import Wiring
@@ -62,7 +63,7 @@ def batch_of(wiring: Wiring, gate: Callable[[], None]) -> GoogleBatch:
 def check_batch(wiring: Wiring, config: Config, say: Callable[[str], None]) -> Verdict:
     """Looks at Batch in this project, and leaves the verdict in the bucket. Raises `ProviderError` and its kin; nothing
     that it made is left over either way."""
-    endpoint, embedded = (wiring.endpoints or {}).get("compute", ""), wiring.mode == "embedded"
+    endpoint, embedded = (wiring.endpoints or {}).get("compute", ""), wiring.mode is Mode.EMBEDDED
     site = Site(
         project=wiring.project,
         region=region_of(config.allowed_zones()[0]),

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from orchestrator.cli.fleet_check import check_batch
 from orchestrator.cli.fleet_desk import Desk, begin_fleet, find_fleet, planned
 from orchestrator.cli.fleet_results import costs_document, fetch_fleet, report_fleet
 from orchestrator.cli.fleet_view import (
@@ -34,6 +35,8 @@ from orchestrator.fleets.planning import FleetPlan
 from orchestrator.store.fleets import listed
 
 app = typer.Typer(no_args_is_help=True, help="One question asked of many machines.")
+
+app.command("check-batch")(check_batch)
 
 POLL_S = 10.0
 Name = Annotated[str, typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.")]

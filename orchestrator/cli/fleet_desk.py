@@ -29,7 +29,7 @@ from orchestrator.fleets.purse import Purse
 from orchestrator.runs.engine import World
 from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.schedulers import SCHEDULED, scheduler_of
+from orchestrator.schedulers import SCHEDULED, check_gate, scheduler_of
 from orchestrator.store.fleets import Control, FleetRecord, FleetStore, listed
 from orchestrator.wiring import Wiring, bundled_prices, payload_of
 
@@ -133,7 +133,8 @@ class Desk:
             children=self.children,
             orders=Orders.of(
                 self.record.fleet, self.record.mode, wiring.bucket.name, configured,
-                require_cuda=self.sweep.require_cuda,
+                # The embedded cloud's machines are processes here, and have the GPU that is here.
+                require_cuda=self.sweep.require_cuda and (self.record.mode != Mode.EMBEDDED or bool(wiring.here)),
             ),
             payload=packed,
             say=wiring.say,
@@ -201,6 +202,8 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
         usd_per_hour={job.gpu: job.usd_per_hour for job in plan.jobs},
         machines={job.gpu: job.machines for job in plan.jobs},
     )
+    if sweep.engine == "batch":
+        check_gate(wiring)
     if scheduled:
         Purse(wiring.world(), record).take(record.hold_usd)
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
