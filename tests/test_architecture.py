@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,3 +216,15 @@ def test_the_judge_of_the_promises_shares_no_code_with_what_it_judges() -> None:
                 waiting.append(name)
             assert not name.startswith("orchestrator.") or name.startswith("orchestrator.embedded."), f"{path}: {name}"
     assert reached == {"tests.chaos.judge", "tests.chaos.deeds"}
+
+
+@pytest.mark.parametrize("folder", ["kernels/harness", "kernels/forms"])
+def test_the_harness_and_the_forms_know_no_workload(folder: str) -> None:
+    words = re.compile(r"attention|causal|sdpa|heads", re.IGNORECASE)
+    said = {
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in (ROOT / folder).rglob("*.py")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if words.search(line)
+    }
+    assert said == set()

@@ -39,11 +39,8 @@ class CudaEntry:
     ) -> None:
         if device.type != "cuda":
             raise Unavailable(f"a CUDA kernel needs a CUDA device, and this one is a {device.type}")
-        from kernels.attention.cuda.build import resources_in
-        from kernels.attention.cuda.compiler import Target, find_compiler
-        from kernels.attention.cuda.driver import driver
-        from kernels.attention.cuda.errors import BuildFailed as Refused
-        from kernels.attention.cuda.errors import CudaError
+        from kernels.device_code import BuildFailed as Refused
+        from kernels.device_code import CudaError, Target, driver, find_compiler, resources_in
 
         self.described, self.device, self.names = described, device, names
         source = (folder / str(described["cuda"])).read_text(encoding="utf-8")
@@ -87,7 +84,7 @@ class CudaEntry:
 
     def bound(self, case: Mapping[str, Any], outs: tuple[Any, ...], arguments: Arguments) -> Callable[[], Any]:
         """A launch with everything evaluated. Raises `BuildFailed` for an expression that comes to nothing."""
-        from kernels.attention.cuda.driver import LaunchConfig
+        from kernels.device_code import LaunchConfig
 
         numbers = {name: one for name, one in case.items() if isinstance(one, (int, float))}
         tensors = dict(zip(self.names, arguments.args, strict=False)) | dict(arguments.kwargs)

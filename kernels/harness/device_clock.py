@@ -73,8 +73,7 @@ def in_kernel_clock(device: torch.device) -> InKernelClock:
 def loaded(device: torch.device) -> Counters:
     """The kernel, compiled for the device and loaded. Raises what compiler or driver say."""
     # Imported here: whatever is amiss with the kernels' loader is then this clock's fault and nobody else's.
-    from kernels.attention.cuda.compiler import Target, find_compiler
-    from kernels.attention.cuda.driver import LaunchConfig, driver
+    from kernels.device_code import LaunchConfig, Target, driver, find_compiler
 
     index = device.index or 0
     major, minor = torch.cuda.get_device_capability(device)

@@ -123,7 +123,7 @@ def in_kernel(where: torch.device, sensors: Nvml | None) -> dict[str, object]:
 def nvrtc_version() -> str | None:
     """The runtime compiler that would be used, or None where there is none to be found."""
     try:
-        from kernels.attention.cuda.compiler import Nvrtc, nvrtc_candidates
+        from kernels.device_code import Nvrtc, nvrtc_candidates
 
         return next((Nvrtc(path).version for path in nvrtc_candidates()), None)
     except (ImportError, OSError, AttributeError):

@@ -47,8 +47,7 @@ class Gate:
 
     def __init__(self, device: torch.device) -> None:
         # Imported here: whatever is amiss with the kernels' loader is then the gate's fault and nobody else's.
-        from kernels.attention.cuda.compiler import Target, find_compiler
-        from kernels.attention.cuda.driver import LaunchConfig, driver
+        from kernels.device_code import LaunchConfig, Target, driver, find_compiler
 
         self.index = device.index or 0
         self.device = torch.device("cuda", self.index)

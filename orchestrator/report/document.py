@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.analysis.bootstrap import Interval
+from orchestrator.analysis.fast_p import THRESHOLDS, fast_p
 from orchestrator.analysis.history import Point
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import CONVENTION
@@ -46,6 +47,15 @@ def document(report: Report) -> dict[str, Any]:
         "answers": study.answers,
         "time": report.minutes.document() if report.minutes is not None else None,
         "flop_convention": CONVENTION,
+        "fast_p": [
+            {
+                "implementation": one.implementation,
+                **_setting(one.setting),
+                "problems": one.problems,
+                "shares": {f"{p:g}": one.share(at) for at, p in enumerate(THRESHOLDS)},
+            }
+            for one in fast_p(study)
+        ],
         "headlines": list(report.headlines()),
         "sentences": list(report.sentences()),
         "warnings": list(report.warnings()),

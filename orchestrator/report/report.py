@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from orchestrator.analysis.fast_p import THRESHOLDS, FastP, fast_p
 from orchestrator.analysis.samples import Group
 from orchestrator.analysis.second_clock import Told, agreement, sentence
 from orchestrator.analysis.study import DEFAULT, Study, false_verdicts
@@ -168,6 +169,7 @@ class Report:
     def sentences(self) -> tuple[str, ...]:
         """The rest of what can be said in words, setting by setting, and what it cost."""
         said = [words for part in self.study.parts() for words in sentences_of(part, self.planned, self.prefix(part))]
+        said += [self.prefix(self.study.only(one.setting)) + fast_p_words(one) for one in fast_p(self.study)]
         return (*said, *(words for words in (self.second_clock(), self.money(), self.time()) if words))
 
     def second_clock(self) -> str:
@@ -197,6 +199,15 @@ class Report:
     def prefix(self, part: Study) -> str:
         """What names a part where there are several."""
         return f"{part.settings[0].name}: " if len(self.study.settings) > 1 else ""
+
+
+def fast_p_words(one: FastP) -> str:
+    """KernelBench's measure of a kernel, in a sentence."""
+    shares = [f"{percent(one.share(at), places=0)} at p = {p:g}" for at, p in enumerate(THRESHOLDS)]
+    return (
+        f"fast_p of {one.implementation}, the share of {count(one.problems, 'problem')} that it solves rightly and "
+        f"more than p times as fast as eager: {', '.join(shares)}."
+    )
 
 
 def headline_of(part: Study, prefix: str = "") -> str:

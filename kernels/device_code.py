@@ -1,0 +1,14 @@
+"""Compiling device code and launching it, for the harness and every form of a workload: NVRTC or nvcc, and the driver
+API through ctypes. The loader came with the first workload, and lives there."""
+
+from __future__ import annotations
+
+from kernels.attention.cuda.build import resources_in
+from kernels.attention.cuda.compiler import Nvrtc, Target, find_compiler, nvrtc_candidates
+from kernels.attention.cuda.driver import LaunchConfig, driver
+from kernels.attention.cuda.errors import BuildFailed, CudaError
+
+__all__ = [
+    "BuildFailed", "CudaError", "LaunchConfig", "Nvrtc", "Target", "driver", "find_compiler", "nvrtc_candidates",
+    "resources_in",
+]  # fmt: skip

@@ -1,0 +1,55 @@
+"""KernelBench's fast_p: of all problems, the share that is right and more than p times as fast as eager."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.fast_p import THRESHOLDS, fast_p
+from orchestrator.analysis.samples import Reader
+from orchestrator.analysis.study import Study, study
+from orchestrator.report.document import document
+from orchestrator.report.report import Report
+
+HEADER = "run_id,case_id,implementation,backend,regime,cache,block,latency_us,skipped"
+Cell = tuple[str, str, float | str]
+"""A problem, an implementation, and its time or why there is none."""
+
+
+def read(*cells: Cell, role: str = "baseline_") -> Study:
+    lines = [HEADER]
+    for problem, name, time in cells:
+        if isinstance(time, str):
+            lines.append(f"r,{problem},{name},,burst,warm,,,{time}")
+            continue
+        backend = role if name in ("eager", "compiled") else "kernel_"
+        lines += [f"r,{problem},{name},{backend}{name},burst,warm,{block},{time}," for block in range(10)]
+    reader = Reader()
+    reader.read(lines, "measurements.csv")
+    return study(reader.groups())
+
+
+RUN = read(
+    ("a", "eager", 30.0), ("a", "compiled", 12.0), ("a", "mine", 10.0),
+    ("b", "eager", 30.0), ("b", "compiled", 28.0), ("b", "mine", 25.0),
+    ("c", "eager", 30.0), ("c", "compiled", 28.0), ("c", "mine", "wrong by far"),
+    ("d", "eager", 30.0), ("d", "compiled", 28.0), ("d", "mine", 40.0),
+)  # fmt: skip
+
+
+def test_a_problem_that_a_kernel_is_wrong_on_or_too_slow_for_is_not_solved() -> None:
+    (mine,) = fast_p(RUN)
+    assert (mine.implementation, mine.problems) == ("mine", 4)
+    assert dict(zip(THRESHOLDS, mine.solved, strict=True)) == {0.0: 3, 1.0: 2, 1.5: 1, 2.0: 1}
+    assert mine.share(1) == 0.5
+
+
+def test_it_is_told_in_the_report_and_in_its_document() -> None:
+    report = Report(RUN)
+    (words,) = [one for one in report.sentences() if one.startswith("fast_p of mine")]
+    assert "50 % at p = 1" in words
+    assert document(report)["fast_p"][0]["shares"] == {"0": 0.75, "1": 0.5, "1.5": 0.25, "2": 0.25}
+
+
+def test_a_run_in_another_form_has_none() -> None:
+    others = (("a", "torch", 30.0), ("a", "mine", 10.0))
+    assert fast_p(read(*others)) == ()
+    assert fast_p(read(("a", "eager", 30.0), ("a", "mine", 10.0), role="kernel_")) == ()
+    assert not [one for one in Report(read(*others)).sentences() if "fast_p" in one]
