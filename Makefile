@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-fleet test check bench chaos mutants live results install dev lint clean help axe compiler
+.PHONY: demo demo-fleet test check bench chaos mutants live results install dev lint clean help axe compiler man schema docs
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -82,6 +82,20 @@ results: $(STAMP)
 AXE_HOME ?= $(HOME)/.cache/spotbench-tests
 axe:
 	npm install --prefix $(AXE_HOME) --no-save --ignore-scripts --no-audit --no-fund axe-core@4.14.1
+
+## make man     the manual page bench(1), from the words of the help, in build/
+man: $(STAMP)
+	@mkdir -p build && $(BIN)/bench man >build/bench.1 && echo build/bench.1
+
+## make schema  docs/schema/: a JSON Schema of what each command prints with --json
+schema: $(STAMP)
+	@PYTHONPATH=. $(BIN)/python scripts/schemas.py
+
+## make docs    docs/ as a site in build/docs, by mkdocs in an environment of its own
+docs: $(BIN)/uv
+	@test -x build/mkdocs/bin/mkdocs || { $(BIN)/uv venv --quiet --python $(BIN)/python build/mkdocs && \
+	  $(BIN)/uv pip install --quiet --python build/mkdocs/bin/python 'mkdocs-material>=9.6,<10'; }
+	build/mkdocs/bin/mkdocs build --strict --quiet --site-dir build/docs
 
 ## make clean   remove what make made
 clean:

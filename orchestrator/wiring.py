@@ -153,6 +153,9 @@ class Wiring:
         """Where the embedded cloud listens, started if need be; None on Google."""
         if self.settings.project:
             return None
+        if sys.platform == "darwin":
+            hint = "BENCH_PROJECT and BENCH_BUCKET name a project and a bucket; docs/platforms.md says what works here"
+            raise LocalError("the embedded cloud needs /proc, which macOS has not", hint=hint)
         home, weather = self.home / "cloud", self.settings.weather
         if weather is not None and not weather.is_file():
             raise ConfigError(f"BENCH_WEATHER: there is no file {weather}", hint="docs/embedded-cloud.md has examples")

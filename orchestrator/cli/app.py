@@ -40,6 +40,8 @@ COMMANDS = {
     "image": "Prepared images, from which machines start sooner.",
     "costs": "What was spent and what is held; `add` adds.",
     "config": "The configurations that come with the tool, and every key.",
+    "schema": "Print the JSON Schema of what a command prints with --json.",
+    "man": "Print the manual page, for man -l - to show.",
     "cloud": "The embedded cloud: its VMs, bill and weather.",
 }
 """Each command and the first line of its help: what `bench --help` shows, with none of their modules loaded."""

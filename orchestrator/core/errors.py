@@ -29,6 +29,8 @@ BenchError 1                      something else went wrong
 
 from __future__ import annotations
 
+import re
+
 
 class BenchError(Exception):
     """Base of every expected error. `hint` says what to do next."""
@@ -126,3 +128,11 @@ class DocumentUnreadable(BenchError):
     """An object of the bucket that this version cannot read: damaged, of a newer version, or not ours."""
 
     exit_code = 16
+
+
+def exit_codes() -> dict[int, str]:
+    """What each exit code means, as the drawing above says it."""
+    drawn = re.findall(r"\w+ (\d+) {2,}(\S.*)", __doc__ or "")
+    return dict(
+        sorted(({0: "done", 130: "interrupted"} | {int(code): about for code, about in reversed(drawn)}).items())
+    )

@@ -54,7 +54,7 @@ def block_lines(body: str) -> Iterator[str]:
     for line in lines:
         if session and not line.startswith("$ "):
             continue
-        command = re.split(r"\s{3,}|\s+# ", line.removeprefix("$ ").strip())[0]
+        command = re.split(r"\s{2,}|\s+# ", line.removeprefix("$ ").strip())[0]
         first = next((word for word in command.split(" ") if not re.match(r"[A-Z_]+=", word)), "")
         if first in PROGRAMS:
             yield command

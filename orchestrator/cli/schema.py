@@ -1,0 +1,41 @@
+"""`bench schema COMMAND`: the JSON Schema of what a command prints with --json."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, emit_json
+from orchestrator.cli.shapes import SHAPES, schema_of
+from orchestrator.core.errors import ConfigError
+
+
+def known_shapes(incomplete: str) -> list[str]:
+    return [name for name in SHAPES if name.startswith(incomplete)]
+
+
+def schema(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[COMMAND]...", help="For example: status, or costs add; `error`.", autocompletion=known_shapes
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print the JSON Schema of what a command prints with --json.
+
+    Without a command, the names of all. The same files are in docs/schema/.
+    """
+    name = " ".join(command or ())
+    if not name and not json:
+        for one in SHAPES:
+            typer.echo(one)
+        return
+    if not name:
+        emit_json({"title": "every command", "commands": list(SHAPES)})
+        return
+    if name not in SHAPES:
+        raise ConfigError(f"no schema is called {name!r}", hint="`bench schema` lists them")
+    emit_json(schema_of(name))

@@ -1,0 +1,30 @@
+"""Makes docs/ a site of its own: a page gives the path of a file that lies beside docs/, and no link to it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def inside(page: Path, target: str) -> bool:
+    """Whether a link of a page leads to a page or a file of the site."""
+    there = (page.parent / target).resolve()
+    return there.is_file() and there.is_relative_to(DOCS)
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    source = DOCS / page.file.src_uri
+
+    def kept(found: re.Match[str]) -> str:
+        target = found[2]
+        if "://" in target or inside(source, target):
+            return found[0]
+        there = (source.parent / target).resolve()
+        name = there.relative_to(DOCS.parent) if there.is_relative_to(DOCS.parent) else target
+        return f"{found[1]} (`{name}`)"
+
+    return LINK.sub(kept, markdown)
