@@ -109,7 +109,8 @@ def build(source: Source, folder: Path, *, processes: int = 0) -> Built:
     lines = RunIndex(source.bucket).list_runs()
     known = {one.run_id: one for one in lines}
     fresh = [one for one in lines if before.keys.get(one.run_id) != one.generation]
-    built = Built(folder, runs=len(lines), read=len(fresh), live=sum(not is_over(one) for one in lines))
+    keys = {one.run_id: one.generation for one in lines if is_over(one)}
+    built = Built(folder, runs=len(lines), read=len(fresh), live=len(lines) - len(keys))
     digests = {run: digest for run, digest in before.runs.items() if run in known}
     for run, digest, text in _made(source, fresh, processes or min(MOST, os.cpu_count() or 1)):
         digests[run] = digest
@@ -125,7 +126,6 @@ def build(source: Source, folder: Path, *, processes: int = 0) -> Built:
     for path in old - set(built.pages):
         (folder / path).unlink(missing_ok=True)
         built.removed += 1
-    keys = {one.run_id: one.generation for one in lines if is_over(one)}
     state = State(code=_code(), bucket=source.bucket.name, keys=keys, sources=sources, runs=digests)
     _write(folder / STATE, state.model_dump_json())
     built.seconds = time.monotonic() - begun

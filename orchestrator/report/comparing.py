@@ -9,7 +9,7 @@ from orchestrator.analysis.fingerprint import MATTERS, NAMES
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.report.comparison import Comparison, fingerprint
-from orchestrator.report.figures import RIGHT, WIDTH, fitting, rows_frame, shown
+from orchestrator.report.figures import RIGHT, WIDTH, fitting, rows_frame, shown, stacked
 from orchestrator.report.markdown import cell
 from orchestrator.report.page import Cell, Page, Part, Section, Table, Text, Word, drawn, verdict, written
 from orchestrator.report.palette import Look
@@ -144,15 +144,17 @@ def ratios(one: Comparison, names: Mapping[str, str]) -> Board | None:
         for setting, left in zip(settings, lefts, strict=True):
             board.text(left + width / 2, top, setting.name or "regime unknown", "middle strong")
         top += 26
-    tops = {key: top + place * height for place, key in enumerate(keys)}
+    tops = {key: y for key, (y, _) in zip(keys, stacked(top, len(keys), height), strict=True)}
+    last = max(tops.values()) + height
     unit = "times as fast as before (logarithmic; right of 1 is faster)"
     rows_frame(board, tuple(scales.values()), [(y, height) for y in tops.values()], titles, unit, start)
-    board.height = top + height * len(keys) + 52
+    board.height = last + 52
     for change in marked:
         y = tops[change.case_id, change.implementation]
         _mark(board, change, one.tolerance, scales[change.setting], y, height, names[change.case_id])
     for scale in scales.values():
-        board.line(scale(1), top, scale(1), top + height * len(keys), "axis")
+        for y in tops.values():
+            board.line(scale(1), y, scale(1), y + height, "axis")
     return board
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -52,6 +53,17 @@ def left_out(study: Study, *, everything: bool = False) -> tuple[str, ...]:
 SLOWEST = ("sdpa:math",)
 
 
+def stacked(top: float, rows: int, height: float) -> list[tuple[float, float]]:
+    """The top and the height of each row, with room for the scale between them so often that it is always in view."""
+    every = max(1, int(IN_VIEW // height))
+    return [(top + place * height + place // every * AXIS, height) for place in range(rows)]
+
+
+IN_VIEW = 420.0
+"""Pixels after which a scale is drawn again: less than a window has."""
+AXIS = 24.0
+
+
 def rows_frame(
     board: Board,
     scales: Sequence[Scale],
@@ -60,8 +72,10 @@ def rows_frame(
     unit: str,
     left: float,
 ) -> None:
-    """Row bands with their names, and for each scale an axis above and below. `tops` are (top, height) of each row."""
+    """Row bands with their names, and for each scale an axis above and below, and wherever rows leave room. `tops` are
+    (top, height) of each row."""
     first, last = tops[0][0], tops[-1][0] + tops[-1][1]
+    between = [below for (top, height), (below, _) in itertools.pairwise(tops) if below > top + height]
     for place, (top, height) in enumerate(tops):
         if place % 2 == 0:
             board.box(0, top, WIDTH, height, "band")
@@ -69,8 +83,10 @@ def rows_frame(
     for scale in scales:
         for value in scale.ratios():
             x = scale(value)
-            board.line(x, first, x, last, "grid")
-            board.text(x, first - 8, tick(value), "middle soft")
+            for y, below in zip((first, *between), (*(y - AXIS for y in between), last), strict=True):
+                board.line(x, y, x, below, "grid")
+            for y in (first, *between):
+                board.text(x, y - 8, tick(value), "middle soft")
             if last - first > 300:
                 board.text(x, last + 18, tick(value), "middle soft")
     board.text((left + RIGHT) / 2, last + (40 if last - first > 300 else 24), unit, "middle")
@@ -104,7 +120,7 @@ def speedup(study: Study, *, everything: bool = False) -> Board | None:
             board.text(left + width / 2, top, part.settings[0].name, "middle strong")
         top += 26
     scales = [Scale(*span(ends, log=True), left, left + width, log=True) for left in lefts]
-    tops = [(top + place * height, height) for place in range(len(ids))]
+    tops = stacked(top, len(ids), height)
     unit = "times as fast (logarithmic; right of 1 is faster)"
     rows_frame(board, scales, tops, titles, unit, start)
     board.height = tops[-1][0] + height + 52
@@ -113,7 +129,8 @@ def speedup(study: Study, *, everything: bool = False) -> Board | None:
         for (y, _), case_id in zip(tops, ids, strict=True):
             if case_id in own:
                 _ratios(board, scale, y, height, own[case_id], names[case_id], baselines, look)
-        board.line(scale(1), tops[0][0], scale(1), tops[-1][0] + height, "axis")
+        for y, _ in tops:
+            board.line(scale(1), y, scale(1), y + height, "axis")
     return board
 
 
@@ -207,7 +224,7 @@ def errors(study: Study) -> Board | None:
     present = [name for name in (study.subject, *study.baselines) if any(name in found for _, found in rows)]
     top = legend(board, start, 18, [(backend(name), look[name]) for name in present], RIGHT) + 24
     height = 26.0
-    tops = [(top + place * height, height) for place in range(len(rows))]
+    tops = stacked(top, len(rows), height)
     unit = "largest absolute error against a float64 reference (logarithmic; left is better)"
     rows_frame(board, [scale], tops, titles, unit, start)
     board.height = tops[-1][0] + height + 52

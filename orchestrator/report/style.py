@@ -21,6 +21,7 @@ pre{{background:var(--band);padding:.4rem .7rem;margin:.6rem 0;font-size:.85rem}
 details{{margin:1rem 0}}summary{{cursor:pointer;font-weight:600}}
 figure{{margin:.6rem 0}}figcaption{{font-size:.9rem;max-width:52rem}}
 svg{{display:block;min-width:40rem;max-width:62rem;width:100%;height:auto}}
+.wide+.wide{{margin-top:1.1rem}}
 .wide{{overflow-x:auto;background:linear-gradient(90deg,var(--paper) 2rem,transparent) 0 0/3rem 100% no-repeat local,
 linear-gradient(270deg,var(--paper) 2rem,transparent) 100% 0/3rem 100% no-repeat local,
 linear-gradient(90deg,var(--cue),transparent) 0 0/.8rem 100% no-repeat scroll,
@@ -72,7 +73,7 @@ tr:target,section:target h2{background:var(--band)}
 @media (max-width:40rem){.finder label.orders{display:flex}.finder label{flex:1 1 45%}
 .finder input{min-width:0;width:100%}
 table.stack[data-sortable] tr{display:grid;grid-template-columns:1fr 1fr;gap:0 1.2rem}
-table.stack[data-sortable] td:first-child,table.stack[data-sortable] td.wrap{grid-column:1/-1}
+table.stack[data-sortable] td:nth-child(-n+2),table.stack[data-sortable] td.wrap{grid-column:1/-1}
 table.stack[data-sortable] tr[hidden]{display:none}}
 @media print{.site,.finder,.found,.skip{display:none}}
 """.replace("\n", "")

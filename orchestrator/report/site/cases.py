@@ -72,10 +72,18 @@ def points_of(series: Series, own: Sequence[tuple[Digest, CaseDigest]]) -> tuple
     return history(readings, relative=bool(series.relative_to), tolerance=TOLERANCE)
 
 
-def page(case_id: str, followed: Followed) -> str:
+Judged = Mapping[Series, Sequence[Point]]
+"""The newest runs of each series, judged."""
+
+
+def judged(followed: Followed) -> dict[Series, tuple[Point, ...]]:
+    return {series: points_of(series, runs) for series, runs in sorted(followed.items())}
+
+
+def page(case_id: str, followed: Followed, points: Judged) -> str:
     """The page of one case."""
     own = case_page(case_id)
-    sections = [section(series, runs, own) for series, runs in sorted(followed.items())]
+    sections = [section(series, runs, points[series], own) for series, runs in sorted(followed.items())]
     runs = {digest.run_id for found in followed.values() for digest, _ in found}
     head: list[Part] = [
         Text(f"{count(len(runs), 'run')} on {count(len({one.device for one in followed}), 'device')}", "soft"),
@@ -91,8 +99,7 @@ METHOD: Final = (
 )
 
 
-def section(series: Series, runs: Sequence[tuple[Digest, CaseDigest]], own: str) -> Section:
-    points = points_of(series, runs)
+def section(series: Series, runs: Sequence[tuple[Digest, CaseDigest]], points: Sequence[Point], own: str) -> Section:
     parts: list[Part] = [Text(f"{series.subject}, {series.unit}. {summary(points)}", "lead")]
     board = timeline(points, series.title, series.unit, relative=bool(series.relative_to))
     if board is not None:
@@ -121,6 +128,11 @@ def summary(points: Sequence[Point]) -> str:
     return f"{said[:1].upper()}{said[1:]} in {len(points)} runs."
 
 
+def day_of(run_id: str) -> str:
+    """`2026-11-21`: a run's id begins with it."""
+    return f"{run_id[:4]}-{run_id[4:6]}-{run_id[6:8]}"
+
+
 def times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
@@ -142,9 +154,9 @@ def _row(point: Point, own: str, *, relative: bool) -> list[Cell]:
     ]
 
 
-def contents(found: Mapping[str, Followed], digests: Sequence[Digest]) -> str:
-    """The list of cases."""
-    rows = list(_lines(found))
+def contents(found: Mapping[str, Followed], points: Mapping[str, Judged], digests: Sequence[Digest]) -> str:
+    """The list of cases; `points` by case."""
+    rows = list(_lines(found, points))
     workloads = sorted({one.workload for one in digests if one.workload})
     heads = ("case", "device", "setting", "implementation", "runs", "newest", "unit", "changes", "last change")
     choices = [Choice("device", "Device", 1, sorted({str(row[1]) for row in rows})),
@@ -157,10 +169,10 @@ def contents(found: Mapping[str, Followed], digests: Sequence[Digest]) -> str:
     return written(Page("Cases", "Cases over time", head, [Section("Cases", parts)], nav(CASES)))
 
 
-def _lines(found: Mapping[str, Followed]) -> Iterator[list[Cell]]:
+def _lines(found: Mapping[str, Followed], judged_: Mapping[str, Judged]) -> Iterator[list[Cell]]:
     for case_id, followed in found.items():
         for series, runs in sorted(followed.items()):
-            points = points_of(series, runs)
+            points = judged_[case_id][series]
             changed = [point for point in points if point.change in (Verdict.FASTER, Verdict.SLOWER)]
             last = changed[-1] if changed else None
             anchor = Section(series.title, ()).anchor
@@ -174,8 +186,10 @@ def _lines(found: Mapping[str, Followed]) -> Iterator[list[Cell]]:
                 digits(points[-1].reading.value.mid, 4),
                 series.unit,
                 str(len(changed)),
-                Word(f"{word} in {last.reading.run_id}", word) if last is not None else UNKNOWN,
+                Word(f"{word}, {day_of(last.reading.run_id)}", word, key=last.reading.run_id)
+                if last is not None
+                else UNKNOWN,
             ]
 
 
-__all__ = ["MOST", "Series", "by_case", "contents", "page", "points_of"]
+__all__ = ["MOST", "Series", "by_case", "contents", "judged", "page", "points_of"]

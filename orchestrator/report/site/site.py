@@ -39,10 +39,11 @@ def shared_pages(
     page of a case is made again only where one of its runs is another."""
     yield Made(INDEX, "", index.page(digests, bucket, index.now_in_words(now)))
     found = cases.by_case(digests)
+    points = {case_id: cases.judged(followed) for case_id, followed in found.items()}
     for case_id, followed in found.items():
         path, source = case_page(case_id), source_of(followed)
-        yield Made(path, source, None if before.get(path) == source else cases.page(case_id, followed))
-    yield Made(CASES, "", cases.contents(found, digests))
+        yield Made(path, source, None if before.get(path) == source else cases.page(case_id, followed, points[case_id]))
+    yield Made(CASES, "", cases.contents(found, points, digests))
     yield Made(GPUS, "", gpus.page(digests))
     yield Made(COSTS, "", costs.page(digests, money.ledger, money.caps, now, money.trouble))
 

@@ -80,7 +80,7 @@ def _days(board: Board, points: Sequence[Point], across: Scale) -> None:
             board.path([(x, TOP), (x, BOTTOM)], "split")
         board.line(x, BOTTOM, x, BOTTOM + 4, "axis")
         if x - last >= 96 and x + 36 <= WIDTH:
-            board.text(x, BOTTOM + 20, f"{day[:4]}-{day[4:6]}-{day[6:]}", "middle soft")
+            board.text(x, BOTTOM + 20, f"{day[:4]}-{day[4:6]}-{day[6:8]}", "middle soft")
             last = x
     board.text((LEFT + RIGHT) / 2, BOTTOM + 44, "runs in the order in which they were begun", "middle soft")
 
