@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from orchestrator.core.ledger.alerts import Alert, alerts_due, mark_alerted
+from orchestrator.core.errors import BenchError
+from orchestrator.core.ledger.alerts import Alert, about_to_say, alerts_due, mark_alerted
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.ports import Clock, Notice, Notifier
 from orchestrator.store.ledger import LedgerStore
@@ -25,7 +26,8 @@ class Accounts:
     clock: Clock
 
     def change(self, change: Callable[[Ledger], Ledger | R]) -> Ledger | R:
-        """Stores what `change` makes of the ledger, with the alerts that it is time for noted in it, and says them. A
+        """Stores what `change` makes of the ledger, with the alerts that it is time for noted in it, says them, and
+        notes that they are said: whoever dies in between leaves them to the next one. A
         refusal is returned and nothing is stored or said. Raises `LedgerUnreadable`, `LedgerMissing`, `Unavailable`."""
         due: tuple[Alert, ...] = ()
 
@@ -34,13 +36,22 @@ class Accounts:
             wanted = change(ledger)
             if not isinstance(wanted, Ledger):
                 return wanted
-            due = alerts_due(wanted, self.caps, self.clock.now())
-            return mark_alerted(wanted, due)
+            now = self.clock.now()
+            due = alerts_due(wanted, self.caps, now)
+            return about_to_say(wanted, due, now) if due else wanted
 
         answer = self.ledger.update(judged)
         if isinstance(answer, Ledger):
             tell(self.notifier, due)
+            if due:
+                return self._said(answer, due)
         return answer
+
+    def _said(self, stored: Ledger, due: tuple[Alert, ...]) -> Ledger:
+        try:
+            return self.ledger.update(lambda ledger: mark_alerted(ledger, due))
+        except BenchError:  # the money is in order; it is said once more, by the next one
+            return stored
 
 
 def tell(notifier: Notifier, due: tuple[Alert, ...]) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestrator.core.errors import Unavailable
 from orchestrator.core.ledger.budget import Caps, add_cost
+from orchestrator.ports import Notice
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.reconcile import reconcile
@@ -60,3 +63,61 @@ def test_a_cost_added_by_hand_is_told_of_at_each_threshold_once() -> None:
         accounts = Accounts(LedgerStore(bucket, clock), caps, heard, clock)
         accounts.change(partial(add_cost, category="ai", usd=Decimal(3), note="", now=clock.now(), id=f"c{number}"))
         assert [int(notice.data["threshold_percent"]) for notice in heard.notices] == said
+
+
+class Dies(BaseException):
+    """SIGKILL, as far as a client in this process can have it."""
+
+
+class DyingNotifier:
+    """A client that dies before, or right after, it has said something."""
+
+    def __init__(self, heard: Heard, *, after: bool) -> None:
+        self.heard = heard
+        self.after = after
+
+    def notify(self, notice: Notice) -> None:
+        if self.after:
+            self.heard.notify(notice)
+        raise Dies
+
+
+@pytest.mark.parametrize(("after", "times"), [(False, 1), (True, 2)])
+def test_what_a_client_that_died_was_about_to_say_is_said_by_the_next_one(after: bool, times: int) -> None:
+    clock, bucket, heard = SimulatedClock(), MemoryBucket(), Heard()
+    dying = Accounts(LedgerStore(bucket, clock), Caps(day=Decimal(10)), DyingNotifier(heard, after=after), clock)
+    next_one = Accounts(LedgerStore(bucket, clock), Caps(day=Decimal(10)), heard, clock)
+
+    def spend(accounts: Accounts, number: int, usd: str) -> None:
+        accounts.change(partial(add_cost, category="ai", usd=Decimal(usd), note="", now=clock.now(), id=f"c{number}"))
+
+    with pytest.raises(Dies):
+        spend(dying, 1, "6")
+    spend(next_one, 2, "0.01")
+    assert len(heard.notices) == after, "for a while it is left to who is about to say it"
+    clock.sleep(121)
+    spend(next_one, 3, "0.01")
+    spend(next_one, 4, "0.01")
+    clock.sleep(121)
+    spend(next_one, 5, "0.01")
+    assert [notice.data["threshold_percent"] for notice in heard.notices] == ["50"] * times
+    assert not any("@" in note for note in next_one.ledger.read().alerts), "no note is left"
+
+
+def test_a_ledger_that_cannot_be_written_again_after_an_alert_keeps_the_money_and_says_it_again_later() -> None:
+    clock, bucket, heard = SimulatedClock(), MemoryBucket(), Heard()
+
+    class Unwilling(LedgerStore):
+        writes = 0
+
+        def update(self, change: Any) -> Any:
+            self.writes += 1
+            if self.writes == 3:  # that which notes that it is said
+                raise Unavailable("storage is unwell")
+            return super().update(change)
+
+    accounts = Accounts(Unwilling(bucket, clock), Caps(day=Decimal(10)), heard, clock)
+    for number in (1, 2):
+        accounts.change(partial(add_cost, category="ai", usd=Decimal(3), note="", now=clock.now(), id=f"c{number}"))
+    assert [notice.data["threshold_percent"] for notice in heard.notices] == ["50"]
+    assert sum(cost.usd for cost in accounts.ledger.read().costs.values()) == 6

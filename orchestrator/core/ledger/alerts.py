@@ -1,16 +1,23 @@
-"""What should be said of the ledger, once each: thresholds, windows that may pass their cap, runs over their hold."""
+"""What should be said of the ledger, once each: thresholds, windows that may pass their cap, runs over their hold.
+
+Who is about to say something notes that first, with the time, and that it is said afterwards. If it dies in between,
+the next one that changes the ledger says it, once the note is old. So each is said at least once, and twice only where
+a client died right after it had spoken.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
 from orchestrator.core.ledger.budget import WINDOWS, ZERO, Caps, Ledger, Window, binding, exposure, key_of
 
 THRESHOLDS: Final = (50, 80, 100)
+SAYING: Final = timedelta(minutes=2)
+"""How long somebody may take to say something before another says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ def alerts_due(ledger: Ledger, caps: Caps, now: datetime) -> tuple[Alert, ...]:
     for run_id, entry in sorted(ledger.runs.items()):
         if entry.spent > entry.hold_usd:
             due.append(Alert("overspend", "run", run_id, 100, entry.spent, ZERO, entry.hold_usd))
-    return tuple(alert for alert in due if not _said(ledger, alert))
+    return tuple(alert for alert in due if not _said(ledger, alert) and not _being_said(ledger, alert, now))
 
 
 def _caps_in_force(ledger: Ledger, caps: Caps, now: datetime) -> Iterator[tuple[Window, Decimal]]:
@@ -97,8 +104,31 @@ def _said(ledger: Ledger, alert: Alert) -> bool:
     return alert.id in ledger.alerts or alert.id.rpartition(":")[0] in ledger.alerts
 
 
+def _being_said(ledger: Ledger, alert: Alert, now: datetime) -> bool:
+    notes = (note.removeprefix(f"{alert.id}@") for note in ledger.alerts if note.startswith(f"{alert.id}@"))
+    return any(_is_young(at, now) for at in notes)
+
+
+def _is_young(at: str, now: datetime) -> bool:
+    try:
+        return abs(now - datetime.fromisoformat(at)) < SAYING
+    except (TypeError, ValueError):  # no time, or one without a zone: no note of ours
+        return False
+
+
+def about_to_say(ledger: Ledger, alerts: tuple[Alert, ...], now: datetime) -> Ledger:
+    """Notes that these are about to be said, in the place of older notes."""
+    notes = {f"{alert.id}@{now.isoformat(timespec='seconds')}" for alert in alerts}
+    return ledger.model_copy(update={"alerts": _without_notes(ledger, alerts) | notes})
+
+
+def _without_notes(ledger: Ledger, alerts: tuple[Alert, ...]) -> frozenset[str]:
+    ids = {alert.id for alert in alerts}
+    return frozenset(note for note in ledger.alerts if note.partition("@")[0] not in ids)
+
+
 def mark_alerted(ledger: Ledger, alerts: tuple[Alert, ...]) -> Ledger:
-    """Remembers that these were sent; the thresholds below them need no saying any more."""
+    """Remembers that these were said; the thresholds below them need no saying any more."""
     below = {
         replace(alert, threshold=threshold).id
         for alert in alerts
@@ -106,4 +136,4 @@ def mark_alerted(ledger: Ledger, alerts: tuple[Alert, ...]) -> Ledger:
         if alert.kind == "budget" and threshold < alert.threshold
     }
     said = {alert.id for alert in alerts} | below
-    return ledger.model_copy(update={"alerts": ledger.alerts | said})
+    return ledger.model_copy(update={"alerts": _without_notes(ledger, alerts) | said})

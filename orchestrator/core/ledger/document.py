@@ -122,7 +122,7 @@ class Ledger(_Document):
     archived_before: str = ""
     """Settled entries of months before this one are in `archive` only."""
     alerts: frozenset[str] = frozenset()
-    """Alerts already sent (`core.ledger.alerts`)."""
+    """Alerts that were said, and with `@` and a time those that somebody is about to say (`core.ledger.alerts`)."""
     caps: SharedCaps | None = None
     earlier_caps: tuple[SharedCaps, ...] = ()
     """What they were before, oldest first; the last twenty."""
