@@ -355,14 +355,17 @@ class Wiring:
 
         return CheckingSession(self._login, self._rest_endpoints)
 
-    def setup(self) -> Setup:
-        """What makes changes: for `init`, and for `doctor --fix`."""
+    def setup(self, project: str = "") -> Setup:
+        """What makes changes: for `init` (of `project`), and for `doctor --fix`. Its requests count against the project
+        that is set up, whichever the login would name."""
+        from orchestrator.adapters.google_auth import billed_to
         from orchestrator.adapters.rest import Rest
         from orchestrator.adapters.setup import Setup
 
-        rest = Rest(self._login(), self._rest_endpoints(), changes=True)
+        login = billed_to(self._login(), project or self.settings.project)
         storage = self.address.storage if self.address else None
-        return Setup(rest, self._login(), self.home / "settings.yaml", storage=storage)
+        rest = Rest(login, self._rest_endpoints(), changes=True)
+        return Setup(rest, login, self.home / "settings.yaml", storage=storage)
 
     def _login(self) -> Any:
         from orchestrator.adapters.google_auth import credentials_for

@@ -12,7 +12,7 @@ import google.auth
 import google.auth.exceptions
 import google.auth.transport.requests
 from google.auth import compute_engine
-from google.auth.credentials import AnonymousCredentials, Credentials
+from google.auth.credentials import AnonymousCredentials, Credentials, CredentialsWithQuotaProject
 
 from orchestrator.core.errors import CredentialsMissing
 from orchestrator.core.identity import Identity
@@ -70,6 +70,15 @@ def default_credentials() -> Credentials:
         raise CredentialsMissing(f"no usable Google credentials: {_first_line(exc)}", hint=REMEDY) from exc
     if isinstance(found, compute_engine.Credentials) and not probe.answered:
         raise CredentialsMissing("no Google credentials, and no metadata server answers here", hint=REMEDY)
+    return found
+
+
+def billed_to(found: Credentials, project: str) -> Credentials:
+    """The same credentials, whose requests count against `project`: not against another that a login remembers, where
+    the same APIs may be off. What knows no such project stays as it is."""
+    if project and isinstance(found, CredentialsWithQuotaProject):
+        counted: Credentials = found.with_quota_project(project)  # type: ignore[no-untyped-call]
+        return counted
     return found
 
 

@@ -140,7 +140,8 @@ class Rest:
         except ValueError:
             document = {}
         skew = _skew(reply.headers.get("Date", ""), begun, datetime.now(UTC))
-        return Answer(reply.status_code, document if isinstance(document, dict) else {}, skew_s=skew)
+        payer = str(getattr(self._credentials, "quota_project_id", None) or "")
+        return Answer(reply.status_code, document if isinstance(document, dict) else {}, skew_s=skew, billed_to=payer)
 
     def _session(self) -> Any:
         session = getattr(self._mine, "session", None)

@@ -86,7 +86,9 @@ def init(
         return
     _carry_out(
         wanted,
-        (wire_embedded() if embedded else Wiring(load_settings(project=opts.project, bucket=opts.bucket))).setup(),
+        (wire_embedded() if embedded else Wiring(load_settings(project=opts.project, bucket=opts.bucket))).setup(
+            wanted.project
+        ),
         yes=yes,
         replace=replace,
         json=json,

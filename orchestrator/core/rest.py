@@ -45,6 +45,8 @@ class Answer:
     trouble: str = ""
     skew_s: float | None = None
     """By how much the server's clock is ahead of this one's; None where it did not say."""
+    billed_to: str = ""
+    """The project that the credentials say requests count against; empty where they name none."""
 
     @property
     def good(self) -> bool:
@@ -66,10 +68,12 @@ class Answer:
     @property
     def consumer(self) -> str:
         """The project, by id or number, that a refusal speaks of: that which the credentials are billed to, and not
-        always the one that was asked about. Empty where it names none."""
+        always the one that was asked about. Empty where it names none. Google often says a number, which tells nobody
+        whose it is: then it is what the credentials say."""
         found = (entry.get("metadata") for entry in _entries(self._error, "details"))
         named = (str(one.get("consumer", "")) for one in found if isinstance(one, Mapping))
-        return next((one.removeprefix("projects/") for one in named if one), "")
+        said = next((one.removeprefix("projects/") for one in named if one), "")
+        return self.billed_to if said.isdecimal() and self.billed_to else said
 
     @property
     def _error(self) -> Mapping[str, Any]:

@@ -116,10 +116,9 @@ def test_the_plan_can_be_printed_without_a_network_and_without_credentials(bench
     script = bench("init", "--project", "my-project", "--print", "gcloud").out
     assert script.startswith("#!/usr/bin/env bash")
     assert "gs://my-project-bench" in script
-    assert (
-        'resource "google_storage_bucket" "bench"'
-        in bench("init", "--project", "my-project", "--print", "terraform").out
-    )
+    made = bench("init", "--project", "my-project", "--print", "terraform").document
+    assert made["resource"]["google_storage_bucket"]["bench"]["name"] == "my-project-bench"
+    assert any(line.startswith("  per_day_usd") for line in made["//"])
 
 
 def test_what_cannot_be_meant_is_refused(bench: Bench) -> None:

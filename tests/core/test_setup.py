@@ -87,8 +87,34 @@ def after_all_of_it() -> Standing:
 
 
 def parsed(text: str) -> Any:
-    """HCL as a parser reads it."""
-    return pytest.importorskip("hcl2", reason="python-hcl2, a development dependency, is not installed").loads(text)
+    """Terraform's JSON syntax as a strict parser reads it: no key twice, no number that JSON has not."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len({key for key, _ in pairs}) == len(pairs), pairs
+        return dict(pairs)
+
+    def never(text: str) -> Any:
+        raise AssertionError(text)
+
+    return json.loads(text, object_pairs_hook=once, parse_constant=never)
+
+
+def resources_of(text: str) -> dict[str, Any]:
+    """Each resource by its address."""
+    return {f"{kind}.{name}": body for kind, made in parsed(text)["resource"].items() for name, body in made.items()}
+
+
+ARGUMENTS = {
+    "google_project_service": {"project", "service", "disable_on_destroy"},
+    "google_storage_bucket": {"project", "name", "location", "uniform_bucket_level_access", "public_access_prevention",
+                              "lifecycle_rule"},
+    "google_service_account": {"project", "account_id", "display_name"},
+    "google_project_iam_custom_role": {"project", "role_id", "title", "permissions"},
+    "google_project_iam_member": {"project", "role", "member", "condition"},
+    "google_storage_bucket_iam_member": {"bucket", "role", "member", "condition"},
+    "google_service_account_iam_member": {"service_account_id", "role", "member"},
+}  # fmt: skip
+"""As the provider documents them, of those that a set-up needs."""
 
 
 def test_a_second_time_there_is_nothing_to_do() -> None:
@@ -304,28 +330,47 @@ def test_an_api_that_was_enabled_a_moment_ago_is_asked_again_for_some_minutes(st
     assert "owner" not in failure(talk.result, "make it").hint
 
 
-def test_the_terraform_is_that_of_the_golden_file_and_is_hcl() -> None:
+def test_the_terraform_is_that_of_the_golden_file_and_names_what_the_provider_knows() -> None:
     text = terraform.document(setup(WANTED))
-    assert text == (GOLDEN / "init.tf").read_text()
-    resources = parsed(text)["resource"]
-    kinds = [next(iter(resource)).strip('"') for resource in resources]
+    assert text == (GOLDEN / "init.tf.json").read_text()
+    assert set(parsed(text)) == {"//", "terraform", "resource"}
+    made = resources_of(text)
+    kinds = [address.partition(".")[0] for address in made]
     assert kinds.count("google_project_service") == len(APIS)
-    assert {"google_storage_bucket", "google_service_account", "google_project_iam_custom_role"} <= set(kinds)
+    assert set(kinds) == set(ARGUMENTS)
+    for address, body in made.items():
+        assert set(body) - {"depends_on"} <= ARGUMENTS[address.partition(".")[0]], address
+        assert re.fullmatch(r"[a-z_]+\.[A-Za-z_][A-Za-z0-9_-]*", address)
+        conditions = body.get("condition", [])
+        assert all(set(one) == {"title", "expression"} for one in conditions)
+    rules = made["google_storage_bucket.bench"]["lifecycle_rule"]
+    assert [set(rule) for rule in rules] == [{"action", "condition"}] * len(LIFECYCLE["rule"])
 
 
 def test_terraform_refers_only_to_what_it_declares() -> None:
     everything = terraform.document(setup(WANTED))
     missing_one = terraform.document(setup(WANTED, replace(after_all_of_it(), on_project=frozenset())))
     for text in (everything, missing_one):
-        declared = {f"{kind}.{name}" for kind, name in re.findall(r'^resource "(\w+)" "(\w+)"', text, re.M)}
-        assert set(re.findall(r"\b(google_\w+\.\w+)(?=[.,\n])", text)) <= declared
-        parsed(text)
+        made = resources_of(text)
+        needed = {address for body in made.values() for address in body.get("depends_on", ())}
+        named = set(re.findall(r"(?<!\$)\$\{(\w+\.\w+)\.name\}", text))
+        assert needed | named <= set(made)
     assert '"projects/my-project/roles/benchMachine"' in missing_one
+
+
+def test_what_is_granted_on_the_project_waits_for_resource_manager_and_for_its_role() -> None:
+    made = resources_of(terraform.document(setup(WANTED)))
+    members = {address: body for address, body in made.items() if address.startswith("google_project_iam_member.")}
+    assert len(members) == 2
+    for body in members.values():
+        assert "google_project_service.cloudresourcemanager" in body["depends_on"]
+        assert body["role"].startswith("${google_project_iam_custom_role.")
 
 
 def test_what_looks_like_a_template_in_a_name_is_text_in_terraform() -> None:
     text = terraform.document([MakeAccount("p", "a", "${oops} %{oops}")])
-    assert "$${oops} %%{oops}" in text
+    (account,) = resources_of(text).values()
+    assert account["display_name"] == "$${oops} %%{oops}"
 
 
 def test_a_bucket_that_is_mended_and_a_role_that_is_changed_are_printed_too() -> None:
@@ -341,7 +386,7 @@ def test_a_bucket_that_is_mended_and_a_role_that_is_changed_are_printed_too() ->
     assert script.count("--lifecycle-file") == 2
     assert "roles update r" in script
     assert [describe(step) for step in steps][3] == "change the role r (t): 1 permission"
-    parsed(terraform.document(steps[1:2]))
+    assert set(resources_of(terraform.document(steps[1:2]))) == {"google_storage_bucket.bench"}
 
 
 # --- sent -----------------------------------------------------------------------------------------------------------

@@ -94,9 +94,10 @@ def _some(rooms: list[Room]) -> str:
 def _ask_for(subject: Subject, metric: str, region: str) -> str:
     scope = "per-project-region" if region else "per-project"
     where = f" --dimensions=region={region}" if region else ""
+    project = f"--project={subject.project} --billing-project={subject.project}"
     return (
         "gcloud beta quotas preferences create --service=compute.googleapis.com --preferred-value=1"
-        f" --project={subject.project} --quota-id={metric.replace('_', '-')}-{scope}{where}"
+        f" {project} --quota-id={metric.replace('_', '-')}-{scope}{where}"
     )
 
 

@@ -38,8 +38,9 @@ APIS: Final = (
     "storage.googleapis.com",
     "iam.googleapis.com",
     "cloudresourcemanager.googleapis.com",
+    "cloudbilling.googleapis.com",
 )
-"""The first two for every run; the others for `bench init` and `bench doctor`."""
+"""The first two for every run; the others for `bench init`, `bench doctor` and `bench prices --refresh`."""
 RUN_APIS: Final = APIS[:2]
 LAUNCHER_ROLE: Final = "benchLauncher"
 MACHINE_ROLE: Final = "benchMachine"

@@ -1,11 +1,11 @@
-"""The steps of a set-up as Terraform (HCL), for projects that are kept as code."""
+"""The steps of a set-up as Terraform's JSON syntax (`main.tf.json`), for projects that are kept as code."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
@@ -20,167 +20,130 @@ from orchestrator.core.setup.steps import (
     MendBucket,
     Step,
     WriteSettings,
-    describe,
     short,
 )
 
-Body = Sequence[tuple[str, Any]]
-"""Attributes in order; a value that is a `Block` or a list of them is a nested block."""
+Body = dict[str, Any]
+Named = tuple[str, str, Body]
+"""A resource's kind, its name, and what it holds."""
 
-
-class Block(tuple[tuple[str, Any], ...]):
-    """The body of a nested block."""
-
-
-class Raw(str):
-    """An expression: a reference, not a string."""
-
-
-BUCKET = "google_storage_bucket.bench"
-ACCOUNT = ("google_service_account.bench",)
-HEAD = """# What `bench init` would do, as Terraform: `terraform init && terraform apply`.
-# What exists already has to be imported first (`terraform import`), or apply says that it is there.
-terraform {
-  required_version = ">= 1.5"
-  required_providers {
-    google = {
-      source  = "hashicorp/google"
-      version = ">= 5.0"
-    }
-  }
+BUCKET: Final = "google_storage_bucket.bench"
+ACCOUNT: Final = "google_service_account.bench"
+SERVICE: Final = "google_project_service"
+COMMENT: Final = "//"
+"""The key that Terraform passes over."""
+HEAD: Final = (
+    "What `bench init` would do: save this as main.tf.json, then `terraform init && terraform apply`. What exists "
+    "already has to be imported first (`terraform import`), or apply says that it is there."
+)
+PROVIDERS: Final = {
+    "required_version": ">= 1.5",
+    "required_providers": {"google": {"source": "hashicorp/google", "version": ">= 5.0"}},
 }
-"""
 
 
 def document(steps: Iterable[Step]) -> str:
-    """One file of HCL."""
+    """One file of Terraform's JSON syntax."""
     listed = tuple(steps)
-    declared = frozenset(address for step in listed for address in _declares(step))
-    return "\n".join([HEAD, *(f"# {describe(step)}\n{_resources(step, declared)}" for step in listed)])
+    declared = frozenset(f"{kind}.{name}" for step in listed for kind, name, _ in _resources(step))
+    resources: dict[str, dict[str, Body]] = {}
+    said = [HEAD]
+    for step in listed:
+        if isinstance(step, WriteSettings):
+            said += _settings(step)
+        for kind, name, body in _resources(step):
+            assert name not in resources.get(kind, {}), "each resource has a name of its own"
+            needs = [address for address in body.pop("depends_on", ()) if address in declared]
+            resources.setdefault(kind, {})[name] = _roles(body, declared) | ({"depends_on": needs} if needs else {})
+    return (
+        json.dumps({COMMENT: said, "terraform": PROVIDERS, "resource": resources}, indent=2, ensure_ascii=False) + "\n"
+    )
 
 
-def _declares(step: Step) -> tuple[str, ...]:
-    """The addresses that other resources can wait for."""
+def _resources(step: Step) -> tuple[Named, ...]:
     match step:
         case EnableApis():
-            return tuple(f"google_project_service.{api.partition('.')[0]}" for api in step.apis)
-        case MakeBucket() | MendBucket():
-            return ("google_storage_bucket.bench",)
-        case MakeAccount():
-            return ("google_service_account.bench",)
-        case MakeRole():
-            return (f"google_project_iam_custom_role.{step.role_id}",)
-        case _:
-            return ()
-
-
-def _resources(step: Step, declared: frozenset[str]) -> str:
-    def after(*addresses: str) -> Body:
-        needs = [Raw(address) for address in addresses if address in declared]
-        return [("depends_on", needs)] if needs else []
-
-    match step:
-        case EnableApis():
-            return "".join(
-                _resource(
-                    "google_project_service",
+            return tuple(
+                (
+                    SERVICE,
                     api.partition(".")[0],
-                    [("project", step.project), ("service", api), ("disable_on_destroy", False)],
+                    {"project": text(step.project), "service": text(api), "disable_on_destroy": False},
                 )
                 for api in step.apis
             )
         case MakeBucket():
-            return _resource("google_storage_bucket", "bench", [
-                ("project", step.project), ("name", step.bucket), ("location", step.location.upper()), *_careful(),
-                *after("google_project_service.storage"),
-            ])  # fmt: skip
+            where = {"project": text(step.project), "name": text(step.bucket), "location": text(step.location.upper())}
+            body = {**where, **_careful(), "depends_on": [f"{SERVICE}.storage"]}
+            return (("google_storage_bucket", "bench", body),)
         case MendBucket():
-            return _resource("google_storage_bucket", "bench", [("name", step.bucket), *_careful()])
+            return (("google_storage_bucket", "bench", {"name": text(step.bucket), **_careful()}),)
         case MakeAccount():
-            body = [("project", step.project), ("account_id", step.account_id), ("display_name", step.title)]
-            return _resource("google_service_account", "bench", [*body, *after("google_project_service.iam")])
+            named = {"account_id": text(step.account_id), "display_name": text(step.title)}
+            body = {"project": text(step.project), **named, "depends_on": [f"{SERVICE}.iam"]}
+            return (("google_service_account", "bench", body),)
         case MakeRole():
-            role_body: Body = [
-                ("project", step.project),
-                ("role_id", step.role_id),
-                ("title", step.title),
-                ("permissions", list(step.permissions)),
-                *after("google_project_service.iam"),
-            ]
-            return _resource("google_project_iam_custom_role", step.role_id, role_body)
+            named = {"role_id": text(step.role_id), "title": text(step.title)}
+            body = {"project": text(step.project), **named, "permissions": list(step.permissions)}
+            return (("google_project_iam_custom_role", step.role_id, {**body, "depends_on": [f"{SERVICE}.iam"]}),)
         case GrantOnProject():
-            address = f"google_project_iam_custom_role.{short(step.role)}"
-            role = Raw(f"{address}.name") if address in declared else step.role
-            where: Body = [("project", step.project), ("role", role), ("member", step.member), *_where(step.condition)]
-            service = "google_project_service.cloudresourcemanager"
-            needs = after(service, *(ACCOUNT if step.member.startswith("serviceAccount:") else ()))
-            return _resource("google_project_iam_member", _name(step.role, step.member), [*where, *needs])
+            body = {"project": text(step.project), **_member(step)}
+            # A project's policy is read and written through Resource Manager.
+            body["depends_on"] = [f"{SERVICE}.cloudresourcemanager", *_account(step.member)]
+            return (("google_project_iam_member", _name(step.role, step.member), body),)
         case GrantOnBucket():
-            where = [("bucket", step.bucket), ("role", step.role), ("member", step.member), *_where(step.condition)]
-            needs = after(BUCKET, *(ACCOUNT if step.member.startswith("serviceAccount:") else ()))
-            return _resource("google_storage_bucket_iam_member", _name(step.role, step.member), [*where, *needs])
+            body = {"bucket": text(step.bucket), **_member(step), "depends_on": [BUCKET, *_account(step.member)]}
+            return (("google_storage_bucket_iam_member", _name(step.role, step.member), body),)
         case GrantOnAccount():
             account = f"projects/{step.project}/serviceAccounts/{step.email}"
-            where = [("service_account_id", account), ("role", step.role), ("member", step.member)]
+            body = {"service_account_id": text(account), "role": text(step.role), "member": text(step.member)}
             name = _name(step.role, step.member)
-            return _resource("google_service_account_iam_member", name, [*where, *after(*ACCOUNT)])
+            return (("google_service_account_iam_member", name, {**body, "depends_on": [ACCOUNT]}),)
         case _:
-            return _settings(step)
+            return ()
 
 
-def _where(condition: Condition | None) -> Body:
-    if condition is None:
-        return []
-    return [("condition", Block((("title", condition.title), ("expression", condition.expression))))]
+def _member(step: GrantOnProject | GrantOnBucket) -> Body:
+    body = {"role": text(step.role), "member": text(step.member)}
+    return body | (_where(step.condition) if step.condition else {})
+
+
+def _where(condition: Condition) -> Body:
+    return {"condition": [{"title": text(condition.title), "expression": text(condition.expression)}]}
+
+
+def _account(member: str) -> tuple[str, ...]:
+    return (ACCOUNT,) if member.startswith("serviceAccount:") else ()
+
+
+def _roles(body: Body, declared: frozenset[str]) -> Body:
+    """A custom role that is made here is named by reference, so that it is there first."""
+    address = f"google_project_iam_custom_role.{short(str(body.get('role', '')))}"
+    return body | {"role": f"${{{address}.name}}"} if address in declared else body
 
 
 def _careful() -> Body:
-    rules = []
-    for rule in LIFECYCLE["rule"]:
-        condition = tuple((_snake(key), value) for key, value in rule["condition"].items())
-        rules.append(Block((("action", Block((("type", rule["action"]["type"]),))), ("condition", Block(condition)))))
-    return [
-        ("uniform_bucket_level_access", True),
-        ("public_access_prevention", "enforced"),
-        ("lifecycle_rule", rules),
+    rules = [
+        {
+            "action": [{"type": rule["action"]["type"]}],
+            "condition": [{_snake(key): value for key, value in rule["condition"].items()}],
+        }
+        for rule in LIFECYCLE["rule"]
     ]
+    return {
+        "uniform_bucket_level_access": True,
+        "public_access_prevention": "enforced",
+        "lifecycle_rule": rules,
+    }
 
 
-def _settings(step: WriteSettings) -> str:
-    lines = "".join(f"#   {key}: {json.dumps(value)}\n" for key, value in step.values)
-    return f"# Terraform does not write to this machine; add these lines to settings.yaml in BENCH_HOME:\n{lines}"
+def _settings(step: WriteSettings) -> list[str]:
+    lines = [f"  {key}: {json.dumps(value)}" for key, value in step.values]
+    return ["Terraform does not write to your machine; add these lines to settings.yaml in BENCH_HOME:", *lines]
 
 
-def _resource(kind: str, name: str, body: Body) -> str:
-    return f'resource "{kind}" "{name}" {{\n{_lines(body, 1)}}}\n'
-
-
-def _lines(body: Body, depth: int) -> str:
-    pad, text = "  " * depth, ""
-    width = max((len(key) for key, value in body if not _nested(value)), default=0)
-    for key, value in body:
-        blocks = value if isinstance(value, list) and _nested(value) else [value]
-        for one in blocks:
-            if isinstance(one, Block):
-                text += f"{pad}{key} {{\n{_lines(one, depth + 1)}{pad}}}\n"
-            else:
-                text += f"{pad}{key:{width}} = {_value(one, depth)}\n"
-    return text
-
-
-def _nested(value: Any) -> bool:
-    return isinstance(value, Block) or (isinstance(value, list) and isinstance(value[0], Block))
-
-
-def _value(value: Any, depth: int) -> str:
-    if isinstance(value, Raw):
-        return str(value)
-    if isinstance(value, list):
-        pad = "  " * (depth + 1)
-        inner = "".join(f"{pad}{_value(one, depth)},\n" for one in value)
-        return f"[\n{inner}{'  ' * depth}]"
-    # A template is begun by ${ or %{; no text of ours may begin one.
-    return json.dumps(value).replace("${", "$${").replace("%{", "%%{")
+def text(value: str) -> str:
+    """Text that is no template: one is begun by ${ or %{, and no text of ours may begin one."""
+    return value.replace("${", "$${").replace("%{", "%%{")
 
 
 def _name(role: str, member: str) -> str:

@@ -2,8 +2,8 @@
 # What `bench init` would do. It can be run again: what is there already is reported and left.
 set -u
 
-# enable compute.googleapis.com, storage.googleapis.com, iam.googleapis.com, cloudresourcemanager.googleapis.com
-gcloud services enable compute.googleapis.com storage.googleapis.com iam.googleapis.com cloudresourcemanager.googleapis.com --project=my-project
+# enable compute.googleapis.com, storage.googleapis.com, iam.googleapis.com, cloudresourcemanager.googleapis.com, cloudbilling.googleapis.com
+gcloud services enable compute.googleapis.com storage.googleapis.com iam.googleapis.com cloudresourcemanager.googleapis.com cloudbilling.googleapis.com --project=my-project
 
 # make the bucket gs://my-bench in us-central1: uniform access, never public, payloads deleted after 180 days
 gcloud storage buckets create gs://my-bench --project=my-project --location=us-central1 --uniform-bucket-level-access --public-access-prevention
