@@ -26,7 +26,7 @@ PROGRAM = "program"
 """The form of a program that measures itself."""
 JUDGED_APART = ("gpumode",)
 """Forms with cases that are judged and not timed."""
-STEPS = ("environment", "build", "correctness", "measure")
+STEPS = ("environment", "build", "correctness", "measure", "profile")
 
 
 def main(arguments: list[str]) -> int:
@@ -84,20 +84,24 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
 
     from kernels.harness import environment, programs, steps
     from kernels.harness.judging import Session
+    from kernels.harness.profiling import profile_all
 
     if spec.threads:
         torch.set_num_threads(spec.threads)
     device, cache = environment.device(), steps.default_cache()
     own = isinstance(spec.workload, OwnWorkload)
     problem = None if own else spec.workload.problem()
-    session = Session(spec, out, cache, facts, device, problem, steps.arena_of(spec, device))
-    if isinstance(spec.workload, OwnWorkload) and spec.workload.form == PROGRAM and step != "environment":
+    arena = None if step == "profile" else steps.arena_of(spec, device)
+    session = Session(spec, out, cache, facts, device, problem, arena)
+    apart = step in ("environment", "profile")
+    if isinstance(spec.workload, OwnWorkload) and spec.workload.form == PROGRAM and not apart:
         return programs.perform(step, session, spec.workload)
     run = {
         "environment": steps.record_environment,
         "build": steps.build_kernel,
         "correctness": steps.check_all,
         "measure": steps.measure_all,
+        "profile": profile_all,
     }[step]
     try:
         with torch.inference_mode():

@@ -24,10 +24,22 @@ STEADY = "steady"
 REQUIRED = ("implementations", "measure", "correctness", "repeats", "warmup", "regime", "seed")
 OPTIONAL = (
     "threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci",
-    "cache", "usd_per_hour", "case_budget_usd", "machine", "on_request", "workload", "answer_limit_s",
+    "cache", "usd_per_hour", "case_budget_usd", "machine", "on_request", "workload", "answer_limit_s", "profile",
 )  # fmt: skip
 ANSWER_LIMIT_S = 180.0
 MACHINE = ("zone", "machine_type", "image")
+
+
+SETS = ("roofline", "full", "trace")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Cases by id, implementations by name (none: all of the run's), and how much is asked of the profiler."""
+
+    cases: tuple[str, ...]
+    implementations: tuple[str, ...] = ()
+    set: str = SETS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,10 @@ class Spec:
     """How long an implementation of a user's own may take to load, to be called once, or to be measured once."""
     on_request: bool
     """Whether the agent names each case to measure, one after another, and their end."""
+    profile: Profile | None = None
+    """What is profiled after it was measured; None: nothing."""
+    text: str = ""
+    """The document that this was read from, for processes that read it again."""
 
     @property
     def planned(self) -> tuple[Case, ...]:
@@ -120,6 +136,22 @@ def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = N
         vm=text_of(spec.get("vm", ""), "vm"),
         answer_limit_s=positive(spec.get("answer_limit_s", ANSWER_LIMIT_S), "answer_limit_s"),
         on_request=truth(spec.get("on_request", False), "on_request"),
+        profile=None if spec.get("profile") is None else profile_of(spec["profile"]),
+        text=text,
+    )
+
+
+def profile_of(data: object) -> Profile:
+    """What is to be profiled. Raises `BadSpec`."""
+    told = table(data, "profile", ("cases",), ("implementations", "set"))
+    for key in ("cases", "implementations"):
+        listed = told.get(key, [])
+        if not isinstance(listed, list) or not all(isinstance(one, str) and one for one in listed):
+            raise BadSpec(f"profile.{key} must be a list of names, not {shown(listed)}")
+    return Profile(
+        tuple(told["cases"]),
+        tuple(told.get("implementations", ())),
+        name(told.get("set", SETS[0]), "profile.set", SETS),
     )
 
 

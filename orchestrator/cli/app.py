@@ -29,6 +29,7 @@ COMMANDS = {
     "fetch": "Download what a run measured, and show it.",
     "report": "Write a run's report: HTML, Markdown, JSON and CSV.",
     "compare": "Hold runs against the first, or against a baseline.",
+    "profile": "Say why kernels take their time: peaks, roof, stalls, hints.",
     "history": "Follow a case over the runs in the bucket.",
     "site": "Make pages of all runs in the bucket.",
     "cases": "List the ids of the cases that a run measured.",

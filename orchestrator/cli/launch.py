@@ -132,7 +132,7 @@ def launch(
         watch.step("planning")
         plan, refused = _planned(wiring, configuration, name, cold=cold)
         watch.planned(plan)
-        where = _where(wiring, plan)
+        where = launch_context(wiring, plan)
         if len(plan.offers) > 1 and plan.mode is Mode.HOST:
             ended: Run | GridDispatcher = launch_grid(wiring, plan, payload, where, watch, detach=detach)
         else:
@@ -167,7 +167,7 @@ def _after_a_kept_machine(
     return _until_detached(engine, watch, user)
 
 
-def _where(wiring: Wiring, plan: LaunchPlan) -> LaunchContext:
+def launch_context(wiring: Wiring, plan: LaunchPlan) -> LaunchContext:
     mode = plan.mode if plan.mode is Mode.HOST else wiring.mode
     return LaunchContext(
         mode=mode,
@@ -186,7 +186,7 @@ def _resume(ctx: typer.Context, text: str, limits: LaunchOptions, *, detach: boo
         wiring.say = watch.say
         if lead := lead_of(wiring, run_id):
             ended: Run | GridDispatcher = resume_grid(
-                wiring, lead, limits, lambda one: _where(wiring, one), watch, accept
+                wiring, lead, limits, lambda one: launch_context(wiring, one), watch, accept
             )
         else:
             plan = wiring.plan_again(run_id, limits)
@@ -194,7 +194,7 @@ def _resume(ctx: typer.Context, text: str, limits: LaunchOptions, *, detach: boo
                 wiring.world(plan.config),
                 plan,
                 run_id=run_id,
-                where=_where(wiring, plan),
+                where=launch_context(wiring, plan),
                 fresh=lambda: payload_of(plan.config),
                 accept=accept,
                 say=watch.say,

@@ -30,6 +30,7 @@ CASE = re.compile(r"cases/(b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-
 OWN_CASE = re.compile(r"cases/([A-Za-z0-9][A-Za-z0-9._+-]{0,199})\.csv\Z", re.ASCII)
 """Of a workload of the user's own, whose axes only its file knows."""
 SIGNALLED = 128
+PROFILE_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -152,17 +153,28 @@ class Agent:
         for phase in ("build", "correctness", "measure"):
             with self.entered(phase):
                 self.step(phase)
+        if self.spec.harness.get("profile"):
+            self.profile()
         if self.incorrect:
             what = "the kernel was not built" if self.not_built else "an implementation was wrong on a case"
             return Ending("incorrect", INCORRECT, what)
         shared = bool(self.spec.harness.get("on_request"))
         return Ending("succeeded", DONE, "the grid is measured" if shared else "every case is measured")
 
+    def profile(self) -> None:
+        """After everything is measured and stored. What goes wrong here is said, and spoils nothing."""
+        try:
+            with self.entered("profile"):
+                self.step("profile")
+        except Halt as halt:
+            self.stop.check()
+            self.log.say(f"no profile: {halt.ending.detail}")
+
     @contextmanager
     def entered(self, phase: str) -> Iterator[None]:
         """A phase: its limit, its two events, and the exit code it ends with."""
         self.phase = phase
-        limit_s = self.spec.limits_s[phase]
+        limit_s = self.spec.limits_s.get(phase, PROFILE_LIMIT_S)
         self.limit = Patience(self.clock, limit_s, self.stop.requested)
         began = self.clock.monotonic()
         self.events.append("phase_started", phase=phase, limit_s=limit_s)

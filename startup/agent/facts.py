@@ -142,6 +142,8 @@ class Facts:
                 "measurement_planned", cases=cases, total=total, measurements_per_implementation=per_implementation
             )
             self.log.say(f"{cases} of {total} cases to measure, {per_implementation} measurements each")
+        elif name == "profiled":
+            self.log.say(f"profiled {fact['implementation']} {fact['case_id']}: {fact['path']}".replace("  ", " "))
         elif name == "second_clock":
             self.log.say(f"CUPTI was asked about {fact['cells']} cells; see {fact['path']}")
         elif name == "problem":

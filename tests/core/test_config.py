@@ -386,7 +386,7 @@ def test_every_problem_is_listed_with_its_file_line_key_and_remedy() -> None:
         ("gpu: h100\nregions: [mars]", "my.yaml:2: regions[0]: h100 is not offered in 'mars'; valid: us-central1, us-east4, europe-west4"),
         ("gpu: l4\nrun: {max_minutes: 10081}", "my.yaml:2: run.max_minutes: must be at most 10080, not 10081"),
         ("gpu: l4\nmeasure: {seed: 9223372036854775808}", "my.yaml:2: measure.seed: must be less than 9223372036854775808, not 9223372036854775808"),
-        ("gpu: l4\nbudgets: {}", "my.yaml:2: budgets: unknown key; did you mean 'budget'? valid: gpu, machine, zones, regions, run, placement, budget, alerts, measure, correctness, environment, host, payload, workload"),
+        ("gpu: l4\nbudgets: {}", "my.yaml:2: budgets: unknown key; did you mean 'budget'? valid: gpu, machine, zones, regions, run, placement, budget, alerts, measure, correctness, environment, host, payload, profile, workload"),
         ("gpu: l4\nzones: us-central1-a", "my.yaml:2: zones: expected a list, got 'us-central1-a'"),
     ],
 )  # fmt: skip

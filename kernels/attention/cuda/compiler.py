@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import ctypes
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -22,7 +23,9 @@ from typing import Protocol
 
 from kernels.attention.interface import BuildFailed
 
-FLAGS = ("-std=c++17", "--ptxas-options=-v")
+LINE_INFO = ("-lineinfo",) if os.environ.get("BENCH_LINE_INFO") else ()
+"""For profilers: which line an instruction came from. The code is the same, the image is not."""
+FLAGS = ("-std=c++17", "--ptxas-options=-v", *LINE_INFO)
 NO_COMPILER_REMEDY = "install a CUDA build of PyTorch (its wheels contain NVRTC), or put nvcc on PATH"
 COMPILE_TIMEOUT_S = 300.0
 WORKER = Path(__file__).with_name("nvrtc_worker.py")

@@ -192,6 +192,21 @@ class Workload(_Section):
         return {"path": data} if isinstance(data, str) else data
 
 
+class Profile(_Section):
+    """What is profiled after everything is measured: never a measurement."""
+
+    cases: tuple[str, ...] = ()
+    """By id; none: nothing is profiled."""
+    implementations: tuple[str, ...] = ()
+    """Empty: all that are measured."""
+    set: Literal["roofline", "full", "trace"] = "roofline"
+
+    def asked(self) -> dict[str, Any]:
+        """As the harness's spec has it; nothing where nothing is profiled."""
+        told = {"cases": list(self.cases), "implementations": list(self.implementations), "set": self.set}
+        return {"profile": told} if self.cases else {}
+
+
 class Payload(_Section):
     root: str | None = None
     """The folder that holds kernels/ and startup/; None: the ones that came with bench."""
@@ -213,6 +228,7 @@ class Config(_Section):
     environment: Environment = Environment()
     host: Hosts = Hosts()
     payload: Payload = Payload()
+    profile: Profile = Profile()
     workload: Workload | None = None
     """None: attention."""
 
@@ -348,6 +364,7 @@ def own_harness(config: Config, own: Workload, mode: str, skip_cases: Sequence[s
         "answer_limit_s": own.answer_limit_s,
         "skip_cases": list(skip_cases),
         **stop,
+        **config.profile.asked(),
     }
 
 
@@ -375,4 +392,5 @@ def harness(config: Config, grids: EffectiveGrids, mode: str, *, skip_cases: Seq
         "threads": measure.threads,
         "skip_cases": list(skip_cases),
         **stop,
+        **config.profile.asked(),
     }

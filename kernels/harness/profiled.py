@@ -1,0 +1,117 @@
+"""`python3 -m kernels.harness.profiled`: one implementation on one case, called a few times for a profiler to look at.
+
+Under Nsight Compute only the call between the profiler's start and stop is replayed. With `--out` PyTorch's profiler
+looks at a block of calls, and writes its table and a trace that Chrome and Perfetto open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.forms.load import load
+from kernels.harness import axes, environment
+from kernels.harness.arena import described
+from kernels.harness.bench import Bench
+from kernels.harness.contenders import bind, build
+from kernels.harness.own import OwnWorkload
+from kernels.harness.spec import Spec, original, parse
+from kernels.harness.steps import default_cache
+from kernels.harness.workload import Site
+
+WARM_CALLS = 3
+BLOCK = 5
+"""Calls of one block of a trace."""
+MOST_ROWS = 40
+
+
+def main(arguments: list[str]) -> int:
+    """Profile, and return 0; what goes wrong is raised."""
+    parser = argparse.ArgumentParser(prog="python3 -m kernels.harness.profiled")
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--case", required=True)
+    parser.add_argument("--implementation", required=True)
+    parser.add_argument("--out", default="", help="the stem of what PyTorch's profiler writes; none under ncu")
+    asked = parser.parse_args(arguments)
+    spec = parse(asked.spec.read_text(encoding="utf-8"), described)
+    if spec.threads:
+        torch.set_num_threads(spec.threads)
+    device = environment.device()
+    with torch.inference_mode():
+        call = caller(spec, asked.case, asked.implementation, device)
+        for _ in range(WARM_CALLS):
+            call()
+        settle(device)
+        if asked.out:
+            trace(call, device, asked.implementation, asked.out)
+        else:
+            torch.cuda.profiler.start()
+            call()
+            settle(device)
+            torch.cuda.profiler.stop()
+    return 0
+
+
+def caller(spec: Spec, case_id: str, name: str, device: torch.device) -> Callable[[], Any]:
+    """One call of an implementation on a case's inputs."""
+    case: Any = next(one for one in spec.measure if one.id == case_id)
+    if isinstance(spec.workload, OwnWorkload):
+        definition = load(spec.workload.form, Path(spec.workload.path))
+        bench = Bench(definition, original(name), device)
+        bench.bind(dict(case.values), axes.case_seed(case, spec.seed, "inputs"))
+        return lambda: bench.call(0)
+    site = Site(device, spec.threads, Path(tempfile.gettempdir()), default_cache())
+    crew = {original(name): build(spec.workload, original(name), site)}
+    inputs = spec.workload.problem().inputs(case, axes.generator(case, device, spec.seed))
+    bound = bind(name, crew, case, inputs)
+
+    def call() -> None:
+        with bound.scope():
+            bound.plan()
+
+    return call
+
+
+def trace(call: Callable[[], Any], device: torch.device, name: str, stem: str) -> None:
+    """A block of calls under PyTorch's profiler: its table as JSON, its trace packed."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
+    with torch.profiler.profile(activities=kinds, record_shapes=False) as seen:
+        for number in range(BLOCK):
+            with torch.profiler.record_function(f"{name} call {number + 1}"):
+                call()
+                settle(device)
+    with tempfile.TemporaryDirectory(prefix="bench-profile-") as folder:
+        plain = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(plain))
+        with gzip.open(f"{stem}.trace.json.gz", "wb") as packed:
+            packed.write(plain.read_bytes())
+    table = sorted((row(one) for one in seen.key_averages()), key=lambda one: -(one["device_us"] or one["cpu_us"]))
+    told = {"schema": 1, "tool": "torch.profiler", "calls": BLOCK, "rows": table[:MOST_ROWS]}
+    Path(f"{stem}.table.json").write_text(json.dumps(told, indent=1) + "\n")
+
+
+def row(one: Any) -> dict[str, Any]:
+    """One operation: how often, and microseconds of its own on the host and on the device, over all calls."""
+    on_device = getattr(one, "self_device_time_total", 0.0)
+    return {
+        "name": str(one.key)[:200], "count": int(one.count), "cpu_us": round(float(one.self_cpu_time_total), 3),
+        "device_us": round(float(on_device or 0.0), 3),
+    }  # fmt: skip
+
+
+def settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,206 @@
+"""Profiles of named implementations, after everything is measured: by Nsight Compute where it may read counters, else
+by PyTorch's profiler, said to be that. No call that is profiled is a measurement: it is serialized and replayed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kernels.harness.facts import log
+from kernels.harness.judging import Session
+from kernels.harness.spec import Profile, original
+from kernels.harness.workload import Case
+
+FOLDER: Final = "profile"
+SUMMARY: Final = f"{FOLDER}/summary.json"
+KERNELS: Final = 3
+"""Of one call, the first so many are profiled."""
+LIMIT_S: Final = 240.0
+"""For one implementation on one case."""
+SECTIONS: Final = (
+    "SpeedOfLight", "SpeedOfLight_RooflineChart", "SpeedOfLight_HierarchicalTensorRooflineChart",
+    "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "LaunchStats", "Occupancy", "WarpStateStats",
+)  # fmt: skip
+PARAMETERS: Final = Path("/proc/driver/nvidia/params")
+REMEDY: Final = (
+    "the administrator of this machine allows it with the line `options nvidia NVreg_RestrictProfilingToAdminUsers=0` "
+    "in /etc/modprobe.d/nvidia-profiling.conf and a reboot"
+)
+NCU_PLACES: Final = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """What profiles here: a path to ncu, or none of it and why."""
+
+    ncu: str
+    why_not: str = ""
+
+
+def find_tool(kind: str, wanted: str, environ: Mapping[str, str], parameters: Path = PARAMETERS) -> Tool:
+    """Nsight Compute where there is a GPU, the program, and the permission to read counters."""
+    if wanted == "trace":
+        return Tool("", "a trace was asked for")
+    if kind != "cuda":
+        return Tool("", "Nsight Compute profiles GPUs, and this is a processor")
+    ncu = shutil.which("ncu", path=environ.get("PATH")) or next(
+        (
+            str(path)
+            for place in NCU_PLACES
+            for path in sorted(Path(place).rglob("ncu"), reverse=True)
+            if path.is_file()
+        ),
+        "",
+    )
+    if not ncu:
+        return Tool("", "there is no ncu on this machine (NVIDIA's package nsight-compute)")
+    if restricted(parameters) and os.geteuid() != 0:
+        return Tool("", f"the driver lets only root read counters (RmProfilingAdminOnly: 1); {REMEDY}")
+    return Tool(ncu)
+
+
+def restricted(parameters: Path) -> bool:
+    """Whether the driver keeps its counters for root; where it does not say, ncu will."""
+    try:
+        return re.search(r"^RmProfilingAdminOnly:\s*1", parameters.read_text(), re.M) is not None
+    except OSError:
+        return False
+
+
+def profile_all(session: Session) -> int:
+    """One profile for each implementation and case that was asked for; what fails is a line with its reason. Always
+    returns 0: what was measured stands."""
+    asked = session.spec.profile
+    assert asked is not None, "the step is run only where something is to be profiled"
+    (session.out / FOLDER).mkdir(parents=True, exist_ok=True)
+    known = {case.id: case for case in session.spec.measure}
+    tool = find_tool(session.device.type, asked.set, os.environ)
+    if tool.why_not:
+        log(f"profile: {tool.why_not}")
+    rows: list[dict[str, Any]] = []
+    for case_id in asked.cases:
+        for name in asked.implementations or tuple(dict.fromkeys(map(original, session.spec.implementations))):
+            began = time.monotonic()
+            row = one(session, asked, tool, known.get(case_id), case_id, name)
+            row["seconds"] = round(time.monotonic() - began, 3)
+            rows.append(row)
+            log(f"profiled {name} on {case_id}: {row['reason'] or ', '.join(row['files'])}")
+            for path in row["files"]:
+                session.facts.send("profiled", path=path, case_id=case_id, implementation=name)
+    told = {"schema": 1, "set": asked.set, "device": device_name(session), "profiles": rows}
+    (session.out / SUMMARY).write_text(json.dumps(told, indent=1) + "\n")
+    session.facts.send("profiled", path=SUMMARY, case_id="", implementation="")
+    return 0
+
+
+def one(session: Session, asked: Profile, tool: Tool, case: Case | None, case_id: str, name: str) -> dict[str, Any]:
+    """The profile of one implementation on one case: its files, or why there is none."""
+    row: dict[str, Any] = {
+        "case_id": case_id, "implementation": name, "tool": "", "why_not_ncu": tool.why_not, "files": [], "reason": "",
+        "axes": dict(case.axes) if case is not None else {}, "flops": getattr(case, "flops", None) or None,
+    }  # fmt: skip
+    if case is None:
+        return row | {"reason": "there is no such case in this run"}
+    stem = session.out / FOLDER / re.sub(r"[^A-Za-z0-9._-]", "-", f"{case_id}--{name}")
+    spec = stem.parent / "spec.json"
+    spec.write_text(session.spec.text, encoding="utf-8")
+    child = [
+        sys.executable,
+        "-m",
+        "kernels.harness.profiled",
+        "--spec",
+        str(spec),
+        "--case",
+        case_id,
+        "--implementation",
+        name,
+    ]
+    try:
+        if tool.ncu:
+            refused = by_ncu(tool.ncu, asked.set, child, stem)
+            if not refused:
+                return row | {"tool": "ncu", "files": kept(session, stem, NCU_FILES)}
+            row["why_not_ncu"] = refused
+        ran = run([*child, "--out", f"{stem}"])
+        if ran.returncode:
+            return row | {"reason": last_line(ran) or f"exit code {ran.returncode}"}
+        return row | {"tool": "torch.profiler", "files": kept(session, stem, TORCH_FILES)}
+    except subprocess.TimeoutExpired:
+        return row | {"reason": f"it took more than {LIMIT_S:g} s"}
+    finally:
+        spec.unlink(missing_ok=True)
+
+
+NCU_FILES: Final = (".ncu-rep.gz", ".details.txt", ".metrics.csv", ".rules.csv")
+TORCH_FILES: Final = (".table.json", ".trace.json.gz")
+
+
+def kept(session: Session, stem: Path, suffixes: Sequence[str]) -> list[str]:
+    """What there is of these files, relative to the results' folder."""
+    found = [stem.parent / f"{stem.name}{suffix}" for suffix in suffixes]
+    return [path.relative_to(session.out).as_posix() for path in found if path.is_file()]
+
+
+def by_ncu(ncu: str, wanted: str, child: Sequence[str], stem: Path) -> str:
+    """The report of Nsight Compute, and three texts made of it; empty, or why there is none. Clocks are left as they
+    were for the measurements; only what lies between the profiler's start and stop is replayed."""
+    report = f"{stem}.ncu-rep"
+    sections = ["--set", "full"] if wanted == "full" else [part for name in SECTIONS for part in ("--section", name)]
+    ran = run(
+        [
+            ncu, "--force-overwrite", "--export", report, "--clock-control", "none", "--profile-from-start", "off",
+            "--launch-count", str(KERNELS), "--target-processes", "all", "--import-source", "yes", *sections,
+            *child,
+        ],
+        {"BENCH_LINE_INFO": "1"},
+    )  # fmt: skip
+    if "ERR_NVGPUCTRPERM" in ran.stdout:
+        return f"the driver refuses its counters (ERR_NVGPUCTRPERM); {REMEDY}"
+    if not Path(report).is_file():
+        return f"ncu made no report: {last_line(ran)}"
+    pages = (
+        ("details.txt", ["--page", "details"]),
+        ("metrics.csv", ["--page", "raw", "--csv", "--print-units", "base"]),
+    )
+    for suffix, options in (*pages, ("rules.csv", ["--page", "details", "--csv"])):
+        told = run([ncu, "--import", report, *options])
+        Path(f"{stem}.{suffix}").write_text(told.stdout, encoding="utf-8")
+    with Path(report).open("rb") as plain, gzip.open(f"{report}.gz", "wb", compresslevel=6) as packed:
+        shutil.copyfileobj(plain, packed)
+    Path(report).unlink()
+    return ""
+
+
+def run(command: Sequence[str], more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """A command, its two outputs as one. Raises `TimeoutExpired`."""
+    return subprocess.run(
+        list(command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        timeout=LIMIT_S,
+        env={**os.environ, **(more or {})},
+    )
+
+
+def last_line(ran: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in ran.stdout.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+def device_name(session: Session) -> str:
+    from kernels.harness.environment import device_name as named
+
+    return named(session.device)

@@ -1,0 +1,191 @@
+"""`bench profile RUN --case …`: why a kernel takes its time, by Nsight Compute on a machine of its own kind."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.finding import find_run
+from orchestrator.cli.launch import launch_context
+from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.outcome import raise_for
+from orchestrator.cli.watch import watching
+from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.foreign import document
+from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.report.profile import NOT_ROWS, TORCH, Profiled, Profiles, figures_of, page, read, side_by_side
+from orchestrator.runs.engine import Engine
+from orchestrator.runs.launch import begin
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.wiring import Wiring, fetch_run, new_run_id, payload_of, write_atomically
+
+LOCAL = Path("results/local")
+SETS = ("roofline", "full", "trace")
+
+
+def profile(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.")] = "last",
+    case: Annotated[list[str] | None, typer.Option("--case", help="A case's id, or a unique part of one.")] = None,
+    implementation: Annotated[
+        list[str] | None, typer.Option("--implementation", "-i", help="Only these; by default all of the run's.")
+    ] = None,
+    set_: Annotated[str, typer.Option("--set", help="roofline, full (every counter), or trace.")] = SETS[0],
+    json: Json = False,
+) -> None:
+    """Say why kernels take their time: peaks, roof, stalls, hints.
+
+    Without --case shows what the run has profiled (`profile:` in its configuration). With it, a run of its own profiles
+    that case on the same kind of machine, within the same caps. Profiled calls are never measurements.
+    """
+    if set_ not in SETS:
+        raise ConfigError(f"--set {set_}: expected {', '.join(SETS)}")
+    wiring = options(ctx).wiring()
+    run_id = find_run(wiring, run)
+    if case:
+        run_id = _profiled(wiring, run_id, tuple(case), tuple(implementation or ()), set_, quiet=json)
+    folder = fetch_run(wiring.bucket, Engine(wiring.world(), run_id).look(), LOCAL).folder
+    found = _read(run_id, folder)
+    path = folder / "profile.html"
+    write_atomically(path, page(found).encode())
+    if json:
+        emit_json({**_document(found), "files": [str(path)]})
+        return
+    _show(found)
+    typer.echo(f"wrote {path}")
+
+
+def _profiled(
+    wiring: Wiring, run_id: str, cases: tuple[str, ...], only: tuple[str, ...], wanted: str, *, quiet: bool
+) -> str:
+    """The id of a run that measures nothing and profiles these cases."""
+    plan = wiring.plan_again(run_id, LaunchOptions("", None, ()))
+    ids = tuple(_case_of(plan, text) for text in cases)
+    for name in only:
+        if name not in plan.harness["implementations"] and "*" not in plan.harness["implementations"]:
+            raise ConfigError(
+                f"run {run_id} has no implementation {name}", hint=_listed(plan.harness["implementations"])
+            )
+    asked = {"cases": list(ids), "implementations": list(only), "set": wanted}
+    made = replace(
+        plan,
+        harness={**plan.harness, "skip_cases": list(plan.cases), "profile": asked},
+        offers=tuple(offer for offer in plan.offers if offer.gpu == plan.config.gpu),
+        fallbacks=(),
+    )
+    with watching(quiet=quiet) as watch:
+        wiring.say = watch.say
+        new = new_run_id(wiring.clock.now(), made.label)
+        engine = begin(
+            wiring.world(made.config), made, payload_of(made.config), run_id=new, where=launch_context(wiring, made),
+            say=watch.say,
+        )  # fmt: skip
+        ended = engine.follow(watch=watch.show, trouble=watch.trouble, until=lambda one: one.kept is not None)
+    raise_for(ended)
+    return new
+
+
+def _case_of(plan: LaunchPlan, text: str) -> str:
+    found = [one for one in plan.cases if one == text] or [one for one in plan.cases if text in one]
+    if len(found) == 1 or not plan.cases:
+        return found[0] if found else text
+    what = f"could be any of {len(found)} cases" if found else "is no case of this run"
+    raise ConfigError(f"--case {text} {what}", hint=_listed(found or plan.cases))
+
+
+def _listed(names: Any) -> str:
+    shown = [str(one) for one in names]
+    return ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
+
+
+def _read(run_id: str, folder: Path) -> Profiles:
+    """Raises `NotFound` where the run has profiled nothing."""
+    try:
+        summary = document((folder / "profile" / "summary.json").read_bytes())
+    except (OSError, ValueError) as exc:
+        raise NotFound(
+            f"run {run_id} has profiled nothing",
+            hint=f"`bench profile {run_id} --case CASE` does, or `profile: {{cases: [CASE]}}` in the configuration",
+        ) from exc
+    texts, tables = {}, {}
+    for path in sorted((folder / "profile").iterdir()):
+        name = f"profile/{path.name}"
+        if path.suffix == ".csv":
+            texts[name] = path.read_text(encoding="utf-8", errors="replace")
+        elif path.name.endswith(".table.json"):
+            tables[name] = _table(path)
+    return read(run_id, summary, texts, tables)
+
+
+def _table(path: Path) -> Mapping[str, Any]:
+    try:
+        return document(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def _show(found: Profiles) -> None:
+    console = Console(highlight=False)
+    for case_id in found.cases:
+        profiles = found.of(case_id)
+        console.print(Text.assemble((case_id, "bold"), "  ", (found.device, "dim")))
+        heads, rows = side_by_side(profiles)
+        if rows:
+            table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+            for head in heads:
+                table.add_column(head, overflow="fold")
+            for row in rows:
+                table.add_row(*map(Text, row))
+            console.print(table)
+        for one in profiles:
+            for words in _said(one):
+                console.print(words, markup=False, soft_wrap=True)
+    console.print(NOT_ROWS, style="dim")
+
+
+def _said(one: Profiled) -> list[str]:
+    if one.reason:
+        return [f"{one.implementation}: not profiled: {one.reason}"]
+    said = [f"{one.implementation}: {hint.rule}: {hint.text}" for kernel in one.kernels for hint in kernel.hints[:3]]
+    if one.operations:
+        said.append(f"{one.implementation}, {TORCH} ({one.why_not_ncu or 'no counters'}):")
+        said += [f"  {row.get('name', '')!s:<60.60}  {row.get('cpu_us', '')!s:>12} µs" for row in one.operations[:6]]
+    return said
+
+
+def _document(found: Profiles) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return None if math.isnan(value) else round(value, 4)
+
+    return {
+        "schema": 1,
+        "run_id": found.run_id,
+        "device": found.device,
+        "set": found.set,
+        "profiles": [
+            {
+                "case_id": one.case_id,
+                "implementation": one.implementation,
+                "tool": one.tool or None,
+                "why_not_ncu": one.why_not_ncu or None,
+                "reason": one.reason or None,
+                "time_us": number(one.time_us),
+                "intensity": number(one.intensity),
+                "tflops": number(one.tflops),
+                "figures": dict(figures_of(one)),
+                "hints": [hint.text for kernel in one.kernels for hint in kernel.hints],
+                "operations": jsonlib.loads(jsonlib.dumps([dict(row) for row in one.operations])),
+                "files": list(one.files),
+            }
+            for one in found.profiles
+        ],
+    }

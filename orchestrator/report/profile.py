@@ -1,0 +1,220 @@
+"""Profiles side by side: what kernels reach of the chip's peaks, what holds them back, and the roof."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.analysis.profiles import KernelProfile, kernels_of, whole_call_us
+from orchestrator.analysis.roofs import Roof, roof_of, work_of
+from orchestrator.core.foreign import words
+from orchestrator.report.figures import RIGHT, WIDTH, draw_roof
+from orchestrator.report.page import Fold, Page, Part, Section, Table, Text, drawn, written
+from orchestrator.report.palette import looks
+from orchestrator.report.svg import Board, Scale, legend, span
+from orchestrator.report.text import UNKNOWN, digits, size, tick
+
+TORCH = "by PyTorch's profiler, which knows times and no counters"
+NOT_ROWS = (
+    "Profiled calls are serialized and replayed, and are no measurements: their times explain, and stand in "
+    "no table of results."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """One implementation on one case: kernels by Nsight Compute, operations by PyTorch's profiler, or a reason."""
+
+    case_id: str
+    implementation: str
+    tool: str
+    why_not_ncu: str
+    reason: str
+    kernels: tuple[KernelProfile, ...] = ()
+    operations: tuple[Mapping[str, Any], ...] = ()
+    calls: int = 0
+    flop: float = math.nan
+    dtype: str = ""
+    files: tuple[str, ...] = ()
+
+    @property
+    def time_us(self) -> float:
+        """Of all kernels of a call; NaN without counters."""
+        return whole_call_us(self.kernels) if self.kernels else math.nan
+
+    @property
+    def main(self) -> KernelProfile | None:
+        """The kernel that takes longest."""
+        known = [one for one in self.kernels if not math.isnan(one.time_us)]
+        return max(known, key=lambda one: one.time_us, default=None)
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte that really came from or went to memory."""
+        moved = sum(one.dram_bytes for one in self.kernels if not math.isnan(one.dram_bytes))
+        return self.flop / moved if moved > 0 else math.nan
+
+    @property
+    def tflops(self) -> float:
+        return self.flop / self.time_us / 1e6 if self.time_us > 0 else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """All of one run."""
+
+    run_id: str
+    device: str
+    set: str
+    profiles: tuple[Profiled, ...] = field(default_factory=tuple)
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.case_id for one in self.profiles))
+
+    def of(self, case_id: str) -> tuple[Profiled, ...]:
+        return tuple(one for one in self.profiles if one.case_id == case_id)
+
+
+def read(run_id: str, summary: Mapping[str, Any], texts: Mapping[str, str], tables: Mapping[str, Any]) -> Profiles:
+    """From `profile/summary.json` and what it names: `texts` are CSV pages and `tables` JSON documents, by file."""
+    found = summary.get("profiles")
+    rows = [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    made = tuple(_read(one, texts, tables) for one in rows)
+    return Profiles(run_id, words(str(summary.get("device", "")), 120), str(summary.get("set", "")), made)
+
+
+def _read(row: Mapping[str, Any], texts: Mapping[str, str], tables: Mapping[str, Any]) -> Profiled:
+    listed = row.get("files")
+    files = tuple(str(one) for one in listed) if isinstance(listed, list) else ()
+    metrics = next((texts[one] for one in files if one.endswith(".metrics.csv") and one in texts), "")
+    rules = next((texts[one] for one in files if one.endswith(".rules.csv") and one in texts), "")
+    table: Any = next((tables[one] for one in files if one.endswith(".table.json") and one in tables), {})
+    calls = table.get("calls") if isinstance(table, Mapping) else 0
+    axes = row.get("axes") if isinstance(row.get("axes"), Mapping) else {}
+    work = work_of({str(key): str(value) for key, value in (axes or {}).items()})
+    flop = work.flop if work is not None else row.get("flops")
+    operations = table.get("rows") if isinstance(table, Mapping) else None
+    return Profiled(
+        case_id=words(str(row.get("case_id", "")), 200),
+        implementation=words(str(row.get("implementation", "")), 120),
+        tool=str(row.get("tool", "")),
+        why_not_ncu=words(str(row.get("why_not_ncu", "")), 400),
+        reason=words(str(row.get("reason", "")), 400),
+        kernels=kernels_of(metrics, rules),
+        operations=tuple(one for one in operations if isinstance(one, Mapping)) if isinstance(operations, list) else (),
+        calls=calls if isinstance(calls, int) else 0,
+        flop=float(flop) if isinstance(flop, (int, float)) and not isinstance(flop, bool) and flop else math.nan,
+        dtype=str((axes or {}).get("dtype", "")),
+        files=files,
+    )
+
+
+def figures_of(one: Profiled) -> list[tuple[str, str]]:
+    """What a reader asks of a profile, in words, in one order for all. Of several kernels: of the longest, but for time
+    and intensity."""
+    kernel = one.main
+    if kernel is None:
+        return []
+    limit = f", by {kernel.limiter}" if kernel.limiter else ""
+    return [
+        ("kernels", str(len(one.kernels))),
+        ("longest kernel", kernel.name),
+        ("time, µs", known(one.time_us)),
+        ("tensor pipe, % of peak", known(kernel.tensor)),
+        ("DRAM, % of peak", known(kernel.dram)),
+        ("L2, % of peak", known(kernel.l2)),
+        ("FLOP a byte of DRAM", known(one.intensity)),
+        ("TFLOP/s while profiled", known(one.tflops)),
+        ("registers a thread", known(kernel.registers)),
+        ("shared memory a block", UNKNOWN if math.isnan(kernel.shared_bytes) else size(kernel.shared_bytes)),
+        ("occupancy, %", f"{known(kernel.occupancy)} of at most {known(kernel.possible)}{limit}"),
+        ("stalls", ", ".join(f"{reason} {share:.0f} %" for reason, share in kernel.stalls) or UNKNOWN),
+    ]
+
+
+def known(value: float) -> str:
+    return UNKNOWN if math.isnan(value) else digits(value)
+
+
+def side_by_side(profiles: Sequence[Profiled]) -> tuple[list[str], list[list[str]]]:
+    """A head for each implementation with counters, and a line for each figure."""
+    told = [(one.implementation, dict(figures_of(one))) for one in profiles if one.kernels]
+    if not told:
+        return [], []
+    names = list(told[0][1])
+    return ["", *(name for name, _ in told)], [[name, *(values[name] for _, values in told)] for name in names]
+
+
+def roofline(profiles: Sequence[Profiled], device: str) -> Board | None:
+    """Rate by measured intensity, under the data sheet's roof where there is one."""
+    points = [one for one in profiles if one.intensity > 0 and one.tflops > 0]
+    if not points:
+        return None
+    look = looks([one.implementation for one in points])
+    found = (roof_of(device, one.dtype) for one in points)
+    roofs: list[Roof] = list(dict.fromkeys(roof for roof in found if roof is not None))
+    board = Board(WIDTH, 420, "Rate by the arithmetic intensity that was measured, and the device's roof")
+    top = legend(board, 76, 18, [(name, look[name]) for name in look], RIGHT) + 10
+    x = Scale(
+        *span([one.intensity for one in points] + [one.ridge for one in roofs], log=True, pad=0.15), 76, RIGHT, log=True
+    )
+    y = Scale(
+        *span([one.tflops for one in points] + [one.tflops for one in roofs], log=True, pad=0.1), 366, top, log=True
+    )
+    for value in x.ticks():
+        board.line(x(value), top, x(value), 366, "grid")
+        board.text(x(value), 384, tick(value), "middle soft")
+    for value in y.ticks():
+        board.line(76, y(value), RIGHT, y(value), "grid")
+        board.text(68, y(value) + 4.5, tick(value), "end soft")
+    board.text((76 + RIGHT) / 2, 410, "FLOP per byte of DRAM, measured (logarithmic)", "middle")
+    board.text(18, (top + 366) / 2, "TFLOP/s (logarithmic)", "middle", turned=True)
+    for roof in roofs:
+        draw_roof(board, roof, x, y)
+    for one in points:
+        note = f"{one.implementation}: {digits(one.tflops)} TFLOP/s at {digits(one.intensity)} FLOP/B"
+        board.mark(x(one.intensity), y(one.tflops), look[one.implementation], size=6, note=note)
+    return board
+
+
+def page(found: Profiles) -> str:
+    """One HTML file."""
+    sections = [Section(case_id, [*_case(found.of(case_id), found.device)]) for case_id in found.cases]
+    head = [Text(f"{found.device} · run {found.run_id} · set {found.set}", "soft"), Text(NOT_ROWS)]
+    return written(Page(f"Profile · {found.run_id}", "Why it takes its time", head, sections))
+
+
+def _case(profiles: Sequence[Profiled], device: str) -> Sequence[Part]:
+    parts: list[Part] = [Text(f"{one.implementation}: {one.reason}", "warn") for one in profiles if one.reason]
+    why = list(dict.fromkeys(one.why_not_ncu for one in profiles if one.why_not_ncu and not one.kernels))
+    parts += [Text(f"No counters: {words}", "warn") for words in why]
+    heads, rows = side_by_side(profiles)
+    if rows:
+        parts.append(Table("Side by side", ["figure", *heads[1:]], rows, wrap=tuple(range(1, len(heads))), stack=True))
+    parts += drawn(
+        roofline(profiles, device),
+        "Each mark is an implementation's whole call: operations as the workload counts them, bytes as DRAM saw them.",
+    )
+    for one in profiles:
+        hints = [f"{hint.rule}: {hint.text}" for kernel in one.kernels for hint in kernel.hints]
+        if hints:
+            parts.append(
+                Fold(f"What Nsight Compute's rules say of {one.implementation}", [Text(text) for text in hints])
+            )
+        if one.operations:
+            lines = [
+                [str(row.get("name", ""))[:120], str(row.get("count", "")), _us(row, "cpu_us"), _us(row, "device_us")]
+                for row in one.operations[:20]
+            ]
+            title = f"{one.implementation}, {one.calls} calls, {TORCH}"
+            parts.append(Text(title))
+            parts.append(Table(title, ("operation", "calls", "host, µs", "device, µs"), lines, wrap=(0,), stack=True))
+    return parts
+
+
+def _us(row: Mapping[str, Any], key: str) -> str:
+    value = row.get(key)
+    return digits(float(value)) if isinstance(value, (int, float)) and math.isfinite(value) else UNKNOWN

@@ -1,0 +1,115 @@
+"""Profiles: by PyTorch for real on this processor, by a stand-in for ncu that speaks its format, and never a row."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.harness import profiling
+from kernels.harness.profiling import REMEDY, Tool, by_ncu, find_tool, restricted
+from kernels.harness.reading import BadSpec
+from kernels.harness.spec import Profile, parse
+from tests.kernels.harness_process import HarnessProcess, shape, spec
+
+CASE = "b1-h2-kv2-q8-k8-d16-full-float32"
+SMALL = {"measure": {"shapes": [shape(8)], "dtypes": ["float32"]}, "implementations": ["sdpa:math"]}
+FAKE = Path(__file__).with_name("fake_ncu.py")
+
+
+def profiled(directory: Path, **asked: Any) -> dict[str, Any]:
+    wanted = spec(**SMALL, profile={"cases": [CASE], **asked})
+    with HarnessProcess("profile", wanted, directory, options=("--no-ack",)) as harness:
+        code, facts = harness.finish()
+    assert code == 0
+    assert {fact["fact"] for fact in facts} == {"profiled"}
+    assert facts[-1]["path"] == "profile/summary.json"
+    found: dict[str, Any] = json.loads((directory / "out" / "profile" / "summary.json").read_text())
+    return found
+
+
+def test_without_a_gpu_a_profile_is_pytorchs_and_says_so_and_its_trace_opens(tmp_path: Path) -> None:
+    (one,) = profiled(tmp_path)["profiles"]
+    assert (one["tool"], one["reason"]) == ("torch.profiler", "")
+    assert "this is a processor" in one["why_not_ncu"]
+    table = json.loads((tmp_path / f"out/profile/{CASE}--sdpa-math.table.json").read_text())
+    assert any(row["name"].startswith("aten::") and row["cpu_us"] > 0 for row in table["rows"])
+    with gzip.open(tmp_path / f"out/profile/{CASE}--sdpa-math.trace.json.gz") as packed:
+        events = json.load(packed)["traceEvents"]
+    assert sum(event.get("name", "").startswith("sdpa:math call") for event in events) >= table["calls"]
+    assert not (tmp_path / "out" / "cases").exists(), "a profiled call is no row"
+
+
+def test_a_case_that_the_run_does_not_have_is_a_line_with_its_reason(tmp_path: Path) -> None:
+    missing = "b9-h2-kv2-q8-k8-d16-full-float32"
+    (one,) = profiled(tmp_path, cases=[missing], implementations=["sdpa:math"])["profiles"]
+    assert (one["reason"], one["files"]) == ("there is no such case in this run", [])
+
+
+def fake(tmp_path: Path) -> str:
+    path = tmp_path / "bin" / "ncu"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_ncu_replays_what_lies_between_start_and_stop_and_leaves_its_pages(tmp_path: Path) -> None:
+    child = [sys.executable, "-c", "import os; assert os.environ['BENCH_LINE_INFO'] == '1'"]
+    stem = tmp_path / "case--bench"
+    assert by_ncu(fake(tmp_path), "roofline", child, stem) == ""
+    asked = json.loads(Path(f"{stem}.ncu-rep.asked").read_text())
+    assert asked[asked.index("--clock-control") + 1] == "none"
+    assert asked[asked.index("--profile-from-start") + 1] == "off"
+    assert "SpeedOfLight_RooflineChart" in asked
+    assert gzip.decompress(Path(f"{stem}.ncu-rep.gz").read_bytes()).startswith(b"NVR")
+    assert not Path(f"{stem}.ncu-rep").exists()
+    assert "gpu__time_duration.sum" in Path(f"{stem}.metrics.csv").read_text()
+    assert "CPIStall" in Path(f"{stem}.rules.csv").read_text()
+    assert "Speed Of Light" in Path(f"{stem}.details.txt").read_text()
+
+
+def test_a_program_that_fails_under_ncu_has_no_report_and_a_reason(tmp_path: Path) -> None:
+    child = [sys.executable, "-c", "raise SystemExit('no such kernel')"]
+    assert "no such kernel" in by_ncu(fake(tmp_path), "full", child, tmp_path / "x")
+
+
+def test_counters_that_the_driver_refuses_are_told_with_the_administrators_line(tmp_path: Path) -> None:
+    ncu = tmp_path / "ncu"
+    ncu.write_text("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission'\nexit 1\n")
+    ncu.chmod(0o755)
+    said = by_ncu(str(ncu), "full", [sys.executable, "-c", ""], tmp_path / "x")
+    assert "ERR_NVGPUCTRPERM" in said
+    assert "options nvidia NVreg_RestrictProfilingToAdminUsers=0" in said
+
+
+def test_the_tool_is_ncu_only_where_it_is_there_and_may_read_counters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, open_ = tmp_path / "closed", tmp_path / "open"
+    closed.write_text("EnableMSI: 1\nRmProfilingAdminOnly: 1\n")
+    open_.write_text("RmProfilingAdminOnly: 0\n")
+    assert (restricted(closed), restricted(open_), restricted(tmp_path / "none")) == (True, False, False)
+    there = {"PATH": str(Path(fake(tmp_path)).parent)}
+    assert find_tool("cuda", "roofline", there, open_) == Tool(f"{there['PATH']}/ncu")
+    assert "processor" in find_tool("cpu", "roofline", there, open_).why_not
+    assert "trace" in find_tool("cuda", "trace", there, open_).why_not
+    monkeypatch.setattr(profiling, "NCU_PLACES", ())
+    assert "no ncu" in find_tool("cuda", "roofline", {"PATH": str(tmp_path)}, open_).why_not
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert REMEDY in find_tool("cuda", "full", there, closed).why_not
+
+
+@pytest.mark.parametrize(
+    "wrong", [3, {}, {"cases": "all"}, {"cases": [3]}, {"cases": [], "set": "most"}, {"cases": [], "x": 1}]
+)
+def test_what_cannot_be_meant_is_refused(wrong: object) -> None:
+    with pytest.raises(BadSpec):
+        parse(json.dumps(spec(profile=wrong)))
+    assert parse(json.dumps(spec())).profile is None
+    assert parse(json.dumps(spec(profile={"cases": [CASE], "set": "full"}))).profile == Profile((CASE,), (), "full")
