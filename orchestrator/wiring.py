@@ -28,7 +28,6 @@ from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.hosts import Target
 from orchestrator.core.market.machines import Instance
-from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.market.skus import Catalogue
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import run_id
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from orchestrator.adapters.setup import Setup
 
 __all__ = [
-    "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "ask", "attach", "bundled_prices",
+    "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "ask", "attach",
     "configs", "configured", "csv_lines", "fetch_run", "install_timer_files", "installed", "new_run_id",
     "open_folder", "payload_of", "running", "site_files", "stop_cloud", "utc_now", "wire", "wire_embedded",
     "write_atomically",
@@ -98,11 +97,6 @@ def new_run_id(now: datetime, gpu: str) -> str:
 def configs() -> Path:
     """The folder of the configurations, grids and prices that come with the tool."""
     return bundle_root() / "configs"
-
-
-def bundled_prices() -> PriceSheet:
-    """The price table that comes with the tool."""
-    return PriceSheet.parse((configs() / "prices.yaml").read_text(encoding="utf-8"), source="prices.yaml")
 
 
 def configured(options: LaunchOptions) -> tuple[Config, str]:
@@ -316,7 +310,7 @@ class Wiring:
     @cached_property
     def price_book(self) -> PriceBook:
         """What is known of prices; the embedded cloud's are kept apart, for they are not Google's."""
-        return PriceBook(bundled_prices, self.home / f"prices.{self.mode}.yaml", self._catalogue)
+        return PriceBook(configs() / "prices.yaml", self.home / f"prices.{self.mode}.yaml", self._catalogue)
 
     def _catalogue(self) -> tuple[Catalogue, str]:
         from orchestrator.adapters.price_catalog import catalogue_for

@@ -21,12 +21,15 @@ HEAD: Final = """# Written by `bench prices --refresh`. Of this table and the on
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
-    """`bundled` reads the table that comes with the tool; `path` is where the refreshed one is kept; `ask` reads the
-    cloud's catalogue and says whose it is."""
+    """`shipped` is the file of the table that comes with the tool; `path` is where the refreshed one is kept; `ask`
+    reads the cloud's catalogue and says whose it is."""
 
-    bundled: Callable[[], PriceSheet]
+    shipped: Path
     path: Path
     ask: Callable[[], tuple[Catalogue, str]]
+
+    def bundled(self) -> PriceSheet:
+        return PriceSheet.parse(self.shipped.read_text(encoding="utf-8"), source=self.shipped.name)
 
     def current(self) -> PriceSheet:
         """The newer of the two. Raises `ConfigError` or `LocalError` for a refreshed one that cannot be used."""

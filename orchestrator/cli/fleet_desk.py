@@ -31,7 +31,7 @@ from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.schedulers import SCHEDULED, check_gate, scheduler_of
 from orchestrator.store.fleets import Control, FleetRecord, FleetStore, listed
-from orchestrator.wiring import Wiring, bundled_prices, payload_of
+from orchestrator.wiring import Wiring, payload_of
 
 
 def find_fleet(wiring: Wiring, text: str) -> str:
@@ -66,7 +66,7 @@ def mode_of(wiring: Wiring, sweep: Sweep) -> Mode:
 
 def planned(wiring: Wiring, sweep: Sweep) -> FleetPlan:
     """The plan of a sweep; nothing is sent but reads."""
-    prices = bundled_prices()
+    prices = wiring.price_book.current()
 
     def price(config: Config) -> Price:
         if sweep.engine in ("slurm", "hosts"):
@@ -142,7 +142,7 @@ class Desk:
         )  # fmt: skip
 
     def _place(self, config: Config, held_at: Decimal) -> on_batch.Place:
-        return on_batch.place(config, bundled_prices(), held_at)
+        return on_batch.place(config, self.wiring.price_book.current(), held_at)
 
     def runs(self) -> RunFleet:
         """For a fleet whose children are runs of this client's."""
