@@ -96,7 +96,8 @@ class RunFleet:
 
     def resume(self) -> None:
         """A pause or a stop is over; `follow` measures the rest."""
-        fresh = {"paused": "", "stopped": "", "persisted": True}
+        ends_at = self.store.clock.now() + (self.record.ends_at - self.record.created_at)
+        fresh = {"paused": "", "stopped": "", "persisted": True, "ends_at": ends_at}
         self.store.decide(lambda one: one.model_copy(update=fresh))
 
     def end(self, by: str, world: World) -> Seen:
@@ -140,7 +141,11 @@ class RunFleet:
 
     def _next(self) -> Child | None:
         """The next child that is nobody's: what was never tried comes before what is tried again."""
-        if self.store.control().paused or self.store.control().stopped:
+        control = self.store.control()
+        if control.paused or control.stopped:
+            return None
+        if self.store.clock.now() >= (control.ends_at or self.record.ends_at):
+            self._pause(f"its {self.record.sweep.wall_minutes} minutes are over")
             return None
         with self._lock:
             assert self._state is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -118,7 +118,11 @@ def plan_fleet(sweep: Sweep, configured: Configured, mode: str, price: Callable[
     children = expand(sweep, lambda cell: cases_of(_sample(cell)))
     total = sum(len(child.cases) or len(cases_of(_sample(child.cell))) for child in children)
     prices = {gpu: price(configured(next(cell for cell in found if cell.gpu == gpu))) for gpu in _gpus(found)}
-    return FleetPlan(sweep, children, costs(sweep, children, prices), total)
+    plan = FleetPlan(sweep, children, costs(sweep, children, prices), total)
+    hours, most = plan.expected_s / 3600, sweep.wall_minutes / 60
+    if hours <= most:
+        return plan
+    return replace(plan, notices=(f"expected to take {hours:.1f} h, and it ends after {most:.1f} h (wall_minutes)",))
 
 
 def costs(sweep: Sweep, children: Sequence[Child], prices: Mapping[str, Price]) -> tuple[JobCost, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -85,7 +87,7 @@ def load_config(
         raise ConfigError(
             f"cannot read {path}: {reason}", hint="`bench config show l4` prints one to begin with; or use --gpu"
         ) from exc
-    grids = yaml.safe_load((configs / "grids.yaml").read_text(encoding="utf-8"))
+    grids = _grids((configs / "grids.yaml").read_text(encoding="utf-8"))
     overrides = (*_from_settings(text, defaults, own=options.path is not None), *options.every_override)
     if options.path is not None and options.gpu:
         overrides = (*overrides, f"gpu={options.gpu.lower()}")
@@ -108,6 +110,13 @@ def is_workload(path: Path) -> bool:
         return path.suffix in (".yaml", ".yml") and is_program(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return False
+
+
+@cache
+def _grids(text: str) -> Mapping[str, Any]:
+    """The grids in YAML: read once for all the configurations of a fleet."""
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
 
 
 def _from_settings(text: str, defaults: Mapping[str, str], *, own: bool) -> tuple[str, ...]:

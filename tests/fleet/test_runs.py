@@ -141,3 +141,13 @@ def test_a_fleet_stops_at_its_own_cap_before_it_asks_for_a_machine(tmp_path: Pat
         assert len(stage.bill()) == 1
         control = sweeping.client().store.control()
         assert "the fleet's cap" in control.paused
+
+
+def test_nothing_is_begun_after_the_end_of_the_fleet(tmp_path: Path) -> None:
+    with staged(tmp_path, good_vm(cases=1)) as stage:
+        assert stage.plan().offers
+        client = Sweeping(stage, (1, 2)).client()
+        stage.timeline.advance(timedelta(hours=5).total_seconds())
+        seen = client.follow()
+        assert seen.control.paused == "its 240 minutes are over"
+        assert stage.bill() == []
