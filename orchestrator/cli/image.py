@@ -6,9 +6,6 @@ import secrets
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from orchestrator.cli.launch import ConfigFile, Overrides
 from orchestrator.cli.options import Json, emit_json, options
@@ -130,30 +127,24 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     elif not rows:
         typer.echo("there are no images; `bench image build --gpu l4` makes one")
     else:
-        Console(highlight=False).print(_table(rows, records, now))
+        known = {one.name: one for one in records}
+        for row in rows:
+            for line in _lines_of(row, known[row["name"]], now):
+                typer.echo(line)
     raise_unread(dict(odd), None)
 
 
-def _table(rows: list[dict[str, Any]], records: tuple[ImageRecord, ...], now: Any) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    heads = ("image", "gpu", "state", "size", "$/month", "age", "expires", "saves")
-    for head in heads:
-        table.add_column(head, no_wrap=head != "state", justify="right" if head in heads[3:6] else "left")
-    dates = {one.name: one for one in records}
-    for row in rows:
-        one = dates[row["name"]]
-        saved = row["minutes_saved"]
-        table.add_row(
-            Text(one.name),
-            Text(one.gpu),
-            Text(f"{row['state']}: {row['why']}" if row["why"] else row["state"]),
-            f"{one.archive_bytes / 2**30:.1f} GiB",
-            f"{usd_per_month(one.archive_bytes):.2f}",
-            ago(one.created_at, now),
-            f"{one.expires_at:%Y-%m-%d}",
-            "not measured yet" if saved is None else f"{saved:.1f} min a launch",
-        )
-    return table
+def _lines_of(row: dict[str, Any], one: ImageRecord, now: Any) -> tuple[str, str]:
+    """Two lines an image: names are long, and a table of them has no room for what matters."""
+    state = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
+    saved = row["minutes_saved"]
+    saves = "what it saves is not measured yet" if saved is None else f"saves {saved:.1f} min a launch"
+    month = usd_per_month(one.archive_bytes)
+    size = f"{one.archive_bytes / 2**30:.1f} GiB, ${month:.2f} a month"
+    return (
+        f"{one.name}  {state}",
+        f"    {size}, {ago(one.created_at, now)} old, until {one.expires_at:%Y-%m-%d}; {saves}",
+    )
 
 
 @app.command("validate")
