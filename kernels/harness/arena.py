@@ -222,6 +222,8 @@ class Arena:
         try:
             self.hand(name).ready()
         except (Lost, Answered) as exc:
+            if isinstance(exc, Answered) and exc.kind == "unavailable":
+                return Unavailable(exc.text)
             return BuildFailed(exc.reason("while it was loaded"), remedy=getattr(exc, "remedy", ""))
         except Unavailable as exc:
             return exc

@@ -118,11 +118,9 @@ def how(ended: Ended, limit_s: float) -> str:
 
 
 def perform(step: str, session: Session, workload: OwnWorkload) -> int:
-    """The step `build`, `correctness` or `measure` of a program; its exit code. Raises `BadSpec`."""
+    """The step `build` or `measure` of a program; its exit code. Raises `BadSpec`."""
     told = described(workload)
-    if step == "build":
-        return build_program(session, told)
-    return check_program(session) if step == "correctness" else measure_program(session, told)
+    return build_program(session, told) if step == "build" else measure_program(session, told)
 
 
 def build_program(session: Session, told: Described) -> int:
@@ -140,13 +138,6 @@ def build_program(session: Session, told: Described) -> int:
     facts.send("gate", name="kernel_loads", passed=False, detail=detail[:200])
     facts.send("problem", cause="build_failed", detail=f"{detail}\n{ended.tail}".strip())
     return FAILED
-
-
-def check_program(session: Session) -> int:
-    """A program's answers are nobody's to judge: the file has no rows."""
-    rows.write_csv(session.out / "correctness.csv", rows.correctness_columns(()), [])
-    session.facts.send("correctness", path="correctness.csv", checked=0, failed=0)
-    return DONE
 
 
 def measure_program(session: Session, told: Described) -> int:

@@ -93,6 +93,11 @@ def found(path: Path) -> Own:
         return _program(path)
     file = main_file(path)
     told = sketch(text_of(file), file.name)
+    for entry in told.entries:
+        source = file.parent / entry.file
+        fault = entry.fault(text_of(source)) if source.is_file() else f"there is no {entry.file} beside it"
+        if fault:
+            raise ConfigError(f"{file.name}:{entry.line}: {fault}", hint=HINT)
     files = _below(path) if path.is_dir() else {one.name: one for one in (file, *_named(file))}
     return Own(form, file.parent, told.name, told.cases, files, needs=told.needs)
 
@@ -133,7 +138,9 @@ def _program(path: Path) -> Own:
 
 
 def own_workload(path: Path) -> Workload:
-    """A workload of the user's own, as far as its text tells. Raises `ConfigError`."""
+    """A workload of the user's own, as far as its text tells. Raises `ConfigError`, also for files that will not be
+    sent: a plan says what a launch would."""
+    gathered(path)
     own = found(path)
     return Workload.model_validate(
         {"path": str(path.resolve()), "name": own.name, "cases": own.cases, "form": own.form}

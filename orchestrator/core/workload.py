@@ -34,6 +34,22 @@ LARGEST: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """A `__global__` function in a file beside the workload, and the line that names it."""
+
+    line: int
+    file: str
+    name: str
+
+    def fault(self, text: str) -> str:
+        """Why a source does not have it, or nothing."""
+        if re.search(rf"__global__[^;{{]*\b{re.escape(self.name)}\s*\(", text):
+            return ""
+        there = re.findall(r"__global__[^;{(]*?\b(\w+)\s*\(", text)
+        return f"{self.file} has no __global__ function {self.name}; it has {', '.join(there) or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
 class Sketch:
     """A workload as far as its text tells. `cases` are ids; empty where they are only known once the file is run."""
 
@@ -43,6 +59,8 @@ class Sketch:
     implementations: tuple[str, ...]
     baselines: tuple[str, ...]
     needs: Needs
+    entries: tuple[Entry, ...] = ()
+    """The CUDA entries whose file and name the text tells."""
 
 
 class _Unknown(Exception):
@@ -68,7 +86,21 @@ def sketch(text: str, file: str) -> Sketch:
         implementations=tuple(name.split("_", 1)[1] for name in names),
         baselines=tuple(name.removeprefix(KINDS[0]) for name in names if name.startswith(KINDS[0])),
         needs=_needs(found, file),
+        entries=tuple(_entries(found)),
     )
+
+
+def _entries(found: Mapping[str, tuple[int, ast.expr | None]]) -> Iterator[Entry]:
+    for name, (line, expression) in found.items():
+        if not name.startswith(KINDS) or not isinstance(expression, ast.Dict):
+            continue
+        told = {
+            key.value: value.value
+            for key, value in zip(expression.keys, expression.values, strict=True)
+            if isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and isinstance(value.value, str)
+        }
+        if "cuda" in told and "entry" in told:
+            yield Entry(line, told["cuda"], told["entry"])
 
 
 def _needs(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> Needs:

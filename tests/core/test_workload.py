@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.harness import own as harness_side
-from orchestrator.adapters.workload_files import found, gathered
+from orchestrator.adapters.workload_files import found, gathered, own_workload
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.workload import case_id, sketch
 
@@ -120,3 +120,25 @@ def test_a_folder_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"has no empty.py"):
         gathered(tmp_path / "empty")
+
+
+def test_an_entry_that_its_source_does_not_have_is_told_by_line_before_anything_is_paid_for(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(GOOD.replace("def kernel_mine(x): ...", 'kernel_mine = {"cuda": "k.cu", "entry": "gone"}'))
+    with pytest.raises(ConfigError, match=r"mine.py:4: there is no k.cu beside it"):
+        own_workload(file)
+    (tmp_path / "k.cu").write_text('extern "C" __global__ void __launch_bounds__(64) there(float* out) {}\n')
+    with pytest.raises(ConfigError, match=r"mine.py:4: k.cu has no __global__ function gone"):
+        own_workload(file)
+    file.write_text(file.read_text().replace("gone", "there"))
+    assert own_workload(file).name == "mine"
+
+
+def test_a_folder_of_two_gigabytes_is_refused_by_a_plan_already(tmp_path: Path) -> None:
+    folder = tmp_path / "big"
+    folder.mkdir()
+    (folder / "big.py").write_text(GOOD)
+    with (folder / "data.csv").open("wb") as data:
+        data.truncate(2 << 30)
+    with pytest.raises(ConfigError, match=r"more than 20 MB and 500 files \(at data.csv\)"):
+        own_workload(folder)

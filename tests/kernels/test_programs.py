@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from kernels.harness.rows import correctness_columns
 from tests.kernels.harness_process import HarnessProcess, named
 
 PRINTS = """import json
@@ -34,6 +35,8 @@ def test_a_program_is_built_and_run_and_every_case_is_stored_as_its_own_word(tmp
     for step in ("build", "correctness"):
         with HarnessProcess(step, spec, tmp_path) as harness:
             assert harness.finish()[0] == 0, harness.log()
+    header = ",".join(correctness_columns(())) + "\n"
+    assert (tmp_path / "out" / "correctness.csv").read_text() == header, "nothing is judged"
     with HarnessProcess("measure", {**spec, "skip_cases": ["copy-16"]}, tmp_path) as harness:
         code, facts = harness.finish()
         assert code == 0, harness.log()
