@@ -19,7 +19,7 @@ from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.program import is_program
 from orchestrator.core.images import choose, environment_of
 from orchestrator.core.ledger.budget import without
-from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest
+from orchestrator.core.market.catalog import GPU_NAMES, lookup, unknown
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan, priced_offers, with_fallbacks
@@ -79,7 +79,7 @@ def load_config(
             )
         path = configs / f"{gpu}.yaml"
         if gpu not in GPU_NAMES or not path.is_file():
-            raise ConfigError(f"unknown GPU '{gpu}'; {suggest(gpu, GPU_NAMES)}", hint="--gpu names one of them")
+            raise ConfigError(unknown(gpu), hint="--gpu names one of them")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:

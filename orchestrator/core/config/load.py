@@ -18,7 +18,7 @@ from orchestrator.core.config.explain import explain
 from orchestrator.core.config.grids import Grid, case_ids, resolve_grid
 from orchestrator.core.config.model import Config, baseline_only, effective_grids, harness
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.market.catalog import GPU_NAMES, Gpu, carrier_of, closest, lookup, suggest
+from orchestrator.core.market.catalog import GPU_NAMES, Gpu, carrier_of, closest, lookup, suggest, unknown
 from orchestrator.core.market.offers import region_of
 
 __all__ = ["Config", "baseline_only", "case_ids", "effective_grids", "harness", "load", "resolve_grid"]
@@ -186,13 +186,13 @@ def _impossible(config: Config) -> Iterator[tuple[yamltext.Path, str]]:
     gpu = lookup(config.gpu)
     if gpu is None:
         if config.gpu:
-            yield ("gpu",), f"unknown GPU '{config.gpu}'; {suggest(config.gpu, GPU_NAMES)}"
+            yield ("gpu",), unknown(config.gpu)
         return
     yield from _impossible_machine(config, gpu)
     yield from _impossible_places(config, gpu)
     for name in config.placement.fallback_gpus:
         if lookup(name) is None:
-            yield ("placement", "fallback_gpus"), f"unknown GPU '{name}'; {suggest(name, GPU_NAMES)}"
+            yield ("placement", "fallback_gpus"), unknown(name)
     for name, dtypes in (("measure", config.measure.dtypes), ("correctness", config.correctness.dtypes)):
         for dtype in dtypes:
             if dtype not in gpu.dtypes:

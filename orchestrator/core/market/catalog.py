@@ -189,6 +189,22 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
+NOT_RENTED: Final = {"h200": ("a3-ultragpu-8g", "H200"), "b200": ("a4-highgpu-8g", "B200")}
+"""GPUs that Google has and this catalog has not: the machine type that carries them, and their title."""
+
+
+def unknown(name: str) -> str:
+    """Why there is no such GPU here, and what there is, for an error message."""
+    known = NOT_RENTED.get(name.strip().lower().removeprefix("nvidia-"))
+    if known is None:
+        return f"unknown GPU '{name}'; {suggest(name, GPU_NAMES)}"
+    machine, title = known
+    return (
+        f"{title} is not rented: Google has it by eight in {machine}, a run measures on one, and the Compute API has no"
+        f" quota of it to plan by; --host measures on a machine of your own that has one; valid: {', '.join(GPU_NAMES)}"
+    )
+
+
 def suggest(word: str, choices: Iterable[str]) -> str:
     """`did you mean 'l4'? valid: l4, t4 …`, for the end of an error message."""
     listed = tuple(choices)
