@@ -62,7 +62,7 @@ event() { # event KIND DATA
     "&ifGenerationMatch=0" >/dev/null
 }
 event vm_booted "{\"vm\":\"$vm\",\"zone\":\"cluster\",\"instance_id\":\"1\",\"attempt\":$attempt}"
-[[ $(field seed) == 13 ]] && { event finished '{"outcome":"failed","exit_code":1,"phase":"build","detail":"no kernel image"}'
+[[ $(field seed) == 13 ]] && { sleep 2; event finished '{"outcome":"failed","exit_code":1,"phase":"build","detail":"no kernel image"}'
   curl --silent --noproxy '*' -X DELETE "$store/compute/v1/x/$vm"; exit 1; }
 there=$(curl --silent --noproxy '*' -o /dev/null -w '%{http_code}' "$store/storage/v1/b/b/o/runs%2F$id%2Fcases%2Fone.csv")
 if [[ $there != 200 ]]; then
