@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from orchestrator.adapters.batch import GoogleBatch, task_script
@@ -33,6 +33,11 @@ def scheduler_of(sweep: Sweep, wiring: Wiring) -> Scheduler:
     raise ConfigError(
         f"engine {sweep.engine} cannot be used here yet", hint="--engine cloud rents a machine for each child"
     )
+
+
+def machine_seconds_of(scheduler: Scheduler) -> Callable[[Sequence[str]], Mapping[str, float]] | None:
+    """How many seconds of machines jobs have had at most, by GPU; None where none are rented."""
+    return scheduler.machine_seconds if isinstance(scheduler, GoogleBatch) else None
 
 
 def check_gate(wiring: Wiring) -> None:

@@ -24,6 +24,7 @@ from orchestrator.core.fleet.batch import ChildCost
 from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.names import job_name
+from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.ports import Bucket, Clock
 
 if TYPE_CHECKING:
@@ -148,6 +149,26 @@ class GoogleBatch:
 
     def throttle(self, name: str, parallel: int) -> bool:  # noqa: ARG002 - Batch cannot change a job that runs
         return False
+
+    def machine_seconds(self, names: Sequence[str]) -> Mapping[str, float]:
+        """By GPU, how many seconds of machines the jobs have had at most: as many as each may have, for all its life.
+        What each machine really had is on Google's bill alone."""
+        found: dict[str, float] = {}
+        for name in names:
+            record = self.records.read(fleet_of(name), name)
+            if record is None or record.stage == "waiting":
+                continue
+            job = self._job(record)
+            parallel = int(record.body["taskGroups"][0]["parallelism"])
+            ends = record.ends_at
+            if job is None:
+                began, over = record.since or ends, ends
+            else:
+                began = job.create_time
+                over = job.update_time if STATES.get(job.status.state.name, "running") in OVER else self.clock.now()
+            life = max(min(over, ends) - began, timedelta(0)) + timedelta(seconds=DEADLINE_SLACK_S)
+            found[record.gpu] = found.get(record.gpu, 0.0) + parallel * life.total_seconds()
+        return found
 
     def check(self, site: Site, pace: Pace, say: Callable[[str], None]) -> Verdict:
         """What Batch is seen to do in this project. Raises `ProviderError` and its kin."""

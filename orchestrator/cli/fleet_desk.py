@@ -29,7 +29,7 @@ from orchestrator.fleets.purse import Purse
 from orchestrator.runs.engine import World
 from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.schedulers import SCHEDULED, check_gate, scheduler_of
+from orchestrator.schedulers import SCHEDULED, check_gate, machine_seconds_of, scheduler_of
 from orchestrator.store.fleets import Control, FleetRecord, FleetStore, listed
 from orchestrator.wiring import Wiring, payload_of
 
@@ -125,10 +125,11 @@ class Desk:
             name = payload_object(made.sha256)
             return PayloadRef(wiring.bucket.name, name, made.sha256, made.startup_script, made.data)
 
+        scheduler = scheduler_of(self.sweep, wiring)
         return Follower(
             world=wiring.world(),
             store=self.store,
-            scheduler=scheduler_of(self.sweep, wiring),
+            scheduler=scheduler,
             record=self.record,
             children=self.children,
             orders=Orders.of(
@@ -139,6 +140,7 @@ class Desk:
             payload=packed,
             say=wiring.say,
             place=self._place if self.record.engine == "batch" else None,
+            machine_seconds=machine_seconds_of(scheduler),
         )  # fmt: skip
 
     def _place(self, config: Config, held_at: Decimal) -> on_batch.Place:

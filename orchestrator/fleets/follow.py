@@ -9,17 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 from orchestrator.core.config.model import Config
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.claims import ATTEMPTS
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus, PayloadRef, cut
-from orchestrator.core.fleet.money import JobCost, hold
+from orchestrator.core.fleet.money import OVERLAP, JobCost, hold
 from orchestrator.core.fleet.names import FLEET_LABEL, child_run, job_name
 from orchestrator.core.fleet.retry import judge
 from orchestrator.core.fleet.state import ChildLine, FleetState, State
-from orchestrator.core.market.pricing import billed
+from orchestrator.core.market.pricing import billed, round_up
 from orchestrator.core.naming import (
     BUCKET_LABEL,
     TOOL,
@@ -41,6 +42,8 @@ from orchestrator.store.fleets import Control, FleetRecord, FleetStore, JobRecor
 
 PATIENCE: Final = timedelta(seconds=30)
 """For so long a child may be known to nobody before it is started again: a controller that restarts finds it again."""
+ENDINGS: Final = 30
+"""So often, two seconds apart, it is looked whether the last machines are gone; else whoever looks next settles."""
 WRONG: Final = 10
 READERS: Final = 8
 STATES: Final[Mapping[str, State]] = {
@@ -62,6 +65,11 @@ class Seen:
         idle = not any(job.running or job.pending for job in self.jobs)
         return self.state.over or (bool(self.control.stopped or self.control.paused) and idle)
 
+    @property
+    def idle(self) -> bool:
+        """Whether every job has ended, machines and all."""
+        return not any(job.state in ("queued", "running") for job in self.jobs)
+
 
 @dataclass(slots=True)
 class Follower:
@@ -78,6 +86,9 @@ class Follower:
     say: Callable[[str], None] = lambda _: None
     place: Callable[[Config, Decimal], Place] | None = None
     """Where machines may be rented, for a scheduler that rents them."""
+    machine_seconds: Callable[[Sequence[str]], Mapping[str, float]] | None = None
+    """How many seconds of machines jobs have had at most, by GPU, where machines are rented: children know of their own
+    time alone, and what is settled is never less than what is billed."""
     _missing_since: dict[int, datetime] = field(default_factory=dict)
     _state: FleetState | None = None
 
@@ -111,9 +122,9 @@ class Follower:
         if start and not control.paused and not control.stopped:
             control = self._start(state, control, found, set(verdict.again))
         names = [job_name(self.record.fleet, job.number) for job in control.jobs]
-        after = Seen(state, control, tuple(self.scheduler.counts(names)))
-        if after.over:
-            self.purse.settle(state.usd, control.generation)
+        after = Seen(state, control, self._counts(names, over=state.over))
+        if after.over and (after.idle or self.machine_seconds is None):
+            self.purse.settle(max(state.usd, self._machines_usd(names)), control.generation)
         self.store.list_as(summary(self.record, after))
         return after
 
@@ -316,6 +327,28 @@ class Follower:
             return {}
         found = self.place(config, price)
         return {"regions": found.regions, "settings": found.settings, "provisioning": found.provisioning}
+
+    def _counts(self, names: Sequence[str], *, over: bool) -> tuple[JobStatus, ...]:
+        """What the scheduler says of the jobs. Where machines are rented and nothing is left for them to do, their jobs
+        are ended, and that is waited for: money is given back when no machine can spend it."""
+        found = tuple(self.scheduler.counts(names))
+        if not over or self.machine_seconds is None:
+            return found
+        for _ in range(ENDINGS):
+            if not (busy := [job.name for job in found if job.state in ("queued", "running")]):
+                break
+            self.scheduler.cancel(busy)
+            self.world.clock.sleep(2)
+            found = tuple(self.scheduler.counts(names))
+        return found
+
+    def _machines_usd(self, names: Sequence[str]) -> Decimal:
+        """What rented machines have cost at most, children or not."""
+        if self.machine_seconds is None:
+            return Decimal(0)
+        lived = self.machine_seconds(names)
+        exact = sum((Fraction(self._price(gpu)) * Fraction(seconds) for gpu, seconds in lived.items()), Fraction(0))
+        return round_up(exact / 3600 * OVERLAP)
 
     def _overdue(self, index: int, now: datetime, again: bool) -> bool:
         since = self._missing_since.setdefault(index, now)

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,15 @@ def test_nothing_is_asked_for_before_the_gate_lets_it_pass(stage: Story) -> None
     with pytest.raises(ConfigError, match="not checked"):
         stage.scheduler.submit([stage.job(list(range(6)), {})])
     assert stage.cloud.batch.jobs == {}
+
+
+def test_what_a_fleet_is_settled_at_is_never_less_than_the_bill_and_never_more_than_the_hold(stage: Story) -> None:
+    stage.cloud.weather.add({"fault": "preempt", "at": {"seconds": 60}}, {"fault": "batch_mute", "seconds": 20})
+    stage.scheduler.submit([stage.job(list(range(6)), {})])
+    assert follow(stage, 3600).state == "succeeded"
+    lived = stage.scheduler.machine_seconds([JOB, f"bench-{FLEET}-7"])["l4"]
+    settled = PRICE * Decimal(lived) / 3600 * Decimal("1.1")
+    assert stage.cloud.bill().usd <= settled <= JobCost("l4", 2, PRICE, stage.wall_s).hold
 
 
 @pytest.mark.parametrize(
