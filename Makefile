@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-fleet test check bench chaos mutants live results install dev lint clean help axe compiler man schema docs
+.PHONY: demo demo-fleet test check bench chaos mutants live results install dev lint clean help axe bench-site compiler man schema docs
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ mutants: $(STAMP)
 ## make bench   time the tool itself: start-up, status on 1,000 runs, the demo
 bench: $(STAMP)
 	@$(BIN)/python scripts/bench.py
+
+## make bench-site  time `bench site` on a bucket of 1,000 runs
+bench-site: $(STAMP)
+	@$(BIN)/python scripts/bench_site.py
 
 ## make results  the tables of results/ from the measurements there
 results: $(STAMP)

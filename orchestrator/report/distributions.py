@@ -70,7 +70,7 @@ def _strip(board: Board, times: Vector, look: Look, scale: Scale, y: float, most
     chosen = times[:: max(1, -(-times.size // most))]
     # A fixed pattern of heights, so that dots do not hide each other and a report is the same twice.
     heights = (np.arange(chosen.size) * 0.618034 % 1 - 0.5) * 11
-    dots = "".join(f"M{scale(float(t)):.1f} {y + h:.1f}h0" for t, h in zip(chosen, heights, strict=True))
+    dots = "".join(f"M{x:.1f} {y + h:.1f}h0" for x, h in zip(scale.each(chosen), heights.tolist(), strict=True))
     board.parts.append(f'<path d="{dots}" class="dot l{number}"/>')
     low, middle, high = (scale(float(q)) for q in np.quantile(times, [0.25, 0.5, 0.75]))
     board.box(low, y - 7, high - low, 14, f"b{number}")
@@ -152,6 +152,8 @@ def _track(
         board.text(68, scale(value) + 4.5, tick(value), "end soft")
     for name, both in known.items():
         most = MOST_OVER_TIME if log else MOST_READINGS
-        chosen = both[:, :: max(1, -(-both.shape[1] // most))].T
-        dots = "".join(f"M{across(float(t)):.1f} {scale(float(v)):.1f}h0" for t, v in chosen)
+        chosen = both[:, :: max(1, -(-both.shape[1] // most))]
+        dots = "".join(
+            f"M{x:.1f} {at:.1f}h0" for x, at in zip(across.each(chosen[0]), scale.each(chosen[1]), strict=True)
+        )
         board.parts.append(f'<path d="{dots}" class="dot l{look[name].colour[1:]}"/>')

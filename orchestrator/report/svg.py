@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+import numpy as np
+from numpy.typing import NDArray
+
 from orchestrator.report.palette import Look
+
+Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,14 @@ class Scale:
         at = math.log(max(value, 1e-300)) if self.log else value
         share = (at - low) / (high - low) if high > low else 0.5
         return self.begin + min(max(share, 0.0), 1.0) * (self.end - self.begin)
+
+    def each(self, values: Vector) -> list[float]:
+        """Many values at once."""
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        at = np.log(np.maximum(values, 1e-300)) if self.log else values
+        share = (at - low) / (high - low) if high > low else np.full(values.shape, 0.5)
+        found: list[float] = (self.begin + np.clip(share, 0.0, 1.0) * (self.end - self.begin)).tolist()
+        return found
 
     def ticks(self, most: int = 7) -> list[float]:
         return log_ticks(self.low, self.high, most) if self.log else linear_ticks(self.low, self.high, most)

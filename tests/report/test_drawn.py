@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFont
 
@@ -65,6 +65,7 @@ def test_the_same_figure_gives_the_same_bytes() -> None:
         assert figure(board, kind) == figure(board, kind)
 
 
+@settings(deadline=None)
 @given(st.floats(1, 40), st.floats(1, 40), st.floats(0, 50), st.floats(0, 50))
 def test_an_area_is_as_dark_as_it_is_large(width: float, height: float, x: float, y: float) -> None:
     corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
@@ -73,11 +74,13 @@ def test_an_area_is_as_dark_as_it_is_large(width: float, height: float, x: float
     )
 
 
+@settings(deadline=None)
 @given(st.floats(2, 30))
 def test_a_circle_is_as_dark_as_it_is_large(radius: float) -> None:
     assert ink(Circle((50, 50), radius, BLACK)) == pytest.approx(np.pi * radius**2, rel=0.05, abs=radius)
 
 
+@settings(deadline=None)
 @given(st.floats(10, 90), st.floats(10, 90), st.floats(1, 6))
 def test_a_line_is_as_dark_as_it_is_long_and_wide(x: float, y: float, width: float) -> None:
     style = Style(fill=None, stroke=(0.0, 0.0, 0.0), width=width)
@@ -122,6 +125,7 @@ def test_words_stand_on_the_side_that_their_anchor_says(anchor: str, low: int, h
     assert low - 1 <= columns.min() <= columns.max() <= high + 1
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_words_of_the_pdf_and_none_of_its_commands(text: str) -> None:
     board = Board(100, 100, text)

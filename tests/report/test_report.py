@@ -13,6 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -241,6 +242,12 @@ def test_a_hundred_thousand_measurements_cost_little_more_each_than_ten_thousand
         return time.process_time() - begun
 
     assert cost(500) < 2 * 10 * cost(50)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1), st.booleans())
+def test_a_scale_puts_many_values_where_it_puts_each(values: list[float], log: bool) -> None:
+    scale = Scale(0.5, 200.0, 10.0, 800.0, log=log)
+    assert scale.each(np.array(values)) == pytest.approx([scale(value) for value in values])
 
 
 @given(st.floats(1e-9, 1e9), st.floats(1.001, 1e6), st.integers(3, 10))
