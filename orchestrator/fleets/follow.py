@@ -117,8 +117,10 @@ class Follower:
         state = self._tell(
             state, [replace(state.line(self.children[index]), state="given_up", reason=why) for index, why in hopeless]
         )
-        if verdict.pause and not control.paused and not control.stopped and not state.over:
-            control = self._pause(verdict.pause, names)
+        late = self.world.clock.now() >= self._ends_at(control)
+        why = verdict.pause or (f"its {self.record.sweep.wall_minutes} minutes are over" if late else "")
+        if why and not control.paused and not control.stopped and not state.over:
+            control = self._pause(why, names)
         if start and not control.paused and not control.stopped:
             control = self._start(state, control, found, set(verdict.again))
         names = [job_name(self.record.fleet, job.number) for job in control.jobs]

@@ -1,0 +1,91 @@
+"""How a fleet on a scheduler is looked after, on simulated time, with a scheduler that does what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
+from orchestrator.fleets.follow import Follower
+from orchestrator.store.fleets import FleetStore
+from tests.fleet.stage import FleetStage, sweep_of
+from tests.support.simulated_clock import SimulatedClock
+
+
+@dataclass
+class Forgetful:
+    """Knows the jobs that it is given until it is told to forget them; none of its machines ever ends."""
+
+    name: str = "slurm"
+    most_children: int = 100
+    jobs: dict[str, JobSpec] = field(default_factory=dict)
+    submitted: list[JobSpec] = field(default_factory=list)
+
+    def submit(self, jobs: Sequence[JobSpec]) -> Sequence[str]:
+        self.submitted += jobs
+        self.jobs |= {job.name: job for job in jobs}
+        return ()
+
+    def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
+        return [
+            JobStatus(name, "running", running=len(self.jobs[name].children)) if name in self.jobs
+            else JobStatus(name, "absent")
+            for name in names
+        ]  # fmt: skip
+
+    def reconcile(self, fleet: str, names: Sequence[str], indexes: Sequence[int]) -> Sequence[ChildSeen]:
+        busy = {child.index for name in names if name in self.jobs for child in self.jobs[name].children}
+        return [ChildSeen(index, "queued" if index in busy else "absent") for index in indexes]
+
+    def cancel(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.jobs.pop(name, None)
+
+    def throttle(self, name: str, parallel: int) -> bool:
+        return name in self.jobs
+
+
+def followed(tmp_path: Path) -> tuple[Follower, Forgetful, SimulatedClock]:
+    stage = FleetStage(tmp_path, sweep_of(tmp_path, ("l4", "t4"), 8))
+    real = stage.launch()
+    clock, scheduler = SimulatedClock(real.record.created_at), Forgetful()
+    world = replace(real.world, clock=clock)
+    store = FleetStore(stage.bucket, clock, stage.fleet)
+    return replace(real, world=world, store=store, scheduler=scheduler), scheduler, clock
+
+
+def test_what_the_scheduler_has_is_not_submitted_again(tmp_path: Path) -> None:
+    follower, scheduler, clock = followed(tmp_path)
+    for _ in range(5):
+        follower.step()
+        clock.sleep(120)
+    assert sorted(job.gpu for job in scheduler.submitted) == ["l4", "t4"]
+
+
+def test_what_the_scheduler_has_forgotten_for_a_minute_is_submitted_under_another_name(tmp_path: Path) -> None:
+    follower, scheduler, clock = followed(tmp_path)
+    follower.step()
+    scheduler.jobs.clear()
+    follower.step()
+    clock.sleep(30)
+    follower.step()
+    assert len(scheduler.submitted) == 2, "a controller that restarts may remember"
+    clock.sleep(31)
+    follower.step()
+    assert len(scheduler.submitted) == 4
+    assert len({job.name for job in scheduler.submitted}) == 4
+    children = sorted(child.index for job in scheduler.submitted[2:] for child in job.children)
+    assert children == list(range(8))
+
+
+def test_a_fleet_whose_time_is_over_ends_its_jobs_says_so_and_settles(tmp_path: Path) -> None:
+    follower, scheduler, clock = followed(tmp_path)
+    follower.step()
+    clock.sleep(4 * 3600)
+    seen = follower.step()
+    assert seen.control.paused == "its 240 minutes are over"
+    assert scheduler.jobs == {}
+    assert seen.over
+    (entry,) = follower.world.ledger.read().runs.values()
+    assert entry.settled_usd == 0
