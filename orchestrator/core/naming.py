@@ -163,6 +163,12 @@ def machine_of(writer: str) -> int:
     return int(attempt) if role in ("vm", "boot") and attempt.isdecimal() else 0
 
 
+def is_client(writer: str) -> bool:
+    """Whether events of that writer are a client's. No machine's account can store an object with such a name
+    (`core.setup.plan.own_objects`)."""
+    return writer.startswith("client-")
+
+
 def parse_event_object(name: str) -> EventName | None:
     """The parts of `runs/<run>/events/<name>`, or None when it is not an event's name."""
     match = _EVENT_NAME.fullmatch(name.rsplit("/", 1)[-1])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from orchestrator.core.ledger.budget import Ledger, LedgerMissing
-from orchestrator.core.naming import LEDGER, machine_of, parse_event_object
+from orchestrator.core.naming import LEDGER, is_client, parse_event_object
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.swap import Document, swap
 
@@ -67,4 +67,4 @@ class LedgerStore:
 def _of_money(name: str) -> bool:
     """Whether a client says in this event that it held money; a machine's word on that is none."""
     event = parse_event_object(name) if "/events/" in name else None
-    return event is not None and event.kind in MONEY_EVENTS and not machine_of(event.writer)
+    return event is not None and event.kind in MONEY_EVENTS and is_client(event.writer)

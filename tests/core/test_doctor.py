@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from datetime import date
 from typing import Any
@@ -30,7 +31,7 @@ from orchestrator.core.identity import Identity
 from orchestrator.core.market.catalog import CATALOG, lookup
 from orchestrator.core.permissions import LAUNCHER, LOOKER, names
 from orchestrator.core.rest import Answer
-from orchestrator.core.setup.plan import APIS, OWN_MACHINES, machine_grants
+from orchestrator.core.setup.plan import APIS, OWN_MACHINES, machine_grants, older_own_objects
 from orchestrator.core.setup.steps import EnableApis, GrantOnBucket, GrantOnProject, MakeAccount, MakeRole
 from tests.support.conversations import OFF, SILENCE, good, lead, refusal
 
@@ -261,6 +262,15 @@ CAREFUL_POLICY = good(
         if one.condition is not None
     ]
 )
+OLDER_POLICY = good(
+    bindings=[
+        {
+            "role": "roles/storage.objectUser",
+            "members": [f"serviceAccount:{EMAIL}"],
+            "condition": {"expression": older_own_objects("my-bench").expression},
+        }
+    ]
+)
 OWN_ROLE = "projects/proj-1/roles/benchMachine"
 
 
@@ -269,6 +279,7 @@ OWN_ROLE = "projects/proj-1/roles/benchMachine"
     [
         (CAREFUL_POLICY, policy(OWN_ROLE, condition=True), Level.OK, ()),
         (policy("roles/storage.objectUser"), policy(OWN_ROLE, condition=True), Level.WARN, ()),
+        (OLDER_POLICY, policy(OWN_ROLE, condition=True), Level.WARN, ()),
         (policy(), policy("roles/editor"), Level.OK, ()),
         (policy(), policy(OWN_ROLE), Level.FAIL, (GrantOnBucket, GrantOnBucket)),
         (
@@ -288,6 +299,17 @@ def test_what_a_machine_may_do_is_read_from_the_policies(
 ) -> None:
     found = verdict(machine.machine_rights, {"/b/": on_bucket, "/v3/": on_project})
     assert (found.level, tuple(type(step) for step in found.steps)) == (level, steps)
+
+
+def test_an_account_that_may_still_write_as_a_client_is_named_with_what_takes_that_away() -> None:
+    found = verdict(machine.machine_rights, {"/b/": OLDER_POLICY, "/v3/": policy(OWN_ROLE)})
+    assert "under a client's name" in found.why
+    init, remove = found.remedy.split(" && ", 1)
+    assert init.startswith("bench init --project ")
+    words = shlex.split(remove)
+    assert words[:4] == ["gcloud", "storage", "buckets", "remove-iam-policy-binding"]
+    condition = f"expression={older_own_objects('my-bench').expression},title=runs and machines only"
+    assert words[-1] == f"--condition={condition}"
 
 
 def scoped(kind: str, *regions: str, **more: Any) -> Answer:

@@ -160,11 +160,12 @@ def test_no_event_keeps_a_run_from_being_folded_shown_decided_on_and_judged(blob
     assert all(one.name.startswith(f"bench-{RUN}-") for one in run.vms)
 
 
+@pytest.mark.parametrize("writer", ["vm-1", "boot-1-ab", "ada", "vm", "x-client-1", "reaper-1"])
 @given(st.sampled_from(sorted(ev.FACTS)), st.integers(2, 900))
-def test_a_machine_says_nothing_of_money_of_requests_or_of_the_end(kind: str, seq: int) -> None:
+def test_whoever_is_no_client_says_nothing_of_money_of_requests_or_of_the_end(writer: str, kind: str, seq: int) -> None:
     data = {"hold_usd": "0", "cost_usd": "0", "released_usd": "0", "outcome": "succeeded", "by": "x", "reason": "y"}
     data |= {"attempt": 1, "vm": VM, "zone": "us-central1-a", "ended_at": "2026-11-21T04:05:50Z", "how": "deleted"}  # type: ignore[dict-item]
-    written = {"run_id": RUN, "kind": kind, "time": "2026-11-21T04:06:00Z", "writer": "vm-1", "seq": seq, "data": data}
+    written = {"run_id": RUN, "kind": kind, "time": "2026-11-21T04:06:00Z", "writer": writer, "seq": seq, "data": data}
     event = ev.decode(json.dumps(written).encode())
     assert event is not None
     before, after = replay(running().events), replay([*running().events, event])

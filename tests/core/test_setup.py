@@ -193,6 +193,18 @@ def test_the_gcloud_commands_are_those_of_the_golden_file() -> None:
     assert gcloud.script(setup(WANTED), "/home/ada/settings.yaml") == (GOLDEN / "init.sh").read_text()
 
 
+class ResourceName(str):
+    """A resource's name with IAM's `extract`: what stands where the template has its braces, or nothing."""
+
+    def extract(self, template: str) -> str:
+        before, _, rest = template.partition("{")
+        after = rest.partition("}")[2]
+        if before not in self or after not in self.partition(before)[2]:
+            return ""
+        tail = self.partition(before)[2]
+        return tail.partition(after)[0] if after else tail
+
+
 def allowed(name: str, permission: str, *, bucket: str = "my-bench") -> bool:
     """Whether the machine's account may do that with an object, by the expressions that are granted: evaluated here as
     the Common Expression Language has it, for the few forms that they use."""
@@ -212,10 +224,13 @@ def allowed(name: str, permission: str, *, bucket: str = "my-bench") -> bool:
         python = step.condition.expression.replace("&&", " and ").replace("||", " or ")
         python = re.sub(r"!(?!=)", " not ", python).replace("startsWith", "startswith").replace("endsWith", "endswith")
         python = python.replace("resource.type", "kind").replace("resource.name", "name")
-        held = eval(python, {"__builtins__": {}}, {"kind": resource["type"], "name": resource["name"]})
+        held = eval(python, {"__builtins__": {}}, {"kind": resource["type"], "name": ResourceName(resource["name"])})
         if held and permission in roles[step.role]:
             return True
     return False
+
+
+EVENTS = "runs/20261121-040506-l4-7f3a/events/"
 
 
 @pytest.mark.parametrize(
@@ -223,6 +238,10 @@ def allowed(name: str, permission: str, *, bucket: str = "my-bench") -> bool:
     [
         ("runs/20261121-040506-l4-7f3a/events/x.json", {"create", "get", "delete", "list"}),
         ("runs/20261121-040506-l4-7f3a/cases/a.csv", {"create", "get", "delete", "list"}),
+        (f"{EVENTS}20261121T040506.000000Z-vm-1-0a1b2c3d-000001-vm_booted.json", {"create", "get", "delete", "list"}),
+        (f"{EVENTS}20261121T040506.000000Z-boot-1-000001-vm_booted.json", {"create", "get", "delete", "list"}),
+        (f"{EVENTS}20261121T040506.000000Z-client-0a1b2c-000001-machine_taken.json", {"list"}),
+        ("runs/20261121-040506-l4-7f3a/cases/client-side.csv", {"create", "get", "delete", "list"}),
         ("runs/20261121-040506-l4-7f3a/plan.json", {"list"}),
         ("machines/bench-20261121-040506-l4-7f3a-1.json", {"create", "get", "delete", "list"}),
         ("payloads/ab.tar.gz", {"get", "list"}),

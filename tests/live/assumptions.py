@@ -86,10 +86,10 @@ def the_machine(place: Place) -> dict[str, str]:
         raise Refuted(f"prefixes: to store below runs/ is answered with {report['own']}, to list with {report['list']}")
     if "prefixes" in place.unlike_google:
         return seen
-    open_doors = [what for what in ("ledger", "ledger_read", "plan") if report[what] not in (403, 404)]
+    open_doors = [what for what in ("ledger", "ledger_read", "plan", "client") if report[what] not in (403, 404)]
     if open_doors:
         raise Refuted(f"prefixes: it reaches {', '.join(open_doors)}: {report}")
-    return seen | {"prefixes": "runs/ is open; the top of the bucket, the ledger and plans are not"}
+    return seen | {"prefixes": "runs/ is open; the top of the bucket, the ledger, plans and events of clients are not"}
 
 
 def the_preemption(place: Place) -> dict[str, str]:

@@ -18,9 +18,10 @@ driver=none
 if [ "$(field "$told" driver '')" = yes ]; then
   for _ in $(seq 60); do driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null) && break; driver=none; sleep 5; done
 fi
-report=$(printf '{"own":%s,"ledger":%s,"ledger_read":%s,"plan":%s,"list":%s,"other":%s,"driver":"%s","uptime":%s}' \
+report=$(printf '{"own":%s,"ledger":%s,"ledger_read":%s,"plan":%s,"client":%s,"list":%s,"other":%s,"driver":"%s","uptime":%s}' \
   "$(write "runs%2F$run%2Fevents%2Fprobe")" "$(write "$run-ledger")" "$(read_ ledger%2Fledger.json)" \
-  "$(write "runs%2F$run%2Fplan.json")" "$(status "$storage/storage/v1/b/$bucket/o?prefix=runs%2F$run")" \
+  "$(write "runs%2F$run%2Fplan.json")" "$(write "runs%2F$run%2Fevents%2F20261121T040000.000000Z-client-000000-000001-probe.json")" \
+  "$(status "$storage/storage/v1/b/$bucket/o?prefix=runs%2F$run")" \
   "$(status -X DELETE "$compute/compute/v1/projects/$project/zones/$zone/instances/$other")" \
   "$driver" "$(cut -d' ' -f1 /proc/uptime)")
 for _ in 1 2 3; do

@@ -67,7 +67,7 @@ def probing(*, deletes: bool = True) -> Script:
         report = {
             "own": status("POST", f"{base}runs%2F{told['run']}%2Fevents%2Fprobe"),
             "list": status("GET", f"{vm.guest.storage_url}/storage/v1/b/{told['bucket']}/o"),
-            **dict.fromkeys(("ledger", "ledger_read", "plan"), 200),
+            **dict.fromkeys(("ledger", "ledger_read", "plan", "client"), 200),
             "other": status("DELETE", vms + told["other"]),
             "driver": "none",
             "uptime": 20,
@@ -171,7 +171,9 @@ def test_a_machine_that_does_not_delete_itself_refutes_it(home: Path) -> None:
 
 def test_a_machine_that_reaches_the_ledger_refutes_the_conditions(home: Path) -> None:
     with stage(home, unlike_google={}) as (_, place):
-        assert refuted(place, assumptions.the_machine)["prefixes"].startswith("it reaches ledger, ledger_read, plan")
+        assert refuted(place, assumptions.the_machine)["prefixes"].startswith(
+            "it reaches ledger, ledger_read, plan, client"
+        )
 
 
 def test_an_image_that_is_gone_refutes_its_family(home: Path) -> None:

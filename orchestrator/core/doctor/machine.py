@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shlex import quote
 from typing import Any, Final
 
 from orchestrator.core.doctor.subject import Subject
@@ -18,6 +19,7 @@ from orchestrator.core.setup.plan import (
     custom_role,
     grants,
     machine_grants,
+    older_own_objects,
     own_objects,
 )
 from orchestrator.core.setup.steps import GrantOnAccount, GrantOnProject, MakeAccount, MakeRole, short
@@ -85,7 +87,9 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
     held = {grant for grant in _seen(on_project) if grant.member == member}
     on_objects = [grant for grant in _seen(on_bucket) if grant.member == member]
     careful = own_objects(subject.bucket).expression
-    scoped = any(grant.expression == careful and grant.role in WRITING_ROLES for grant in on_objects)
+    before = older_own_objects(subject.bucket)
+    older = [grant for grant in on_objects if grant.expression == before.expression and grant.role in WRITING_ROLES]
+    scoped = bool(older) or any(grant.expression == careful and grant.role in WRITING_ROLES for grant in on_objects)
     wide = [grant for grant in on_objects if _may_write(grant)]
     writes = scoped or bool(wide) or any(map(_may_write, held))
     if on_bucket.good and not writes:
@@ -104,6 +108,12 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
         why = f"{email} may write the whole bucket, the ledger too: `bench init` grants runs/ and machines/ alone"
         remove = f"gcloud storage buckets remove-iam-policy-binding gs://{subject.bucket} --member={member}"
         return doubt(why, f"{subject.set_up} && {remove} --role={wide[0].role} --condition=None")
+    if older:
+        why = f"{email} may write events under a client's name: `bench init` takes that away now"
+        where = f"gs://{subject.bucket} --member={member} --role={older[0].role}"
+        condition = quote(f"expression={before.expression},title={before.title}")
+        remove = f"gcloud storage buckets remove-iam-policy-binding {where} --condition={condition}"
+        return doubt(why, f"{subject.set_up} && {remove}")
     dark = [name for name, answer in (("bucket", on_bucket), ("project", on_project)) if not answer.good]
     if dark:
         return doubt(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from orchestrator.core.naming import attempt_of, machine_of
+from orchestrator.core.naming import attempt_of, is_client, machine_of
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.state import OUTCOMES, VM_PHASES, Phase, PhaseSpan, Run, Told, Vm
 
@@ -92,11 +92,12 @@ CLIENTS: Final = (
 
 def _due(run: Run, event: ev.Event) -> bool:
     """Whether a fact is its writer's to tell. A machine says nothing of money and asks for no machine, and no run has
-    machines that bear another's name: what a client deletes for a run is that run's."""
+    machines that bear another's name: what a client deletes for a run is that run's. Who is neither says
+    nothing."""
     fact = event.fact
     if isinstance(fact, ev.InstanceRequested):
-        return not _attempt(event) and attempt_of(run.run_id, fact.vm) is not None
-    return not (_attempt(event) and isinstance(fact, CLIENTS))
+        return is_client(event.writer) and attempt_of(run.run_id, fact.vm) is not None
+    return is_client(event.writer) or (_attempt(event) > 0 and not isinstance(fact, CLIENTS))
 
 
 def _evolve_machine(run: Run, event: ev.Event) -> Run:

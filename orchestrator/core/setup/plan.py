@@ -53,7 +53,14 @@ OWN_MACHINES: Final = Condition(
 
 def own_objects(bucket: str) -> Condition:
     """What a machine stores: what its runs come to, and the slot in which a kept one waits. No plan, which says what
-    may be spent; and no ledger, index, baseline or host."""
+    may be spent; no event under a client's name; and no ledger, index, baseline or host."""
+    older = older_own_objects(bucket)
+    forged = 'resource.name.extract("Z-client-{event}") == ""'
+    return Condition(older.title, f"{older.expression} && {forged}")
+
+
+def older_own_objects(bucket: str) -> Condition:
+    """What was granted before: with it, a machine can write an event as if it were a client."""
     objects = f'resource.name.startsWith("projects/_/buckets/{bucket}/objects/'
     return Condition(
         "runs and machines only",
