@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from orchestrator.core.config.grids import Grid
 from orchestrator.core.config.model import Config
@@ -26,8 +25,6 @@ def walk(section: type[BaseModel], above: str = "") -> list[tuple[str, Any]]:
 
 
 def _flat(value: Any) -> Any:
-    if value is PydanticUndefined:
-        return None
     if value is None or isinstance(value, bool | int | float | str | dict):
         return value
     return list(value) if isinstance(value, tuple) else str(value)

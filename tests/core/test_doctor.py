@@ -404,3 +404,12 @@ def test_by_default_the_whole_catalog_is_of_interest() -> None:
     assert SUBJECT.gpus == CATALOG
     assert len(SUBJECT.every_image) == 2
     assert SUBJECT.machine_email == EMAIL
+
+
+def test_that_capacity_advice_is_not_used_for_want_of_a_permission_is_said() -> None:
+    held = [name for name in (*names(LAUNCHER), *names(LOOKER)) if name != "compute.advice.capacity"]
+    found = verdict(project.roles, {":testIam": good(permissions=held)})
+    assert (found.level, found.remedy) == (Level.WARN, SUBJECT.set_up)
+    assert "without Google's capacity advice" in found.why
+    without_routers = [name for name in (*names(LAUNCHER), *names(LOOKER)) if name != "compute.routers.list"]
+    assert "advice" not in verdict(project.roles, {":testIam": good(permissions=without_routers)}).why

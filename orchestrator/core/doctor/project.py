@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import LOGIN, Verdict, bad, doubt, fine, refused
@@ -73,6 +74,9 @@ def _services(document: Mapping[str, object]) -> list[Mapping[str, object]]:
     return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
+ADVICE: Final = ("compute.advice.capacity", "compute.advice.capacityHistory")
+
+
 def roles(subject: Subject) -> Conversation[Verdict]:
     unneeded = set() if subject.external_ip else {"compute.subnetworks.useExternalIp"}
     launching = [name for name in names(LAUNCHER) if name not in unneeded]
@@ -87,7 +91,8 @@ def roles(subject: Subject) -> Conversation[Verdict]:
         return bad(f"missing {len(short)} of {len(launching)} permissions: {', '.join(short)}", subject.set_up)
     blind = [name for name in names(LOOKER) if name not in held]
     if blind:
-        return doubt(f"enough to launch; missing to look: {', '.join(blind)}", subject.set_up)
+        price = "; zones are ranked without Google's capacity advice" if set(blind) & set(ADVICE) else ""
+        return doubt(f"enough to launch; missing to look: {', '.join(blind)}{price}", subject.set_up)
     return fine(f"all {len(body['permissions'])} permissions on the project")
 
 
