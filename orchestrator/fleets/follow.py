@@ -1,5 +1,4 @@
-"""A fleet on a scheduler, looked after: what its children did is brought home and told, laws are applied, and what is
-missing is started again. Nothing here needs to run for the fleet to go on; whoever looks next catches up."""
+"""A fleet on a scheduler: what its children did is told, and what is missing starts again, by whoever looks next."""
 
 from __future__ import annotations
 

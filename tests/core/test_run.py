@@ -56,6 +56,8 @@ def some_facts() -> list[ev.Fact]:
         ev.MachineTaken(vm=VM, zone=ZONE, owner="20261121-010203-l4-0001", generation=1),
         ev.Kept(outcome="succeeded", idle_limit_s=600),
         ev.Lent(to="20261121-060708-l4-0002"),
+        ev.ImageReplaced(image="projects/p/global/images/gone", instead="projects/p/global/images/there"),
+        ev.ImagePrepared(torch="2.13.0"),
         ev.VmExiting(outcome="failed", exit_code=1),
         ev.Unrecognised(name="from_the_future", data={"a": 1}),
     ]
