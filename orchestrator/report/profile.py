@@ -193,7 +193,7 @@ def _case(profiles: Sequence[Profiled], device: str) -> Sequence[Part]:
     parts += [Text(f"No counters: {words}", "warn") for words in why]
     heads, rows = side_by_side(profiles)
     if rows:
-        parts.append(Table("Side by side", ["figure", *heads[1:]], rows, wrap=tuple(range(1, len(heads))), stack=True))
+        parts.append(Table("Side by side", ["figure", *heads[1:]], rows, long=tuple(range(1, len(heads))), stack=True))
     parts += drawn(
         roofline(profiles, device),
         "Each mark is an implementation's whole call: operations as the workload counts them, bytes as DRAM saw them.",
@@ -211,7 +211,7 @@ def _case(profiles: Sequence[Profiled], device: str) -> Sequence[Part]:
             ]
             title = f"{one.implementation}, {one.calls} calls, {TORCH}"
             parts.append(Text(title))
-            parts.append(Table(title, ("operation", "calls", "host, µs", "device, µs"), lines, wrap=(0,), stack=True))
+            parts.append(Table(title, ("operation", "calls", "host, µs", "device, µs"), lines, long=(0,), stack=True))
     return parts
 
 
