@@ -115,6 +115,9 @@ UNSEEN = {
     "batch_mute": "befalls a job that does not exist yet",
     "batch_recreate": "befalls a job that does not exist yet",
     "one_time_limit": "strikes one insert, of a machine with two ends",
+    "image_vanishes": "befalls an image that is being made or asked for, not a look",
+    "image_failed": "befalls an image that does not exist yet",
+    "image_pending": "befalls an image that does not exist yet",
 }
 """Faults that no preflight can see, and why."""
 
