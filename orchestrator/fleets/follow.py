@@ -102,8 +102,7 @@ class Follower:
         return Seen(self._state, self.store.control())
 
     def step(self, *, start: bool = True) -> Seen:
-        """Brings home what there is, applies the laws, and (with `start`) starts what is missing. Ends the hold when
-        the fleet is over."""
+        """Brings home what there is, applies the laws, starts what is missing (with `start`), settles what is over."""
         seen = self.look()
         control = seen.control
         names = [job_name(self.record.fleet, job.number) for job in control.jobs]
@@ -182,8 +181,7 @@ class Follower:
         if known.attempt == one.attempt and known.state == told:
             return None
         run_id = child_run(self.record.fleet, child.cell.gpu, child.index)
-        log = self.world.log(run_id)
-        run = replay(log.read())
+        run = replay(self.world.log(run_id).read())
         price = self._price(child.cell.gpu)
         seconds = known.seconds + _seconds(run, one.attempt)
         failed = (one.machine,) if told == "failed" and one.machine else ()
