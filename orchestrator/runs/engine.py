@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import Final
@@ -101,6 +101,8 @@ class Engine:
         self.log = log if log is not None else world.log(run_id)
         self._indexed: dict[str, str] = {}
         self._by = uuid4().hex[:8]
+        self._found_gone: set[tuple[str, str]] = set()
+        """Machines, by zone and name, of which the cloud has told this client that they are gone."""
 
     def look(self) -> Run:
         """The run as its log tells it now."""
@@ -205,6 +207,7 @@ class Engine:
             case do.RecordCreated(vm=vm, instance=instance):
                 self._created(vm.attempt, vm.max_run_s, vm.request_id, instance)
             case do.RecordGone(vm=vm, ended_at=ended, how=how, started_at=started):
+                self._found_gone.add((vm.zone, vm.name))
                 self.log.append(
                     ev.InstanceGone(attempt=vm.attempt, vm=vm.name, ended_at=ended, how=how, started_at=started)
                 )
@@ -349,7 +352,12 @@ class Engine:
     # --- money ------------------------------------------------------------------------------------------------------
 
     def _settle(self, run: Run, cost: Decimal) -> bool:
-        """Replaces the hold by the cost. False when a machine may be on its way that we have not heard of."""
+        """Replaces the hold by the cost. False when a machine may be on its way that we have not heard of, or is still
+        there."""
+        metered = self._metered(run)
+        if metered is None:
+            return False
+        cost = max(cost, metered)
         now, key = self.world.clock.now(), hold_key(self.run_id, run.generation)
         known = max((vm.attempt for vm in run.vms), default=0)
 
@@ -366,6 +374,27 @@ class Engine:
         released = max(held - cost, Decimal(0))
         self.log.append(ev.Settled(cost_usd=cost, released_usd=released, generation=run.generation))
         return True
+
+    def _metered(self, run: Run) -> Decimal | None:
+        """What the run's machines of this generation have cost; None while one of them exists. That one is gone is not
+        taken from the log alone, where every machine can write, in whatever name: the cloud is asked."""
+        now, total = self.world.clock.now(), Decimal(0)
+        for vm in run.vms:
+            if vm.generation != run.generation or vm.refused or vm.gone_at is None:
+                continue
+            if is_host(vm.zone) or (vm.zone, vm.name) in self._found_gone:
+                total += vm.cost(now)
+                continue
+            cloud = self.world.cloud()
+            instance = cloud.instance(vm.zone, vm.name)
+            if instance is not None:
+                if instance.status != "STOPPING":
+                    self._delete(vm)
+                return None
+            told = cloud.operations(vm.zone, vm.instance_id) if vm.instance_id else ()
+            ended, how = do.end_of(vm, told, vm.started_at, now)
+            total += replace(vm, gone_at=vm.gone_at if how == "lost" else max(vm.gone_at, ended)).cost(now)
+        return total
 
     # --- the index --------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import typer
 
 from orchestrator.adapters.clock import ServerClock
 from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.gce_images import GoogleImages
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.cli import fetch, reap, status, stop
@@ -38,6 +39,7 @@ from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import Payload
 from orchestrator.store.events import EventLog
+from orchestrator.store.images import ImageStore, Shelf
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
@@ -141,6 +143,7 @@ def world_of(
     google = GoogleCloud(project=cloud.project, endpoint=cloud.compute_url, credentials=key, clock=clock)
     watched: Any = rules.bucket(Watched(plain, before, after))
     rented: Any = Watched(google, before, after)
+    images = GoogleImages(project=cloud.project, endpoint=cloud.compute_url, credentials=key, clock=clock)
     caps, writer = rules.caps(actor.caps if actor else Caps()), actor.name if actor else NOBODY
     return World(
         cloud=lambda: rented,
@@ -151,6 +154,7 @@ def world_of(
         log=lambda run_id: EventLog(watched, run_id, writer, clock),
         policy=rules.policy,
         history=StockOuts(watched, clock),
+        shelf=Shelf(ImageStore(watched, clock), lambda: images),
     )
 
 

@@ -178,7 +178,7 @@ def _vanished(
             return (Reinsert(vm),) if again else (Wait(policy.poll_s),)
         return (RecordGone(vm, vm.requested_at, "unanswered" if unanswered else "never_made", None),)
     started = vm.started_at or _started(operations)
-    ended, how = _end(vm, operations, started, now)
+    ended, how = end_of(vm, operations, started, now)
     return (RecordGone(vm, ended, how, started),)
 
 
@@ -192,7 +192,7 @@ def _started(operations: tuple[Operation, ...]) -> datetime | None:
     return min(ends, default=None)
 
 
-def _end(vm: Vm, operations: tuple[Operation, ...], started: datetime | None, now: datetime) -> tuple[datetime, str]:
+def end_of(vm: Vm, operations: tuple[Operation, ...], started: datetime | None, now: datetime) -> tuple[datetime, str]:
     """When a machine ended, and how. Without an operation that says so, the time is the latest it can have been."""
     latest = min(now, vm.deadline_at + timedelta(seconds=30)) if vm.deadline_at else now
     for op in operations:
@@ -274,7 +274,7 @@ def as_guest(
             return (Delete(vm, f"it was kept, and did not begin this run within {policy.take_limit_s:.0f} s"),)
         return (Wait(policy.poll_s),)
     if told.finished is None:
-        _, how = _end(vm, observation.operations, None, now)
+        _, how = end_of(vm, observation.operations, None, now)
         vm = replace(vm, how=how)
     outcome, detail = ending(run, vm)
     return (Settle(run.due(now)), Close(outcome, detail))

@@ -1,0 +1,65 @@
+"""What stands in a run's log in a client's name may be a machine's: money is not given back on its word alone."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import BudgetExceeded
+from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.run.fold import Phase
+from orchestrator.runs.reconcile import reconcile
+from tests.stories.stage import RUN, Stage, good_vm, same_to_the_cent, silent_vm, staged
+
+NEXT = "20261121-050000-l4-0002"
+WRITER = "client-abcdef"
+
+
+def forge(stage: Stage, kind: str, **data: object) -> None:
+    """Stores an event as a client would; a machine's account may."""
+    at = stage.timeline.now()
+    stamp = f"{at:%Y-%m-%dT%H:%M:%S.%fZ}"
+    event = {"schema": 1, "run_id": RUN, "kind": kind, "time": stamp, "writer": WRITER, "seq": 77, "data": data}
+    name = f"runs/{RUN}/events/{at:%Y%m%dT%H%M%S.%fZ}-{WRITER}-000077-{kind}.json"
+    stage.world().bucket.replace(name, json.dumps(event).encode(), generation=None)
+
+
+@pytest.mark.parametrize("how", ["deleted", "preempted", "never_made"])
+@pytest.mark.parametrize("who", ["the client that launched", "another client"])
+def test_a_hold_is_not_given_back_while_the_cloud_has_its_machine_whatever_the_log_says(
+    home: Path, how: str, who: str
+) -> None:
+    with staged(home, silent_vm) as stage:
+        plan = stage.plan()
+        caps = Caps(day=plan.ceiling_usd * Decimal("1.2"))
+        engine = stage.begin(stage.world(caps), plan)
+        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
+            pass
+        stage.timeline.advance(20)
+        ended = f"{stage.timeline.now() - timedelta(seconds=15):%Y-%m-%dT%H:%M:%SZ}"
+        forge(stage, "instance_gone", attempt=1, vm=vm.name, ended_at=ended, how=how)
+        stage.timeline.advance(200)
+        if who == "another client":
+            reconcile(stage.world())
+        else:
+            engine.step()
+        assert stage.ledger().runs[RUN].settled_usd is None
+        with pytest.raises(BudgetExceeded):
+            stage.begin(stage.world(caps), stage.plan(), NEXT)
+        run = stage.look_after()
+        assert run.over
+        assert stage.cloud.instances() == []
+        assert same_to_the_cent(stage.ledger().runs[RUN].spent, stage.billed())
+        assert stage.ledger().runs[RUN].spent > Decimal("0.02")
+
+
+def test_a_run_that_tells_the_truth_is_settled_without_asking_twice(home: Path) -> None:
+    with staged(home, good_vm()) as stage:
+        engine = stage.begin(stage.world())
+        run = engine.follow()
+        assert run.phase is Phase.SUCCEEDED
+        assert same_to_the_cent(stage.ledger().runs[RUN].spent, stage.billed())
