@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from typing import Final
@@ -31,6 +31,7 @@ from orchestrator.ports import (
     Refusal,
 )
 from orchestrator.runs.accounts import Accounts
+from orchestrator.runs.metering import cost_by_the_cloud
 from orchestrator.runs.run_log import diagnosis_of, keep_serial
 from orchestrator.runs.validation import lacks_image, note_validation, on_base_image
 from orchestrator.store.events import EventLog
@@ -354,7 +355,7 @@ class Engine:
     def _settle(self, run: Run, cost: Decimal) -> bool:
         """Replaces the hold by the cost. False when a machine may be on its way that we have not heard of, or is still
         there."""
-        metered = self._metered(run)
+        metered = cost_by_the_cloud(self.world.cloud, run, self.world.clock.now(), self._found_gone, self._delete)
         if metered is None:
             return False
         cost = max(cost, metered)
@@ -374,27 +375,6 @@ class Engine:
         released = max(held - cost, Decimal(0))
         self.log.append(ev.Settled(cost_usd=cost, released_usd=released, generation=run.generation))
         return True
-
-    def _metered(self, run: Run) -> Decimal | None:
-        """What the run's machines of this generation have cost; None while one of them exists. That one is gone is not
-        taken from the log alone, where every machine can write, in whatever name: the cloud is asked."""
-        now, total = self.world.clock.now(), Decimal(0)
-        for vm in run.vms:
-            if vm.generation != run.generation or vm.refused or vm.gone_at is None:
-                continue
-            if is_host(vm.zone) or (vm.zone, vm.name) in self._found_gone:
-                total += vm.cost(now)
-                continue
-            cloud = self.world.cloud()
-            instance = cloud.instance(vm.zone, vm.name)
-            if instance is not None:
-                if instance.status != "STOPPING":
-                    self._delete(vm)
-                return None
-            told = cloud.operations(vm.zone, vm.instance_id) if vm.instance_id else ()
-            ended, how = do.end_of(vm, told, vm.started_at, now)
-            total += replace(vm, gone_at=vm.gone_at if how == "lost" else max(vm.gone_at, ended)).cost(now)
-        return total
 
     # --- the index --------------------------------------------------------------------------------------------------
 
