@@ -1,4 +1,4 @@
-"""What a run's machines have cost, not on the word of its log alone: every machine can write there, in whatever name."""
+"""What a run's machines have cost, not on the word of its log alone: every machine can write there, in any name."""
 
 from __future__ import annotations
 
