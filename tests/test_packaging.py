@@ -58,7 +58,7 @@ def bench(python: Path, home: Path, *arguments: str) -> Any:
     }
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     command = [str(python.with_name("bench")), *arguments]
-    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
