@@ -26,14 +26,28 @@ from orchestrator.core.market.offers import Advice, Offer
 
 __all__ = [
     "Accepted", "Advice", "Blob", "Bucket", "ChildSeen", "Clock", "Cloud", "Entry", "HostShell", "ImageRequest",
-    "Images", "Instance", "InstanceRequest", "JobSpec", "JobStatus", "Notice", "Notifier", "Operation", "Quota",
-    "Refusal", "RemoteShell", "Scheduler", "SerialChunk",
+    "Images", "Instance", "InstanceRequest", "JobSpec", "JobStatus", "Market", "Notice", "Notifier", "Operation",
+    "Quota", "Refusal", "RemoteShell", "Scheduler", "SerialChunk",
 ]  # fmt: skip
 
 # --- Cloud ----------------------------------------------------------------------------------------------------------
 
 
-class Cloud(Protocol):
+class Market(Protocol):
+    """What a cloud offers: read before any money is spent."""
+
+    def image(self, project: str, family: str) -> str:
+        """The dated image that `family` means now, as a partial URL. Raises `NotFound` when the family is gone."""
+
+    def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
+        """What the cloud expects of spot machines like these, for the zones that it has a word on. Never more than a
+        few requests, and never an error: a project without advice gets none."""
+
+    def quotas(self, region: str) -> tuple[Quota, ...]:
+        """The region's quotas, and the project's (with `region` empty)."""
+
+
+class Cloud(Market, Protocol):
     """Creates and destroys VMs of one project."""
 
     def insert(self, request: InstanceRequest) -> Accepted | Refusal:
@@ -58,16 +72,6 @@ class Cloud(Protocol):
 
     def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
         """Serial port 1 from byte `start` (negative: the last bytes), or None once the VM is gone."""
-
-    def image(self, project: str, family: str) -> str:
-        """The dated image that `family` means now, as a partial URL. Raises `NotFound` when the family is gone."""
-
-    def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
-        """What the cloud expects of spot machines like these, for the zones that it has a word on. Never more than a
-        few requests, and never an error: a project without advice gets none."""
-
-    def quotas(self, region: str) -> tuple[Quota, ...]:
-        """The region's quotas, and the project's (with `region` empty)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,7 +250,9 @@ class Wiring:
 
     @cached_property
     def everywhere(self) -> ZoneRouter:
-        return ZoneRouter(lambda: self._cloud, self.hosts)
+        from orchestrator.adapters.gce_market import Market
+
+        return ZoneRouter(lambda: self._cloud, self.hosts, cache(lambda: Market(**self._compute)))
 
     def cloud(self) -> Cloud:
         return self.everywhere

@@ -11,12 +11,12 @@ import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
-from orchestrator.adapters import gce_advice
 from orchestrator.adapters import gce_convert as convert
 from orchestrator.adapters import gce_errors as table
 from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.gce_body import instance_body
 from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience
+from orchestrator.adapters.gce_market import Market
 from orchestrator.adapters.google_errors import FOREIGN, brief, is_transient, reasons, translate
 from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import (
@@ -53,6 +53,9 @@ class GoogleCloud:
         self._project = project
         self._clock = clock or SystemClock()
         self._calls = Calls(project, endpoint, credentials, self._clock, patience)
+        self._market = Market(
+            project, endpoint, credentials, self._clock, pauses_s=patience.pauses_s, request_s=patience.request_s
+        )
 
     # --- machines ---
 
@@ -126,35 +129,16 @@ class GoogleCloud:
     def operations_by_name(self, zone: str, name: str) -> tuple[Operation, ...]:
         return self._log(zone, by_name(name))
 
-    # --- the rest ---
+    # --- the market, which needs no heavy client ---
 
     def image(self, project: str, family: str) -> str:
-        images = self._calls.client(compute_v1.ImagesClient)
-        found: compute_v1.Image = self._calls.ask(
-            lambda: images.get_from_family(project=project, family=family, **self._calls.once),
-            f"find the image family {family} of {project}",
-            missing="families are withdrawn from time to time: `bench doctor` names the nearest one that is there",
-        )
-        return "projects/" + found.self_link.rsplit("/projects/", 1)[-1]
+        return self._market.image(project, family)
 
     def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
-        return gce_advice.ask(self._calls, offers)
+        return self._market.advice(offers)
 
     def quotas(self, region: str) -> tuple[Quota, ...]:
-        regions = self._calls.client(compute_v1.RegionsClient)
-        projects = self._calls.client(compute_v1.ProjectsClient)
-        here: compute_v1.Region = self._calls.ask(
-            lambda: regions.get(project=self._project, region=region, **self._calls.once),
-            f"read the quotas of {region}",
-        )
-        everywhere: compute_v1.Project = self._calls.ask(
-            lambda: projects.get(project=self._project, **self._calls.once), f"read the quotas of {self._project}"
-        )
-        return tuple(
-            convert.quota(found, where)
-            for where, listed in ((region, here.quotas), ("", everywhere.quotas))
-            for found in listed
-        )
+        return self._market.quotas(region)
 
     # --- below the port ---
 

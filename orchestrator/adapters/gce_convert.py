@@ -10,7 +10,7 @@ import google.api_core.exceptions as api
 from google.cloud import compute_v1
 
 from orchestrator.adapters.gce_errors import Fault
-from orchestrator.core.market.machines import Instance, Operation, Quota
+from orchestrator.core.market.machines import Instance, Operation
 
 STATUS: Final = {
     int(compute_v1.Operation.Status.PENDING): "PENDING",
@@ -72,10 +72,6 @@ def status_name(found: compute_v1.Operation) -> str:
     """`PENDING`, `RUNNING` or `DONE`; a number when Google has a new word."""
     value = int(found.status)
     return STATUS.get(value, str(value))
-
-
-def quota(found: compute_v1.Quota, region: str) -> Quota:
-    return Quota(metric=str(found.metric), limit=found.limit, usage=found.usage, region=region)
 
 
 def faults(found: compute_v1.Operation) -> tuple[Fault, ...]:

@@ -30,8 +30,8 @@ LAUNCHER: Final = (
     Need("compute.instances.getSerialPortOutput", "read what it says at boot", "adapters/gce.py serial_output"),
     Need("compute.zoneOperations.get", "wait until it is made or gone", "adapters/gce_calls.py wait"),
     Need("compute.zoneOperations.list", "tell a preemption from a loss", "adapters/gce.py operations"),
-    Need("compute.regions.get", "read the quotas of a region", "adapters/gce.py quotas"),
-    Need("compute.projects.get", "read the quotas of the project", "adapters/gce.py quotas"),
+    Need("compute.regions.get", "read the quotas of a region", "adapters/gce_market.py quotas"),
+    Need("compute.projects.get", "read the quotas of the project", "adapters/gce_market.py quotas"),
 )
 """On the project, for whoever runs `bench`."""
 
@@ -39,8 +39,8 @@ LOOKER: Final = (
     Need("resourcemanager.projects.get", "see the project and its billing", "core/doctor/project.py project"),
     Need("serviceusage.services.list", "see which APIs are on", "core/doctor/project.py apis"),
     Need("serviceusage.services.get", "the same, one by one", "core/doctor/project.py apis"),
-    Need("compute.advice.capacity", "ask where spot machines are to be had", "adapters/gce_advice.py ask"),
-    Need("compute.advice.capacityHistory", "ask how long they last there", "adapters/gce_advice.py ask"),
+    Need("compute.advice.capacity", "ask where spot machines are to be had", "adapters/gce_market.py advice"),
+    Need("compute.advice.capacityHistory", "ask how long they last there", "adapters/gce_market.py advice"),
     Need("compute.regions.list", "see the quotas of all regions at once", "core/doctor/capacity.py regions"),
     Need("compute.networks.get", "see the network", "core/doctor/machine.py network"),
     Need(

@@ -17,7 +17,7 @@ from orchestrator.core.market.machines import (
 )
 from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.hosts.cloud import HostCloud
-from orchestrator.ports import Cloud
+from orchestrator.ports import Cloud, Market
 
 
 @dataclass
@@ -26,6 +26,8 @@ class ZoneRouter:
 
     rented: Callable[[], Cloud]
     hosts: HostCloud
+    market: Callable[[], Market]
+    """What answers what a plan asks, without the client that makes machines."""
 
     def _of(self, zone: str) -> Cloud:
         return self.hosts if is_host(zone) else self.rented()
@@ -52,11 +54,11 @@ class ZoneRouter:
         return self._of(zone).serial_output(zone, name, start)
 
     def image(self, project: str, family: str) -> str:
-        return self.rented().image(project, family)
+        return self.market().image(project, family)
 
     def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
         rented = [offer for offer in offers if not is_host(offer.zone)]
-        return self.rented().advice(rented) if rented else ()
+        return self.market().advice(rented) if rented else ()
 
     def quotas(self, region: str) -> tuple[Quota, ...]:
-        return self.rented().quotas(region)
+        return self.market().quotas(region)

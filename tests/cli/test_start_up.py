@@ -96,6 +96,13 @@ def test_a_command_is_completed_though_its_module_is_not_loaded(bench: Bench, wo
     assert done.stdout.split() == [offered]
 
 
+def test_a_plan_waits_for_no_client_of_compute_engine(bench: Bench) -> None:
+    bench("cloud", "start")
+    loaded = loaded_by("plan", "--gpu", "l4")
+    assert "google.cloud.storage" in loaded, "the plan reads the ledger: what it loads would be seen"
+    assert not loaded & {"google.cloud.compute_v1", "google.cloud.batch_v1", "fabric", "torch"}
+
+
 def test_the_doctor_waits_for_no_heavy_client(bench: Bench) -> None:
     bench("cloud", "start")
     assert loaded_by("doctor", "--json") == set()

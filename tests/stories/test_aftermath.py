@@ -162,7 +162,7 @@ def test_a_host_that_is_switched_off_keeps_no_rented_machine_alive(home: Path) -
     with staged(home, silent_vm) as stage:
         world = stage.world()
         hosts = HostCloud(world.bucket, world.clock, SwitchedOff)
-        everywhere = ZoneRouter(world.cloud, hosts)
+        everywhere = ZoneRouter(world.cloud, hosts, world.cloud)
         both = replace(world, cloud=lambda: everywhere)
         target, run = parse_target("me@box"), "20261120-010203-cpu-00aa"
         entry = HostRun(run_id=run, labels=labels(run, 1, "ada", world.bucket.name), id="7",
