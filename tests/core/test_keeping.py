@@ -149,6 +149,30 @@ def test_stopping_a_guest_deletes_the_machine_and_then_ends_it_as_stopped() -> N
     assert (close.outcome, close.detail) == (Phase.STOPPED, "enough")
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("status", ["RUNNING", "TERMINATED"])
+def test_on_the_word_of_a_machine_alone_no_machine_is_deleted(status: str, stopped: bool) -> None:
+    """It may be another's that it names; whoever owns that one ends it."""
+    log = Log().add(0, planned()).vm(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER, deadline_at=at(900)))
+    if stopped:
+        log.add(5, ev.StopRequested(by="ada", reason="enough"))
+    for moment in (10, 600, 899):
+        (command,) = decide(fold(log), Observation(instance(status)), at(moment), POLICY, None)
+        assert isinstance(command, do.Wait)
+    _, close = decide(fold(log), Observation(instance(status)), at(901), POLICY, None)
+    assert isinstance(close, do.Close)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_what_the_client_says_of_the_machine_that_it_claimed_counts_over_what_a_machine_says(first: float) -> None:
+    log = Log().add(0, planned()).add(2, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER, deadline_at=at(900)))
+    forged = ev.MachineTaken(vm="bench-other-9", zone=ZONE, owner=RUN, deadline_at=at(9000))
+    log.vm(first, forged).vm(first, forged.model_copy(update={"generation": 7}))
+    taken = fold(log).guest_of
+    assert taken is not None
+    assert taken.vm == VM
+
+
 def test_a_guest_whose_machine_was_taken_back_says_so() -> None:
     operations = (operation("compute.instances.preempted", 40),)
     _, close = decide(guest(), Observation(None, operations), at(50), POLICY, None)

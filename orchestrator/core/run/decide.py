@@ -14,6 +14,7 @@ from decimal import Decimal
 
 from orchestrator.core.market.machines import Instance, Operation
 from orchestrator.core.market.offers import Offer
+from orchestrator.core.naming import is_client
 from orchestrator.core.run.events import MachineTaken
 from orchestrator.core.run.fold import Phase, Run, Vm
 from orchestrator.core.run.offering import open_offers
@@ -246,7 +247,8 @@ def as_guest(
     run: Run, taken: MachineTaken, observation: Observation, now: datetime, policy: Policy
 ) -> tuple[Command, ...]:
     """For a run on a machine that another run kept, and pays for. It ends with the machine's word on it, or with the
-    machine; a machine that does not begin it, or that should be at it no longer, is of no use to anybody."""
+    machine; a machine that does not begin it, or that should be at it no longer, is of no use to anybody. Where only a
+    machine says that it was taken, nothing is deleted on its word: it may name whom it likes, and its owner ends it."""
     taken_at = run.taken_at or run.created_at
     deadline = taken.deadline_at or now
     vm = Vm(
@@ -263,7 +265,10 @@ def as_guest(
         generation=taken.generation,
     )
     told = run.said(taken.attempt)
-    if told.finished is None and observation.instance is not None:
+    theirs = not is_client(run.taken_by)
+    if told.finished is None and observation.instance is not None and not (theirs and now > deadline):
+        if theirs:
+            return (Wait(policy.poll_s),)
         if run.stop is not None:
             return (Delete(vm, run.stop.reason),)
         if observation.instance.status in ("TERMINATED", "STOPPED", "SUSPENDED"):

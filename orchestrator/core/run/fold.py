@@ -67,8 +67,7 @@ def evolve(run: Run, event: ev.Event) -> Run:
         case ev.StopRequested() as fact:
             return replace(run, stop=_latest(run, run.stop, fact))
         case ev.MachineTaken() as fact:
-            first = run.taken is None or run.taken.generation < fact.generation
-            return replace(run, taken=fact, taken_at=event.time) if first else run
+            return _taken(run, fact, event)
         case ev.Settled() as fact:
             kept = _latest(run, run.settled, fact)
             if kept is not None and kept.generation == fact.generation:
@@ -80,6 +79,17 @@ def evolve(run: Run, event: ev.Event) -> Run:
             return run
         case _:
             return _evolve_machine(run, event)
+
+
+def _taken(run: Run, fact: ev.MachineTaken, event: ev.Event) -> Run:
+    """The first word of the newest generation, and a client's over a machine's; a machine speaks of none to come."""
+    if not is_client(event.writer) and fact.generation > run.generation:
+        return run
+    if run.taken is not None:
+        firmer = is_client(event.writer) and not is_client(run.taken_by)
+        if run.taken.generation > fact.generation or (run.taken.generation == fact.generation and not firmer):
+            return run
+    return replace(run, taken=fact, taken_at=event.time, taken_by=event.writer)
 
 
 CLIENTS: Final = (

@@ -162,6 +162,8 @@ class Run:
     vms: tuple[Vm, ...] = ()
     taken: ev.MachineTaken | None = None
     taken_at: datetime | None = None
+    taken_by: str = ""
+    """Who said so: the client that claimed the machine, or, where it died first, the machine alone."""
     told: tuple[Told, ...] = ()
     """By attempt, ascending; the attempts that said anything."""
     exhausted: tuple[ev.ZoneExhausted, ...] = ()
