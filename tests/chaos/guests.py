@@ -140,7 +140,7 @@ def waiting(vm: ScriptedVm, own: str, limit_s: float) -> Any:
             if there.get("state") == "claimed" and there["claim"]["spec"]["run_id"] == there["claim"]["run_id"]:
                 vm.put(name, json.dumps(there | {"state": "running"}).encode(), "application/json")
                 return there["claim"]
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
     vm.put(name, json.dumps(slot | {"state": "closed"}).encode(), "application/json")
     return None

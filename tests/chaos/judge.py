@@ -103,7 +103,7 @@ def books(data: bytes) -> dict[str, list[Entry]] | None:
             settled = entry["settled_usd"]
             one = Entry(Decimal(entry["hold_usd"]), None if settled is None else Decimal(settled))
             found.setdefault(key.partition("+")[0], []).append(one)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return found
 

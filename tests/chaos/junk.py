@@ -98,7 +98,7 @@ def _plan(dice: random.Random, place: Place) -> Written | None:
         settings["alerts"] = {"command": CANARY, "webhook": "http://127.0.0.1:9/x"}
         settings["budget"] = dict.fromkeys(("per_run_usd", "per_day_usd", "per_month_usd", "total_usd"), "1000000")
         settings.setdefault("payload", {})["root"] = "/tmp"
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None  # somebody was here before
     return Written(name, json.dumps(plan).encode())
 

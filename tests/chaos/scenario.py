@@ -142,7 +142,7 @@ def from_seed(seed: int) -> Scenario:
         Client(
             "launch",
             run,
-            starts_s=dice.choice((0, 0, 3, 40, 240 if keep else 40)) * run,
+            starts_s=dice.choice((120, 180, 260, 400) if keep else (0, 0, 3, 40)) * run,
             dies_at=_death(dice),
             dies_on=dice.choice(DEATHS),
             late_s=dice.choice((0, 20, 60, 90, 170, 400)),
