@@ -54,10 +54,9 @@ def reap(
             typer.echo(f"{'due' if image.why else 'keep':<6}  {image.image.name}  {image.image.status}  {image.why}")
     done = delete(world, findings) if deletes else Reaped((), ())
     gone, failed = reap_images(world, images) if deletes else ((), ())
-    if deletes and not unasked:
-        give_back_unmade(world, images)
     still = tuple(Failure("an image is still there", error) for error in (*failed, *unasked))
-    done = Reaped(done.gone, (*done.failed, *still))
+    kept = _give_back(world, images) if deletes and not unasked else ()
+    done = Reaped(done.gone, (*done.failed, *still, *kept))
     if json:
         emit_json(
             {
@@ -92,6 +91,15 @@ def _images(world: World) -> tuple[tuple[ImageFinding, ...], tuple[BenchError, .
         return survey_images(world), ()
     except BenchError as error:
         return (), (error,)
+
+
+def _give_back(world: World, images: tuple[ImageFinding, ...]) -> tuple[Failure, ...]:
+    """Money set aside for images that were never made; a ledger that cannot be read keeps nothing else undone."""
+    try:
+        give_back_unmade(world, images)
+    except BenchError as error:
+        return (Failure("money set aside for images is not given back", error),)
+    return ()
 
 
 def not_all(count: int, first: BenchError) -> ProviderError:
