@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 GATES = (
-    ("orchestrator/core/*", 93),
-    ("orchestrator/*", 85),
-    ("startup/agent/*", 85),
+    ("orchestrator/core/*", 90),
+    ("orchestrator/*", 80),
+    ("startup/agent/*", 80),
 )
 
 
