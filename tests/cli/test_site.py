@@ -55,7 +55,16 @@ def test_a_folder_of_somebody_elses_is_refused(bench: Bench, tmp_path: Path) -> 
 def test_it_serves_what_the_bucket_holds_until_it_is_interrupted(bench: Bench, tmp_path: Path) -> None:
     bucket = wire().bucket
     run = store(bucket, 0)
-    command = [str(Path(sys.executable).with_name("bench")), "site", "--out", str(tmp_path / "s"), "--serve"]
+    # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
+    command = [
+        "env",
+        "--default-signal=INT",
+        str(Path(sys.executable).with_name("bench")),
+        "site",
+        "--out",
+        str(tmp_path / "s"),
+        "--serve",
+    ]
     environment = os.environ | {"BENCH_HOME": str(bench.home), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -56,7 +56,7 @@ def store(
     device = changes.pop("device", device)
     run = names(number, gpu)
     begun = BEGUN + timedelta(hours=3) * number
-    vm = f"bench-{run}-1"
+    vm, machine = f"bench-{run}-1", "vm-1-0a1b2c3d"
     speeds = {name: each * speed * (faster if name.startswith("bench") else 1) for name, each in SPEEDS.items()}
     rows: dict[str, list[dict[str, str]]] = {}
     if outcome == "succeeded":
@@ -79,18 +79,18 @@ def store(
         ("client-000000", ev.InstanceCreated(
             attempt=1, vm=vm, zone="us-central1-a", instance_id="123", started_at=begun + timedelta(seconds=20),
             deadline_at=begun + timedelta(minutes=30))),
-        (vm, ev.VmBooted(vm=vm, attempt=1, zone="us-central1-a")),
-        (vm, ev.PhaseStarted(phase="measure")),
-        (vm, ev.EnvironmentRecorded(device=device, device_kind="cuda")),
+        (machine, ev.VmBooted(vm=vm, attempt=1, zone="us-central1-a")),
+        (machine, ev.PhaseStarted(phase="measure")),
+        (machine, ev.EnvironmentRecorded(device=device, device_kind="cuda")),
     ]  # fmt: skip
     facts += [
-        (vm, ev.CaseMeasured(case_id=case, index=place, of=len(lengths), rows=len(own), seconds=3))
+        (machine, ev.CaseMeasured(case_id=case, index=place, of=len(lengths), rows=len(own), seconds=3))
         for place, (case, own) in enumerate(rows.items(), 1)
     ]
     if not open_:
         ended = begun + timedelta(minutes=6)
         facts += [
-            (vm, ev.PhaseFinished(phase="measure", exit_code=0, seconds=60)),
+            (machine, ev.PhaseFinished(phase="measure", exit_code=0, seconds=60)),
             ("client-000000", ev.InstanceGone(attempt=1, vm=vm, ended_at=ended, how="deleted",
                                               started_at=begun + timedelta(seconds=20))),
             ("client-000000", ev.Settled(cost_usd=Decimal(price) / 10, released_usd=Decimal("0.1"))),
