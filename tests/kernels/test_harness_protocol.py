@@ -224,7 +224,7 @@ def test_the_environment_step_passes_three_gates_and_leaves_a_fingerprint(tmp_pa
     told = facts[-1]
     assert told["path"] == "environment.json"
     assert told["device_kind"] == "cpu"
-    promised = re.search(r"`environment.json` has at least `([^`]+)`", CONTRACT.read_text())
+    promised = re.search(r"`environment.json` has at least\s+`([^`]+)`", CONTRACT.read_text())
     assert promised is not None
     recorded: dict[str, Any] = json.loads((harness.out / "environment.json").read_text())
     assert set(promised.group(1).split(", ")) <= set(recorded)
