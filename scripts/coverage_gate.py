@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 GATES = (
-    ("orchestrator/core/*", 90),
-    ("orchestrator/*", 80),
-    ("startup/agent/*", 80),
+    ("orchestrator/core/*", 88),
+    ("orchestrator/*", 75),
+    ("startup/agent/*", 78),
 )
 
 
