@@ -19,7 +19,8 @@ from google.auth.transport.requests import AuthorizedSession
 
 from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.google_auth import credentials_for
-from orchestrator.adapters.google_errors import FOREIGN, is_transient, translated
+from orchestrator.adapters.google_errors import FOREIGN, translated
+from orchestrator.adapters.patience import patiently
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.ports import Clock
@@ -136,14 +137,7 @@ class Market:
     # --- the wire ---
 
     def _patiently(self, path: str) -> Mapping[str, Any]:
-        for pause in self._pauses_s:
-            try:
-                return self._once(path)
-            except FOREIGN as exc:
-                if not is_transient(exc):
-                    raise
-            self._clock.sleep(pause)
-        return self._once(path)
+        return patiently(self._clock, lambda: self._once(path), self._pauses_s)
 
     def _once(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """The answer. Raises Google's exceptions. A connection of its own each time, as threads share this object."""

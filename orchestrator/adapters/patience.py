@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from orchestrator.adapters.google_errors import FOREIGN, is_transient
@@ -12,9 +12,9 @@ PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
 T = TypeVar("T")
 
 
-def patiently(clock: Clock, call: Callable[[], T]) -> T:
+def patiently(clock: Clock, call: Callable[[], T], pauses_s: Sequence[float] = PAUSES_S) -> T:
     """What `call` gives, after a few more tries while it fails in a way that may pass. Raises what the last one did."""
-    for pause in PAUSES_S:
+    for pause in pauses_s:
         try:
             return call()
         except FOREIGN as exc:
