@@ -11,6 +11,7 @@ import yaml
 
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.core.errors import ConfigError, NotFound, Unavailable
+from orchestrator.report.text import count
 from orchestrator.user_settings import load_settings
 from orchestrator.wiring import CloudAddress, CloudUnavailable, ask, running, stop_cloud
 
@@ -22,9 +23,11 @@ def _home() -> Path:
 
 
 def _ask(address: CloudAddress, path: str, body: Any = None) -> Any:
-    """One request to the control API. Raises `Unavailable`."""
+    """One request to the control API. Raises `Unavailable`, `NotFound`, `ConfigError`."""
     try:
         return ask(address, path, body)
+    except LookupError as exc:
+        raise NotFound(str(exc.args[0]), hint="`bench cloud status` lists the VMs") from exc
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
     except CloudUnavailable as exc:
@@ -119,7 +122,7 @@ def weather(
         return
     for fault in found["faults"]:
         typer.echo(told(fault))
-    typer.echo(f"{len(found['faults'])} faults")
+    typer.echo(count(len(found["faults"]), "fault"))
 
 
 def told(fault: dict[str, Any]) -> str:

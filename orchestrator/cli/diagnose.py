@@ -37,8 +37,9 @@ def diagnose(
     found = table.diagnose(facts=table.last_attempt(events), log=log)
     nothing = found.cause == "unknown" and (state.closed is None or state.phase in table.EXPLAINS_ITSELF)
     if state.phase is Phase.SUCCEEDED or nothing:
+        unexplained = nothing and state.phase is not Phase.SUCCEEDED
         found = table.Diagnosis(
-            "", state.closed.detail if state.closed else "", "", table.matters(log) if nothing else ()
+            "", state.closed.detail if state.closed else "", "", table.matters(log) if unexplained else ()
         )
     found = replace(found, remedy=table.pasted(found.remedy, run_id))
     if json:
@@ -61,10 +62,10 @@ def diagnose(
 def lines_of(run_id: str, state: str, found: Diagnosis) -> list[str]:
     """What a person reads."""
     if not found.cause:
-        said = [f"run {run_id} is {state}" + (f": {found.detail}" if found.detail else "; nothing is wrong with it")]
+        said = [f"run {run_id} ({state}): {found.detail or 'nothing is wrong with it'}"]
     else:
         named = "no rule knows this ending" if found.cause == "unknown" else found.cause.replace("_", " ")
-        said = [f"run {run_id} is {state}: {named}", f"  {found.detail}", f"  remedy: {found.remedy}"]
+        said = [f"run {run_id} ({state}): {named}", f"  {found.detail}", f"  remedy: {found.remedy}"]
     if found.lines:
         said += ["the lines that matter:", *(f"  | {line}" for line in found.lines)]
     return said

@@ -44,6 +44,11 @@ EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     ),
     "fetch": (("bench fetch last", "the last run's results, into results/local/"),),
     "history": (("bench history --case CASE", "the speed-up of `bench` over the runs; `bench cases` lists the cases"),),
+    "image": (("bench image list", "each image: what it costs, what it saves, whether launches boot from it"),),
+    "image build": (("bench image build --gpu l4", "on a small spot machine; the next launch boots from it"),),
+    "image list": (("bench image list", "what each costs and saves"),),
+    "image rm": (("bench image rm IMAGE", "delete it now, and give back what its storage would have cost"),),
+    "image validate": (("bench image validate IMAGE", "whether a launch would boot from it, and why not"),),
     "init": (
         ("bench init --project my-project", "shows what it will do, asks, and does it"),
         ("bench init --embedded --yes", "practise without a project"),
@@ -58,6 +63,10 @@ EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "new": (("bench new norm", "norm.py; then bench launch norm.py"),),
     "plan": (("bench plan --gpu l4", "offers, prices and the most it can cost; nothing is asked for"),),
     "prices": (("bench prices --gpu l4", "an L4 in every region that is known"),),
+    "profile": (
+        ("bench profile last", "what the run has profiled"),
+        ("bench profile last --case CASE -i bench", "profile one implementation on one case, on a machine like its"),
+    ),
     "reap": (
         ("bench reap", "list machines that no live run owns"),
         ("bench reap --yes", "and delete them"),
@@ -67,7 +76,10 @@ EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("bench report last --figures figures --format svg", "its figures as files"),
     ),
     "schema": (("bench schema status", "the JSON Schema of what bench status --json prints"),),
-    "site": (("bench site", "pages of every run in the bucket, in a folder"),),
+    "site": (
+        ("bench site", "pages of every run in the bucket, in the folder site"),
+        ("bench site --serve", "and show them, following live runs"),
+    ),
     "ssh": (("bench ssh last --print", "the command that reaches the machine"),),
     "status": (
         ("bench status", "the newest runs, and the machines alive now"),

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli.completing import known_gpus
 from orchestrator.cli.launch import ConfigFile, Overrides
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.render import ago
@@ -33,7 +34,10 @@ from orchestrator.wiring import Wiring, new_run_id, payload_of
 
 app = typer.Typer(no_args_is_help=True, help="Prepared images, from which machines start sooner.")
 
-Gpu = Annotated[str, typer.Option("--gpu", help=f"For machines with this GPU: {', '.join(GPU_NAMES)}.")]
+Gpu = Annotated[
+    str,
+    typer.Option("--gpu", help=f"For machines with this GPU: {', '.join(GPU_NAMES)}.", autocompletion=known_gpus),
+]
 Name = Annotated[str, typer.Argument(metavar="IMAGE", help="As `bench image list` names it, or a unique part of that.")]
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cli.completing import known_cases, known_runs
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.launch import launch_context
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.outcome import raise_for
+from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.watch import watching
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.foreign import document
@@ -34,8 +34,14 @@ SETS = ("roofline", "full", "trace")
 
 def profile(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.")] = "last",
-    case: Annotated[list[str] | None, typer.Option("--case", help="A case's id, or a unique part of one.")] = None,
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs),
+    ] = "last",
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", help="A case's id, or a unique part of one.", autocompletion=known_cases),
+    ] = None,
     implementation: Annotated[
         list[str] | None, typer.Option("--implementation", "-i", help="Only these; by default all of the run's.")
     ] = None,
@@ -134,13 +140,13 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 
 def _show(found: Profiles) -> None:
-    console = Console(highlight=False)
+    console = screen()
     for case_id in found.cases:
         profiles = found.of(case_id)
         console.print(Text.assemble((case_id, "bold"), "  ", (found.device, "dim")))
         heads, rows = side_by_side(profiles)
         if rows:
-            table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+            table = Columns()
             for head in heads:
                 table.add_column(head, overflow="fold")
             for row in rows:

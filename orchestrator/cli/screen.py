@@ -10,7 +10,7 @@ from typing import IO, Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 ENDLESS = 10_000
@@ -33,7 +33,8 @@ def screen(file: IO[str] | None = None) -> Console:
 
 class Columns(Table):
     """Rows under heads. In a terminal they are aligned, and where it is too narrow the columns named in `droppable` go,
-    in that order, before cells are folded. In a pipe each row is a line with tabs between, for cut, awk and grep."""
+    in that order, before cells are folded; ids and numbers are folded last, so that they can be copied. In a pipe each
+    row is a line with tabs between, for cut, awk and grep."""
 
     def __init__(self, *, droppable: Sequence[str] = ()) -> None:
         super().__init__(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -52,8 +53,10 @@ class Columns(Table):
             gone = dropped.pop(0)
             self.columns = [column for column in self.columns if column is not gone]
         if Measurement.get(console, free, self).maximum > options.max_width:
-            for column in self.columns:
-                column.no_wrap, column.overflow = False, "fold"
+            prose = [column for column in self.columns if any(" " in _told(console, cell) for cell in column._cells)]
+            _fold(prose)
+            if Measurement.get(console, free, self).minimum > options.max_width:
+                _fold(self.columns)
         yield from super().__rich_console__(console, options)
         self.columns = everything
 
@@ -62,6 +65,11 @@ class Columns(Table):
         cells = [[column.header, *column._cells] for column in self.columns]
         rows = zip(*cells, strict=True)
         return ["\t".join(_told(console, cell) for cell in row).rstrip("\t") for row in rows]
+
+
+def _fold(columns: Sequence[Column]) -> None:
+    for column in columns:
+        column.no_wrap, column.overflow = False, "fold"
 
 
 def _told(console: Console, cell: Any) -> str:

@@ -8,7 +8,9 @@ from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
+from orchestrator.cli.shapes_of_images import ImageBuilt, ImageGone, ImageJudged, Images
 from orchestrator.cli.shapes_of_money import Budget, CapsSet, CostAdded, Costs, CostTakenBack, Prices, Rebuilt, Usd
+from orchestrator.cli.shapes_of_pages import Profiled, SiteMade
 from orchestrator.core.run.status import StatusLine
 
 Time = str
@@ -349,6 +351,10 @@ SHAPES: Final[dict[str, Any]] = {
     "error": Failed,
     "fetch": Fetched,
     "history": History,
+    "image build": ImageBuilt,
+    "image list": Images,
+    "image rm": ImageGone,
+    "image validate": ImageJudged,
     "init": SetUp,
     "launch": RunDocument,
     "logs": Logs,
@@ -356,9 +362,11 @@ SHAPES: Final[dict[str, Any]] = {
     "new": NewFile,
     "plan": Plan,
     "prices": Prices,
+    "profile": Profiled,
     "reap": Reaped,
     "report": Written,
     "schema": SchemaShown,
+    "site": SiteMade,
     "ssh": Command,
     "status": Status,
     "stop": RunDocument,

@@ -111,7 +111,8 @@ def stop(home: Path | str) -> bool:
 
 
 def ask(address: CloudAddress, path: str, body: Any = None, timeout_s: float = 30.0) -> Any:
-    """GET a path of the control API, or POST `body` to it. Raises `CloudUnavailable`; `ValueError` if it is refused."""
+    """GET a path of the control API, or POST `body` to it. Raises `CloudUnavailable`; `LookupError`
+    if it names what is not there; `ValueError` if it is refused."""
     split = urlsplit(address.control)
     bearer = {"Authorization": f"Bearer {address.token}"}
     connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=timeout_s)
@@ -129,6 +130,8 @@ def ask(address: CloudAddress, path: str, body: Any = None, timeout_s: float = 3
     if response.status in (401, 403):
         why = answer["error"]["message"]
         raise CloudUnavailable(f"the embedded cloud at {address.control} does not serve us: {why}")
+    if response.status == 404:
+        raise LookupError(answer["error"])
     if response.status >= 400:
         raise ValueError(answer["error"])
     return answer

@@ -133,7 +133,7 @@ def over(wiring: Wiring, run: str, outcome: str, log: str = "", *facts: Any) -> 
 def test_a_failure_with_a_name_is_told_with_its_remedy(bench: Bench) -> None:
     over(wire(), RUN, "failed", "booted\nImportError: x.so: undefined symbol: _ZN3c104cuda14ExchangeDeviceEa\n")
     said = bench("diagnose", RUN, width=200).out
-    assert f"run {RUN} is failed: abi mismatch" in said
+    assert f"run {RUN} (failed): abi mismatch" in said
     assert "remedy: rebuild the extension" in said
     found = bench("diagnose", RUN, "--json").document
     assert (found["cause"], found["state"]) == ("abi_mismatch", "failed")

@@ -30,8 +30,8 @@ DEVICES = {
 SPEEDS = {"bench": 1.5, "sdpa:default": 1.0, "sdpa:math": 0.5, "bench:aa": 1.5}
 
 
-def names(number: int, gpu: str = "l4", *, apart: timedelta = timedelta(hours=3)) -> str:
-    return run_id(BEGUN + apart * number, gpu, f"{number:04x}")
+def names(number: int, gpu: str = "l4", *, apart: timedelta = timedelta(hours=3), first: datetime = BEGUN) -> str:
+    return run_id(first + apart * number, gpu, f"{number:04x}")
 
 
 def store(
@@ -48,14 +48,16 @@ def store(
     user: str = "ada",
     mode: str = "gce",
     environment: dict[str, Any] | None = None,
+    first: datetime = BEGUN,
+    events: bool = False,
     **changes: str,
 ) -> str:
     """Stores one run and returns its id: its cases, its environment, and its line in the index. `faster`: so many times
-    as fast as others was its kernel."""
+    as fast as others was its kernel. `first`: when run 0 began; the others follow every three hours."""
     device, price, speed = DEVICES[gpu]
     device = changes.pop("device", device)
-    run = names(number, gpu)
-    begun = BEGUN + timedelta(hours=3) * number
+    run = names(number, gpu, first=first)
+    begun = first + timedelta(hours=3) * number
     vm, machine = f"bench-{run}-1", "vm-1-0a1b2c3d"
     speeds = {name: each * speed * (faster if name.startswith("bench") else 1) for name, each in SPEEDS.items()}
     rows: dict[str, list[dict[str, str]]] = {}
@@ -102,7 +104,7 @@ def store(
     ]
     state = replay(log)
     assert state is not None
-    if open_:
+    if open_ or events:
         for event in log:
             bucket.create(event.object_name, ev.encode(event))
     at = state.updated_at
