@@ -16,7 +16,7 @@ from orchestrator.report.report import Report
 @dataclass(frozen=True, slots=True)
 class Timing:
     """One implementation on one case in one regime. Times are microseconds: the median, and its 95 % interval. Where
-    nothing was timed, they are NaN and `skipped` says why."""
+    nothing was timed, they are NaN and `skipped` says why; `joules_per_call` is NaN where energy is not given."""
 
     case_id: str
     axes: Mapping[str, str]
@@ -30,6 +30,7 @@ class Timing:
     high_us: float
     max_abs_error: float
     skipped: str
+    joules_per_call: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ def of_report(report: Report, folder: Path, status: str) -> Results:
                     median.high,
                     timing.max_abs_error,
                     timing.skipped,
+                    timing.joules,
                 )
             )
         for one in case.contrasts:

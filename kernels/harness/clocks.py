@@ -71,9 +71,9 @@ class NoClocks:
 class Nvml:
     """One GPU's sensors. Raises `OSError` on construction when NVML or the GPU cannot be found."""
 
-    def __init__(self, uuid: str, *, energy: bool = False) -> None:
+    def __init__(self, uuid: str, *, energy: bool = False, library: str = "libnvidia-ml.so.1") -> None:
         self.energy = energy
-        self.library = ctypes.CDLL("libnvidia-ml.so.1")
+        self.library = ctypes.CDLL(library)
         self.device = ctypes.c_void_p()
         self.require(self.call("nvmlInit_v2"), "nvmlInit_v2")
         found = self.call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self.device))

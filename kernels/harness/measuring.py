@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from kernels.harness import axes, rows
 from kernels.harness.clocks import clocks
@@ -87,6 +89,7 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
                     spent(seconds_left(session.spec, number / len(asked), began)),
                 ),
                 warmup_limit_s=LIMIT_S[session.device.type],
+                spare_s=partial(spare_s, session.spec, number / len(asked), began),
             )
             measured_in.append(Regime(name, measured, spool))
         judged = still_right(session, judged)
@@ -96,6 +99,12 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
             (row for regime in measured_in for row in table(origin, judged, turns, regime)),
         )
     return finished(case, judged, measured_in, written)
+
+
+def spare_s(spec: Spec, share: float, began: float) -> float:
+    """What may still be spent on energy: all that is wanted, where the case has no limit."""
+    left = seconds_left(spec, share, began)
+    return math.inf if left is None else left
 
 
 def seconds_left(spec: Spec, share: float, began: float) -> float | None:
@@ -142,6 +151,7 @@ def setting(outcome: Outcome, turns: Rotation, regime: Regime) -> Setting:
         stopped=measured.stopped,
         timer_overhead_us=measured.overhead_us[name],
         peak_memory_bytes=outcome.bound.peak_bytes,
+        energy=measured.energy.get(name),
     )
 
 

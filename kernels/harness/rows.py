@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from kernels.harness.energy import Drawn
 from kernels.harness.stamps import now
 from kernels.harness.timing import Sample
 from kernels.harness.workload import Case, Check
@@ -20,9 +21,9 @@ ORIGIN_COLUMNS = ("run_id", "vm", "case_id", "device", "implementation", "backen
 SAMPLE_AND_SETTING_COLUMNS = (
     "regime", "block", "repeat", "latency_us", "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
     "max_abs_error", "torch", "started_at", "skipped",
-    "position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent",
+    "position", "calls", "cpu_mhz", "load_1m", "steal_percent",
     "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us", "peak_memory_bytes",
-    "host_us", "cover", "hidden",
+    "host_us", "cover", "hidden", "joules_per_call", "energy_s",
 )  # fmt: skip
 
 SPOOL_BYTES = 1 << 20
@@ -55,6 +56,7 @@ class Setting:
     stopped: str
     timer_overhead_us: float
     peak_memory_bytes: int | None
+    energy: Drawn | None = None
 
 
 def measurement_columns(axes: Iterable[str]) -> tuple[str, ...]:
@@ -87,6 +89,8 @@ def measured(origin: Origin, case: Case, setting: Setting, cells: Row) -> Row:
         "stopped": setting.stopped,
         "timer_overhead_us": f"{setting.timer_overhead_us:.4g}",
         "peak_memory_bytes": "" if peak is None else str(peak),
+        "joules_per_call": "" if setting.energy is None else number(setting.energy.joules_per_call),
+        "energy_s": "" if setting.energy is None else f"{setting.energy.seconds:.3f}",
     }
 
 
@@ -106,7 +110,6 @@ def of_sample(sample: Sample) -> dict[str, str]:
         "started_at": sample.started_at,
         "position": str(sample.position),
         "calls": str(sample.calls),
-        "energy_j": known(sample.energy_j),
         "cpu_mhz": known(sample.host.cpu_mhz),
         "load_1m": known(sample.host.load_1m),
         "steal_percent": known(sample.host.steal_percent),
@@ -119,7 +122,7 @@ def of_sample(sample: Sample) -> dict[str, str]:
 SAMPLE_COLUMNS = (
     "implementation", "block", "repeat", "latency_us",
     "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
-    "started_at", "position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent",
+    "started_at", "position", "calls", "cpu_mhz", "load_1m", "steal_percent",
     "host_us", "cover", "hidden",
 )  # fmt: skip
 """The keys of `of_sample`, in order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
 from array import array
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.harness.clocks import Clocks, Reading
+from kernels.harness.energy import Drawn, drawn
 from kernels.harness.host import Host, HostReading
 from kernels.harness.spec import STEADY
 from kernels.harness.stamps import now
@@ -35,8 +37,7 @@ from kernels.harness.workload import Unavailable
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One measurement: microseconds per call, in which block and at which place in it (from 1), what the device's
-    sensors said right after, and the host before the block. `energy_j` is of the whole measurement of `calls` calls;
-    `host_us`, `cover` and `hidden` are those of `Timed`."""
+    sensors said right after, and the host before the block. `host_us`, `cover` and `hidden` are those of `Timed`."""
 
     implementation: str
     block: int
@@ -46,7 +47,6 @@ class Sample:
     started_at: str
     position: int
     calls: int
-    energy_j: float | None
     host: HostReading
     host_us: float | None = None
     cover: str = ""
@@ -59,7 +59,7 @@ class Measured:
 
     `latencies` are in microseconds in the order of blocks; `stopped` is `repeats`, `precision` or `dollars`;
     `overhead_us` is the timer's share of a latency; `refused` has the reason of each contender that this regime cannot
-    time.
+    time; `energy` is what a call takes, where the device gives it and there was the time to follow it.
     """
 
     latencies: Mapping[str, array[float]]
@@ -67,6 +67,7 @@ class Measured:
     warming: Warming
     overhead_us: Mapping[str, float]
     refused: Mapping[str, str]
+    energy: Mapping[str, Drawn] = field(default_factory=dict)
 
 
 def measure(  # noqa: PLR0913 - what a window is made of, each of it named by its caller
@@ -83,12 +84,14 @@ def measure(  # noqa: PLR0913 - what a window is made of, each of it named by it
     warmup_limit_s: float = LIMIT_S["cpu"],
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
+    spare_s: Callable[[], float] = lambda: math.inf,
 ) -> Measured:
     """`blocks` samples of each contender, interleaved, after a warm-up: `warmup` calls of each, or `steady`.
 
     The order is random in every odd block and turned around in the block after it, so that whatever a place in the
     order does to a time, it does to all alike. `enough` may end the measuring before the last block. Each sample goes
-    to `keep` and is forgotten here.
+    to `keep` and is forgotten here. Energy is followed after the last block, where `clocks` give it and `spare_s`
+    leaves the time.
     """
     refused: dict[str, str] = {}
     timers: dict[str, Timer] = {}
@@ -117,12 +120,14 @@ def measure(  # noqa: PLR0913 - what a window is made of, each of it named by it
             if reason := enough(latencies):
                 stopped = reason
                 break
+        energy = course.energy(spare_s)
     return Measured(
         latencies=latencies,
         stopped=stopped,
         warming=Warming(called, ended),
         overhead_us={name: one.overhead_us for name, one in timers.items()},
         refused=refused | course.refused,
+        energy=energy,
     )
 
 
@@ -154,7 +159,7 @@ class Course:
         for position, contender in enumerate(self.order, start=1):
             timer = self.timers[contender.implementation]
             plans = self.turns.take(contender, timer.calls_made)
-            started_at, before = now(), self.clocks.energy_j()
+            started_at = now()
             try:
                 with contender.scope():
                     timed = timer(plans)
@@ -164,7 +169,6 @@ class Course:
             except (torch.OutOfMemoryError, MemoryError):
                 self.refused[contender.implementation] = "out of memory while it was timed"
                 continue
-            after = self.clocks.energy_j()
             yield Sample(
                 implementation=contender.implementation,
                 block=self.number,
@@ -174,7 +178,6 @@ class Course:
                 started_at=started_at,
                 position=position,
                 calls=timer.calls_made,
-                energy_j=None if before is None or after is None else after - before,
                 host=around,
                 host_us=timed.host_us,
                 cover=timed.cover,
@@ -183,6 +186,27 @@ class Course:
             rest_s = timer.rest_s(timed.latency_us)
             if rest_s:
                 self.pause(rest_s)
+
+    def energy(self, spare_s: Callable[[], float]) -> dict[str, Drawn]:
+        """What a call of each contender takes, as far as the device gives it. One that fails now has none."""
+        found: dict[str, Drawn] = {}
+        for contender in self.contenders if self.clocks.energy_j() is not None else ():
+            timer = self.timers[contender.implementation]
+            if contender.implementation in self.refused:
+                continue
+
+            def work(contender: Contender = contender, timer: Timer = timer) -> int:
+                timer(self.turns.take(contender, timer.calls_made))
+                return timer.calls_made
+
+            try:
+                with contender.scope():
+                    one = drawn(work, self.clocks.energy_j, patience_s=spare_s())
+            except (Unavailable, torch.OutOfMemoryError, MemoryError):
+                continue
+            if one is not None:
+                found[contender.implementation] = one
+        return found
 
     def window(self) -> Window:
         """Some blocks whose samples are not kept."""

@@ -31,6 +31,8 @@ class Time:
     median_us: Interval
     noise: Noise | None = None
     tflops: float = math.nan
+    joules: float = math.nan
+    """Of a call; NaN where the device does not give them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ NEEDED: Final = ("case_id", "implementation", "latency_us")
 PEAK: Final = "peak_memory_bytes"
 SENSORS: Final = (
     "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "position", "calls", "energy_j",
-    "cpu_mhz", "load_1m", "steal_percent", "timer_overhead_us", "host_us", PEAK,
+    "cpu_mhz", "load_1m", "steal_percent", "timer_overhead_us", "host_us", "joules_per_call", PEAK,
 )  # fmt: skip
 """Columns of numbers that a file may or may not have, in any row; unknown is NaN."""
 

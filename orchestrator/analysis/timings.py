@@ -87,7 +87,11 @@ def _middle(values: Vector) -> float:
 
 
 def _joules(group: Group) -> float:
-    """Energy over calls, summed before divided: the device's counter moves in steps longer than a measurement."""
+    """As the harness found it in a stretch of its own. Older files have what the counter said around each sample, which
+    is summed before it is divided: the counter moves in steps longer than a sample."""
+    followed = _middle(group.sensors["joules_per_call"])
+    if not math.isnan(followed):
+        return followed
     energy, calls = group.sensors["energy_j"], group.sensors["calls"]
     known = ~np.isnan(energy) & (calls > 0)
     total = float(calls[known].sum())

@@ -32,6 +32,8 @@ def show(one: Comparison) -> None:
     who = "" if len(one.implementations) > 1 else f"{one.implementations[0]}, "
     spread = f"; runs of the same code differ by {percent(max(change.spread for change in one.changes))} or less"
     console.print(f"{who}{one.unit()}{spread}; a ratio over 1 is faster in the second run", style="dim")
+    if one.energy:
+        console.print(one.joules(), markup=False)
     console.print(one.headline(), markup=False)
 
 

@@ -23,9 +23,9 @@ MEASURED: Final = (
 )  # fmt: skip
 COLUMNS: Final = (*ORIGIN, *AXES, *MEASURED)
 LATER_COLUMNS: Final = (
-    "position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent",
+    "position", "calls", "cpu_mhz", "load_1m", "steal_percent",
     "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us", "peak_memory_bytes",
-    "host_us", "cover", "hidden",
+    "host_us", "cover", "hidden", "joules_per_call", "energy_s",
 )  # fmt: skip
 """Columns that files of older runs lack; they stand last."""
 TIMER_SHARE: Final = 0.02

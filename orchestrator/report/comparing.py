@@ -15,7 +15,7 @@ from orchestrator.report.page import Cell, Page, Part, Section, Table, Text, Wor
 from orchestrator.report.palette import Look
 from orchestrator.report.report import Report
 from orchestrator.report.svg import Board, Scale, legend, span
-from orchestrator.report.text import UNKNOWN, common_parts, digits, labels, percent, within
+from orchestrator.report.text import UNKNOWN, common_parts, digits, energy, labels, percent, ratio, within
 
 LOOKS: Mapping[Verdict, Look] = {
     Verdict.FASTER: Look("c2", "triangle"),
@@ -63,6 +63,9 @@ def _section(one: Comparison) -> Iterable[Part]:
     yield from (Text(_sentence(words), "warn") for words in one.comparable.reasons)
     if one.changes:
         yield from _changes(one, names)
+        yield Text(one.joules())
+    if one.energy:
+        yield _energy(one, names)
     rows = list(_environments(one))
     if rows:
         yield Table("Environments", ("what", one.before.study.run_id, one.after.study.run_id), rows, long=(1, 2))
@@ -97,6 +100,18 @@ def _row(change: Change, names: Mapping[str, str], *, several: bool) -> list[Cel
         f"{change.ratio.mid:.3f}×", within(change.ratio, places=3), verdict(change.verdict.value, change.doubt),
         digits(change.before.mid, 4), digits(change.after.mid, 4), p, noise, percent(change.spread),
     ]  # fmt: skip
+
+
+def _energy(one: Comparison, names: Mapping[str, str]) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            names.get(each.case_id, each.case_id), each.implementation, each.setting.name or UNKNOWN,
+            energy(each.before), energy(each.after), ratio(each.ratio),
+        ]
+        for each in one.energy
+    ]  # fmt: skip
+    heads = ("case", "implementation", "regime", "before", "after", "ratio")
+    return Table("Energy of a call", heads, rows, left=(1, 2), stack=True)
 
 
 def _sentence(words: str) -> str:
@@ -197,6 +212,9 @@ def _told(one: Comparison) -> Iterable[str]:
     if one.changes:
         tolerated = f"changes within {percent(one.tolerance)} are none"
         yield f"Before and after: {one.unit()}. A ratio over 1 is faster; {tolerated}."
+    if one.energy:
+        yield ""
+        yield cell(one.joules())
 
 
 def _markdown_table(one: Comparison, setting: Setting, names: Mapping[str, str]) -> Iterable[str]:

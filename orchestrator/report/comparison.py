@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.analysis.across import Change, changes, matched
+from orchestrator.analysis.energy import Shift, shifts
 from orchestrator.analysis.fingerprint import Comparability, Level, comparability, same_code, steady
 from orchestrator.analysis.history import NAMES, brief
 from orchestrator.analysis.regimes import Setting
@@ -15,7 +17,7 @@ from orchestrator.analysis.study import DEFAULT, KERNEL, Study
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.results import is_control
 from orchestrator.report.report import Report
-from orchestrator.report.text import count
+from orchestrator.report.text import count, ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Comparison:
     """A change within it (0.02: two per cent) is no verdict of faster or slower."""
     changes: tuple[Change, ...]
     lost: tuple[Lost, ...]
+    energy: tuple[Shift, ...] = ()
+    """What the calls that are compared took in either run, where both have it."""
 
     @property
     def refused(self) -> bool:
@@ -90,6 +94,15 @@ class Comparison:
         some = [f"kernel {first} → {second} ({count(n, 'timing')})" for (first, second), n in kernels.most_common(4)]
         return (*said, *some)
 
+    def joules(self) -> str:
+        """What became of the energy of a call, in a sentence; or that it is not given where not both runs have it. It
+        is no verdict: a run has one figure for it."""
+        if not self.energy:
+            return "Energy: not given by both runs."
+        middle = math.exp(sum(math.log(one.ratio) for one in self.energy) / len(self.energy))
+        where = count(len(self.energy), "timing")
+        return f"Energy of a call: {ratio(middle)} of before (geometric mean of {where}; under 1 is less)."
+
     def unit(self) -> str:
         """What stands under `before` and `after`."""
         return f"times as fast as {self.relative_to} in the same run" if self.relative_to else "µs a call"
@@ -122,6 +135,7 @@ def compared(
     base = relative_to or next((name for name in (DEFAULT, *common) if name in common and not absolute), "")
     made: tuple[Change, ...] = ()
     gone: tuple[Lost, ...] = ()
+    energy: tuple[Shift, ...] = ()
     if found.level is not Level.REFUSED:
         prints = fingerprint(before), fingerprint(after)
         busy = [which for which, one in (("first", before), ("second", after)) if one.busy()]
@@ -136,7 +150,8 @@ def compared(
             same_code=same_code(*prints),
         )
         gone = lost(before.study, after.study, wanted)
-    return Comparison(before, after, found, base, tolerance, made, gone)
+        energy = tuple(one for one in shifts(before.study, after.study) if not wanted or one.implementation in wanted)
+    return Comparison(before, after, found, base, tolerance, made, gone, energy)
 
 
 def lost(before: Study, after: Study, implementations: Sequence[str] = ()) -> tuple[Lost, ...]:

@@ -15,7 +15,7 @@ from orchestrator.report.document import known, limits
 from orchestrator.report.markdown import cell
 from orchestrator.report.page import Cell, Part, Section, Table, Text, Word
 from orchestrator.report.report import Report
-from orchestrator.report.text import UNKNOWN, common_parts, digits, labels, ratio
+from orchestrator.report.text import UNKNOWN, common_parts, digits, energy, labels, ratio
 
 METHOD: Final = (
     "Each device is held against the best of its row. Times of two devices come from two runs, so their intervals are "
@@ -37,6 +37,7 @@ def times_of(study: Study) -> tuple[Time, ...]:
             one.median_us,
             floor_of(case, one.implementation),
             one.tflops,
+            one.joules,
         )
         for case in study.cases
         for one in case.timings
@@ -66,6 +67,8 @@ def sections(found: Devices) -> list[Section]:
         made.append(Section(f"{title}: time", [*said, table(found, rows)]))
         if any(column.usd_per_hour for column in found.columns):
             made.append(Section(f"{title}: calls a dollar", [table(found, rows, of_value=True)]))
+    if any(cell is not None and cell.time.joules > 0 for row in found.rows for cell in row.cells):
+        made.append(Section("Energy of a call", [_energy(found)]))
     made.append(Section("How devices are compared", [Text(METHOD)]))
     return made
 
@@ -111,6 +114,21 @@ def table(found: Devices, rows: Sequence[Row], *, of_value: bool = False) -> Tab
         lines.append([*line, *(_cell(row, place, of_value=of_value) for place in range(len(found.columns)))])
     unit = "calls a dollar" if of_value else "median µs"
     return Table(f"{rows[0].setting.name or 'all'}: {unit}", heads, lines, left=(1,) if several else (), stack=True)
+
+
+def _energy(found: Devices) -> Table:
+    """Joules a call where a device gives them; a dash where it does not."""
+    rows = [row for row in found.rows if any(cell is not None and cell.time.joules > 0 for cell in row.cells)]
+    names = labels(list(dict.fromkeys(row.case_id for row in rows)))
+    lines: list[list[Cell]] = [
+        [
+            names[row.case_id], row.implementation, row.setting.name or UNKNOWN,
+            *(UNKNOWN if cell is None else energy(cell.time.joules) for cell in row.cells),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    heads = ("case", "implementation", "regime", *(column.name for column in found.columns))
+    return Table("Energy of a call", heads, lines, left=(1, 2), stack=True)
 
 
 def _cell(row: Row, place: int, *, of_value: bool) -> Cell:
@@ -180,6 +198,7 @@ def document(found: Devices) -> dict[str, Any]:
                     else {
                         "median_us": limits(own.time.median_us),
                         "tflops": known(own.time.tflops),
+                        "joules_per_call": known(own.time.joules),
                         "calls_per_usd": known(own.calls_per_usd),
                         "speed": _against(own.speed),
                         "value": _against(own.value),

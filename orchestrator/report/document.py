@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.analysis.bootstrap import Interval
+from orchestrator.analysis.energy import energies
 from orchestrator.analysis.fast_p import THRESHOLDS, fast_p
 from orchestrator.analysis.history import Point
 from orchestrator.analysis.regimes import Setting
@@ -45,6 +46,9 @@ def document(report: Report) -> dict[str, Any]:
         "prices_simulated": report.simulated,
         "usd_per_answer": known(report.usd_per_answer),
         "answers": study.answers,
+        "energy": [
+            {**_setting(one.setting), "cases": one.cases, "joules_per_call": one.joules} for one in energies(study)
+        ],
         "time": report.minutes.document() if report.minutes is not None else None,
         "flop_convention": CONVENTION,
         "fast_p": [
@@ -238,6 +242,17 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
                 "doubt": one.doubt,
             }
             for one in comparison.changes
+        ],
+        "energy": [
+            {
+                "case_id": one.case_id,
+                **_setting(one.setting),
+                "implementation": one.implementation,
+                "joules_before": one.before,
+                "joules_after": one.after,
+                "ratio": one.ratio,
+            }
+            for one in comparison.energy
         ],
     }
 

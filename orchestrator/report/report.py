@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from orchestrator.analysis.energy import Energy, energies
 from orchestrator.analysis.fast_p import THRESHOLDS, FastP, fast_p
 from orchestrator.analysis.samples import Group
 from orchestrator.analysis.second_clock import Told, agreement, sentence
 from orchestrator.analysis.study import DEFAULT, Study, false_verdicts
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.report.minutes import Minutes
-from orchestrator.report.text import count, digits, estimate, of_cases, percent
+from orchestrator.report.text import count, digits, energy, estimate, of_cases, percent
 
 MOST_STOLEN: Final = 1.0
 """Per cent of the host's time that may go to others before a reader must know."""
@@ -25,6 +26,7 @@ REPEAT: Final = "repeat.yaml"
 """The file beside the results that has the run's grid."""
 MOST_FALSE: Final = 0.05
 MOST_NOISE: Final = 0.05
+NOT_GIVEN: Final = "Energy is not given: NVML counts it, on a GPU, and it is read in the sustained regime."
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class Report:
         """The rest of what can be said in words, setting by setting, and what it cost."""
         said = [words for part in self.study.parts() for words in sentences_of(part, self.planned, self.prefix(part))]
         said += [self.prefix(self.study.only(one.setting)) + fast_p_words(one) for one in fast_p(self.study)]
-        return (*said, *(words for words in (self.second_clock(), self.money(), self.time()) if words))
+        return (*said, *(words for words in (self.second_clock(), self.money(), self.energy(), self.time()) if words))
 
     def second_clock(self) -> str:
         """How far CUPTI's times are from ours; empty where nobody asked it."""
@@ -187,6 +189,12 @@ class Report:
             return f"Simulated prices of the embedded cloud: ${self.cost_usd:.4f}{each}. No dollar was spent."
         return f"The run cost ${self.cost_usd:.4f}{each}."
 
+    def energy(self) -> str:
+        """What calls take in joules, or that this is not given; nothing where nothing was timed."""
+        if not self.study.measurements:
+            return ""
+        return " ".join(map(energy_words, energies(self.study))) or NOT_GIVEN
+
     @property
     def minutes(self) -> Minutes | None:
         """Where the minutes of its machines went; None where its manifest does not say."""
@@ -199,6 +207,13 @@ class Report:
     def prefix(self, part: Study) -> str:
         """What names a part where there are several."""
         return f"{part.settings[0].name}: " if len(self.study.settings) > 1 else ""
+
+
+def energy_words(one: Energy) -> str:
+    """Joules a call in one setting, in a sentence."""
+    each = ", ".join(f"{name} {energy(joules)}" for name, joules in one.joules.items())
+    over = f" (geometric mean over {one.cases} cases)" if one.cases > 1 else ""
+    return f"Energy of a call, {one.setting.name or 'all'}: {each}{over}."
 
 
 def fast_p_words(one: FastP) -> str:

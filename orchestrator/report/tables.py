@@ -10,7 +10,7 @@ from orchestrator.analysis.study import Case, Contrast, Study
 from orchestrator.analysis.timings import Timing
 from orchestrator.core.results import TIMER_SHARE, is_control
 from orchestrator.report.page import Cell, Part, Table, Word
-from orchestrator.report.text import UNKNOWN, backend, digits, estimate, percent, ratio, size, within
+from orchestrator.report.text import UNKNOWN, backend, digits, energy, estimate, percent, ratio, size, within
 
 MARKS = "A percentage in small print is the timer's own share of the median, from 2 % on."
 
@@ -107,7 +107,7 @@ def times(part: Study, names: Mapping[str, str]) -> Table:
         ("% of roof", [digits(t.roof_percent) for _, t in timed]),
         ("% at clock", [digits(t.held_percent) for _, t in timed]),
         ("SM MHz", [digits(t.clock_mhz, 4) for _, t in timed]),
-        ("mJ a call", [digits(t.joules * 1e3) for _, t in timed]),
+        ("energy a call", [energy(t.joules) for _, t in timed]),
         ("peak memory", [size(t.peak_bytes) for _, t in timed]),
         ("host µs", [digits(t.host_us) for _, t in timed]),
         ("timer", [percent(t.timer_share) for _, t in timed]),

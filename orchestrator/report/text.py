@@ -64,6 +64,14 @@ def size(bytes_: float) -> str:
     return f"{digits(bytes_)} GiB"
 
 
+def energy(joules: float) -> str:
+    """Joules, in the unit that leaves them three digits."""
+    for unit, size_ in (("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6)):
+        if joules >= size_:
+            return f"{digits(joules / size_)} {unit}"
+    return UNKNOWN if math.isnan(joules) else f"{digits(joules * 1e9)} nJ"
+
+
 def backend(implementation: str) -> str:
     """An implementation's name as figures show it."""
     return implementation.removeprefix("sdpa:")

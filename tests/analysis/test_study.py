@@ -19,7 +19,7 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import ROOFS, roof_of, work_of
 from orchestrator.analysis.study import Study, false_verdicts
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
-from orchestrator.core.results import COLUMNS, ResultsUnreadable
+from orchestrator.core.results import COLUMNS, LATER_COLUMNS, ResultsUnreadable
 from tests.report.written import BEGUN, both, csv_text, records, skip, studied
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,11 +91,20 @@ def test_a_roof_is_that_of_the_device_that_names_itself(device: str, dtype: str,
     assert all(one.source and one.ridge > 100 for one in ROOFS)
 
 
-def test_energy_is_summed_before_it_is_divided_by_calls() -> None:
+def test_energy_is_that_of_its_own_stretch_where_there_was_one() -> None:
+    rows = list(
+        records(lengths=(128,), speeds={"bench": 1.0}, regime="sustained", joules_per_call="0.25", energy_j="5")
+    )
+    timing = studied(csv_text(rows, (*COLUMNS, *LATER_COLUMNS, "energy_j"))).cases[0].timing("bench")
+    assert timing is not None
+    assert timing.joules == 0.25
+
+
+def test_energy_of_older_files_is_summed_before_it_is_divided_by_calls() -> None:
     rows = list(records(lengths=(128,), speeds={"bench": 1.0}, regime="sustained", calls="10"))
     for place, row in enumerate(rows):
         row["energy_j"] = "0" if place % 5 else "5"
-    timing = studied(csv_text(rows)).cases[0].timing("bench")
+    timing = studied(csv_text(rows, (*COLUMNS, *LATER_COLUMNS, "energy_j"))).cases[0].timing("bench")
     assert timing is not None
     assert timing.joules == pytest.approx(0.1)
 

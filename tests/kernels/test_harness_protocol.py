@@ -102,7 +102,7 @@ def test_a_control_is_the_same_kernel_measured_beside_it_under_another_name(tmp_
     assert sorted(row["position"] for row in table) == ["1"] * 4 + ["2"] * 4
     assert {row["calls"] for row in table} == {"1"}
     assert all(0 <= float(row["steal_percent"]) <= 100 for row in table if row["steal_percent"])
-    assert {row["energy_j"] for row in table} == {""}
+    assert {row["joules_per_call"] for row in table} == {""}
 
 
 def test_both_regimes_of_a_case_are_in_one_file_and_each_counts_its_own_blocks(

@@ -24,6 +24,7 @@ from kernels.attention.interface import Unavailable
 from kernels.attention.problem import AttentionProblem, Inputs
 from kernels.harness import axes, rows
 from kernels.harness.clocks import NoClocks, Reading, clocks, throttle_words
+from kernels.harness.energy import Drawn
 from kernels.harness.host import Host, HostReading
 from kernels.harness.stopping import first_of, half_width, never, rule, spent
 from kernels.harness.timers import CpuTimer, Timed, Timer, calls_for, clock_overhead_ns, timer_for, whole_turns
@@ -151,20 +152,39 @@ def test_every_even_block_turns_the_order_around() -> None:
 
 
 class Meter(NoClocks):
-    """Uses one joule between any two looks."""
+    """A counter that moves at every look, and writes down in the journal that it was looked at."""
 
-    def __init__(self) -> None:
-        self.used = 0.0
+    def __init__(self, journal: Journal) -> None:
+        self.journal, self.used = journal, 0.0
 
     def energy_j(self) -> float:
+        self.journal.lines.append("look")
         self.used += 1
         return self.used
 
 
-def test_a_measurements_energy_is_what_was_used_during_it() -> None:
-    _, samples = measured(Journal(), "a", blocks=3, clocks=Meter())
-    assert [s.energy_j for s in samples] == [1.0, 1.0, 1.0]
-    assert taken(Journal(), "a", 1, 0)[0].energy_j is None
+def test_the_counter_of_energy_is_looked_at_after_the_last_sample_and_never_before() -> None:
+    journal = Journal()
+    kept: list[str] = []
+    done = measure(
+        [journal.contender(name) for name in "ab"],
+        blocks=3, warmup=1, timer=journal.timer, rng=axes.order(CASE, 1), clocks=Meter(journal),
+        keep=lambda sample: kept.append(journal.lines.append("kept") or sample.implementation),
+        pause=lambda _: None,
+    )  # fmt: skip
+    last = max(at for at, line in enumerate(journal.lines) if line == "kept")
+    assert len(kept) == 6
+    assert "look" not in journal.lines[:last]
+    assert set(done.energy) == {"a", "b"}
+    assert all(one.joules_per_call > 0 for one in done.energy.values())
+
+
+def test_energy_costs_nothing_where_no_time_is_left_or_it_is_not_given() -> None:
+    for changes in ({"spare_s": lambda: 0.5}, {"clocks": NoClocks()}):
+        journal = Journal()
+        done, samples = measured(journal, "ab", **({"clocks": Meter(journal)} | changes))
+        assert done.energy == {}
+        assert journal.timed == len(samples) == 10
 
 
 def test_measuring_ends_when_it_is_told_that_it_is_enough() -> None:
@@ -427,9 +447,7 @@ def test_a_cpu_has_no_sm_clock() -> None:
 
 
 def sample(reading: Reading) -> Sample:
-    return Sample(
-        "bench", 3, 3, 12.34567, reading, "2026-11-21T04:05:06.000001Z", 2, 4, 1.25, HostReading(2450.5, 0.25, 0)
-    )
+    return Sample("bench", 3, 3, 12.34567, reading, "2026-11-21T04:05:06.000001Z", 2, 4, HostReading(2450.5, 0.25, 0))
 
 
 def setting(**changes: Any) -> rows.Setting:
@@ -445,8 +463,11 @@ def test_what_is_not_known_is_empty_and_never_zero() -> None:
     row = rows.measured(ORIGIN, CASE, setting(), rows.of_sample(sample(Reading())))
     assert {row[c] for c in ("sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle")} == {""}
     assert row["max_abs_error"] == "0"
-    later = ("position", "calls", "energy_j", "cpu_mhz", "load_1m", "steal_percent")
-    assert [row[c] for c in later] == ["2", "4", "1.25", "2450.5", "0.25", "0"]
+    later = ("position", "calls", "cpu_mhz", "load_1m", "steal_percent")
+    assert [row[c] for c in later] == ["2", "4", "2450.5", "0.25", "0"]
+    assert [row[c] for c in ("joules_per_call", "energy_s")] == ["", ""]
+    fed = rows.measured(ORIGIN, CASE, setting(energy=Drawn(0.0123456, 0.61)), rows.of_sample(sample(Reading())))
+    assert [fed[c] for c in ("joules_per_call", "energy_s")] == ["0.0123456", "0.610"]
     newest = ("regime", "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us")
     assert [row[c] for c in newest] == ["burst", "cold", "17", "24", "steady", "repeats", "0.05"]
     assert row["peak_memory_bytes"] == ""

@@ -107,7 +107,7 @@ def test_several_regimes_stand_side_by_side_and_each_says_what_it_means() -> Non
     text = page(report)
     assert judged(text).reaches == []
     for words in ("Side by side", 'colspan="3">burst</th>', 'colspan="3">sustained</th>', "One call at a time",
-                  "steady", "Each regime is judged alone", "3.00 MiB", "mJ a call"):  # fmt: skip
+                  "steady", "Each regime is judged alone", "3.00 MiB", "energy a call"):  # fmt: skip
         assert words in text
     assert set(boards(report.study)) == {
         "speedup", "error", *(f"{name}-{regime}-cold" for name in ("rate", "latency", "roofline", "over-time")

@@ -51,7 +51,7 @@ def records(
                     "sm_clock_mhz": "2040", "mem_clock_mhz": "6251", "power_w": f"{60 + rng.random():.1f}",
                     "temperature_c": "50", "throttle": "none", "max_abs_error": "0.0004", "torch": "2.13.0",
                     "started_at": at.isoformat(timespec="microseconds").replace("+00:00", "Z"), "skipped": "",
-                    "position": str(position), "calls": "1", "energy_j": "", "cpu_mhz": "2450", "load_1m": "0.5",
+                    "position": str(position), "calls": "1", "cpu_mhz": "2450", "load_1m": "0.5",
                     "steal_percent": "0",
                 } | changes  # fmt: skip
 
@@ -61,7 +61,14 @@ def both(**changes: Any) -> list[dict[str, str]]:
     burst = records(cache="cold", **changes)
     speeds = {"bench": 0.9, "sdpa:default": 0.8, "sdpa:math": 0.4, "bench:aa": 0.9}
     sustained = records(
-        speeds=speeds, seed=2, regime="sustained", cache="cold", calls="100", energy_j="3", stopped="repeats", **changes
+        speeds=speeds,
+        seed=2,
+        regime="sustained",
+        cache="cold",
+        calls="100",
+        joules_per_call="0.03",
+        stopped="repeats",
+        **changes,
     )
     return [*burst, *sustained]
 
