@@ -63,8 +63,8 @@ def test_a_file_of_anybodys_is_read_as_far_as_it_makes_sense() -> None:
     assert read(["x,y", "1,2"]) == ()
 
 
-def test_the_report_says_it_after_everything_else_that_can_be_said() -> None:
+def test_the_report_says_it_before_what_the_run_cost_in_dollars_and_joules() -> None:
     text = csv_text(records(regime="graph"))
     report = Report(studied(text), clock=told(text, 1.0))
-    assert report.sentences()[-1].startswith("A second clock, CUPTI's time of the kernels: graph is within 5% of it in")
+    assert report.sentences()[-2].startswith("A second clock, CUPTI's time of the kernels: graph is within 5% of it in")
     assert not any("second clock" in words for words in Report(studied(text)).sentences())
