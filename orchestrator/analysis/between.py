@@ -29,6 +29,7 @@ LEAST: Final = 3
 HELD: Final = "the device was held back"
 SAME_CODE: Final = "the same payload: what differs is the machine"
 MOST_HELD: Final = 0.25
+STEPS: Final = 60
 """The share of measurements that may be taken while the device is held back, in a regime that leaves it rests; and by
 how much this share may differ between two runs in any regime."""
 
@@ -63,12 +64,24 @@ class Spread:
 
 
 def normal(t: float, free: float) -> float:
-    """The normal quantile whose tail is that of Student's `t`: what `students` undoes, by bisection."""
-    low, high = 0.0, t
-    for _ in range(60 if math.isfinite(free) else 0):
-        middle = (low + high) / 2
-        low, high = (middle, high) if students(middle, free) < t else (low, middle)
-    return high
+    """The normal quantile whose tail is that of Student's `t`: what `students` undoes. Newton's steps from above, where
+    it rises ever faster, so that none steps over what is looked for."""
+    found = t
+    for _ in range(STEPS if math.isfinite(free) else 0):
+        step = (students(found, free) - t) / slope(found, free)
+        found -= step
+        if step <= found * 1e-14:
+            break
+    return found
+
+
+def slope(z: float, free: float) -> float:
+    """How fast `students` rises at `z`."""
+    first = (3 * z**2 + 1) / 4
+    second = (25 * z**4 + 48 * z**2 + 3) / 96
+    third = (21 * z**6 + 95 * z**4 + 51 * z**2 - 15) / 384
+    fourth = (711 * z**8 + 5432 * z**6 + 7410 * z**4 - 5760 * z**2 - 945) / 92160
+    return 1 + first / free + second / free**2 + third / free**3 + fourth / free**4
 
 
 def spread_of(differences: Iterable[float]) -> Spread:

@@ -86,6 +86,42 @@ class _Growing:
     skipped: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """In which cell of a row what stands; `nowhere` is one after the last."""
+
+    run_id: int
+    case_id: int
+    regime: int
+    cache: int
+    implementation: int
+    max_abs_error: int
+    backend: int
+    skipped: int
+    latency_us: int
+    block: int
+    started_at: int
+    throttle: int
+    hidden: int
+    nowhere: int
+    sensors: tuple[int, ...]
+    words: tuple[tuple[str, int], ...]
+    first: tuple[tuple[str, int], ...]
+    """Axes and device: taken from the first row of a group."""
+
+    @classmethod
+    def of(cls, header: Sequence[str]) -> _Places:
+        place = {name: index for index, name in enumerate(header)}
+        none = len(place)
+        ones = {name: place.get(name, none) for name in cls.__slots__ if name not in ("sensors", "words", "first")}
+        return cls(
+            **ones | {"nowhere": none},
+            sensors=tuple(place.get(name, none) for name in SENSORS),
+            words=tuple((name, place[name]) for name in WORDS if name in place),
+            first=tuple((name, place.get(name, none)) for name in (*axes_of(header), "device")),
+        )
+
+
 REPEATS: Final = "rows repeat a block that was there"
 EXPOSED: Final = "rows were measured with the launch not hidden"
 ALONE: Final = (
@@ -101,6 +137,8 @@ class Reader:
     """Takes files one after another; `groups` gives what they held."""
 
     growing: dict[Key, _Growing] = field(default_factory=dict)
+    known: dict[tuple[str, ...], _Growing] = field(default_factory=dict)
+    """The same by the words of a row."""
     faults: dict[str, tuple[int, str]] = field(default_factory=dict)
     """What is wrong: how often, and where first."""
     rows: int = 0
@@ -121,9 +159,7 @@ class Reader:
             raise ResultsUnreadable(
                 f"{source}: not a result file: no column {', '.join(missing)}", hint="fetch it with `bench fetch RUN`"
             )
-        place = {name: index for index, name in enumerate(header)}
-        sensors = [(name, place.get(name)) for name in SENSORS]
-        words = [name for name in WORDS if name in place]
+        places = _Places.of(header)
         self.axes = axes_of(header)
         while True:
             try:
@@ -134,58 +170,55 @@ class Reader:
             if cells is None:
                 return
             if cells:
-                self._row(cells, place, sensors, words, source, reader.line_num)
+                self._row(cells, places, source, reader.line_num)
 
-    def _row(
-        self,
-        cells: Sequence[str],
-        place: Mapping[str, int],
-        sensors: Sequence[tuple[str, int | None]],
-        words: Sequence[str],
-        source: str,
-        line: int,
-    ) -> None:
+    def _row(self, cells: list[str], at: _Places, source: str, line: int) -> None:
         self.rows += 1
-        if len(cells) != len(place):
+        if len(cells) != at.nowhere:
             self._fault("rows are torn: not as many cells as the header", source, line)
             return
-
-        def cell(name: str) -> str:
-            index = place.get(name)
-            return "" if index is None else cells[index]
-
-        setting = self._setting(cell("regime"), cell("cache"))
-        key = Key(cell("run_id"), cell("case_id"), setting, cell("implementation"))
-        if not key.case_id or not key.implementation:
+        cells.append("")  # nowhere: what a file has no column for
+        group = self._group(cells, at)
+        if group is None:
             self._fault("rows name no case or no implementation", source, line)
             return
-        group = self.growing.get(key)
-        if group is None:
-            group = self.growing[key] = _Growing({name: cell(name) for name in (*self.axes, "device") if cell(name)})
-            group.sensors = {name: array("d") for name in SENSORS}
-        error = number(cell("max_abs_error"))
+        error = number(cells[at.max_abs_error])
         if not error <= group.max_abs_error and not math.isnan(error):
             group.max_abs_error = error
-        if backend := cell("backend"):
+        if backend := cells[at.backend]:
             group.backends[backend] = None
-        for name in words:
-            if word := cell(name):
+        for name, place in at.words:
+            if word := cells[place]:
                 group.words[name] = word
-        if reason := cell("skipped"):
+        if reason := cells[at.skipped]:
             group.skipped = group.skipped or reason
             return
-        latency = number(cell("latency_us"))
+        latency = number(cells[at.latency_us])
         if not 0 < latency < math.inf:
             self._fault("rows have no usable latency", source, line)
             return
-        block = number(cell("block"))
+        block = number(cells[at.block])
         group.block.append(int(block) if block == block and abs(block) < 2**53 else -1 - len(group.block))
         group.latency_us.append(latency)
-        group.at.append(moment(cell("started_at")))
-        group.throttled.append(cell("throttle") not in ("", "none"))
-        group.exposed.append(cell("hidden") == "false")
-        for name, index in sensors:
-            group.sensors[name].append(math.nan if index is None else number(cells[index]))
+        group.at.append(moment(cells[at.started_at]))
+        group.throttled.append(cells[at.throttle] not in ("", "none"))
+        group.exposed.append(cells[at.hidden] == "false")
+        for values, place in zip(group.sensors.values(), at.sensors, strict=True):
+            values.append(number(text) if (text := cells[place]) else math.nan)
+
+    def _group(self, cells: Sequence[str], at: _Places) -> _Growing | None:
+        """Where a row belongs; None where it names no case or no implementation."""
+        told = (cells[at.run_id], cells[at.case_id], cells[at.regime], cells[at.cache], cells[at.implementation])
+        if (found := self.known.get(told)) is not None:
+            return found
+        run, case, regime, cache, implementation = told
+        if not case or not implementation:
+            return None
+        first = {name: text for name, place in at.first if (text := cells[place])}
+        sensors = {name: array("d") for name in SENSORS}
+        made = self.known[told] = _Growing(first, sensors=sensors)
+        self.growing[Key(run, case, self._setting(regime, cache), implementation)] = made
+        return made
 
     def _setting(self, regime: str, cache: str) -> Setting:
         """One object for each pair: a million rows have a handful."""
@@ -202,6 +235,7 @@ class Reader:
         """What was read, in the order in which it first came. Rows of one block that repeat are told and left out.
         The reader is empty afterwards, so that nothing is held twice."""
         found = []
+        self.known.clear()
         while self.growing:
             key = next(iter(self.growing))
             group = self.growing.pop(key)

@@ -220,3 +220,10 @@ def test_what_is_simulated_is_what_it_says() -> None:
     report = simulated(Machine(0.0, 0.0, 0.0, 0.0), np.random.default_rng(1), 1.25, 1, 30)
     (case,) = report.study.cases
     assert case.contrasts[0].paired.ratio.mid == pytest.approx(1.25)
+
+
+@given(st.floats(1e-6, 300), st.floats(1, 1e6))
+def test_the_normal_quantile_of_a_tail_is_what_students_quantile_was_made_from(t: float, free: float) -> None:
+    found = normal(t, free)
+    assert 0 < found <= t
+    assert students(found, free) == pytest.approx(t, rel=1e-12)
