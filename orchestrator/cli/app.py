@@ -146,14 +146,14 @@ def greeting() -> str:
     listed = [f"  {title:<{width}}  {'  '.join(names)}" for title, names in groups.items()]
     return "\n".join(
         [
-            f"bench {__version__}: how fast a GPU kernel is on a rented machine, for a sum of dollars fixed in advance",
+            f"bench {__version__}: GPU kernels on rented machines, within a budget in dollars",
             "",
             *listed,
             "",
             "Begin with one of these:",
             *(f"  {line}" for line in example_lines("")),
             "",
-            "bench COMMAND --help explains a command; `bench doctor` says what is missing here.",
+            "bench COMMAND --help explains a command; `bench doctor` says what is missing",
         ]
     )
 

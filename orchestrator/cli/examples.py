@@ -6,8 +6,8 @@ from typing import Final
 
 EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "": (
-        ("bench launch --gpu cpu", "measure the bundled kernel on this machine: nothing is rented"),
-        ("bench new norm", "write a kernel of your own that runs as it is: then bench launch norm.py"),
+        ("bench launch --gpu cpu", "measure the bundled kernel here: nothing is rented"),
+        ("bench new norm", "write a kernel of your own: then bench launch norm.py"),
         ("bench plan --gpu l4", "what a run on a rented L4 would do, and cost at most"),
     ),
     "baseline": (("bench baseline set main last", "the last run is `main` on its device from now on"),),

@@ -244,7 +244,7 @@ class RunsTable:
         heads = ("run", "state", "cases", "cost", "age")
         used = sum(max(len(head), *(cell_len(row[at]) for row in rows)) + 2 for at, head in enumerate(heads))
         left = options.max_width - used
-        table = Columns()
+        table = Columns(droppable=("age", "cases", "cost"))
         for head in heads:
             table.add_column(head, justify="left" if head in ("run", "state") else "right", no_wrap=True)
         if left >= DEVICE:
