@@ -79,11 +79,14 @@ NOT_RUN = {
     r"^bench report results/FOLDER": "FOLDER stands for one of results/: tests/report/test_published.py runs it",
     r"^bench history --case": "it stands for a case of the reader's: tests/cli/test_report.py runs it",
     r"^bench cloud weather (FILE|storm\.yaml)": "the file is a block of the same page: run below",
-    r"^bench (fleet|image|profile|site|kernel)\b": "its own tests run it: it rents, or needs a GPU or a scheduler",
+    r"^bench (fleet|image build)\b|^bench profile .*--case": "its own tests run it: it rents, or needs a scheduler",
+    r"^bench site --serve": "it serves until it is interrupted: tests/cli/test_site.py runs it",
 }
 """Commands that are parsed and not run here, and why."""
 
 CODES = {
+    r"^bench image (rm|validate) IMAGE": (2,),  # nobody has built one here
+    r"^bench profile": (10,),  # the run has profiled nothing
     r"^bench ssh": (2, 11),  # the run is over, or the program that reaches a machine is not there
     r"^bench compare": (0, 10, 14),  # a host that is busy decides nothing; there may be no such baseline
     r"^bench baseline (rm|show)": (0, 10),
