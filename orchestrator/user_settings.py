@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final
 
 from platformdirs import user_data_path
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.config.model import Alerts, Budget
 from orchestrator.core.errors import ConfigError
 
+PREFIX: Final = "BENCH_"
 Cap = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 CAPS: Final = ("per_run_usd", "per_day_usd", "per_month_usd", "total_usd")
 
@@ -23,10 +24,10 @@ def default_home() -> Path:
     return user_data_path("spotbench")
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Each setting is also an environment variable: BENCH_HOME, BENCH_PROJECT, BENCH_BUCKET, and so on."""
 
-    model_config = SettingsConfigDict(env_prefix="BENCH_", extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     home: Path = Field(default_factory=default_home)
     """All local state: settings, caches, the embedded cloud."""
@@ -69,12 +70,20 @@ class Settings(BaseSettings):
 
 def load_settings(*, project: str = "", bucket: str = "") -> Settings:
     flags = {key: value for key, value in {"project": project, "bucket": bucket}.items() if value}
+    said = {**_from_environment(), **flags}
     try:
-        first = Settings(**flags)  # type: ignore[arg-type]
-        return Settings(**{**_from_file(first.home / "settings.yaml", first), **flags})  # type: ignore[arg-type]
+        first = Settings.model_validate(said)
+        return Settings.model_validate({**_from_file(first.home / "settings.yaml", first), **said})
     except ValidationError as exc:
         problems = "; ".join(f"BENCH_{str(e['loc'][0]).upper()}: {e['msg']}" for e in exc.errors())
         raise ConfigError(f"bad settings: {problems}") from exc
+
+
+def _from_environment() -> dict[str, str]:
+    """The settings that are environment variables; in any case, as shells of some systems have it."""
+    found = {name.lower(): value for name, value in os.environ.items()}
+    names = {name: f"{PREFIX}{name}".lower() for name in Settings.model_fields}
+    return {name: found[variable] for name, variable in names.items() if variable in found}
 
 
 def _from_file(path: Path, environment: Settings) -> dict[str, object]:

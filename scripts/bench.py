@@ -1,6 +1,8 @@
-"""Times the tool itself: start-up, what start-up imports, `bench status` on 1,000 finished runs, and a whole run.
+"""Times the tool itself: start-up, what start-up imports, `bench status` on 1,000 finished runs, a plan, a whole run,
+and its results fetched again.
 
-Each time is the median of five processes after one that warms the caches. These are measurements, not tests.
+Each time is the median of five processes after one that warms the caches, with what they took of processors: on a busy
+machine that is nearer to the truth than the wall. These are measurements, not tests.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -22,15 +25,23 @@ BENCH = Path(sys.executable).with_name("bench")
 HEAVY = ("google.cloud.compute_v1", "google.cloud.storage", "fabric", "torch", "numpy", "rich")
 
 
-def timed(command: Sequence[str], environment: dict[str, str], repeats: int = 5) -> tuple[float, float, float]:
-    """(median, least, most) seconds of whole processes."""
-    seconds = []
+def timed(arguments: Sequence[str], environment: dict[str, str], repeats: int = 5) -> str:
+    """How long whole processes of `bench` take, in words."""
+    seconds, used = [], []
     for turn in range(repeats + 1):
-        begun = time.perf_counter()
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        begun, before = time.perf_counter(), processors()
+        subprocess.run([str(BENCH), *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
         if turn:
             seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds), min(seconds), max(seconds)
+            used.append(processors() - before)
+    spread = f"({min(seconds):.3f} to {max(seconds):.3f})"
+    return f"{statistics.median(seconds):.3f} s {spread}, {statistics.median(used):.3f} s of processors"
+
+
+def processors() -> float:
+    """Seconds that children have taken of processors."""
+    seen = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seen.ru_utime + seen.ru_stime
 
 
 def imported_by(arguments: Sequence[str], environment: dict[str, str]) -> list[str]:
@@ -86,18 +97,18 @@ def fill_index(runs: int) -> None:
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         os.environ["BENCH_HOME"] = folder
-        environment = {**os.environ}
+        # As a user's Python does, and unlike many a container's: what was compiled once is kept.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         rows: list[tuple[str, str]] = []
         try:
             for name, arguments in (("bench --help", ["--help"]), ("bench launch --help", ["launch", "--help"])):
-                median, least, most = timed([str(BENCH), *arguments], environment)
-                rows.append((name, f"{median:.3f} s ({least:.3f} to {most:.3f})"))
+                rows.append((name, timed(arguments, environment)))
             rows.append(("  heavy imports of bench --help", ", ".join(imported_by(["--help"], environment)) or "none"))
             subprocess.run([str(BENCH), "cloud", "start"], env=environment, check=True, stdout=subprocess.DEVNULL)
             fill_index(1000)
-            median, least, most = timed([str(BENCH), "status"], environment)
-            rows.append(("bench status, 1,000 finished runs", f"{median:.3f} s ({least:.3f} to {most:.3f})"))
+            rows.append(("bench status, 1,000 finished runs", timed(["status"], environment)))
             rows.append(("  heavy imports of it", ", ".join(imported_by(["status"], environment)) or "none"))
+            rows.append(("bench plan --gpu l4", timed(["plan", "--gpu", "l4"], environment)))
             begun = time.perf_counter()
             done = subprocess.run(
                 [str(BENCH), "launch", "--gpu", "l4", "--json"], env=environment, capture_output=True, text=True
@@ -108,9 +119,12 @@ def main() -> int:
                 f"{run['cases_done']} cases, {run['measurements_per_implementation']} measurements each, {run['state']}"
             )
             rows.append(("bench launch --gpu l4, embedded", f"{took:.1f} s, {what}"))
+            again = ["fetch", run["run_id"], "--into", str(Path(folder) / "results")]
+            rows.append(("bench fetch of it, again", timed(again, environment)))
         finally:
             subprocess.run([str(BENCH), "cloud", "stop"], env=environment, stdout=subprocess.DEVNULL)
-    here = f"python {platform.python_version()}  {os.cpu_count()} cores  {platform.machine()}"
+    load = f"load {os.getloadavg()[0]:.1f}"
+    here = f"python {platform.python_version()}  {os.cpu_count()} cores  {platform.machine()}  {load}"
     print(f"{datetime.now(UTC):%Y-%m-%d}  {here}")
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

@@ -51,6 +51,7 @@ def main() -> int:
     runs = parser.parse_args().runs
     with tempfile.TemporaryDirectory(prefix="bench-site-") as home:
         os.environ["BENCH_HOME"] = home
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as a user's Python: what was compiled once is kept
         out = Path(home) / "site"
         command = [str(BENCH), "site", "--out", str(out), "--json"]
         try:

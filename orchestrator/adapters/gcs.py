@@ -7,15 +7,16 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
+from urllib.parse import quote
 
 import google_crc32c
 from google.api_core.client_options import ClientOptions
 from google.api_core.exceptions import NotFound as ObjectMissing
-from google.api_core.exceptions import PreconditionFailed
+from google.api_core.exceptions import PreconditionFailed, from_http_response
 from google.api_core.retry import Retry
 from google.auth.credentials import Credentials
 from google.auth.transport.requests import AuthorizedSession
@@ -33,6 +34,7 @@ THREADS: Final = 8
 PAGE: Final = 1000
 LARGE: Final = 1_000_000
 FIELDS: Final = "items(name,size,generation,crc32c,metadata,updated),nextPageToken"
+STORAGE: Final = "https://storage.googleapis.com"
 DAMAGED: Final = 3
 """How often an object is asked for that arrives with a wrong checksum."""
 
@@ -71,6 +73,7 @@ class GoogleBucket:
         # Else a thread of the client's asks for the bucket behind our back, for labels of traces that nobody reads.
         self._client._bucket_metadata_cache = None
         self._bucket = self._client.bucket(name)
+        self._listing = f"{(endpoint or STORAGE).rstrip('/')}/storage/v1/b/{quote(name, safe='')}/o"
 
     @property
     def name(self) -> str:
@@ -130,15 +133,7 @@ class GoogleBucket:
 
     def list(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
         with self._doing(f"list {self._url(prefix)}"):
-            listing = self._client.list_blobs(
-                self._bucket,
-                prefix=prefix,
-                start_offset=after or None,  # inclusive
-                fields=FIELDS,
-                page_size=PAGE,
-                **self._patience,
-            )
-            entries = tuple(_entry(blob) for blob in listing)
+            entries = tuple(_entry(item) for item in self._items(prefix, after))
         self._seen = True
         return tuple(entry for entry in entries if entry.name > after)
 
@@ -167,6 +162,22 @@ class GoogleBucket:
             raise LocalError(f"cannot read {source}: {exc.strerror or exc}", hint="check that the file exists") from exc
 
     # --- below the port ---
+
+    def _items(self, prefix: str, after: str) -> Iterator[Mapping[str, Any]]:
+        """What is listed, as the service says it: the client's objects cost ten times as much as the answer."""
+        asked = {"prefix": prefix, "fields": FIELDS, "maxResults": PAGE, "projection": "noAcl", "prettyPrint": "false"}
+        if after:
+            asked["startOffset"] = after  # inclusive
+        page: Any = {"nextPageToken": ""}
+        while "nextPageToken" in page:
+            page = self._retry(self._page)({**asked, "pageToken": token} if (token := page["nextPageToken"]) else asked)
+            yield from page.get("items", ())
+
+    def _page(self, asked: Mapping[str, Any]) -> Any:
+        answer = self._session.request("GET", self._listing, params=asked, timeout=self._timeout)
+        if not answer.ok:
+            raise from_http_response(answer)  # type: ignore[no-untyped-call]
+        return answer.json()
 
     @property
     def _patience(self) -> dict[str, Any]:
@@ -265,12 +276,13 @@ def crc32c(data: bytes) -> str:
     return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
 
 
-def _entry(blob: Any) -> Entry:
+def _entry(item: Mapping[str, Any]) -> Entry:
+    updated = item.get("updated")
     return Entry(
-        name=blob.name,
-        size=int(blob.size or 0),
-        generation=int(blob.generation or 0),
-        crc32c=blob.crc32c or "",
-        metadata=dict(blob.metadata or {}),
-        updated=blob.updated,
+        name=str(item["name"]),
+        size=int(item.get("size") or 0),
+        generation=int(item.get("generation") or 0),
+        crc32c=str(item.get("crc32c") or ""),
+        metadata=dict(item.get("metadata") or {}),
+        updated=datetime.fromisoformat(str(updated)) if updated else None,
     )

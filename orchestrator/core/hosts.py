@@ -104,7 +104,7 @@ class RecordUnreadable(DocumentUnreadable):
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
 
 class HostRun(_Document):

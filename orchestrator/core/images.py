@@ -37,7 +37,7 @@ PREFIX: Final = "images/"
 class ImageRecord(BaseModel):
     """The object `images/<name>.json`: what the run that made an image said of it, and what became of it since."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", populate_by_name=True)
     schema_: Literal[1] = Field(default=1, alias="schema")
     name: Name
     gpu: Name

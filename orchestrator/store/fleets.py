@@ -31,7 +31,7 @@ Usd = Annotated[Decimal, Field(ge=0, le=10**9, allow_inf_nan=False)]
 
 
 class _Stored(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
 
 class FleetRecord(_Stored):

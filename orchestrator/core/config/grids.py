@@ -24,7 +24,7 @@ def once(entries: tuple[T, ...]) -> tuple[T, ...]:
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
 
 class Shape(_Document):

@@ -51,7 +51,7 @@ Int = Annotated[int, BeforeValidator(_not_a_truth_value)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
 
 class Machine(_Section):

@@ -58,7 +58,7 @@ class Site:
 class Answer(BaseModel):
     """What was seen of one question."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
     ok: bool
     seen: str = ""
@@ -67,7 +67,7 @@ class Answer(BaseModel):
 class Verdict(BaseModel):
     """What a check has seen in a project."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", populate_by_name=True)
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     project: str

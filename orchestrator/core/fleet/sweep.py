@@ -44,7 +44,7 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:&|,@+-]*$", max_length=200)]
 class Cluster(BaseModel):
     """A Slurm cluster: how it is reached, and what it calls things."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
     folder: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._/+@-]+)?$")] = ""
     """A folder that the login node and all nodes share."""
@@ -65,7 +65,7 @@ class Cluster(BaseModel):
 class Sweep(BaseModel):
     """Axes over GPUs, workloads and settings, and how much time and money they may take."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
     engine: EngineName = "cloud"
     config: str = ""

@@ -105,7 +105,7 @@ class Quote:
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
 
 Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from orchestrator.core.bounds import Usd
 from orchestrator.core.config.model import Config
@@ -76,7 +76,7 @@ def plan_from(document: Mapping[str, Any]) -> LaunchPlan:
         ) from exc
 
 
-_USD: Final[TypeAdapter[Decimal]] = TypeAdapter(Usd)
+_USD: Final[TypeAdapter[Decimal]] = TypeAdapter(Usd, config=ConfigDict(defer_build=True))
 
 
 def _usd(text: Any) -> Decimal:

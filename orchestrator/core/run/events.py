@@ -339,7 +339,7 @@ FACTS: dict[str, type[Fact]] = {
 class Event(BaseModel):
     """A fact, and who saw it when. `(time, writer, seq)` orders events, and identifies one."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     run_id: str
     time: Moment
     writer: Writer

@@ -12,7 +12,7 @@ from orchestrator.core.bounds import Count, Name
 class Fact(BaseModel):
     """What happened. Unknown keys are ignored, so that an older client can read a newer run."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     kind: ClassVar[str]
 
 

@@ -30,7 +30,7 @@ class GridUnreadable(DocumentUnreadable):
 class SharedGrid(BaseModel):
     """The document `grids/<lead>.json`."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     schema_: Literal[1] = Field(default=1, alias="schema")
     cases: tuple[str, ...]
     """All of them, in the order in which they are handed out."""

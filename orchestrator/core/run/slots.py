@@ -30,7 +30,7 @@ WATCHDOG_S: Final = 60
 class Claim(BaseModel):
     """The next run of the machine: what its metadata would say, had it been made for that run."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     run_id: str
     by: str
     spec: dict[str, Any]
@@ -40,7 +40,7 @@ class Claim(BaseModel):
 class Slot(BaseModel):
     """The document `machines/<vm>.json`."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     schema_: Literal[1] = Field(default=1, alias="schema")
     state: Literal["idle", "claimed", "running", "closed"]
     vm: str
