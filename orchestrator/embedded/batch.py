@@ -9,15 +9,14 @@ from typing import Any
 
 from orchestrator.embedded.batch_jobs import ENUMS, GROUP, JOB_ID, JOB_STATES, Job, named, numbered, read_order
 from orchestrator.embedded.batch_runner import Runner
+from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.documents import stamp
 from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.filters import parse_filter
-from orchestrator.embedded.inventory import Inventory, numeric_id
+from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import Request
 from orchestrator.embedded.requests import body_of
-from orchestrator.embedded.store import Store
 from orchestrator.embedded.templates import template_name
-from orchestrator.embedded.timeline import Timeline
 
 Document = dict[str, Any]
 Answer = Callable[..., Document]
@@ -32,16 +31,16 @@ MOST_BYTES = 1_000_000
 class Batch:
     """Answers requests; raises `ApiError`. Jobs are thread-safe under the runner's lock."""
 
-    def __init__(self, project: str, *, runner: Runner, inventory: Inventory, store: Store, timeline: Timeline) -> None:
-        self.project = project
+    def __init__(self, commons: Commons, runner: Runner) -> None:
+        self.project = commons.project
         self.runner = runner
-        self.inventory = inventory
-        self.store = store
-        self.timeline = timeline
+        self.inventory = commons.inventory
+        self.store = commons.store
+        self.timeline = commons.timeline
         self.jobs: dict[str, Job] = {}
         self.operations: dict[str, Document] = {}
         runner.ended = self._keep
-        for kept in store.all("batch_job"):
+        for kept in self.store.all("batch_job"):
             self._restore(kept)
 
     def routes(self) -> list[tuple[str, str, str, Answer]]:

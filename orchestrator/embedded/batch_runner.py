@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.embedded.batch_jobs import DONE, Job, Task
+from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.operations import DONE as FINISHED
-from orchestrator.embedded.operations import Operations
 from orchestrator.embedded.templates import Templates, body_in, template_name
-from orchestrator.embedded.timeline import Alarm, Timeline
+from orchestrator.embedded.timeline import Alarm
 from orchestrator.embedded.vm import Vm
-from orchestrator.embedded.weather import Fault, Weather, hits_job, hits_vm
+from orchestrator.embedded.weather import Fault, hits_job, hits_vm
 
 AGENT = "service-batch@embedded.example"
 PREEMPTED, NO_REPORT, TIMED_OUT, RECREATED = 50001, 50002, 50005, 50006
@@ -66,15 +66,13 @@ class Worker:
 class Runner:
     """Thread-safe. Its lock is taken before the fleet's, never within it."""
 
-    def __init__(
-        self, *, fleet: Fleet, templates: Templates, operations: Operations, weather: Weather, timeline: Timeline
-    ) -> None:
+    def __init__(self, commons: Commons, fleet: Fleet, templates: Templates) -> None:
         self.fleet = fleet
         self.templates = templates
-        self.operations = operations
-        self.weather = weather
-        self.timeline = timeline
-        self.pace = SIMULATED if timeline.simulated else REAL
+        self.operations = commons.operations
+        self.weather = commons.weather
+        self.timeline = commons.timeline
+        self.pace = SIMULATED if self.timeline.simulated else REAL
         self.lock = threading.RLock()
         self.workers: dict[str, Worker] = {}
         self.ended: Callable[[Job], None] = lambda _job: None

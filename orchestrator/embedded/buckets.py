@@ -10,6 +10,7 @@ import re
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.inventory import numeric_id
@@ -17,9 +18,6 @@ from orchestrator.embedded.listener import Reply, json_reply
 from orchestrator.embedded.objects import Objects
 from orchestrator.embedded.permissions import gate, held
 from orchestrator.embedded.policies import Policies
-from orchestrator.embedded.store import Store
-from orchestrator.embedded.timeline import Timeline
-from orchestrator.embedded.weather import Weather
 
 Document = dict[str, Any]
 ROOT = "/storage/v1/"
@@ -33,22 +31,13 @@ MULTI = ("US", "EU", "ASIA")
 class Buckets:
     """Thread-safe. Which buckets there are, the object store knows."""
 
-    def __init__(
-        self,
-        project: str,
-        store: Store,
-        policies: Policies,
-        weather: Weather,
-        timeline: Timeline,
-        objects: Objects,
-        observer: Any,
-    ) -> None:
+    def __init__(self, commons: Commons, policies: Policies, objects: Objects, observer: Any) -> None:
         self.objects = objects
-        self.project = project
-        self.store = store
+        self.project = commons.project
+        self.store = commons.store
         self.policies = policies
-        self.weather = weather
-        self.timeline = timeline
+        self.weather = commons.weather
+        self.timeline = commons.timeline
         self.observer = observer
 
     def know(self, name: str) -> None:

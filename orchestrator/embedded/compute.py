@@ -9,23 +9,22 @@ from typing import Any
 from urllib.parse import unquote
 
 from orchestrator.embedded import advice
+from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.errors import ApiError, not_found, reading
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.guard import PREFIX as BEARER
 from orchestrator.embedded.image_api import ImageApi
 from orchestrator.embedded.images import Images
-from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.links import link
 from orchestrator.embedded.listener import Reply, Request, Reset, json_reply
 from orchestrator.embedded.listing import aggregated, listing
 from orchestrator.embedded.management import Management, serves
-from orchestrator.embedded.operations import DONE, Operations
+from orchestrator.embedded.operations import DONE
 from orchestrator.embedded.permissions import admit_insert, gate, held
 from orchestrator.embedded.requests import body_of, fault_document, request_id
 from orchestrator.embedded.resources import Resources
 from orchestrator.embedded.templates import Templates
-from orchestrator.embedded.timeline import Timeline
-from orchestrator.embedded.weather import Weather, hits_request
+from orchestrator.embedded.weather import hits_request
 
 PREFIX = "/compute/v1/"
 WAIT_S = 120.0
@@ -40,34 +39,32 @@ Observer = Callable[[str, str, dict[str, str], Any, int, Any], None]
 class Compute:
     """Answers requests. Thread-safe."""
 
-    def __init__(  # noqa: PLR0913 - everything that answers
+    def __init__(
         self,
+        commons: Commons,
         *,
-        project: str,
-        inventory: Inventory,
         fleet: Fleet,
-        operations: Operations,
-        weather: Weather,
-        timeline: Timeline,
         management: Management,
         templates: Templates,
         images: Images,
         observer: Observer | None = None,
         advised: advice.Zones | None = None,
     ) -> None:
-        self.project = project
-        self.inventory = inventory
+        self.project = commons.project
+        self.inventory = commons.inventory
         self.fleet = fleet
-        self.operations = operations
-        self.weather = weather
-        self.timeline = timeline
+        self.operations = commons.operations
+        self.weather = commons.weather
+        self.timeline = commons.timeline
         self.management = management
         self.templates = templates
         self.observer = observer
         self.advised = advised
-        self.resources = Resources(project, inventory, weather)
+        self.resources = Resources(self.project, self.inventory, self.weather)
         self.images = images
-        self.image_api = ImageApi(images, self.resources, weather, timeline, lambda request: self._caller(request)[0])
+        self.image_api = ImageApi(
+            images, self.resources, self.weather, self.timeline, lambda request: self._caller(request)[0]
+        )
         self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
 
     def answer(self, request: Request) -> Reply:

@@ -10,17 +10,14 @@ import threading
 from typing import Any
 
 from orchestrator.embedded.admission import check_labels
+from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError, OperationError, invalid, not_found
 from orchestrator.embedded.fleet import Fleet
-from orchestrator.embedded.inventory import Image, Inventory
+from orchestrator.embedded.inventory import Image
 from orchestrator.embedded.links import fingerprint, last, link
-from orchestrator.embedded.meter import Meter
-from orchestrator.embedded.operations import GLOBAL, Ids, Operations
-from orchestrator.embedded.store import Store
-from orchestrator.embedded.timeline import Timeline
+from orchestrator.embedded.operations import GLOBAL
 from orchestrator.embedded.vm import Vm
-from orchestrator.embedded.weather import Weather
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 SEAL_S = 90.0
@@ -36,30 +33,18 @@ Document = dict[str, Any]
 class Images:
     """Thread-safe. An image that is PENDING loses its source with the disk, and has FAILED then."""
 
-    def __init__(
-        self,
-        *,
-        project: str,
-        store: Store,
-        inventory: Inventory,
-        fleet: Fleet,
-        operations: Operations,
-        meter: Meter,
-        weather: Weather,
-        timeline: Timeline,
-        ids: Ids,
-    ) -> None:
-        self.project = project
-        self.store = store
-        self.inventory = inventory
+    def __init__(self, commons: Commons, fleet: Fleet) -> None:
+        self.project = commons.project
+        self.store = commons.store
+        self.inventory = commons.inventory
         self.fleet = fleet
-        self.operations = operations
-        self.meter = meter
-        self.weather = weather
-        self.timeline = timeline
-        self.ids = ids
+        self.operations = commons.operations
+        self.meter = commons.meter
+        self.weather = commons.weather
+        self.timeline = commons.timeline
+        self.ids = commons.ids
         self.lock = threading.RLock()
-        self.listed: dict[str, Document] = {document["name"]: document for document in store.all("image")}
+        self.listed: dict[str, Document] = {document["name"]: document for document in self.store.all("image")}
         for document in self.listed.values():
             self._boot(document)
 

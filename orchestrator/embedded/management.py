@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from orchestrator.embedded.batch import Batch
+from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.documents import stamp
 from orchestrator.embedded.errors import ApiError, without_nulls
 from orchestrator.embedded.inventory import numeric_id
@@ -21,9 +22,6 @@ from orchestrator.embedded.listener import Request
 from orchestrator.embedded.permissions import APIS, TESTABLE, TITLES, gate, held
 from orchestrator.embedded.policies import Policies
 from orchestrator.embedded.skus import Catalogue
-from orchestrator.embedded.store import Store
-from orchestrator.embedded.timeline import Timeline
-from orchestrator.embedded.weather import Weather
 
 Document = dict[str, Any]
 Answer = Callable[..., Document]
@@ -41,24 +39,14 @@ def serves(path: str) -> bool:
 class Management:
     """Answers requests; raises `ApiError`. Thread-safe."""
 
-    def __init__(
-        self,
-        *,
-        project: str,
-        store: Store,
-        policies: Policies,
-        weather: Weather,
-        timeline: Timeline,
-        catalogue: Catalogue,
-        batch: Batch,
-    ) -> None:
-        self.project = project
-        self.catalogue = catalogue
-        self.number = numeric_id(project)[:12]
-        self.store = store
+    def __init__(self, commons: Commons, policies: Policies, batch: Batch) -> None:
+        self.project = commons.project
+        self.catalogue = Catalogue(commons.inventory)
+        self.number = numeric_id(self.project)[:12]
+        self.store = commons.store
         self.policies = policies
-        self.weather = weather
-        self.timeline = timeline
+        self.weather = commons.weather
+        self.timeline = commons.timeline
         self.routes = [
             (service, verb, re.compile(path), answer)
             for service, verb, path, answer in (*self._routes(), *batch.routes())

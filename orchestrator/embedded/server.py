@@ -17,16 +17,18 @@ from orchestrator.embedded.advice import Zones
 from orchestrator.embedded.batch import Batch
 from orchestrator.embedded.batch_runner import Runner
 from orchestrator.embedded.buckets import Buckets
+from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.compute import Compute, Observer
 from orchestrator.embedded.control import Control
 from orchestrator.embedded.documents import parse_stamp, private_folder, stamp
-from orchestrator.embedded.fleet import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, Fleet
+from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.gateway import Gateway
 from orchestrator.embedded.guard import Guard, new_token, write_token
 from orchestrator.embedded.guest import MachineFactory
 from orchestrator.embedded.images import Images
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.legacy import take_over
+from orchestrator.embedded.life import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, Site
 from orchestrator.embedded.listener import Listener, Reply, Request
 from orchestrator.embedded.machine import ProcessMachine
 from orchestrator.embedded.management import Management
@@ -34,7 +36,6 @@ from orchestrator.embedded.meter import Bill, Meter
 from orchestrator.embedded.objects import Objects
 from orchestrator.embedded.operations import Ids, Operations
 from orchestrator.embedded.policies import Policies
-from orchestrator.embedded.skus import Catalogue
 from orchestrator.embedded.storage import Storage
 from orchestrator.embedded.store import Store
 from orchestrator.embedded.tariff import Tariff
@@ -83,102 +84,84 @@ class EmbeddedCloud:
         self.stop_requested = threading.Event()
         self.touched_at = time.monotonic()
         self.closed = False
-        scratch = self.home / "vms"
-        shutil.rmtree(scratch, ignore_errors=True)  # of machines that died with the last cloud
-        private_folder(scratch)
         self.store = Store(self.home / "state.sqlite")
         self.weather = Weather(self._weather_changed)
         self.weather.restore(self.store.get("weather", "document") or {"faults": []})
         self.meter = Meter(self.store)
-        ids = Ids()
-        self.operations = Operations(project, self.store, ids)
+        commons = self._commons(quotas)
+        self.operations = commons.operations
         self._write_off()
-        inventory = Inventory.load(Tariff.load(), quotas=quotas)
-        self.fleet = Fleet(
-            project=project,
-            inventory=inventory,
-            meter=self.meter,
-            operations=self.operations,
-            weather=self.weather,
-            timeline=self.timeline,
-            durations=durations or (SIMULATED if self.timeline.simulated else REAL),
-            ids=ids,
-            make_machine=machines,
-            scratch=scratch,
-            endpoints=lambda: (self.compute_url, self.storage_url),
-        )
-        self.images = Images(
-            project=project,
-            store=self.store,
-            inventory=inventory,
-            fleet=self.fleet,
-            operations=self.operations,
-            meter=self.meter,
-            weather=self.weather,
-            timeline=self.timeline,
-            ids=ids,
-        )
+        pace = durations or (SIMULATED if self.timeline.simulated else REAL)
+        self.fleet = Fleet(commons, Site(pace, machines, self._scratch(), self._endpoints))
+        self.images = Images(commons, self.fleet)
         policies = Policies(project, self.store)
-        templates = Templates(
-            project,
-            inventory=inventory,
+        compute = self._compute(commons, policies, observer, advice)
+        self._open_storage(commons, policies, observer)
+        self._listen(compute)
+        if weather is not None:
+            self.weather.replace(weather)
+        self._beat()
+
+    def _endpoints(self) -> tuple[str, str]:
+        return self.compute_url, self.storage_url
+
+    def _commons(self, quotas: dict[str, float] | None) -> Commons:
+        ids = Ids()
+        return Commons(
+            project=self.project,
             store=self.store,
-            operations=self.operations,
+            inventory=Inventory.load(Tariff.load(), quotas=quotas),
+            meter=self.meter,
+            operations=Operations(self.project, self.store, ids),
             weather=self.weather,
             timeline=self.timeline,
+            ids=ids,
         )
-        runner = Runner(
+
+    def _scratch(self) -> Path:
+        """An empty folder for the VMs: what is there is of machines that died with the last cloud."""
+        scratch = self.home / "vms"
+        shutil.rmtree(scratch, ignore_errors=True)
+        private_folder(scratch)
+        return scratch
+
+    def _compute(
+        self, commons: Commons, policies: Policies, observer: Observer | None, advice: Zones | None
+    ) -> Compute:
+        templates = Templates(commons)
+        self.batch = Batch(commons, Runner(commons, self.fleet, templates))
+        return Compute(
+            commons,
             fleet=self.fleet,
+            management=Management(commons, policies, self.batch),
             templates=templates,
-            operations=self.operations,
-            weather=self.weather,
-            timeline=self.timeline,
-        )
-        self.batch = Batch(project, runner=runner, inventory=inventory, store=self.store, timeline=self.timeline)
-        compute = Compute(
-            project=project,
-            templates=templates,
-            management=Management(
-                project=project,
-                store=self.store,
-                policies=policies,
-                weather=self.weather,
-                timeline=self.timeline,
-                catalogue=Catalogue(inventory),
-                batch=self.batch,
-            ),
             images=self.images,
-            inventory=inventory,
-            fleet=self.fleet,
-            operations=self.operations,
-            weather=self.weather,
-            timeline=self.timeline,
             observer=observer,
             advised=advice,
         )
-        guard = Guard(self.token, self.fleet.by_token)
+
+    def _open_storage(self, commons: Commons, policies: Policies, observer: Observer | None) -> None:
+        self.guard = Guard(self.token, self.fleet.by_token)
         objects = Objects(self.home / "objects", self.timeline.now)
         take_over(self.home / "objects", objects)
-        buckets = Buckets(project, self.store, policies, self.weather, self.timeline, objects, observer)
-        self.gateway = Gateway(self.weather, self.timeline, self.touch, guard, partial(self._time_told, "storage"))
+        buckets = Buckets(commons, policies, objects, observer)
+        self.gateway = Gateway(self.weather, self.timeline, self.touch, self.guard, partial(self._time_told, "storage"))
         self.storage = Storage(objects, buckets, self.fleet.witness, lambda: self.gateway.url)
-        self.storage.create_bucket(bucket)
-        buckets.know(bucket)
+        self.storage.create_bucket(self.bucket)
+        buckets.know(self.bucket)
         self.gateway.storage = self.storage
 
+    def _listen(self, compute: Compute) -> None:
         def answer(request: Request) -> Reply:
             self.touch()
             return compute.answer(request)
 
-        strict = replace(guard, json=True)
+        strict = replace(self.guard, json=True)
         self.compute_listener = Listener("compute", answer, strict, partial(self._time_told, "compute"))
         self.control_listener = Listener("control", Control(self).answer, replace(strict, vm_of=lambda _: None))
         self.compute_url = self.compute_listener.url
         self.storage_url = self.gateway.url
         self.control_url = self.control_listener.url
-        if weather is not None:
-            self.weather.replace(weather)
-        self._beat()
 
     def __enter__(self) -> EmbeddedCloud:
         return self

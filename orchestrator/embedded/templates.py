@@ -8,17 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.embedded.admission import NAME, admit
+from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError, invalid, not_found, reading
-from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.links import last, link
 from orchestrator.embedded.listener import Request
 from orchestrator.embedded.listing import listing
-from orchestrator.embedded.operations import Operations
 from orchestrator.embedded.requests import body_of, request_id
-from orchestrator.embedded.store import Store
-from orchestrator.embedded.timeline import Timeline
-from orchestrator.embedded.weather import Weather
 
 Document = dict[str, Any]
 KIND = "instance_template"
@@ -29,22 +25,13 @@ URL = re.compile(r"(?:.*/)?projects/(?P<project>[^/]+)/global/instanceTemplates/
 class Templates:
     """Answers requests; raises `ApiError`. Thread-safe, as the store and the operations are."""
 
-    def __init__(
-        self,
-        project: str,
-        *,
-        inventory: Inventory,
-        store: Store,
-        operations: Operations,
-        weather: Weather,
-        timeline: Timeline,
-    ) -> None:
-        self.project = project
-        self.inventory = inventory
-        self.store = store
-        self.operations = operations
-        self.weather = weather
-        self.timeline = timeline
+    def __init__(self, commons: Commons) -> None:
+        self.project = commons.project
+        self.inventory = commons.inventory
+        self.store = commons.store
+        self.operations = commons.operations
+        self.weather = commons.weather
+        self.timeline = commons.timeline
 
     def routes(self, at: str) -> list[tuple[str, str, Callable[..., Document]]]:
         """Below the project that the pattern `at` matches."""

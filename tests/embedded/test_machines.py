@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.embedded import supervisor
-from orchestrator.embedded.fleet import Durations
+from orchestrator.embedded.life import Durations
 from orchestrator.embedded.machine import MARK, supervise
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.embedded.builders import RUN, ZONE, Rest, insert_body, scheduling

@@ -1,0 +1,352 @@
+"""The life of an instance: created, staged, running, taken back or struck, stopped, gone; all under one lock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.embedded.admission import Admitted
+from orchestrator.embedded.commons import Commons
+from orchestrator.embedded.console import Console
+from orchestrator.embedded.errors import OperationError
+from orchestrator.embedded.guest import Guest, MachineFactory
+from orchestrator.embedded.inventory import numeric_id, region_of
+from orchestrator.embedded.meter import Account
+from orchestrator.embedded.tariff import Rate
+from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.weather import Fault, due_after, due_upon, hits_vm
+
+SYSTEM = "system"
+TIMED = ("preempt", "lost", "hang", "kill")
+DEFAULT_NOTICE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """How long the cloud takes over things, in seconds."""
+
+    provision_s: float
+    """From the insert until STAGING."""
+    stage_s: float
+    """From STAGING until RUNNING."""
+    boot_s: float
+    """From RUNNING until the startup script runs."""
+    end_s: float
+    """The least time from STOPPING until the VM is gone."""
+    poll_s: float
+    """How often the cloud looks whether a stopping VM has come to rest."""
+    grace_s: float
+    """The most time a stopping VM gets; below the 30 s by which a deadline may be late, so no bill exceeds them."""
+
+
+REAL = Durations(0.15, 0.15, 0.0, 0.05, 0.05, 25.0)
+SIMULATED = Durations(4.0, 8.0, 20.0, 5.0, 1.0, 25.0)
+
+
+class Watcher(Protocol):
+    """Who is told of the VMs that wait for tasks; called outside the lock."""
+
+    def booted(self, vm: Vm) -> None: ...
+    def gone(self, vm: Vm, by: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the machines of a cloud stand."""
+
+    durations: Durations
+    make_machine: MachineFactory
+    scratch: Path
+    """The folder that gets a folder for each VM."""
+    endpoints: Callable[[], tuple[str, str]]
+    """The addresses of Compute Engine and of Cloud Storage, once they are known."""
+
+
+class Lives:
+    """The instances that exist. Thread-safe. Machines are started and killed outside the lock: they call back."""
+
+    def __init__(self, commons: Commons, site: Site) -> None:
+        self.project = commons.project
+        self.project_number = numeric_id(commons.project)[:12]
+        self.inventory = commons.inventory
+        self.meter = commons.meter
+        self.operations = commons.operations
+        self.weather = commons.weather
+        self.timeline = commons.timeline
+        self.ids = commons.ids
+        self.durations = site.durations
+        self.make_machine = site.make_machine
+        self.scratch = site.scratch
+        self.endpoints = site.endpoints
+        self.lock = threading.RLock()
+        self.vms: dict[tuple[str, str], Vm] = {}
+        self.watchers: list[Watcher] = []
+
+    def all(self) -> list[Vm]:
+        with self.lock:
+            return list(self.vms.values())
+
+    def of_run(self, run_id: str, attempt: str) -> Vm | None:
+        """The VM that makes this attempt at a run."""
+        for vm in self.all():
+            if vm.labels.get("bench-run") == run_id and vm.labels.get("bench-attempt") == attempt:
+                return vm
+        return None
+
+    def preempt(self, vm: Vm, notice_s: float = DEFAULT_NOTICE_S) -> None:
+        """Take the VM back: the guest is told at once, shut down after `notice_s`; with 0 it is killed at once."""
+        with self.lock:
+            if vm.status != "RUNNING" or vm.ending or vm.guest.preempted:
+                return
+            operation = self.operations.begin(
+                "compute.instances.preempted",
+                vm.zone,
+                vm.path,
+                vm.id,
+                self.timeline.now(),
+                user=SYSTEM,
+                message="Instance was preempted.",
+            )
+            vm.closing_operations.append(operation)
+        vm.guest.announce_preemption()
+        if notice_s > 0:
+            self._vm_later(vm, notice_s, lambda: self._stop(vm, "preemption"))
+        else:
+            self._end(vm, "preemption")
+
+    def lose(self, vm: Vm) -> None:
+        """The VM vanishes with no operation and no notice."""
+        self._end(vm, "lost", vanish=True)
+
+    def witness(self, run_id: str, writer: str, kind: str, data: dict[str, Any]) -> None:
+        """A VM has stored an event of its run: faults that wait for it befall that VM now."""
+        vm = self.of_run(run_id, [*writer.split("-"), ""][1])
+        if vm is None:
+            return
+        fault = self.weather.reserve(lambda fault: self._hits(fault, vm, *TIMED) and due_upon(fault, kind, data))
+        if fault is not None:
+            vm.reserved.append(fault)
+            self._perform(vm, fault)
+
+    def close(self) -> None:
+        """End everything, as the host is going down."""
+        for vm in self.all():
+            self._end(vm, "shutdown", vanish=True)
+
+    def _create(self, admitted: Admitted, vm_id: str, operation: str, now: datetime, *, tasks: bool) -> None:
+        compute, storage = self.endpoints()
+        guest = Guest(
+            id=vm_id,
+            name=admitted.name,
+            zone=admitted.zone,
+            project=self.project,
+            project_number=self.project_number,
+            machine_type=admitted.machine.name,
+            image=f"projects/{admitted.image.project}/global/images/{admitted.image.name}",
+            metadata=dict(admitted.metadata),
+            labels=dict(admitted.labels),
+            service_account=admitted.service_account,
+            scopes=admitted.scopes,
+            spot=admitted.spot,
+            console=Console(),
+            timeline=self.timeline,
+            scratch=self.scratch / f"{admitted.name}-{vm_id}",
+            compute_url=compute,
+            storage_url=storage,
+            tasks=tasks,
+        )
+        rate = self._rate(admitted)
+        vm = Vm(
+            id=vm_id,
+            project=self.project,
+            admitted=admitted,
+            guest=guest,
+            machine=self.make_machine(guest),
+            created_at=now,
+            usd_per_hour=rate.usd_per_hour,
+            insert_operation=operation,
+            labels=dict(admitted.labels),
+        )
+        self.vms[(vm.zone, vm.name)] = vm
+        self._open_account(vm, rate)
+        self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
+        self._arm_end(vm, now)
+
+    def _arm_end(self, vm: Vm, now: datetime) -> None:
+        """The absolute end holds from the start on, whether it runs by then or not."""
+        vm.deadline_at = vm.admitted.end_at
+        if vm.admitted.end_at is not None:
+            self._vm_later(vm, (vm.admitted.end_at - now).total_seconds(), lambda: self._expire(vm))
+
+    def _rate(self, admitted: Admitted) -> Rate:
+        return self.inventory.tariff.rate(
+            admitted.machine.name,
+            region_of(admitted.zone),
+            spot=admitted.spot,
+            disk_type=admitted.disk_type,
+            disk_gib=admitted.disk_gib,
+            external_ip=admitted.external_ip,
+            gpu_count=admitted.gpu_count,
+        )
+
+    def _open_account(self, vm: Vm, rate: Rate) -> None:
+        admitted = vm.admitted
+        self.meter.open(
+            Account(
+                vm_id=vm.account,
+                run_id=vm.run_id,
+                vm=vm.name,
+                zone=vm.zone,
+                machine_type=admitted.machine.name,
+                gpu=admitted.gpu,
+                provisioning="spot" if admitted.spot else "standard",
+                has_deadline=admitted.has_end,
+                rate=rate,
+            )
+        )
+
+    def _stage(self, vm: Vm) -> None:
+        with self.lock:
+            if vm.ending:
+                return
+            vm.status = "STAGING"
+        self._vm_later(vm, self.durations.stage_s, lambda: self._run(vm))
+
+    def _run(self, vm: Vm) -> None:
+        with self.lock:
+            if vm.ending:
+                return
+            now = self.timeline.now()
+            vm.status = "RUNNING"
+            vm.running_at = now
+            self.meter.started(vm.account, now)
+            self.operations.finish(vm.insert_operation, now)
+            if vm.admitted.max_run_s is not None:
+                after = now + timedelta(seconds=vm.admitted.max_run_s)
+                vm.deadline_at = min(after, vm.admitted.end_at or after)
+                self._vm_later(vm, vm.admitted.max_run_s, lambda: self._expire(vm))
+            timed = self.weather.reserve(lambda f: self._hits(f, vm, *TIMED) and due_after(f) is not None)
+            if timed is not None:
+                vm.reserved.append(timed)
+                self._vm_later(vm, due_after(timed) or 0.0, lambda: self._perform(vm, timed))
+        slow = self.weather.take(vm.name, lambda fault: self._hits(fault, vm, "slow_boot"))
+        if self.weather.take(vm.name, lambda fault: self._hits(fault, vm, "never_boots")) is None:
+            delay = float(slow.params["seconds"]) if slow else 0.0
+            self._vm_later(vm, self.durations.boot_s + delay, lambda: self._boot(vm))
+
+    def _boot(self, vm: Vm) -> None:
+        with self.lock:
+            if vm.ending:
+                return
+            vm.booted = True
+        vm.machine.boot()
+        for watcher in self.watchers if vm.guest.tasks else ():
+            watcher.booted(vm)
+
+    def _expire(self, vm: Vm) -> None:
+        with self.lock:
+            if vm.ending:
+                return
+            operation = self.operations.begin(
+                vm.admitted.termination_action.lower(),
+                vm.zone,
+                vm.path,
+                vm.id,
+                self.timeline.now(),
+                user=SYSTEM,
+                message="Instance reached its maximum run duration or its termination time.",
+            )
+            vm.closing_operations.append(operation)
+        self._stop(vm, "deadline")
+
+    def _stop(self, vm: Vm, by: str) -> None:
+        """Shut the guest down, and end the VM when it has come to rest or its grace is over."""
+        with self.lock:
+            if vm.ending:
+                return
+            vm.ending = by
+            vm.status = "STOPPING"
+            vm.cancel_alarms()
+            until = self.timeline.now() + timedelta(seconds=self.durations.grace_s)
+        if vm.booted:
+            vm.machine.shut_down()
+        self._later(self.durations.end_s, lambda: self._rest(vm, until))
+
+    def _rest(self, vm: Vm, until: datetime) -> None:
+        if vm.machine.running() and self.timeline.now() < until:
+            self._later(self.durations.poll_s, lambda: self._rest(vm, until))
+        else:
+            self._end(vm, vm.ending or "client")
+
+    def _end(self, vm: Vm, by: str, *, vanish: bool = False) -> None:
+        """Pull the plug. The VM is gone when this returns, unless it is to be kept as stopped."""
+        with self.lock:
+            if self.vms.get((vm.zone, vm.name)) is not vm:
+                return
+            vm.ending = vm.ending or by
+            vm.cancel_alarms()
+        vm.machine.kill()
+        with self.lock:
+            if self.vms.get((vm.zone, vm.name)) is not vm:
+                return
+            now = self.timeline.now()
+            for fault in vm.reserved:
+                self.weather.release(fault)
+            vm.reserved.clear()
+            stays = by == "stop" or (by in ("preemption", "deadline") and vm.admitted.termination_action == "STOP")
+            keeps_disk = stays and not vanish
+            if keeps_disk:
+                vm.status = "TERMINATED"
+                vm.ending = None
+                vm.stopped_at = now
+                self.meter.stopped(vm.account, now, by)
+            else:
+                del self.vms[(vm.zone, vm.name)]
+                self.meter.ended(vm.account, now, by)
+            operations = [vm.insert_operation, *vm.closing_operations]
+            vm.closing_operations.clear()
+            for operation in operations:
+                self.operations.finish(operation, now)
+        for watcher in self.watchers if vm.guest.tasks else ():
+            watcher.gone(vm, by)
+
+    # What goes wrong
+
+    def _hits(self, fault: Fault, vm: Vm, *kinds: str) -> bool:
+        return hits_vm(fault, *kinds, vm=vm.name, zone=vm.zone, run_id=vm.run_id)
+
+    def _perform(self, vm: Vm, fault: Fault) -> None:
+        with self.lock:
+            if fault not in vm.reserved:
+                return
+            if fault.kind in ("preempt", "lost"):
+                vm.reserved.remove(fault)
+                self.weather.fire(fault, vm.name)
+        if fault.kind == "preempt":
+            self.preempt(vm, float(fault.params.get("notice_s", vm.admitted.notice_s or DEFAULT_NOTICE_S)))
+        elif fault.kind == "lost":
+            self.lose(vm)
+        elif vm.machine.strike(fault.kind, fault.params.get("target", "harness")):
+            with self.lock:
+                if fault in vm.reserved:
+                    vm.reserved.remove(fault)
+                    self.weather.fire(fault, vm.name)
+        else:
+            # The phase has begun but its harness has not: look again until there is one to strike.
+            self._vm_later(vm, self.durations.poll_s, lambda: self._perform(vm, fault))
+
+    # Time
+
+    def _later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self.timeline.call_later(seconds, callback)
+
+    def _vm_later(self, vm: Vm, seconds: float, callback: Callable[[], None]) -> None:
+        """A callback that is forgotten when the VM begins to end."""
+        vm.alarms.append(self.timeline.call_later(seconds, callback))
+
+    def _done(self, operation: str, error: OperationError | None = None) -> None:
+        self.operations.finish(operation, self.timeline.now(), error)
