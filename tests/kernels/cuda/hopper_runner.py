@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import struct
 import subprocess
 from collections.abc import Sequence
@@ -15,7 +14,8 @@ import torch
 from kernels.attention.cuda.driver import TensorMap
 from kernels.attention.cuda.launching import Step
 from kernels.attention.cuda.variants import SOURCE, Entry
-from tests.kernels.cuda.simt_ways import SHIM, span
+from tests.kernels.cuda.compiled import compiled
+from tests.kernels.cuda.simt_ways import span
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,5 @@ def compile_hopper(
     text += "struct Entry { void (*kernel)(TensorMap, TensorMap, TensorMap, Params); int threads; };\n"
     table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
     text += f"static const Entry entries[] = {{{table}}};\n"
-    digest = hashlib.sha256(f"{text}{source}{flags}".encode()).hexdigest()[:12]
-    kernels, program = folder / f"hopper-{digest}.h", folder / f"hopper-{digest}"
-    kernels.write_text(text)
-    command = ["g++", "-std=c++17", "-O1", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSIMT_SHIM"]
-    command += ["-DSIMT_ARCH=900", f'-DKERNELS="{kernels}"', f"-I{SHIM}", f"-I{source}", *flags]
-    done = subprocess.run(
-        [*command, str(SHIM / "hopper.cc"), "-o", str(program)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[:4000]
+    program = compiled(text, "hopper.cc", 900, folder, source=source, flags=["-pthread", *flags])
     return HopperProgram(program, tuple(entries))

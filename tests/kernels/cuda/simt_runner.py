@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from kernels.attention.cuda.ladder import Rung
 from kernels.attention.cuda.planning import Launch, Machine, check
 from kernels.attention.cuda.portable import parameters_of
 from kernels.attention.cuda.posing import problem_of
-from kernels.attention.cuda.variants import SOURCE, Entry, Kernel, Tile, chip_of
-
-SHIM = Path(__file__).parent / "simt"
+from kernels.attention.cuda.variants import Entry, Kernel, Tile, chip_of
+from tests.kernels.cuda.compiled import compiled
 
 
 class Job(ctypes.Structure):
@@ -118,12 +116,5 @@ def compile_runner(kernels: Sequence[Entry], arch: int, folder: Path, *, flags: 
     text = "".join(kernel.source for kernel in kernels)
     text += "struct Entry { void (*kernel)(AttentionParams); int threads; };\n"
     text += f"static const Entry entries[] = {{{table}}};\n"
-    digest = hashlib.sha256(f"{text}{arch}{flags}".encode()).hexdigest()[:12]
-    source, program = folder / f"kernels-{digest}.h", folder / f"simt-{digest}"
-    source.write_text(text)
-    command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSIMT_SHIM"]
-    command += [f"-DSIMT_ARCH={arch}", f'-DKERNELS="{source}"', f"-I{SHIM}", f"-I{SOURCE}", *flags]
-    command += [str(SHIM / "main.cc"), "-o", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[:4000]
+    program = compiled(text, "main.cc", arch, folder, flags=flags)
     return Runner(program, tuple(kernels), arch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import struct
 import subprocess
 from collections.abc import Sequence
@@ -13,9 +12,8 @@ from pathlib import Path
 import torch
 
 from kernels.attention.cuda.launching import Step
-from kernels.attention.cuda.variants import SOURCE, Entry
-
-SHIM = Path(__file__).parent / "simt"
+from kernels.attention.cuda.variants import Entry
+from tests.kernels.cuda.compiled import compiled
 
 
 @dataclass
@@ -85,13 +83,5 @@ def compile_program(entries: Sequence[Entry], arch: int, folder: Path, *, flags:
     text += "struct Entry { void (*kernel)(AttentionParams); int threads; };\n"
     table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
     text += f"static const Entry entries[] = {{{table}}};\n"
-    digest = hashlib.sha256(f"{text}{arch}{flags}".encode()).hexdigest()[:12]
-    source, program = folder / f"ways-{digest}.h", folder / f"ways-{digest}"
-    source.write_text(text)
-    command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSIMT_SHIM"]
-    command += [f"-DSIMT_ARCH={arch}", f'-DKERNELS="{source}"', f"-I{SHIM}", f"-I{SOURCE}", *flags]
-    done = subprocess.run(
-        [*command, str(SHIM / "ways.cc"), "-o", str(program)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[:4000]
+    program = compiled(text, "ways.cc", arch, folder, flags=flags)
     return Program(program, tuple(entries))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ import torch
 
 from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.small import SmallKernel, parameters_of
-from kernels.attention.cuda.variants import SOURCE
-from tests.kernels.cuda.simt_runner import SHIM, storage_of
+from tests.kernels.cuda.compiled import compiled
+from tests.kernels.cuda.simt_runner import storage_of
 
 
 class Job(ctypes.Structure):
@@ -84,20 +83,5 @@ def compile_small(kernels: Sequence[SmallKernel], folder: Path, *, flags: Sequen
     text = "".join(kernel.source for kernel in kernels)
     text += "struct Entry { void (*kernel)(SmallParams); int threads; };\n"
     text += f"static const Entry entries[] = {{{table}}};\n"
-    digest = hashlib.sha256(f"{text}{flags}".encode()).hexdigest()[:12]
-    source, program = folder / f"small-{digest}.h", folder / f"small-{digest}"
-    source.write_text(text)
-    command = [
-        "g++",
-        "-std=c++17",
-        "-O1",
-        "-fno-strict-aliasing",
-        "-Wno-unknown-pragmas",
-        "-DSIMT_SHIM",
-        "-DSIMT_ARCH=800",
-    ]
-    command += [f'-DKERNELS="{source}"', f"-I{SHIM}", f"-I{SOURCE}", *flags]
-    command += [str(SHIM / "small_main.cc"), "-o", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[:4000]
+    program = compiled(text, "small_main.cc", 800, folder, flags=flags)
     return SmallRunner(program, tuple(kernels))

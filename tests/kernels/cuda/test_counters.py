@@ -6,14 +6,13 @@ import gc
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 
-from kernels.attention.cuda.binding import bind_call
 from kernels.attention.cuda.counters import PER_THREAD_STREAM, Counters
 from kernels.attention.cuda.errors import CudaError
 from kernels.attention.cuda.hopper import HopperParameters
@@ -21,26 +20,9 @@ from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.quick import Quick
-from kernels.attention.cuda.registered import as_operator
-from tests.kernels.cuda.stub_driver import Launch, OnCpu, Stub, can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import Launch, OnCpu, Stub, can_stub
 
 pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
-
-
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
-    with stub_libcuda(tmp_path_factory.mktemp("stub")) as one:
-        yield one
-
-
-@pytest.fixture
-def engine(stub: Stub) -> OnCpu:
-    return OnCpu(hopper=True)
-
-
-@pytest.fixture
-def quick(engine: OnCpu) -> Quick:
-    return Quick(bind_call, lambda device: engine, as_operator)
 
 
 def draw(batch: int, heads: int, seq_q: int, seq_k: int, kv_heads: int, head_dim: int = 64) -> list[torch.Tensor]:

@@ -11,35 +11,18 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from kernels.attention.cuda.binding import bind_call
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.inputs import may_share, nest, overlaps_itself
 from kernels.attention.cuda.operator import attention, bind
 from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.quick import Options, Quick
-from kernels.attention.cuda.registered import as_operator, kernels_of
+from kernels.attention.cuda.registered import kernels_of
 from kernels.attention.cuda.varlen import attention_varlen, bind_varlen
-from tests.kernels.cuda.stub_driver import OnCpu, Stub, can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import OnCpu, Stub, can_stub
 
 pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
 
 Tensors = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
-    with stub_libcuda(tmp_path_factory.mktemp("stub")) as one:
-        yield one
-
-
-@pytest.fixture
-def engine(stub: Stub) -> OnCpu:
-    return OnCpu(hopper=True)
-
-
-@pytest.fixture
-def quick(engine: OnCpu) -> Quick:
-    return Quick(bind_call, lambda device: engine, as_operator)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import math
 import random
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,25 +22,14 @@ from kernels.attention.cuda.operator import attention, bind
 from kernels.attention.cuda.quick import PLANS_PER_GENERATION, Quick
 from kernels.attention.cuda.registered import as_operator
 from kernels.attention.cuda.small import SmallParameters
-from tests.kernels.cuda.stub_driver import Launch, Map, OnCpu, Stub, can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import Launch, Map, OnCpu, Stub, can_stub
 
 pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
-
-
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
-    with stub_libcuda(tmp_path_factory.mktemp("stub")) as one:
-        yield one
 
 
 @pytest.fixture(params=[False, True], ids=["portable", "hopper"])
 def engine(request: pytest.FixtureRequest, stub: Stub) -> OnCpu:
     return OnCpu(hopper=request.param)
-
-
-@pytest.fixture
-def quick(engine: OnCpu) -> Quick:
-    return Quick(bind_call, lambda device: engine, as_operator)
 
 
 def draw(*shape: int, kv_heads: int | None = None, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:

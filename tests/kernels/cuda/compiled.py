@@ -1,0 +1,36 @@
+"""Programs that run kernels on the CPU: each is compiled once in a test session, whichever worker needs it first."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernels.attention.cuda.variants import SOURCE
+from tests.support.compiler_cache import MARK
+
+SHIM = Path(__file__).parent / "simt"
+
+
+def compiled(
+    kernels: str, main: str, arch: int, folder: Path, *, source: Path = SOURCE, flags: Sequence[str] = ()
+) -> Path:
+    """The program that g++ makes of `main` below simt/ for the code path `arch`, such as 800; `kernels` is the text of
+    its kernels and `source` where they include from. It lies in `folder` where the session has no place of its own."""
+    command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSIMT_SHIM"]
+    command += [f"-DSIMT_ARCH={arch}", f"-I{SHIM}", f"-I{source}", *flags, str(SHIM / main)]
+    place = Path(os.environ.get(MARK, folder))
+    name = hashlib.sha256(repr((kernels, command)).encode()).hexdigest()[:16]
+    program, header, part = place / f"simt-{name}", place / f"simt-{name}.h", place / f"simt-{name}.part"
+    with (place / f"simt-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            header.write_text(kernels)
+            command += [f'-DKERNELS="{header}"', "-o", str(part)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            assert done.returncode == 0, done.stderr[:4000]
+            part.rename(program)
+    return program

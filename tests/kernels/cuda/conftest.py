@@ -1,0 +1,28 @@
+"""What is launched on the CPU in a driver's place, for the tests that count and look at launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kernels.attention.cuda.binding import bind_call
+from kernels.attention.cuda.quick import Quick
+from kernels.attention.cuda.registered import as_operator
+from tests.kernels.cuda.stub_driver import OnCpu, Stub, stub_libcuda
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
+    with stub_libcuda(tmp_path_factory.mktemp("stub")) as one:
+        yield one
+
+
+@pytest.fixture
+def engine(stub: Stub) -> OnCpu:
+    return OnCpu(hopper=True)
+
+
+@pytest.fixture
+def quick(engine: OnCpu) -> Quick:
+    return Quick(bind_call, lambda device: engine, as_operator)
