@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.embedded.client import ask, running, stop
+from tests.support.paced import paced_payload
 
 
 @dataclass(frozen=True)
@@ -78,3 +79,15 @@ def weather(bench: Bench, tmp_path: Path) -> Callable[..., None]:
         bench("cloud", "weather", str(file))
 
     return load
+
+
+@pytest.fixture
+def paced(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
+    """What makes a machine pass `ms` milliseconds at each case where it would measure: for tests of the run, not of
+    what it measures."""
+    root = paced_payload(tmp_path / "paced")
+
+    def options(ms: int = 5) -> tuple[str, ...]:
+        return ("--set", f"payload.root={root}", "--set", f"measure.repeats={ms}", "--set", "measure.warmup=5")
+
+    return options

@@ -7,13 +7,13 @@ from decimal import Decimal
 import pytest
 
 from tests.cli.conftest import Bench
-from tests.cli.test_real_machines import CASES, QUICK, SMALL, rows_of
+from tests.cli.test_real_machines import CASES, SMALL, Paced, rows_of
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_kept_machine_is_advised_on_taken_over_and_paid_for_once(bench: Bench) -> None:
-    first = bench("launch", "--gpu", "l4", "--json", "--keep", *SMALL, *QUICK).document
+def test_a_kept_machine_is_advised_on_taken_over_and_paid_for_once(bench: Bench, paced: Paced) -> None:
+    first = bench("launch", "--gpu", "l4", "--json", "--keep", *SMALL, *paced()).document
     assert (first["state"], first["cases_done"]) == ("kept", 2)
     assert first["cold_start_s"] > 0
     (alive,) = bench("status", "--json").document["instances"]
@@ -24,7 +24,7 @@ def test_a_kept_machine_is_advised_on_taken_over_and_paid_for_once(bench: Bench)
     assert "(median of 1 run)" in said
     assert bench("fetch", first["run_id"], "--into", "early", "--json").document["complete"] is True
 
-    second = bench("launch", "--gpu", "l4", *SMALL, *QUICK)
+    second = bench("launch", "--gpu", "l4", *SMALL, *paced())
     assert "was kept by" in second.out
     assert f"on a kept machine that {first['run_id']} pays for" in second.out
     run = bench("status", "last", "--json").document
@@ -41,17 +41,19 @@ def test_a_kept_machine_is_advised_on_taken_over_and_paid_for_once(bench: Bench)
     assert entries[run["run_id"]]["settled_usd"] == "0"
 
 
-def test_a_launch_that_the_budget_has_nothing_left_for_still_takes_over_what_is_paid_for(bench: Bench) -> None:
+def test_a_launch_that_the_budget_has_nothing_left_for_still_takes_over_what_is_paid_for(
+    bench: Bench, paced: Paced
+) -> None:
     tight = ("--set", "run.attempts=1", "--set", "run.max_minutes=10", "--set", "budget.per_day_usd=0.05")
-    first = bench("launch", "--gpu", "l4", "--json", "--keep", *SMALL, *QUICK, *tight).document
+    first = bench("launch", "--gpu", "l4", "--json", "--keep", *SMALL, *paced(), *tight).document
     assert first["state"] == "kept"
-    bench("launch", "--gpu", "l4", "--cold", *SMALL, *QUICK, *tight, code=3)
-    second = bench("launch", "--gpu", "l4", "--json", *SMALL, *QUICK, *tight).document
+    bench("launch", "--gpu", "l4", "--cold", *SMALL, *paced(), *tight, code=3)
+    second = bench("launch", "--gpu", "l4", "--json", *SMALL, *paced(), *tight).document
     assert second["state"] == "succeeded"
     assert bench.control("/control/status")["instances"] == []
 
 
-def test_stopping_a_kept_run_lets_its_machine_go_and_keeps_its_outcome(bench: Bench) -> None:
-    bench("launch", "--gpu", "l4", "--keep", *SMALL, *QUICK)
+def test_stopping_a_kept_run_lets_its_machine_go_and_keeps_its_outcome(bench: Bench, paced: Paced) -> None:
+    bench("launch", "--gpu", "l4", "--keep", *SMALL, *paced())
     assert "succeeded" in bench("stop", "last").out
     assert bench.control("/control/status")["instances"] == []

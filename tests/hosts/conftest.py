@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -13,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.payload import bundle_root
 from tests.cli.conftest import Bench, bench  # noqa: F401
+from tests.support.paced import paced_payload
 from tests.support.sshd import SSHD, Sshd, Wire, sshd
 
 TORCH = """
@@ -119,14 +118,8 @@ def wire(host: Sshd, client: Client) -> Iterator[Wire]:
 @pytest.fixture
 def paced(tmp_path: Path) -> tuple[str, ...]:
     """What makes a launch quick: a payload with the paced harness, and two cases."""
-    root = tmp_path / "paced"
-    shutil.copytree(bundle_root() / "startup", root / "startup", ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "kernels" / "harness").mkdir(parents=True)
-    for name in ("kernels/__init__.py", "kernels/harness/__init__.py"):
-        (root / name).touch()
-    shutil.copy(Path(__file__).with_name("paced_harness.py"), root / "kernels" / "harness" / "__main__.py")
     return (
-        "--set", f"payload.root={root}",
+        "--set", f"payload.root={paced_payload(tmp_path / 'paced')}",
         "--set", "measure.grid={shapes: [{batch: 1, heads: 2, seq: 16, head_dim: 64}, {batch: 1, heads: 2, seq: 47, head_dim: 64}], dtypes: [float32]}",
         "--set", "measure.repeats=200",
         "--set", "environment.min_free_gb=0",

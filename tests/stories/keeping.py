@@ -11,6 +11,8 @@ from orchestrator.embedded.documents import stamp
 from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, Struck
 
 POLL_S = 2.0
+LATER_S = 10.0
+"""How often a machine looks once it has waited for a minute: each look is a request, and nothing is claimed by then."""
 
 
 def kept_vm(cases: int = 3, seconds_each: float = 20.0, *, deaf: bool = False, stuck: bool = False) -> Script:
@@ -72,12 +74,13 @@ def one_run(vm: ScriptedVm, spec: dict[str, Any], cases: int, seconds_each: floa
 
 def waiting(vm: ScriptedVm, limit_s: float, *, deaf: bool, stuck: bool) -> Any:
     own = str(vm.spec["run_id"])
-    until = vm.guest.timeline.now() + timedelta(seconds=limit_s)
+    since = vm.guest.timeline.now()
+    until = since + timedelta(seconds=limit_s)
     slot = {"schema": 1, "vm": vm.name, "zone": vm.zone, "owner": own, "idle_until": stamp(until), "claim": None}
     vm.put(slot_object(vm.name), json.dumps(slot | {"state": "idle"}).encode(), "application/json")
     vm.event("kept", {"outcome": "succeeded", "exit_code": 0, "idle_limit_s": limit_s})
     while vm.guest.timeline.now() < until or deaf or stuck:
-        yield POLL_S
+        yield POLL_S if vm.guest.timeline.now() < since + timedelta(minutes=1) else LATER_S
         there = json.loads(vm.read(slot_object(vm.name)) or b"{}")
         if there.get("state") == "claimed" and not deaf:
             vm.put(slot_object(vm.name), json.dumps(there | {"state": "running"}).encode(), "application/json")

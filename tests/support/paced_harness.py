@@ -1,7 +1,8 @@
 """Stands where the payload's `kernels/harness/__main__.py` is, in tests of what goes on around a measurement.
 
 It says the same facts and writes files of the same columns, at a pace: `repeats` is for how many milliseconds each step
-and each case lasts. The latency in its rows is the row's number: nothing is measured.
+and each case lasts, and `warmup`, where it is a number, for how many each step but measuring. The latency in its rows
+is the row's number: nothing is measured, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def main(step: str, spec: dict[str, Any], out: Path) -> None:
     if step == "measure":
         measure(spec, out, pace_s)
         return
-    time.sleep(pace_s)
+    time.sleep(spec["warmup"] / 1000 if isinstance(spec["warmup"], int) else pace_s)
     if step == "environment":
         (out / "environment.json").write_text('{"schema": 1, "device": "paced", "device_kind": "cpu"}')
         say("environment", path="environment.json", device="paced", device_kind="cpu", torch="2.13.0")
