@@ -297,7 +297,7 @@ def ran(script: str, folder: Path) -> list[list[str]]:
 @pytest.mark.parametrize("step", every_step(), ids=describe)
 def test_every_printed_remedy_is_a_whole_command_that_ends_by_itself(step: Step, tmp_path: Path) -> None:
     for text in (gcloud.command(step), gcloud.pasted(step)):
-        subprocess.run(["bash", "-n", "-c", text], check=True, timeout=20)
+        subprocess.run(["bash", "-n", "-c", text], check=True, timeout=120)
     if isinstance(step, WriteSettings):
         return
     assert "\n" not in gcloud.pasted(step)

@@ -72,7 +72,7 @@ def mine(address: client.CloudAddress) -> dict[str, str]:
 
 
 def ask(base: str, method: str, target: str, body: Any = None, headers: Any = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(base.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(base.removeprefix("http://"), timeout=60)
     try:
         connection.request(method, target, body, headers or {})
         answer = connection.getresponse()
@@ -143,7 +143,7 @@ def test_no_port_of_the_daemon_or_of_its_children_does_anything_for_who_has_no_t
 PROBE = """
 import http.client, json, sys
 for base, method, target, body, headers in json.load(sys.stdin):
-    connection = http.client.HTTPConnection(base, timeout=20)
+    connection = http.client.HTTPConnection(base, timeout=60)
     try:
         connection.request(method, target, body, headers)
         answer = connection.getresponse()
@@ -278,7 +278,7 @@ def test_a_new_cloud_has_a_new_token_and_who_asks_with_the_old_one_is_told(tmp_p
 
 def test_endless_bodies_are_refused_before_they_fill_the_memory(address: client.CloudAddress) -> None:
     for headers in ({"Content-Length": str(1 << 40)}, {"Content-Length": "-1"}):
-        connection = http.client.HTTPConnection(address.compute.removeprefix("http://"), timeout=20)
+        connection = http.client.HTTPConnection(address.compute.removeprefix("http://"), timeout=60)
         connection.putrequest("POST", INSERT)
         for name, value in (mine(address) | headers).items():
             connection.putheader(name, value)

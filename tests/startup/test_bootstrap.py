@@ -165,7 +165,7 @@ def test_a_preempted_vm_says_so_and_goes_within_its_notice(tmp_path: Path) -> No
             began = time.monotonic()
             cloud.preempt()
             assert machine.wait() == 143
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
             assert machine.processes() == []
         assert_left_properly(cloud, "preempted")
         assert len(cloud.said("preempted")) == 1

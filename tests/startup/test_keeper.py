@@ -20,7 +20,7 @@ SLOT = f"machines/{VM}.json"
 QUICK = {"keep_poll_s": 0.05}
 
 
-def kept_cloud(limit_s: float = 20, **spec: Any) -> Cloud:
+def kept_cloud(limit_s: float = 120, **spec: Any) -> Cloud:
     timing = {**QUICK, **spec.pop("timing", {})}
     return Cloud(run_spec(keep={"idle_limit_s": limit_s}, timing=timing, **spec), payload())
 
@@ -96,7 +96,7 @@ def test_a_vm_is_kept_for_as_long_as_each_run_on_it_asks_for_it(tmp_path: Path) 
     with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
         for run_id, again in ((NEXT, True), ("20261121-050607-l4-0003", False)):
             await_truth(lambda: slot(cloud).get("state") == "idle")
-            claim(cloud, run_id, **({"keep": {"idle_limit_s": 20}} if again else {}))
+            claim(cloud, run_id, **({"keep": {"idle_limit_s": 120}} if again else {}))
             await_truth(lambda run_id=run_id: "finished" in kinds(cloud, run_id))
         assert machine.wait() == 0
         told = [kind for kind in cloud.kinds() if kind in ("kept", "lent", "finished")]

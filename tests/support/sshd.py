@@ -174,7 +174,7 @@ class Wire:
                 near.close()
                 continue
             try:
-                far = socket.create_connection(("127.0.0.1", self.to), timeout=5)
+                far = socket.create_connection(("127.0.0.1", self.to), timeout=60)
             except OSError:
                 near.close()
                 continue
