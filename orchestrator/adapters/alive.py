@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from google.auth.credentials import Credentials
@@ -15,6 +14,7 @@ from google.auth.exceptions import GoogleAuthError
 from google.auth.transport.requests import AuthorizedSession
 from requests import RequestException
 
+from orchestrator.adapters.gce_json import instance
 from orchestrator.adapters.google_auth import REMEDY, credentials_for
 from orchestrator.core.errors import CredentialsMissing, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.market.machines import Instance
@@ -83,36 +83,3 @@ def _words(answer: Any) -> str:
 def _listed(page: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for scope in page.get("items", {}).values():
         yield from scope.get("instances", ())
-
-
-def instance(found: Mapping[str, Any]) -> Instance:
-    """From the API's JSON to our words."""
-    scheduling = found.get("scheduling", {})
-    started = _when(found.get("lastStartTimestamp"))
-    deadline = _when(found.get("resourceStatus", {}).get("scheduling", {}).get("terminationTimestamp"))
-    limit_s = int(scheduling.get("maxRunDuration", {}).get("seconds", 0))
-    if deadline is None and started is not None and limit_s:
-        deadline = started + timedelta(seconds=limit_s)
-    return Instance(
-        name=found["name"],
-        zone=_last(found.get("zone", "")),
-        id=str(found.get("id", "")),
-        status=found.get("status", ""),
-        machine_type=_last(found.get("machineType", "")),
-        labels=dict(found.get("labels", {})),
-        created_at=_when(found.get("creationTimestamp")) or started or datetime.fromtimestamp(0, UTC),
-        started_at=started,
-        deadline_at=deadline,
-        preemptible=bool(scheduling.get("preemptible")) or scheduling.get("provisioningModel") == "SPOT",
-    )
-
-
-def _last(url: str) -> str:
-    return url.rstrip("/").rsplit("/", 1)[-1]
-
-
-def _when(text: str | None) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC) if text else None
-    except ValueError:
-        return None

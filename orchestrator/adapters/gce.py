@@ -16,6 +16,7 @@ from orchestrator.adapters import gce_errors as table
 from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.gce_body import instance_body
 from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience
+from orchestrator.adapters.gce_json import when
 from orchestrator.adapters.gce_market import Market
 from orchestrator.adapters.google_errors import FOREIGN, brief, is_transient, reasons, translate
 from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
@@ -221,7 +222,7 @@ class GoogleCloud:
 
         The operation log knows its end by its id.
         """
-        created = convert.when(done.start_time) or convert.when(done.insert_time) or self._clock.now()
+        created = when(done.start_time) or when(done.insert_time) or self._clock.now()
         return Instance(
             name=request.name,
             zone=request.zone,

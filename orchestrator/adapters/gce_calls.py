@@ -13,18 +13,15 @@ from google.api_core.client_options import ClientOptions
 from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
-from orchestrator.adapters import gce_convert as convert
+from orchestrator.adapters.gce_json import when
 from orchestrator.adapters.google_auth import credentials_for
-from orchestrator.adapters.google_errors import FOREIGN, is_transient, translate
+from orchestrator.adapters.google_errors import FOREIGN, translate
+from orchestrator.adapters.patience import never, patiently
 from orchestrator.core.errors import Unavailable
 from orchestrator.ports import Clock
 
 Answer = TypeVar("Answer")
 Judge = Callable[[Exception], bool]
-
-
-def never(_exc: Exception) -> bool:
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +71,7 @@ class Calls:
 
     def persist(self, send: Callable[[], Answer], *, final: Judge = never) -> Answer:
         """Sends until an answer comes, a bounded number of times. Lets Google's exceptions out as they are."""
-        for pause in self._patience.pauses_s:
-            try:
-                return send()
-            except FOREIGN as exc:
-                if final(exc) or not is_transient(exc):
-                    raise
-            self.clock.sleep(pause)
-        return send()
+        return patiently(self.clock, send, self._patience.pauses_s, final=final)
 
     def ask(self, send: Callable[[], Answer], doing: str, *, missing: str = "") -> Answer:
         try:
@@ -108,7 +98,7 @@ class Calls:
         found: list[compute_v1.Operation] = self.ask(
             lambda: list(operations.list(request, **self.once)), f"read the operation log of {zone}"
         )
-        return sorted(found, key=lambda one: convert.when(one.insert_time) or self.clock.now())
+        return sorted(found, key=lambda one: when(one.insert_time) or self.clock.now())
 
     def wait(self, zone: str, operation: compute_v1.Operation, doing: str) -> compute_v1.Operation:
         """The operation once it is done. Raises `Unavailable` when that takes too long; it may well go on.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import google.api_core.exceptions as api
 from google.cloud import compute_v1
 
 from orchestrator.adapters.gce_errors import Fault
+from orchestrator.adapters.gce_json import instance as from_json
+from orchestrator.adapters.gce_json import when
 from orchestrator.core.market.machines import Instance, Operation
 
 STATUS: Final = {
@@ -22,38 +23,9 @@ _REQUEST: Final = re.compile(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: ")
 """The client puts the request before the server's words; a person needs the words."""
 
 
-def last(url: str) -> str:
-    """The last segment of a URL: the name of what it points to."""
-    return url.rstrip("/").rsplit("/", 1)[-1]
-
-
-def when(text: str) -> datetime | None:
-    """An RFC 3339 time in UTC, or None when there is none or it cannot be read."""
-    try:
-        parsed = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
-
-
 def instance(found: compute_v1.Instance) -> Instance:
-    started = when(found.last_start_timestamp)
-    deadline = when(found.resource_status.scheduling.termination_timestamp)
-    limit_s = int(found.scheduling.max_run_duration.seconds)
-    if deadline is None and started is not None and limit_s:
-        deadline = started + timedelta(seconds=limit_s)
-    return Instance(
-        name=found.name,
-        zone=last(found.zone),
-        id=str(found.id),
-        status=found.status,
-        machine_type=last(found.machine_type),
-        labels=dict(found.labels),
-        created_at=when(found.creation_timestamp) or started or datetime.fromtimestamp(0, UTC),
-        started_at=started,
-        deadline_at=deadline,
-        preemptible=bool(found.scheduling.preemptible) or found.scheduling.provisioning_model == "SPOT",
-    )
+    """A VM, from the client's message."""
+    return from_json(compute_v1.Instance.to_dict(found, preserving_proto_field_name=False))
 
 
 def operation(found: compute_v1.Operation) -> Operation:

@@ -10,8 +10,8 @@ import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
-from orchestrator.adapters import gce_convert as convert
 from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience
+from orchestrator.adapters.gce_json import when
 from orchestrator.adapters.google_errors import FOREIGN, translate
 from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.images import CloudImage
@@ -138,7 +138,7 @@ def _image(found: compute_v1.Image, project: str) -> CloudImage:
         url=f"projects/{project}/global/images/{found.name}",
         id=str(found.id),
         status=found.status,
-        created_at=convert.when(found.creation_timestamp) or datetime.fromtimestamp(0, UTC),
+        created_at=when(found.creation_timestamp) or datetime.fromtimestamp(0, UTC),
         labels=dict(found.labels),
         disk_gb=int(found.disk_size_gb),
         archive_bytes=int(found.archive_size_bytes),

@@ -12,13 +12,24 @@ PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
 T = TypeVar("T")
 
 
-def patiently(clock: Clock, call: Callable[[], T], pauses_s: Sequence[float] = PAUSES_S) -> T:
-    """What `call` gives, after a few more tries while it fails in a way that may pass. Raises what the last one did."""
+def never(_exc: Exception) -> bool:
+    return False
+
+
+def patiently(
+    clock: Clock,
+    call: Callable[[], T],
+    pauses_s: Sequence[float] = PAUSES_S,
+    *,
+    final: Callable[[Exception], bool] = never,
+) -> T:
+    """What `call` gives, after a few more tries while it fails in a way that may pass and that is not `final` by the
+    caller's word. Raises what the last one did, Google's exceptions as they are."""
     for pause in pauses_s:
         try:
             return call()
         except FOREIGN as exc:
-            if not is_transient(exc):
+            if final(exc) or not is_transient(exc):
                 raise
         clock.sleep(pause)
     return call()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.alive import alive, instance
+from orchestrator.adapters.alive import alive
+from orchestrator.adapters.gce_json import instance
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import CredentialsMissing, PermissionDenied, ProviderError, Unavailable
 from tests.stories.stage import silent_vm, staged
