@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,10 +19,10 @@ from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.foreign import document
-from orchestrator.core.naming import artifacts_prefix, cases_prefix
 from orchestrator.core.results import ResultsUnreadable
 from orchestrator.report.document import history_document
 from orchestrator.report.report import Report
+from orchestrator.store.cases import CaseFiles, case_files
 from orchestrator.wiring import Wiring
 
 
@@ -71,10 +70,6 @@ def history(
     _show(shown, left_out, older)
 
 
-PAGE = 50
-"""Runs that are read at once."""
-
-
 @dataclass
 class Wanted:
     """What is followed. `own_device`, `setting` and, where it is None, `relative_to` are taken from the newest run that
@@ -100,38 +95,31 @@ def _points(wiring: Wiring, wanted: Wanted, last: int, before: str) -> tuple[lis
     runs = [run for run in runs if not before or run < before]
     points: list[Reading] = []
     left_out = 0
-    for begin in range(0, len(runs), PAGE):
-        page = runs[begin : begin + PAGE]
-        for place, (run, measured, environment) in enumerate(_read(wiring, page, wanted.case)):
-            if measured is None:
-                continue
-            found = _reading(run, measured, environment, wanted)
-            if found is None:
-                left_out += 1
-                continue
-            points.append(found)
-            if len(points) == last:
-                return points[::-1], left_out, begin + place + 1 < len(runs)
+    for place, files in enumerate(case_files(wiring.bucket, runs, wanted.case), 1):
+        known = _study(files)
+        if known is None:
+            continue
+        found = _reading(files.run_id, *known, wanted)
+        if found is None:
+            left_out += 1
+            continue
+        points.append(found)
+        if len(points) == last:
+            return points[::-1], left_out, place < len(runs)
     return points[::-1], left_out, False
 
 
-def _read(wiring: Wiring, runs: list[str], case: str) -> Iterator[tuple[str, Study | None, dict[str, object]]]:
-    """What each run says of the case; None where it did not measure it or cannot be read."""
-    cases = wiring.bucket.read_many([f"{cases_prefix(run)}{case}.csv" for run in runs])
-    environments = wiring.bucket.read_many([f"{artifacts_prefix(run)}environment.json" for run in runs])
-    for run in runs:
-        blob = cases.get(f"{cases_prefix(run)}{case}.csv")
-        known = environments.get(f"{artifacts_prefix(run)}environment.json")
-        reader = Reader()
-        try:
-            if blob is None:
-                raise ResultsUnreadable(f"{run} did not measure {case}")
-            reader.read(blob.data.decode("utf-8", "replace").splitlines(keepends=True), run)
-            environment = document(known.data) if known is not None else {}
-        except (ResultsUnreadable, ValueError):
-            yield run, None, {}
-            continue
-        yield run, study(reader.groups()), environment
+def _study(found: CaseFiles) -> tuple[Study, dict[str, object]] | None:
+    """What a run says of the case; None where it did not measure it or cannot be read."""
+    reader = Reader()
+    try:
+        if found.measured is None:
+            return None
+        reader.read(found.measured.decode("utf-8", "replace").splitlines(keepends=True), found.run_id)
+        environment = document(found.environment) if found.environment is not None else {}
+    except (ResultsUnreadable, ValueError):
+        return None
+    return study(reader.groups()), environment
 
 
 def _reading(run: str, study: Study, environment: dict[str, object], wanted: Wanted) -> Reading | None:

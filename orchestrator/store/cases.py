@@ -1,0 +1,36 @@
+"""What runs measured of one case, read from the bucket a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.core.naming import artifacts_prefix, cases_prefix
+from orchestrator.ports import Bucket
+
+PAGE: Final = 50
+"""Runs that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFiles:
+    """One run's rows of a case, as CSV, and its environment, as JSON; None for what it has not stored."""
+
+    run_id: str
+    measured: bytes | None
+    environment: bytes | None
+
+
+def case_files(bucket: Bucket, runs: Sequence[str], case: str) -> Iterator[CaseFiles]:
+    """Of each run, in that order. No page is read before somebody asks for its first run."""
+    for begin in range(0, len(runs), PAGE):
+        page = {
+            run: (f"{cases_prefix(run)}{case}.csv", f"{artifacts_prefix(run)}environment.json")
+            for run in runs[begin : begin + PAGE]
+        }
+        measured = bucket.read_many([rows for rows, _ in page.values()])
+        environments = bucket.read_many([environment for _, environment in page.values()])
+        for run, (rows, environment) in page.items():
+            there, known = measured.get(rows), environments.get(environment)
+            yield CaseFiles(run, there.data if there else None, known.data if known else None)
