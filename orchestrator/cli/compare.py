@@ -64,13 +64,8 @@ def compare(
         raise ConfigError(
             "compare needs two runs at least", hint="`bench compare A B`, or `bench compare A --against main`"
         )
-    if absolute and relative_to:
-        raise ConfigError("give either --absolute or --relative-to")
-    if fail_on not in FAIL_ON:
-        raise ConfigError(f"--fail-on {fail_on}: expected one of {', '.join(FAIL_ON)}")
     to_stdout = markdown is not None and str(markdown) == "-"
-    if json and to_stdout:
-        raise ConfigError("--json and --markdown - would both take standard output", hint="give --markdown a file")
+    _check(both=absolute and bool(relative_to), fail_on=fail_on, twice=json and to_stdout)
     pairs, missing = _pairs(ctx, runs, against, missing_ok=missing_ok)
     found = [
         compared(
@@ -94,6 +89,16 @@ def compare(
         for words in (*missing, *(f"wrote {path}" for path in written)):
             typer.echo(words)
     _judge(found, fail_on)
+
+
+def _check(*, both: bool, fail_on: str, twice: bool) -> None:
+    """Refuses what contradicts itself."""
+    if both:
+        raise ConfigError("give either --absolute or --relative-to")
+    if fail_on not in FAIL_ON:
+        raise ConfigError(f"--fail-on {fail_on}: expected one of {', '.join(FAIL_ON)}")
+    if twice:
+        raise ConfigError("--json and --markdown - would both take standard output", hint="give --markdown a file")
 
 
 def _pairs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
 from orchestrator.runs.engine import World
 from orchestrator.runs.images import ImageFinding, give_back_unmade, reap_images, survey_images
-from orchestrator.runs.reap import Failure, Reaped, survey
+from orchestrator.runs.reap import Failure, Finding, Reaped, survey
 from orchestrator.runs.reap import reap as delete
 from orchestrator.wiring import Timer, install_timer_files
 
@@ -48,27 +49,14 @@ def reap(
     images, unasked = _images(world)
     due = sum(1 for image in images if image.why)
     if not json:
-        for finding in findings:
-            typer.echo(line(finding))
-        for image in images:
-            typer.echo(f"{'due' if image.why else 'keep':<6}  {image.image.name}  {image.image.status}  {image.why}")
+        _list(findings, images)
     done = delete(world, findings) if deletes else Reaped((), ())
     gone, failed = reap_images(world, images) if deletes else ((), ())
     still = tuple(Failure("an image is still there", error) for error in (*failed, *unasked))
     kept = _give_back(world, images) if deletes and not unasked else ()
     done = Reaped(done.gone, (*done.failed, *still, *kept))
     if json:
-        emit_json(
-            {
-                "schema": 1,
-                "mode": wiring.mode,
-                "deleted": len(done.gone),
-                "machines": [document(one) for one in findings],
-                "images": [{"name": one.image.name, "status": one.image.status, "why": one.why} for one in images],
-                "images_deleted": list(gone),
-                "failed": [{"what": one.what, "why": str(one.error)} for one in done.failed],
-            }
-        )
+        emit_json(_document(wiring.mode, findings, images, done, gone))
     elif deletes:
         too = f"; {len(gone)} images deleted" if gone else ""
         typer.echo(f"{len(findings)} VMs alive, {len(done.gone)} deleted{too}")
@@ -80,6 +68,27 @@ def reap(
         note(f"{failure.what}: {failure.error}")
     first = done.failed[0].error if done.failed else None
     raise_unread(wiring.hosts.odd, not_all(len(done.failed), first) if first is not None else None)
+
+
+def _list(findings: Sequence[Finding], images: Sequence[ImageFinding]) -> None:
+    for finding in findings:
+        typer.echo(line(finding))
+    for image in images:
+        typer.echo(f"{'due' if image.why else 'keep':<6}  {image.image.name}  {image.image.status}  {image.why}")
+
+
+def _document(
+    mode: str, findings: Sequence[Finding], images: Sequence[ImageFinding], done: Reaped, gone: Sequence[str]
+) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "mode": mode,
+        "deleted": len(done.gone),
+        "machines": [document(one) for one in findings],
+        "images": [{"name": one.image.name, "status": one.image.status, "why": one.why} for one in images],
+        "images_deleted": list(gone),
+        "failed": [{"what": one.what, "why": str(one.error)} for one in done.failed],
+    }
 
 
 def _images(world: World) -> tuple[tuple[ImageFinding, ...], tuple[BenchError, ...]]:

@@ -173,7 +173,6 @@ class Catalogue:
         service: str = COMPUTE,
     ) -> Document:
         number = sku_id(f"{description} {regions[0]}")
-        words, base, base_words, factor = UNITS[unit]
         everywhere = regions == ("global",)
         return {
             "name": f"services/{service}/skus/{number}",
@@ -189,25 +188,7 @@ class Catalogue:
             "pricingInfo": [
                 {
                     "summary": "simulated",
-                    "pricingExpression": {
-                        "usageUnit": unit,
-                        "usageUnitDescription": words,
-                        "baseUnit": base,
-                        "baseUnitDescription": base_words,
-                        "baseUnitConversionFactor": factor,
-                        "displayQuantity": 1,
-                        "tieredRates": [
-                            {
-                                "startUsageAmount": start,
-                                "unitPrice": {
-                                    "currencyCode": "USD",
-                                    "units": str(price // NANOS),
-                                    "nanos": price % NANOS,
-                                },
-                            }
-                            for start, price in tiers
-                        ],
-                    },
+                    "pricingExpression": _rates(unit, tiers),
                     "currencyConversionRate": 1,
                     "effectiveTime": self.as_of,
                 }
@@ -262,3 +243,23 @@ def page(key: str, items: list[Document], query: Mapping[str, str]) -> Document:
     end = start + min(size or PAGE, PAGE)
     token = base64.b64encode(str(end).encode()).decode() if end < len(items) else ""
     return {key: items[start:end], "nextPageToken": token}
+
+
+def _rates(unit: str, tiers: Tiers) -> Document:
+    """What is paid for a unit, from so many units on."""
+    words, base, base_words, factor = UNITS[unit]
+    return {
+        "usageUnit": unit,
+        "usageUnitDescription": words,
+        "baseUnit": base,
+        "baseUnitDescription": base_words,
+        "baseUnitConversionFactor": factor,
+        "displayQuantity": 1,
+        "tieredRates": [
+            {
+                "startUsageAmount": start,
+                "unitPrice": {"currencyCode": "USD", "units": str(price // NANOS), "nanos": price % NANOS},
+            }
+            for start, price in tiers
+        ],
+    }

@@ -11,7 +11,7 @@ from orchestrator.core.config.model import Config
 from orchestrator.core.errors import NoCapacity
 from orchestrator.core.fleet.batch import settings_of
 from orchestrator.core.market.pricing import PriceSheet
-from orchestrator.core.plan.plan import priced_offers
+from orchestrator.core.plan.offered import priced_offers
 
 REGIONS: Final = 3
 """A job goes through so many regions, the cheapest first: a silent queue costs ten minutes in each."""

@@ -15,7 +15,7 @@ from orchestrator.core.fleet.children import Cell, Child, cells, expand
 from orchestrator.core.fleet.money import JobCost, divide, hold, machines_within
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.market.pricing import PriceSheet, ceiling
-from orchestrator.core.plan.plan import priced_offers
+from orchestrator.core.plan.offered import priced_offers
 
 Configured = Callable[[Cell], Config]
 CASE_KEYS = ("measure.grid", "measure.dtypes", "measure.embedded", "workload", "gpu")

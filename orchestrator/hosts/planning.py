@@ -8,8 +8,9 @@ from dataclasses import replace
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, HostUnfit, NoCapacity, Unavailable
 from orchestrator.core.hosts import Target, gpu_for, parse_target
+from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.on_hosts import plan_on_hosts
-from orchestrator.core.plan.plan import LaunchPlan, PlanRefused
+from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.yamltext import scalar
 from orchestrator.hosts.admission import admit
 from orchestrator.hosts.cloud import HostCloud

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -30,6 +30,7 @@ from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of, is_ru
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
+from orchestrator.core.run.state import Vm
 from orchestrator.core.run.status import StatusLine
 from orchestrator.ports import ImageRequest
 from orchestrator.runs.engine import Engine, World
@@ -122,6 +123,20 @@ def _afford(world: World, wish: ImageWish, pretend: bool, name: str) -> None:
         )
 
 
+def _request(name: str, wish: ImageWish, run_id: str, vm: Vm, marks: Mapping[str, str], left_s: float) -> ImageRequest:
+    """What is asked of the cloud; asked twice, it is one image."""
+    return ImageRequest(
+        name=name,
+        family=family_of(wish.gpu),
+        zone=vm.zone,
+        disk=vm.name,
+        labels=marks,
+        description=f"made by spotbench from {wish.base}",
+        request_id=str(uuid5(NAMESPACE_URL, f"spotbench:{run_id}/seal/{name}")),
+        patience_s=max(left_s, 30.0),
+    )
+
+
 def _sealed(
     world: World,
     shelf: Shelf,
@@ -139,18 +154,9 @@ def _sealed(
     left_s = (vm.deadline_at - began).total_seconds() - MARGIN_S if vm.deadline_at is not None else 600.0
     say(f"{vm.name} is ready; sealing its disk as {name}")
     own = labels(run.run_id, vm.attempt, where.user, where.bucket)
-    request = ImageRequest(
-        name=name,
-        family=family_of(wish.gpu),
-        zone=vm.zone,
-        disk=vm.name,
-        labels=own | {EXPIRES_LABEL: expires_label(expires), GPU_LABEL: wish.gpu},
-        description=f"made by spotbench from {wish.base}",
-        request_id=str(uuid5(NAMESPACE_URL, f"spotbench:{run.run_id}/seal/{name}")),
-        patience_s=max(left_s, 30.0),
-    )
+    marks = own | {EXPIRES_LABEL: expires_label(expires), GPU_LABEL: wish.gpu}
     try:
-        image = shelf.cloud().seal(request)
+        image = shelf.cloud().seal(_request(name, wish, run.run_id, vm, marks, left_s))
     except BenchError:
         _forget(shelf, name)
         raise

@@ -22,7 +22,8 @@ from orchestrator.core.ledger.budget import without
 from orchestrator.core.market.catalog import GPU_NAMES, lookup, unknown
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
-from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan, priced_offers, with_fallbacks
+from orchestrator.core.plan.offered import PlanRefused, priced_offers
+from orchestrator.core.plan.plan import LaunchPlan, plan, with_fallbacks
 from orchestrator.core.run.status import decode
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import reconcile

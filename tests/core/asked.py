@@ -14,7 +14,8 @@ from orchestrator.core.config.load import Config
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
-from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan
+from orchestrator.core.plan.offered import PlanRefused
+from orchestrator.core.plan.plan import LaunchPlan, plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))

@@ -19,7 +19,8 @@ from orchestrator.core.market.catalog import GPU_NAMES, lookup
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.document import plan_document, plan_from
-from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, priced_regions, run_spec, with_fallbacks
+from orchestrator.core.plan.offered import PlanRefused, priced_regions
+from orchestrator.core.plan.plan import LaunchPlan, run_spec, with_fallbacks
 from tests.core.asked import IMAGE, NOON, SHEET, D, accepted, asked, planned, refused, shipped
 
 

@@ -25,7 +25,8 @@ from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.catalog import lookup
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
-from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, plan, with_fallbacks
+from orchestrator.core.plan.offered import PlanRefused
+from orchestrator.core.plan.plan import LaunchPlan, plan, with_fallbacks
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Run
 from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, scripted

@@ -47,6 +47,28 @@ class Problem(ctypes.Structure):
 Forward = Callable[[object], int]
 
 
+def refuse_unfit(
+    out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lse: torch.Tensor | None
+) -> None:
+    """Raises Unavailable for tensors, none of them empty, that the library would read or write out of bounds."""
+    batch, heads, _, head_dim = q.shape
+    kv_heads = k.shape[1]
+    if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != head_dim or out.shape != q.shape:
+        raise Unavailable(f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
+    if heads % kv_heads:
+        raise Unavailable(f"{heads} query heads cannot share {kv_heads} KV heads")
+    if head_dim > MAX_HEAD_DIM:
+        raise Unavailable(f"head_dim {head_dim} is over {MAX_HEAD_DIM}")
+    if q.dtype not in DTYPE_CODES or {t.dtype for t in (k, v, out)} != {q.dtype}:
+        raise Unavailable(f"dtypes q {q.dtype}, k {k.dtype}, v {v.dtype}, out {out.dtype}")
+    if any(t.device.type != "cpu" for t in (q, k, v, out)):
+        raise Unavailable(f"the CPU kernel needs CPU tensors, not {q.device}")
+    if head_dim > 1 and out.stride(3) != 1:
+        raise Unavailable("the last dimension of the output is not contiguous")
+    if lse is not None and (lse.shape != q.shape[:3] or lse.dtype != torch.float32 or not lse.is_contiguous()):
+        raise Unavailable("lse must be contiguous float32 [batch, heads, seq_q]")
+
+
 class CpuAttention:
     """Tiled attention with an online softmax; fp32, bf16 and fp16 with fp32 arithmetic; head dimensions 1 to 256."""
 
@@ -159,20 +181,7 @@ class CpuAttention:
         kv_heads, seq_k = k.shape[1], k.shape[2]
         if min(batch, heads, kv_heads, seq_q, seq_k, head_dim) < 1:
             raise Unavailable(f"empty tensors: q {tuple(q.shape)}, k {tuple(k.shape)}")
-        if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != head_dim or out.shape != q.shape:
-            raise Unavailable(f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
-        if heads % kv_heads:
-            raise Unavailable(f"{heads} query heads cannot share {kv_heads} KV heads")
-        if head_dim > MAX_HEAD_DIM:
-            raise Unavailable(f"head_dim {head_dim} is over {MAX_HEAD_DIM}")
-        if q.dtype not in DTYPE_CODES or {t.dtype for t in (k, v, out)} != {q.dtype}:
-            raise Unavailable(f"dtypes q {q.dtype}, k {k.dtype}, v {v.dtype}, out {out.dtype}")
-        if any(t.device.type != "cpu" for t in (q, k, v, out)):
-            raise Unavailable(f"the CPU kernel needs CPU tensors, not {q.device}")
-        if head_dim > 1 and out.stride(3) != 1:
-            raise Unavailable("the last dimension of the output is not contiguous")
-        if lse is not None and (lse.shape != q.shape[:3] or lse.dtype != torch.float32 or not lse.is_contiguous()):
-            raise Unavailable("lse must be contiguous float32 [batch, heads, seq_q]")
+        refuse_unfit(out, q, k, v, lse)
         strides = ctypes.c_int64 * 3
         return Problem(
             q=q.data_ptr(),

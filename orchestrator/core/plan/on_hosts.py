@@ -11,7 +11,8 @@ from orchestrator.core.ledger.budget import Caps, Ledger, Refused, authorize
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.mode import Mode
-from orchestrator.core.plan.plan import LaunchPlan, PlanRefused, fit_budget
+from orchestrator.core.plan.offered import PlanRefused
+from orchestrator.core.plan.plan import LaunchPlan, fit_budget
 
 
 def plan_on_hosts(

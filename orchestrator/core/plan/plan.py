@@ -10,17 +10,15 @@ from typing import Any, Final
 
 from orchestrator.core.config.model import Config, case_ids_of, effective_grids, harness, measurements
 from orchestrator.core.ledger.budget import Caps, Ledger, Refused, authorize, headroom
-from orchestrator.core.market import quota as quota_rules
-from orchestrator.core.market.offers import USUAL, Advice, Offer, rank, region_of, weigh
-from orchestrator.core.market.pricing import MAX_TTL_S, MachineSpec, PriceSheet, ceiling, ttl_within
+from orchestrator.core.market.offers import USUAL, Advice, Offer, rank, weigh
+from orchestrator.core.market.pricing import MAX_TTL_S, PriceSheet, ceiling, ttl_within
 from orchestrator.core.market.quota import Quota
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import instance_name, is_prepared
 from orchestrator.core.plan.expectation import Expectation, expect
 from orchestrator.core.plan.notices import about_age, about_grids, about_prices
+from orchestrator.core.plan.offered import PlanRefused, allowed_offers
 from orchestrator.core.run.status import StatusLine
-
-"""Boot, checks and one case: a machine with less time brings nothing back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +67,6 @@ class LaunchPlan:
         return self.offers[0].usd_per_hour
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRefused:
-    """Why there is no plan. `kind` is `budget`, `quota` or `offers`; `detail` has the figures, as text."""
-
-    kind: str
-    message: str
-    hint: str
-    detail: dict[str, str] = field(default_factory=dict)
-
-
 def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing else
     config: Config,
     *,
@@ -99,27 +87,10 @@ def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing el
     they are not known; `advice` and `stock_outs` (the last of each pool) weigh the offers; `here` is the GPU
     that the embedded cloud really has, if it has one; `runs` are those of the bucket, by which it is known what a cold
     start takes."""
-    gpu = config.gpu_spec
-    notices: list[str] = []
-    offers, unpriced = _offers(config, prices)
-    if unpriced and (config.zones or config.regions):
-        notices.append(f"left out for want of a price: {', '.join(unpriced)}")
-    if not offers:
-        return PlanRefused(
-            "offers",
-            f"no price is known for {config.machine.provisioning} {config.machine_type} "
-            f"in {_listed(sorted({region_of(zone) for zone in config.allowed_zones()}))}",
-            "choose other zones, or add their prices to configs/prices.yaml",
-        )
-    offers, said = _cheap_enough(config, offers)
-    notices += said
-    if not offers:
-        return PlanRefused("offers", said[0], "raise --max-price (placement.max_usd_per_hour), or allow other regions")
-    if quotas is not None:
-        offers, short = quota_rules.allowed(gpu, offers, quotas)
-        if not offers:
-            return _quota_refused(short)
-        notices += [f"left out: {shortage.text}" for shortage in short]
+    had = allowed_offers(config, prices, quotas)
+    if isinstance(had, PlanRefused):
+        return had
+    offers, notices = had
     # What the embedded cloud charges does not move with Google's prices.
     margin = prices.margin(now) if mode is Mode.GCE else Decimal(0)
     timed = fit_budget(config, mode, offers, ledger, caps, now, margin)
@@ -191,27 +162,6 @@ def with_fallbacks(
     )
 
 
-def _cheap_enough(config: Config, offers: tuple[Offer, ...]) -> tuple[tuple[Offer, ...], list[str]]:
-    most = config.placement.max_usd_per_hour
-    kept = tuple(offer for offer in offers if most is None or offer.usd_per_hour <= most)
-    if len(kept) == len(offers):
-        return offers, []
-    cheapest = min(offer.usd_per_hour for offer in offers)
-    return kept, [
-        f"{len(offers) - len(kept)} of {len(offers)} offers cost more than ${most}/h (the cheapest: ${cheapest})"
-    ]
-
-
-def priced_offers(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
-    """Every offer with a price, in no order: those that advice is worth asking for."""
-    return _offers(config, prices)[0]
-
-
-def priced_regions(config: Config, prices: PriceSheet) -> tuple[str, ...]:
-    """The regions that a plan can use: those whose quotas are worth asking for."""
-    return tuple(sorted({offer.region for offer in priced_offers(config, prices)}))
-
-
 def run_spec(
     plan: LaunchPlan,
     *,
@@ -257,42 +207,6 @@ def run_spec(
         **({"prepare": dict(plan.prepare)} if plan.prepare else {}),
         **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if kept else {}),
     }
-
-
-def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
-    """An offer for each allowed zone with a price, and the zones without one."""
-    gpu, machine = config.gpu_spec, config.machine
-    count = 1 if gpu.accelerator else 0
-    spec = MachineSpec(config.machine_type, gpu.accelerator, count)
-    offers: list[Offer] = []
-    unpriced: list[str] = []
-    for zone in config.allowed_zones():
-        region = region_of(zone)
-        for model in _models(config):
-            hourly = prices.hourly(spec, region, model, machine.disk_gb, machine.external_ip, machine.disk_type)
-            if hourly is None:
-                unpriced += [zone] if model == machine.provisioning else []
-                continue
-            offers.append(
-                Offer(
-                    gpu=gpu.name,
-                    region=region,
-                    zone=zone,
-                    machine_type=config.machine_type,
-                    accelerator=gpu.accelerator if gpu.attached else None,
-                    accelerator_count=count if gpu.attached else 0,
-                    provisioning=model.upper(),
-                    usd_per_hour=hourly,
-                )
-            )
-    return tuple(offers), tuple(unpriced)
-
-
-def _models(config: Config) -> tuple[str, ...]:
-    """How a machine may be paid for: as asked; on demand too where that is allowed and sold."""
-    asked = config.machine.provisioning
-    wider = config.placement.on_demand_after is not None and config.gpu_spec.quota_standard is not None
-    return ("spot", "standard") if asked == "spot" and wider else (asked,)
 
 
 def fit_budget(
@@ -343,24 +257,6 @@ def _place(offer: Offer) -> str:
     return offer.region if offer.provisioning == "SPOT" else f"{offer.region} on demand"
 
 
-def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
-    worst = short[0]
-    others = f" (and {len(short) - 1} more like it)" if len(short) > 1 else ""
-    return PlanRefused(
-        "quota",
-        worst.text + others,
-        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions;"
-        " `bench doctor` shows where there is room",
-        {
-            "metric": worst.metric,
-            "region": worst.region,
-            "limit": f"{worst.limit:g}",
-            "usage": f"{worst.usage:g}",
-            "needs": str(worst.needs),
-        },
-    )
-
-
 _WINDOW_WORDS: Final = {"run": "for one run", "day": "today", "month": "this month", "total": "in total"}
 
 
@@ -388,7 +284,3 @@ def _budget_refused(config: Config, refused: Refused, seconds: int) -> PlanRefus
 
 def _minutes(seconds: int) -> str:
     return f"{seconds // 60} min" if seconds % 60 == 0 else f"{seconds // 60} min {seconds % 60} s"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more regions" if len(names) > 4 else "")

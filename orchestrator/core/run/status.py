@@ -14,6 +14,7 @@ from orchestrator.core.bounds import Count, Moment, Usd
 from orchestrator.core.foreign import NAME, name, words
 from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import OUTCOMES, Run
+from orchestrator.core.run.state import Vm
 
 DETAIL: Final = 400
 FIELD: Final = 250
@@ -165,6 +166,23 @@ _KINDS: Final[Mapping[str, TypeAdapter[Any]]] = {
 }
 
 
+def _of_vm(vm: Vm, now: datetime) -> dict[str, object]:
+    return {
+        "attempt": vm.attempt,
+        "name": vm.name,
+        "zone": vm.zone,
+        "machine_type": vm.machine_type,
+        "provisioning": vm.provisioning,
+        "usd_per_hour": str(vm.usd_per_hour),
+        "max_run_s": vm.max_run_s,
+        "refused": vm.refused,
+        "started_at": iso(vm.started_at) if vm.started_at else None,
+        "gone_at": iso(vm.gone_at) if vm.gone_at else None,
+        "how": vm.how,
+        "cost_usd": str(vm.cost(now)),
+    }
+
+
 def document(run: Run, now: datetime) -> dict[str, object]:
     """The fold of a run as one JSON document: what `bench status RUN --json` and `bench launch --json` print."""
     line = asdict(status_line(run, now))
@@ -182,23 +200,7 @@ def document(run: Run, now: datetime) -> dict[str, object]:
         "image": run.image,
         "implementations": list(plan.implementations) if plan else [],
         "measurements_per_implementation": run.measurement.measurements_per_implementation if run.measurement else 0,
-        "vms": [
-            {
-                "attempt": vm.attempt,
-                "name": vm.name,
-                "zone": vm.zone,
-                "machine_type": vm.machine_type,
-                "provisioning": vm.provisioning,
-                "usd_per_hour": str(vm.usd_per_hour),
-                "max_run_s": vm.max_run_s,
-                "refused": vm.refused,
-                "started_at": iso(vm.started_at) if vm.started_at else None,
-                "gone_at": iso(vm.gone_at) if vm.gone_at else None,
-                "how": vm.how,
-                "cost_usd": str(vm.cost(now)),
-            }
-            for vm in run.vms
-        ],
+        "vms": [_of_vm(vm, now) for vm in run.vms],
         "phases": [
             {
                 "attempt": span.attempt,

@@ -1,0 +1,128 @@
+"""Which offers a run may take: those with a price, within the price that was set, and with room in a quota."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.core.config.model import Config
+from orchestrator.core.market import quota as quota_rules
+from orchestrator.core.market.offers import Offer, region_of
+from orchestrator.core.market.pricing import MachineSpec, PriceSheet
+from orchestrator.core.market.quota import Quota
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRefused:
+    """Why there is no plan. `kind` is `budget`, `quota` or `offers`; `detail` has the figures, as text."""
+
+    kind: str
+    message: str
+    hint: str
+    detail: dict[str, str] = field(default_factory=dict)
+
+
+def allowed_offers(
+    config: Config, prices: PriceSheet, quotas: Mapping[str, Sequence[Quota]] | None
+) -> tuple[tuple[Offer, ...], list[str]] | PlanRefused:
+    """What may be asked for by prices, limits and quotas, with what is to be said of the rest."""
+    notices: list[str] = []
+    offers, unpriced = _offers(config, prices)
+    if unpriced and (config.zones or config.regions):
+        notices.append(f"left out for want of a price: {', '.join(unpriced)}")
+    if not offers:
+        return PlanRefused(
+            "offers",
+            f"no price is known for {config.machine.provisioning} {config.machine_type} "
+            f"in {_listed(sorted({region_of(zone) for zone in config.allowed_zones()}))}",
+            "choose other zones, or add their prices to configs/prices.yaml",
+        )
+    offers, said = _cheap_enough(config, offers)
+    notices += said
+    if not offers:
+        return PlanRefused("offers", said[0], "raise --max-price (placement.max_usd_per_hour), or allow other regions")
+    if quotas is not None:
+        offers, short = quota_rules.allowed(config.gpu_spec, offers, quotas)
+        if not offers:
+            return _quota_refused(short)
+        notices += [f"left out: {shortage.text}" for shortage in short]
+    return offers, notices
+
+
+def priced_offers(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
+    """Every offer with a price, in no order: those that advice is worth asking for."""
+    return _offers(config, prices)[0]
+
+
+def priced_regions(config: Config, prices: PriceSheet) -> tuple[str, ...]:
+    """The regions that a plan can use: those whose quotas are worth asking for."""
+    return tuple(sorted({offer.region for offer in priced_offers(config, prices)}))
+
+
+def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
+    """An offer for each allowed zone with a price, and the zones without one."""
+    gpu, machine = config.gpu_spec, config.machine
+    count = 1 if gpu.accelerator else 0
+    spec = MachineSpec(config.machine_type, gpu.accelerator, count)
+    offers: list[Offer] = []
+    unpriced: list[str] = []
+    for zone in config.allowed_zones():
+        region = region_of(zone)
+        for model in _models(config):
+            hourly = prices.hourly(spec, region, model, machine.disk_gb, machine.external_ip, machine.disk_type)
+            if hourly is None:
+                unpriced += [zone] if model == machine.provisioning else []
+                continue
+            offers.append(
+                Offer(
+                    gpu=gpu.name,
+                    region=region,
+                    zone=zone,
+                    machine_type=config.machine_type,
+                    accelerator=gpu.accelerator if gpu.attached else None,
+                    accelerator_count=count if gpu.attached else 0,
+                    provisioning=model.upper(),
+                    usd_per_hour=hourly,
+                )
+            )
+    return tuple(offers), tuple(unpriced)
+
+
+def _cheap_enough(config: Config, offers: tuple[Offer, ...]) -> tuple[tuple[Offer, ...], list[str]]:
+    most = config.placement.max_usd_per_hour
+    kept = tuple(offer for offer in offers if most is None or offer.usd_per_hour <= most)
+    if len(kept) == len(offers):
+        return offers, []
+    cheapest = min(offer.usd_per_hour for offer in offers)
+    return kept, [
+        f"{len(offers) - len(kept)} of {len(offers)} offers cost more than ${most}/h (the cheapest: ${cheapest})"
+    ]
+
+
+def _models(config: Config) -> tuple[str, ...]:
+    """How a machine may be paid for: as asked; on demand too where that is allowed and sold."""
+    asked = config.machine.provisioning
+    wider = config.placement.on_demand_after is not None and config.gpu_spec.quota_standard is not None
+    return ("spot", "standard") if asked == "spot" and wider else (asked,)
+
+
+def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
+    worst = short[0]
+    others = f" (and {len(short) - 1} more like it)" if len(short) > 1 else ""
+    return PlanRefused(
+        "quota",
+        worst.text + others,
+        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions;"
+        " `bench doctor` shows where there is room",
+        {
+            "metric": worst.metric,
+            "region": worst.region,
+            "limit": f"{worst.limit:g}",
+            "usage": f"{worst.usage:g}",
+            "needs": str(worst.needs),
+        },
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more regions" if len(names) > 4 else "")
