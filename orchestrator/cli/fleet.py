@@ -154,9 +154,7 @@ def status(
     json: Json = False,
 ) -> None:
     """Show how far a fleet is; what its machines stored is brought home, what is missing is started."""
-    wiring = options(ctx).wiring()
-    wiring.say = _voice(json=json)
-    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    desk = _desk(ctx, fleet, json=json)
     seen = desk.follower().step() if desk.scheduled and not look else desk.runs().look()
     _show(desk, seen, json=json)
 
@@ -164,9 +162,7 @@ def status(
 @app.command("watch")
 def watch(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
     """Follow a fleet to its end. Ctrl-C only stops watching."""
-    wiring = options(ctx).wiring()
-    wiring.say = _voice(json=json)
-    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    desk = _desk(ctx, fleet, json=json)
     if desk.scheduled:
         _drive(desk, json=json)
         return
@@ -188,13 +184,11 @@ def ls(ctx: typer.Context, json: Json = False) -> None:
 @app.command("stop")
 def stop(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
     """End a fleet's machines. What is stored stays."""
-    wiring = options(ctx).wiring()
-    wiring.say = _voice(json=json)
-    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    desk = _desk(ctx, fleet, json=json)
     if desk.scheduled:
-        seen = desk.follower().stop(wiring.user)
+        seen = desk.follower().stop(desk.wiring.user)
     else:
-        seen = desk.runs().end(wiring.user, wiring.world())
+        seen = desk.runs().end(desk.wiring.user, desk.wiring.world())
     _show(desk, seen, json=json)
 
 
@@ -208,9 +202,7 @@ def resume(
     json: Json = False,
 ) -> None:
     """Go on with what is not stored, after a pause, a stop or a lost client."""
-    wiring = options(ctx).wiring()
-    wiring.say = _voice(json=json)
-    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    desk = _desk(ctx, fleet, json=json)
     if cap:
         desk = desk.under(_dollars(cap))
     if desk.scheduled:
@@ -228,14 +220,12 @@ def retry(
     json: Json = False,
 ) -> None:
     """Try children again that failed or were lost; with --failed, those that were given up too."""
-    wiring = options(ctx).wiring()
-    wiring.say = _voice(json=json)
-    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    desk = _desk(ctx, fleet, json=json)
     seen = desk.runs().look()
     again = [line for line in seen.state.lines.values() if line.state == "given_up" and failed]
     fresh = [replace(line, state="waiting", attempt=line.attempt + 1, reason="", failed_on=()) for line in again]
     desk.store.write_over(fresh)
-    wiring.say(f"{len(fresh)} children are taken back in")
+    desk.wiring.say(f"{len(fresh)} children are taken back in")
     resume(ctx, desk.record.fleet, json=json)
 
 
@@ -249,8 +239,7 @@ def fetch(
     json: Json = False,
 ) -> None:
     """Bring what a fleet measured into one folder, checked. What is here already is not fetched again."""
-    wiring = options(ctx).wiring()
-    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    desk = _desk(ctx, fleet, json=json)
     found = fetch_fleet(desk, into)
     if json:
         emit_json(found.document())
@@ -267,8 +256,7 @@ def report(
     json: Json = False,
 ) -> None:
     """Write one report of all GPUs: times, dollars an answer, speed a dollar."""
-    wiring = options(ctx).wiring()
-    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    desk = _desk(ctx, fleet, json=json)
     written, told = report_fleet(desk, into)
     if json:
         emit_json({**told, "files": [str(path) for path in written]})
@@ -280,8 +268,7 @@ def report(
 @app.command("costs")
 def costs(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
     """What a fleet has cost, by GPU, and what is held for it."""
-    wiring = options(ctx).wiring()
-    found = costs_document(Desk.of(wiring, find_fleet(wiring, fleet)))
+    found = costs_document(_desk(ctx, fleet, json=json))
     if json:
         emit_json(found)
         return
@@ -300,6 +287,13 @@ def _dollars(text: str) -> Decimal:
     if not found.is_finite() or found < 0:
         raise ConfigError(f"--cap {text}: expected dollars", hint="such as --cap 80")
     return found
+
+
+def _desk(ctx: typer.Context, fleet: str, *, json: bool) -> Desk:
+    """The fleet of that name; what is said on the way goes where the answer does not."""
+    wiring = options(ctx).wiring()
+    wiring.say = _voice(json=json)
+    return Desk.of(wiring, find_fleet(wiring, fleet))
 
 
 def _voice(*, json: bool) -> Callable[[str], None]:
