@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.adapters import site_files, this_machine
 from orchestrator.adapters.files import write_atomically
+from orchestrator.adapters.ncu_report import pages_of as ncu_pages
 from orchestrator.adapters.payload import bundle_root, find_root, pack
 from orchestrator.adapters.price_book import PriceBook
 from orchestrator.adapters.run_folder import lines as csv_lines
 from orchestrator.adapters.run_folder import open_folder
 from orchestrator.adapters.terminal import attach, installed
 from orchestrator.adapters.timer import Timer, install_timer_files
-from orchestrator.adapters.workload_files import gathered, own_workload
+from orchestrator.adapters.workload_files import files_of, own_workload
 from orchestrator.core.config.model import Config
 from orchestrator.core.doctor import here
 from orchestrator.core.doctor.subject import Subject
@@ -64,9 +65,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "ask", "attach",
-    "configs", "configured", "csv_lines", "fetch_run", "install_timer_files", "installed", "new_run_id",
-    "open_folder", "payload_of", "running", "site_files", "stop_cloud", "utc_now", "wire", "wire_embedded",
-    "write_atomically",
+    "configs", "configured", "csv_lines", "fetch_run", "files_of", "install_timer_files", "installed",
+    "ncu_pages", "new_run_id", "open_folder", "payload_of", "running", "site_files", "stop_cloud", "utc_now", "wire",
+    "wire_embedded", "write_atomically",
 ]  # fmt: skip
 """The adapters' functions that stand behind no port are handed on from here: commands import no adapter."""
 
@@ -115,7 +116,7 @@ def payload_of(config: Config) -> LaunchPayload:
     """What the machine will run: our own trees, and the files of the user's own workload."""
     root = config.payload.root
     base = bundle_root() if root is None else find_root((Path(root).expanduser().resolve(),))
-    packed = pack(base, {} if config.workload is None else gathered(Path(config.workload.path)))
+    packed = pack(base, files_of(config.workload))
     return LaunchPayload(packed.sha256, packed.data, (base / "startup" / "startup.sh").read_text(encoding="utf-8"))
 
 

@@ -91,6 +91,7 @@ finish() {
   local code=$? group
   trap '' TERM INT HUP # from here on nothing may come between the VM and its end
   for group in "${helpers[@]}" $(cat "$dir/worker" "$dir/harness" 2>/dev/null); do kill -KILL -- "-$group" 2>/dev/null; done
+  [[ ! -e $dir/container ]] || timeout 20 docker rm --force bench &>/dev/null
   # A failed upload must not keep a GPU alive: the deletion does not depend on it.
   [[ -e $dir/last-word || -z $run_id ]] || last_word "$code" || say "the last word could not be stored"
   say "deleting $name"
@@ -104,7 +105,7 @@ mkdir -p "$dir"; trap '' PIPE; [[ -s $dir/first-boot ]] || rm -rf "$dir/log.txt"
 exec > >(trap '' TERM INT HUP; tee -p -a "$dir/log.txt") 2>&1
 trap finish EXIT
 trap on_signal TERM INT HUP
-rm -rf "$dir/deadline" "$dir/missing" "$dir/worker" "$dir/harness" "$dir/payload" "$dir/out"
+rm -rf "$dir/deadline" "$dir/missing" "$dir/worker" "$dir/harness" "$dir/payload" "$dir/out" "$dir/container"
 
 name=$(retry 10 meta instance/name) zone=$(retry 10 meta instance/zone) project=$(retry 10 meta project/project-id)
 endpoints=$(retry 10 meta instance/attributes/bench-endpoints)
@@ -146,5 +147,4 @@ mkdir -p "$dir/payload"
 tar -xzf "$dir/payload.tar.gz" -C "$dir/payload" --no-same-owner || leave payload_missing "could not unpack $object into $dir"
 cd "$dir/payload" || leave payload_missing "$dir/payload is gone"
 work env BENCH_VM_DIR="$dir" PYTHONUNBUFFERED=1 python3 -m startup.agent
-code=$?; say "the agent ended with exit code $code"
-exit "$code"
+code=$?; say "the agent ended with exit code $code"; exit "$code"

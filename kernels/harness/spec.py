@@ -27,7 +27,7 @@ OPTIONAL = (
     "cache", "usd_per_hour", "case_budget_usd", "machine", "on_request", "workload", "answer_limit_s", "profile",
 )  # fmt: skip
 ANSWER_LIMIT_S = 180.0
-MACHINE = ("zone", "machine_type", "image")
+MACHINE = ("zone", "machine_type", "image", "container")
 
 
 SETS = ("roofline", "full", "trace")

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,14 +138,20 @@ def _program(path: Path) -> Own:
     return Own("program", folder, name, (), _below(folder, SOURCES), program.as_json(told, name), told.needs)
 
 
+def files_of(workload: Workload | None) -> dict[str, bytes]:
+    """The files of a workload by their places in the payload; none for attention, which is there already."""
+    return {} if workload is None else gathered(Path(workload.path))
+
+
 def own_workload(path: Path) -> Workload:
     """A workload of the user's own, as far as its text tells. Raises `ConfigError`, also for files that will not be
     sent: a plan says what a launch would."""
-    gathered(path)
+    files = gathered(path)
     own = found(path)
-    return Workload.model_validate(
-        {"path": str(path.resolve()), "name": own.name, "cases": own.cases, "form": own.form}
-    )
+    wheels = [f"wheel {name} {sha256(files[f'{FOLDER}/{name}']).hexdigest()}" for name in own.needs.wheels]
+    needs = (*own.needs.installed(), *sorted(wheels))
+    told = {"path": str(path.resolve()), "name": own.name, "cases": own.cases, "form": own.form, "needs": needs}
+    return Workload.model_validate(told)
 
 
 def text_of(file: Path) -> str:

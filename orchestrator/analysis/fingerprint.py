@@ -30,7 +30,8 @@ DECISIVE: Final = ("device", "device_kind", "compute_capability")
 DECISIVE_ON_A_CPU: Final = ("cpu_count", "threads")
 MATTERS: Final = (
     "device_uuid_sha256", "driver", "cuda", "torch", "cudnn", "nvrtc", "compiler", "numpy", "power_limit_w", "ecc",
-    "mig", "sm_clock_max_mhz", "cpu", "cpu_count", "threads", "os", "kernel", "python", "image", "zone", "machine_type",
+    "mig", "sm_clock_max_mhz", "cpu", "cpu_count", "threads", "os", "kernel", "python", "image", "container", "zone",
+    "machine_type",
 )  # fmt: skip
 SOFTWARE: Final = ("driver", "cuda", "torch", "cudnn", "nvrtc", "compiler")
 """What else of a run's code there is, beside its payload."""

@@ -27,6 +27,8 @@ L2: Final = (
     "lts__t_bytes.avg.pct_of_peak_sustained_elapsed",
 )  # fmt: skip
 MOVED: Final = (("dram__bytes.sum",), ("dram__bytes_read.sum", "dram__bytes_write.sum"))
+MOVED_EACH_SECOND: Final = "dram__bytes.sum.per_second"
+"""What a GPU says that has none of `MOVED`; bytes are this times the kernel's own time."""
 REGISTERS: Final = ("launch__registers_per_thread",)
 SHARED: Final = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
 ACTIVE: Final = ("sm__warps_active.avg.pct_of_peak_sustained_active",)
@@ -45,6 +47,7 @@ SCALES: Final = {
     "second": 1e6,
 }
 SIZES: Final = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+RATES: Final = {f"{unit}/{second}": scale for unit, scale in SIZES.items() for second in ("s", "second")}
 MOST_KERNELS: Final = 8
 MOST_HINTS: Final = 6
 STALLS: Final = 3
@@ -113,6 +116,8 @@ def _kernel(row: Mapping[str, str], units: Mapping[str, str], hints: tuple[Hint,
     moved = next(
         (sum(scaled(one, SIZES) for one in names) for names in MOVED if all(row.get(n) for n in names)), math.nan
     )
+    if math.isnan(moved):
+        moved = scaled(MOVED_EACH_SECOND, RATES) * time * 1e-6
     shared = [scaled(name, SIZES) for name in SHARED if row.get(name)]
     limits = {name.removeprefix(LIMIT): _number(value) for name, value in row.items() if name.startswith(LIMIT)}
     known = {name: value for name, value in limits.items() if not math.isnan(value) and value > 0}

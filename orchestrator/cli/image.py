@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,8 @@ from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.render import ago
 from orchestrator.cli.unread import raise_unread
 from orchestrator.cli.watch import watching
+from orchestrator.core.config.model import Config
+from orchestrator.core.containers import recipe
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.images import (
     ImageRecord,
@@ -30,7 +33,7 @@ from orchestrator.runs.images import build as build_image
 from orchestrator.runs.images import build_plan, remove, shelf_of, wish_of
 from orchestrator.runs.launch import LaunchContext
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.wiring import Wiring, new_run_id, payload_of
+from orchestrator.wiring import Wiring, files_of, new_run_id, payload_of, write_atomically
 
 app = typer.Typer(no_args_is_help=True, help="Prepared images, from which machines start sooner.")
 
@@ -47,18 +50,25 @@ def build(
     gpu: Gpu = "",
     config: ConfigFile = None,
     days: Annotated[int, typer.Option(min=1, max=30, help="After so many days `bench reap` deletes it.")] = 14,
+    container: Annotated[
+        Path | None,
+        typer.Option("--container", metavar="DIR", help="Write a Dockerfile of the same into a folder instead."),
+    ] = None,
     set_: Overrides = None,
     json: Json = False,
 ) -> None:
     """Make an image for a GPU on a small spot machine without one.
 
     An ordinary run: held, with a deadline, and gone when it is over. The disk is sealed while the machine lives; the
-    first launch on it validates it.
+    first launch on it validates it. Of a workload, what it needs is installed too.
     """
     if not gpu:
         raise ConfigError("for which GPU is the image?", hint="--gpu l4")
     wiring = options(ctx).wiring()
     wanted, _ = wiring.configured(LaunchOptions(gpu, config, tuple(set_ or ())))
+    if container is not None:
+        _write_recipe(wanted, container, json=json)
+        return
     small, _ = wiring.configured(LaunchOptions("cpu", None, _on_a_small_machine(wanted, set_ or [])))
     world = wiring.world(small)
     with watching(quiet=json) as watch:
@@ -72,7 +82,7 @@ def build(
             world,
             plan,
             wish,
-            payload_of(small),
+            payload_of(wanted),
             run_id=new_run_id(wiring.clock.now(), plan.label),
             entropy=secrets.token_hex(2),
             where=where,
@@ -87,6 +97,25 @@ def build(
     )
     typer.echo(f"it costs ${record.usd:.2f} until {record.expires_at:%Y-%m-%d}, when `bench reap --yes` deletes it")
     typer.echo(f"`bench launch --gpu {record.gpu}` boots from it")
+
+
+def _write_recipe(wanted: Config, folder: Path, *, json: bool) -> None:
+    """The Dockerfile of a container that has what the image would have, and what it copies."""
+    needs = () if wanted.workload is None else wanted.workload.needs
+    made = recipe(wanted.environment.torch, environment_of(wanted.environment.torch, needs), needs)
+    files = {"Dockerfile": made.dockerfile.encode(), "requirements.txt": made.requirements.encode()}
+    files |= {
+        name: data for path, data in files_of(wanted.workload).items() if (name := Path(path).name) in made.wheels
+    }
+    for name, data in files.items():
+        write_atomically(folder / name, data)
+    if json:
+        emit_json({"schema": 1, "files": [str(folder / name) for name in files]})
+        return
+    for name in files:
+        typer.echo(f"wrote {folder / name}")
+    typer.echo(f"docker buildx build --push --tag NAME:TAG {folder}")
+    typer.echo("then, with the digest that it prints: --set machine.container=NAME@sha256:…")
 
 
 def _on_a_small_machine(wanted: Any, own: list[str]) -> tuple[str, ...]:
@@ -203,7 +232,8 @@ def _state(wiring: Wiring, record: ImageRecord, seen: Any) -> tuple[str, str]:
     """`valid`, `unproven`, `stale` or `unusable`, and why."""
     wanted, _ = wiring.configured(LaunchOptions(record.gpu, None, ()))
     base = wiring.world().cloud().image(*wanted.image_source)
-    verdict = judge(record, seen, base, environment_of(wanted.environment.torch), wiring.clock.now())
+    own = environment_of(wanted.environment.torch, record.requirements)
+    verdict = judge(record, seen, base, (own,), wiring.clock.now())
     if isinstance(verdict, Usable):
         return ("unproven", verdict.validates) if verdict.validates else ("valid", "")
     return ("stale" if verdict.stale else "unusable"), verdict.why
@@ -236,4 +266,5 @@ def _document(record: ImageRecord) -> dict[str, Any]:
         "expires_at": iso(record.expires_at),
         "validated_at": iso(record.validated_at) if record.validated_at else None,
         "run_id": record.run,
+        "requirements": list(record.requirements),
     }

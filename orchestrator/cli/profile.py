@@ -19,17 +19,18 @@ from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.outcome import raise_for
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.watch import watching
-from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.errors import BenchError, ConfigError, NotFound
 from orchestrator.core.foreign import document
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.report.profile import NOT_ROWS, TORCH, Profiled, Profiles, figures_of, page, read, side_by_side
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import begin
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.wiring import Wiring, fetch_run, new_run_id, payload_of, write_atomically
+from orchestrator.wiring import Wiring, fetch_run, ncu_pages, new_run_id, payload_of, write_atomically
 
 LOCAL = Path("results/local")
 SETS = ("roofline", "full", "trace")
+REPORTS = (".ncu-rep", ".ncu-rep.gz")
 
 
 def profile(
@@ -51,10 +52,14 @@ def profile(
     """Say why kernels take their time: peaks, roof, stalls, hints.
 
     Without --case shows what the run has profiled (`profile:` in its configuration). With it, a run of its own profiles
-    that case on the same kind of machine, within the same caps. Profiled calls are never measurements.
+    that case on the same kind of machine, within the same caps. Profiled calls are never measurements. A report of
+    Nsight Compute (FILE.ncu-rep) in the place of RUN is shown too, where NVIDIA's package ncu-report is installed.
     """
     if set_ not in SETS:
         raise ConfigError(f"--set {set_}: expected {', '.join(SETS)}")
+    if run.endswith(REPORTS):
+        _of_file(Path(run), json=json)
+        return
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
     if case:
@@ -62,6 +67,24 @@ def profile(
     folder = fetch_run(wiring.bucket, Engine(wiring.world(), run_id).look(), LOCAL).folder
     found = _read(run_id, folder)
     path = folder / "profile.html"
+    write_atomically(path, page(found).encode())
+    if json:
+        emit_json({**_document(found), "files": [str(path)]})
+        return
+    _show(found)
+    typer.echo(f"wrote {path}")
+
+
+def _of_file(report: Path, *, json: bool) -> None:
+    """A report of Nsight Compute that lies here."""
+    if not report.is_file():
+        raise NotFound(f"there is no file {report}", hint="`bench profile RUN` names a run instead")
+    name = report.name.partition(".ncu-rep")[0]
+    metrics, rules = ncu_pages(report)
+    files = {f"{name}.metrics.csv": metrics, f"{name}.rules.csv": rules}
+    row = {"case_id": name, "implementation": name, "tool": "ncu", "files": list(files)}
+    found = read(name, {"set": "of a file", "profiles": [row]}, files, {})
+    path = report.with_name(f"{name}.profile.html")
     write_atomically(path, page(found).encode())
     if json:
         emit_json({**_document(found), "files": [str(path)]})
@@ -125,11 +148,27 @@ def _read(run_id: str, folder: Path) -> Profiles:
     texts, tables = {}, {}
     for path in sorted((folder / "profile").iterdir()):
         name = f"profile/{path.name}"
+        if path.name.endswith(REPORTS) and not _pages_beside(path):
+            stem = name.partition(".ncu-rep")[0]
+            texts[f"{stem}.metrics.csv"], texts[f"{stem}.rules.csv"] = _by_package(path)
         if path.suffix == ".csv":
             texts[name] = path.read_text(encoding="utf-8", errors="replace")
         elif path.name.endswith(".table.json"):
             tables[name] = _table(path)
     return read(run_id, summary, texts, tables)
+
+
+def _pages_beside(report: Path) -> bool:
+    """Whether ncu itself wrote the report's figures beside it, which it does where it made the report."""
+    return report.with_name(report.name.partition(".ncu-rep")[0] + ".metrics.csv").is_file()
+
+
+def _by_package(report: Path) -> tuple[str, str]:
+    """The pages of a report that came without them; nothing where NVIDIA's package is not there to read it."""
+    try:
+        return ncu_pages(report)
+    except BenchError:
+        return "", ""
 
 
 def _table(path: Path) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ class Image:
     expires_at: str
     validated_at: str | None
     run_id: str
+    requirements: list[str]
 
 
 @dataclass

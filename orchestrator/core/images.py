@@ -52,6 +52,8 @@ class ImageRecord(BaseModel):
     ncu: Name = ""
     environment: Name
     """`environment_of` what was asked to be on it."""
+    requirements: tuple[Name, ...] = Field(default=(), max_length=200)
+    """Of a workload, beside torch: `pip triton==3.4`, `apt libnuma-dev`."""
     disk_gb: Count
     archive_bytes: int = Field(ge=0, le=2**60)
     run: Name
@@ -119,10 +121,10 @@ class Unusable:
 
 
 def judge(
-    record: ImageRecord, seen: CloudImage | None, base: str, environment: str, now: datetime
+    record: ImageRecord, seen: CloudImage | None, base: str, environments: Sequence[str], now: datetime
 ) -> Usable | Unusable:
-    """Whether a launch that would boot from `base` and wants `environment` may boot from an image, whose present state
-    in the cloud is `seen`."""
+    """Whether a launch that would boot from `base` and can do with any of `environments` may boot from an image, whose
+    present state in the cloud is `seen`."""
     gone = _gone(record, seen, now)
     if gone is not None:
         return gone
@@ -130,7 +132,9 @@ def judge(
         return Unusable(record, f"its base is {short(record.base)}, and {short(base)} is newer", stale=True)
     if now - record.created_at > STALE_AFTER:
         return Unusable(record, f"it is {(now - record.created_at).days} days old", stale=True)
-    if record.environment != environment:
+    if record.environment not in environments:
+        if record.requirements:
+            return Unusable(record, f"it was made for a workload that needs {', '.join(record.requirements)}")
         return Unusable(record, "something else is to be on it by now", stale=True)
     assert seen is not None, "what is gone was told apart above"
     if record.validated_at is None:
@@ -160,13 +164,15 @@ def choose(
     seen: Mapping[str, CloudImage],
     gpu: str,
     base: str,
-    environment: str,
+    environments: Sequence[str],
     now: datetime,
 ) -> tuple[Usable | None, tuple[Unusable, ...]]:
-    """The newest image of a GPU that a launch may boot from, and those that it may not, newest first."""
+    """The newest image of a GPU that a launch may boot from, one with the first of `environments` before one with the
+    next; and those that it may not boot from, newest first."""
     mine = sorted((one for one in records if one.gpu == gpu), key=lambda one: one.created_at, reverse=True)
-    verdicts = [judge(one, seen.get(one.name), base, environment, now) for one in mine]
-    usable = next((one for one in verdicts if isinstance(one, Usable)), None)
+    verdicts = [judge(one, seen.get(one.name), base, environments, now) for one in mine]
+    fit = [one for one in verdicts if isinstance(one, Usable)]
+    usable = min(fit, key=lambda one: environments.index(one.record.environment), default=None)
     return usable, tuple(one for one in verdicts if isinstance(one, Unusable))
 
 
@@ -184,6 +190,12 @@ def environment_of(torch: str, requirements: Sequence[str] = ()) -> str:
     """A digest of what is asked to be on an image."""
     text = "\n".join([torch, *sorted(requirements)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def environments_for(torch: str, requirements: Sequence[str]) -> tuple[str, ...]:
+    """What a launch can boot from, best first: an image that has its workload's requirements, or one with torch alone,
+    on which the machine installs them."""
+    return tuple(dict.fromkeys((environment_of(torch, requirements), environment_of(torch))))
 
 
 def image_name(gpu: str, now: datetime, entropy: str) -> str:

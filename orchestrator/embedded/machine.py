@@ -17,6 +17,7 @@ from orchestrator.embedded.metadata import MetadataServer
 from orchestrator.embedded.supervisor import descendants
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
+DOCKER = Path(__file__).with_name("docker.py")
 MARK = "BENCH_VM_ID"
 
 # How the parts of a run that can be struck are recognised: by one argument of their command line.
@@ -136,8 +137,11 @@ class ProcessMachine:
     def _store(self, name: str, script: str) -> Path:
         """Write a script, and have ready what it finds around it."""
         scratch = self.guest.scratch
-        for folder in ("home", "tmp", "bench"):
+        for folder in ("home", "tmp", "bench", "bin"):
             (scratch / folder).mkdir(parents=True, exist_ok=True)
+        docker = scratch / "bin" / "docker"
+        docker.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{DOCKER}" "$@"\n')
+        docker.chmod(0o755)
         path = scratch / name
         path.unlink(missing_ok=True)
         path.write_text(script, "utf-8")
@@ -182,7 +186,7 @@ class ProcessMachine:
         scratch = self.guest.scratch
         host_path = os.environ.get("PATH", os.defpath)
         return {
-            "PATH": f"{Path(sys.executable).parent}:{host_path}",
+            "PATH": f"{scratch / 'bin'}:{Path(sys.executable).parent}:{host_path}",
             "HOME": str(scratch / "home"),
             "TMPDIR": str(scratch / "tmp"),
             "LANG": "C.UTF-8",

@@ -46,6 +46,11 @@ def plan_for_hosts(
     """The plan for the hosts of `config`, each of them looked at and, when that is due, validated. Nothing is left
     there but the cache folder. Raises `HostUnfit`, `NoCapacity`, `Unavailable`, `PermissionDenied`, `BudgetExceeded`.
     """
+    if config.machine.container:
+        raise ConfigError(
+            "machine.container is for rented machines: a host's own containers are its owner's",
+            hint="leave it out, or run bench inside the container with --host local",
+        )
     targets: tuple[Target, ...] = ()
     notices, refused = [], None
     for target in targets_of(config.host.targets, hosts.machine):

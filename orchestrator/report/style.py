@@ -39,7 +39,8 @@ td.long{{overflow-wrap:anywhere}}
 @media (max-width:40rem){{table.stack thead{{display:none}}table.stack tr{{display:block;padding:.5rem 0;
 border-bottom:1.5px solid var(--soft)}}table.stack td{{display:flex;justify-content:space-between;gap:1rem;
 text-align:right;border:0;padding:.1rem 0;white-space:normal}}table.stack td:first-child{{font-weight:600}}
-table.stack td:not(:first-child):not(:empty)::before{{content:attr(data-head);color:var(--soft);text-align:left}}}}
+table.stack td:not(:first-child):not(:empty)::before{{content:attr(data-head);color:var(--soft);text-align:left;
+flex:none;max-width:45%}}}}
 @media print{{body{{max-width:none;padding:0;font-size:9.5pt;line-height:1.35}}nav,details{{display:none}}
 figure,tr,.setting,pre,.keep{{break-inside:avoid}}h1,h2,h3,p.soft{{break-after:avoid}}h2{{margin:1.1rem 0 .3rem}}
 figcaption,.soft{{font-size:8.5pt}}.lead{{font-size:10pt}}

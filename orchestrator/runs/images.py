@@ -54,11 +54,14 @@ class ImageWish:
     torch: str
     days: int
     disk_gb: int
+    requirements: tuple[str, ...] = ()
+    """Those of a workload."""
 
 
 def wish_of(config: Config, base: str, days: int) -> ImageWish:
     """What launches with this configuration would boot from."""
-    return ImageWish(config.gpu, base, config.environment.torch, days, config.machine.disk_gb)
+    needs = () if config.workload is None else config.workload.needs
+    return ImageWish(config.gpu, base, config.environment.torch, days, config.machine.disk_gb, needs)
 
 
 def build_plan(plan: LaunchPlan, wish: ImageWish) -> LaunchPlan:
@@ -172,7 +175,8 @@ def _sealed(
         driver=told.driver,
         kernel=told.kernel,
         ncu=told.ncu,
-        environment=environment_of(wish.torch),
+        environment=environment_of(wish.torch, wish.requirements),
+        requirements=wish.requirements,
         disk_gb=image.disk_gb,
         archive_bytes=image.archive_bytes,
         run=run.run_id,

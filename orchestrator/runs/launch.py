@@ -77,7 +77,7 @@ def begin(
     )
     document = json.dumps(plan_document(plan), indent=1).encode()
     world.bucket.replace(plan_object(run_id), document, generation=None)
-    if not cold and _taken_over(world, plan, payload, run_id, where, log, say):
+    if not cold and not plan.config.machine.container and _taken_over(world, plan, payload, run_id, where, log, say):
         return Engine(world, run_id, log=log)
     if refused is not None:
         log.append(ev.RunClosed(outcome="refused", detail=str(refused)))

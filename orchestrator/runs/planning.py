@@ -17,7 +17,7 @@ from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.program import is_program
-from orchestrator.core.images import choose, environment_of
+from orchestrator.core.images import choose, environments_for
 from orchestrator.core.ledger.budget import without
 from orchestrator.core.market.catalog import GPU_NAMES, lookup, unknown
 from orchestrator.core.market.pricing import PriceSheet
@@ -97,7 +97,7 @@ def load_config(
     if config.workload is not None:
         read = workload(path.parent / config.workload.path)
         own = config.workload.model_copy(
-            update={"path": read.path, "name": read.name, "cases": read.cases, "form": read.form}
+            update={"path": read.path, "name": read.name, "cases": read.cases, "form": read.form, "needs": read.needs}
         )
         return config.model_copy(update={"workload": own}), path.stem
     return (load.baseline_only(config) if options.baseline_only else config), path.stem
@@ -218,7 +218,7 @@ def prepared_image(world: World, config: Config, base: str) -> tuple[str, tuple[
     if not any(one.gpu == config.gpu and one.gone_at is None for one in records):
         return "", said
     seen = {one.name: one for one in world.shelf.cloud().images()}
-    wanted = environment_of(config.environment.torch)
+    wanted = environments_for(config.environment.torch, () if config.workload is None else config.workload.needs)
     usable, others = choose([one for one in records if one.gone_at is None], seen, config.gpu, base, wanted, now)
     if usable is None:
         return "", (*said, f"the base image is used: {others[0].record.name}: {others[0].why}")

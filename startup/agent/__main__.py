@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TextIO
 
 from startup.agent.agent import Agent, Site
-from startup.agent.clock import Clock
+from startup.agent.clock import Clock, Patience
+from startup.agent.container import INSIDE, Container
+from startup.agent.diagnosis import Halt
 from startup.agent.events import EventWriter, boot_id, writer_name
 from startup.agent.host import Host
 from startup.agent.keeper import Claim, Keeper, folder_of
@@ -49,6 +51,7 @@ class Conductor:
         zone = last_part(self.metadata.get("instance/zone"))
         machine_type = last_part(self.metadata.get("instance/machine-type"))
         machine = {"zone": zone, "machine_type": machine_type, "image": self.metadata.get("instance/image") or ""}
+        machine["container"] = environ.get(INSIDE, "")
         machine = {key: told for key, told in machine.items() if told}
         instance_id = self.metadata.get("instance/id") or ""
         storage = Storage(endpoints.get("storage", GOOGLE_STORAGE), own.bucket, self.metadata, own.timing)
@@ -77,13 +80,30 @@ class Conductor:
         env = {"HOME": str(self.home), **environ}
         # The same python3 that the bootstrap found, also where that is a wrapper.
         self.python = shutil.which("python3", path=env.get("PATH")) or sys.executable
-        host = Host(self.home, env, self.python, self.clock, self.stop, self.log)
+        self.host = host = Host(self.home, env, self.python, self.clock, self.stop, self.log)
         self.agent = Agent(self.spec, site, self.clock, self.log, self.stop, storage, self.events, host)
         self.own_events = own_events
         self.keeper = Keeper(
             self.home, own.vm, zone, own.run_id, storage, own_events, self.clock, self.log, self.stop,
             own.timing.keep_poll_s,
         )  # fmt: skip
+
+    def into_container(self) -> int:
+        """Goes on as the same agent in the run's container, in the place of this process. Returns only where that
+        cannot be, with the exit code; then the run has ended with a diagnosis."""
+        spec = self.spec
+        container = Container(self.host, spec.container, self.home, spec.require_cuda, spec.allow_install)
+        patience = Patience(self.clock, spec.limits_s["preflight"], self.stop.requested)
+        try:
+            container.fetch(self.metadata.token(), patience)
+            command = container.command(self.agent.payload, self.environ)
+            docker = self.host.which(command[0])
+            assert docker is not None, "it fetched the image"
+            (self.home / "container").write_text(spec.container + "\n")
+            self.log.say(f"going on in {spec.container}")
+            os.execve(docker, command, dict(self.host.env))
+        except (Halt, OSError, Unreachable) as error:
+            return self.agent.unable(error)
 
     def claim(self, path: str) -> Claim | None:
         """The run that this VM is lent to. Raises ValueError for a claim that cannot be read."""
@@ -155,6 +175,8 @@ def main(environ: Mapping[str, str], stream: TextIO) -> int:
         stream.write(f"the agent cannot start: {error}\n")
         return CANNOT_START
     Signals(conductor.on_signal).install()
+    if conductor.spec.container and not environ.get(INSIDE):
+        return conductor.into_container()
     return conductor.run()
 
 

@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from startup.agent import requirements
@@ -118,6 +118,19 @@ class Agent:
         self.finish(ending)
         return ending.exit_code
 
+    def unable(self, error: Exception) -> int:
+        """The end of a run that could not begin here: its last word, and the exit code."""
+        if isinstance(error, Halt):
+            ending = error.ending
+        else:
+            detail = f"{type(error).__name__}: {error}"
+            ending = Ending("failed", 1, detail, Diagnosis("container_unavailable", detail))
+        self.events.start()
+        self.uploader.start()
+        self.ending = ending
+        self.finish(ending)
+        return ending.exit_code
+
     def work(self) -> Ending:
         self.events.start()
         self.uploader.start()
@@ -145,7 +158,7 @@ class Agent:
         with self.entered("environment"):
             self.prepare(done)
             self.packages.numpy(self.packages.torch(self.spec.torch, self.spec.require_cuda, self.limit), self.limit)
-            self.requirements.provide(requirements.read(self.payload), self.limit)
+            self.requirements.provide(self.needed(), self.limit)
             self.step("environment")
         if self.spec.prepare:
             with self.entered("build"):
@@ -160,6 +173,12 @@ class Agent:
             return Ending("incorrect", INCORRECT, what)
         shared = bool(self.spec.harness.get("on_request"))
         return Ending("succeeded", DONE, "the grid is measured" if shared else "every case is measured")
+
+    def needed(self) -> requirements.Wanted:
+        """What the workload needs installed. On a machine that becomes an image its build would be in vain: it is
+        of the payload, which no image keeps."""
+        wanted = requirements.read(self.payload)
+        return replace(wanted, build="") if self.spec.prepare else wanted
 
     def profile(self) -> None:
         """After everything is measured and stored. What goes wrong here is said, and spoils nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REMEDIES = {
+    "container_unavailable": "check machine.container, and that the VM's service account may read that registry",
     "clock_skew": "choose another image, or let the VM reach a time server",
     "build_failed": "`bench logs RUN` has the compiler's words; kernels/README.md says how to build it by hand",
     "disk_full": "ask for a larger boot disk",

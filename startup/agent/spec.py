@@ -60,6 +60,9 @@ class RunSpec:
     prepare: Mapping[str, Any] = field(default_factory=dict)
     """Of a run that makes an image: `ncu` (whether the profiler belongs on it) and `wait_s` (for its seal)."""
 
+    container: str = ""
+    """The image, with its digest, in which the agent runs; empty: on the machine itself."""
+
     @property
     def others(self) -> list[str]:
         """The implementations besides the bundled kernel and its control."""
@@ -95,6 +98,7 @@ def parse(text: str) -> RunSpec:
             idle_limit_s=float(raw.get("keep", {}).get("idle_limit_s", 0)),
             taken=dict(raw.get("taken", {})),
             prepare=dict(raw.get("prepare", {})),
+            container=str(raw.get("container", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, BadSpec):

@@ -19,6 +19,7 @@ from orchestrator.core.images import (
     choose,
     differs,
     environment_of,
+    environments_for,
     expired,
     expires_label,
     family_of,
@@ -57,7 +58,7 @@ def seen(**changes: Any) -> CloudImage:
 
 
 def verdict(one: ImageRecord, there: CloudImage | None = None, hours: float = 1, base: str = BASE) -> Usable | Unusable:
-    return judge(one, there, base, WANTED, at(3600 * hours))
+    return judge(one, there, base, (WANTED,), at(3600 * hours))
 
 
 def test_an_image_that_passed_the_gates_within_two_days_is_used_and_one_that_did_not_is_validated_by_the_launch() -> (
@@ -100,11 +101,32 @@ def test_the_newest_usable_image_of_the_gpu_is_taken_and_the_others_are_told() -
     newer = record(name=f"{NAME[:-1]}2", created_at=at(60), broken="it fails")
     other = record(name="bench-image-t4-20261121-040506-0001", gpu="t4")
     there = {one.name: seen(name=one.name) for one in (record(), newer, other)}
-    usable, rest = choose([other, record(), newer], there, "l4", BASE, WANTED, at(120))
+    usable, rest = choose([other, record(), newer], there, "l4", BASE, (WANTED,), at(120))
     assert usable is not None
     assert usable.record.name == NAME
     assert [one.why for one in rest] == ["it fails"]
-    assert choose([other], there, "l4", BASE, WANTED, at(120)) == (None, ())
+    assert choose([other], there, "l4", BASE, (WANTED,), at(120)) == (None, ())
+
+
+def test_a_workload_boots_from_an_image_that_has_what_it_needs_else_from_one_with_torch_alone() -> None:
+    needs = ("pip triton==3.4", "apt libnuma-dev")
+    own = record(
+        name=f"{NAME[:-1]}3", environment=environment_of("2.13.0", needs), requirements=needs, created_at=at(-60)
+    )
+    there = {one.name: seen(name=one.name) for one in (record(), own)}
+
+    def taken(*requirements: str) -> str:
+        wanted = environments_for("2.13.0", requirements)
+        usable, _ = choose([record(), own], there, "l4", BASE, wanted, at(120))
+        assert usable is not None
+        return usable.record.name
+
+    assert taken(*reversed(needs)) == own.name
+    assert taken("pip triton==3.5") == NAME
+    assert taken() == NAME
+    found = judge(own, there[own.name], BASE, environments_for("2.13.0", ()), at(120))
+    assert isinstance(found, Unusable)
+    assert (found.why, found.stale) == (f"it was made for a workload that needs {', '.join(needs)}", False)
 
 
 def test_an_image_is_judged_by_the_kernel_driver_and_torch_that_its_last_run_told_of() -> None:

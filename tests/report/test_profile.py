@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,24 @@ def test_the_figures_are_those_that_ncu_printed() -> None:
     assert [reason for reason, _ in kernel.stalls] == ["long scoreboard", "math pipe throttle", "barrier"]
     assert kernel.stalls[0][1] == pytest.approx(50)
     assert [(hint.rule, hint.speedup) for hint in kernel.hints] == [("CPIStall", 41.7), ("Theoretical Occupancy", 20.5)]
+
+
+def test_an_h200s_own_report_has_every_figure_and_a_point_under_the_roof() -> None:
+    folder = Path(__file__).parent / "data"
+    metrics, said = ((folder / f"h200.{page}.csv").read_text() for page in ("metrics", "rules"))
+    (kernel,) = kernels_of(metrics, said)
+    assert kernel.name == "fa90_bf16_d64_full_256x64s4p"
+    assert (kernel.time_us, kernel.tensor, kernel.dram, kernel.l2) == (150.56, 51.86, 8.14, 16.64)
+    assert kernel.dram_bytes == pytest.approx(59.0e6, rel=0.01)
+    assert (kernel.registers, kernel.limiter, len(kernel.stalls)) == (96, "registers", 3)
+    axes = AXES | {"heads": "16", "kv_heads": "16", "seq_q": "2048", "seq_k": "2048", "head_dim": "64"}
+    files = {"profile/a--bench.metrics.csv": metrics, "profile/a--bench.rules.csv": said}
+    one = row("bench", axes=axes | {"dtype": "bfloat16"})
+    found = read("run", {"device": "NVIDIA H200", "profiles": [one]}, files, {})
+    assert found.profiles[0].tflops == pytest.approx(456, rel=0.01)
+    assert found.profiles[0].intensity == pytest.approx(1165, rel=0.02)
+    assert "bench" in page(found)
+    assert roofline(found.profiles, found.device) is not None
 
 
 @given(st.sampled_from(sorted(METRICS)))

@@ -251,13 +251,14 @@ def lingering_vm(vm: ScriptedVm) -> Steps:
 
 @contextmanager
 def staged(home: Path, script: Script | None = None, **options: Any) -> Iterator[Stage]:
-    """A cloud for one story. At its end every request and answer was valid, and no machine is left."""
+    """A cloud for one story. At its end every request and answer was valid, and no image is left."""
     timeline = SimulatedTimeline()
     checker = Recorder()
     machines = scripted(script or good_vm())
     with EmbeddedCloud(home=home, timeline=timeline, machines=machines, observer=checker, **options) as cloud:
         yield Stage(cloud, timeline, Heard(), checker)
         checker.assert_all_valid()
+        assert cloud.images.documents() == [], "an image is left, and nothing deletes one by itself"
 
 
 def weather(stage: Stage, *faults: dict[str, Any]) -> None:

@@ -216,6 +216,8 @@ def _impossible_machine(config: Config, gpu: Gpu) -> Iterator[tuple[yamltext.Pat
             ("machine", "disk_gb"),
             f"{machine.disk_gb} GB is smaller than the image of {gpu.image_family}; use at least {gpu.min_disk_gb}",
         )
+    if machine.container and config.run.keep:
+        yield ("machine", "container"), "what the next run finds on a kept machine is no container; use run.keep=false"
     if machine.provisioning == "standard" and gpu.quota_standard is None:
         yield ("machine", "provisioning"), f"{gpu.default_machine} is not sold on demand; use spot"
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, once
+from orchestrator.core.containers import pinned
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.catalog import GPU_NAMES, Gpu, lookup, suggest
@@ -63,6 +64,7 @@ class Machine(_Section):
     image_family: str = ""
     prepared: bool = True
     """Boot from the newest valid image of `bench image build`, where there is one."""
+    container: Annotated[str, AfterValidator(pinned)] = ""  # with its digest; empty: on the machine itself
     provisioning: Literal["spot", "standard"] = "spot"
     external_ip: bool = True
     service_account: str | None = None
@@ -173,7 +175,8 @@ Form = Literal["file", "kernelbench", "gpumode", "program"]
 
 
 class Workload(_Section):
-    """A workload of the user's own. `cases` are as many of its case ids as its text tells without being run."""
+    """A workload of the user's own. `cases` are as many of its case ids as its text tells without being run, `needs` is
+    what it says must be installed: `pip triton==3.4`, `apt libnuma-dev`."""
 
     path: str
     """Of its file or folder, on this machine."""
@@ -184,6 +187,7 @@ class Workload(_Section):
     answer_limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 180
     """An implementation that takes longer to load, or for one call, has hung."""
     cases: tuple[str, ...] = ()
+    needs: Annotated[tuple[str, ...], Field(exclude=True)] = ()
 
     @model_validator(mode="before")
     @classmethod

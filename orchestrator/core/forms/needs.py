@@ -36,6 +36,10 @@ class Needs:
         """The wheels that must lie beside the workload."""
         return tuple(one for one in self.pip if one.endswith(".whl"))
 
+    def installed(self) -> tuple[str, ...]:
+        """What is to be installed, a word each: `pip triton==3.4`, `apt libnuma-dev`."""
+        return tuple(sorted([*(f"pip {one}" for one in self.pip), *(f"apt {one}" for one in self.apt)]))
+
     def as_json(self) -> dict[str, Any]:
         """What the machine is told."""
         return {"schema": 1, **asdict(self)}

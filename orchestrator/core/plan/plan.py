@@ -205,6 +205,7 @@ def run_spec(
         # A plan may leave cases out itself: those that another run measures.
         "harness": {**plan.harness, "skip_cases": [*plan.harness.get("skip_cases", ()), *skip_cases], **paid},
         **({"prepare": dict(plan.prepare)} if plan.prepare else {}),
+        **({"container": config.machine.container} if config.machine.container and not plan.prepare else {}),
         **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if kept else {}),
     }
 

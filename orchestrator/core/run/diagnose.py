@@ -60,6 +60,8 @@ REMEDIES: Final = {
     "driver_too_old": "use an image family with a newer driver (nvidia-580 or later), or an older environment.torch",
     "numpy_mismatch": "leave environment.torch at its default, or choose an image without a numpy of its own",
     "disk_full": "raise machine.disk_gb",
+    "container_unavailable": "check machine.container: the digest, and that the machine's service account may read the "
+    "registry (roles/artifactregistry.reader)",
     "clock_skew": "launch again, in another zone if it comes back",
     "gate_failed": "`bench logs RUN` shows which check failed and what it found",
     "build_failed": "`bench logs RUN` has the compiler's words; kernels/README.md says how to build it by hand",

@@ -1,0 +1,62 @@
+"""Containers: which references may be run, and the recipe of one that has what a prepared image has. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+REFERENCE: Final = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}", re.ASCII)
+HINT: Final = "`docker buildx imagetools inspect NAME:TAG --format '{{.Manifest.Digest}}'` prints the digest of a tag"
+BASE: Final = "docker.io/library/python:3.12-slim"
+"""Debian with a Python that pip may install into. CUDA's libraries come with torch's wheels, the driver's from the
+machine."""
+TOOLS: Final = ("ca-certificates", "g++")
+LABEL: Final = "org.spotbench.environment"
+PIP: Final = "python3 -m pip install --no-cache-dir --disable-pip-version-check --no-input"
+
+
+def pinned(reference: str) -> str:
+    """A reference with its digest, or nothing. Raises `ValueError` for a tag alone, which can be another image by the
+    time a second machine asks for it."""
+    if reference and not REFERENCE.fullmatch(reference):
+        raise ValueError(f"expected NAME@sha256:… with 64 digits; {HINT}")
+    return reference
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A Dockerfile, and the requirements that lie beside it; `wheels` are files to put there too."""
+
+    dockerfile: str
+    requirements: str
+    wheels: tuple[str, ...] = ()
+
+
+def recipe(torch: str, environment: str, needs: Sequence[str] = ()) -> Recipe:
+    """The container that has what `bench image build` puts on an image: torch, a compiler, and what a workload needs
+    (`pip triton==3.4`, `apt libnuma-dev`). `environment` is the digest of these, kept as a label."""
+    pip = [one.partition(" ")[2] for one in needs if one.startswith("pip ")]
+    apt = sorted({*TOOLS, *(one.partition(" ")[2] for one in needs if one.startswith("apt "))})
+    wheels = tuple(one for one in pip if one.endswith(".whl"))
+    listed = [f"torch=={torch}" if torch else "torch", "numpy", *(one for one in pip if one not in wheels)]
+    lines = [
+        "# syntax=docker/dockerfile:1",
+        "# Written by `bench image build --container`. Agent and harness are not in it: every run brings its own.",
+        f"ARG BASE={BASE}",
+        "FROM ${BASE}",
+        f'LABEL {LABEL}="{environment}"',
+        "ENV PYTHONUNBUFFERED=1 \\",
+        "    NVIDIA_VISIBLE_DEVICES=all \\",
+        "    NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        "RUN apt-get update && \\",
+        f"    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends {' '.join(apt)} && \\",
+        "    rm -rf /var/lib/apt/lists/*",
+        "COPY requirements.txt /opt/bench/",
+        f"RUN {PIP} -r /opt/bench/requirements.txt",
+    ]
+    if wheels:
+        lines += [f"COPY {' '.join(wheels)} /opt/bench/wheels/", f"RUN {PIP} /opt/bench/wheels/*.whl"]
+    lines.append('RUN python3 -c "import numpy, torch; print(torch.__version__)"')
+    return Recipe("\n".join(lines) + "\n", "\n".join(listed) + "\n", wheels)

@@ -1,0 +1,140 @@
+"""A stand-in for `docker` on a machine of the embedded cloud: it takes the flags that a run needs and refuses others.
+
+There is no registry: a reference to `embedded.local/` names this host's own file system, read-only, in a mount
+namespace with a `/tmp` of its own, where only the volumes that were given can be written. Environment and working
+folder are those of the flags alone. Where the host allows no namespaces, the environment is all that is apart.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PINNED = re.compile(r"embedded\.local/[a-z0-9._/:-]+@sha256:[0-9a-f]{64}", re.ASCII)
+VALUED = {
+    "--name", "--network", "--pid", "--ipc", "--ulimit", "--volume", "--workdir", "--env", "--gpus", "--cap-add",
+}  # fmt: skip
+PLAIN = {"--rm", "--init"}
+REFUSED = 125
+"""What docker exits with where it is docker itself that failed."""
+MOUNTS = """set -e
+mount -t tmpfs none /mnt
+number=0
+for volume in $BENCH_VOLUMES; do
+  number=$((number + 1)); mkdir /mnt/$number; mount --bind "$volume" /mnt/$number
+done
+mount -t tmpfs none /tmp
+number=0
+for volume in $BENCH_VOLUMES; do
+  number=$((number + 1)); mkdir -p "$volume"; mount --bind /mnt/$number "$volume"
+done
+umount -R /mnt
+mount --bind / / || true
+mount -o remount,bind,ro /
+unset BENCH_VOLUMES
+cd "$BENCH_WORKDIR"; unset BENCH_WORKDIR
+exec "$@"
+"""
+
+
+class Refusal(Exception):
+    """What docker would say, and the code that it would exit with."""
+
+    def __init__(self, words: str, code: int = REFUSED) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+@dataclass
+class Flags:
+    """The flags of `docker run`, by name, and what follows them."""
+
+    flags: dict[str, list[str]] = field(default_factory=dict)
+    rest: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, words: Sequence[str]) -> Flags:
+        flags, left = cls(), list(words)
+        while left and left[0].startswith("-"):
+            name, given, value = left.pop(0).partition("=")
+            if name in PLAIN:
+                flags.flags.setdefault(name, [])
+            elif name in VALUED and (given or left):
+                flags.flags.setdefault(name, []).append(value if given else left.pop(0))
+            else:
+                raise Refusal(f"unknown flag: {name}")
+        flags.rest = left
+        return flags
+
+    def one(self, name: str) -> str:
+        return self.flags.get(name, [""])[-1]
+
+
+def known(reference: str) -> str:
+    if not PINNED.fullmatch(reference):
+        raise Refusal(f"Error response from daemon: manifest for {reference} not found: manifest unknown", 1)
+    return reference
+
+
+def store() -> Path:
+    """The references that were pulled, a line each."""
+    return Path(os.environ.get("HOME", "/tmp")) / ".docker-stand-in"
+
+
+def pull(words: Sequence[str]) -> int:
+    reference = known(words[-1])
+    with store().open("a") as pulled:
+        pulled.write(reference + "\n")
+    sys.stdout.write(reference + "\n")
+    return 0
+
+
+def run(words: Sequence[str]) -> int:
+    """Becomes the command; returns nothing where it can."""
+    flags = Flags.read(words)
+    if not flags.rest:
+        raise Refusal("docker run requires at least 1 argument")
+    reference, command = known(flags.rest[0]), flags.rest[1:]
+    if not store().is_file() or reference not in store().read_text().split():
+        raise Refusal(f"Unable to find image '{reference}' locally")
+    if "--gpus" in flags.flags:
+        raise Refusal('could not select device driver "" with capabilities: [[gpu]]')
+    for name in ("--network", "--pid", "--ipc"):
+        if flags.one(name) != "host":
+            raise Refusal(f"{name} {flags.one(name) or 'bridge'}: this stand-in has the machine's own alone")
+    volumes = [one.partition(":")[0] for one in flags.flags.get("--volume", [])]
+    environ = dict(one.partition("=")[::2] for one in flags.flags.get("--env", []))
+    environ.setdefault("PATH", f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin")
+    workdir = flags.one("--workdir") or "/"
+    inner = environ | {"BENCH_VOLUMES": " ".join(volumes), "BENCH_WORKDIR": workdir}
+    apart = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    wrapped = [*apart, "sh", "-c", MOUNTS, "docker"]
+    if subprocess.run([*wrapped, "true"], env=inner, capture_output=True, check=False).returncode == 0:
+        os.execvpe(wrapped[0], [*wrapped, *command], inner)
+    os.chdir(workdir)
+    os.execvpe(command[0], command, environ)
+
+
+def main(words: Sequence[str]) -> int:
+    try:
+        match words:
+            case ["pull", *rest] if rest:
+                return pull(rest)
+            case ["run", *rest]:
+                return run(rest)
+            case ["rm", "--force", _] | ["login", *_]:
+                return 0
+            case _:
+                raise Refusal(f"docker: '{' '.join(words[:1])}' is not a docker command", 1)
+    except Refusal as refusal:
+        sys.stderr.write(f"docker: {refusal}\n")
+        return refusal.code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
