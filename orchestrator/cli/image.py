@@ -67,7 +67,9 @@ def build(
     wiring = options(ctx).wiring()
     wanted, _ = wiring.configured(LaunchOptions(gpu, config, tuple(set_ or ())))
     if container is not None:
-        _write_recipe(wanted, container, json=json)
+        if json:
+            raise ConfigError("--container writes files, and has no JSON", hint="leave --json out")
+        _write_recipe(wanted, container)
         return
     small, _ = wiring.configured(LaunchOptions("cpu", None, _on_a_small_machine(wanted, set_ or [])))
     world = wiring.world(small)
@@ -99,7 +101,7 @@ def build(
     typer.echo(f"`bench launch --gpu {record.gpu}` boots from it")
 
 
-def _write_recipe(wanted: Config, folder: Path, *, json: bool) -> None:
+def _write_recipe(wanted: Config, folder: Path) -> None:
     """The Dockerfile of a container that has what the image would have, and what it copies."""
     needs = () if wanted.workload is None else wanted.workload.needs
     made = recipe(wanted.environment.torch, environment_of(wanted.environment.torch, needs), needs)
@@ -109,9 +111,6 @@ def _write_recipe(wanted: Config, folder: Path, *, json: bool) -> None:
     }
     for name, data in files.items():
         write_atomically(folder / name, data)
-    if json:
-        emit_json({"schema": 1, "files": [str(folder / name) for name in files]})
-        return
     for name in files:
         typer.echo(f"wrote {folder / name}")
     typer.echo(f"docker buildx build --push --tag NAME:TAG {folder}")
