@@ -297,7 +297,7 @@ payload: 3
 """
 
 MACHINE_KEYS = (
-    "type, disk_gb, disk_type, image_project, image_family, prepared, provisioning, external_ip, service_account,"
+    "type, disk_gb, disk_type, image_project, image_family, prepared, container, provisioning, external_ip, service_account,"
     " network"
 )
 COMPLAINTS = f"""\
