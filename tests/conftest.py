@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import compiler_cache
 
@@ -57,6 +58,31 @@ def pytest_configure(config: pytest.Config) -> None:
     made = compiler_cache.install()
     if made is not None:
         config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
+
+
+TOGETHER = (
+    "tests/cli/test_outputs.py",
+    "tests/documents/test_commands.py",
+    "tests/fleet/test_slurm.py",
+    "tests/site/test_browser.py",
+)
+"""Files whose tests one worker runs, in their order: they share a home, a scheduler, a browser."""
+
+
+class Together(LoadScopeScheduling):
+    """Each test goes to whoever is free, but for those of a file that stay together.
+
+    The marks of `--dist loadgroup` do nothing with pytest 9.2: xdist 3.8 writes a group into a field that is gone.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if file in TOGETHER else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together | None:
+    return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,6 @@ from tests.cli.a_busy_bucket import CASE, IMAGE, NOTE, fill
 from tests.cli.conftest import Bench
 from tests.documents.test_commands import leaves, typer_app
 
-pytestmark = pytest.mark.xdist_group("outputs")
-
 LOOKS = {
     "baseline list": "",
     "baseline show": "main",

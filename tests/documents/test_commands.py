@@ -123,7 +123,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         bench = Bench(home)
         bench("new", "norm")
         bench("new", "rmsnorm")
-        bench(*f"launch norm.py {SETTLED} --json".split())
+        for _ in range(3):  # on a busy machine one may find what it timed too odd to be trusted
+            if bench(*f"launch norm.py {SETTLED} --json".split(), code=None).code == 0:
+                break
         yield bench
     finally:
         stop(home / "cloud")
@@ -136,7 +138,6 @@ RUNNABLE = [text for text, _ in IN_PAGES if not reason_not_to_run(text) and text
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("reader")
 def test_every_command_line_of_the_pages_ends_with_the_code_that_is_stated(measured: Bench) -> None:
     """In the order in which a reader can type them: what stops the cloud, or forgets a baseline, comes last."""
     commands = dict(IN_PAGES)
@@ -155,7 +156,6 @@ def test_every_command_line_of_the_pages_ends_with_the_code_that_is_stated(measu
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("reader")
 def test_the_weather_of_the_embedded_cloud_is_made_as_its_page_says(measured: Bench) -> None:
     text = (ROOT / "docs" / "embedded-cloud.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.S)
@@ -169,7 +169,6 @@ def test_the_weather_of_the_embedded_cloud_is_made_as_its_page_says(measured: Be
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("reader")
 def test_the_embedded_cloud_answers_the_curl_of_its_page(measured: Bench) -> None:
     (line,) = [one.text for _, one in OTHERS if one.words[0] == "curl" and one.page == "docs/embedded-cloud.md"]
     compute = json.loads((measured.home / "cloud" / "cloud.json").read_text())["compute"]

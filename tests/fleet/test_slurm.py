@@ -18,7 +18,7 @@ from orchestrator.fleets.follow import Follower, Seen
 from tests.fleet.stage import FleetStage, sweep_of
 from tests.support.slurm import MISSING, SlurmCluster, slurm_cluster
 
-pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 WITHIN_S = 400.0
 """Far more than anything here takes: a machine may be slow, and a test that hangs must end."""
 

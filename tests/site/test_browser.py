@@ -25,7 +25,6 @@ WIDTHS = (390, 1280, 1920)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
-    pytest.mark.xdist_group("browser"),
 ]
 
 
