@@ -34,6 +34,8 @@ class Arguments:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    posed_by: str = ""
+    """Which of several problems these belong to, where a workload is made of several."""
 
     @classmethod
     def of(cls, made: Any) -> Arguments:
@@ -45,7 +47,9 @@ class Arguments:
     def mapped(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
         """The same with `of` each tensor, however deep it lies."""
         return Arguments(
-            tuple(mapped(one, of) for one in self.args), {key: mapped(one, of) for key, one in self.kwargs.items()}
+            tuple(mapped(one, of) for one in self.args),
+            {key: mapped(one, of) for key, one in self.kwargs.items()},
+            self.posed_by,
         )
 
     def tensors(self) -> list[torch.Tensor]:
@@ -71,8 +75,9 @@ class Definition:
     allocates what implementations write into. `check(arguments, output)`, where a form brings its own judge, returns
     what is wrong, or nothing; it alone decides then. `writable(arguments)`, where inputs have room for answers among
     them, runs the reference on these very arguments and returns the places, among all tensors, that may be written to.
-    `tests` are cases that are judged and not timed. `tolerance` is `{"rtol": …, "atol": …}`, or None for the
-    criterion of ours.
+    `tests` are cases that are judged and not timed. `tolerance` is `{"rtol": …, "atol": …}`, a function of the
+    case that returns that, or None for the criterion of ours; where it has `baselines`, so many times the first
+    baseline's own error passes too.
     """
 
     name: str
@@ -90,7 +95,7 @@ class Definition:
     flops: Callable[[CaseValues], float] | None = None
     bytes: Callable[[CaseValues], float] | None = None
     skip: Callable[[CaseValues, torch.device], str] | None = None
-    tolerance: Mapping[str, float] | None = None
+    tolerance: Mapping[str, float] | Callable[[CaseValues], Mapping[str, float]] | None = None
     exact: bool = True
     requirements: tuple[str, ...] = ()
     names: tuple[str, ...] = ()

@@ -1,86 +1,191 @@
-"""A KernelBench problem: a file with `Model`, `get_inputs` and `get_init_inputs`, and files with `ModelNew` beside it.
+"""KernelBench problems: files with `Model`, `get_inputs` and `get_init_inputs`, and files with `ModelNew` for them.
+
+One problem with its candidates beside it is a workload of one case. Several problems in one folder are a suite: each is
+a case, and the candidates lie in folders of their own, one folder a kernel.
 
 Inputs are made on the device. `Model` in eager mode and compiled are the baselines, each `ModelNew` is a kernel; all of
 them have the same parameters, drawn under one seed. Right is what `Model` gives in float64, to within the tolerance
-that KernelBench uses: 1e-4 in float32, 1e-2 in half types.
+that KernelBench uses: 1e-4 in float32, 1e-2 in half types; or three times what `Model` itself is off on this device,
+where that is more (its convolutions may multiply in TF32).
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from kernels.forms.definition import Arguments, BadWorkload, CaseValues, Definition
 from kernels.forms.one_file import imported
+from kernels.harness.criterion import TIMES_BASELINE
 
 PARAMETERS_SEED = 42
 USUAL_TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2
+EAGER, COMPILED = "eager", "compiled"
+AXIS = "problem"
+"""The axis of a suite."""
+NEEDED = ("Model", "get_inputs", "get_init_inputs")
+GENERATED = re.compile(r"level_\d+_problem_(\d+)_sample_(\d+)_kernel")
+"""What KernelBench's own generator calls its files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A folder's problems, the candidates of each kernel by problem, and the file that stands for the whole."""
+
+    problems: Mapping[str, Path]
+    candidates: Mapping[str, Mapping[str, Path]]
+
+    @property
+    def suite(self) -> bool:
+        """Whether there are several problems."""
+        return len(self.problems) > 1
 
 
 def load(path: Path) -> Definition:
-    """The problem in a folder. Raises `BadWorkload`."""
+    """The problem or the suite in a folder. Raises `BadWorkload`."""
     folder = path if path.is_dir() else path.parent
-    problem, candidates = found(folder)
-    module = imported(problem)
-    for name in ("Model", "get_inputs", "get_init_inputs"):
-        if not hasattr(module, name):
-            raise BadWorkload(f"{problem.name}:1: there is no {name}")
+    files = found(folder)
+    problems = {name: Problem(file) for name, file in files.problems.items()}
+    only = next(iter(problems.values()))
+    if not files.suite:
+        only.module()
 
-    def inputs(_case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
-        # get_inputs draws from the global generators; minutes would go into large draws on the host.
-        torch.manual_seed(generator.initial_seed())
-        with torch.device(device):
-            made = module.get_inputs()
-        return Arguments.of(tuple(made)).mapped(lambda one: one.to(device))
+    def posed(case: CaseValues) -> Problem:
+        return problems[str(case[AXIS])] if files.suite else only
 
-    exact = Models(module.Model, module.get_init_inputs)
+    def inputs(case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
+        return posed(case).inputs(device, generator)
 
     def right(arguments: Arguments) -> Any:
-        first = next((one for one in arguments.tensors() if one.is_floating_point()), None)
-        device = first.device if first is not None else torch.device("cpu")
-        return exact.on(device, None if first is None else first.dtype)(*arguments.args)
+        return (problems[arguments.posed_by] if files.suite else only).right(arguments)
 
     implementations: dict[str, Any] = {
-        "eager": Entrant(module.Model, module.get_init_inputs),
-        "compiled": Entrant(module.Model, module.get_init_inputs, compiled=True),
+        EAGER: Entrant({name: one.model for name, one in problems.items()}, problems),
+        COMPILED: Entrant({name: one.model for name, one in problems.items()}, problems, compiled=True),
     }
-    for file in candidates:
-        name = file.stem if file.stem not in implementations else f"{file.stem}_new"
-        implementations[name] = Entrant(Later(file), module.get_init_inputs)
-    tolerance = HALF_TOLERANCE if says_half(problem) else USUAL_TOLERANCE
+    for kernel, by_problem in files.candidates.items():
+        name = kernel if kernel not in implementations else f"{kernel}_new"
+        implementations[name] = Entrant({key: Later(file) for key, file in by_problem.items()}, problems)
     return Definition(
-        name=problem.stem,
-        file=problem,
-        axes=(),
-        cases=({},),
+        name=folder.name if files.suite else only.file.stem,
+        file=only.file,
+        axes=(AXIS,) if files.suite else (),
+        cases=tuple({AXIS: name} for name in problems) if files.suite else ({},),
         inputs=inputs,
         reference=right,
         implementations=implementations,
-        baselines=("eager", "compiled"),
-        tolerance={"rtol": tolerance, "atol": tolerance},
+        baselines=(EAGER, COMPILED),
+        tolerance=lambda case: posed(case).tolerance,
     )
 
 
-def found(folder: Path) -> tuple[Path, list[Path]]:
-    """The file with `Model`, and those with `ModelNew`, by their text. Raises `BadWorkload`."""
-    problems, candidates = [], []
-    for file in sorted(folder.glob("*.py")):
-        try:
-            body = ast.parse(file.read_text(encoding="utf-8")).body
-        except SyntaxError as exc:
-            raise BadWorkload(f"{file.name}:{exc.lineno}: syntax error: {exc.msg}") from exc
-        classes = {node.name for node in body if isinstance(node, ast.ClassDef)}
+def found(folder: Path) -> Found:
+    """The files with `Model`, and those with `ModelNew`, by their text. Raises `BadWorkload`."""
+    problems, beside = {}, []
+    for file in sorted(folder.glob("*.py"), key=in_order):
+        classes = classes_of(file)
         if "ModelNew" in classes:
-            candidates.append(file)
+            beside.append(file)
         elif "Model" in classes:
-            problems.append(file)
-    if len(problems) != 1:
-        raise BadWorkload(f"{folder.name}: one file must have a class Model, and {len(problems)} have")
-    return problems[0], candidates
+            problems[file.stem] = file
+    if not problems:
+        raise BadWorkload(f"{folder.name}: no file has a class Model")
+    if len(problems) == 1:
+        only = next(iter(problems))
+        return Found(problems, {file.stem: {only: file} for file in beside})
+    if beside:
+        raise BadWorkload(
+            f"{beside[0].name}: there are {len(problems)} problems, and it does not say which it solves: candidates of "
+            "a suite lie in a folder of their own, under the name of their problem's file"
+        )
+    candidates: dict[str, dict[str, Path]] = {}
+    for file in sorted(folder.glob("*/*.py"), key=in_order):
+        if "ModelNew" in classes_of(file):
+            kernel, problem = solved(file, problems)
+            candidates.setdefault(kernel, {})[problem] = file
+    return Found(problems, candidates)
+
+
+def in_order(file: Path) -> tuple[str, int, str]:
+    """By the number that a name begins with: 2 comes before 10."""
+    number = re.match(r"\d+", file.name)
+    return file.parent.name, int(number[0]) if number else 0, file.name
+
+
+def classes_of(file: Path) -> set[str]:
+    """The classes at the top of a file. Raises `BadWorkload` for one that is no Python."""
+    try:
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+    except SyntaxError as exc:
+        raise BadWorkload(f"{file.name}:{exc.lineno}: syntax error: {exc.msg}") from exc
+    return {node.name for node in body if isinstance(node, ast.ClassDef)}
+
+
+def solved(file: Path, problems: Mapping[str, Path]) -> tuple[str, str]:
+    """The kernel's name and the problem that one of its files is for. Raises `BadWorkload`."""
+    kernel = file.parent.name
+    if file.stem in problems:
+        return kernel, file.stem
+    generated = GENERATED.fullmatch(file.stem)
+    if generated:
+        number, sample = generated.groups()
+        named = [name for name in problems if name.split("_")[0] == number]
+        if named:
+            return kernel if sample == "0" else f"{kernel}_sample{sample}", named[0]
+    raise BadWorkload(f"{kernel}/{file.name}: no problem of the suite has that name")
+
+
+class Problem:
+    """One file with `Model`, imported when it is first wanted."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.exact = Models(self.model, self.initial)
+        half = says_half(file)
+        allowed = HALF_TOLERANCE if half else USUAL_TOLERANCE
+        self.tolerance = {"rtol": allowed, "atol": allowed, "baselines": TIMES_BASELINE}
+        self.known: ModuleType | None = None
+
+    def module(self) -> ModuleType:
+        """The file, imported. Raises `BadWorkload`."""
+        if self.known is None:
+            made = imported(self.file)
+            for name in NEEDED:
+                if not hasattr(made, name):
+                    raise BadWorkload(f"{self.file.name}:1: there is no {name}")
+            self.known = made
+        return self.known
+
+    def model(self, *args: Any) -> Any:
+        """A `Model`."""
+        return self.module().Model(*args)
+
+    def initial(self) -> Any:
+        """The arguments of every model."""
+        return self.module().get_init_inputs()
+
+    def inputs(self, device: torch.device, generator: torch.Generator) -> Arguments:
+        """What a model is called with."""
+        # get_inputs draws from the global generators; minutes would go into large draws on the host.
+        make = self.module().get_inputs
+        torch.manual_seed(generator.initial_seed())
+        with torch.device(device):
+            made = make()
+        return Arguments(tuple(made), {}, self.file.stem).mapped(lambda one: one.to(device))
+
+    def right(self, arguments: Arguments) -> Any:
+        """What `Model` answers in the type of these inputs."""
+        first = next((one for one in arguments.tensors() if one.is_floating_point()), None)
+        device = first.device if first is not None else torch.device("cpu")
+        return self.exact.on(device, None if first is None else first.dtype)(*arguments.args)
 
 
 def says_half(problem: Path) -> bool:
@@ -118,17 +223,31 @@ class Models:
 
 
 class Entrant:
-    """An implementation: a module, made on the device when it is first bound."""
+    """An implementation: for each problem that it solves a module, made on the device when it is first bound."""
 
-    def __init__(self, make: Callable[..., Any], initial: Callable[[], Any], *, compiled: bool = False) -> None:
-        self.models, self.compiled = Models(make, initial), compiled
-        self.module: Any = None
+    def __init__(
+        self, makers: Mapping[str, Callable[..., Any]], problems: Mapping[str, Problem], *, compiled: bool = False
+    ) -> None:
+        self.makers, self.problems, self.compiled = makers, problems, compiled
+        self.made: tuple[str, Any] | None = None
+
+    def refusal(self, case: CaseValues) -> str:
+        """Why a problem is not for it."""
+        name = str(case.get(AXIS, ""))
+        return "" if not name or name in self.makers else f"it has no file for {name}"
 
     def bound(self, _case: Mapping[str, Any], _outs: tuple[Any, ...], arguments: Arguments) -> Callable[[], Any]:
         """A call on these inputs."""
-        if self.module is None:
+        name = arguments.posed_by
+        if self.made is None or self.made[0] != name:
             first = next(iter(arguments.tensors()), None)
-            model = self.models.on(first.device if first is not None else torch.device("cpu"), None)
-            self.module = torch.compile(model) if self.compiled else model
-        module, args = self.module, arguments.args
-        return lambda: module(*args)
+            device = first.device if first is not None else torch.device("cpu")
+            model = Models(self.makers[name], self.problems[name].initial).on(device, None)
+            self.made = name, torch.compile(model) if self.compiled else model
+        return partial(self.made[1], *arguments.args)
+
+    def leave(self) -> None:
+        """Nothing of a problem is kept."""
+        self.made = None
+        if self.compiled:
+            torch.compiler.reset()

@@ -67,7 +67,7 @@ def read_own(step: str, workload: OwnWorkload) -> Mapping[str, Any]:
     do for its form. Raises `BadSpec`."""
     if workload.form == PROGRAM or (step == "correctness" and workload.form not in JUDGED_APART):
         return {}
-    from kernels.harness.arena import described
+    from kernels.harness.starting import described
 
     return described(workload)
 

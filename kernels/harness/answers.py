@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kernels.harness import lending
+
 Reply = dict[str, Any]
+LEND_BYTES = 64 << 20
+"""Answers from here on stay on the device, where the judge's process copies them; others travel as files."""
+PIECE_BYTES = 1 << 28
 
 
 def leaves(answer: Any) -> list[Any]:
@@ -36,7 +42,14 @@ def same(one: Any, two: Any) -> bool:
     """Whether two answers are the same to the last bit."""
     a, b = leaves(one), leaves(two)
     return len(a) == len(b) and all(
-        torch.equal(bits(x), bits(y)) if isinstance(x, torch.Tensor) else x == y for x, y in zip(a, b, strict=True)
+        alike(bits(x), bits(y)) if isinstance(x, torch.Tensor) else x == y for x, y in zip(a, b, strict=True)
+    )
+
+
+def alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether the same bytes are in both, without as much memory again."""
+    return one.shape == two.shape and all(
+        torch.equal(a, b) for a, b in zip(one.split(PIECE_BYTES), two.split(PIECE_BYTES), strict=True)
     )
 
 
@@ -57,35 +70,68 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def release(device: torch.device) -> None:
+    """Give back what memory is not in use: other processes need it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def size_of(answer: Any) -> int:
+    """The bytes of an answer's tensors."""
+    return sum(one.numel() * one.element_size() for one in leaves(answer) if isinstance(one, torch.Tensor))
+
+
 def written(answer: Any, folder: str) -> Reply:
     """An answer as its structure and one file for each tensor."""
-    files: list[Any] = []
 
-    def keep(leaf: Any) -> int:
-        tensor = leaf.detach() if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
-        path = Path(folder) / f"{len(files)}.bin"
-        bits(tensor.cpu()).numpy().tofile(path)
-        files.append([str(path), str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
-        return len(files) - 1
+    def keep(leaf: torch.Tensor, number: int) -> str:
+        path = Path(folder) / f"{number}.bin"
+        bits(leaf.cpu()).numpy().tofile(path)
+        return str(path)
+
+    return taken_apart(answer, keep)
+
+
+def lent(answer: Any) -> tuple[Reply, list[torch.Tensor]]:
+    """An answer as its structure and where each tensor lies on the device; and the tensors, to be kept until the judge
+    has copied them."""
+    kept: list[torch.Tensor] = []
+
+    def keep(leaf: torch.Tensor, _number: int) -> list[Any]:
+        kept.append(leaf.contiguous())
+        return lending.lend(kept[-1])
+
+    return taken_apart(answer, keep), kept
+
+
+def taken_apart(answer: Any, keep: Callable[[torch.Tensor, int], Any]) -> Reply:
+    """An answer's structure, and of each of its tensors what `keep` makes of it, with type and shape."""
+    files: list[Any] = []
 
     def tree(value: Any) -> Any:
         if isinstance(value, dict):
             return {"map": {str(key): tree(one) for key, one in value.items()}}
         if isinstance(value, (tuple, list)):
             return {"list": [tree(one) for one in value]}
-        return keep(value)
+        leaf = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
+        files.append([keep(leaf, len(files)), str(leaf.dtype).removeprefix("torch."), list(leaf.shape)])
+        return len(files) - 1
 
     return {"tree": tree(answer), "files": files}
 
 
-def read(told: list[Any]) -> torch.Tensor:
-    """A tensor from its file; the file is whatever the other process wrote, so nothing of it is obeyed."""
-    path, dtype, shape = told
+def read(told: list[Any], device: torch.device) -> torch.Tensor:
+    """A tensor from its file, or from another process's memory; what lies there is whatever that process wrote, so
+    nothing of it is obeyed."""
+    place, dtype, shape = told
     kind = getattr(torch, str(dtype))
     count = int(torch.Size(shape).numel())
     if not count:
         return torch.empty(shape, dtype=kind)
-    raw = torch.from_file(str(path), size=count * kind.itemsize, dtype=torch.uint8)
+    size = count * kind.itemsize
+    if isinstance(place, list):
+        return lending.borrowed(place, size, device).view(kind).reshape(shape)
+    raw = torch.from_file(str(place), size=size, dtype=torch.uint8)
     return raw.clone().view(kind).reshape(shape)
 
 

@@ -20,15 +20,15 @@ from typing import Any, cast
 
 import torch
 
-from kernels.harness import axes, environment, processes
+from kernels.harness import axes, processes
 from kernels.harness.contenders import Bound, Built
 from kernels.harness.hands import Absent, Hand, Place, RemoteTimer, Turn
 from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, rotation
 from kernels.harness.judging import Judged, Outcome, Session, say
 from kernels.harness.own import OwnCase, OwnWorkload
 from kernels.harness.processes import Answered, Lost, Worker
-from kernels.harness.reading import BadSpec
 from kernels.harness.spec import Spec, original
+from kernels.harness.starting import READING_LIMIT_S, starter
 from kernels.harness.timers import Timed
 from kernels.harness.turns import Contender
 from kernels.harness.workload import BuildFailed, Call, Check, Unavailable
@@ -47,7 +47,6 @@ DISHONEST_CLOCK = 4.0
 CLOCK_LEAST_S = 0.005
 CLOCK_LEAST_SAMPLES = 5
 """Of fewer samples each may have waited for a busy machine."""
-READING_LIMIT_S = 120.0
 
 
 @dataclass
@@ -71,6 +70,10 @@ class Arena:
     roof: dict[str, float] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
     places: dict[str, list[int]] = field(default_factory=dict)
+    lends: bool | None = None
+    """Whether answers may be copied on the device; None until it was tried."""
+    last_seed: tuple[str, int] = ("", 0)
+    """A case, and the seed of what all of its implementations are checked on at its end."""
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bench-", dir=processes.roomy())))
 
     def hand(self, name: str) -> Hand:
@@ -90,6 +93,14 @@ class Arena:
         """What the judge says to an answer. Raises `Lost` and `Answered` of the judge's own."""
         if answer.get("fault"):
             return Check(False, float("nan"), float("nan"), str(answer["fault"]))
+        try:
+            return self.judged(hand, case, seed, answer)
+        finally:
+            if answer.get("lent"):
+                hand.ask("taken")
+
+    def judged(self, hand: Hand, case: OwnCase, seed: int, answer: Mapping[str, Any]) -> Check:
+        """The judge's word. Raises `Lost` and `Answered` of its own."""
         first = bool(self.baselines) and original(hand.name) == self.baselines[0]
         try:
             told = self.judge.ask(
@@ -121,11 +132,22 @@ class Arena:
         Raises `Unavailable` where it cannot run, `Lost` and `Answered` where it went wrong."""
         hand = self.hand(name)
         told = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
-        answer = hand.ask("check", seed=check_seed, folder=str(self.folder), at=0)
+        answer = hand.ask("check", seed=check_seed, folder=str(self.folder), at=0, lend=self.can_lend(hand))
         check = self.verdict(hand, case, check_seed, answer)
         role = "baseline_" if original(name) in self.baselines else "kernel_"
         call = Call(role + original(name), Place(hand, 0), scope=self.scope(hand, case))
         return Bound(name, call), check, int(told["set_bytes"])
+
+    def can_lend(self, hand: Hand) -> bool:
+        """Whether the judge can copy from another process's memory on this device: tried once."""
+        if self.lends is None:
+            self.lends = False
+            if self.device.type == "cuda":
+                with contextlib.suppress(Lost, Answered):
+                    told = hand.ask("specimen")
+                    self.lends = self.judge.ask("borrowed", files=told["files"])["sums"] == [1023 * 512.0]
+                hand.fault = self.judge.fault = None
+        return self.lends
 
     def judge_case(self, session: Session, case: OwnCase, implementations: Sequence[str]) -> Judged:
         """Every implementation tried on new inputs and judged, the first baseline first: its error counts for all."""
@@ -210,8 +232,11 @@ class Arena:
 
     def once_more(self, name: str, case: OwnCase) -> Check:
         """The last check, on new inputs."""
-        hand, seed = self.hand(name), secrets.randbits(62)
-        found = self.verdict(hand, case, seed, hand.ask("check", seed=seed, folder=str(self.folder), at=0))
+        if self.last_seed[0] != case.id:
+            self.last_seed = case.id, secrets.randbits(62)
+        hand, seed = self.hand(name), self.last_seed[1]
+        answer = hand.ask("check", seed=seed, folder=str(self.folder), at=0, lend=self.can_lend(hand))
+        found = self.verdict(hand, case, seed, answer)
         if not found.passed:
             return replace(found, reason=f"right before timing, wrong after: {found.reason}")
         told = self.afterthoughts(name, case)
@@ -245,7 +270,9 @@ class Arena:
                 yield
                 if wanted and turn is not None and hand.name not in self.wrong:
                     turn.checked += 1
-                    found = self.verdict(hand, case, seed, hand.ask("answered", folder=str(self.folder)))
+                    found = self.verdict(
+                        hand, case, seed, hand.ask("answered", folder=str(self.folder), lend=self.can_lend(hand))
+                    )
                     if not found.passed:
                         self.wrong[hand.name] = replace(found, reason=f"in a timed call on new inputs: {found.reason}")
             except (Lost, Answered) as exc:
@@ -338,24 +365,6 @@ def against(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome
         return Outcome(name, None, None, str(exc), wrong=False)
     wrong = isinstance(exc, Lost) or exc.kind not in ("unavailable", "memory")
     return Outcome(name, None, None, exc.reason(when)[:400], wrong=wrong)
-
-
-def starter(workload: OwnWorkload, device: torch.device, threads: int) -> Callable[[], Worker]:
-    """Starts processes for a workload."""
-    processes.prepare(Path(workload.path))
-    given = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path}
-    return lambda: Worker(given)
-
-
-def described(workload: OwnWorkload) -> Mapping[str, Any]:
-    """What a workload says of itself. Raises `BadSpec`, with file and line, where it cannot be read."""
-    reader = Hand("", starter(workload, environment.device(), 1), READING_LIMIT_S)
-    try:
-        return reader.ask("describe")
-    except (Lost, Answered) as exc:
-        raise BadSpec(exc.reason(f"while {workload.path} was read")) from exc
-    finally:
-        reader.end()
 
 
 def open_arena(asked: Spec, device: torch.device) -> Arena:

@@ -12,7 +12,19 @@ import torch
 
 from kernels.forms.definition import Arguments, BadWorkload, Definition, mapped
 from kernels.harness import input_sets, timers
-from kernels.harness.answers import Reply, leaves, same, settle, spoil, strange, written
+from kernels.harness.answers import (
+    LEND_BYTES,
+    Reply,
+    leaves,
+    lent,
+    release,
+    same,
+    settle,
+    size_of,
+    spoil,
+    strange,
+    written,
+)
 from kernels.harness.turns import Contender
 from kernels.harness.workload import Unavailable
 
@@ -67,6 +79,8 @@ class Bench:
         self.timers: dict[str, Any] = {}
         self.case: dict[str, Any] = {}
         self.seed = 0
+        self.shown: list[torch.Tensor] = []
+        """Answers that the judge copies from here."""
 
     def bind(self, case: dict[str, Any], seed: int, writable: Sequence[int] = ()) -> Reply:
         """One set of inputs for a case; at the `writable` places among its tensors there is room for an answer."""
@@ -131,7 +145,7 @@ class Bench:
         settle(self.device)
         return {}
 
-    def check(self, seed: int | None, folder: str, at: int) -> Reply:
+    def check(self, seed: int | None, folder: str, at: int, lend: bool = False) -> Reply:
         """One call on new values, and what it answered."""
         if seed is not None:
             self.renew(seed)
@@ -139,10 +153,11 @@ class Bench:
         began = time.perf_counter()
         self.plans[at % len(self.plans)]()
         settle(self.device)
-        return {**self.answered(folder), "seconds": time.perf_counter() - began}
+        return {**self.answered(folder, lend), "seconds": time.perf_counter() - began}
 
-    def answered(self, folder: str) -> Reply:
-        """The kept answer, as files in `folder`, with what is wrong with the way in which it came."""
+    def answered(self, folder: str, lend: bool = False) -> Reply:
+        """The kept answer, as files in `folder` or, where it is large and to `lend`, where it lies on the device; with
+        what is wrong with the way in which it came."""
         answer, by = self.kept.answer, self.kept.by
         assert by is not None, "a call was made"
         arguments, outs = self.sets[self.plans.index(by)]
@@ -158,10 +173,30 @@ class Bench:
         if not same(answer, at_once):
             late = "untrusted: its output changed after the call had returned (work on another stream or thread)"
             return {"fault": late, "files": [], "tree": None}
+        del answer
         fresh = self.drawn(self.seed)
         if not same(self.given(arguments), self.given(fresh)):
             return {"fault": "untrusted: it changed its inputs", "files": [], "tree": None}
-        return {"fault": "", **written(at_once, folder)}
+        del fresh
+        if not lend or size_of(at_once) < LEND_BYTES:
+            return {"fault": "", **written(at_once, folder)}
+        told, self.shown = lent(at_once)
+        del at_once
+        release(self.device)
+        return {"fault": "", **told, "lent": True}
+
+    def taken(self) -> Reply:
+        """The judge has copied the answer. Its memory goes back, and the next call finds what it needs."""
+        self.shown = []
+        release(self.device)
+        self.plans[0]()
+        settle(self.device)
+        return {}
+
+    def specimen(self) -> Reply:
+        """A tensor to lend, before any answer is."""
+        told, self.shown = lent(torch.arange(1024.0, device=self.device))
+        return told
 
     def given(self, arguments: Arguments) -> tuple[torch.Tensor, ...]:
         """The tensors that nobody may write to."""
@@ -174,6 +209,10 @@ class Bench:
         made = self.timers[regime] = timers.timer_for(self.device, regime)(contender)
         self.graph_kept = (self.kept.answer, self.kept.by) if regime == "graph" else None
         self.kept.wanted = False
+        if sum(map(size_of, (self.sets[0][0].tensors(), self.sets[0][1]))) >= LEND_BYTES:
+            release(self.device)  # a capture leaves memory behind for the stream that it warmed up on
+            self.plans[0]()
+            settle(self.device)
         return {"calls_made": made.calls_made, "overhead_us": made.overhead_us}
 
     def sample(self, regime: str, first: int, keep: bool) -> Reply:
@@ -201,7 +240,9 @@ class Bench:
     def leave(self) -> Reply:
         """Nothing of the case is kept."""
         self.sets, self.plans, self.timers, self.kept.answer, self.kept.by = [], [], {}, None, None
-        self.graph_kept = None
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.graph_kept, self.shown = None, []
+        forget = getattr(self.function, "leave", None)
+        if forget is not None:
+            forget()
+        release(self.device)
         return {}

@@ -19,11 +19,11 @@ import torch
 
 from kernels.forms.load import load
 from kernels.harness import axes, environment
-from kernels.harness.arena import described
 from kernels.harness.bench import Bench
 from kernels.harness.contenders import bind, build
 from kernels.harness.own import OwnWorkload
 from kernels.harness.spec import Spec, original, parse
+from kernels.harness.starting import described
 from kernels.harness.steps import default_cache
 from kernels.harness.workload import Site
 

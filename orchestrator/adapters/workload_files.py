@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
-from orchestrator.core.forms import gpumode, program
+from orchestrator.core.forms import gpumode, kernelbench, program
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.needs import NOTHING, OBJECT, Needs
 from orchestrator.core.forms.needs import needs as needs_of
@@ -67,8 +67,8 @@ def main_file(path: Path) -> Path:
 
 
 def form_of(path: Path) -> Form:
-    """`gpumode` for a `task.yml` or a folder with one; `kernelbench` for a folder with a `ModelNew` in a file;
-    else, and for a folder with a file of its own name, `file`."""
+    """`gpumode` for a `task.yml` or a folder with one; `kernelbench` for a folder with a `ModelNew`, or a `Model`
+    and its inputs, in a file; else, and for a folder with a file of its own name, `file`."""
     if path.name in TASK_FILES:
         return "gpumode"
     if path.suffix in (".yaml", ".yml") and path.is_file():
@@ -78,7 +78,7 @@ def form_of(path: Path) -> Form:
     if any((path / name).is_file() for name in TASK_FILES):
         return "gpumode"
     with contextlib.suppress(OSError):
-        if any(b"class ModelNew" in one.read_bytes() for one in path.glob("*.py")):
+        if any(kernelbench.is_of_form(one.read_bytes()) for one in path.glob("*.py")):
             return "kernelbench"
     return "program" if _descriptions(path) else "file"
 
@@ -89,7 +89,8 @@ def found(path: Path) -> Own:
     if form == "gpumode":
         return _gpumode(path if path.is_dir() else path.parent)
     if form == "kernelbench":
-        return Own(form, path, path.resolve().name, (case_id({}),), _below(path))
+        cases = tuple(map(case_id, kernelbench.cases({one.stem: text_of(one) for one in path.glob("*.py")})))
+        return Own(form, path, path.resolve().name, cases, _below(path))
     if form == "program":
         return _program(path)
     file = main_file(path)

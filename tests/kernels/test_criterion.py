@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from kernels.forms.definition import Arguments, in_double
-from kernels.harness.criterion import Errors, exact_of, judged
+from kernels.harness.criterion import Errors, allowance, distance, exact_of, judged, pieces
 
 Function = Callable[..., Any]
 
@@ -143,3 +144,48 @@ def test_a_long_sum_by_one_thread_is_right_and_one_in_half_precision_is_not() ->
             assert not half.passed
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 1000), (1000, 3), (5, 6, 7), (1, 1, 400)])
+@pytest.mark.parametrize("most", [1, 10, 64])
+def test_pieces_hold_every_element_once_and_no_more_than_asked(shape: tuple[int, ...], most: int) -> None:
+    one = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    parts = list(pieces(one, one.clone().as_strided(one.shape, one.stride()) if one.numel() else one, most=most))
+    assert all(a.numel() <= most for a, _ in parts)
+    assert sorted(value for a, _ in parts for value in a.reshape(-1).tolist()) == one.reshape(-1).tolist()
+    assert all(torch.equal(a, b) for a, b in parts)
+    assert all(a.untyped_storage().data_ptr() == one.untyped_storage().data_ptr() for a, _ in parts), "no copies"
+
+
+def test_a_distance_skips_what_is_not_finite_and_has_both_norms() -> None:
+    out, right = torch.tensor([1.0, 2.0, math.inf, 4.0]), torch.tensor([1.0, 2.5, math.inf, 2.0])
+    assert distance(out, right) == (2.0, math.sqrt((0.25 + 4.0) / 4))
+
+
+def test_a_workloads_tolerance_may_be_widened_by_what_the_baseline_itself_is_off() -> None:
+    right = torch.full((8,), 100.0, dtype=torch.float64)
+    exact = exact_of(lambda _: right, Arguments((torch.ones(8),), {}), None, in_double)
+    strict, wide = {"rtol": 1e-4, "atol": 1e-4}, {"rtol": 1e-4, "atol": 1e-4, "baselines": 3.0}
+    off = Errors(((0.05, 0.05),))
+
+    def allowed(tolerance: dict[str, float], baseline: Errors | None, *, tf32: bool = False) -> float:
+        return allowance(right, torch.float32, exact, 0, baseline, tolerance, tf32)[0][0]
+
+    assert allowed(strict, off) == pytest.approx(0.0101)
+    assert allowed(wide, None) == pytest.approx(0.0101)
+    assert allowed(wide, off) == pytest.approx(0.15)
+    assert allowed(wide, None, tf32=True) == pytest.approx(4 * 2**-10 * 100), "a baseline that may multiply in TF32"
+    assert allowed(strict, None, tf32=True) == pytest.approx(0.0101), "what the workload says, where it says no more"
+
+
+def test_a_reference_without_a_generator_is_not_shaken_and_may_be_called_once() -> None:
+    calls = []
+
+    def reference(given: Arguments) -> torch.Tensor:
+        calls.append(1)
+        return given.args[0] * 2
+
+    exact = exact_of(reference, Arguments((torch.ones(4),), {}), None, in_double, twice=False)
+    assert len(calls) == 1
+    assert exact.moved == ((0.0, 0.0),)
+    assert exact.single == ()

@@ -11,6 +11,7 @@ import torch
 
 from kernels.forms.definition import BadWorkload, in_double
 from kernels.forms.kernelbench import load
+from orchestrator.core.forms.kernelbench import cases
 
 MODEL = """import torch
 import torch.nn as nn
@@ -59,14 +60,46 @@ def test_the_model_and_every_candidate_have_the_same_parameters(tmp_path: Path) 
     assert not torch.allclose(answers["leaky_wrong"].double(), exact, atol=1e-2)
 
 
-def test_a_folder_with_no_model_or_two_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_no_model_or_with_a_candidate_of_nobody_is_refused(tmp_path: Path) -> None:
     (tmp_path / "new.py").write_text(NEW)
-    with pytest.raises(BadWorkload, match="one file must have a class Model, and 0 have"):
+    with pytest.raises(BadWorkload, match="no file has a class Model"):
         load(tmp_path)
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(MODEL)
-    with pytest.raises(BadWorkload, match="and 2 have"):
+    with pytest.raises(BadWorkload, match=r"new.py: there are 2 problems, and it does not say which it solves"):
         load(tmp_path)
     (tmp_path / "b.py").write_text("def (\n")
     with pytest.raises(BadWorkload, match=r"b.py:1: syntax error"):
         load(tmp_path)
+
+
+def test_several_problems_are_a_case_each_and_candidates_are_found_by_their_files_names(tmp_path: Path) -> None:
+    for number, name in enumerate(("1_leaky", "2_leakier", "10_leakiest")):
+        (tmp_path / f"{name}.py").write_text(MODEL.replace("0.1", f"0.{number + 1}"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "1_leaky.py").write_text(NEW)
+    (tmp_path / "mine" / "level_1_problem_10_sample_0_kernel.py").write_text(NEW)
+    (tmp_path / "mine" / "level_1_problem_10_sample_1_kernel.py").write_text(NEW)
+    suite = load(tmp_path)
+    assert [case["problem"] for case in suite.cases] == ["1_leaky", "2_leakier", "10_leakiest"]
+    told = cases({one.stem: one.read_text() for one in tmp_path.glob("*.py")})
+    assert told == suite.cases, "the client says the same by the text alone"
+    assert list(suite.implementations) == ["eager", "compiled", "mine", "mine_sample1"]
+    mine = suite.implementations["mine"]
+    assert [mine.refusal(case) for case in suite.cases] == ["", "it has no file for 2_leakier", ""]
+    for case in (suite.cases[0], suite.cases[2]):
+        given = suite.inputs(case, torch.device("cpu"), torch.Generator().manual_seed(5))
+        exact = suite.reference(given.mapped(in_double))
+        answers = [suite.implementations[name].bound(case, (), given)() for name in ("eager", "mine")]
+        assert all(torch.allclose(one.double(), exact, atol=1e-6) for one in answers)
+        mine.leave()
+    (tmp_path / "mine" / "3_unknown.py").write_text(NEW)
+    with pytest.raises(BadWorkload, match=r"mine/3_unknown.py: no problem of the suite has that name"):
+        load(tmp_path)
+
+
+def test_inputs_of_a_problem_are_made_on_the_device(tmp_path: Path) -> None:
+    (tmp_path / "leaky.py").write_text(MODEL.replace("torch.randn(4, 8)", "torch.rand(1 << 40)"))
+    workload = load(tmp_path)
+    made = workload.inputs({}, torch.device("meta"), torch.Generator().manual_seed(5))
+    assert made.tensors()[0].device.type == "meta", "no terabytes were drawn on the host"

@@ -1,0 +1,35 @@
+"""Starts processes for a user's own workload, and asks one of them what the workload says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.harness import environment, processes
+from kernels.harness.hands import Hand
+from kernels.harness.own import OwnWorkload
+from kernels.harness.processes import Answered, Lost, Worker
+from kernels.harness.reading import BadSpec
+
+READING_LIMIT_S = 120.0
+
+
+def starter(workload: OwnWorkload, device: torch.device, threads: int) -> Callable[[], Worker]:
+    """Starts processes for a workload."""
+    processes.prepare(Path(workload.path))
+    given = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path}
+    return lambda: Worker(given)
+
+
+def described(workload: OwnWorkload) -> Mapping[str, Any]:
+    """What a workload says of itself. Raises `BadSpec`, with file and line, where it cannot be read."""
+    reader = Hand("", starter(workload, environment.device(), 1), READING_LIMIT_S)
+    try:
+        return reader.ask("describe")
+    except (Lost, Answered) as exc:
+        raise BadSpec(exc.reason(f"while {workload.path} was read")) from exc
+    finally:
+        reader.end()
