@@ -28,6 +28,8 @@ from kernels.harness.answers import (
 from kernels.harness.turns import Contender
 from kernels.harness.workload import Unavailable
 
+HUGE_BYTES = 1 << 30
+"""Inputs from here on leave no room for memory that is only kept in case."""
 LATER_S = 0.02
 """Whoever works on after its call has returned is given so long to show it."""
 
@@ -81,11 +83,14 @@ class Bench:
         self.seed = 0
         self.shown: list[torch.Tensor] = []
         """Answers that the judge copies from here."""
+        self.transient = 0
+        """What a call takes beside its inputs, once that is known."""
 
     def bind(self, case: dict[str, Any], seed: int, writable: Sequence[int] = ()) -> Reply:
         """One set of inputs for a case; at the `writable` places among its tensors there is room for an answer."""
         self.writable = frozenset(writable)
         self.sets, self.plans, self.timers, self.case, self.seed = [], [], {}, case, seed
+        self.transient = 0
         only = getattr(self.function, "refusal", None)
         reason = only(case) if only else ""
         if reason:
@@ -136,8 +141,21 @@ class Bench:
             for one in outs:
                 spoil(one)
         self.seed = seed
+        del fresh, old
+        if self.large(HUGE_BYTES):
+            self.tidy()
         settle(self.device)
         return {}
+
+    def large(self, least: int) -> bool:
+        """Whether a set of inputs takes so many bytes."""
+        return bool(self.sets) and size_of(self.sets[0][0].tensors()) >= least
+
+    def tidy(self) -> None:
+        """What only filled or copied inputs took goes back to the device; what the next call takes is at hand."""
+        release(self.device)
+        if self.transient and self.device.type == "cuda":
+            torch.empty(self.transient, dtype=torch.uint8, device=self.device)
 
     def call(self, at: int) -> Reply:
         """One call that is not timed."""
@@ -186,11 +204,9 @@ class Bench:
         return {"fault": "", **told, "lent": True}
 
     def taken(self) -> Reply:
-        """The judge has copied the answer. Its memory goes back, and the next call finds what it needs."""
+        """The judge has copied the answer: its memory goes back."""
         self.shown = []
-        release(self.device)
-        self.plans[0]()
-        settle(self.device)
+        self.tidy()
         return {}
 
     def specimen(self) -> Reply:
@@ -209,10 +225,8 @@ class Bench:
         made = self.timers[regime] = timers.timer_for(self.device, regime)(contender)
         self.graph_kept = (self.kept.answer, self.kept.by) if regime == "graph" else None
         self.kept.wanted = False
-        if sum(map(size_of, (self.sets[0][0].tensors(), self.sets[0][1]))) >= LEND_BYTES:
-            release(self.device)  # a capture leaves memory behind for the stream that it warmed up on
-            self.plans[0]()
-            settle(self.device)
+        if self.large(LEND_BYTES):
+            self.tidy()  # a capture leaves memory behind for the stream that it warmed up on
         return {"calls_made": made.calls_made, "overhead_us": made.overhead_us}
 
     def sample(self, regime: str, first: int, keep: bool) -> Reply:
@@ -235,12 +249,15 @@ class Bench:
         before = torch.cuda.memory_allocated(self.device)
         self.plans[0]()
         torch.cuda.synchronize(self.device)
-        return {"bytes": int(torch.cuda.max_memory_allocated(self.device)) - int(before)}
+        self.transient = int(torch.cuda.max_memory_allocated(self.device)) - int(before)
+        if self.large(HUGE_BYTES):
+            self.tidy()
+        return {"bytes": self.transient}
 
     def leave(self) -> Reply:
         """Nothing of the case is kept."""
         self.sets, self.plans, self.timers, self.kept.answer, self.kept.by = [], [], {}, None, None
-        self.graph_kept, self.shown = None, []
+        self.graph_kept, self.shown, self.transient = None, [], 0
         forget = getattr(self.function, "leave", None)
         if forget is not None:
             forget()

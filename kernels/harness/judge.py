@@ -11,7 +11,7 @@ import torch
 
 from kernels.forms.definition import Arguments, BadWorkload, Definition, in_double, mapped
 from kernels.harness import criterion, roof
-from kernels.harness.answers import Reply, read, release, unflattened
+from kernels.harness.answers import Reply, read, release, size_of, unflattened
 from kernels.harness.workload import Check
 
 LARGE_BYTES = 1 << 30
@@ -100,7 +100,12 @@ class Judge:
         """The verdict on an answer to the inputs of a seed. The first baseline's errors are remembered: they count for
         whatever is judged after it. Raises `BadWorkload` where the reference itself does not do."""
         if self.definition.check is not None:
-            return told_of(self.by_own_check(case, seed, unflattened(tree, [read(one, self.device) for one in files])))
+            output = unflattened(tree, [read(one, self.device) for one in files])
+            verdict = self.by_own_check(case, seed, output)
+            if size_of(output) >= LARGE_BYTES:
+                del output
+                release(self.device)
+            return told_of(verdict)
         exact = self.right(case, case_id, seed)
         output = unflattened(tree, [read(one, self.device) for one in files])
         _, leaves_out = criterion.flattened(output)
@@ -116,7 +121,7 @@ class Judge:
         if baseline and verdict.passed and errors is not None:
             self.baseline[case_id] = errors.widest(self.baseline.get(case_id))
             self.dtypes.setdefault(case_id, [one.dtype for _, one in leaves_out])
-        if sum(one.numel() * one.element_size() for _, one in leaves_out) >= LARGE_BYTES:
+        if size_of(output) >= LARGE_BYTES:
             del output, leaves_out
             release(self.device)
         return told_of(verdict)
@@ -151,33 +156,33 @@ class Judge:
         large = sum(one.numel() * one.element_size() for one in arguments.tensors()) >= LARGE_BYTES
         while self.exact if large else len(self.exact) >= 2:
             self.exact.pop(next(iter(self.exact)))
-        try:
-            made = self.computed(case, case_id, seed, arguments, self.to_double)
-        except (torch.OutOfMemoryError, MemoryError):
-            # What does not fit in float64 is computed in the type of the inputs: better than no judgement.
-            if not (large and self.definition.exact):
-                raise
+        made = self.computed(case, seed, arguments, twice=case_id not in self.called_twice, large=large)
+        if large:
             release(self.device)
-            made = self.computed(case, case_id, seed, arguments, lambda one: one)
         self.exact[case_id, seed] = made
         self.called_twice.add(case_id)
         return made
 
     def computed(
-        self, case: dict[str, Any], case_id: str, seed: int, arguments: Arguments, to_double: Callable[[Any], Any]
+        self, case: dict[str, Any], seed: int, arguments: Arguments, *, twice: bool, large: bool
     ) -> criterion.Exact:
-        """The right answer, computed. Raises `BadWorkload` where the reference itself does not do."""
+        """The right answer, computed. Where large inputs leave no room, once instead of twice, and at last in their own
+        type: better than no judgement. Raises `BadWorkload` where the reference itself does not do."""
         noise = None
         if self.tolerance(case) is None:
             noise = torch.Generator(device=self.device)
             noise.manual_seed(seed ^ 0x5EED)
-        twice = case_id not in self.called_twice
-        try:
-            return criterion.exact_of(self.definition.reference, arguments, noise, to_double, twice=twice)
-        except (torch.OutOfMemoryError, MemoryError):
-            raise
-        except Exception as exc:
-            raise self.refused(exc) from exc
+        ways = [(self.to_double, twice), (self.to_double, False), (lambda one: one, False)][:: 1 if large else 3]
+        for number, (to_double, again) in enumerate(ways, start=1):
+            try:
+                return criterion.exact_of(self.definition.reference, arguments, noise, to_double, twice=again)
+            except (torch.OutOfMemoryError, MemoryError):
+                if number == len(ways):
+                    raise
+            except Exception as exc:
+                raise self.refused(exc) from exc
+            release(self.device)
+        raise AssertionError("the last way returns or raises")
 
     def leave(self) -> Reply:
         """Nothing of the case is kept."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -171,10 +172,12 @@ def by_ncu(ncu: str, wanted: str, child: Sequence[str], stem: Path) -> str:
     pages = (
         ("details.txt", ["--page", "details"]),
         ("metrics.csv", ["--page", "raw", "--csv", "--print-units", "base"]),
+        ("rules.csv", ["--page", "details", "--csv"]),
     )
-    for suffix, options in (*pages, ("rules.csv", ["--page", "details", "--csv"])):
-        told = run([ncu, "--import", report, *options])
-        Path(f"{stem}.{suffix}").write_text(told.stdout, encoding="utf-8")
+    with ThreadPoolExecutor() as at_once:
+        asked = {suffix: at_once.submit(run, [ncu, "--import", report, *options]) for suffix, options in pages}
+    for suffix, told in asked.items():
+        Path(f"{stem}.{suffix}").write_text(told.result().stdout, encoding="utf-8")
     with Path(report).open("rb") as plain, gzip.open(f"{report}.gz", "wb", compresslevel=6) as packed:
         shutil.copyfileobj(plain, packed)
     Path(report).unlink()

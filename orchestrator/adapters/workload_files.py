@@ -192,7 +192,7 @@ def gathered(path: Path) -> dict[str, bytes]:
             raise ConfigError(f"{one}:{line}: holds what looks like a secret; nothing is sent", hint="take it out")
         gathered[f"{FOLDER}/{name}"] = data
     if own.description is not None:
-        gathered[f"{FOLDER}.json"] = json.dumps(own.description, indent=1, sort_keys=True).encode()
+        gathered[f"{FOLDER}.json"] = json.dumps(own.description, indent=1).encode()
     if own.needs.anything:
         gathered[OBJECT] = json.dumps(own.needs.as_json(), indent=1, sort_keys=True).encode()
     return gathered
