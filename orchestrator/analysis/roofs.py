@@ -1,4 +1,4 @@
-"""How fast attention could be: its arithmetic, its least traffic, and what a device's data sheet allows."""
+"""How fast a case could be: its arithmetic, its least traffic, and what a device's data sheet allows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-BYTES: Final = {"float16": 2, "bfloat16": 2, "float32": 4}
-CONVENTION: Final = "4 × batch × heads × seq_q × seq_k × head_dim operations a call, half of that where causal"
+from orchestrator.core.bundled import work
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def roof_of(device: str, dtype: str) -> Roof | None:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call's arithmetic and the least that it must move: Q, K and V read once, the output written once."""
+    """One call's arithmetic and the least that it must move."""
 
     flop: float
     bytes: float
@@ -68,20 +67,9 @@ class Work:
 
 
 def work_of(axes: Mapping[str, str]) -> Work | None:
-    """The work of a case from its axes as they stand in the files; None where one is missing or no number."""
-    try:
-        batch, heads, kv_heads, seq_q, seq_k, head_dim = (
-            int(axes[name]) for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
-        )
-        size = BYTES[axes["dtype"]]
-        causal = axes["causal"] == "true"
-    except (KeyError, ValueError):
-        return None
-    if min(batch, heads, kv_heads, seq_q, seq_k, head_dim) < 1:
-        return None
-    flop = 4.0 * batch * heads * seq_q * seq_k * head_dim * (0.5 if causal else 1.0)
-    moved = 2.0 * batch * head_dim * size * (heads * seq_q + kv_heads * seq_k)
-    return Work(flop, moved)
+    """The work of a case from its axes as they stand in the files; None where they do not tell."""
+    told = work.of_case(axes)
+    return None if told is None else Work(*told)
 
 
 def share(value: float, roof: float) -> float:

@@ -33,12 +33,12 @@ from orchestrator.analysis.verdicts import (
     mean_of,
     paired,
 )
+from orchestrator.core.bundled.names import DEFAULT, IMPLEMENTATIONS
 from orchestrator.core.results import CONTROL, case_order, is_control
 
 KERNEL = "bench"
 OWN_KERNEL = "kernel_"
-DEFAULT = "sdpa:default"
-ORDER = (KERNEL, DEFAULT, "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+ORDER = IMPLEMENTATIONS
 """How implementations stand beside each other; the rows of a file come in random order."""
 
 

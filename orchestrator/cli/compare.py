@@ -15,6 +15,7 @@ from orchestrator.cli.completing import known_runs
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.reading import report_of
 from orchestrator.core.baselines import device_key
+from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.errors import ConfigError, NotComparable, NotFound, Regression, Undecided
 from orchestrator.report import comparing
 from orchestrator.report.comparison import Comparison, compared
@@ -41,7 +42,7 @@ def compare(
         list[str] | None, typer.Option("--implementation", help="Only these; by default the kernel, or else all.")
     ] = None,
     relative_to: Annotated[
-        str, typer.Option("--relative-to", help="Compare speed-ups over this one; by default sdpa:default if there.")
+        str, typer.Option("--relative-to", help=f"Compare speed-ups over this one; by default {DEFAULT} if there.")
     ] = "",
     absolute: Annotated[bool, typer.Option("--absolute", help="Compare times, not speed-ups within each run.")] = False,
     tolerance: Annotated[float, typer.Option(min=0, max=100, help="Per cent that are no regression.")] = 2.0,

@@ -13,10 +13,11 @@ from orchestrator.analysis.history import Reading
 from orchestrator.analysis.history import history as followed
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
-from orchestrator.analysis.study import DEFAULT, Study, study
+from orchestrator.analysis.study import Study, study
 from orchestrator.cli.completing import known_cases, known_runs
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.screen import Columns, screen
+from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.foreign import document
 from orchestrator.core.results import ResultsUnreadable
@@ -33,7 +34,7 @@ def history(
     ],
     implementation: Annotated[str, typer.Option("--implementation", help="Whose time.")] = "bench",
     relative_to: Annotated[
-        str, typer.Option("--relative-to", help="Follow the speed-up over this one; by default sdpa:default if there.")
+        str, typer.Option("--relative-to", help=f"Follow the speed-up over this one; by default {DEFAULT} if there.")
     ] = "",
     absolute: Annotated[bool, typer.Option("--absolute", help="Follow the time, which has the machine in it.")] = False,
     device: Annotated[str, typer.Option(help="Only runs whose device's name contains this.")] = "",

@@ -52,7 +52,7 @@ Overrides = Annotated[
     ),
 ]
 BaselineOnly = Annotated[
-    bool, typer.Option("--baseline-only", help="Measure PyTorch's SDPA only, not the bundled kernel.")
+    bool, typer.Option("--baseline-only", help="Measure the baselines only, not the bundled kernel.")
 ]
 
 MaxPrice = Annotated[str, typer.Option("--max-price", metavar="USD", help="Leave out what costs more an hour.")]

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Final
 
+from orchestrator.core.bundled.names import AXES
 from orchestrator.core.foreign import words
-from orchestrator.core.results import AXES, MEASURED, ORIGIN
+from orchestrator.core.results import MEASURED, ORIGIN
 
 LONGEST_US: Final = 1e12
 """No call of ours takes eleven days."""
@@ -23,7 +24,7 @@ def fault(lines: Iterable[str], case_id: str, run_id: str, ours: Callable[[str],
         header = next(reader, None)
         if header is None:
             return "it is empty"
-        # A workload of the user's own has columns of its own in the place of attention's; a file has all of either.
+        # A workload of the user's own has columns of its own in the place of these; a file has all of either.
         axes = AXES if any(name in header for name in AXES if name != "dtype") else ()
         if missing := [name for name in (*ORIGIN, *axes, *MEASURED) if name not in header]:
             return f"it has no column {', '.join(missing[:3])}"

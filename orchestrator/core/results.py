@@ -12,11 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from orchestrator.core.bundled.names import AXES
 from orchestrator.core.errors import BenchError
 
 ORIGIN: Final = ("run_id", "vm", "case_id", "device", "implementation", "backend")
-AXES: Final = ("dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal")
-"""Attention's; another workload has its own in their place."""
 MEASURED: Final = (
     "regime", "block", "repeat", "latency_us", "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
     "max_abs_error", "torch", "started_at", "skipped",
@@ -45,7 +44,7 @@ def case_order(case_id: str) -> tuple[tuple[int, int, str], ...]:
 
 def axes_of(header: Sequence[str]) -> tuple[str, ...]:
     """The columns of a file that say which case a row belongs to: those between `backend` and `regime`; in a file that
-    does not have both, those of attention."""
+    does not have both, those of the workload that the tool brings along."""
     if "backend" in header and "regime" in header:
         return tuple(header[header.index("backend") + 1 : header.index("regime")])
     return tuple(name for name in AXES if name in header)

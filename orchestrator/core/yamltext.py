@@ -29,7 +29,7 @@ class Document:
 
 
 def dotted(path: Path) -> str:
-    """`machine.disk_gb`, `grid.shapes[2].heads`."""
+    """`machine.disk_gb`, `grid.shapes[2].batch`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)

@@ -13,8 +13,9 @@ from orchestrator.analysis.energy import Shift, shifts
 from orchestrator.analysis.fingerprint import Comparability, Level, comparability, same_code, steady
 from orchestrator.analysis.history import NAMES, brief
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.study import DEFAULT, KERNEL, Study
+from orchestrator.analysis.study import KERNEL, Study
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.results import is_control
 from orchestrator.report.report import Report
 from orchestrator.report.text import count, ratio

@@ -13,9 +13,9 @@ from orchestrator.analysis.energy import energies
 from orchestrator.analysis.fast_p import THRESHOLDS, fast_p
 from orchestrator.analysis.history import Point
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Contrast, Timing
 from orchestrator.analysis.verdicts import Noise
+from orchestrator.core.bundled.work import CONVENTION
 from orchestrator.core.results import plain
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.report import Report

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from orchestrator.analysis.roofs import Roof
 from orchestrator.analysis.study import Case, Study
+from orchestrator.core.bundled.names import SLOWEST
 from orchestrator.core.results import is_control
 from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Board, Scale, legend, span
@@ -48,9 +49,6 @@ def left_out(study: Study, *, everything: bool = False) -> tuple[str, ...]:
     others = [name for name in study.baselines if name not in SLOWEST and study.against(name)]
     slow = [name for name in study.baselines if name in SLOWEST and study.against(name)]
     return () if everything or not others else tuple(slow)
-
-
-SLOWEST = ("sdpa:math",)
 
 
 def stacked(top: float, rows: int, height: float) -> list[tuple[float, float]]:

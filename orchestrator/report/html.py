@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Study
+from orchestrator.core.bundled.work import CONVENTION
 from orchestrator.report import distributions, figures, rates, tables
 from orchestrator.report.page import Box, Code, Fold, Link, Page, Part, Section, Table, Text, drawn, written
 from orchestrator.report.report import Report, headline_of, sentences_of

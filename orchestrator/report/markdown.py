@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Study
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.core.bundled.work import CONVENTION
 from orchestrator.core.results import is_control
 from orchestrator.report.report import Report
 from orchestrator.report.text import (

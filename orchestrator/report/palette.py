@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.core.bundled.names import IMPLEMENTATIONS as KNOWN
+
 LIGHT: Final = {
     "ink": "#1b1f24", "soft": "#57606a", "line": "#d0d7de", "paper": "#ffffff", "band": "#eef1f4", "cue": "#8c959f66",
     "c0": "#0b62a8", "c1": "#c24a00", "c2": "#00795a", "c3": "#a3427f", "c4": "#8a6400", "c5": "#5b5f66",
@@ -19,7 +21,6 @@ DARK: Final = {
 """After Okabe and Ito's colours for every kind of sight, darkened or lightened to 4.5:1 against the paper."""
 
 SHAPES: Final = ("circle", "square", "triangle", "diamond", "cross", "ring")
-KNOWN: Final = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
 
 
 @dataclass(frozen=True, slots=True)

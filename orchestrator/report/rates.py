@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from orchestrator.analysis.roofs import CONVENTION
 from orchestrator.analysis.study import Case, Study
 from orchestrator.analysis.timings import Timing
+from orchestrator.core.bundled import names
+from orchestrator.core.bundled.work import CONVENTION
 from orchestrator.report.figures import RIGHT, WIDTH, drawn
 from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Board, Scale, legend, span
@@ -54,7 +55,7 @@ def _panel_of(own: Mapping[str, str], axes: Sequence[Mapping[str, str]], axis: s
         if name == axis or len(others) < 2 or all(one.get(name) == one.get(axis) for one in axes):
             continue
         said.append(value if not value.isdigit() and value not in ("true", "false") else f"{name} {value}")
-    return ", ".join(said).replace("causal true", "causal").replace("causal false", "full").replace("_", " ")
+    return names.in_words(", ".join(said)).replace("_", " ")
 
 
 def _rate(cases: Sequence[Case]) -> tuple[str, Rate]:

@@ -14,8 +14,10 @@ from orchestrator.analysis.energy import Energy, energies
 from orchestrator.analysis.fast_p import THRESHOLDS, FastP, fast_p
 from orchestrator.analysis.samples import Group
 from orchestrator.analysis.second_clock import Told, agreement, sentence
-from orchestrator.analysis.study import DEFAULT, Study, false_verdicts
+from orchestrator.analysis.study import Study, false_verdicts
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.core.bundled import names
+from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.report.minutes import Minutes
 from orchestrator.report.text import count, digits, energy, estimate, of_cases, percent
 
@@ -48,10 +50,10 @@ class Report:
 
     @property
     def workload(self) -> str:
-        """What is measured, by the name in its spec; attention is known by its axes."""
+        """What is measured, by the name in its spec; one of the tool's own is known by its axes."""
         named = self.spec.get("workload") or self.manifest.get("workload")
-        attention = any("head_dim" in case.axes for case in self.study.cases)
-        return str(named) if named else "attention" if attention or not self.study.cases else "kernels"
+        own = names.is_of(case.axes for case in self.study.cases) or not self.study.cases
+        return str(named) if named else names.WORKLOAD if own else "kernels"
 
     @property
     def cost_usd(self) -> float | None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.analysis.bootstrap import Interval
+    from orchestrator.core.bundled.names import FAMILY
+from orchestrator.analysis.bootstrap import Interval
 
 UNKNOWN = "–"
 
@@ -74,7 +75,7 @@ def energy(joules: float) -> str:
 
 def backend(implementation: str) -> str:
     """An implementation's name as figures show it."""
-    return implementation.removeprefix("sdpa:")
+    return implementation.removeprefix(FAMILY)
 
 
 def in_words(value: object) -> str:
@@ -104,7 +105,7 @@ def common_parts(case_ids: Sequence[str]) -> list[str]:
 
 
 def labels(case_ids: Sequence[str]) -> dict[str, str]:
-    """Each case by what sets it apart from the others: `256 float32`, `q1 k300 causal bfloat16`."""
+    """Each case by what sets it apart from the others: `256 float32`, `q1 k300 bfloat16`."""
     common = set(common_parts(case_ids))
     found = {}
     for case_id in case_ids:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.core.bundled.names import IMPLEMENTATIONS
 from orchestrator.core.config.grids import DTYPES
 from orchestrator.core.config.load import Config, baseline_only, effective_grids
-from orchestrator.core.config.model import IMPLEMENTATIONS, PHASE_LIMITS_S, harness, measurements
+from orchestrator.core.config.model import PHASE_LIMITS_S, harness, measurements
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import GPU_NAMES
 from tests.core.asked import CONFIGS, GRIDS, asked, shipped

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from orchestrator.core.config.grids import DTYPES, Grid, Shape, case_ids, harness_shapes, resolve_grid
+from orchestrator.core.bundled.shapes import Shape
+from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, resolve_grid
 from tests.core.asked import GRIDS
 
 size = st.integers(1, 9)

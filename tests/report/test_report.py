@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.results import AXES, MEASURED, ORIGIN
+from orchestrator.core.bundled.names import AXES
+from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.report import comparing
 from orchestrator.report.comparison import Comparison, compared
 from orchestrator.report.document import document, summary_csv, verdicts_csv

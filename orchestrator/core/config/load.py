@@ -14,6 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from orchestrator.core import yamltext
+from orchestrator.core.bundled.shapes import PLACEHOLDER
 from orchestrator.core.config.explain import explain
 from orchestrator.core.config.grids import Grid, case_ids, resolve_grid
 from orchestrator.core.config.model import Config, baseline_only, effective_grids, harness
@@ -111,7 +112,7 @@ def _apply(override: str, data: dict[str, Any], problems: _Problems) -> None:
 
 
 _GRID_DEFAULTS: Final = {"measure": ("standard", "cpu"), "correctness": ("correctness-classic", "correctness-cpu")}
-_PLACEHOLDER: Final = Grid.model_validate({"shapes": [{"batch": 1, "heads": 1, "seq": 1, "head_dim": 1}]})
+_PLACEHOLDER: Final = Grid.model_validate({"shapes": [PLACEHOLDER]})
 """Stands where a grid could not be read, so that the rest of the document is still checked."""
 
 

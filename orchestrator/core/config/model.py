@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from orchestrator.core.bundled.names import DEFAULT, IMPLEMENTATIONS, Implementation
 from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, once
 from orchestrator.core.containers import pinned
 from orchestrator.core.errors import ConfigError
@@ -26,7 +27,6 @@ PHASE_LIMITS_S: Final = {
     "measure": 1500,
     "finish": 60,
 }
-IMPLEMENTATIONS: Final = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
 DEFAULT_DTYPES: Final = ("float32",)
 """For a grid that names none."""
 BOTH: Final = "both"
@@ -121,10 +121,10 @@ class Measure(_Section):
     embedded_dtypes: Dtypes = ()
     """Empty: those of the grid that is measured there."""
     implementations: Annotated[
-        tuple[Literal["bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math"], ...],
+        tuple[Implementation, ...],
         Field(min_length=1),
         AfterValidator(once),
-    ] = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+    ] = IMPLEMENTATIONS
     repeats: Annotated[Int, Field(ge=1, le=100_000)] = 50
     """Of each implementation, in each case and regime."""
     warmup: Annotated[Int, Field(ge=0, le=10_000)] | None = None
@@ -234,7 +234,7 @@ class Config(_Section):
     payload: Payload = Payload()
     profile: Profile = Profile()
     workload: Workload | None = None
-    """None: attention."""
+    """None: the one that the tool brings along."""
 
     @property
     def gpu_spec(self) -> Gpu:
@@ -263,7 +263,7 @@ class Config(_Section):
 
 def baseline_only(config: Config) -> Config:
     """The same run without the bundled kernel: only what PyTorch brings."""
-    kept = tuple(name for name in config.measure.implementations if name != KERNEL) or ("sdpa:default",)
+    kept = tuple(name for name in config.measure.implementations if name != KERNEL) or (DEFAULT,)
     return config.model_copy(update={"measure": config.measure.model_copy(update={"implementations": kept})})
 
 

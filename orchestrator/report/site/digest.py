@@ -16,8 +16,9 @@ from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.fingerprint import SOFTWARE
 from orchestrator.analysis.history import CODE
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.study import DEFAULT, Case, Study
+from orchestrator.analysis.study import Case, Study
 from orchestrator.analysis.verdicts import Noise, NoiseSource
+from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.results import is_control
 from orchestrator.core.run.status import StatusLine
 from orchestrator.report.report import Report
