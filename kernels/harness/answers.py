@@ -107,17 +107,18 @@ def lent(answer: Any) -> tuple[Reply, list[torch.Tensor]]:
 def taken_apart(answer: Any, keep: Callable[[torch.Tensor, int], Any]) -> Reply:
     """An answer's structure, and of each of its tensors what `keep` makes of it, with type and shape."""
     files: list[Any] = []
+    return {"tree": tree_of(answer, files, keep), "files": files}
 
-    def tree(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {"map": {str(key): tree(one) for key, one in value.items()}}
-        if isinstance(value, (tuple, list)):
-            return {"list": [tree(one) for one in value]}
-        leaf = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
-        files.append([keep(leaf, len(files)), str(leaf.dtype).removeprefix("torch."), list(leaf.shape)])
-        return len(files) - 1
 
-    return {"tree": tree(answer), "files": files}
+def tree_of(value: Any, files: list[Any], keep: Callable[[torch.Tensor, int], Any]) -> Any:
+    """The structure of an answer, whose tensors join `files`."""
+    if isinstance(value, dict):
+        return {"map": {str(key): tree_of(one, files, keep) for key, one in value.items()}}
+    if isinstance(value, (tuple, list)):
+        return {"list": [tree_of(one, files, keep) for one in value]}
+    leaf = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
+    files.append([keep(leaf, len(files)), str(leaf.dtype).removeprefix("torch."), list(leaf.shape)])
+    return len(files) - 1
 
 
 def read(told: list[Any], device: torch.device) -> torch.Tensor:

@@ -22,6 +22,7 @@ import torch
 
 from kernels.harness import axes, processes
 from kernels.harness.contenders import Bound, Built
+from kernels.harness.facts import log
 from kernels.harness.hands import Absent, Hand, Place, RemoteTimer, Turn
 from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, rotation
 from kernels.harness.judging import Judged, Outcome, Session, say
@@ -70,6 +71,8 @@ class Arena:
     roof: dict[str, float] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
     places: dict[str, list[int]] = field(default_factory=dict)
+    proven: set[str] = field(default_factory=set)
+    """Who has answered at least once. A device that fails a process before it has may have failed by itself."""
     lends: bool | None = None
     """Whether answers may be copied on the device; None until it was tried."""
     last_seed: tuple[str, int] = ("", 0)
@@ -164,10 +167,15 @@ class Arena:
         """The verdict on one implementation."""
         if case.skip:
             return Outcome(name, None, None, case.skip, wrong=False)
-        try:
-            bound, check, size = self.bound(name, case, seed, check_seed)
-        except (Lost, Answered, Unavailable) as exc:
-            return against(name, exc, "while it was checked")
+        for fresh in (name not in self.proven, False):
+            try:
+                bound, check, size = self.bound(name, case, seed, check_seed)
+                break
+            except (Lost, Answered, Unavailable) as exc:
+                if not (fresh and isinstance(exc, Answered) and exc.sticky):
+                    return against(name, exc, "while it was checked")
+                log(f"{case.id}: {name}: {exc.text}: once more, in another process")
+        self.proven.add(name)
         if not check.passed:
             return Outcome(name, None, check, check.reason, wrong=True)
         self.sizes.append(size)

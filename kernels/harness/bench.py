@@ -205,7 +205,7 @@ class Bench:
 
     def taken(self) -> Reply:
         """The judge has copied the answer: its memory goes back."""
-        self.shown = []
+        self.shown.clear()
         self.tidy()
         return {}
 

@@ -21,6 +21,8 @@ from kernels.harness.input_sets import available
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 """How long a worker's OpenMP threads wait for more work before they sleep: some ten microseconds. By default it is
 milliseconds, which they would take from the worker whose turn it is."""
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+"""torch.compile would start a compiler for each core, with torch in every one, for the few kernels of a case."""
 SPAWN = multiprocessing.get_context("forkserver")
 """One process imports torch, and every worker is a fork of it: hundreds of them start in less time than one import."""
 LONGEST_REPLY = 8 << 20
@@ -32,7 +34,8 @@ ROOM_BYTES = 8 << 30
 def prepare(workload: Path) -> None:
     """What every worker for a workload has imported before it begins; before the first of them."""
     folder = workload if workload.is_dir() else workload.parent
-    compiles = any(b"torch.compile" in one.read_bytes() for one in folder.glob("*.py"))
+    told = (b"torch.compile", b"class Model")
+    compiles = any(word in one.read_bytes() for one in folder.glob("*.py") for word in told)
     SPAWN.set_forkserver_preload(["kernels.harness.worker", *(["torch._dynamo"] if compiles else [])])
 
 

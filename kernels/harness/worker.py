@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def failure(exc: BaseException, file: Path) -> Reply:
         return {"error": "workload", "text": str(exc)[:1000]}
     if isinstance(exc, BuildFailed):
         return {"error": "build", "text": str(exc)[:2000], "remedy": exc.remedy}
+    traceback.print_exception(exc, limit=-8, file=sys.stderr)
     return {"error": "raised", "text": f"{place(exc, file)}: raised {type(exc).__name__}: {words}"[:300]}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.bundled.names import IMPLEMENTATIONS as KNOWN
+from orchestrator.core.bundled.names import IMPLEMENTATIONS
 
 LIGHT: Final = {
     "ink": "#1b1f24", "soft": "#57606a", "line": "#d0d7de", "paper": "#ffffff", "band": "#eef1f4", "cue": "#8c959f66",
@@ -20,6 +20,7 @@ DARK: Final = {
 }  # fmt: skip
 """After Okabe and Ito's colours for every kind of sight, darkened or lightened to 4.5:1 against the paper."""
 
+KNOWN: Final[tuple[str, ...]] = IMPLEMENTATIONS
 SHAPES: Final = ("circle", "square", "triangle", "diamond", "cross", "ring")
 
 
