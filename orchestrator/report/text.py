@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from orchestrator.core.bundled.names import FAMILY
+
 if TYPE_CHECKING:
-    from orchestrator.core.bundled.names import FAMILY
-from orchestrator.analysis.bootstrap import Interval
+    from orchestrator.analysis.bootstrap import Interval
 
 UNKNOWN = "–"
 
