@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.analysis.regimes import Setting
@@ -38,7 +39,10 @@ def page(
         sections.append(Section("A second clock", [Text(words), tables.second_clock(study, report.clock, names)]))
     sections.append(Section("Not timed", tables.not_timed(study)))
     sections += more
-    sections += [Section("How this was measured", [Text(METHOD)]), Section("Environment", [*_environment(report)])]
+    sections += [
+        Section("How this was measured", [Text(_method(study))]),
+        Section("Environment", [*_environment(report)]),
+    ]
     kept = [one for one in sections if one.parts]
     head = [*state, *_head(report)]
     return written(Page(f"{report.title} · {study.run_id}", report.title, head, kept, nav))
@@ -140,8 +144,14 @@ METHOD = (
     "and a ratio beyond the noise floor, which is what one implementation shows against itself. same is an interval "
     "within 1 % of 1 (or the noise floor, up to 3 %); anything else is inconclusive. Nothing is decided where burst "
     "and graph disagree by more than 1.3 times, where a launch was not hidden, or below the timer's resolution. Each "
-    f"regime is judged alone. TFLOP/s by {CONVENTION}."
+    "regime is judged alone."
 )
+
+
+def _method(study: Study) -> str:
+    """How it was measured; how operations are counted, where they are."""
+    rated = any(not math.isnan(timing.tflops) for case in study.cases for timing in case.timings)
+    return f"{METHOD} TFLOP/s by {CONVENTION}." if rated else METHOD
 
 
 def _environment(report: Report) -> Iterable[Part]:

@@ -119,12 +119,15 @@ def _times(part: Study, names: Mapping[str, str]) -> list[str]:
     timed = [(case, t) for case in part.cases for t in case.timings if t.timed]
     if not timed:
         return []
-    lines = ["| case | implementation | median, µs | 95 % interval | TFLOP/s |", "|---|---|--:|--:|--:|"]
+    rated = any(not math.isnan(t.tflops) for _, t in timed)
+    lines = ["| case | implementation | median, µs | 95 % interval |", "|---|---|--:|--:|"]
+    if rated:
+        lines = ["| case | implementation | median, µs | 95 % interval | TFLOP/s |", "|---|---|--:|--:|--:|"]
     for case, t in timed:
         rate = "" if math.isnan(t.tflops) else digits(t.tflops)
         cells = (names[case.case_id], t.implementation, digits(t.median_us.mid), within(t.median_us), rate)
-        lines.append("| " + " | ".join(cell(one) for one in cells) + " |")
-    return [*lines, "", f"TFLOP/s by {CONVENTION}."]
+        lines.append("| " + " | ".join(cell(one) for one in cells[: 5 if rated else 4]) + " |")
+    return [*lines, "", f"TFLOP/s by {CONVENTION}."] if rated else lines
 
 
 MEANS: Final = {"&": "&amp;", "<": "&lt;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;"}

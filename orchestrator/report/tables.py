@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from orchestrator.analysis.regimes import Setting
@@ -112,10 +113,13 @@ def times(part: Study, names: Mapping[str, str]) -> Table:
         ("host µs", [digits(t.host_us) for _, t in timed]),
         ("timer", [percent(t.timer_share) for _, t in timed]),
         ("TFLOP/s", [digits(t.tflops) for _, t in timed]),
+        ("throttled", [UNKNOWN if math.isnan(t.clock_mhz) else percent(t.throttled, places=0) for _, t in timed]),
+        ("launch hidden", [UNKNOWN if math.isnan(t.host_us) else hidden[t.group.exposed] for _, t in timed]),
+        ("max error", [digits(t.max_abs_error, 2) for _, t in timed]),
     )
     known = [(head, cells) for head, cells in columns if any(cell != UNKNOWN for cell in cells)]
     heads = ["case", "implementation", "backend", "median µs", "95 % interval", "p5 to p95"]
-    heads += [*(head for head, _ in known), "throttled", "launch hidden", "max error"]
+    heads += [head for head, _ in known]
     rows = []
     for place, (case, t) in enumerate(timed):
         places = 2 if t.median_us.mid < 100 else 1
@@ -123,8 +127,7 @@ def times(part: Study, names: Mapping[str, str]) -> Table:
             [
                 names[case.case_id], t.implementation, t.backend, digits(t.median_us.mid, 4),
                 within(t.median_us, places=places), f"{digits(t.p5_us)} to {digits(t.p95_us)}",
-                *(cells[place] for _, cells in known), percent(t.throttled, places=0), hidden[t.group.exposed],
-                digits(t.max_abs_error, 2),
+                *(cells[place] for _, cells in known),
             ]
         )  # fmt: skip
     return Table("All times", heads, rows, left=(1, 2))

@@ -75,7 +75,7 @@ NOT_RUN = {
     "embedded cloud",
     r"^bench launch --resume|^bench launch --keep": "the runs it needs are those of tests/stories and tests/cli",
     r"^bench (reap --install-timer)$": "it changes the user's own systemd: tests/cli/test_reap.py runs it",
-    r"^bench launch (FILE|NAME\.py|swish/|my\.yaml|vectoradd_py/|saxpy\.yaml)": "it stands for a file of the reader's",
+    r"^bench launch (FILE|NAME\.py|swish/|level1/|my\.yaml|vectoradd_py/|saxpy\.yaml)": "it stands for a file of the reader's",
     r"^bench report results/FOLDER": "FOLDER stands for one of results/: tests/report/test_published.py runs it",
     r"^bench history --case": "it stands for a case of the reader's: tests/cli/test_report.py runs it",
     r"^bench cloud weather (FILE|storm\.yaml)": "the file is a block of the same page: run below",

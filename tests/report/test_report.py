@@ -466,3 +466,18 @@ def test_warnings_stand_in_the_rows_that_they_concern() -> None:
     assert re.search(
         r'class="inconclusive">1\.50× inconclusive</span> <small>below the timer&#39;s resolution', doubtful
     )
+
+
+def test_a_programs_own_times_have_no_columns_of_what_nobody_measured() -> None:
+    unknown = dict.fromkeys(("seq_q", "sm_clock_mhz", "throttle", "max_abs_error", "power_w", "host_us", "hidden"), "")
+    rows = records(regime="program", backend="program:csv", speeds={"mine": 2.0, "theirs": 1.0}, lengths=(128,))
+    told = reported(csv_text([row | unknown for row in rows]))
+    for words in ("TFLOP/s", "launch hidden", "throttled", "max error"):
+        assert words not in markdown(told)
+        assert f">{words}<" not in page(told)
+    assert "TFLOP/s by" not in page(told)
+
+
+def test_a_measured_launch_says_whether_it_was_hidden() -> None:
+    assert ">launch hidden<" in page(reported(csv_text(records(host_us="12", hidden="true"))))
+    assert ">launch hidden<" not in page(reported(csv_text(records())))
