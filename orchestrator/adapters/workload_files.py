@@ -140,7 +140,7 @@ def _program(path: Path) -> Own:
 
 
 def files_of(workload: Workload | None) -> dict[str, bytes]:
-    """The files of a workload by their places in the payload; none for attention, which is there already."""
+    """The files of a workload by their places in the payload; none for the one that the tool brings along."""
     return {} if workload is None else gathered(Path(workload.path))
 
 
