@@ -1,6 +1,7 @@
 """Searches for a run that breaks a promise: `make chaos N=500 SEED=1`, on the embedded cloud and simulated time.
 
-Exits 1 when one was found; each is printed with the line that plays it again.
+Exits 1 when one was found; each is printed with the line that plays it again. Exits 2 when the searcher itself fell
+over and could not play all: the seeds that are missing are named.
 """
 
 from __future__ import annotations
@@ -12,19 +13,71 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.chaos.campaign import Tally, campaign, seeds
+from tests.chaos.campaign import EACH_ARENA, Tally, campaign, seeds
 from tests.chaos.scenario import Scenario
 
+TRIES = 2
+"""How often a part is begun whose process died."""
 
-def part(work: tuple[int, int, float]) -> Tally:
-    first, count, seconds = work
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Seeds from `first` on that one process plays; none is begun after the moment `until`."""
+
+    first: int
+    count: int
+    until: float = math.inf
+
+
+def play(part: Part) -> Tally:
     logging.disable(logging.CRITICAL)  # machines that die in the middle of a sentence are what is searched with
-    with tempfile.TemporaryDirectory(prefix="bench-chaos-") as home:
-        return campaign(seeds(first, count), Path(home), say=lambda text: print(text, flush=True), seconds=seconds)
+    with tempfile.TemporaryDirectory(prefix="bench-chaos-", ignore_cleanup_errors=True) as home:
+        return campaign(seeds(part.first, part.count), Path(home), say=said, seconds=max(part.until - time.time(), 0))
+
+
+def said(text: str) -> None:
+    print(text, flush=True)
+
+
+def parts(first: int, count: int, processes: int, until: float = math.inf) -> list[Part]:
+    """Small ones, so that no process is left alone with a long rest."""
+    each = max(1, min(EACH_ARENA, -(-count // max(processes, 1))))
+    return [Part(first + begin, min(each, count - begin), until) for begin in range(0, count, each)]
+
+
+def search(
+    works: Sequence[Part],
+    processes: int,
+    play: Callable[[Part], Tally] = play,
+    say: Callable[[str], None] = said,
+) -> tuple[Tally, list[Part]]:
+    """All parts, played by so many processes, and those that could not be: a process that dies takes no other part's
+    findings with it."""
+    total, left, began = Tally(), list(works), time.monotonic()
+    wanted = sum(part.count for part in works)
+    for _ in range(TRIES):
+        waiting, left = left, []
+        if not waiting:
+            break
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            asked = {pool.submit(play, part): part for part in waiting}
+            for done in as_completed(asked):
+                try:
+                    total.take(done.result())
+                except Exception as fault:  # whatever it died of
+                    left.append(asked[done])
+                    say(f"seeds {asked[done].first} to {asked[done].first + asked[done].count - 1}: {fault!r}")
+                else:
+                    some = f"{total.played + len(total.broken)} of {wanted} scenarios, {len(total.broken)} broken"
+                    say(f"{some}, {time.monotonic() - began:.0f} s")
+    return total, left
 
 
 def main() -> int:
@@ -35,33 +88,18 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no scenario after so long")
     parser.add_argument("--scenario", default="", help="one scenario, as the JSON line that a search printed")
     asked = parser.parse_args()
-    began = time.monotonic()
+    began, left = time.monotonic(), []
     if asked.scenario:
-        with tempfile.TemporaryDirectory(prefix="bench-chaos-") as home:
-            total = campaign([Scenario.parse(asked.scenario)], Path(home), say=print)
+        with tempfile.TemporaryDirectory(prefix="bench-chaos-", ignore_cleanup_errors=True) as home:
+            total = campaign([Scenario.parse(asked.scenario)], Path(home), say=said)
     else:
-        each = -(-asked.runs // max(asked.processes, 1))
-        works = [
-            (asked.seed + begin, min(each, asked.runs - begin), asked.minutes * 60)
-            for begin in range(0, asked.runs, each)
-            if asked.runs
-        ]
-        with multiprocessing.get_context("spawn").Pool(len(works)) as pool:
-            total = together(pool.map(part, works))
+        until = time.time() + asked.minutes * 60
+        total, left = search(parts(asked.seed, asked.runs, asked.processes, until), max(asked.processes, 1))
     total.seconds = time.monotonic() - began
-    print(total.table())
-    return 1 if total.broken else 0
-
-
-def together(tallies: list[Tally]) -> Tally:
-    total = Tally()
-    for tally in tallies:
-        for name, value in vars(tally).items():
-            if isinstance(value, dict):
-                getattr(total, name).update(value)
-            else:
-                setattr(total, name, getattr(total, name) + value)
-    return total
+    said(total.table())
+    for part in left:
+        said(f"not played: seeds {part.first} to {part.first + part.count - 1}")
+    return 1 if total.broken else 2 if left else 0
 
 
 if __name__ == "__main__":

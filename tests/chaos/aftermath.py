@@ -13,6 +13,7 @@ from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.reconcile import reconcile
 from tests.chaos.clients import command, watch
 from tests.chaos.judge import CRASHED, UNENDED, Broken, Ended
+from tests.chaos.scenario import SWAP
 
 if TYPE_CHECKING:
     from tests.chaos.play import Play
@@ -40,6 +41,8 @@ class Seen:
     cases: int
     junk: int
     taken_over: int
+    clocks: int
+    swaps: int
 
 
 def done(run: Run) -> bool:
@@ -86,7 +89,9 @@ def aftermath(play: Play) -> Seen:
         checks=play.judge.checks,
         cases=len(play.deeds.stored),
         junk=play.put,
-        taken_over=play.taken_over,
+        taken_over=len(play.deeds.lent),
+        clocks=sum(1 for client in play.scenario.clients if client.off_s),
+        swaps=sum(fault["fired"] for fault in faults if fault.get("path", "").startswith(SWAP)),
     )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +21,12 @@ from tests.chaos.scenario import Scenario, from_seed
 EACH_ARENA = 25
 """Scenarios that share a cloud: what is remembered of them all is gone through now and then."""
 SHRINKS = 120
+PATIENCE_S = 300
+"""A scenario takes a second or two: what takes so long will not end."""
+
+
+class NoEnd(BaseException):
+    """No error that any code of ours may catch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,8 @@ class Tally:
     cases: int = 0
     junk: int = 0
     taken_over: int = 0
+    clocks: int = 0
+    swaps: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     broken: list[Counterexample] = field(default_factory=list)
@@ -56,10 +67,18 @@ class Tally:
     def add(self, seen: Seen) -> None:
         self.played += 1
         for name in ("moments", "checks", "kills", "refused", "machines", "preemptions", "resumes", "cases",
-                     "junk", "taken_over"):  # fmt: skip
+                     "junk", "taken_over", "clocks", "swaps"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(seen, name))
         self.outcomes.update(seen.outcomes)
         self.fired.update(seen.fired)
+
+    def take(self, other: Tally) -> None:
+        """Adds what another process has played."""
+        for name, value in vars(other).items():
+            if isinstance(value, Counter):
+                getattr(self, name).update(value)
+            else:
+                setattr(self, name, getattr(self, name) + value)
 
     def table(self) -> str:
         """The promises and how often each was broken, then what the campaign went through."""
@@ -76,6 +95,8 @@ class Tally:
             ("resumes", self.resumes),
             ("cases stored", self.cases),
             ("runs on kept machines", self.taken_over),
+            ("clients with a clock that is off", self.clocks),
+            ("answers to swaps that were lost", self.swaps),
             ("documents put into buckets", self.junk),
             ("seconds", round(self.seconds)),
         ]
@@ -120,14 +141,34 @@ def campaign(
 def breaks(arena: Arena, scenario: Scenario, tally: Tally | None = None) -> Broken | None:
     """The promise that does not hold in a scenario, or None. A defect that is no broken promise counts as one."""
     try:
-        seen = arena.play(scenario)
+        with no_longer_than(PATIENCE_S):
+            seen = arena.play(scenario)
     except Broken as broken:
         return broken
-    except Exception as crash:
+    except (Exception, NoEnd) as crash:
         return Broken(CRASHED, f"{type(crash).__name__}: {crash}")
     if tally is not None:
         tally.add(seen)
     return None
+
+
+@contextmanager
+def no_longer_than(seconds: int) -> Iterator[None]:
+    """Raises `NoEnd` in what takes longer. Only the main thread can be interrupted: elsewhere nothing is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise NoEnd(f"after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 10)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def shrunk(scenario: Scenario, broken: Broken, home: Path, rules: Rules | None = None) -> Counterexample:

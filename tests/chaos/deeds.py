@@ -13,5 +13,7 @@ class Deeds:
     stored: list[tuple[str, str, str]] = field(default_factory=list)
     contents: dict[tuple[str, str], set[bytes]] = field(default_factory=dict)
     """By run and case, every content that a machine has tried to store."""
+    lent: list[tuple[str, str]] = field(default_factory=list)
+    """(run, machine) of each run that a kept machine of another one took up."""
     at_work: dict[str, datetime] = field(default_factory=dict)
     """When each machine last took up a case."""

@@ -50,6 +50,7 @@ def guest(temper: str, cases: int, seconds_each: float, deeds: Deeds) -> Script:
                 claim = (yield from waiting(vm, own, spec["keep"]["idle_limit_s"])) if "keep" in spec else None
                 if claim is None:
                     break
+                deeds.lent.append((claim["run_id"], vm.name))
                 vm.event("lent", {"to": claim["run_id"]})
                 spec = claim["spec"]
         except ShutDown:

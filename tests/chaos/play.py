@@ -99,7 +99,6 @@ class Play:
         self.refused = 0
         self.resumes = 0
         self.put = 0
-        self.taken_over = 0
         self.meddlings = list(scenario.meddlings)
         self.junk: dict[int, Junk] = {one.moment: one for one in scenario.junk}
         self.before = {fault["id"] for fault in self.cloud.weather.document()["faults"]}
@@ -318,7 +317,6 @@ class Play:
         if not done(run) or run.taken is None or actor.client.role != "launch" or actor.plan is None:
             return pause
         plan_, actor.plan = actor.plan, None
-        self.taken_over += 1
         lost = lost_its_kept_machine(run)
         settle_owner(engine.world, run.taken.owner, wait=not self.scenario.keep or lost)
         if lost:
