@@ -48,6 +48,7 @@ from orchestrator.runs.launch import Payload as LaunchPayload
 from orchestrator.runs.planning import LaunchOptions, load_config, plan_on_cloud
 from orchestrator.runs.replanning import replanned
 from orchestrator.runs.resume import stored_plan
+from orchestrator.runs.sharing import Sharing
 from orchestrator.store.baselines import BaselineStore
 from orchestrator.store.events import EventLog
 from orchestrator.store.images import ImageStore, Shelf
@@ -361,8 +362,8 @@ class Wiring:
 
         login = billed_to(self._login(), project or self.settings.project)
         storage = self.address.storage if self.address else None
-        rest = Rest(login, self._rest_endpoints(), changes=True)
-        return Setup(rest, login, self.home / "settings.yaml", storage=storage)
+        rest, sharing = Rest(login, self._rest_endpoints(), changes=True), Sharing(self.accounts(), self.user)
+        return Setup(rest, login, self.home / "settings.yaml", sharing, storage=storage)
 
     def _login(self) -> Any:
         from orchestrator.adapters.google_auth import credentials_for

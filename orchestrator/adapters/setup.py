@@ -2,44 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from google.api_core.client_options import ClientOptions
 from google.api_core.exceptions import Conflict
 from google.auth.credentials import Credentials
 
 from orchestrator.adapters import settings_file
+from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_errors import translated
 from orchestrator.adapters.rest import Rest
 from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.rest import Answer
 from orchestrator.core.setup.calls import survey, take
 from orchestrator.core.setup.plan import Standing, Wanted
-from orchestrator.core.setup.steps import LIFECYCLE, MakeBucket, MendBucket, Step, WriteSettings, describe
+from orchestrator.core.setup.steps import LIFECYCLE, MakeBucket, MendBucket, ShareCaps, Step, WriteSettings, describe
+from orchestrator.ports import Bucket
 
 PATIENCE_S = 60.0
 RULES: Any = LIFECYCLE["rule"]
 
 
+class Sharing(Protocol):
+    """Whoever keeps the caps of a bucket."""
+
+    def there(self, bucket: Bucket) -> Mapping[str, str]: ...
+
+    def share(self, bucket: Bucket, step: ShareCaps) -> None: ...
+
+
 class Setup:
     """One project's set-up. `rest` must be allowed to change things; `storage` is the base URL of another server."""
 
-    def __init__(self, rest: Rest, credentials: Credentials, settings: Path, *, storage: str | None = None) -> None:
+    def __init__(
+        self, rest: Rest, credentials: Credentials, settings: Path, sharing: Sharing, *, storage: str | None = None
+    ) -> None:
         self._rest = rest
+        self._sharing = sharing
         self._credentials = credentials
         self._storage = storage
         self.settings = settings
 
     def survey(self, wanted: Wanted) -> Standing:
         """What is there already. Raises `ConfigError` for a settings file that cannot be read."""
-        return self._rest.hold(survey(wanted, settings_file.read(self.settings)))
+        standing = self._rest.hold(survey(wanted, settings_file.read(self.settings)))
+        if standing.bucket is None or not wanted.budget:
+            return standing
+        return replace(standing, caps=self._sharing.there(self._objects(wanted.bucket, wanted.project)))
 
     def take(self, step: Step) -> None:
         """One step. Raises `PermissionDenied`, `CredentialsMissing`, `Unavailable`, `LocalError` and their kin."""
         match step:
             case WriteSettings():
                 settings_file.change(self.settings, dict(step.values))
+            case ShareCaps():
+                self._sharing.share(self._objects(step.bucket, step.project), step)
             case MakeBucket():
                 self._make(step)
             case MendBucket():
@@ -48,6 +68,9 @@ class Setup:
                 answer = self._rest.hold(take(step))
                 if not answer.good:
                     raise failure(answer, describe(step))
+
+    def _objects(self, name: str, project: str) -> GoogleBucket:
+        return GoogleBucket(name, project=project, endpoint=self._storage, credentials=self._credentials)
 
     def _bucket(self, name: str, project: str = "unused") -> Any:
         from google.cloud.storage import Client

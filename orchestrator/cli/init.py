@@ -86,7 +86,7 @@ def init(
         return
     _carry_out(
         wanted,
-        (wire_embedded() if embedded else Wiring(load_settings(project=opts.project, bucket=opts.bucket))).setup(
+        (wire_embedded() if embedded else Wiring(load_settings(project=wanted.project, bucket=wanted.bucket))).setup(
             wanted.project
         ),
         yes=yes,
@@ -171,8 +171,6 @@ def _carry_out(wanted: Wanted, setup: Setup, *, yes: bool, replace: bool, json: 
     if json:
         emit_json({"schema": 1, "project": wanted.project, "bucket": wanted.bucket, "steps": done})
     elif steps:
-        caps = " ".join(f"--{key.removeprefix('per_').removesuffix('_usd')} {usd}" for key, usd in wanted.budget)
-        typer.echo(f"`bench budget set {caps}` makes these caps bind everybody who uses gs://{wanted.bucket}")
         typer.echo("`bench doctor` looks at all of it; `bench plan --gpu l4` shows what a run would cost")
 
 

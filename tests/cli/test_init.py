@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +18,25 @@ import yaml
 from typer.testing import CliRunner
 
 import orchestrator
+from orchestrator.adapters.clock import SystemClock
+from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer, credentials_for
+from orchestrator.adapters.notify import every_way
 from orchestrator.adapters.rest import Rest, endpoints
 from orchestrator.adapters.setup import Setup
 from orchestrator.cli.app import app
-from orchestrator.core.errors import ConfigError, NotFound, PermissionDenied, ProviderError, Unavailable
+from orchestrator.core.errors import BenchError, ConfigError, NotFound, PermissionDenied, ProviderError, Unavailable
+from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.setup.plan import Wanted
 from orchestrator.core.setup.plan import setup as plan
-from orchestrator.core.setup.steps import EnableApis, MakeAccount, MendBucket, WriteSettings
+from orchestrator.core.setup.steps import EnableApis, MakeAccount, MendBucket, ShareCaps, WriteSettings
 from orchestrator.embedded.server import EmbeddedCloud
+from orchestrator.runs.accounts import Accounts
+from orchestrator.runs.sharing import Sharing
+from orchestrator.store.ledger import LedgerStore
 from tests.cli.conftest import Bench
 from tests.support.discovery import Recorder
+from tests.support.memory_bucket import MemoryBucket
 from tests.support.scripted_server import google_error, in_turn, scripted_server
 
 ADA = "user:ada@example.com"
@@ -37,12 +48,12 @@ def test_the_plan_is_shown_and_without_a_yes_nothing_is_done(bench: Bench) -> No
     assert "make the bucket gs://bench-embedded-practice in us-central1" in ran.out
     assert "nothing was done" in ran.out
     assert not (bench.home / "settings.yaml").exists()
-    assert [step["done"] for step in bench(*PRACTISE, "--json").document["steps"]] == [False] * 12
+    assert [step["done"] for step in bench(*PRACTISE, "--json").document["steps"]] == [False] * 13
 
 
 def test_a_second_time_there_is_nothing_to_do(bench: Bench) -> None:
     first = bench(*PRACTISE, "--yes")
-    assert first.out.count("done: ") == 12
+    assert first.out.count("done: ") == 13
     assert "bench doctor" in first.out
     assert "nothing to do" in bench(*PRACTISE, "--yes").out
     assert bench(*PRACTISE, "--yes", "--json").document["steps"] == []
@@ -130,11 +141,11 @@ def test_a_step_that_fails_says_what_is_done_and_how_to_go_on(bench: Bench) -> N
     bench("cloud", "start")
     bench.control("/control/weather", {"faults": [{"fault": "permission_missing", "permission": "iam.roles.create"}]})
     ran = bench(*PRACTISE, "--yes", code=6)
-    assert "2 of 12 steps are done; the rest: `bench init` again" in ran.err
+    assert "2 of 13 steps are done; the rest: `bench init` again" in ran.err
     told = bench(*PRACTISE, "--yes", "--json", code=6)
     assert not any(step["done"] for step in told.document["steps"])
     bench.control("/control/weather", {"faults": []})
-    assert bench(*PRACTISE, "--yes").out.count("done: ") == 10
+    assert bench(*PRACTISE, "--yes").out.count("done: ") == 11
 
 
 def test_an_unusable_settings_file_is_named_before_anything_is_done(bench: Bench) -> None:
@@ -157,8 +168,17 @@ def set_up(cloud: EmbeddedCloud, settings: Path) -> Setup:
     where = endpoints(cloud.compute_url, cloud.storage_url)
     credentials = Bearer(cloud.token)
     return Setup(
-        Rest(credentials, where, changes=True, sleep=waits.append), credentials, settings, storage=cloud.storage_url
+        Rest(credentials, where, changes=True, sleep=waits.append),
+        credentials,
+        settings,
+        keeper(),
+        storage=cloud.storage_url,
     )
+
+
+def keeper() -> Sharing:
+    bucket, clock = MemoryBucket(), SystemClock()
+    return Sharing(Accounts(LedgerStore(bucket, clock), Caps(), every_way(print, None, None), clock), "ada")
 
 
 WANTED = Wanted("bench-embedded", "new-bucket", "europe-west4", launcher=ADA)
@@ -191,6 +211,55 @@ def test_two_set_ups_at_once_end_in_the_same_place(site: Any) -> None:
     assert plan(WANTED, setup.survey(WANTED)) == ()
 
 
+def test_the_caps_of_a_set_up_are_the_buckets_and_bind_everybody(site: Any) -> None:
+    cloud, setup, _recorder = site
+    budget = (("per_day_usd", Decimal("5.00")), ("total_usd", Decimal("100.00")))
+    wanted = replace(WANTED, budget=budget)
+    for step in plan(wanted, setup.survey(wanted)):
+        setup.take(step)
+    caps = json.loads(of_the_bucket(cloud, "ledger/ledger.json"))["caps"]
+    assert (caps["day"], caps["total"], caps["run"], caps["by"]) == ("5.00", "100.00", None, "ada")
+    assert plan(wanted, setup.survey(wanted)) == ()
+
+
+def test_a_set_up_changes_no_cap_that_somebody_has_set_and_adds_those_that_nobody_has(site: Any) -> None:
+    cloud, setup, _recorder = site
+    first = replace(WANTED, budget=(("per_day_usd", Decimal("5.00")),))
+    for step in plan(first, setup.survey(first)):
+        setup.take(step)
+    second = replace(WANTED, budget=(("per_day_usd", Decimal(900)), ("per_run_usd", Decimal(2))))
+    steps = [step for step in plan(second, setup.survey(second)) if isinstance(step, ShareCaps)]
+    assert steps == [ShareCaps("bench-embedded", "new-bucket", (("run", Decimal(2)),))]
+    setup.take(replace(steps[0], caps=(("run", Decimal(2)), ("day", Decimal(900)))))  # as if nobody had looked before
+    caps = json.loads(of_the_bucket(cloud, "ledger/ledger.json"))["caps"]
+    assert (caps["day"], caps["run"]) == ("5.00", "2")
+
+
+def test_a_ledger_that_cannot_be_read_stops_the_caps_alone_and_says_so(site: Any) -> None:
+    cloud, setup, _recorder = site
+    cloud.storage.create_bucket("new-bucket")
+    objects_of(cloud).replace("ledger/ledger.json", b"not a ledger", generation=None)
+    wanted = replace(WANTED, budget=(("per_day_usd", Decimal(5)),))
+    *others, last = plan(wanted, setup.survey(wanted))
+    for step in others:
+        setup.take(step)
+    assert isinstance(last, ShareCaps)
+    with pytest.raises(BenchError, match="ledger"):
+        setup.take(last)
+    assert objects_of(cloud).read("ledger/ledger.json").data == b"not a ledger"
+
+
+def objects_of(cloud: EmbeddedCloud) -> Any:
+    return GoogleBucket(
+        "new-bucket", project=cloud.project, endpoint=cloud.storage_url, credentials=Bearer(cloud.token)
+    )
+
+
+def of_the_bucket(cloud: EmbeddedCloud, name: str) -> bytes:
+    data: bytes = objects_of(cloud).read(name).data
+    return data
+
+
 def test_a_bucket_that_is_somebody_elses_is_said_to_be_taken_and_one_of_ones_own_is_mended(site: Any) -> None:
     cloud, setup, recorder = site
     cloud.storage.create_bucket("plain-bucket")
@@ -213,7 +282,7 @@ def test_a_step_that_is_refused_is_an_error_of_ours(tmp_path: Path, status: int,
     with scripted_server(in_turn(google_error(status, "because"))) as server:
         credentials = credentials_for("x")
         rest = Rest(credentials, endpoints(server.url, server.url), changes=True, sleep=lambda _s: None)
-        setup = Setup(rest, credentials, tmp_path / "s.yaml")
+        setup = Setup(rest, credentials, tmp_path / "s.yaml", keeper())
         with pytest.raises(kind, match="cannot ") as raised:
             setup.take(MakeAccount("p", "a", "t") if status != 503 else EnableApis("p", ("a",)))
         assert raised.value.hint  # type: ignore[attr-defined]

@@ -44,6 +44,7 @@ from orchestrator.core.setup.steps import (
     MakeBucket,
     MakeRole,
     MendBucket,
+    ShareCaps,
     Step,
     WriteSettings,
     describe,
@@ -64,7 +65,7 @@ CAREFUL = {
 def after_all_of_it() -> Standing:
     """What there is once every step of `WANTED` has been taken."""
     on_project, on_bucket, on_account = set(), set(), set()
-    roles, values, apis = {}, {}, frozenset[str]()
+    roles, values, caps, apis = {}, {}, dict[str, str](), frozenset[str]()
     for step in setup(WANTED):
         match step:
             case EnableApis():
@@ -79,11 +80,12 @@ def after_all_of_it() -> Standing:
                 on_account.add(Grant(step.role, step.member))
             case WriteSettings():
                 values = dict(step.values)
+            case ShareCaps():
+                caps = {str(window): str(usd) for window, usd in step.caps}
             case _:
                 pass
-    return Standing(
-        apis, CAREFUL, True, roles, frozenset(on_project), frozenset(on_bucket), frozenset(on_account), values
-    )
+    granted = frozenset(on_project), frozenset(on_bucket), frozenset(on_account)
+    return Standing(apis, CAREFUL, True, roles, *granted, values, caps)
 
 
 def parsed(text: str) -> Any:
@@ -141,9 +143,18 @@ def test_whatever_single_step_is_missing_is_the_one_that_is_planned(number: int)
             lacking = replace(standing, on_bucket=standing.on_bucket - {Grant(step.role, step.member, expression)})
         case GrantOnAccount():
             lacking = replace(standing, on_account=frozenset())
+        case ShareCaps():
+            lacking = replace(standing, caps={})
         case _:
             lacking = replace(standing, settings={})
     assert setup(WANTED, lacking) == (step,)
+
+
+def test_a_cap_that_somebody_has_set_for_the_bucket_is_left_as_it_is() -> None:
+    standing = replace(after_all_of_it(), caps={"day": "900"})
+    (step,) = setup(WANTED, standing)
+    assert step == ShareCaps("my-project", "my-bench", (("run", Decimal("1.00")),))
+    assert gcloud.command(step) == "bench --project my-project --bucket my-bench budget set --run 1.00"
 
 
 def test_the_machine_may_delete_machines_of_bench_and_nothing_else_of_the_project() -> None:
@@ -175,7 +186,7 @@ def test_settings_that_say_otherwise_are_named_before_they_are_replaced() -> Non
     (step,) = setup(WANTED, standing)
     assert step == WriteSettings((("bucket", "my-bench"),), ("bucket",))
     assert "replaces bucket" in describe(step)
-    practice = setup(replace(WANTED, keeps_names=False))[-1]
+    practice = setup(replace(WANTED, keeps_names=False))[-2]
     assert isinstance(practice, WriteSettings)
     assert [key for key, _ in practice.values] == ["per_run_usd", "per_day_usd"]
 
@@ -283,6 +294,7 @@ def ran(script: str, folder: Path) -> list[list[str]]:
         f"open({str(log)!r}, 'a').write(json.dumps(said) + '\\n')\n"
     )
     program.chmod(0o755)
+    shutil.copy(program, folder / "bench")
     path = f"{folder}:{os.environ['PATH']}"
     subprocess.run(
         ["bash", "-euc", script],
@@ -317,7 +329,7 @@ def test_the_whole_script_gives_the_bucket_its_rules(tmp_path: Path) -> None:
 def test_gclouds_own_parser_takes_every_printed_command(tmp_path: Path) -> None:
     nowhere = {**os.environ, "CLOUDSDK_CONFIG": str(tmp_path), "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
     for step in every_step():
-        if isinstance(step, WriteSettings):
+        if isinstance(step, WriteSettings | ShareCaps):
             continue
         said = subprocess.run(
             ["bash", "-c", gcloud.pasted(step)], env=nowhere, capture_output=True, text=True, timeout=60, check=False

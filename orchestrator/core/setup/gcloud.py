@@ -17,6 +17,7 @@ from orchestrator.core.setup.steps import (
     MakeBucket,
     MakeRole,
     MendBucket,
+    ShareCaps,
     Step,
     describe,
 )
@@ -73,6 +74,9 @@ def command(step: Step, settings: str = "settings.yaml") -> str:
         case GrantOnAccount():
             where = f"iam service-accounts add-iam-policy-binding {step.email} --project={step.project}"
             return _binding(where, step)
+        case ShareCaps():
+            caps = " ".join(f"--{window} {usd}" for window, usd in step.caps)
+            return f"bench --project {step.project} --bucket {step.bucket} budget set {caps}"
         case _:
             said = "".join(f"\n#   {key}: {json.dumps(value)}" for key, value in step.values)
             return f"# by hand: these lines, in {settings}{said}"

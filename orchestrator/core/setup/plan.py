@@ -8,6 +8,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Final
 
+from orchestrator.core.ledger.document import Window
 from orchestrator.core.permissions import (
     ACCOUNT_USER,
     BUCKET_READER,
@@ -29,6 +30,7 @@ from orchestrator.core.setup.steps import (
     MakeBucket,
     MakeRole,
     MendBucket,
+    ShareCaps,
     Step,
     WriteSettings,
 )
@@ -45,6 +47,10 @@ RUN_APIS: Final = APIS[:2]
 LAUNCHER_ROLE: Final = "benchLauncher"
 MACHINE_ROLE: Final = "benchMachine"
 ACCOUNT_ID: Final = "bench-vm"
+WINDOW_OF: Final[Mapping[str, Window]] = {
+    "per_run_usd": "run", "per_day_usd": "day", "per_month_usd": "month", "total_usd": "total",
+}  # fmt: skip
+"""The window that a key of the `budget` section caps."""
 OWN_MACHINES: Final = Condition(
     "machines of bench only", 'resource.name.extract("/instances/{name}").startsWith("bench-")'
 )
@@ -128,6 +134,8 @@ class Standing:
     on_bucket: frozenset[Grant] = frozenset()
     on_account: frozenset[Grant] = frozenset()
     settings: Mapping[str, str] = field(default_factory=dict)
+    caps: Mapping[str, str] = field(default_factory=dict)
+    """The bucket's, by window."""
 
 
 NOTHING: Final = Standing()
@@ -164,6 +172,9 @@ def setup(wanted: Wanted, standing: Standing = NOTHING) -> tuple[Step, ...]:
     new = tuple((key, value) for key, value in values if standing.settings.get(key) != value)
     if new:
         steps.append(WriteSettings(new, tuple(key for key, _ in new if key in standing.settings)))
+    shared = tuple((WINDOW_OF[key], usd) for key, usd in wanted.budget if WINDOW_OF[key] not in standing.caps)
+    if shared:
+        steps.append(ShareCaps(wanted.project, wanted.bucket, shared))
     return tuple(steps)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
+
+from orchestrator.core.ledger.document import Window
 
 PAYLOAD_DAYS: Final = 180
 """Payloads are uploaded again when they are missing; everything else in the bucket is kept."""
@@ -98,9 +101,18 @@ class WriteSettings:
     replaces: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ShareCaps:
+    """Caps in the bucket's ledger, in dollars by window: they bind everybody who uses the bucket."""
+
+    project: str
+    bucket: str
+    caps: tuple[tuple[Window, Decimal], ...]
+
+
 Step = (
     EnableApis | MakeBucket | MendBucket | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount
-    | WriteSettings
+    | WriteSettings | ShareCaps
 )  # fmt: skip
 
 
@@ -139,6 +151,9 @@ def describe(step: Step) -> str:
             return f"grant {short(step.role)} on gs://{step.bucket} to {step.member}{where}"
         case GrantOnAccount():
             return f"grant {short(step.role)} on {step.email} to {step.member}"
+        case ShareCaps():
+            said = ", ".join(f"{window} ${usd}" for window, usd in step.caps)
+            return f"cap what everybody spends through gs://{step.bucket}: {said}"
         case _:
             said = ", ".join(f"{key}: {value}" for key, value in step.values)
             over = f" (replaces {', '.join(step.replaces)})" if step.replaces else ""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
+from orchestrator.core.setup.gcloud import command
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     Condition,
@@ -18,6 +19,7 @@ from orchestrator.core.setup.steps import (
     MakeBucket,
     MakeRole,
     MendBucket,
+    ShareCaps,
     Step,
     WriteSettings,
     short,
@@ -51,6 +53,8 @@ def document(steps: Iterable[Step]) -> str:
     for step in listed:
         if isinstance(step, WriteSettings):
             said += _settings(step)
+        if isinstance(step, ShareCaps):
+            said += ["Caps for everybody are in the bucket, not in Terraform:", f"  {command(step)}"]
         for kind, name, body in _resources(step):
             assert name not in resources.get(kind, {}), "each resource has a name of its own"
             needs = [address for address in body.pop("depends_on", ()) if address in declared]

@@ -46,3 +46,6 @@ gcloud iam service-accounts add-iam-policy-binding bench-vm@my-project.iam.gserv
 #   service_account: "bench-vm@my-project.iam.gserviceaccount.com"
 #   per_run_usd: "1.00"
 #   per_day_usd: "5.00"
+
+# cap what everybody spends through gs://my-bench: run $1.00, day $5.00
+bench --project my-project --bucket my-bench budget set --run 1.00 --day 5.00
