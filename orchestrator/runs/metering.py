@@ -35,6 +35,8 @@ def cost_by_the_cloud(
                 delete(vm)
             return None
         told = cloud().operations(vm.zone, vm.instance_id) if vm.instance_id else ()
+        if not any(op.kind == "insert" for op in told):  # an id that the cloud never gave
+            told = cloud().operations_by_name(vm.zone, vm.name)
         ended, how = do.end_of(vm, told, vm.started_at, now)
         total += replace(vm, gone_at=vm.gone_at if how == "lost" else max(vm.gone_at, ended)).cost(now)
     return total

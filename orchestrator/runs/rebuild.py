@@ -29,11 +29,12 @@ def rebuild(world: World) -> Rebuilt:
     run_ids = sorted({run for name in names if (run := _has_money(name))})
     logs = [world.log(run_id).read() for run_id in run_ids]
     before: set[str] = set()
+    now = world.clock.now()
 
     def change(ledger: Ledger) -> Ledger:
         nonlocal before
         before = set(ledger.runs)
-        return rebuilt(ledger, logs)
+        return rebuilt(ledger, logs, now)
 
     after = swap(world.bucket, world.clock, DOCUMENT, change)
     return Rebuilt(after, tuple(sorted(after.runs.keys() - before)), kept_as)

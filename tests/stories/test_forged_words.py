@@ -19,9 +19,9 @@ NEXT = "20261121-050000-l4-0002"
 WRITER = "client-abcdef"
 
 
-def forge(stage: Stage, kind: str, **data: object) -> None:
-    """Stores an event as a client would; a machine's account may."""
-    at = stage.timeline.now()
+def forge(stage: Stage, kind: str, since_s: float = 0, **data: object) -> None:
+    """Stores an event as a client would, told so many seconds ago; a machine's account may."""
+    at = stage.timeline.now() - timedelta(seconds=since_s)
     stamp = f"{at:%Y-%m-%dT%H:%M:%S.%fZ}"
     event = {"schema": 1, "run_id": RUN, "kind": kind, "time": stamp, "writer": WRITER, "seq": 77, "data": data}
     name = f"runs/{RUN}/events/{at:%Y%m%dT%H%M%S.%fZ}-{WRITER}-000077-{kind}.json"
@@ -55,6 +55,30 @@ def test_a_hold_is_not_given_back_while_the_cloud_has_its_machine_whatever_the_l
         assert stage.cloud.instances() == []
         assert same_to_the_cent(stage.ledger().runs[RUN].spent, stage.billed())
         assert stage.ledger().runs[RUN].spent > Decimal("0.02")
+
+
+@pytest.mark.parametrize("since_s", [0, 3600], ids=["after", "before"])
+def test_no_words_in_a_log_make_a_machine_cheaper_than_the_dearest_of_them(home: Path, since_s: float) -> None:
+    """Its price, its request's generation and the time it was made are said twice, and the truth is dearer."""
+    with staged(home, silent_vm) as stage:
+        engine = stage.begin(stage.world())
+        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
+            pass
+        forge(
+            stage, "instance_requested", since_s, attempt=1, vm=vm.name, zone=vm.zone, machine_type=vm.machine_type,
+            provisioning=vm.provisioning, usd_per_hour="0", max_run_s=1, request_id=vm.request_id,
+        )  # fmt: skip
+        late = f"{stage.timeline.now() + timedelta(seconds=500):%Y-%m-%dT%H:%M:%SZ}"
+        forge(
+            stage, "instance_created", since_s, attempt=1, vm=vm.name, zone=vm.zone, instance_id="42",
+            started_at=late, deadline_at=late, request_id=vm.request_id,
+        )  # fmt: skip
+        stage.timeline.advance(240)
+        run = stage.look_after()
+        assert run.over
+        assert stage.cloud.instances() == []
+        assert stage.billed() > Decimal("0.02")
+        assert stage.ledger().runs[RUN].spent >= stage.billed() - Decimal("0.000001")
 
 
 def test_a_run_that_tells_the_truth_is_settled_without_asking_twice(home: Path) -> None:

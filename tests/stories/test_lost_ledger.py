@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded
+from orchestrator.core.ledger.arming import may_settle
 from orchestrator.core.ledger.budget import Caps, LedgerMissing, LedgerUnreadable, exposure
 from orchestrator.core.naming import LEDGER
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.rebuild import rebuild
 from orchestrator.store.ledger import LedgerStore
-from tests.stories.stage import RUN, Stage, good_vm, same_to_the_cent, staged
+from tests.stories.stage import RUN, Stage, good_vm, same_to_the_cent, silent_vm, staged
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 
@@ -70,6 +73,40 @@ def test_it_is_rebuilt_from_the_events_and_binds_as_before(home: Path, how: str)
         running.follow()
         assert same_to_the_cent(stage.ledger().runs[NEXT].spent, stage.billed(NEXT))
         assert rebuild(stage.world()).added == ()
+
+
+@pytest.mark.parametrize("kind", ["budget_held", "settled"])
+def test_a_machines_word_on_money_is_not_rebuilt(home: Path, kind: str) -> None:
+    with staged(home, silent_vm) as stage:
+        engine = stage.begin(stage.world())
+        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
+            pass
+        before = stage.ledger().runs[RUN]
+        facts = {
+            "budget_held": {"hold_usd": "0", "generation": 0},
+            "settled": {"cost_usd": "0", "released_usd": str(before.hold_usd), "generation": 0},
+        }[kind]
+        event = {"schema": 1, "run_id": RUN, "kind": kind, "time": "2026-11-21T00:00:00.000000Z", "writer": "vm-1-deadbeef",
+                 "seq": 7, "data": facts}  # fmt: skip
+        name = f"runs/{RUN}/events/20261121T000000.000000Z-vm-1-deadbeef-000007-{kind}.json"
+        stage.world().bucket.replace(name, json.dumps(event).encode(), generation=None)
+        lose(stage, "gone")
+        rebuild(stage.world())
+        after = stage.ledger().runs[RUN]
+        assert (after.hold_usd, after.settled_usd) == (before.hold_usd, None)
+
+
+def test_a_rebuilt_hold_is_not_settled_while_somebody_may_still_ask_under_it(home: Path) -> None:
+    """Who had set out for a machine stood in the ledger alone."""
+    with staged(home, good_vm()) as stage:
+        engine = stage.begin(stage.world())
+        lose(stage, "gone")
+        rebuild(stage.world())
+        now, patience = stage.timeline.now(), stage.world().policy.insert_limit_s
+        assert not may_settle(stage.ledger(), RUN, 0, now, patience)
+        assert may_settle(stage.ledger(), RUN, 0, now + timedelta(seconds=patience), patience)
+        assert engine.follow().phase is Phase.SUCCEEDED
+        assert same_to_the_cent(stage.ledger().runs[RUN].spent, stage.billed())
 
 
 def test_a_ledger_of_a_newer_version_is_not_put_aside(home: Path) -> None:

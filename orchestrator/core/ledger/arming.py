@@ -9,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from typing import Final
 
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, with_run
+
+REBUILT: Final = "rebuilt"
+"""The note of an entry that was made again from events: they do not tell who had set out for a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,10 @@ def arm(
 def may_settle(ledger: Ledger, run_id: str, attempt: int, now: datetime, patience_s: float) -> bool:
     """Whether a client that knows of the machines up to `attempt` knows them all."""
     entry = ledger.runs.get(run_id)
-    return entry is None or entry.attempt <= attempt or not _fresh(entry, now, patience_s)
+    if entry is None or not _fresh(entry, now, patience_s):
+        return True
+    forgotten = entry.note == REBUILT and not entry.armed_by
+    return entry.attempt <= attempt and not forgotten
 
 
 def _fresh(entry: Entry, now: datetime, patience_s: float) -> bool:

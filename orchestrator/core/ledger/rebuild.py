@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from decimal import Decimal
 
+from orchestrator.core.ledger.arming import REBUILT
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, with_run
-from orchestrator.core.naming import hold_key
+from orchestrator.core.naming import hold_key, is_client
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
 
 
 def entries_of(log: Iterable[ev.Event]) -> dict[str, Entry]:
-    """What the ledger should have of one run: an entry for each hold that its events tell of. Where they leave doubt
-    the dearer counts: a hold that was never settled is still held, and a settlement is no less than its machines cost.
+    """What the ledger should have of one run: an entry for each hold that its clients' events tell of. Where they leave
+    doubt the dearer counts: a hold that was never settled is still held, and a settlement is no less than its machines
+    cost. A machine's word on money is none.
     """
-    events = sorted(log, key=lambda event: event.order)
+    events = sorted((event for event in log if is_client(event.writer)), key=lambda event: event.order)
     run = replay(events)
     if run is None:
         return {}
@@ -24,13 +27,16 @@ def entries_of(log: Iterable[ev.Event]) -> dict[str, Entry]:
         match event.fact:
             case ev.BudgetHeld(hold_usd=usd, generation=generation):
                 key = hold_key(run.run_id, generation)
-                if key not in found:
+                if key in found:
+                    most = max(usd, found[key].hold_usd)
+                    found[key] = found[key].model_copy(update={"hold_usd": most})
+                else:
                     found[key] = Entry(
                         hold_usd=usd,
                         held_at=event.time,
                         ttl_s=run.plan.ttl_s if run.plan else 0,
                         gpu=run.plan.gpu if run.plan else "",
-                        note="rebuilt",
+                        note=REBUILT,
                         attempt=max((vm.attempt for vm in run.vms if vm.generation == generation), default=0),
                         pretend=run.simulated,
                     )
@@ -44,12 +50,14 @@ def entries_of(log: Iterable[ev.Event]) -> dict[str, Entry]:
     return found
 
 
-def rebuilt(ledger: Ledger, logs: Iterable[Iterable[ev.Event]]) -> Ledger:
-    """The ledger with every entry that it lacks and the runs' events tell of. Nothing that it has is lowered."""
+def rebuilt(ledger: Ledger, logs: Iterable[Iterable[ev.Event]], now: datetime) -> Ledger:
+    """The ledger with every entry that it lacks and the runs' events tell of. Nothing that it has is lowered. Who had
+    set out for a machine is in no event: a hold is not settled before whoever it was has asked or is taken for dead."""
     for log in logs:
         for key, entry in entries_of(log).items():
             if key not in ledger.runs and key not in archived(ledger):
-                ledger = with_run(ledger, key, entry)
+                armed = now if entry.settled_usd is None else None
+                ledger = with_run(ledger, key, entry.model_copy(update={"armed_at": armed}))
     return ledger
 
 

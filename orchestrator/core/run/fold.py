@@ -212,8 +212,9 @@ def _resumed(run: Run, fact: ev.RunResumed) -> Run:
 
 
 def _requested(vms: tuple[Vm, ...], fact: ev.InstanceRequested, at: datetime) -> tuple[Vm, ...]:
+    """The first word on a request; of two that contradict each other on what it can cost, the dearer counts."""
     if any(vm.request_id == fact.request_id for vm in vms):
-        return vms
+        return tuple(_at_its_dearest(vm, fact) if vm.request_id == fact.request_id else vm for vm in vms)
     vm = Vm(
         attempt=fact.attempt,
         name=fact.vm,
@@ -227,6 +228,15 @@ def _requested(vms: tuple[Vm, ...], fact: ev.InstanceRequested, at: datetime) ->
         generation=fact.generation,
     )
     return (*vms, vm)
+
+
+def _at_its_dearest(vm: Vm, fact: ev.InstanceRequested) -> Vm:
+    dearer, longer = max(vm.usd_per_hour, fact.usd_per_hour), max(vm.max_run_s, fact.max_run_s)
+    return (
+        vm
+        if (dearer, longer) == (vm.usd_per_hour, vm.max_run_s)
+        else replace(vm, usd_per_hour=dearer, max_run_s=longer)
+    )
 
 
 def _answers(vm: Vm, request_id: str, attempt: int, zone: str) -> bool:
@@ -249,7 +259,7 @@ def _created(vms: tuple[Vm, ...], fact: ev.InstanceCreated) -> tuple[Vm, ...]:
             vm,
             refused=False,
             instance_id=fact.instance_id,
-            started_at=vm.started_at or fact.started_at,
+            started_at=min(vm.started_at or fact.started_at, fact.started_at),
             deadline_at=fact.deadline_at,
         )
         if _answers(vm, fact.request_id, fact.attempt, fact.zone)
