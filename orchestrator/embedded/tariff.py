@@ -14,7 +14,7 @@ TARIFF = Path(__file__).with_name("tariff.yaml")
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Dollars per hour of one machine while it runs; `disk` goes on while it is stopped."""
+    """Dollars per hour of one machine while it runs; `disk`, local ones included, goes on while it is stopped."""
 
     gpu: Decimal
     machine: Decimal
@@ -76,10 +76,13 @@ class Tariff:
         if disks is None:
             raise UnknownSku(f"disk type {disk_type}")
         month = Decimal(disks.get(region, disks["default"])["usd"])
+        local = self.document["disk_gib_month"]["local-ssd"]
+        local_month = Decimal(local.get(region, local["default"])["usd"])
+        local_gib = self.document["local_ssd_gib"].get(machine_type, 0)
         address = Decimal(self.document["external_ip"][provisioning]["usd"])
         return Rate(
             gpu=Decimal(prices["gpu"]) * gpu_count,
             machine=Decimal(prices["machine"]) * times,
-            disk=month * disk_gib / Decimal(self.document["hours_per_month"]),
+            disk=(month * disk_gib + local_month * local_gib) / Decimal(self.document["hours_per_month"]),
             external_ip=address if external_ip else Decimal(0),
         )

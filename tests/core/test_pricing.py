@@ -170,7 +170,9 @@ def test_every_price_is_the_one_that_the_embedded_cloud_charges() -> None:
                 assert quote.machine == Decimal(figures["machine"]), (name, region, provisioning)
                 assert quote.external_ip == Decimal(TARIFF["external_ip"][provisioning]["usd"])
                 disk = Decimal(TARIFF["disk_gib_month"]["pd-balanced"]["default"]["usd"])
-                assert quote.disk == round_up(disk * 60 / Decimal(TARIFF["hours_per_month"]))
+                local = Decimal(TARIFF["disk_gib_month"]["local-ssd"]["default"]["usd"])
+                gib_months = disk * 60 + local * TARIFF["local_ssd_gib"].get(name, 0)
+                assert quote.disk == round_up(gib_months / Decimal(TARIFF["hours_per_month"]))
                 compared += 1
     assert compared >= 60
 
@@ -207,6 +209,17 @@ def test_a_sheet_of_the_least_content_is_read() -> None:
     assert least.as_of == date(2026, 11, 21)
     assert least.hourly(MachineSpec("m"), "us-east1", "spot", 0, False) == 1
     assert least.quote(MachineSpec("m"), "us-east1", "spot", 0, False).source == "x"  # type: ignore[union-attr]
+
+
+def test_local_disks_that_come_with_a_machine_are_paid_for_and_without_their_price_it_has_none() -> None:
+    disks = {"pd-balanced": {"usd": "0.10", "source": "x"}, "local-ssd": {"usd": "0.08", "source": "x"}}
+    with_them = PriceSheet.parse(sheet(disk_gib_month=disks, local_ssd_gib={"m": 730}))
+    assert with_them.hourly(MachineSpec("m"), "us-east1", "spot", 0, False) == Decimal("1.08")
+    unknown = PriceSheet.parse(sheet(local_ssd_gib={"m": 730}))
+    assert unknown.hourly(MachineSpec("m"), "us-east1", "spot", 0, False) is None
+    h100 = SHEET.quote(MachineSpec("a3-highgpu-1g", "nvidia-h100-80gb", 1), "us-central1", "spot", 0, False)
+    assert h100 is not None
+    assert h100.disk == Decimal("0.082192")
 
 
 def test_what_is_not_sold_has_no_price() -> None:

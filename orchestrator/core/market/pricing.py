@@ -29,6 +29,7 @@ DEADLINE_SLACK_S: Final = 30
 """The action at the end of `maxRunDuration` may start this much late."""
 MAX_TTL_S: Final = 7 * 24 * 3600
 """The longest deadline: GPU machines with up to seven days may use preemptible quota."""
+LOCAL_SSD: Final = "local-ssd"
 STALE_DAYS: Final = 30
 """Google may change the price of a spot machine once a month."""
 STALE_MARGIN: Final = Decimal("0.20")
@@ -153,6 +154,8 @@ class PriceSheet(_Document):
     """The sources that are records; figures of any other are named in a notice."""
     hours_per_month: Annotated[Decimal, Field(gt=0)] = Decimal(730)
     disk_gib_month: dict[str, DiskPrice]
+    local_ssd_gib: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """By machine type: the local disks that come with it and are paid for apart, at `LOCAL_SSD`."""
     external_ip: Price
     accelerators: dict[str, dict[str, Price]]
     machines: dict[str, dict[str, Price]]
@@ -201,13 +204,15 @@ class PriceSheet(_Document):
         external_ip: bool,
         disk_type: str = "pd-balanced",
     ) -> Quote | None:
-        """The price of a machine with its boot disk and address, or None when any part of it is not known."""
+        """The price of a machine with its disks and address, or None when any part of it is not known."""
         multiple = self.multiples.get(machine.machine_type, Multiple(of=machine.machine_type, times=1))
         host = self.machines.get(multiple.of, {}).get(region)
         host_usd = host.under(provisioning) if host else None
+        scratch_gib = self.local_ssd_gib.get(machine.machine_type, 0)
+        scratch = self.disk_gib_month.get(LOCAL_SSD) if scratch_gib else DiskPrice(usd=Decimal(0), source="")
         disk = self.disk_gib_month.get(disk_type)
         address = self.external_ip.under(provisioning)
-        if host is None or host_usd is None or disk is None or (external_ip and address is None):
+        if host is None or host_usd is None or disk is None or scratch is None or (external_ip and address is None):
             return None
         sources = [host.source, disk.source, *([self.external_ip.source] if external_ip else [])]
         gpu_usd = Decimal(0)
@@ -221,7 +226,9 @@ class PriceSheet(_Document):
         return Quote(
             machine=host_usd * multiple.times,
             gpu=gpu_usd,
-            disk=round_up(Fraction(disk.usd) * disk_gb / Fraction(self.hours_per_month)),
+            disk=round_up(
+                (Fraction(disk.usd) * disk_gb + Fraction(scratch.usd) * scratch_gib) / Fraction(self.hours_per_month)
+            ),
             external_ip=address if external_ip and address is not None else Decimal(0),
             source=next((name for name in sources[:2] if name not in self.trusted), sources[0]),
         )

@@ -99,6 +99,7 @@ def refreshed(
                 "trusted": (SOURCE,),
                 "hours_per_month": old.hours_per_month,
                 "disk_gib_month": {kind: DiskPrice(usd=usd, source=SOURCE) for kind, usd in disks.items()},
+                "local_ssd_gib": old.local_ssd_gib,
                 "external_ip": Price(**addresses, source=SOURCE),
                 "accelerators": cards,
                 "machines": machines,

@@ -64,6 +64,7 @@ DISKS: Final[Mapping[str, str]] = {
     "pd-balanced": "Balanced PD Capacity",
     "pd-standard": "Storage PD Capacity",
     "pd-ssd": "SSD backed PD Capacity",
+    "local-ssd": "SSD backed Local Storage",
 }
 ADDRESSES: Final[Mapping[str, str]] = {
     "standard": "External IP Charge on a Standard VM",
