@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-fleet test check bench chaos mutants live results install dev lint clean help axe bench-site compiler man schema docs
+.PHONY: demo demo-fleet test check bench chaos chaos-agents mutants live results install dev lint clean help axe bench-site compiler man schema docs
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -59,6 +59,11 @@ N    ?= 500
 SEED ?= 1
 chaos: $(STAMP)
 	@$(BIN)/python scripts/chaos.py --runs $(N) --seed $(SEED) --scenario '$(SCENARIO)'
+
+## make chaos-agents  the same promises, of the agent that ships on real processes: N=20 stories from SEED=1 on
+chaos-agents: N = 20
+chaos-agents: $(STAMP)
+	@$(BIN)/python scripts/chaos.py --agents $(N) --seed $(SEED)
 
 ## make live    verify what we assume of Google in a project of yours, for cents: PROJECT=my-project CAP=0.50 [GPU=1]
 ZONE ?= us-central1-a

@@ -20,6 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.chaos.agents import Told, story
+from tests.chaos.agents import play as live
 from tests.chaos.campaign import EACH_ARENA, Tally, campaign, seeds
 from tests.chaos.scenario import Scenario
 
@@ -80,6 +82,22 @@ def search(
     return total, left
 
 
+def agents(first: int, count: int) -> int:
+    """The agent that ships, one seeded story after the other."""
+    total, broken = Told(), 0
+    for seed in range(first, first + count):
+        with tempfile.TemporaryDirectory(prefix="bench-agents-", ignore_cleanup_errors=True) as home:
+            try:
+                told = live(story(seed), Path(home))
+            except Exception as fault:
+                broken += 1
+                said(f"BROKEN seed {seed}: {type(fault).__name__}: {fault}\nmake chaos-agents N=1 SEED={seed}")
+                continue
+        total.take(told)
+    said(f"{count} stories, {broken} broken: {total.line()}")
+    return 1 if broken else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=500)
@@ -87,7 +105,10 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no scenario after so long")
     parser.add_argument("--scenario", default="", help="one scenario, as the JSON line that a search printed")
+    parser.add_argument("--agents", type=int, default=0, help="so many lives of the real agent instead, from --seed on")
     asked = parser.parse_args()
+    if asked.agents:
+        return agents(asked.seed, asked.agents)
     began, left = time.monotonic(), []
     if asked.scenario:
         with tempfile.TemporaryDirectory(prefix="bench-chaos-", ignore_cleanup_errors=True) as home:

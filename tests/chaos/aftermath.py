@@ -12,6 +12,7 @@ from orchestrator.core.run.fold import Phase, Run
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.reconcile import reconcile
 from tests.chaos.clients import command, watch
+from tests.chaos.damage import mend
 from tests.chaos.judge import CRASHED, UNENDED, Broken, Ended
 from tests.chaos.scenario import SWAP
 
@@ -43,6 +44,7 @@ class Seen:
     taken_over: int
     clocks: int
     swaps: int
+    damaged: int
 
 
 def done(run: Run) -> bool:
@@ -58,6 +60,7 @@ def aftermath(play: Play) -> Seen:
     leaked = play.judge.alive()
     faults = [fault for fault in play.cloud.weather.document()["faults"] if fault["id"] not in play.before]
     play.cloud.weather.replace({"faults": []})
+    mend(play)
     world = play.world(None)
     watch.on = True
     try:
@@ -90,6 +93,7 @@ def aftermath(play: Play) -> Seen:
         cases=len(play.deeds.stored),
         junk=play.put,
         taken_over=len(play.deeds.lent),
+        damaged=play.damaged,
         clocks=sum(1 for client in play.scenario.clients if client.off_s),
         swaps=sum(fault["fired"] for fault in faults if fault.get("path", "").startswith(SWAP)),
     )

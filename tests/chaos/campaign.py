@@ -60,6 +60,7 @@ class Tally:
     taken_over: int = 0
     clocks: int = 0
     swaps: int = 0
+    damaged: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     broken: list[Counterexample] = field(default_factory=list)
@@ -67,7 +68,7 @@ class Tally:
     def add(self, seen: Seen) -> None:
         self.played += 1
         for name in ("moments", "checks", "kills", "refused", "machines", "preemptions", "resumes", "cases",
-                     "junk", "taken_over", "clocks", "swaps"):  # fmt: skip
+                     "junk", "taken_over", "clocks", "swaps", "damaged"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(seen, name))
         self.outcomes.update(seen.outcomes)
         self.fired.update(seen.fired)
@@ -97,6 +98,7 @@ class Tally:
             ("runs on kept machines", self.taken_over),
             ("clients with a clock that is off", self.clocks),
             ("answers to swaps that were lost", self.swaps),
+            ("ledgers damaged", self.damaged),
             ("documents put into buckets", self.junk),
             ("seconds", round(self.seconds)),
         ]

@@ -36,6 +36,7 @@ from orchestrator.runs.resume import resume, stored_plan
 from orchestrator.runs.takeover import settle_owner
 from tests.chaos.aftermath import TURNS, Seen, aftermath, done
 from tests.chaos.clients import PACKED, POLICY, STARTED, Actor, Rules, command, lost_its_kept_machine, watch, world_of
+from tests.chaos.damage import Lost, hurt
 from tests.chaos.deeds import Deeds
 from tests.chaos.judge import OBEYED, UNENDED, WINDOWS, Broken, Judge, Launching
 from tests.chaos.junk import Place, written
@@ -98,6 +99,9 @@ class Play:
         self.kills = 0
         self.refused = 0
         self.resumes = 0
+        self.damages = list(scenario.damage)
+        self.lost: Lost | None = None
+        self.damaged = 0
         self.put = 0
         self.meddlings = list(scenario.meddlings)
         self.junk: dict[int, Junk] = {one.moment: one for one in scenario.junk}
@@ -186,6 +190,9 @@ class Play:
         junk = self.junk.pop(self.moments, None)
         if junk is not None:
             self.litter(junk)
+        for damage in [one for one in self.damages if one.moment <= self.moments]:
+            self.damages.remove(damage)
+            hurt(self, damage)
         meddling = self.meddling(f"{what} {arguments[0]}" if arguments else what) if self.depth == 1 else None
         other = self.actors[meddling.client] if meddling is not None else actor
         for _ in range(meddling.turns if meddling is not None else 0):

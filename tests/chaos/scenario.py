@@ -59,6 +59,17 @@ class Junk:
 
 
 @dataclass(frozen=True, slots=True)
+class Damage:
+    """At the n-th moment of all clients together the ledger is damaged; after `lasts_s` it is made again, from what was
+    there or (`rebuilt`) by `bench budget rebuild`."""
+
+    moment: int
+    how: Literal["gone", "empty", "torn", "newer"]
+    lasts_s: float
+    rebuilt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     seed: int
     runs: int = 1
@@ -81,6 +92,7 @@ class Scenario:
     faults: tuple[dict[str, Any], ...] = ()
     meddlings: tuple[Meddling, ...] = field(default=())
     junk: tuple[Junk, ...] = ()
+    damage: tuple[Damage, ...] = ()
 
     def line(self) -> str:
         """Everything, as one line of JSON that `parse` reads."""
@@ -94,6 +106,7 @@ class Scenario:
         document["faults"] = tuple(document["faults"])
         document["windows"] = tuple(document["windows"])
         document["junk"] = tuple(Junk(**one) for one in document["junk"])
+        document["damage"] = tuple(Damage(**one) for one in document.get("damage", ()))
         return cls(**document)
 
     def simpler(self) -> list[Scenario]:
@@ -101,6 +114,7 @@ class Scenario:
         found = [replace(self, faults=without(self.faults, index)) for index in range(len(self.faults))]
         found += [replace(self, meddlings=without(self.meddlings, index)) for index in range(len(self.meddlings))]
         found += [replace(self, junk=without(self.junk, index)) for index in range(len(self.junk))]
+        found += [replace(self, damage=without(self.damage, index)) for index in range(len(self.damage))]
         for index, client in enumerate(self.clients):
             if client.role != "launch":
                 rest = self.clients[:index] + self.clients[index + 1 :]
@@ -194,6 +208,7 @@ def from_seed(seed: int) -> Scenario:
             Junk(moment, dice.randrange(1 << 30))
             for moment in sorted(dice.sample(range(1, 200), dice.choices((0, 3, 12), (3, 1, 1))[0]))
         ),
+        damage=tuple(_damage(dice) for _ in range(dice.choices((0, 1, 2), (8, 1, 1))[0])),
     )
 
 
@@ -208,6 +223,13 @@ def _off(dice: random.Random) -> float:
 
 SWAP: Final = "ifGenerationMatch="
 """In the address of a request that swaps a document, or creates it."""
+
+
+def _damage(dice: random.Random) -> Damage:
+    how: Any = dice.choice(("gone", "empty", "torn", "newer"))
+    return Damage(dice.randint(20, 200), how, dice.choice((20.0, 120.0, 900.0)), dice.random() < 0.5)
+
+
 DEATHS: Final = (*("",) * 5, "before insert", "before insert", "after insert", "before delete", "after delete")
 
 
