@@ -209,11 +209,19 @@ def the_driver(place: Place) -> dict[str, str]:
     return {"driver": f"{report['driver']} answered {float(report['uptime']):.0f} s after the kernel started"}
 
 
-def nothing(why: str) -> Look:
-    def look(_place: Place) -> dict[str, str]:
-        raise NotSeen(why)
-
-    return look
+def the_api(place: Place) -> dict[str, str]:
+    """`api-settles`: an API that is off is enabled, and asked until it answers."""
+    if place.spare_api is None:
+        raise NotSeen("an API would have to be switched off in this project")
+    api, project = place.spare_api(), f"/v1/projects/{place.project}"
+    asked = Request("iam", "GET", f"{project}/serviceAccounts/{place.account or 'nobody'}")
+    if not place.rest.ask(asked).api_off:
+        raise NotSeen(f"{api} is on")
+    place.rest.ask(Request("serviceusage", "POST", f"{project}/services:batchEnable", body={"serviceIds": [api]}))
+    if not place.rest.ask(asked).api_off:
+        raise NotSeen(f"{api} answered as soon as it was enabled")
+    took = place.until(lambda: not place.rest.ask(asked).api_off, 900, f"{api} answers")
+    return {"api-settles": f"{api} was refused for {took:.0f} s more after it was enabled"}
 
 
 LOOKS: Mapping[Look, tuple[str, ...]] = {
@@ -224,7 +232,7 @@ LOOKS: Mapping[Look, tuple[str, ...]] = {
     the_machine: ("self-delete", "prefixes"),
     the_preemption: ("preemption", "spot-quota"),
     the_driver: ("driver",),
-    nothing("an API would have to be switched off in this project"): ("api-settles",),
+    the_api: ("api-settles",),
 }
 """Each with the assumptions that it looks at."""
 UNSEEN = {

@@ -61,6 +61,8 @@ class Place:
     bill: Callable[[str], Decimal] | None = None
     unlike_google: Mapping[str, str] = field(default_factory=dict)
     """What the place does not do as Google does, and why: it is not looked at there."""
+    spare_api: Callable[[], str] | None = None
+    """Switches an API off that nothing else here needs, and names it; no project of somebody's is treated so."""
     machines: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each machine was there, by our clock: from before the request until it was seen gone."""

@@ -33,7 +33,7 @@ from orchestrator.runs.accounts import Accounts
 from orchestrator.store.ledger import LedgerStore
 from tests.live import assumptions
 from tests.live.assumptions import LOOKS, looked
-from tests.live.place import Place
+from tests.live.place import NotSeen, Place
 from tests.live.rehearse import rehearse
 from tests.stories.stage import SHEET, Heard, TimelineClock
 from tests.support.conversations import lead
@@ -45,8 +45,8 @@ NONE_GRANTED = {
 CONDITIONS = "the embedded cloud keeps conditions and does not judge by them"
 
 
-def probing(*, deletes: bool = True) -> Script:
-    """A machine that does what probe.sh does."""
+def probing(*, deletes: bool = True, doors: int = 200, driver: str = "none") -> Script:
+    """A machine that does what probe.sh does; `doors` is what it is answered where it may not go."""
 
     def script(vm: ScriptedVm) -> Steps:
         if "bench-probe" not in vm.metadata:
@@ -67,9 +67,9 @@ def probing(*, deletes: bool = True) -> Script:
         report = {
             "own": status("POST", f"{base}runs%2F{told['run']}%2Fevents%2Fprobe"),
             "list": status("GET", f"{vm.guest.storage_url}/storage/v1/b/{told['bucket']}/o"),
-            **dict.fromkeys(("ledger", "ledger_read", "plan", "client"), 200),
+            **dict.fromkeys(("ledger", "ledger_read", "plan", "client"), doors),
             "other": status("DELETE", vms + told["other"]),
-            "driver": "none",
+            "driver": driver,
             "uptime": 20,
         }
         vm.request("POST", f"{base}runs%2F{told['run']}%2Fartifacts%2F{vm.name}.json", json.dumps(report).encode())
@@ -131,6 +131,30 @@ def test_every_assumption_is_looked_at_and_nothing_is_left_but_the_verdict(home:
         spent = exposure(place.accounts.ledger.read(), "day", place.clock.now()).total
         assert cloud.bill().usd <= spent == Decimal(found.usd_at_most) <= Decimal("0.50")
         assert all(row.has_deadline for row in cloud.bill().rows)
+
+
+def test_in_a_place_that_is_as_google_says_all_fourteen_are_verified(home: Path) -> None:
+    """Those too that the embedded cloud is not like: machines that are refused, a driver, an API that settles."""
+    script = probing(doors=403, driver="580.126.09")
+    with stage(home, script, unlike_google={}, gpu=True, gpu_usd_per_hour=Decimal("0.40")) as (cloud, place):
+
+        def switched_off() -> str:
+            for fault in ({"fault": "api_disabled"}, {"fault": "api_propagation", "minutes": 3}):
+                cloud.weather.add({**fault, "api": "iam.googleapis.com"})
+            return "iam.googleapis.com"
+
+        place.spare_api = switched_off
+        found = rehearse(place, Decimal("0.60"))
+        assert states(found) == dict.fromkeys(ASSUMPTIONS, "verified"), found
+        assert len(ASSUMPTIONS) == 14
+        assert cloud.instances() == []
+
+
+def test_an_api_that_answers_at_once_settles_nothing(home: Path) -> None:
+    with stage(home) as (_cloud, place):
+        place.spare_api = lambda: "iam.googleapis.com"
+        with pytest.raises(NotSeen, match="is on"):
+            assumptions.the_api(place)
 
 
 def test_a_rehearsal_is_refused_before_anything_is_asked_for_where_its_worst_case_does_not_fit(home: Path) -> None:
