@@ -64,7 +64,7 @@ class JobRecord:
             record = cls(**(found | {"ends_at": datetime.fromisoformat(found["ends_at"]), "since": since}))
             if not record.regions or len(record.regions) != len(record.jobs):
                 raise ValueError("it names no region")
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, RecursionError) as exc:
             raise DocumentUnreadable(
                 f"{name} is not the record of a job on Batch: {exc}", hint="`bench fleet stop` ends the fleet's jobs"
             ) from exc

@@ -157,7 +157,10 @@ class Slurm:
             number = name.rpartition("-")[2]
             data = self.shell.get(f"{folder}/jobs/{number}.json", limit=4 << 20)
             if data is not None:
-                found[name] = tuple(int(index) for index in json.loads(data)["children"])
+                try:
+                    found[name] = tuple(int(index) for index in json.loads(data)["children"])
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    continue  # torn, or another's: its children are told by their own words
         return found
 
     def _bring_home(self, fleet: str, found: Mapping[str, Any]) -> None:
@@ -224,7 +227,7 @@ class Slurm:
         answer = next((one for one in reversed(out.splitlines()) if one.startswith(ANSWER)), "")
         try:
             found = json.loads(answer.removeprefix(ANSWER))
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise Unavailable(f"{operation} in {folder} gave no answer: {log_text(out[-300:])}", hint="try again")

@@ -119,7 +119,7 @@ class FleetStore:
             raise NotFound(f"{self.fleet} has no plan", hint="its client died before it began: launch again")
         try:
             return lists.read(json.loads(blob.data))
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise self._unreadable(name) from exc
 
     def control(self) -> Control:

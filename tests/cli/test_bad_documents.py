@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import spotbench
 from orchestrator.cli.app import app
+from orchestrator.core.errors import BenchError
+from orchestrator.core.fleet.children import expand
+from orchestrator.core.fleet.names import listing_object, spec_object
+from orchestrator.core.fleet.names import plan_object as fleets_plan
+from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, events_prefix, index_object, plan_object
 from orchestrator.embedded.client import stop
 from orchestrator.runs.engine import Engine
+from orchestrator.store.fleets import FleetRecord, FleetStore
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
 from tests.cli.test_reap import over
 
 GOOD = "20261120-010203-l4-00aa"
 BAD = "20261120-010203-l4-00bb"
+FLEET = "fleet-20261120-010203-00cc"
 
 OBJECTS: dict[str, tuple[str, bytes]] = {
     "a host's record, torn": ("hosts/host-box-123456.json", b'{"schema": 1, "targ'),
@@ -38,6 +48,19 @@ OBJECTS: dict[str, tuple[str, bytes]] = {
     "an artifact called cases": (f"{artifacts_prefix(GOOD)}cases", b"x"),
     "an artifact that programs obey": (f"{artifacts_prefix(GOOD)}.git/config", b"[core]\n\tfsmonitor = touch pwned\n"),
     "a log with escapes": (f"{artifacts_prefix(GOOD)}log.txt", b"\x1b]0;x\x07 [/x] \xff"),
+    "a fleet's line": (f"fleet-index/{FLEET}.json", b"\xff"),
+    "a fleet's list, nested too deeply": (f"fleets/{FLEET}/plan.json", b"[" * 60_000),
+    "a fleet's list that is another's": (f"fleets/{FLEET}/plan.json", b'{"cells": [], "children": [[0, 0, 0]]}'),
+    "a fleet's record, torn": (f"fleets/{FLEET}/spec.json", b'{"schema": 1, "fle'),
+    "a fleet's decisions": (f"fleets/{FLEET}/control.json", b'{"schema": 1, "jobs": [{"number": -1}]}'),
+    "a child's line under another's name": (f"fleets/{FLEET}/index/0/99.json", b"{}"),
+    "a child's cost, nested too deeply": (f"fleets/{FLEET}/costs/0-1.json", b"[" * 60_000),
+    "a child's rows that are none": (f"fleets/{FLEET}/rows/0.csv.gz", b"\x1f\x8b\x00 not gzip"),
+    "an image's record": ("images/bench-l4-0123456789ab.json", b'{"schema": 1, "name": "[/x]"}'),
+    "an image's record, nested too deeply": ("images/x.json", b"[" * 60_000),
+    "a profile that is none": (f"{artifacts_prefix(GOOD)}profiles/x.json", b"[" * 60_000),
+    "pages that somebody else stored": ("site/index.html", b"<script>alert(1)</script>"),
+    "the state of the pages": ("site/state.json", b"\x00"),
     "a ledger of a newer version": ("ledger/ledger.json", b'{"schema": 2, "runs": {}}'),
     "a ledger that is garbage": ("ledger/ledger.json", b"\x00garbage"),
 }
@@ -62,6 +85,33 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "baseline list": ("baseline", "list"),
     "history": ("history", "--case", "b1"),
 }
+RARER: dict[str, tuple[str, ...]] = {
+    "fleet ls": ("fleet", "ls"),
+    "fleet status": ("fleet", "status", FLEET),
+    "fleet costs": ("fleet", "costs", FLEET),
+    "fleet fetch": ("fleet", "fetch", FLEET),
+    "fleet report": ("fleet", "report", FLEET),
+    "fleet stop": ("fleet", "stop", FLEET),
+    "fleet retry": ("fleet", "retry", FLEET),
+    "image list": ("image", "list"),
+    "image validate": ("image", "validate", "bench-l4-0123456789ab"),
+    "image rm": ("image", "rm", "x"),
+    "profile": ("profile", GOOD),
+    "site": ("site", "--out", "pages"),
+    "site --publish": ("site", "--out", "pages", "--publish", "site"),
+    "cases": ("cases", GOOD),
+    "report": ("report", GOOD),
+    "compare": ("compare", GOOD, GOOD),
+    "baseline show": ("baseline", "show", "main"),
+    "baseline set": ("baseline", "set", "main", GOOD),
+    "plan": ("plan", "--gpu", "l4"),
+    "prices": ("prices",),
+    "costs add": ("costs", "add", "0.01", "--note", "x"),
+    "budget set": ("budget", "set", "--day", "100"),
+    "cloud bill": ("cloud", "bill"),
+    "budget rebuild": ("budget", "rebuild"),
+}
+"""Those that came later or are asked less often: each meets all kinds at once."""
 CODES = {0, 2, 6, 10, 13, 16}
 """Of the README: done, or what these documents can rightly cause. 1 is none of them, and neither is a traceback."""
 SHOWN = {"status": GOOD, "status --json": GOOD, "status RUN": GOOD, "reap": "0 VMs alive", "reap --yes": "0 VMs alive"}
@@ -114,6 +164,63 @@ def test_no_bad_object_stops_a_command_and_the_rest_is_shown(shop: tuple[Bench, 
         assert not list(bench.home.rglob(".git"))
     finally:
         wiring.bucket._bucket.blob(name).delete()  # type: ignore[attr-defined]
+
+
+def many(turn: int) -> list[str]:
+    """Every kind of bad object, but one of those that share a name."""
+    places: dict[str, list[str]] = {}
+    for kind, (name, _) in OBJECTS.items():
+        places.setdefault(name, []).append(kind)
+    return [*(kinds[turn % len(kinds)] for kinds in places.values()), list(LINES)[turn % len(LINES)]]
+
+
+def fleet_of(wiring: Wiring) -> None:
+    """A fleet in the bucket, all of whose documents can be read."""
+    sweep = Sweep.model_validate({"axes": {"gpu": ["l4"], "measure.seed": [0, 1]}})
+    record = FleetRecord(
+        fleet=FLEET, engine="cloud", mode=Mode.EMBEDDED, user="ada", sweep=sweep, created_at=wiring.clock.now(),
+        ends_at=wiring.clock.now(), hold_usd=Decimal(0),
+    )  # fmt: skip
+    FleetStore(wiring.bucket, wiring.clock, FLEET).create(record, expand(sweep, lambda _: ()))
+
+
+@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("whole_fleet", [True, False], ids=["a fleet that can be read", "no such fleet"])
+def test_no_command_that_came_later_falls_over_bad_objects(
+    shop: tuple[Bench, Wiring], turn: int, whole_fleet: bool
+) -> None:
+    bench, wiring = shop
+    engine = Engine(wiring.world(), GOOD)
+    engine.write_index(engine.look())
+    kinds = [
+        kind for kind in many(turn) if not (whole_fleet and kind.startswith(("a fleet's list", "a fleet's record")))
+    ]
+    names = [put(wiring, kind) for kind in kinds]
+    if whole_fleet:
+        fleet_of(wiring)
+        names += [spec_object(FLEET), fleets_plan(FLEET)]
+    try:
+        for title, command in RARER.items():
+            ran = CliRunner().invoke(app, command, prog_name="bench", env={"COLUMNS": "80"})
+            assert ran.exception is None or isinstance(ran.exception, SystemExit), (title, ran.exception)
+            assert ran.exit_code in CODES, (title, ran.exit_code, ran.stderr)
+            assert "\x1b" not in ran.stdout + ran.stderr, title
+        ran_of_the_library(GOOD)
+        assert not Path(bench.home, "pwned").exists()
+        assert not list(bench.home.rglob(".git"))
+    finally:
+        for name in {*names, *(entry.name for entry in wiring.bucket.list("ledger/")), listing_object(FLEET)}:
+            if wiring.bucket.read(name) is not None:
+                wiring.bucket._bucket.blob(name).delete()  # type: ignore[attr-defined]
+
+
+def ran_of_the_library(run_id: str) -> None:
+    """The same from Python: an error of ours, or an answer."""
+    for call in (lambda: spotbench.find(run_id).status, lambda: spotbench.results(run_id).headlines):
+        try:
+            call()
+        except BenchError:
+            continue
 
 
 def test_what_is_left_out_is_named_and_the_exit_code_is_16(shop: tuple[Bench, Wiring]) -> None:

@@ -28,6 +28,7 @@ from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import configured
 from tests.cli.conftest import Bench
 from tests.support.discovery import Recorder
+from tests.support.remedies import wrong_with
 
 EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
 ACCOUNT = ("--set", f"machine.service_account={EMAIL}")
@@ -133,6 +134,7 @@ def test_every_fault_that_a_preflight_can_see_is_named_with_its_remedy(
     found = look(clinic, fault, flags=flags)
     assert (found[check]["level"], remedy in found[check]["remedy"]) == (level, True), found[check]
     assert found[check]["why"]
+    assert not [wrong for one in found.values() if (wrong := wrong_with(one["remedy"]))]
     if fault["fault"] not in FAR_REACHING:
         assert wrong(found) == {check}, "nothing is blamed that has nothing to do with it"
 

@@ -16,6 +16,7 @@ from orchestrator.core.doctor.verdicts import (
     Check,
     Level,
     Result,
+    Verdict,
     bad,
     counted,
     crashed,
@@ -34,6 +35,7 @@ from orchestrator.core.rest import Answer
 from orchestrator.core.setup.plan import APIS, OWN_MACHINES, machine_grants, older_own_objects
 from orchestrator.core.setup.steps import EnableApis, GrantOnBucket, GrantOnProject, MakeAccount, MakeRole
 from tests.support.conversations import OFF, SILENCE, good, lead, refusal
+from tests.support.remedies import wrong_with
 
 EMAIL = "bench-vm@proj-1.iam.gserviceaccount.com"
 SUBJECT = Subject("proj-1", "my-bench", service_account=EMAIL, who="user:ada@example.com")
@@ -43,7 +45,10 @@ NETWORK = "https://www.googleapis.com/compute/v1/projects/proj-1/global/networks
 
 
 def verdict(check: Any, replies: Any, subject: Subject = SUBJECT) -> Any:
-    return lead(check(subject), replies).result
+    """What a check finds, of which every remedy is a whole command."""
+    found = lead(check(subject), replies).result
+    assert not isinstance(found, Verdict) or not wrong_with(found.remedy)
+    return found
 
 
 # --- verdicts -------------------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ as_root = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can become another user"
 )
 INSERT = f"/compute/v1/projects/bench-embedded/zones/{ZONE}/instances"
+GLOBAL = "/compute/v1/projects/bench-embedded/global"
+BATCH_JOB = json.dumps({"taskGroups": [{"taskSpec": {"runnables": [{"script": {"text": "touch /tmp/planted"}}]}}]})
 UPLOAD = "/upload/storage/v1/b/bench-embedded/o?uploadType=media&name=planted"
 
 
@@ -112,6 +114,22 @@ def attacks(address: client.CloudAddress) -> list[tuple[str, str, Any]]:
         ("POST", "/control/weather", '{"faults": []}'),
         ("POST", "/control/stop", "{}"),
         ("GET", "/v1/services", None),
+        ("GET", "/v1/services/6F81-5844-456A/skus", None),
+        ("POST", "/v1/projects/bench-embedded/services:batchEnable", '{"serviceIds": ["compute.googleapis.com"]}'),
+        ("POST", "/v1/projects/bench-embedded:setIamPolicy", '{"policy": {"bindings": []}}'),
+        ("GET", "/v1/projects/bench-embedded/serviceAccounts", None),
+        ("POST", "/v1/projects/bench-embedded/locations/us-central1/jobs?job_id=planted", BATCH_JOB),
+        ("GET", "/v1/projects/bench-embedded/locations/us-central1/jobs", None),
+        ("DELETE", "/v1/projects/bench-embedded/locations/us-central1/jobs/planted", None),
+        ("POST", f"{GLOBAL}/instanceTemplates", '{"name": "planted", "properties": {"machineType": "e2-micro"}}'),
+        ("GET", f"{GLOBAL}/instanceTemplates", None),
+        ("DELETE", f"{GLOBAL}/instanceTemplates/planted", None),
+        ("POST", f"{GLOBAL}/images", '{"name": "planted", "sourceDisk": "zones/us-central1-a/disks/bench-stays-1"}'),
+        ("GET", f"{GLOBAL}/images", None),
+        ("DELETE", f"{GLOBAL}/images/planted", None),
+        ("GET", f"/compute/v1/projects/bench-embedded/zones/{ZONE}/operations", None),
+        ("POST", f"{INSERT}/bench-stays-1/stop", ""),
+        ("POST", f"{INSERT}/bench-stays-1/setMetadata", '{"items": []}'),
         ("GET", "/computeMetadata/v1/instance/service-accounts/default/token", None),
         ("POST", "/batch/storage/v1", "x"),
         ("PUT", "/bench-embedded/planted", "planted"),

@@ -51,7 +51,7 @@ def billing(subject: Subject) -> Conversation[Verdict]:
         return refused(answer, subject.project, "cloudbilling.googleapis.com", subject.set_up)
     if not answer.document.get("billingEnabled"):
         link = f"gcloud billing projects link {subject.project} --billing-account=ACCOUNT"
-        return bad("no billing account pays for the project", f"{link}  (gcloud billing accounts list names yours)")
+        return bad("no billing account pays for the project", f"gcloud billing accounts list && {link}")
     return fine("a billing account pays for it")
 
 

@@ -161,7 +161,7 @@ def parse_cost(name: str, data: bytes) -> ChildCost | None:
         if not 0 <= seconds <= MOST_RUN_S or not -255 <= code <= 65535:
             return None
         return ChildCost(*place, words(str(found.get("machine", "")), 100), float(seconds), code)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
