@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from orchestrator.core.errors import ProviderError, Unavailable
-from orchestrator.core.naming import events_prefix
+from orchestrator.core.naming import events_prefix, parse_event_object
 from orchestrator.core.run.events import Event, Fact, decode, encode
 from orchestrator.ports import Bucket, Clock
 
@@ -69,7 +69,7 @@ class EventLog:
         unseen = [one.name for one in listed if one.name not in self._events and one.name not in self._strange]
         for name, blob in self._bucket.read_many(unseen).items():
             event = decode(blob.data)
-            if event is None or event.run_id != self.run_id:
+            if event is None or event.run_id != self.run_id or not _under_its_own_name(name, event):
                 self._strange.add(name)
                 continue
             self._events[name] = event
@@ -86,3 +86,11 @@ class EventLog:
         self._last = now
         self._seq += 1
         return Event(run_id=self.run_id, time=now, writer=self.writer, seq=self._seq, fact=fact)
+
+
+def _under_its_own_name(name: str, event: Event) -> bool:
+    """Whether an object's name and what is in it name the same writer: who may write what is decided by the name."""
+    named, own = parse_event_object(name), parse_event_object(event.object_name)
+    if named is None or own is None:
+        return False
+    return (named.writer, named.seq, named.kind) == (own.writer, own.seq, own.kind)

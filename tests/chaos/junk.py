@@ -60,6 +60,7 @@ def _event(dice: random.Random, place: Place) -> Written:
     """A word of a machine, or what would like to be one."""
     run, kind = dice.choice(place.runs), dice.choice(KINDS)
     writer, seq = dice.choice(("vm-1-deadbeef", "vm-2-deadbeef", "vm-9", "boot-1", "vm-")), dice.randint(100, 99999)
+    inside = dice.choice((writer, writer, "client-00beef"))
     at = place.now + timedelta(seconds=dice.choice((-3600, -5, 0, 5, 86400)))
     data: dict[str, Any] = {
         "attempt": 1, "vm": f"bench-{dice.choice(place.runs)}-1", "zone": dice.choice(ZONES), "outcome": "succeeded",
@@ -71,7 +72,7 @@ def _event(dice: random.Random, place: Place) -> Written:
     for key in dice.sample(sorted(data), dice.randint(0, 3)):
         data[key] = dice.choice(NASTY)
     stamp = f"{at:%Y%m%dT%H%M%S.%fZ}"
-    event = {"schema": 1, "run_id": run, "kind": kind, "time": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}", "writer": writer,
+    event = {"schema": 1, "run_id": run, "kind": kind, "time": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}", "writer": inside,
              "seq": seq, "data": data}  # fmt: skip
     name = f"runs/{run}/events/{stamp}-{writer}-{seq:06d}-{kind}.json"
     return Written(dice.choice((name, name, name, f"runs/{run}/events/{seq}.json")), json.dumps(event).encode())

@@ -54,7 +54,7 @@ OBJECTS: dict[str, tuple[str, bytes]] = {
     "a fleet's record, torn": (f"fleets/{FLEET}/spec.json", b'{"schema": 1, "fle'),
     "a fleet's decisions": (f"fleets/{FLEET}/control.json", b'{"schema": 1, "jobs": [{"number": -1}]}'),
     "a child's line under another's name": (f"fleets/{FLEET}/index/0/99.json", b"{}"),
-    "a child's cost, nested too deeply": (f"fleets/{FLEET}/costs/0-1.json", b"[" * 60_000),
+    "a child's cost, nested too deeply": (f"machines/batch/{FLEET}/costs/0-1.json", b"[" * 60_000),
     "a child's rows that are none": (f"fleets/{FLEET}/rows/0.csv.gz", b"\x1f\x8b\x00 not gzip"),
     "an image's record": ("images/bench-l4-0123456789ab.json", b'{"schema": 1, "name": "[/x]"}'),
     "an image's record, nested too deeply": ("images/x.json", b"[" * 60_000),

@@ -83,6 +83,23 @@ def test_what_is_no_event_is_passed_over_and_named(bucket: Bucket) -> None:
     assert ours.read() == (event,)
 
 
+@pytest.mark.parametrize("kind", ["another writer's", "another kind's", "another number's", "no"])
+def test_an_event_that_lies_under_a_name_that_is_not_its_own_is_none(bucket: Bucket, kind: str) -> None:
+    """Who may write what is decided by names: what is inside may not say otherwise."""
+    elsewhere = MemoryBucket()
+    forged = log(elsewhere, "client-00beef").append(StopRequested(by="eve", reason="x"))
+    name = {
+        "another writer's": forged.object_name.replace("client-00beef", "vm-1-deadbeef"),
+        "another kind's": forged.object_name.replace("stop_requested", "phase_started"),
+        "another number's": forged.object_name.replace("-000001-", "-000002-"),
+        "no": events_prefix(RUN) + "stop.json",
+    }[kind]
+    bucket.create(name, encode(forged))
+    ours = log(bucket)
+    assert ours.read() == ()
+    assert ours.undecodable == {name}
+
+
 def test_an_unknown_kind_is_kept(bucket: Bucket) -> None:
     event = log(bucket, "vm-1").append(Unrecognised(name="from_the_future", data={"a": 1}))
     assert log(bucket).read() == (event,)

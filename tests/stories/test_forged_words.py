@@ -57,6 +57,27 @@ def test_a_hold_is_not_given_back_while_the_cloud_has_its_machine_whatever_the_l
         assert stage.ledger().runs[RUN].spent > Decimal("0.02")
 
 
+@pytest.mark.parametrize("kind", ["stop_requested", "run_closed", "settled", "instance_gone"])
+def test_a_machine_that_writes_under_its_own_name_is_no_client_whatever_it_says_inside(home: Path, kind: str) -> None:
+    with staged(home, good_vm()) as stage:
+        engine = stage.begin(stage.world())
+        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
+            pass
+        at = stage.timeline.now()
+        data = {
+            "stop_requested": {"by": "eve", "reason": "enough"},
+            "run_closed": {"outcome": "failed", "detail": "x"},
+            "settled": {"cost_usd": "0", "released_usd": "1"},
+            "instance_gone": {"attempt": 1, "vm": vm.name, "ended_at": f"{at:%Y-%m-%dT%H:%M:%SZ}", "how": "deleted"},
+        }[kind]
+        event = {"schema": 1, "run_id": RUN, "kind": kind, "time": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}", "writer": WRITER,
+                 "seq": 7, "data": data}  # fmt: skip
+        name = f"runs/{RUN}/events/{at:%Y%m%dT%H%M%S.%fZ}-vm-1-deadbeef-000007-{kind}.json"
+        stage.world().bucket.replace(name, json.dumps(event).encode(), generation=None)
+        assert engine.follow().phase is Phase.SUCCEEDED
+        assert same_to_the_cent(stage.ledger().runs[RUN].spent, stage.billed())
+
+
 @pytest.mark.parametrize("since_s", [0, 3600], ids=["after", "before"])
 def test_no_words_in_a_log_make_a_machine_cheaper_than_the_dearest_of_them(home: Path, since_s: float) -> None:
     """Its price, its request's generation and the time it was made are said twice, and the truth is dearer."""
