@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tarfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -35,9 +36,15 @@ class Claim:
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Claim:
-        """Raises KeyError, TypeError."""
-        payload = raw["payload"]
-        return cls(str(raw["run_id"]), dict(raw["spec"]), str(payload["object"]), str(payload["sha256"]))
+        """Raises KeyError, TypeError, ValueError. What is run lies below payloads/, where no machine may write: who can
+        write a claim is no reason to run what it names."""
+        payload, spec = raw["payload"], dict(raw["spec"])
+        run_id, name, sha256 = str(raw["run_id"]), str(payload["object"]), str(payload["sha256"])
+        if re.fullmatch(r"[0-9a-f]{64}", sha256) is None or name != f"payloads/{sha256}.tar.gz":
+            raise ValueError(f"{name[:100]!r} is no payload")
+        if spec.get("run_id") != run_id:
+            raise ValueError("its spec is another run's")
+        return cls(run_id, spec, name, sha256)
 
     def document(self) -> dict[str, Any]:
         payload = {"object": self.object, "sha256": self.sha256}
@@ -119,15 +126,19 @@ class Keeper:
         there = self.storage.get(self.name, patience)
         if there is None:
             return None
-        slot = json.loads(there[0])
+        try:
+            slot = dict(json.loads(there[0]))
+            until, wish = str(slot["idle_until"]), slot["claim"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None  # somebody's who is no client
         if slot.get("state") != "claimed":
             return None
-        generation = self.swap(there[1], "running", slot["idle_until"], patience, slot["claim"])
+        generation = self.swap(there[1], "running", until, patience, wish)
         if generation is None:
             return None
         try:
-            claim = Claim.read(slot["claim"])
-        except (KeyError, TypeError) as error:
+            claim = Claim.read(wish)
+        except (KeyError, TypeError, ValueError) as error:
             self.log.say(f"the claim cannot be understood: {type(error).__name__} {error}")
             return None
         self.log.say(f"claimed by {claim.run_id}")

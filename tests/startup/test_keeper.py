@@ -33,7 +33,7 @@ def waits(cloud: Cloud) -> bool:
     return slot(cloud).get("state") == "idle" and "kept" in cloud.kinds()
 
 
-def claim(cloud: Cloud, run_id: str = NEXT, *, sha256: str = "", **spec: Any) -> None:
+def claim(cloud: Cloud, run_id: str = NEXT, *, sha256: str = "", name: str = "", **spec: Any) -> None:
     """What a client does: the slot, with a claim in it, if it is idle."""
     with cloud.lock:
         there = slot(cloud)
@@ -43,7 +43,7 @@ def claim(cloud: Cloud, run_id: str = NEXT, *, sha256: str = "", **spec: Any) ->
             "run_id": run_id,
             "by": "ada",
             "spec": {**run_spec(timing=QUICK, **spec), "run_id": run_id, "taken": {"owner": RUN, "deadline_at": None}},
-            "payload": {"bucket": BUCKET, "object": f"payloads/{sha256}.tar.gz", "sha256": sha256},
+            "payload": {"bucket": BUCKET, "object": name or f"payloads/{sha256}.tar.gz", "sha256": sha256},
         }
         cloud.objects[SLOT] = json.dumps({**there, "state": "claimed", "claim": wish}).encode()
         cloud.generations[SLOT] += 1
@@ -131,6 +131,37 @@ def test_a_claim_whose_payload_is_not_what_its_name_says_is_not_run_and_the_vm_g
         assert machine.wait() == 0
         assert kinds(cloud, NEXT) == []
         assert_gone(cloud, machine)
+
+
+@pytest.mark.parametrize("name", [f"runs/{RUN}/artifacts/x.tar.gz", "payloads/x.tar.gz", "payloads/../runs/x.tar.gz"])
+def test_a_claim_whose_payload_lies_where_a_machine_may_write_is_not_run(tmp_path: Path, name: str) -> None:
+    """Whoever may write the slot could else have another machine run what it likes."""
+    with kept_cloud(3.0) as cloud, Machine(cloud, tmp_path) as machine:
+        await_truth(lambda: waits(cloud))
+        cloud.objects[name] = cloud.payload
+        claim(cloud, name=name)
+        assert machine.wait() == 0
+        assert kinds(cloud, NEXT) == []
+        assert not any(name in line for line in cloud.requests)
+        assert_gone(cloud, machine)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff", b"[" * 60_000, b"[1]", b'{"state": "claimed"}', b'{"state": "claimed", "idle_until": 1, "claim": 2}'],
+)
+def test_a_slot_that_somebody_has_spoilt_is_no_claim_and_the_vm_goes_at_its_limit(tmp_path: Path, data: bytes) -> None:
+    def spoil(_: Conductor) -> None:
+        await_truth(lambda: waits(cloud))
+        with cloud.lock:
+            cloud.objects[SLOT] = data
+            cloud.generations[SLOT] += 1
+
+    with kept_cloud(1.0) as cloud:
+        run = Conducted(cloud, tmp_path, spoil)
+        assert run.code == 0
+        assert cloud.kinds()[-1] == "finished"
+        assert run.has_last_word
 
 
 def test_a_run_that_failed_does_not_keep_its_vm(tmp_path: Path) -> None:
