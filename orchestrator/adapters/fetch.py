@@ -22,6 +22,7 @@ from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.leases import SharedGrid
 from orchestrator.core.run.status import iso
+from orchestrator.core.spool import CASE_BYTES, RUN_FILES
 from orchestrator.ports import Bucket, Entry
 
 TAKEN: Final = frozenset(
@@ -31,6 +32,9 @@ TAKEN: Final = frozenset(
     }
 )  # fmt: skip
 """What bench itself puts into a folder of results: no artifact has such a name."""
+ARTIFACT_BYTES: Final = 1024**3
+RUN_BYTES: Final = 4 * 1024**3
+"""Whoever may write below runs/ decides what is there, and whoever fetches it pays for what leaves the region."""
 
 Wanted = tuple[Entry, Path, str]
 """An object, the folder that it belongs into, and its name there."""
@@ -138,17 +142,22 @@ def _fault(run: Run, entry: Entry, path: Path) -> str:
 
 
 def _places(wanted: Iterable[Wanted], left_out: dict[str, str]) -> list[tuple[Entry, Path]]:
-    """Where each object goes. All names are judged before the first byte is written."""
+    """Where each object goes. All names and sizes are judged before the first byte is fetched; cases come first."""
     found: dict[Path, Entry] = {}
+    room = RUN_BYTES
     for entry, root, relative in wanted:
         try:
             path = safe_path(root, relative)
+            most = min(CASE_BYTES if root.name == "cases" else ARTIFACT_BYTES, room)
+            if entry.size > most or len(found) >= RUN_FILES:
+                raise LocalError(f"{words(entry.name, 300)} has {entry.size} bytes: more than any run of ours stores")
             if root.name != "cases" and path.relative_to(root).parts[0] in TAKEN:
                 raise LocalError(f"{words(entry.name, 300)} has the name of something that bench writes itself")
             clash = next((one for one in (path, *path.parents) if one in found and one != path), None)
             if path in found or clash is not None or any(path in one.parents for one in found):
                 raise LocalError(f"{words(entry.name, 300)} would be in the way of another object")
             found[path] = entry
+            room -= entry.size
         except LocalError as exc:
             left_out[entry.name] = f"left out: {exc}"
     return [(entry, path) for path, entry in found.items()]

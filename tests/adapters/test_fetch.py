@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from orchestrator.core.errors import LocalError
 from orchestrator.core.results import COLUMNS
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
+from orchestrator.ports import Entry
 from tests.core.builders import RUN, VM, at, gone, measured, running
 from tests.support.memory_bucket import MemoryBucket
 
@@ -125,6 +128,38 @@ def test_a_name_that_is_no_place_in_the_folder_is_left_out_and_named_and_the_res
     assert all(path.read_bytes() != b"evil" for path in files)
     assert not [path for path in files if any(part.startswith(".") for part in path.relative_to(tmp_path).parts)]
     assert (tmp_path / "into" / RUN / "log.txt").read_bytes() == b"all is well\n"
+
+
+@dataclass
+class Boasting(MemoryBucket):
+    """Some of its objects are as large as they are said to be."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def list(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
+        listed = super().list(prefix, after=after)
+        return tuple(replace(one, size=self.sizes.get(one.name, one.size)) for one in listed)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"artifacts/big": 2**40}, {f"cases/{CASES[0]}x.csv": 100 * 2**20}, {f"artifacts/{n}": 2**30 for n in range(5)}],
+    ids=["one artifact", "a case", "all together"],
+)
+def test_what_is_larger_than_any_run_stores_is_not_fetched_but_named(tmp_path: Path, sizes: dict[str, int]) -> None:
+    """Who fetches pays for what leaves the region, and whoever may write below runs/ decides how much that is."""
+    names = {f"runs/{RUN}/{name}": size for name, size in sizes.items()}
+    bucket, plain = Boasting("results", sizes=names), stored(*CASES)
+    for name, blob in plain.read_many([one.name for one in plain.list("")]).items():
+        bucket.create(name, blob.data)
+    for name in names:
+        bucket.create(name, b"x" * 10)
+    fetched = fetch_run(bucket, run_of(*OVER), tmp_path)
+    assert set(fetched.left_out) <= set(names)
+    assert sum(size for name, size in names.items() if name not in fetched.left_out) <= 4 * 2**30
+    assert all("more than any run of ours stores" in why for why in fetched.left_out.values())
+    assert fetched.left_out
+    assert (fetched.cases, fetched.complete) == (2, True)
 
 
 GOOD = csv_of("b1-h1-kv1-q8-k8-d64-full-float32", 10.0, 11.0)
