@@ -354,8 +354,7 @@ class Wiring:
         return CheckingSession(self._login, self._rest_endpoints)
 
     def setup(self, project: str = "") -> Setup:
-        """What makes changes: for `init` (of `project`), and for `doctor --fix`. Its requests count against the project
-        that is set up, whichever the login would name."""
+        """What makes changes: for `init`, and for `doctor --fix`. It is billed to the project that is set up."""
         from orchestrator.adapters.google_auth import billed_to
         from orchestrator.adapters.rest import Rest
         from orchestrator.adapters.setup import Setup
