@@ -328,12 +328,9 @@ class Wiring:
     def subject(self) -> Subject:
         """The project, bucket and service account that checks look at."""
         address, settings = self.address, self.settings
-        return Subject(
-            project=address.project if address else settings.project,
-            bucket=address.bucket if address else settings.bucket,
-            embedded=address is not None,
-            service_account=settings.service_account or None,
-        )
+        project, bucket = (address.project, address.bucket) if address else (settings.project, settings.bucket)
+        account = settings.service_account or None
+        return Subject(project, bucket, embedded=address is not None, service_account=account)
 
     def surroundings(self) -> Surroundings:
         """What the checks of this machine look at."""
