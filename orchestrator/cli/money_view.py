@@ -125,7 +125,7 @@ def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str) -> dic
 
 
 def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str) -> RenderableType:
-    table = Columns()
+    table = Columns(droppable=("", "spent"))
     for title in ("window", "spent", "held", "cap", "left"):
         table.add_column(title, justify="left" if title == "window" else "right", no_wrap=True)
     table.add_column("")
