@@ -68,11 +68,14 @@ def assemble(cases: Mapping[str, Lines]) -> Iterator[str]:
     for lines in ordered:
         records = _records(lines())
         header = next(records, [])
+        nowhere = len(header)
+        place = {name: index for index, name in enumerate(header)}
+        places = [place.get(name, nowhere) for name in columns]
         for cells in records:
             yield _emptied(text)
-            if len(cells) == len(header):
-                record = dict(zip(header, cells, strict=True))
-                writer.writerow(plain(record.get(name, "")) for name in columns)
+            if len(cells) == nowhere:
+                cells.append("")  # for columns that this file has not
+                writer.writerow([plain(cell) if (cell := cells[index]) else "" for index in places])
             else:
                 writer.writerow([plain(cell) for cell in cells] + [""] * (len(cells) == len(columns)))
     yield _emptied(text)
@@ -110,7 +113,7 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 def plain(cell: str) -> str:
     """A cell that no spreadsheet takes for a formula: one that begins like a formula and is no number gets an
     apostrophe before it. What machines say is text."""
-    if not cell:
-        return ""
+    if not cell or cell[0].isalnum():
+        return cell
     risky = cell.lstrip()[:1] in ("=", "+", "-", "@") or cell[0] in "\t\r\n"
     return f"'{cell}" if risky and NUMBER.fullmatch(cell) is None else cell

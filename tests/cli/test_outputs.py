@@ -121,6 +121,7 @@ def settled(text: str, home: Path) -> str:
         (r"\b\d+ days", "9 days"),
         (r"\b\d+\.\d s\b", "0.1 s"),
         (r"cost-[0-9a-f]{8}", "cost-1a2b3c4d"),
+        (r"\b\d written", "8 written"),  # the index tells the minute
         (r"127\.0\.0\.1:\d+", "127.0.0.1:1"),
         (r"; .* does their work", "; PROCESSOR does their work"),
         (r" +$", ""),
