@@ -154,7 +154,7 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
     console.print(
         f"[bold]{shown['implementation']}[/] on [bold]{shown['case_id']}[/]{f', {setting}' if setting else ''}"
     )
-    table = Columns(droppable=("payload", "commit", "95 % interval"))  # rows between tell what of the code was new
+    table = Columns(droppable=("payload",))  # rows between tell what of the code was new
     for name in ("run", "commit", "payload"):
         table.add_column(name, no_wrap=True)
     for name in (f"over {relative}" if relative else "median µs", "95 % interval"):
