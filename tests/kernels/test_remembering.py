@@ -1,0 +1,54 @@
+"""Who is faster on inputs that it has seen before is not trusted; who was only slowed down in turns is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kernels.harness.arena import Arena
+
+SLOW, FAST = 1900.0, 550.0
+
+
+class Played:
+    """An implementation's process whose samples take what `lasts` says of how often the seed was seen, and of how many
+    samples there were before."""
+
+    def __init__(self, lasts: Callable[[int, int], float]) -> None:
+        self.lasts, self.seen, self.seed, self.samples = lasts, dict[int, int](), 0, 0
+
+    def ask(self, op: str, **given: Any) -> dict[str, Any]:
+        if op == "renew":
+            self.seed = given["seed"]
+        if op == "sample":
+            before = self.seen.get(self.seed, 0)
+            self.seen[self.seed] = before + 1
+            self.samples += 1
+            return {"timed": {"latency_us": self.lasts(before, self.samples - 1)}}
+        return {}
+
+
+def judged(lasts: Callable[[int, int], float]) -> str:
+    return Arena.remembers(object(), Played(lasts))  # type: ignore[arg-type]
+
+
+def test_answers_kept_by_their_inputs_are_found_out() -> None:
+    assert judged(lambda seen, _: FAST if seen else SLOW).startswith("untrusted: 3.5 times as fast on inputs")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_machine_that_slows_every_other_call_accuses_nobody(first: int) -> None:
+    assert judged(lambda _, place: SLOW if place % 2 == first else FAST) == ""
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5])
+def test_nor_does_one_that_is_busy_for_a_while_in_turns(period: int) -> None:
+    assert judged(lambda _, place: SLOW if place // period % 2 == 0 else FAST) == ""
+
+
+def test_an_even_machine_accuses_nobody() -> None:
+    noise = itertools.cycle((0.98, 1.0, 1.03))
+    assert judged(lambda _, __: FAST * next(noise)) == ""
