@@ -18,6 +18,12 @@ is_transformed: Any = getattr(torch._C._functorch, "is_functorch_wrapped_tensor"
 def refuse(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises TypeError for what is no tensor, `Unsupported` for one whose memory is not simply its elements, and for
     one that wants a derivative."""
+    refuse_strange(tensors)
+    refuse_derivatives(tensors)
+
+
+def refuse_strange(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises TypeError for what is no tensor, `Unsupported` for one whose memory is not simply its elements."""
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(x).__name__}: q, k and v must be tensors")
@@ -28,17 +34,26 @@ def refuse(tensors: Mapping[str, torch.Tensor]) -> None:
             raise Unsupported(f"{name} must be a dense tensor, not a {kind} one")
         if x.is_neg():
             raise Unsupported(f"{name} is a view that negates when it is read: pass {name}.resolve_neg()")
-    refuse_derivatives(tensors)
+
+
+def wanting(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names of those that want a gradient now."""
+    return [name for name, x in tensors.items() if x.requires_grad] if torch.is_grad_enabled() else []
 
 
 def refuse_derivatives(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises `Unsupported` where a result would have to carry a derivative: there is no backward pass."""
-    wants = [name for name, x in tensors.items() if x.requires_grad] if torch.is_grad_enabled() else []
+    """Raises `Unsupported` where a result would have to carry a derivative and cannot."""
+    wants = wanting(tensors)
     if wants:
         raise Unsupported(
-            f"{', '.join(wants)} want a gradient, and there is no backward pass: "
-            "detach them, or call this under torch.no_grad()"
+            f"{', '.join(wants)} want a gradient, and this has no backward pass (bound calls, out=, engine=, masks, "
+            "second derivatives): detach them, or call this under torch.no_grad()"
         )
+    refuse_tangents(tensors)
+
+
+def refuse_tangents(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises `Unsupported` for dual tensors of forward-mode differentiation."""
     if tangents(tensors.values()):
         raise Unsupported("there is no forward-mode derivative: the inputs must not be dual tensors")
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 import torch
 
 from kernels.attention.cuda import inputs
+from kernels.attention.cuda.backward import backward
 from kernels.attention.cuda.binding import bind, bind_call
 from kernels.attention.cuda.engine import Engine, engine_of, engines
+from kernels.attention.cuda.gradients import register as register_gradients
 from kernels.attention.cuda.launching import Buffers
 from kernels.attention.cuda.posing import Window, window_of
 from kernels.attention.cuda.quick import Answer, Options, Quick, lse_shape
@@ -23,6 +25,7 @@ __all__ = ["attention", "bind", "call", "quick"]
 
 quick = Quick(bind_call, engine_of, as_operator)
 register(quick.launch)
+register_gradients(backward)
 
 
 def attention(
@@ -50,9 +53,10 @@ def attention(
     it. A row that sees no key, or only keys to which the mask adds -inf, is zero, with log-sum-exp -inf. `out`, if
     given, is like q, shares memory with no input, and is returned.
 
-    Returns the output, like q, and with `return_lse` also log(sum(exp(scores))), float32 [B, H, S_q]. There is no
-    backward pass: inputs that want a gradient are refused. Under torch.compile it becomes the operator
-    spotbench::attention. Raises `Unsupported`, ValueError, TypeError; never computes by other means.
+    Returns the output, like q, and with `return_lse` also log(sum(exp(scores))), float32 [B, H, S_q]. Both have
+    gradients for q, k and v; a mask that wants one, or a second derivative, is refused, and so is any gradient with
+    `out` or `engine`. Under torch.compile it becomes the operator spotbench::attention. Raises `Unsupported`,
+    ValueError, TypeError; never computes by other means.
     """
     if window is None and attn_mask is None and out is None and engine is None and not torch.compiler.is_compiling():
         return quick.attention(q, k, v, causal, scale, causal_alignment, return_lse)

@@ -153,11 +153,16 @@ class Quick:
     def first(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
         """A call like none of the most recent ones."""
         given = dict(zip(options.names, tensors, strict=True))
-        inputs.refuse(given)
+        inputs.refuse_strange(given)
+        inputs.refuse_tangents(given)
+        wanting = inputs.wanting(given)
+        if not set(wanting) <= set(QKV) or "out" in given:
+            inputs.refuse_derivatives(given)
         tracing = torch._C._get_tracing_state() is not None
         if (
             listening()
             or tracing
+            or wanting
             or any(type(x) not in inputs.PLAIN_TYPES for x in tensors)
             or tensors[0].device.type == "meta"
         ):

@@ -100,10 +100,9 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
 
 
 def register(compute: Compute) -> None:
-    """Gives the operators their kernels, what the compiler's tracing needs, and a clear end to every gradient."""
+    """Gives the operators their kernels and what the compiler's tracing needs; `gradients.register` the rest."""
     for name, kernel in kernels_of(compute).items():
         library.impl(name, kernel, "CUDA")
-        library.impl(name, without_gradient(name), "Autograd")
         sums = padded_sums if name == "attention" else packed_sums
         torch.library.register_fake(f"spotbench::{name}", shapes(sums), lib=library)
 
@@ -124,18 +123,3 @@ def shapes(sums: Callable[[torch.Tensor], tuple[int, ...]]) -> Callable[..., Pai
         return torch.empty_like(q), torch.empty(sums(q), dtype=torch.float32, device=q.device)
 
     return fake
-
-
-def without_gradient(name: str) -> Callable[..., Pair]:
-    """What autograd is told: it refuses a result that would have to carry a gradient, also when a compiler traces."""
-
-    def refuse(*given: Any) -> Pair:
-        found = {f"input {place}": x for place, x in enumerate(given) if isinstance(x, torch.Tensor)}
-        for old, new in zip(tuple(found), (*QKV, "mask", "cu_seqlens"), strict=False):
-            found[new] = found.pop(old)
-        inputs.refuse_derivatives(found)
-        with torch._C._AutoDispatchBelowAutograd():
-            pair: Pair = getattr(torch.ops.spotbench, name).default(*given)
-        return pair
-
-    return refuse

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernels.attention.cuda import decode, general
+from kernels.attention.cuda.backward_kernels import HopperBackwardKernel, every_backward_kernel, pair_kernel
 from kernels.attention.cuda.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
 from kernels.attention.cuda.variants import Combine, Kernel, chip_of, table
@@ -74,6 +75,14 @@ def test_the_widest_kernels_with_features_compile_for_hopper_without_spills(comp
     assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
 
 
+def test_the_backward_kernels_with_the_most_registers_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
+    turing = chip_of(75)
+    assert turing is not None
+    kept = pair_kernel(turing, "float16", 128, keys=True)
+    assert build_one(kept, Target("sm_75"), compiler, cache).resources
+    assert build_one(HopperBackwardKernel("bfloat16", 128, True), Target("sm_90a"), compiler, cache).resources
+
+
 def test_the_scalar_and_the_joining_kernel_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
     chip = chip_of(75)
     assert chip is not None
@@ -131,5 +140,5 @@ def test_every_shipped_kernel_passes_its_gates(architecture: str, compiler: Comp
 def test_every_kernel_made_on_demand_passes_its_gates(architecture: str, compiler: Compiler, cache: Cache) -> None:
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
-    entries = [*general.every_kernel(chip), *decode.every_kernel(chip)]
+    entries = [*general.every_kernel(chip), *decode.every_kernel(chip), *every_backward_kernel(chip)]
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)

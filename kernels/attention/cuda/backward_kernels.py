@@ -1,0 +1,213 @@
+"""The kernels of the backward pass: which there are, and what they are given."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernels.attention.cuda.driver import TensorMap
+from kernels.attention.cuda.general import MASK_SHORT, MASK_TYPES
+from kernels.attention.cuda.parameters import Divisor
+from kernels.attention.cuda.variants import C_TYPE, PADDED_HEAD_DIMS, SHORT, Chip
+
+HOPPER_KEYS = 128
+HOPPER_QUERIES = {64: 128, 128: 64}
+"""Queries that the Hopper kernel takes at a time, by padded head dimension."""
+SUMS_OF_BLOCK = 64 * 128
+"""Floats of dQ that a block adds at a time."""
+
+
+class Strides(ctypes.Structure):
+    """`Strides` of `source/backward/problem.cuh`: in bytes."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "head", "row")]
+
+
+POINTERS = (
+    *("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "dlse", "shift", "delta", "sums", "counter"),
+    *("q_starts", "k_starts", "mask"),
+)
+PLACES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv", "mask")
+
+
+class BackwardParameters(ctypes.Structure):
+    """`BackwardParams` of `source/backward/problem.cuh`, field for field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((f"at_{name}", Strides) for name in PLACES),
+        ("mask_key", ctypes.c_int64),
+        *((name, Divisor) for name in ("heads", "kv_heads", "group", "tiles", "section", "section_tiles", "stat_rows")),
+        *((name, ctypes.c_int32) for name in ("all_heads", "all_kv_heads", "items", "seq_q", "seq_k", "head_dim")),
+        *((name, ctypes.c_int32) for name in ("query_tiles", "above", "below", "align_ends")),
+        *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
+    ]
+
+
+def entry_point(header: str, name: str, threads: int, call: str) -> str:
+    """A translation unit with one kernel, which refuses to compile if the two sides disagree about the parameters."""
+    return (
+        f'#include "backward/{header}.cuh"\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n'
+        f"{name}(const __grid_constant__ BackwardParams p) {{\n  {call}(p);\n}}\n"
+        f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
+    )
+
+
+def flag(value: bool) -> str:
+    return str(value).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareKernel:
+    """A specialisation of `source/backward/prepare.cuh`; `turned` for what Hopper's kernel reads."""
+
+    dtype: str
+    head_dim: int
+    vector: bool
+    turned: bool
+
+    threads = 256
+    shared_bytes = 0
+
+    @property
+    def name(self) -> str:
+        kind = "turned" if self.turned else "vector" if self.vector else "scalar"
+        return f"backward_prepare_{SHORT[self.dtype]}_d{self.head_dim}_{kind}"
+
+    @property
+    def rows(self) -> int:
+        """Of Q, a block."""
+        return self.threads * 8 // self.head_dim
+
+    @property
+    def source(self) -> str:
+        config = f"{C_TYPE[self.dtype]}, {self.head_dim // 8}, {flag(self.vector)}, {flag(self.turned)}"
+        return entry_point("prepare", self.name, self.threads, f"backward_prepare<Prepare<{config}>>")
+
+
+@dataclass(frozen=True, slots=True)
+class PairKernel:
+    """A specialisation of `source/backward/pair.cuh`. `keys`: it keeps keys, for dK and dV; else queries, for dQ."""
+
+    dtype: str
+    head_dim: int
+    keys: bool
+    vector: bool
+    mask: str | None
+    rows: int
+    columns: int
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward_keys_bf16_d128_free_vector_64x32`."""
+        what, kind = "keys" if self.keys else "queries", "vector" if self.vector else "scalar"
+        mask = MASK_SHORT[self.mask]
+        return f"backward_{what}_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{kind}_{self.rows}x{self.columns}"
+
+    @property
+    def threads(self) -> int:
+        return self.rows * 2
+
+    @property
+    def shared_bytes(self) -> int:
+        return 2 * (self.rows + self.columns) * self.head_dim * 2
+
+    @property
+    def out_columns(self) -> int:
+        """Of the results, a block: registers hold no more."""
+        return min(self.head_dim, 128)
+
+    @property
+    def source(self) -> str:
+        numbers = f"{self.head_dim}, {self.rows}, {self.columns}, {self.out_columns}, {flag(self.vector)}"
+        config = f"{C_TYPE[self.dtype]}, {numbers}, {MASK_TYPES[self.mask]}, {flag(self.keys)}"
+        return entry_point("pair", self.name, self.threads, f"backward_pair<BackwardPair<{config}>>")
+
+
+@dataclass(frozen=True, slots=True)
+class HopperBackwardKernel:
+    """A specialisation of `source/backward/hopper.cuh`."""
+
+    dtype: str
+    head_dim: int
+    causal: bool
+
+    threads = 384
+
+    @property
+    def name(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return f"backward90_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{self.queries}x{HOPPER_KEYS}"
+
+    @property
+    def queries(self) -> int:
+        """Of a tile."""
+        return HOPPER_QUERIES[self.head_dim]
+
+    @property
+    def shared_bytes(self) -> int:
+        kept, passing = 2 * HOPPER_KEYS * self.head_dim * 2, 4 * self.queries * self.head_dim * 2
+        return kept + passing + 2 * self.queries * HOPPER_KEYS * 2 + SUMS_OF_BLOCK * 4 + 4 * self.queries * 4
+
+    @property
+    def source(self) -> str:
+        config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flag(self.causal)}>"
+        maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in ("q", "k", "v", "dout"))
+        return (
+            f'#include "backward/hopper.cuh"\n'
+            f'extern "C" __global__ void __launch_bounds__({self.threads}, 1)\n'
+            f"{self.name}({maps}, const __grid_constant__ BackwardParams p) {{\n"
+            f"  backward_hopper<{config}>(q, k, v, dout, p);\n}}\n"
+            f'static_assert({config}::BYTES == {self.shared_bytes}, "shared memory differs");\n'
+            f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
+            f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertKernel:
+    """A specialisation of `source/backward/convert.cuh`."""
+
+    dtype: str
+    head_dim: int
+
+    threads = 256
+    shared_bytes = 0
+
+    @property
+    def name(self) -> str:
+        return f"backward_convert_{SHORT[self.dtype]}_d{self.head_dim}"
+
+    @property
+    def source(self) -> str:
+        config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {HOPPER_QUERIES[self.head_dim]}"
+        return entry_point("convert", self.name, self.threads, f"backward_convert<Convert<{config}>>")
+
+
+def pair_kernel(
+    chip: Chip, dtype: str, head_dim: int, *, keys: bool, vector: bool = True, mask: str | None = None
+) -> PairKernel:
+    """The kernel of a chip for a padded head dimension."""
+    rows = 32 if chip.name == "turing" and head_dim == 256 else 64
+    columns = {64: 64, 128: 16 if keys else 32, 256: 16 if keys else 32}[head_dim]
+    return PairKernel(dtype, head_dim, keys, vector, mask, rows, columns)
+
+
+def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:
+    """All that a plan can choose on a chip, but for those that only Hopper has."""
+    for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
+        yield PrepareKernel(dtype, size, vector, False)
+        for keys, mask in itertools.product((True, False), (None, "bool", dtype, "float32")):
+            yield pair_kernel(chip, dtype, size, keys=keys, vector=vector, mask=mask)
+
+
+def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | ConvertKernel]:
+    """What Hopper has beside them."""
+    for dtype, size in itertools.product(C_TYPE, HOPPER_QUERIES):
+        yield PrepareKernel(dtype, size, True, True)
+        yield ConvertKernel(dtype, size)
+        for causal in (False, True):
+            yield HopperBackwardKernel(dtype, size, causal)

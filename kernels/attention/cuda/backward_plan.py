@@ -1,0 +1,240 @@
+"""The backward pass of one call: which kernels, what grids, what memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from kernels.attention.cuda.backward_kernels import (
+    HOPPER_KEYS,
+    HOPPER_QUERIES,
+    SUMS_OF_BLOCK,
+    BackwardParameters,
+    ConvertKernel,
+    HopperBackwardKernel,
+    PairKernel,
+    PrepareKernel,
+    Strides,
+    pair_kernel,
+)
+from kernels.attention.cuda.driver import TensorMap, driver
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.hopper import CHUNK_COLUMNS, L2_SHARE, maps
+from kernels.attention.cuda.launching import Buffers, Step
+from kernels.attention.cuda.parameters import UNLIMITED, Divisor
+from kernels.attention.cuda.planning import ELEMENT_BYTES, LOG2_E, MAX_BLOCKS, Layout, Machine, Problem, check_kind
+from kernels.attention.cuda.variants import padded
+
+MOST_ROWS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Where the gradients lie: of the output, given; of Q, K and V, to be written."""
+
+    dout: Layout
+    dq: Layout
+    dk: Layout
+    dv: Layout
+
+    @property
+    def is_vector(self) -> bool:
+        return all(getattr(self, field.name).is_vector for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardProblem:
+    """A forward problem, whose `out` is its result, with its gradients. `lse`, `dlse`: addresses; dlse may be 0."""
+
+    forward: Problem
+    gradients: Gradients
+    scale: float
+    lse: int
+    dlse: int = 0
+
+    @property
+    def is_vector(self) -> bool:
+        return self.forward.is_vector and self.gradients.is_vector
+
+    @property
+    def heads(self) -> int:
+        """Of Q, over all batches of a tensor: a packed one is one batch."""
+        return self.forward.heads * (1 if self.forward.lengths else self.forward.batch)
+
+    @property
+    def rows(self) -> int:
+        """A head has in a tensor."""
+        return self.forward.lengths.total_q if self.forward.lengths else self.forward.seq_q
+
+
+def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
+    """Why Hopper's kernel does not compute the problem; None if it does."""
+    f, g = problem.forward, problem.gradients
+    if not machine.hopper:
+        return "this device, or what is compiled for, has no tensor copies and no wgmma"
+    if f.mask is not None or f.lengths is not None or f.window_offset is not None:
+        return "no masks, no left edges of windows and no packed sequences"
+    if problem.scale <= 0.0:
+        return "no scales that are not positive"
+    if f.head_dim > max(HOPPER_QUERIES) or not problem.is_vector:
+        return "head dimensions up to 128, rows that begin on 16 bytes"
+    if padded(f.head_dim) == min(HOPPER_QUERIES):
+        return "no head dimensions up to 64 yet: that kernel spills registers"
+    q, kv = (f.batch, f.heads, f.seq_q), (f.batch, f.kv_heads, f.seq_k)
+    if not (maps(f.q, q) and maps(f.k, kv) and maps(f.v, kv) and maps(g.dout, q)):
+        return "a tensor map cannot describe these strides"
+    if problem.heads * (f.seq_q + max(HOPPER_QUERIES.values())) > MOST_ROWS:
+        return "so many rows cannot be counted in 32 bits"
+    return None
+
+
+def parameters_of(problem: BackwardProblem, stat_rows: int, buffers: Buffers) -> BackwardParameters:
+    """Of every kernel but for the grids; asks for memory for what each row has."""
+    f, g = problem.forward, problem.gradients
+    stats = problem.heads * stat_rows * 4
+    places = {"q": f.q, "k": f.k, "v": f.v, "out": f.out, "dout": g.dout, "dq": g.dq, "dk": g.dk, "dv": g.dv}
+    made = BackwardParameters(
+        **{name: layout.address for name, layout in places.items()},
+        **{f"at_{name}": strides(layout) for name, layout in places.items()},
+        lse=problem.lse,
+        dlse=problem.dlse,
+        shift=buffers.scratch(stats),
+        delta=buffers.scratch(stats),
+        heads=Divisor.of(f.heads),
+        kv_heads=Divisor.of(f.kv_heads),
+        group=Divisor.of(f.group),
+        tiles=Divisor.of(1),
+        section=Divisor.of(1),
+        section_tiles=Divisor.of(1),
+        stat_rows=Divisor.of(stat_rows),
+        all_heads=problem.heads,
+        all_kv_heads=problem.heads // f.group,
+        seq_q=problem.rows,
+        seq_k=f.seq_k,
+        head_dim=f.head_dim,
+        above=f.causal_offset if f.causal else UNLIMITED,
+        below=-UNLIMITED if f.window_offset is None else f.window_offset,
+        scale=problem.scale,
+        scale_log2=problem.scale * LOG2_E,
+    )
+    if f.lengths:
+        made.q_starts, made.k_starts, made.align_ends = f.lengths.q_starts, f.lengths.k_starts, f.lengths.align_ends
+    if f.mask:
+        made.mask, made.mask_key = f.mask.address, f.mask.key
+        made.at_mask = Strides(f.mask.batch, f.mask.head, f.mask.row)
+    return made
+
+
+def strides(layout: Layout) -> Strides:
+    return Strides(*(step * ELEMENT_BYTES for step in (layout.batch, layout.head, layout.row)))
+
+
+def copied(parameters: BackwardParameters) -> BackwardParameters:
+    """The same, for another launch."""
+    return BackwardParameters.from_buffer_copy(parameters)
+
+
+def preparing(kernel: PrepareKernel, problem: BackwardProblem, stat_rows: int, parameters: BackwardParameters) -> Step:
+    blocks = -(-problem.heads * stat_rows // kernel.rows)
+    return Step(kernel, (blocks, 1, 1), (parameters,))
+
+
+@dataclass(frozen=True, slots=True)
+class PairBackward:
+    """Two passes, one over queries and one over keys: any problem, on any chip; every run gives the same bits."""
+
+    machine: Machine
+
+    name = "backward-pair"
+
+    def kernel(self, problem: BackwardProblem, *, keys: bool) -> PairKernel:
+        f = problem.forward
+        mask = f.mask.dtype if f.mask else None
+        size = padded(f.head_dim)
+        return pair_kernel(self.machine.chip, f.dtype, size, keys=keys, vector=problem.is_vector, mask=mask)
+
+    def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
+        """Rows' numbers; dK and dV; dQ. Raises `Unsupported`."""
+        f = problem.forward
+        check_kind(f, self.machine)
+        prepare = PrepareKernel(f.dtype, padded(f.head_dim), problem.is_vector, False)
+        parameters = parameters_of(problem, problem.rows, buffers)
+        steps = [preparing(prepare, problem, problem.rows, parameters)]
+        for keys, heads, length in ((True, f.kv_heads, f.seq_k), (False, f.heads, f.seq_q)):
+            kernel, own = self.kernel(problem, keys=keys), copied(parameters)
+            tiles = -(-length // kernel.rows)
+            own.tiles = Divisor.of(tiles)
+            blocks = f.batch * heads * tiles
+            if blocks > MAX_BLOCKS:
+                raise Unsupported(f"{blocks} blocks are more than a grid can have")
+            steps.append(Step(kernel, (blocks, kernel.head_dim // kernel.out_columns, 1), (own,)))
+        return steps
+
+
+@dataclass(frozen=True, slots=True)
+class HopperBackward:
+    """One pass over keys, with dQ summed in float32: the order of the additions, and so dQ's last bits, may differ from
+    run to run. `section`: its heads, where not as many as fit the L2 cache."""
+
+    machine: Machine
+    section: int | None = None
+
+    name = "backward90"
+
+    def kernel(self, problem: BackwardProblem) -> HopperBackwardKernel:
+        f = problem.forward
+        return HopperBackwardKernel(f.dtype, padded(f.head_dim), f.causal)
+
+    def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
+        """Rows' numbers and zeros; everything; dQ from its sums."""
+        f, size, kernel = problem.forward, padded(problem.forward.head_dim), self.kernel(problem)
+        query_tiles, key_tiles = -(-f.seq_q // kernel.queries), -(-f.seq_k // HOPPER_KEYS)
+        stat_rows = query_tiles * kernel.queries
+        parameters = parameters_of(problem, stat_rows, buffers)
+        parameters.sums = buffers.scratch(problem.heads * query_tiles * SUMS_OF_BLOCK * 4)
+        parameters.query_tiles = query_tiles
+        steps = [preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters)]
+        main, kv_heads = copied(parameters), f.batch * f.kv_heads
+        heads = min(self.section or self.heads_of_section(problem), kv_heads)
+        main.counter = buffers.counter()
+        main.tiles, main.section = Divisor.of(key_tiles), Divisor.of(heads)
+        main.section_tiles = Divisor.of(heads * key_tiles)
+        main.items = -(-kv_heads // heads) * heads * key_tiles
+        blocks = min(main.items, self.machine.sm_count)
+        q, k, v, dout = (
+            map_of(problem, name, kernel.queries if name in ("q", "dout") else HOPPER_KEYS)
+            for name in ("q", "k", "v", "dout")
+        )
+        steps.append(Step(kernel, (blocks, 1, 1), (q, k, v, dout, main)))
+        convert = copied(parameters)
+        convert.tiles = Divisor.of(query_tiles)
+        blocks = problem.heads * query_tiles
+        steps.append(Step(ConvertKernel(f.dtype, size), (blocks, 1, 1), (convert,)))
+        return steps
+
+    def heads_of_section(self, problem: BackwardProblem) -> int:
+        """Heads of K whose Q, dO and sums fit the L2 cache; without a mask one: its tiles follow each other."""
+        f = problem.forward
+        if not f.causal:
+            return 1
+        bytes_of_head = f.group * f.seq_q * padded(f.head_dim) * (2 + 2 + 4)
+        return max(1, int(self.machine.l2_bytes * L2_SHARE) // bytes_of_head)
+
+
+def map_of(problem: BackwardProblem, name: str, box_rows: int) -> TensorMap:
+    """The map of q, k, v or dout, of which a copy moves `box_rows` rows of 64 columns."""
+    f = problem.forward
+    layout: Layout = problem.gradients.dout if name == "dout" else getattr(f, name)
+    heads, rows = (f.kv_heads, f.seq_k) if name in "kv" else (f.heads, f.seq_q)
+    row = layout.row or f.head_dim
+    sizes, steps = (f.head_dim, rows, heads, f.batch), (row, layout.head or row, layout.batch or row)
+    made = driver().tensor_map(
+        f.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in steps], (CHUNK_COLUMNS, box_rows, 1, 1)
+    )
+    made.tensor = name
+    return made
+
+
+def backward_ways(problem: BackwardProblem, machine: Machine) -> list[PairBackward | HopperBackward]:
+    """Every way of computing the problem, the one to take first unless the result must be the same in every run."""
+    pair = PairBackward(machine)
+    return [HopperBackward(machine), pair] if hopper_refusal(problem, machine) is None else [pair]

@@ -1,0 +1,409 @@
+// The backward pass for Hopper: tensor copies, wgmma, one warpgroup that moves data and two that compute.
+//
+// A block keeps 128 keys, 64 to a warpgroup, and goes through the tiles of queries that see them, over all heads of a group.
+// Scores and slopes are computed turned: accumulators have keys as rows, so that, packed to 16 bits, they are the operands of
+// dV += P^T dO and dK += dS^T Q as they stand. dQ sums over both warpgroups' keys: dS goes through shared memory for it, and dQ
+// through shared memory to sums in global memory, which another kernel converts.
+//
+//   The order of the products and the way of dQ follow Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024.
+#pragma once
+#include "backward/instructions.cuh"
+#include "backward/problem.cuh"
+#include "backward/wgmma.cuh"
+
+template <class T_, int D_, int QUERIES_, bool CAUSAL_>
+struct Backward {
+  typedef T_ T;
+  static constexpr int D = D_, QUERIES = QUERIES_;
+  static constexpr bool CAUSAL = CAUSAL_;
+  static constexpr int KEYS = 128, STAGES = 2, WARPGROUPS = 2, WARPGROUP_THREADS = 128, WARPGROUP_KEYS = 64, READERS = 8;
+  static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128, CHUNKS = D / CHUNK_COLUMNS, UNITS = 16;
+  static constexpr int K_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, K_BYTES = CHUNKS * K_CHUNK_BYTES;
+  static constexpr int Q_CHUNK_BYTES = QUERIES * CHUNK_ROW_BYTES, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;
+  static constexpr int STAT_BYTES = QUERIES * 4;
+  static constexpr int SLOPE_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, SLOPE_BYTES = QUERIES / 64 * SLOPE_CHUNK_BYTES;  // of dS, 64 queries
+  static constexpr int SLOPES = 2;
+  static constexpr int SUM_BYTES = QUERIES * D * 4, SUM_PART_BYTES = SUM_BYTES / WARPGROUPS;
+  static_assert(QUERIES * D == 64 * 128, "a warpgroup's share of dQ is 64 x 64");
+  // Where it all lies in shared memory.
+  static constexpr int K = 0, V = K + K_BYTES, Q = V + K_BYTES, DOUT = Q + STAGES * Q_BYTES, SLOPE = DOUT + STAGES * Q_BYTES;
+  static constexpr int SUM = SLOPE + SLOPES * SLOPE_BYTES, SHIFT = SUM + SUM_BYTES, DELTA = SHIFT + STAGES * STAT_BYTES;
+  static constexpr int BYTES = DELTA + STAGES * STAT_BYTES;
+  // Named barriers.
+  static constexpr int READY = 1, SLOPE_READY = 2, SUM_FULL = 3, SUM_EMPTY = 5;
+  static constexpr int READY_THREADS = 384, PAIR_THREADS = 256, SUM_THREADS = WARPGROUP_THREADS + 32;
+  static constexpr int MOVER_REGISTERS = D == 64 ? 24 : 40, CONSUMER_REGISTERS = D == 64 ? 240 : 232;
+  static constexpr int BARRIERS = 4 + 4 * STAGES;
+};
+
+struct BackwardTile {
+  int batch, kv_head, key0;
+  int first, masked;  // query tiles first .. masked - 1 are masked, masked .. p.query_tiles - 1 are not
+};
+
+// False for the surplus heads of the last section. Under a causal mask the first tiles of keys are seen by the most queries: the
+// longest first, over all heads of a section.
+template <class C>
+DEVICE bool backward_tile_of(const BackwardParams& p, int index, BackwardTile& t) {
+  const int section = divide(index, p.section_tiles), within = index - section * (int)p.section_tiles.divisor;
+  const int tile = divide(within, p.section), head = section * (int)p.section.divisor + within - tile * (int)p.section.divisor;
+  if (head >= p.all_kv_heads) return false;
+  t.batch = divide(head, p.kv_heads), t.kv_head = head - t.batch * (int)p.kv_heads.divisor;
+  t.key0 = tile * C::KEYS;
+  t.first = 0, t.masked = t.key0 + C::KEYS > p.seq_k ? p.query_tiles : 0;
+  if (C::CAUSAL) {
+    const int seen_from = t.key0 - p.above, free_from = t.key0 + C::KEYS - 1 - p.above;
+    const int first = seen_from <= 0 ? 0 : seen_from / C::QUERIES, free = free_from <= 0 ? 0 : (free_from + C::QUERIES - 1) / C::QUERIES;
+    t.first = min(first, p.query_tiles), t.masked = max(t.masked, min(free, p.query_tiles));
+  }
+  return true;
+}
+
+template <class C>
+struct BackwardBarriers {
+  u32 base;
+  __device__ __forceinline__ u32 k_full() const { return base; }
+  __device__ __forceinline__ u32 k_empty() const { return base + 8; }
+  __device__ __forceinline__ u32 v_full() const { return base + 16; }
+  __device__ __forceinline__ u32 v_empty() const { return base + 24; }
+  __device__ __forceinline__ u32 q_full(int stage) const { return base + 32 + 8 * stage; }
+  __device__ __forceinline__ u32 q_empty(int stage) const { return base + 32 + 8 * (C::STAGES + stage); }
+  __device__ __forceinline__ u32 dout_full(int stage) const { return base + 32 + 8 * (2 * C::STAGES + stage); }
+  __device__ __forceinline__ u32 dout_empty(int stage) const { return base + 32 + 8 * (3 * C::STAGES + stage); }
+  __device__ __forceinline__ void init() const {
+    barrier_init(k_full(), 1);
+    barrier_init(v_full(), 1);
+    barrier_init(k_empty(), C::READERS);
+    barrier_init(v_empty(), C::READERS);
+    for (int stage = 0; stage < C::STAGES; stage++) {
+      barrier_init(q_full(stage), 1);
+      barrier_init(dout_full(stage), 1);
+      barrier_init(q_empty(stage), C::READERS);
+      barrier_init(dout_empty(stage), C::READERS);
+    }
+    barrier_init_done();
+  }
+};
+
+template <class C>
+struct BackwardPlace {
+  int stage;
+  u32 parity;
+  __device__ __forceinline__ void next() {
+    stage ^= 1;
+    if (stage == 0) parity ^= 1;
+  }
+};
+
+// One thread that takes work and starts all copies.
+template <class C>
+struct BackwardProducer {
+  const BackwardParams& p;
+  const TensorMap &q, &k, &v, &dout;
+  BackwardBarriers<C> barriers;
+  u32 memory;
+  volatile int* slot;
+
+  __device__ __forceinline__ void copy(u32 to, const TensorMap& map, u32 full, int chunk_bytes, int row, int head, int batch) const {
+#pragma unroll
+    for (int chunk = 0; chunk < C::CHUNKS; chunk++)
+      copy_box(memory + to + chunk * chunk_bytes, map, full, chunk * C::CHUNK_COLUMNS, row, head, batch);
+  }
+  // A tile of Q or dO, and its rows' numbers.
+  __device__ __forceinline__ void copy_rows(u32 to, u32 stats_to, const TensorMap& map, const float* stats, u32 full, int stage, int n,
+                                            int head, int batch) const {
+    barrier_arrive_expecting(full, C::Q_BYTES + C::STAT_BYTES);
+    copy(to + stage * C::Q_BYTES, map, full, C::Q_CHUNK_BYTES, n * C::QUERIES, head, batch);
+    const int row = (batch * (int)p.heads.divisor + head) * (int)p.stat_rows.divisor + n * C::QUERIES;
+    copy_bytes(memory + stats_to + stage * C::STAT_BYTES, stats + row, C::STAT_BYTES, full);
+  }
+  __device__ __forceinline__ void leave() const {
+    __threadfence();
+    if (atomicAdd(p.counter + 1, 1) == (int)gridDim.x - 1) {
+      p.counter[0] = 0;
+      p.counter[1] = 0;
+      __threadfence();
+    }
+  }
+  __device__ __forceinline__ void run() const {
+    BackwardPlace<C> place = {0, 1};
+    u32 k_parity = 1, v_parity = 1;
+    for (int index = (int)blockIdx.x; index < p.items; index = (int)gridDim.x + atomicAdd(p.counter, 1)) {
+      BackwardTile t;
+      if (!backward_tile_of<C>(p, index, t)) continue;
+      barrier_wait(barriers.k_empty(), k_parity);
+      k_parity ^= 1;
+      *slot = index;  // published by the barrier's phase, like K
+      barrier_arrive_expecting(barriers.k_full(), C::K_BYTES);
+      copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
+      const int last = (t.kv_head + 1) * (int)p.group.divisor;
+      for (int head = t.kv_head * (int)p.group.divisor; head < last; head++) {
+        for (int n = t.first; n < p.query_tiles; n++, place.next()) {
+          barrier_wait(barriers.q_empty(place.stage), place.parity);
+          copy_rows(C::Q, C::SHIFT, q, p.shift, barriers.q_full(place.stage), place.stage, n, head, t.batch);
+          if (v_parity < 2) {  // with the first queries
+            barrier_wait(barriers.v_empty(), v_parity);
+            v_parity = 2 + (v_parity ^ 1);
+            barrier_arrive_expecting(barriers.v_full(), C::K_BYTES);
+            copy(C::V, v, barriers.v_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
+          }
+          barrier_wait(barriers.dout_empty(place.stage), place.parity);
+          copy_rows(C::DOUT, C::DELTA, dout, p.delta, barriers.dout_full(place.stage), place.stage, n, head, t.batch);
+        }
+      }
+      v_parity &= 1;
+    }
+    barrier_wait(barriers.k_empty(), k_parity);
+    *slot = -1;
+    barrier_arrive(barriers.k_full());
+    leave();
+  }
+};
+
+template <class C>
+struct BackwardConsumer {
+  typedef typename C::T T;
+  const BackwardParams& p;
+  BackwardBarriers<C> barriers;
+  u32 memory, sum_to;  // sum_to: where the address for this warpgroup's share of dQ is left for the warp that adds it
+  int warpgroup, warp, lane;
+  float dk[C::D / 2], dv[C::D / 2];
+
+  __device__ __forceinline__ void release(u32 empty) const {
+    if (lane == 0) barrier_arrive(empty);
+  }
+
+  // x y^T for this warpgroup's 64 rows of x (K or V), and all queries of y (Q or dO).
+  __device__ __forceinline__ void start_turned(float (&c)[C::QUERIES / 2], u32 x, u32 y) const {
+    const u32 a = matrix(memory + x + warpgroup * C::WARPGROUP_KEYS * C::CHUNK_ROW_BYTES, 16), b = matrix(memory + y, 16);
+    warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < C::D / 16; step++) {
+      const u32 chunk = step / 4, within = step % 4 * 32 / C::UNITS;
+      wgmma_shared<T, C::QUERIES>(c, descriptor(a + chunk * (C::K_CHUNK_BYTES / C::UNITS) + within),
+                                  descriptor(b + chunk * (C::Q_CHUNK_BYTES / C::UNITS) + within), step > 0);
+    }
+    warpgroup_commit();
+  }
+  // out += x y for x in registers, y's rows being the queries.
+  __device__ __forceinline__ void start_along(float (&out)[C::D / 2], const u32 (&x)[C::QUERIES / 4], u32 y) const {
+    const u32 b = matrix(memory + y, C::Q_CHUNK_BYTES);
+    warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < C::QUERIES / 16; step++)
+      wgmma_registers<T, C::D>(out, x + 4 * step, descriptor(b + step * (16 * C::CHUNK_ROW_BYTES / C::UNITS)), 1);
+    warpgroup_commit();
+  }
+  // This warpgroup's share of dQ = dS K: half of the queries or half of the columns.
+  __device__ __forceinline__ void start_dq(float (&dq)[32], u32 slope) const {
+    const bool by_queries = C::QUERIES == 128;
+    const u32 a = matrix(memory + slope + (by_queries ? warpgroup * C::SLOPE_CHUNK_BYTES : 0), 16);
+    const u32 b = matrix(memory + C::K + (by_queries ? 0 : warpgroup * C::K_CHUNK_BYTES), 16);
+    warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < C::KEYS / 16; step++) {
+      const u32 rows = step * (16 * C::CHUNK_ROW_BYTES / C::UNITS);
+      wgmma_turned<T, 64>(dq, descriptor(a + rows), descriptor(b + rows), step > 0);
+    }
+    warpgroup_commit();
+  }
+
+  // Scores that a query does not see become -inf.
+  __device__ __forceinline__ void mask(float (&s)[C::QUERIES / 2], int key0, int query0) const {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int key = key0 + warpgroup * C::WARPGROUP_KEYS + warp * 16 + (lane >> 2) + 8 * r;
+      int begin = C::CAUSAL ? key - p.above - query0 - 2 * (lane & 3) : 0;
+      if (key >= p.seq_k) begin = C::QUERIES;
+#pragma unroll
+      for (int i = 0; i < C::QUERIES / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          if (8 * i + e < begin) s[4 * i + 2 * r + e] = MINUS_INFINITY;
+    }
+  }
+
+  template <bool MASKED>
+  __device__ __forceinline__ void step(int key0, int n, int sum_tile, BackwardPlace<C>& place) {
+    float s[C::QUERIES / 2], d[C::QUERIES / 2];
+    const int stage = place.stage;
+    barrier_wait(barriers.q_full(stage), place.parity);
+    start_turned(s, C::K, C::Q + stage * C::Q_BYTES);
+    barrier_wait(barriers.dout_full(stage), place.parity);
+    start_turned(d, C::V, C::DOUT + stage * C::Q_BYTES);
+    const u32 shifts = memory + C::SHIFT + stage * C::STAT_BYTES + (lane & 3) * 16, deltas = shifts + C::DELTA - C::SHIFT;
+    warpgroup_wait<1>();
+    settled(s);
+    if (MASKED) mask(s, key0, n * C::QUERIES);
+#pragma unroll
+    for (int i = 0; i < C::QUERIES / 16; i++) {
+      const Chunk c = load_shared(shifts + i * 64);
+      const float shift[4] = {__int_as_float((int)c.x), __int_as_float((int)c.y), __int_as_float((int)c.z), __int_as_float((int)c.w)};
+#pragma unroll
+      for (int x = 0; x < 8; x++) {
+        float& weight = s[8 * i + x];
+        weight = exp2_approx(fused(weight, p.scale_log2, -shift[x / 4 * 2 + x % 2]));
+      }
+    }
+    warpgroup_wait<0>();
+    settled(d);
+    u32 weights[C::QUERIES / 4], slopes[C::QUERIES / 4];
+    const u32 slope = C::SLOPE + stage * C::SLOPE_BYTES;
+    const int row = warpgroup * C::WARPGROUP_KEYS + warp * 16 + (lane & 15);
+    const u32 row_at = memory + slope + row * C::CHUNK_ROW_BYTES;
+#pragma unroll
+    for (int i = 0; i < C::QUERIES / 16; i++) {
+      const Chunk c = load_shared(deltas + i * 64);
+      const float delta[4] = {__int_as_float((int)c.x), __int_as_float((int)c.y), __int_as_float((int)c.z), __int_as_float((int)c.w)};
+#pragma unroll
+      for (int x = 0; x < 8; x += 2) {
+        const int at = 8 * i + x, of = x / 4 * 2;
+        slopes[at / 2] = pack<T>(s[at] * (d[at] - delta[of]), s[at + 1] * (d[at + 1] - delta[of + 1]));
+        weights[at / 2] = pack<T>(s[at], s[at + 1]);
+      }
+      store_matrices(row_at + i / 4 * C::SLOPE_CHUNK_BYTES + (((i % 4 * 2 + (lane >> 4)) ^ (row & 7)) << 4), slopes[4 * i],
+                     slopes[4 * i + 1], slopes[4 * i + 2], slopes[4 * i + 3]);
+    }
+    publish_shared();
+    start_along(dv, weights, C::DOUT + stage * C::Q_BYTES);
+    named_sync(C::SLOPE_READY, C::PAIR_THREADS);
+    float dq[32];
+    start_dq(dq, slope);
+    start_along(dk, slopes, C::Q + stage * C::Q_BYTES);
+    warpgroup_wait<2>();
+    settled(dv);
+    release(barriers.dout_empty(stage));
+    warpgroup_wait<1>();
+    settled(dq);
+    named_sync(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
+    const u32 sum = memory + C::SUM + warpgroup * C::SUM_PART_BYTES + (warp * 32 + lane) * 16;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      store_shared(sum + i * C::WARPGROUP_THREADS * 16,
+                   Chunk{(u32)__float_as_int(dq[4 * i]), (u32)__float_as_int(dq[4 * i + 1]), (u32)__float_as_int(dq[4 * i + 2]),
+                         (u32)__float_as_int(dq[4 * i + 3])});
+    if (warp == 0 && lane == 0)
+      store_shared_address(sum_to, (u64)p.sums + (u64)(u32)(sum_tile + n) * C::SUM_BYTES + warpgroup * C::SUM_PART_BYTES);
+    publish_shared();
+    named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
+    warpgroup_wait<0>();
+    settled(dk);
+    release(barriers.q_empty(stage));
+    place.next();
+  }
+
+  // A quad of lanes holds 32 columns of a row in pieces of two. Exchanged as a 4x4 transpose, each lane has eight in a row.
+  __device__ __forceinline__ Chunk gathered(u32 a, u32 b, u32 c, u32 d) const {
+    const bool odd = lane & 1, high = lane & 2;
+    u32 other = shuffle_xor(odd ? a : b, 1);
+    if (odd) a = other; else b = other;
+    other = shuffle_xor(odd ? c : d, 1);
+    if (odd) c = other; else d = other;
+    other = shuffle_xor(high ? a : c, 2);
+    if (high) a = other; else c = other;
+    other = shuffle_xor(high ? b : d, 2);
+    if (high) b = other; else d = other;
+    return Chunk{a, b, c, d};
+  }
+  __device__ __forceinline__ void write(char* base, const Strides& at, const BackwardTile& t, float (&c)[C::D / 2], float factor) const {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int row = t.key0 + warpgroup * C::WARPGROUP_KEYS + warp * 16 + (lane >> 2) + 8 * r;
+      char* to = base + t.batch * at.batch + t.kv_head * at.head + row * at.row + (lane & 3) * 16;
+#pragma unroll
+      for (int i = 0; i < C::D / 32; i++) {
+        u32 pair[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) pair[j] = pack<T>(c[16 * i + 4 * j + 2 * r] * factor, c[16 * i + 4 * j + 2 * r + 1] * factor);
+        const Chunk chunk = gathered(pair[0], pair[1], pair[2], pair[3]);
+        if (row < p.seq_k && 32 * i + 8 * (lane & 3) < p.head_dim) store_global(to + 64 * i, chunk);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run(const volatile int* slot) {
+    BackwardPlace<C> place = {0, 0};
+    u32 k_parity = 0, v_parity = 0;
+    for (;;) {
+      barrier_wait(barriers.k_full(), k_parity);
+      k_parity ^= 1;
+      const int index = uniform(lane == 0 ? *slot : 0);
+      if (index < 0) break;
+#pragma unroll
+      for (int i = 0; i < C::D / 2; i++) dk[i] = dv[i] = 0.0f;
+      BackwardTile t;
+      backward_tile_of<C>(p, index, t);
+      if (t.first < p.query_tiles) {
+        barrier_wait(barriers.v_full(), v_parity);
+        v_parity ^= 1;
+        int sum_tile = (t.batch * (int)p.kv_heads.divisor + t.kv_head) * (int)p.group.divisor * p.query_tiles;
+        const int end = sum_tile + (int)p.group.divisor * p.query_tiles;
+        for (; sum_tile < end; sum_tile += p.query_tiles) {
+          int n = t.first;
+          for (; n < t.masked; n++) step<true>(t.key0, n, sum_tile, place);
+          for (; n < p.query_tiles; n++) step<false>(0, n, sum_tile, place);
+        }
+        release(barriers.v_empty());
+      }
+      release(barriers.k_empty());
+      BackwardTile again;  // registers are full in the loop
+      backward_tile_of<C>(p, (int)opaque((u32)index), again);
+      write(p.dv, p.at_dv, again, dv, 1.0f);
+      write(p.dk, p.at_dk, again, dk, p.scale);
+    }
+    named_sync(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
+    if (warp == 0 && lane == 0) store_shared_address(sum_to, 0);
+    named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
+  }
+};
+
+// A warp that adds one warpgroup's shares of dQ to the sums.
+template <class C>
+DEVICE void backward_adder(u32 memory, u32 sum_to, int warpgroup, int lane) {
+  for (;;) {
+    named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
+    named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);
+    const u64 to = load_shared_address(sum_to);
+    if (to == 0) break;
+    if (lane == 0) {
+      add_floats(to, memory + C::SUM + warpgroup * C::SUM_PART_BYTES, C::SUM_PART_BYTES);
+      additions_commit();
+      additions_have_read();
+    }
+    sync_warp();
+  }
+  if (lane == 0) additions_done();
+}
+
+// Grid: at most p.items and at most one block an SM.
+template <class C>
+DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& dout, const BackwardParams& p) {
+  SHARED_MEMORY(bytes);
+  __shared__ __align__(8) u64 barrier_words[C::BARRIERS];
+  __shared__ __align__(8) u64 sum_to[C::WARPGROUPS];
+  __shared__ int slot;
+  const u32 memory = shared_address(bytes);
+  const BackwardBarriers<C> barriers = {shared_address(barrier_words)};
+  const int thread = (int)threadIdx.x, warpgroup = uniform(thread / C::WARPGROUP_THREADS), lane = thread & 31;
+  if (thread == 0) barriers.init();
+  sync_block();
+  if (warpgroup == 0) {
+    fewer_registers<C::MOVER_REGISTERS>();
+    const int warp = uniform(thread / 32);
+    if (thread == 0) {
+      prefetch_map(k);
+      prefetch_map(q);
+      prefetch_map(v);
+      prefetch_map(dout);
+      const BackwardProducer<C> producer = {p, q, k, v, dout, barriers, memory, &slot};
+      producer.run();
+    } else if (warp == 1 || warp == 2) {
+      backward_adder<C>(memory, shared_address(sum_to + warp - 1), warp - 1, lane);
+    }
+  } else {
+    more_registers<C::CONSUMER_REGISTERS>();
+    const int within = thread % C::WARPGROUP_THREADS, index = warpgroup - 1;
+    BackwardConsumer<C> consumer = {p, barriers, memory, shared_address(sum_to + index), index, uniform(within >> 5), lane};
+    consumer.run(&slot);
+  }
+}

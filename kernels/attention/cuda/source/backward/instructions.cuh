@@ -1,0 +1,42 @@
+// Hopper's instructions that only the backward pass has use for, each behind one function.
+#pragma once
+#include "hopper/instructions.cuh"
+
+#ifdef SIMT_SHIM
+#include "simt_backward.h"
+#else
+
+// `bytes` from global to shared memory, in order; the barrier counts them.
+DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// Adds floats in shared memory to those in global memory, `bytes` of them; asynchronous.
+DEVICE void add_floats(u64 to, u32 from, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+DEVICE void additions_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Shared memory may be written again; the additions themselves need not have happened.
+DEVICE void additions_have_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+DEVICE void additions_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Shared memory that this thread has written is seen by products and copies that start after a barrier.
+DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Stores four 8x8 matrices of 16-bit elements; lanes 8i..8i+7 give the row addresses of matrix i.
+DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+DEVICE u64 load_shared_address(u32 address) {
+  u64 x;
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(x) : "r"(address) : "memory");
+  return x;
+}
+DEVICE void store_shared_address(u32 address, u64 x) { asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(x) : "memory"); }
+
+#endif  // SIMT_SHIM

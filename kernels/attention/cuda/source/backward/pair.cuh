@@ -1,0 +1,285 @@
+// The backward pass for every chip from Turing on, as two kernels of one shape: one keeps a tile of keys and goes through the
+// queries that see it (dK, dV); the other keeps a tile of queries and goes through the keys that they see (dQ). Each computes the
+// weights anew: seven products where five would do. In return nothing is added up in memory: every element is written once, by
+// one block, in one order, so the result is the same bit for bit in every run, and no float32 copy of anything is needed.
+//
+// What is kept is the rows of the scores, what passes by is their columns. Weights never leave registers: the accumulators of the
+// scores, packed to 16 bits, are the operands of the next product.
+#pragma once
+#include "backward/problem.cuh"
+#include "scope.cuh"
+
+// A block keeps ROWS rows, 16 to a warp, and takes COLUMNS at a time. OUT columns of the results are computed by a block: the
+// grid's y says which. KEYS: what is kept is keys.
+template <class T_, int D_, int ROWS, int COLUMNS, int OUT_, bool VECTOR_, class MASK, bool KEYS_>
+struct BackwardPair : Config<T_, D_, ROWS, COLUMNS, ROWS / 16, 1, false, true, VECTOR_, MASK> {
+  static constexpr int OUT = OUT_, NOUT = OUT_ / 8;
+  static constexpr bool KEYS = KEYS_;
+};
+
+// One sequence's lengths, offsets and what they hide.
+struct Extent {
+  int batch, head, kv_head;     // of Q; of K and V
+  int q_start, k_start, seq_q, seq_k, below, above;
+};
+
+template <class C>
+struct PairBlock {
+  typedef typename C::T T;
+  const BackwardParams& p;
+  Extent e;
+  u32 kept, passing;            // shared memory: two tiles each
+  int thread, lane, warp_row;   // the first of the warp's rows within the tile
+
+  float score[C::NS][4], slope[C::NS][4];
+  float first[C::NOUT][4];                    // dK, or dQ
+  float second[C::KEYS ? C::NOUT : 1][4];     // dV
+  float shift[2], delta[2];                   // of this lane's rows, where those are queries
+
+  __device__ __forceinline__ i64 batch_of_tensor() const { return p.q_starts ? 0 : e.batch; }
+  __device__ __forceinline__ const char* q_rows(const char* base, const Strides& at, int head) const {
+    return base + batch_of_tensor() * at.batch + head * at.head + e.q_start * at.row;
+  }
+  __device__ __forceinline__ const char* k_rows(const char* base, const Strides& at) const {
+    return base + batch_of_tensor() * at.batch + e.kv_head * at.head + e.k_start * at.row;
+  }
+  __device__ __forceinline__ i64 stat_row(int head) const {
+    return (batch_of_tensor() * (int)p.heads.divisor + head) * (int)p.stat_rows.divisor + e.q_start;
+  }
+
+  // x y^T for the warp's 16 rows of x and all rows of y.
+  __device__ __forceinline__ void multiply(float (&c)[C::NS][4], u32 x_tile, u32 y_tile) const {
+    const u32 x = x_tile + swizzled<C>(warp_row + (lane & 15), lane >> 4);
+    const u32 y = y_tile + swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+#pragma unroll
+    for (int j = 0; j < C::NS; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) c[j][i] = 0.0f;
+#pragma unroll
+    for (int kk = 0; kk < C::KQ; kk++) {
+      u32 a[4];
+      load_matrices(a, x ^ (kk << 5));
+#pragma unroll
+      for (int j = 0; j < C::NS; j += 2) {
+        u32 b[4];
+        load_matrices(b, (y ^ (kk << 5)) + j * 8 * C::ROW_BYTES);
+        mma<T>(c[j], a, b[0], b[1]);
+        mma<T>(c[j + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  // out += x y, for x in registers, y's rows along the sum, of which OUT columns from `column` on.
+  __device__ __forceinline__ void accumulate(float (&out)[C::NOUT][4], const float (&x)[C::NS][4], u32 y_tile, int column) const {
+    const u32 y = y_tile + swizzled<C>(lane & 15, lane >> 4);
+#pragma unroll
+    for (int kk = 0; kk < C::KV; kk++) {
+      u32 a[4];
+#pragma unroll
+      for (int part = 0; part < 4; part++)
+        a[part] = pack<T>(x[2 * kk + part / 2][part % 2 * 2], x[2 * kk + part / 2][part % 2 * 2 + 1]);
+#pragma unroll
+      for (int j = 0; j < C::NOUT; j += 2) {
+        u32 b[4];
+        load_matrices_transposed(b, (y ^ ((j + column / 8) << 4)) + kk * 16 * C::ROW_BYTES);
+        mma<T>(out[j], a, b[0], b[1]);
+        mma<T>(out[j + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool is_seen(int query, int key) const {
+    return key < e.seq_k && query < e.seq_q && key <= query + e.above && key >= query + e.below;
+  }
+
+  __device__ __forceinline__ float bias(int head, int query, int key) const {
+    if constexpr (C::HAS_MASK) {
+    const char* at = p.mask + e.batch * p.at_mask.batch + head * p.at_mask.head + query * p.at_mask.row + key * p.mask_key;
+    const float given = mask_value<typename C::Mask>(at), scaled = given * LOG2_E;
+    return scaled < LOWEST && given > MINUS_INFINITY ? LOWEST : scaled;
+    }
+    return 0.0f;
+  }
+
+  // Scores become weights, and the products with dout the slopes of the scores.
+  template <bool OPEN>
+  __device__ __forceinline__ void weigh(int head, int row0, int column0) {
+    const float *shifts = p.shift + stat_row(head), *deltas = p.delta + stat_row(head);
+#pragma unroll
+    for (int j = 0; j < C::NS; j++)
+#pragma unroll
+      for (int x = 0; x < 2; x++) {
+        const int column = column0 + j * 8 + 2 * (lane & 3) + x;
+        float column_shift = 0.0f, column_delta = 0.0f;
+        if (C::KEYS && column < e.seq_q) column_shift = shifts[column], column_delta = deltas[column];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const int row = row0 + warp_row + r * 8 + (lane >> 2);
+          const int query = C::KEYS ? column : row, key = C::KEYS ? row : column;
+          float &s = score[j][2 * r + x], &d = slope[j][2 * r + x];
+          const bool seen = (OPEN && !C::HAS_MASK) || is_seen(query, key);
+          const float added = C::HAS_MASK && seen ? bias(head, query, key) : 0.0f;
+          const float of = C::KEYS ? column_shift : shift[r];
+          // A mask's infinity hides: rows that see nothing else have a shift of +inf, others a finite one.
+          float weight = seen ? exp2_approx(C::HAS_MASK ? fused(s, p.scale_log2, added) - of : fused(s, p.scale_log2, -of)) : 0.0f;
+          s = weight;
+          d = weight == 0.0f ? 0.0f : weight * (d - (C::KEYS ? column_delta : delta[r]));
+        }
+      }
+  }
+
+  // A tile's rows; those from `rows` on become zero. A pass may be as short as two rows, so each finds its own place.
+  template <int ROWS>
+  __device__ __forceinline__ void copy(u32 tile, const char* source, i64 row_bytes, int rows) const {
+    const Share share = share_of_thread<C>(thread_again(), p.head_dim);  // again: registers are full in the main loop
+#pragma unroll
+    for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++) {
+      const int row = share.row0 + i * C::ROWS_PER_PASS;
+      const u32 to = tile + swizzled<C>(row, share.chunk);
+      const char* from = source + row * row_bytes + share.chunk * 16;
+#if HAS_ASYNC_COPY
+      if constexpr (C::ASYNC) {
+        if (share.valid) copy_async_or_zero(to, from, row < rows);
+        continue;
+      }
+#endif
+      store_shared(to, load_chunk<C>(from, row < rows ? share.valid : 0));
+    }
+  }
+  template <int ROWS>
+  __device__ __forceinline__ void clear(u32 tile, const Share& share) const {
+#pragma unroll
+    for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++)
+      store_shared(tile + swizzled<C>(share.row0 + i * C::ROWS_PER_PASS, share.chunk), Chunk{0, 0, 0, 0});
+  }
+  __device__ __forceinline__ void landed() const {
+#if HAS_ASYNC_COPY
+    if constexpr (C::ASYNC) {
+      copy_async_commit();
+      copy_async_wait<0>();
+    }
+#endif
+    sync_block();
+  }
+
+  // The tiles of what passes by that any kept row has to do with: from `*from` to the returned one.
+  __device__ __forceinline__ int range(int row0, int* from) const {
+    const int rows = C::KEYS ? e.seq_k : e.seq_q, columns = C::KEYS ? e.seq_q : e.seq_k;
+    const int last_row = (row0 + C::BM < rows ? row0 + C::BM : rows) - 1;
+    int begin = C::KEYS ? row0 - e.above : row0 + e.below, end = (C::KEYS ? last_row - e.below : last_row + e.above) + 1;
+    begin = begin > 0 ? begin : 0, end = end < columns ? end : columns;
+    *from = begin / C::BN;
+    return end > begin ? (end + C::BN - 1) / C::BN : *from;
+  }
+
+  __device__ __forceinline__ bool is_open(int row0, int column0) const {
+    const int q0 = C::KEYS ? column0 : row0, k0 = C::KEYS ? row0 : column0;
+    const int queries = C::KEYS ? C::BN : C::BM, keys = C::KEYS ? C::BM : C::BN;
+    return q0 + queries <= e.seq_q && k0 + keys <= e.seq_k && k0 + keys - 1 <= q0 + e.above && k0 >= q0 + queries - 1 + e.below;
+  }
+
+  __device__ __forceinline__ void write(char* head_rows, i64 row_bytes, int row0, int rows, int column0, float (&c)[C::NOUT][4],
+                                        float factor) const {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int row = row0 + warp_row + r * 8 + (lane >> 2);
+      if (row >= rows) continue;
+#pragma unroll
+      for (int j = 0; j < C::NOUT; j++) {
+        const int column = column0 + j * 8 + 2 * (lane & 3);
+        const u32 pair = pack<T>(c[j][2 * r] * factor, c[j][2 * r + 1] * factor);
+        u16* to = (u16*)(head_rows + row * row_bytes) + column;
+        if (C::VECTOR) {
+          if (column < p.head_dim) *(u32*)to = pair;
+        } else {
+          if (column < p.head_dim) to[0] = (u16)pair;
+          if (column + 1 < p.head_dim) to[1] = (u16)(pair >> 16);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void pass(int head, int row0, int column) {
+    const char* y1 = C::KEYS ? q_rows(p.q, p.at_q, head) : k_rows(p.k, p.at_k);
+    const char* y2 = C::KEYS ? q_rows(p.dout, p.at_dout, head) : k_rows(p.v, p.at_v);
+    const i64 row1 = C::KEYS ? p.at_q.row : p.at_k.row, row2 = C::KEYS ? p.at_dout.row : p.at_v.row;
+    const int columns = C::KEYS ? e.seq_q : e.seq_k;
+    int n = 0;
+    const int last = range(row0, &n);
+    for (; n < last; n++) {
+      const int column0 = n * C::BN;
+      sync_block();
+      copy<C::BN>(passing, y1 + column0 * row1, row1, columns - column0);
+      copy<C::BN>(passing + C::TILE_BYTES, y2 + column0 * row2, row2, columns - column0);
+      landed();
+      multiply(score, kept, passing);
+      multiply(slope, kept + C::Q_BYTES, passing + C::TILE_BYTES);
+      if (is_open(row0, column0))
+        weigh<true>(head, row0, column0);
+      else
+        weigh<false>(head, row0, column0);
+      if constexpr (C::KEYS) accumulate(second, score, passing + C::TILE_BYTES, column);
+      accumulate(first, slope, passing, column);
+    }
+  }
+
+  __device__ __forceinline__ void work(int row0, int column) {
+    const Share share = share_of_thread<C>(thread, p.head_dim);
+    const int rows = C::KEYS ? e.seq_k : e.seq_q;
+    sync_block();
+    if (C::ASYNC && share.valid == 0) {  // chunks beyond the head dimension, which copies leave alone
+      clear<2 * C::BM>(kept, share);
+      clear<2 * C::BN>(passing, share);
+    }
+    const char* x1 = C::KEYS ? k_rows(p.k, p.at_k) : q_rows(p.q, p.at_q, e.head);
+    const char* x2 = C::KEYS ? k_rows(p.v, p.at_v) : q_rows(p.dout, p.at_dout, e.head);
+    const i64 row1 = C::KEYS ? p.at_k.row : p.at_q.row, row2 = C::KEYS ? p.at_v.row : p.at_dout.row;
+    copy<C::BM>(kept, x1 + row0 * row1, row1, rows - row0);
+    copy<C::BM>(kept + C::Q_BYTES, x2 + row0 * row2, row2, rows - row0);
+#pragma unroll
+    for (int j = 0; j < C::NOUT; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        first[j][i] = 0.0f;
+        if constexpr (C::KEYS) second[j][i] = 0.0f;
+      }
+    if constexpr (C::KEYS) {
+      for (int head = e.head; head < e.head + (int)p.group.divisor; head++) pass(head, row0, column);
+      write((char*)k_rows(p.dk, p.at_dk), p.at_dk.row, row0, rows, column, first, p.scale);
+      write((char*)k_rows(p.dv, p.at_dv), p.at_dv.row, row0, rows, column, second, 1.0f);
+    } else {
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int row = row0 + warp_row + r * 8 + (lane >> 2);
+        shift[r] = row < rows ? p.shift[stat_row(e.head) + row] : 0.0f;
+        delta[r] = row < rows ? p.delta[stat_row(e.head) + row] : 0.0f;
+      }
+      pass(e.head, row0, column);
+      write((char*)q_rows(p.dq, p.at_dq, e.head), p.at_dq.row, row0, rows, column, first, p.scale);
+    }
+  }
+};
+
+// Grid: (tiles of every head of every sequence, D / OUT). A sequence longer than the host was told gets its other tiles from the
+// same blocks.
+template <class C>
+DEVICE void backward_pair(const BackwardParams& p) {
+  SHARED_MEMORY(memory);
+  const int item = (int)blockIdx.x, head_of_all = divide(item, p.tiles), tile = item - head_of_all * (int)p.tiles.divisor;
+  const Divisor& per_batch = C::KEYS ? p.kv_heads : p.heads;
+  PairBlock<C> block = {p};
+  Extent& e = block.e;
+  e.batch = divide(head_of_all, per_batch);
+  const int head = head_of_all - e.batch * (int)per_batch.divisor;
+  e.kv_head = C::KEYS ? head : divide(head, p.group);
+  e.head = C::KEYS ? head * (int)p.group.divisor : head;
+  e.q_start = p.q_starts ? p.q_starts[e.batch] : 0, e.k_start = p.k_starts ? p.k_starts[e.batch] : 0;
+  e.seq_q = p.q_starts ? p.q_starts[e.batch + 1] - e.q_start : p.seq_q;
+  e.seq_k = p.k_starts ? p.k_starts[e.batch + 1] - e.k_start : p.seq_k;
+  const int moved = p.align_ends ? e.seq_k - e.seq_q : 0;
+  e.below = p.below + moved, e.above = p.above + moved;
+  block.kept = shared_address(memory), block.passing = block.kept + 2 * C::Q_BYTES;
+  block.thread = (int)threadIdx.x, block.lane = block.thread & 31, block.warp_row = (block.thread >> 5) * 16;
+  for (int row0 = tile * C::BM; row0 < (C::KEYS ? e.seq_k : e.seq_q); row0 += (int)p.tiles.divisor * C::BM)
+    block.work(row0, (int)blockIdx.y * C::OUT);
+}

@@ -1,0 +1,48 @@
+// Before the backward pass: of every row of Q, the sum of dout * out, and the log-sum-exp in base 2.
+#pragma once
+#include "backward/problem.cuh"
+#include "small/instructions.cuh"
+
+// LANES lanes take a row, eight elements each; D <= 8 LANES. TURNED: of every 16 rows, each quad lane's values lie together, as
+// Hopper's kernel reads them, and `sums` is cleared.
+template <class T_, int LANES_, bool VECTOR_, bool TURNED_>
+struct Prepare {
+  typedef T_ T;
+  static constexpr int LANES = LANES_, THREADS = 256, ROWS = THREADS / LANES;
+  static constexpr bool VECTOR = VECTOR_, TURNED = TURNED_;
+};
+
+DEVICE int turned(int row) { return (row & ~15) + ((row & 7) >> 1) * 4 + ((row >> 3) & 1) * 2 + (row & 1); }
+
+// Grid: enough blocks for stat_rows rows of every head.
+template <class C>
+DEVICE void backward_prepare(const BackwardParams& p) {
+  const int thread = (int)threadIdx.x, lane = thread % C::LANES;
+  const i64 row_of_all = (i64)blockIdx.x * C::ROWS + thread / C::LANES;
+  const int head_of_all = (int)(row_of_all / (int)p.stat_rows.divisor);
+  const int row = (int)(row_of_all - (i64)head_of_all * (int)p.stat_rows.divisor);
+  const bool is_head = head_of_all < p.all_heads, is_row = is_head && row < p.seq_q;
+  const int batch = is_head ? divide(head_of_all, p.heads) : 0, head = head_of_all - batch * (int)p.heads.divisor;
+  float sum = 0.0f;
+  if (is_row) {
+    int valid = p.head_dim - lane * 8;
+    valid = valid < 0 ? 0 : valid > 8 ? 8 : valid;
+    const char* out = p.out + batch * p.at_out.batch + head * p.at_out.head + row * p.at_out.row + lane * 16;
+    const char* dout = p.dout + batch * p.at_dout.batch + head * p.at_dout.head + row * p.at_dout.row + lane * 16;
+    sum = dot<typename C::T>(load_chunk<C>(out, valid), load_chunk<C>(dout, valid));
+  }
+#pragma unroll
+  for (int step = C::LANES / 2; step; step /= 2) sum += shuffle_xor(sum, step);
+  if (C::TURNED && is_head) {
+    float* to = p.sums + (row_of_all * C::LANES + lane) * 8;
+    *(Chunk*)to = Chunk{0, 0, 0, 0};
+    *(Chunk*)(to + 4) = Chunk{0, 0, 0, 0};
+  }
+  if (lane == 0 && is_head) {
+    const i64 at = (i64)head_of_all * p.seq_q + row;
+    const float lse = is_row ? p.lse[at] : MINUS_INFINITY;
+    const i64 to = (i64)head_of_all * (int)p.stat_rows.divisor + (C::TURNED ? turned(row) : row);
+    p.shift[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * 1.4426950408889634f;
+    p.delta[to] = is_row ? sum - (p.dlse ? p.dlse[at] : 0.0f) : 0.0f;
+  }
+}

@@ -1,0 +1,164 @@
+"""Problems of the backward pass: their exact gradients, and their kernels run on the CPU, a fiber for each thread."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from kernels.attention.cuda.backward import NAMES, problem_for
+from kernels.attention.cuda.backward_plan import BackwardProblem, Gradients, PairBackward
+from kernels.attention.cuda.planning import Layout, Machine
+from kernels.attention.cuda.posing import layout, packed_layout
+from kernels.attention.cuda.quick import Options
+from kernels.attention.cuda.variants import SOURCE, Chip, Entry
+from tests.kernels.cuda.simt_ways import SHIM, HostBuffers, Program
+
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+RELATIVE = {torch.bfloat16: 3.0e-3, torch.float16: 3.8e-4}
+"""What the norm of a gradient's error may be of the gradient's own: a tenth above the gate of problems with many rows."""
+
+
+def compile_backward(entries: Sequence[Entry], arch: int, folder: Path, *, flags: Sequence[str] = ()) -> Program:
+    """Compile with g++; `arch` is 750 or 800."""
+    text = "".join(entry.source for entry in entries)
+    text += "struct Entry { void (*kernel)(BackwardParams); int threads; };\n"
+    table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
+    text += f"static const Entry entries[] = {{{table}}};\n"
+    digest = hashlib.sha256(f"{text}{arch}{flags}".encode()).hexdigest()[:12]
+    source, program = folder / f"backward-{digest}.h", folder / f"backward-{digest}"
+    source.write_text(text)
+    command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSIMT_SHIM"]
+    command += [f"-DSIMT_ARCH={arch}", f'-DKERNELS="{source}"', f"-I{SHIM}", f"-I{SOURCE}", *flags]
+    done = subprocess.run(
+        [*command, str(SHIM / "backward.cc"), "-o", str(program)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return Program(program, tuple(entries))
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A backward pass: its tensors by name, and what comes out of it in float64."""
+
+    tensors: dict[str, torch.Tensor]
+    options: Options
+    out: torch.Tensor
+    lse: torch.Tensor
+    dout: torch.Tensor
+    exact: Three
+    dlse: torch.Tensor | None = None
+    memory: list[torch.Tensor] = field(default_factory=list)
+
+    def gradients(self) -> Three:
+        """Poisoned, laid out as the tensors are."""
+        dq, dk, dv = (torch.full_like(self.tensors[name], math.nan) for name in NAMES)
+        return dq, dk, dv
+
+    def problem(self, gradients: Three) -> BackwardProblem:
+        place = layout if self.options.longest is None else packed_layout
+        where: list[Layout] = [place(x, "a gradient") for x in (self.dout, *gradients)]
+        scale = self.options.scale if self.options.scale is not None else 1.0 / math.sqrt(self.out.shape[-1])
+        forward = problem_for(self.tensors, self.out, self.options)
+        dlse = 0 if self.dlse is None else self.dlse.data_ptr()
+        return BackwardProblem(forward, Gradients(*where), scale, self.lse.data_ptr(), dlse)
+
+
+def seen_of(seq_q: int, seq_k: int, options: Options) -> torch.Tensor:
+    """Which keys a query sees, [S_q, S_k]."""
+    shift = seq_k - seq_q if options.alignment == "bottom-right" else 0
+    query, key = torch.arange(seq_q)[:, None] + shift, torch.arange(seq_k)[None]
+    seen = torch.ones(seq_q, seq_k, dtype=torch.bool)
+    left, right = options.window or (None, None)
+    if options.causal:
+        right = 0
+    if left is not None and left != -1:
+        seen &= key >= query - left
+    if right is not None and right != -1:
+        seen &= key <= query + right
+    return seen
+
+
+def exact_pass(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dout: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+    bias: torch.Tensor | None = None,
+    dlse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, Three]:
+    """Output, log-sum-exp and gradients in float64, by autograd."""
+    given = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    scores = given[0] @ given[1].repeat_interleave(group, 1).mT * scale
+    if bias is not None:
+        scores = scores + bias.double()
+    scores = scores.masked_fill(~seen, -math.inf)
+    sums = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - sums.masked_fill(sums == -math.inf, 0.0)[..., None])
+    out = weights @ given[2].repeat_interleave(group, 1)
+    total = (out * dout.double()).sum()
+    if dlse is not None:
+        total = total + (sums.masked_fill(sums == -math.inf, 0.0) * dlse.double()).sum()
+    dq, dk, dv = torch.autograd.grad(total, given)
+    return out.detach(), sums.detach(), (dq, dk, dv)
+
+
+def pose(
+    dtype: torch.dtype,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    seq_q: int,
+    seq_k: int,
+    head_dim: int,
+    options: Options,
+    *,
+    mask: torch.Tensor | None = None,
+    with_dlse: bool = False,
+    seed: int = 0,
+) -> Posed:
+    """Random tensors, laid out as [B, S, H, D]."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(rows: int, count: int) -> torch.Tensor:
+        return torch.randn(batch, rows, count, head_dim, generator=generator).to(dtype).transpose(1, 2)
+
+    q, k, v, dout = draw(seq_q, heads), draw(seq_k, kv_heads), draw(seq_k, kv_heads), draw(seq_q, heads)
+    tensors, bias, seen = {"q": q, "k": k, "v": v}, None, seen_of(seq_q, seq_k, options)
+    if mask is not None:
+        tensors["mask"] = mask
+        seen, bias = (seen & mask, None) if mask.dtype == torch.bool else (seen, mask)
+    dlse = torch.randn(batch, heads, seq_q, generator=generator) if with_dlse else None
+    scale = options.scale if options.scale is not None else 1.0 / math.sqrt(head_dim)
+    out, lse, exact = exact_pass(q, k, v, dout, seen, scale, bias, dlse)
+    laid = out.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)
+    return Posed(tensors, options, laid, lse.float().contiguous(), dout, exact, dlse)
+
+
+def run_pair(
+    program: Program, posed: Posed, chip: Chip, scratch: Path, *, eager: bool = False, reverse: bool = False
+) -> Three:
+    """The gradients by the two passes."""
+    gradients, buffers = posed.gradients(), HostBuffers()
+    steps = PairBackward(Machine(chip, 1, 1 << 20)).steps(posed.problem(gradients), buffers)  # type: ignore[arg-type]
+    tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients, *buffers.memory]
+    if posed.dlse is not None:
+        tensors.append(posed.dlse)
+    program.run(steps, tensors, scratch, eager=eager, reverse=reverse)
+    return gradients
+
+
+def errors(found: Three, exact: Three) -> list[float]:
+    """The norm of each gradient's error over the norm of the gradient; NaN where anything was not written."""
+    return [
+        float((one.double() - wanted).norm() / wanted.norm().clamp_min(1e-30))
+        for one, wanted in zip(found, exact, strict=True)
+    ]

@@ -1,0 +1,166 @@
+"""The backward pass on a GPU: native code against float64, through autograd, captured, and the code of older chips."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.attention.cuda import attention, attention_varlen
+from kernels.attention.cuda.backward import bind_backward
+from kernels.attention.cuda.compiler import Target
+from kernels.attention.cuda.engine import Engine, engine_of
+from kernels.attention.cuda.quick import Options
+from tests.kernels.cuda.backward_runner import RELATIVE, Posed, errors, pose
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+DEV = torch.device("cuda", 0)
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+def on_gpu(posed: Posed) -> Posed:
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        if x.dim() != 4:
+            return x.to(DEV)
+        return x.transpose(1, 2).to(DEV).transpose(1, 2)
+
+    tensors = {name: moved(x) for name, x in posed.tensors.items()}
+    exact = tuple(x.to(DEV) for x in posed.exact)
+    assert len(exact) == 3
+    dlse = None if posed.dlse is None else posed.dlse.to(DEV)
+    return Posed(tensors, posed.options, moved(posed.out), posed.lse.to(DEV), moved(posed.dout), exact, dlse)
+
+
+def gradients(posed: Posed, **how: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    found = posed.gradients()
+    bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options, dlse=posed.dlse, **how)()
+    return found
+
+
+SHAPES = [
+    (1, 2, 2, 256, 256, 64),
+    (2, 4, 2, 977, 1024, 64),
+    (2, 4, 1, 130, 515, 128),
+    (1, 4, 4, 515, 300, 96),
+    (1, 2, 1, 64, 70, 40),
+    (1, 2, 2, 300, 200, 256),
+    (1, 2, 1, 100, 99, 33),
+]
+
+
+@pytest.mark.parametrize("causal", [None, "top-left", "bottom-right"])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_way_is_as_close_to_float64_as_the_element_type_allows(
+    shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, causal: str | None
+) -> None:
+    posed = on_gpu(pose(dtype, *shape, Options(causal is not None, alignment=causal or "top-left")))
+    for deterministic in (False, True):
+        found = errors(gradients(posed, deterministic=deterministic), posed.exact)
+        assert max(found) <= RELATIVE[dtype], (found, deterministic)
+
+
+@pytest.mark.parametrize("target", ["compute_75", "compute_80"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_code_of_older_chips_has_the_same_gradients(target: str, head_dim: int) -> None:
+    engine = Engine(DEV, target=Target(target))
+    posed = on_gpu(pose(FP16, 1, 4, 2, 200, 150, head_dim, Options(True)))
+    assert max(errors(gradients(posed, engine=engine), posed.exact)) <= RELATIVE[FP16]
+
+
+def test_the_deterministic_mode_gives_the_same_bits_a_thousand_times() -> None:
+    posed = on_gpu(pose(BF16, 2, 4, 2, 500, 500, 64, Options(True)))
+    first = gradients(posed, deterministic=True)
+    found = posed.gradients()
+    run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options, deterministic=True)
+    for _ in range(1000):
+        run()
+        assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))
+
+
+def sdpa_gradients(tensors: list[torch.Tensor], dout: torch.Tensor, **options: Any) -> list[torch.Tensor]:
+    own = [x.detach().double().requires_grad_() for x in tensors]
+    out = torch.nn.functional.scaled_dot_product_attention(*own, enable_gqa=True, **options)
+    return list(torch.autograd.grad(out, own, dout.double()))
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "expanded", "summed"])
+def test_autograd_gives_the_gradients_that_pytorch_gives(kind: str) -> None:
+    generator = torch.Generator(DEV).manual_seed(1)
+    q, k, v, dout = (torch.randn(2, h, 300, 64, device=DEV, generator=generator).to(BF16) for h in (8, 2, 2, 8))
+    mask = torch.rand(300, 300, device=DEV, generator=generator) > 0.3
+    if kind == "expanded":
+        k, v = (x[:, :1].expand(2, 2, 300, 64) for x in (k, v))
+    if kind == "summed":
+        dout = torch.ones((), device=DEV, dtype=BF16).expand(q.shape)
+    options = {"causal": {"is_causal": True}, "mask": {"attn_mask": mask}}.get(kind, {})
+    ours = {"causal": {"causal": True}, "mask": {"attn_mask": mask}}.get(kind, {})
+    own = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = attention(own[0], own[1], own[2], **ours)  # type: ignore[arg-type]
+    assert isinstance(out, torch.Tensor)
+    found = torch.autograd.grad(out, own, dout)
+    for one, wanted in zip(found, sdpa_gradients([q, k, v], dout, **options), strict=True):
+        assert float((one.double() - wanted).norm() / wanted.norm()) < 6e-3  # the output is rounded too
+
+
+def test_packed_sequences_have_the_gradients_of_each() -> None:
+    lengths, generator = (100, 1, 0, 250), torch.Generator(DEV).manual_seed(2)
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=DEV)
+    q, k, v, dout = (torch.randn(sum(lengths), h, 64, device=DEV, generator=generator).to(BF16) for h in (4, 2, 2, 4))
+    own = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = attention_varlen(own[0], own[1], own[2], starts, starts, 250, 250, causal=True)
+    assert isinstance(out, torch.Tensor)
+    found = torch.autograd.grad(out, own, dout)
+    at = 0
+    for length in lengths:
+        rows, at = slice(at, at + length), at + length
+        if not length:
+            continue
+        parts = [x[rows].transpose(0, 1)[None] for x in (q, k, v)]
+        wanted = sdpa_gradients(parts, dout[rows].transpose(0, 1)[None], is_causal=True)
+        for one, other in zip(found, wanted, strict=True):
+            exact = other[0].transpose(0, 1)
+            assert float((one[rows].double() - exact).norm()) <= 6e-3 * max(float(exact.norm()), 1.0)
+
+
+def test_captured_backward_passes_may_be_replayed_in_any_order_beside_eager_ones() -> None:
+    posed = on_gpu(pose(BF16, 1, 4, 4, 640, 640, 64, Options(True)))
+    graphs, results = [], []
+    for _ in range(3):
+        found = posed.gradients()
+        run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(5):
+                run()
+        graphs.append(graph)
+        results.append((run, found))
+    for number in (2, 0, 1, 1, 2, 0):
+        for gradient in results[number][1]:
+            gradient.fill_(math.nan)
+        graphs[number].replay()
+        assert max(errors(gradients(posed), posed.exact)) <= RELATIVE[BF16]
+        assert max(errors(results[number][1], posed.exact)) <= RELATIVE[BF16]
+
+
+def test_streams_may_run_backward_passes_at_the_same_time() -> None:
+    posed = on_gpu(pose(BF16, 1, 4, 4, 640, 640, 128, Options()))
+    torch.cuda.synchronize()
+    made = []
+    for _ in range(4):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            made += [gradients(posed) for _ in range(5)]
+    torch.cuda.synchronize()
+    assert all(max(errors(found, posed.exact)) <= RELATIVE[BF16] for found in made)
+
+
+def test_the_engine_of_the_device_has_a_way_for_plain_problems() -> None:
+    posed = on_gpu(pose(BF16, 1, 2, 2, 128, 128, 128, Options()))
+    found = posed.gradients()
+    run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options)
+    assert run.way == ("backward90" if engine_of(DEV).machine.hopper else "backward-pair")
