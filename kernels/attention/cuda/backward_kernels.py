@@ -99,13 +99,14 @@ class PairKernel:
     mask: str | None
     rows: int
     columns: int
+    out_columns: int
 
     @property
     def name(self) -> str:
-        """E.g. `backward_keys_bf16_d128_free_vector_64x32`."""
+        """E.g. `backward_keys_bf16_d128_free_vector_64x16o128`: 64 rows, 16 columns; results of 128 columns a block."""
         what, kind = "keys" if self.keys else "queries", "vector" if self.vector else "scalar"
-        mask = MASK_SHORT[self.mask]
-        return f"backward_{what}_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{kind}_{self.rows}x{self.columns}"
+        mask, tile = MASK_SHORT[self.mask], f"{self.rows}x{self.columns}o{self.out_columns}"
+        return f"backward_{what}_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{kind}_{tile}"
 
     @property
     def threads(self) -> int:
@@ -114,11 +115,6 @@ class PairKernel:
     @property
     def shared_bytes(self) -> int:
         return 2 * (self.rows + self.columns) * self.head_dim * 2
-
-    @property
-    def out_columns(self) -> int:
-        """Of the results, a block: registers hold no more."""
-        return min(self.head_dim, 128)
 
     @property
     def source(self) -> str:
@@ -136,6 +132,9 @@ class HopperBackwardKernel:
     causal: bool
 
     threads = 384
+    may_spill = 160
+    """Bytes: what a consumer keeps from one tile of keys to the next, and some of the copying thread's. The loop of
+    products spills nothing."""
 
     @property
     def name(self) -> str:
@@ -190,10 +189,13 @@ class ConvertKernel:
 def pair_kernel(
     chip: Chip, dtype: str, head_dim: int, *, keys: bool, vector: bool = True, mask: str | None = None
 ) -> PairKernel:
-    """The kernel of a chip for a padded head dimension."""
-    rows = 32 if chip.name == "turing" and head_dim == 256 else 64
-    columns = {64: 64, 128: 16 if keys else 32, 256: 16 if keys else 32}[head_dim]
-    return PairKernel(dtype, head_dim, keys, vector, mask, rows, columns)
+    """The kernel of a chip for a padded head dimension: the tiles that its registers have room for."""
+    turing = chip.name == "turing"
+    tight = turing or mask is not None or not vector
+    rows = 32 if turing and head_dim == 256 else 64
+    columns = (32 if tight else 64) if head_dim == 64 else 16 if keys else 32
+    out = min(head_dim, 64 if (tight and keys) or (turing and head_dim == 256) else 128)
+    return PairKernel(dtype, head_dim, keys, vector, mask, rows, columns, out)
 
 
 def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:

@@ -25,6 +25,8 @@ from kernels.attention.cuda.planning import ELEMENT_BYTES, LOG2_E, MAX_BLOCKS, L
 from kernels.attention.cuda.variants import padded
 
 MOST_ROWS = 2**31 - 1
+FEW_ROUNDS = 4
+"""Tiles of keys for each SM up to which a problem is small: one order goes over all heads, launches overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,6 @@ def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
         return "no scales that are not positive"
     if f.head_dim > max(HOPPER_QUERIES) or not problem.is_vector:
         return "head dimensions up to 128, rows that begin on 16 bytes"
-    if padded(f.head_dim) == min(HOPPER_QUERIES):
-        return "no head dimensions up to 64 yet: that kernel spills registers"
     q, kv = (f.batch, f.heads, f.seq_q), (f.batch, f.kv_heads, f.seq_k)
     if not (maps(f.q, q) and maps(f.k, kv) and maps(f.v, kv) and maps(g.dout, q)):
         return "a tensor map cannot describe these strides"
@@ -193,6 +193,7 @@ class HopperBackward:
         parameters.sums = buffers.scratch(problem.heads * query_tiles * SUMS_OF_BLOCK * 4)
         parameters.query_tiles = query_tiles
         steps = [preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters)]
+        dependent = self.is_small(problem)
         main, kv_heads = copied(parameters), f.batch * f.kv_heads
         heads = min(self.section or self.heads_of_section(problem), kv_heads)
         main.counter = buffers.counter()
@@ -204,20 +205,30 @@ class HopperBackward:
             map_of(problem, name, kernel.queries if name in ("q", "dout") else HOPPER_KEYS)
             for name in ("q", "k", "v", "dout")
         )
-        steps.append(Step(kernel, (blocks, 1, 1), (q, k, v, dout, main)))
+        steps.append(Step(kernel, (blocks, 1, 1), (q, k, v, dout, main), dependent))
         convert = copied(parameters)
         convert.tiles = Divisor.of(query_tiles)
         blocks = problem.heads * query_tiles
-        steps.append(Step(ConvertKernel(f.dtype, size), (blocks, 1, 1), (convert,)))
+        steps.append(Step(ConvertKernel(f.dtype, size), (blocks, 1, 1), (convert,), dependent))
         return steps
 
+    def is_small(self, problem: BackwardProblem) -> bool:
+        """Whether each SM has only a few tiles of keys."""
+        f = problem.forward
+        return f.batch * f.kv_heads * -(-f.seq_k // HOPPER_KEYS) <= FEW_ROUNDS * self.machine.sm_count
+
     def heads_of_section(self, problem: BackwardProblem) -> int:
-        """Heads of K whose Q, dO and sums fit the L2 cache; without a mask one: its tiles follow each other."""
+        """Heads of K whose Q, dO and sums fit the L2 cache, in equal sections; all of them in small problems, where the
+        longest tile must not begin late; without a mask one, whose tiles follow each other."""
         f = problem.forward
         if not f.causal:
             return 1
+        heads = f.batch * f.kv_heads
+        if self.is_small(problem):
+            return heads
         bytes_of_head = f.group * f.seq_q * padded(f.head_dim) * (2 + 2 + 4)
-        return max(1, int(self.machine.l2_bytes * L2_SHARE) // bytes_of_head)
+        fitting = max(1, int(self.machine.l2_bytes * L2_SHARE) // bytes_of_head)
+        return -(-heads // -(-heads // fitting))
 
 
 def map_of(problem: BackwardProblem, name: str, box_rows: int) -> TensorMap:

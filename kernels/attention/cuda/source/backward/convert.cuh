@@ -13,6 +13,7 @@ struct Convert {
 // Grid: query tiles of all heads. The two halves of a block take the shares of the two warpgroups.
 template <class C>
 DEVICE void backward_convert(const BackwardParams& p) {
+  wait_for_previous();
   const int thread = (int)threadIdx.x, warpgroup = thread / 128, within = thread % 128, warp = within / 32, lane = within % 32;
   const int item = (int)blockIdx.x, head_of_all = divide(item, p.tiles), tile = item - head_of_all * (int)p.tiles.divisor;
   const int batch = divide(head_of_all, p.heads), head = head_of_all - batch * (int)p.heads.divisor;

@@ -10,6 +10,7 @@
 #include "backward/instructions.cuh"
 #include "backward/problem.cuh"
 #include "backward/wgmma.cuh"
+#include "small/instructions.cuh"
 
 template <class T_, int D_, int QUERIES_, bool CAUSAL_>
 struct Backward {
@@ -85,14 +86,18 @@ struct BackwardBarriers {
   }
 };
 
-template <class C>
+// All that a thread keeps from tile to tile, in one register: a place in the ring of two stages (bit 0 is the stage, bit 1 the
+// parity of its phase), the parity of K and V's phase, and how many heads of the group are still to come.
 struct BackwardPlace {
-  int stage;
-  u32 parity;
-  __device__ __forceinline__ void next() {
-    stage ^= 1;
-    if (stage == 0) parity ^= 1;
-  }
+  u32 word;
+  __device__ __forceinline__ int stage() const { return (int)(word & 1); }
+  __device__ __forceinline__ u32 parity() const { return word >> 1 & 1; }
+  __device__ __forceinline__ void next() { word = (word & ~3u) | (word + 1 & 3); }
+  __device__ __forceinline__ u32 k_parity() const { return word >> 2 & 1; }
+  __device__ __forceinline__ void next_keys() { word ^= 4; }
+  __device__ __forceinline__ void set_heads(int heads) { word = (word & 7) | (u32)heads << 3; }
+  __device__ __forceinline__ bool has_heads() const { return word >= 8; }
+  __device__ __forceinline__ void next_head() { word -= 8; }
 };
 
 // One thread that takes work and starts all copies.
@@ -125,35 +130,41 @@ struct BackwardProducer {
       __threadfence();
     }
   }
+  __device__ __forceinline__ void copy_kv(int index, u32 parity) const {
+    BackwardTile t;
+    backward_tile_of<C>(p, index, t);
+    barrier_wait(barriers.k_empty(), parity);
+    *slot = index;  // published by the barrier's phase, like K
+    barrier_arrive_expecting(barriers.k_full(), C::K_BYTES);
+    copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
+    barrier_wait(barriers.v_empty(), parity);
+    barrier_arrive_expecting(barriers.v_full(), C::K_BYTES);
+    copy(C::V, v, barriers.v_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
+  }
+
+  // The first queries of a tile of keys set out before the keys, whose places are in use to the end of the tile before.
   __device__ __forceinline__ void run() const {
-    BackwardPlace<C> place = {0, 1};
-    u32 k_parity = 1, v_parity = 1;
+    BackwardPlace place = {2 | 4};  // an empty ring: the phases before the first count as ended
     for (int index = (int)blockIdx.x; index < p.items; index = (int)gridDim.x + atomicAdd(p.counter, 1)) {
       BackwardTile t;
       if (!backward_tile_of<C>(p, index, t)) continue;
-      barrier_wait(barriers.k_empty(), k_parity);
-      k_parity ^= 1;
-      *slot = index;  // published by the barrier's phase, like K
-      barrier_arrive_expecting(barriers.k_full(), C::K_BYTES);
-      copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
-      const int last = (t.kv_head + 1) * (int)p.group.divisor;
-      for (int head = t.kv_head * (int)p.group.divisor; head < last; head++) {
+      int due = (int)opaque((u32)index);  // opaque: or the compiler makes two loops of this one, and has no registers for them
+      int head = t.kv_head * (int)p.group.divisor;
+#pragma unroll 1
+      for (place.set_heads((int)p.group.divisor); place.has_heads(); place.next_head(), head++)
+#pragma unroll 1
         for (int n = t.first; n < p.query_tiles; n++, place.next()) {
-          barrier_wait(barriers.q_empty(place.stage), place.parity);
-          copy_rows(C::Q, C::SHIFT, q, p.shift, barriers.q_full(place.stage), place.stage, n, head, t.batch);
-          if (v_parity < 2) {  // with the first queries
-            barrier_wait(barriers.v_empty(), v_parity);
-            v_parity = 2 + (v_parity ^ 1);
-            barrier_arrive_expecting(barriers.v_full(), C::K_BYTES);
-            copy(C::V, v, barriers.v_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
-          }
-          barrier_wait(barriers.dout_empty(place.stage), place.parity);
-          copy_rows(C::DOUT, C::DELTA, dout, p.delta, barriers.dout_full(place.stage), place.stage, n, head, t.batch);
+          barrier_wait(barriers.q_empty(place.stage()), place.parity());
+          copy_rows(C::Q, C::SHIFT, q, p.shift, barriers.q_full(place.stage()), place.stage(), n, head, t.batch);
+          barrier_wait(barriers.dout_empty(place.stage()), place.parity());
+          copy_rows(C::DOUT, C::DELTA, dout, p.delta, barriers.dout_full(place.stage()), place.stage(), n, head, t.batch);
+          if (due >= 0) copy_kv(due, place.k_parity());
+          due = (int)opaque(~0u);
         }
-      }
-      v_parity &= 1;
+      if (due >= 0) copy_kv(due, place.k_parity());
+      place.next_keys();
     }
-    barrier_wait(barriers.k_empty(), k_parity);
+    barrier_wait(barriers.k_empty(), place.k_parity());
     *slot = -1;
     barrier_arrive(barriers.k_full());
     leave();
@@ -166,11 +177,15 @@ struct BackwardConsumer {
   const BackwardParams& p;
   BackwardBarriers<C> barriers;
   u32 memory, sum_to;  // sum_to: where the address for this warpgroup's share of dQ is left for the warp that adds it
-  int warpgroup, warp, lane;
+  int warpgroup;
   float dk[C::D / 2], dv[C::D / 2];
 
+  // Found anew where they are needed, they take no registers in the loop.
+  __device__ __forceinline__ int lane() const { return thread_again() & 31; }
+  __device__ __forceinline__ int warp() const { return thread_again() >> 5 & 3; }
+
   __device__ __forceinline__ void release(u32 empty) const {
-    if (lane == 0) barrier_arrive(empty);
+    if (lane() == 0) barrier_arrive(empty);
   }
 
   // x y^T for this warpgroup's 64 rows of x (K or V), and all queries of y (Q or dO).
@@ -210,10 +225,11 @@ struct BackwardConsumer {
 
   // Scores that a query does not see become -inf.
   __device__ __forceinline__ void mask(float (&s)[C::QUERIES / 2], int key0, int query0) const {
+    const int own_lane = lane(), own_warp = warp();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int key = key0 + warpgroup * C::WARPGROUP_KEYS + warp * 16 + (lane >> 2) + 8 * r;
-      int begin = C::CAUSAL ? key - p.above - query0 - 2 * (lane & 3) : 0;
+      const int key = key0 + warpgroup * C::WARPGROUP_KEYS + own_warp * 16 + (own_lane >> 2) + 8 * r;
+      int begin = C::CAUSAL ? key - p.above - query0 - 2 * (own_lane & 3) : 0;
       if (key >= p.seq_k) begin = C::QUERIES;
 #pragma unroll
       for (int i = 0; i < C::QUERIES / 8; i++)
@@ -224,17 +240,18 @@ struct BackwardConsumer {
   }
 
   template <bool MASKED>
-  __device__ __forceinline__ void step(int key0, int n, int sum_tile, BackwardPlace<C>& place) {
+  __device__ __forceinline__ void step(int key0, int n, int sum_tile, BackwardPlace& place) {
     float s[C::QUERIES / 2], d[C::QUERIES / 2];
-    const int stage = place.stage;
-    barrier_wait(barriers.q_full(stage), place.parity);
+    const int stage = place.stage();
+    barrier_wait(barriers.q_full(stage), place.parity());
     start_turned(s, C::K, C::Q + stage * C::Q_BYTES);
-    barrier_wait(barriers.dout_full(stage), place.parity);
+    barrier_wait(barriers.dout_full(stage), place.parity());
     start_turned(d, C::V, C::DOUT + stage * C::Q_BYTES);
-    const u32 shifts = memory + C::SHIFT + stage * C::STAT_BYTES + (lane & 3) * 16, deltas = shifts + C::DELTA - C::SHIFT;
+    u32 weights[C::QUERIES / 4], slopes[C::QUERIES / 4];
     warpgroup_wait<1>();
     settled(s);
     if (MASKED) mask(s, key0, n * C::QUERIES);
+    const u32 shifts = memory + C::SHIFT + stage * C::STAT_BYTES + (lane() & 3) * 16;
 #pragma unroll
     for (int i = 0; i < C::QUERIES / 16; i++) {
       const Chunk c = load_shared(shifts + i * 64);
@@ -247,9 +264,9 @@ struct BackwardConsumer {
     }
     warpgroup_wait<0>();
     settled(d);
-    u32 weights[C::QUERIES / 4], slopes[C::QUERIES / 4];
     const u32 slope = C::SLOPE + stage * C::SLOPE_BYTES;
-    const int row = warpgroup * C::WARPGROUP_KEYS + warp * 16 + (lane & 15);
+    const int again = lane(), row = warpgroup * C::WARPGROUP_KEYS + warp() * 16 + (again & 15);
+    const u32 deltas = memory + C::DELTA + stage * C::STAT_BYTES + (again & 3) * 16;
     const u32 row_at = memory + slope + row * C::CHUNK_ROW_BYTES;
 #pragma unroll
     for (int i = 0; i < C::QUERIES / 16; i++) {
@@ -261,7 +278,7 @@ struct BackwardConsumer {
         slopes[at / 2] = pack<T>(s[at] * (d[at] - delta[of]), s[at + 1] * (d[at + 1] - delta[of + 1]));
         weights[at / 2] = pack<T>(s[at], s[at + 1]);
       }
-      store_matrices(row_at + i / 4 * C::SLOPE_CHUNK_BYTES + (((i % 4 * 2 + (lane >> 4)) ^ (row & 7)) << 4), slopes[4 * i],
+      store_matrices(row_at + i / 4 * C::SLOPE_CHUNK_BYTES + (((i % 4 * 2 + (again >> 4)) ^ (row & 7)) << 4), slopes[4 * i],
                      slopes[4 * i + 1], slopes[4 * i + 2], slopes[4 * i + 3]);
     }
     publish_shared();
@@ -276,13 +293,13 @@ struct BackwardConsumer {
     warpgroup_wait<1>();
     settled(dq);
     named_sync(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
-    const u32 sum = memory + C::SUM + warpgroup * C::SUM_PART_BYTES + (warp * 32 + lane) * 16;
+    const u32 sum = memory + C::SUM + warpgroup * C::SUM_PART_BYTES + (thread_again() & 127) * 16;
 #pragma unroll
     for (int i = 0; i < 8; i++)
       store_shared(sum + i * C::WARPGROUP_THREADS * 16,
                    Chunk{(u32)__float_as_int(dq[4 * i]), (u32)__float_as_int(dq[4 * i + 1]), (u32)__float_as_int(dq[4 * i + 2]),
                          (u32)__float_as_int(dq[4 * i + 3])});
-    if (warp == 0 && lane == 0)
+    if ((thread_again() & 127) == 0)
       store_shared_address(sum_to, (u64)p.sums + (u64)(u32)(sum_tile + n) * C::SUM_BYTES + warpgroup * C::SUM_PART_BYTES);
     publish_shared();
     named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
@@ -293,7 +310,7 @@ struct BackwardConsumer {
   }
 
   // A quad of lanes holds 32 columns of a row in pieces of two. Exchanged as a 4x4 transpose, each lane has eight in a row.
-  __device__ __forceinline__ Chunk gathered(u32 a, u32 b, u32 c, u32 d) const {
+  __device__ __forceinline__ Chunk gathered(int lane, u32 a, u32 b, u32 c, u32 d) const {
     const bool odd = lane & 1, high = lane & 2;
     u32 other = shuffle_xor(odd ? a : b, 1);
     if (odd) a = other; else b = other;
@@ -306,53 +323,52 @@ struct BackwardConsumer {
     return Chunk{a, b, c, d};
   }
   __device__ __forceinline__ void write(char* base, const Strides& at, const BackwardTile& t, float (&c)[C::D / 2], float factor) const {
+    const int own_lane = lane(), own_warp = warp();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int row = t.key0 + warpgroup * C::WARPGROUP_KEYS + warp * 16 + (lane >> 2) + 8 * r;
-      char* to = base + t.batch * at.batch + t.kv_head * at.head + row * at.row + (lane & 3) * 16;
+      const int row = t.key0 + warpgroup * C::WARPGROUP_KEYS + own_warp * 16 + (own_lane >> 2) + 8 * r;
+      char* to = base + t.batch * at.batch + t.kv_head * at.head + row * at.row + (own_lane & 3) * 16;
 #pragma unroll
       for (int i = 0; i < C::D / 32; i++) {
         u32 pair[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) pair[j] = pack<T>(c[16 * i + 4 * j + 2 * r] * factor, c[16 * i + 4 * j + 2 * r + 1] * factor);
-        const Chunk chunk = gathered(pair[0], pair[1], pair[2], pair[3]);
-        if (row < p.seq_k && 32 * i + 8 * (lane & 3) < p.head_dim) store_global(to + 64 * i, chunk);
+        const Chunk chunk = gathered(own_lane, pair[0], pair[1], pair[2], pair[3]);
+        if (row < p.seq_k && 32 * i + 8 * (own_lane & 3) < p.head_dim) store_global(to + 64 * i, chunk);
       }
     }
   }
 
+  // The present tile of work; read again where registers are full. One lane reads, the one that later releases K.
+  __device__ __forceinline__ int present(const volatile int* slot) const { return uniform(lane() == 0 ? *slot : 0); }
+
   __device__ __forceinline__ void run(const volatile int* slot) {
-    BackwardPlace<C> place = {0, 0};
-    u32 k_parity = 0, v_parity = 0;
-    for (;;) {
-      barrier_wait(barriers.k_full(), k_parity);
-      k_parity ^= 1;
-      const int index = uniform(lane == 0 ? *slot : 0);
-      if (index < 0) break;
+    BackwardPlace place = {0};
+    for (;; place.next_keys()) {
+      barrier_wait(barriers.k_full(), place.k_parity());
+      if (present(slot) < 0) break;
+      barrier_wait(barriers.v_full(), place.k_parity());
 #pragma unroll
       for (int i = 0; i < C::D / 2; i++) dk[i] = dv[i] = 0.0f;
-      BackwardTile t;
-      backward_tile_of<C>(p, index, t);
-      if (t.first < p.query_tiles) {
-        barrier_wait(barriers.v_full(), v_parity);
-        v_parity ^= 1;
-        int sum_tile = (t.batch * (int)p.kv_heads.divisor + t.kv_head) * (int)p.group.divisor * p.query_tiles;
-        const int end = sum_tile + (int)p.group.divisor * p.query_tiles;
-        for (; sum_tile < end; sum_tile += p.query_tiles) {
-          int n = t.first;
-          for (; n < t.masked; n++) step<true>(t.key0, n, sum_tile, place);
-          for (; n < p.query_tiles; n++) step<false>(0, n, sum_tile, place);
-        }
-        release(barriers.v_empty());
+#pragma unroll 1
+      for (place.set_heads((int)p.group.divisor); place.has_heads(); place.next_head()) {
+        BackwardTile t;
+        backward_tile_of<C>(p, present(slot), t);
+        const int kv_head = t.batch * (int)p.kv_heads.divisor + t.kv_head;
+        const int sum_tile = ((kv_head + 1) * (int)p.group.divisor - (int)(place.word >> 3)) * p.query_tiles;
+        int n = t.first;
+        for (; n < t.masked; n++) step<true>(t.key0, n, sum_tile, place);
+        for (; n < p.query_tiles; n++) step<false>(0, n, sum_tile, place);
       }
+      BackwardTile t;
+      backward_tile_of<C>(p, present(slot), t);
+      release(barriers.v_empty());
       release(barriers.k_empty());
-      BackwardTile again;  // registers are full in the loop
-      backward_tile_of<C>(p, (int)opaque((u32)index), again);
-      write(p.dv, p.at_dv, again, dv, 1.0f);
-      write(p.dk, p.at_dk, again, dk, p.scale);
+      write(p.dv, p.at_dv, t, dv, 1.0f);
+      write(p.dk, p.at_dk, t, dk, p.scale);
     }
     named_sync(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
-    if (warp == 0 && lane == 0) store_shared_address(sum_to, 0);
+    if ((thread_again() & 127) == 0) store_shared_address(sum_to, 0);
     named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
   }
 };
@@ -386,6 +402,8 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
   const BackwardBarriers<C> barriers = {shared_address(barrier_words)};
   const int thread = (int)threadIdx.x, warpgroup = uniform(thread / C::WARPGROUP_THREADS), lane = thread & 31;
   if (thread == 0) barriers.init();
+  wait_for_previous();
+  let_next_start();
   sync_block();
   if (warpgroup == 0) {
     fewer_registers<C::MOVER_REGISTERS>();
@@ -402,8 +420,7 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
     }
   } else {
     more_registers<C::CONSUMER_REGISTERS>();
-    const int within = thread % C::WARPGROUP_THREADS, index = warpgroup - 1;
-    BackwardConsumer<C> consumer = {p, barriers, memory, shared_address(sum_to + index), index, uniform(within >> 5), lane};
+    BackwardConsumer<C> consumer = {p, barriers, memory, shared_address(sum_to + warpgroup - 1), warpgroup - 1};
     consumer.run(&slot);
   }
 }

@@ -17,6 +17,7 @@ DEVICE int turned(int row) { return (row & ~15) + ((row & 7) >> 1) * 4 + ((row >
 // Grid: enough blocks for stat_rows rows of every head.
 template <class C>
 DEVICE void backward_prepare(const BackwardParams& p) {
+  if (C::TURNED) let_next_start();
   const int thread = (int)threadIdx.x, lane = thread % C::LANES;
   const i64 row_of_all = (i64)blockIdx.x * C::ROWS + thread / C::LANES;
   const int head_of_all = (int)(row_of_all / (int)p.stat_rows.divisor);
