@@ -1,0 +1,97 @@
+"""Which kernels a backward pass takes, and with what grids: pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kernels.attention.cuda.backward_kernels import every_backward_kernel, every_hopper_kernel
+from kernels.attention.cuda.backward_plan import (
+    BackwardProblem,
+    Gradients,
+    HopperBackward,
+    PairBackward,
+    backward_ways,
+    hopper_refusal,
+)
+from kernels.attention.cuda.build import Resources, check_gates
+from kernels.attention.cuda.errors import BuildFailed
+from kernels.attention.cuda.planning import Layout, Lengths, Machine, Mask, Problem
+from kernels.attention.cuda.variants import CHIPS, Chip
+
+HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
+MACHINE = Machine(HOPPER, 132, 60 << 20, hopper=True)
+
+
+def posed(
+    *, batch: int = 4, heads: int = 16, kv_heads: int = 16, seq: int = 4096, head_dim: int = 128, **changes: Any
+) -> BackwardProblem:
+    own = Layout(heads * seq * head_dim, seq * head_dim, head_dim)
+    forward = Problem(
+        dtype="bfloat16", batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq, seq_k=seq, head_dim=head_dim,
+        causal=changes.pop("causal", True), causal_offset=0, q=own, k=own, v=own, out=own,
+    )  # fmt: skip
+    scale = changes.pop("scale", 0.1)
+    return BackwardProblem(replace(forward, **changes), Gradients(own, own, own, own), scale, 0)
+
+
+@pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
+def test_every_kernel_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> None:
+    entries = [*every_backward_kernel(chip), *(every_hopper_kernel() if chip is HOPPER else ())]
+    assert len({entry.name for entry in entries}) == len(entries)
+    for entry in entries:
+        assert entry.shared_bytes <= chip.shared_bytes_per_block
+        assert entry.threads <= 384
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mask": Mask("bool", 0, 0, 0, 0, 1)}, "no masks"),
+        ({"window_offset": -5}, "no left edges of windows"),
+        ({"lengths": Lengths(0, 0, 10, True)}, "no packed sequences"),
+        ({"scale": -1.0}, "not positive"),
+        ({"head_dim": 256}, "up to 128"),
+        ({"head_dim": 100}, "16 bytes"),
+        ({"k": Layout(0, 0, 128)}, "strides"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_hoppers_kernel_does_not_take_is_the_pairs(changes: dict[str, Any], reason: str) -> None:
+    problem = posed(**changes)
+    assert reason in (hopper_refusal(problem, MACHINE) or "")
+    assert [type(way) for way in backward_ways(problem, MACHINE)] == [PairBackward]
+
+
+def test_plain_and_causal_problems_are_hoppers_where_there_is_one() -> None:
+    for causal in (False, True):
+        ways = backward_ways(posed(causal=causal), MACHINE)
+        assert [type(way) for way in ways] == [HopperBackward, PairBackward]
+        assert [type(way) for way in backward_ways(posed(causal=causal), replace(MACHINE, hopper=False))] == [
+            PairBackward
+        ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "heads"),
+    [
+        ({"seq": 4096}, 8),  # nine fit: eight sections of eight
+        ({"seq": 1024}, 64),  # four rounds of tiles: one order over all heads
+        ({"seq": 4096, "causal": False}, 1),
+        ({"batch": 2, "heads": 32, "kv_heads": 8, "seq": 4096}, 16),
+        ({"batch": 2, "seq": 16384}, 2),
+    ],
+)
+def test_sections_are_equal_and_one_where_there_are_few_tiles(sizes: dict[str, Any], heads: int) -> None:
+    assert HopperBackward(MACHINE).heads_of_section(posed(**sizes)) == heads
+
+
+def test_only_a_kernel_that_says_so_may_spill_and_only_so_much() -> None:
+    hopper = next(entry for entry in every_hopper_kernel() if entry.name.startswith("backward90"))
+    other = next(iter(every_backward_kernel(HOPPER)))
+    check_gates(hopper, HOPPER, Resources(168, 100, 40))
+    for entry, spilled in ((hopper, 200), (other, 4)):
+        with pytest.raises(BuildFailed, match="spills"):
+            check_gates(entry, HOPPER, Resources(168, spilled, 0))
