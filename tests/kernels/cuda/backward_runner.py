@@ -17,7 +17,8 @@ from kernels.attention.cuda.planning import Layout, Machine
 from kernels.attention.cuda.posing import layout, packed_layout
 from kernels.attention.cuda.quick import Options
 from kernels.attention.cuda.variants import SOURCE, Chip, Entry
-from tests.kernels.cuda.simt_ways import SHIM, HostBuffers, Program
+from tests.kernels.cuda.compiled import SHIM
+from tests.kernels.cuda.simt_ways import HostBuffers, Program
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 RELATIVE = {torch.bfloat16: 3.0e-3, torch.float16: 3.8e-4}
