@@ -393,5 +393,5 @@ class Wiring:
     def policy(self) -> Policy:
         if self.mode.simulated:
             short = {"boot_limit_s": 60, "exit_grace_s": 15, "deadline_slack_s": 40, "insert_limit_s": 60}
-            return Policy(poll_s=0.4, lease_ttl_s=15, **short)
+            return Policy(poll_s=0.4, host_patience_s=5, **short)
         return Policy()

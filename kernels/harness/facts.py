@@ -44,11 +44,6 @@ class Facts:
         while (acked := self.acks.get()) != path:
             log(f"expected an acknowledgement of {path}, got one of {acked}; still waiting")
 
-    def ask(self, fact: str, **keys: object) -> str:
-        """Say a fact that the agent answers with a word: its next acknowledgement. Empty where nobody answers."""
-        self.send(fact, **keys)
-        return "" if self.acks is None else self.acks.get()
-
     def listen(self) -> None:
         """Read acknowledgements until standard input ends, then end the process, whatever it is doing."""
         assert self.acks is not None

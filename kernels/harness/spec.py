@@ -11,7 +11,7 @@ from typing import Any
 from kernels import DEFAULT_WORKLOAD
 from kernels.harness import workloads
 from kernels.harness.own import ALL, OwnWorkload
-from kernels.harness.reading import BadSpec, integer, name, names, positive, shown, table, text_of, truth
+from kernels.harness.reading import BadSpec, integer, name, names, positive, shown, table, text_of
 from kernels.harness.workload import Case, Workload
 
 CONTROL = ":aa"
@@ -24,7 +24,7 @@ STEADY = "steady"
 REQUIRED = ("implementations", "measure", "correctness", "repeats", "warmup", "regime", "seed")
 OPTIONAL = (
     "threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci",
-    "cache", "usd_per_hour", "case_budget_usd", "machine", "on_request", "workload", "answer_limit_s", "profile",
+    "cache", "usd_per_hour", "case_budget_usd", "machine", "workload", "answer_limit_s", "profile",
 )  # fmt: skip
 ANSWER_LIMIT_S = 180.0
 MACHINE = ("zone", "machine_type", "image", "container")
@@ -70,7 +70,6 @@ class Spec:
     vm: str
     answer_limit_s: float
     """How long an implementation of a user's own may take to load, to be called once, or to be measured once."""
-    on_request: bool
     """Whether the agent names each case to measure, one after another, and their end."""
     profile: Profile | None = None
     """What is profiled after it was measured; None: nothing."""
@@ -135,7 +134,6 @@ def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = N
         run_id=text_of(spec.get("run_id", ""), "run_id"),
         vm=text_of(spec.get("vm", ""), "vm"),
         answer_limit_s=positive(spec.get("answer_limit_s", ANSWER_LIMIT_S), "answer_limit_s"),
-        on_request=truth(spec.get("on_request", False), "on_request"),
         profile=None if spec.get("profile") is None else profile_of(spec["profile"]),
         text=text,
     )

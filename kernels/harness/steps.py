@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -13,13 +12,12 @@ import torch
 from kernels.harness import environment, measuring, rows, spec
 from kernels.harness.arena import Arena, open_arena
 from kernels.harness.contenders import Built, Crew, one_line
-from kernels.harness.facts import log
 from kernels.harness.judging import Session, build_all, judge_case
 from kernels.harness.own import OwnWorkload
 from kernels.harness.reading import BadSpec
 from kernels.harness.regimes import regimes
 from kernels.harness.second_clock import ask_cupti
-from kernels.harness.workload import BuildFailed, BuildRecord, Case
+from kernels.harness.workload import BuildFailed, BuildRecord
 
 DONE, WRONG, NOT_BUILT, GATE_FAILED = 0, 10, 20, 21
 
@@ -143,7 +141,7 @@ def measure_all(session: Session) -> int:
         ),
     )
     wrong, measured = False, []
-    for index, case in enumerate(asked.planned if not asked.on_request else requested(session), start=1):
+    for index, case in enumerate(asked.planned, start=1):
         place = {"case_id": case.id, "index": index, "of": len(asked.planned)}
         facts.send("case_started", **place)
         began = time.monotonic()
@@ -162,16 +160,3 @@ def measure_all(session: Session) -> int:
         measured.append((case, done.medians))
     ask_cupti(session, crew, origin, measured)
     return WRONG if wrong else DONE
-
-
-def requested(session: Session) -> Iterator[Case]:
-    """The cases in the order in which the agent asks for them, until it asks for no more."""
-    left = {case.id: case for case in session.spec.planned}
-    while left:
-        named = session.facts.ask("case_wanted", left=len(left))
-        if not named:
-            return
-        if named in left:
-            yield left.pop(named)
-        else:
-            log(f"asked for {named}, which is measured already or not in the grid")

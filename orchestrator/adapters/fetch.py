@@ -16,11 +16,10 @@ from orchestrator.adapters.run_folder import lines
 from orchestrator.core.case_file import fault
 from orchestrator.core.errors import LocalError
 from orchestrator.core.foreign import document, words
-from orchestrator.core.naming import artifacts_prefix, attempt_of, cases_prefix, grid_object, plan_object
+from orchestrator.core.naming import artifacts_prefix, cases_prefix, plan_object
 from orchestrator.core.results import assemble
 from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import Run
-from orchestrator.core.run.leases import SharedGrid
 from orchestrator.core.run.status import iso
 from orchestrator.core.spool import CASE_BYTES, RUN_FILES
 from orchestrator.ports import Bucket, Entry
@@ -73,26 +72,16 @@ class Fetched:
         }
 
 
-def grid_of(bucket: Bucket, run: Run) -> SharedGrid | None:
-    """The grid that a run is the first of several to measure; None for one that measures alone."""
-    if run.plan is None or run.plan.grid != run.run_id:
-        return None
-    blob = bucket.read(grid_object(run.run_id))
-    return SharedGrid.parse(blob.data) if blob is not None else None
-
-
 def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
-    """Brings everything that `run` has stored under `into/<run-id>`; of a shared grid, each case from the run that
-    measured it, and what the other machines say of themselves under `machines/<run-id>/`.
+    """Brings everything that `run` has stored under `into/<run-id>`.
 
     What is there already and has the right checksum is not fetched again, so a broken fetch goes on where it stopped.
     An object whose name is no place in the folder, and a case's file that is not whole or not this run's, is left out
     and named. Raises `LocalError` for a folder that cannot be written."""
     folder = into / run.run_id
     _writable(folder)
-    grid = grid_of(bucket, run)
     left_out: dict[str, str] = {}
-    entries = _places(_wanted(bucket, run, folder) if grid is None else _shared(bucket, run, grid, folder), left_out)
+    entries = _places(_wanted(bucket, run, folder), left_out)
     fresh = 0
     for entry, path in entries:
         if not _same(path, entry):
@@ -101,19 +90,19 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     found = {path.stem: (entry, path) for entry, path in entries if path.parent == folder / "cases"}
     cases = {}
     for case, (entry, path) in found.items():
-        if why := _fault(run, entry, path):
+        if why := _fault(run, path):
             left_out[entry.name] = f"{words(entry.name, 300)} is left out: {why}"
         else:
             cases[case] = path
-    total = run.cases_total if grid is None else len(grid.cases)
-    over = (run.closed is not None or run.kept is not None) if grid is None else grid.over
+    total = run.cases_total
+    over = run.closed is not None or run.kept is not None
     complete = over and total > 0 and len(cases) >= total
     assembled = assemble({name: partial(lines, path) for name, path in cases.items()})
     write_atomically(folder / "measurements.csv", (line.encode() for line in assembled))
     repeat = _repeat(bucket, run)
     if repeat:
         write_atomically(folder / "repeat.yaml", repeat)
-    manifest = _manifest(run, entries, folder, grid, total, complete=complete, repeat=bool(repeat))
+    manifest = _manifest(run, entries, folder, complete=complete, repeat=bool(repeat))
     write_atomically(folder / "manifest.json", manifest)
     return Fetched(
         run_id=run.run_id,
@@ -129,16 +118,11 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     )
 
 
-def _fault(run: Run, entry: Entry, path: Path) -> str:
-    """What is wrong with the file of a case, which is stored under the run that measured it; empty when nothing is."""
-    member = entry.name.split("/")[1]
+def _fault(run: Run, path: Path) -> str:
+    """What is wrong with the file of a case; empty when nothing is."""
     known = {vm.name for vm in run.vms} | ({run.taken.vm} if run.taken is not None else set())
-
-    def ours(vm: str) -> bool:
-        return vm in known if member == run.run_id else attempt_of(member, vm) is not None
-
     with path.open(encoding="utf-8", newline="") as file:
-        return fault(file, path.stem, member, ours)
+        return fault(file, path.stem, run.run_id, known.__contains__)
 
 
 def _places(wanted: Iterable[Wanted], left_out: dict[str, str]) -> list[tuple[Entry, Path]]:
@@ -179,24 +163,6 @@ def _wanted(bucket: Bucket, run: Run, folder: Path) -> list[Wanted]:
     return found + [(entry, folder, entry.name.removeprefix(artifacts)) for entry in bucket.list(artifacts)]
 
 
-def _shared(bucket: Bucket, run: Run, grid: SharedGrid, folder: Path) -> list[Wanted]:
-    """The same for a grid that several runs have measured. A case that was measured once more by a machine that had
-    been taken for dead stays where it is."""
-    first = next((member for member in (run.run_id, *grid.members) if grid.done_by(member)), run.run_id)
-    found = []
-    for member in grid.members:
-        cases, artifacts = cases_prefix(member), artifacts_prefix(member)
-        own = {f"{cases}{case}.csv" for case in grid.done_by(member)}
-        found += [
-            (entry, folder / "cases", entry.name.removeprefix(cases))
-            for entry in bucket.list(cases)
-            if entry.name in own
-        ]
-        place = folder if member == first else folder / "machines" / member
-        found += [(entry, place, entry.name.removeprefix(artifacts)) for entry in bucket.list(artifacts)]
-    return found
-
-
 REPEATED = ("gpu", "measure", "correctness")
 """What is taken from a plan that lies in a bucket: what was measured, and nothing that runs or spends by itself."""
 
@@ -223,13 +189,10 @@ def _manifest(
     run: Run,
     entries: list[tuple[Entry, Path]],
     folder: Path,
-    grid: SharedGrid | None,
-    total: int,
     *,
     complete: bool,
     repeat: bool,
 ) -> bytes:
-    members = grid.members.items() if grid is not None else ()
     # The embedded cloud's machines are this computer: what was asked for was never there.
     embedded = run.simulated
     document = {
@@ -237,7 +200,7 @@ def _manifest(
         "run_id": run.run_id,
         "state": run.phase.value,
         "complete": complete,
-        "cases_total": total,
+        "cases_total": run.cases_total,
         "repeat": repeat,
         "gpu": run.plan.gpu if run.plan else "",
         "mode": run.plan.mode if run.plan else "",
@@ -251,11 +214,6 @@ def _manifest(
             {"name": vm.name, "zone": vm.zone, "machine_type": "embedded" if embedded else vm.machine_type}
             for vm in run.vms
             if vm.instance_id
-        ],
-        "machines": [
-            {"run_id": member, "target": target, "cases": list(grid.done_by(member))}
-            for member, target in members
-            if grid is not None
         ],
         "files": [
             {

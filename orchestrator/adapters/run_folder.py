@@ -29,10 +29,8 @@ class RunFolder:
     """What could not be read."""
     spec: dict[str, Any] = field(default_factory=dict)
     """What was asked for."""
-    others: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of a grid that several machines have measured: by run, the environments of those beside the first."""
     clocks: tuple[Path, ...] = ()
-    """What CUPTI said, a file for each machine."""
+    """What CUPTI said."""
 
 
 def open_folder(path: Path) -> RunFolder:
@@ -47,9 +45,8 @@ def open_folder(path: Path) -> RunFolder:
     found = [_document(path / f"{name}.json") for name in ("environment", "build", "manifest", "spec")]
     notes = tuple(note for _, note in found if note)
     environment, build, manifest, spec = (document for document, _ in found)
-    others = {place.parent.name: _document(place)[0] for place in sorted(path.glob("machines/*/environment.json"))}
-    clocks = tuple(one for one in (path / "cupti.csv", *sorted(path.glob("machines/*/cupti.csv"))) if one.is_file())
-    return RunFolder(path, csvs, environment, build, manifest, notes, spec, others, clocks)
+    clocks = tuple(one for one in (path / "cupti.csv",) if one.is_file())
+    return RunFolder(path, csvs, environment, build, manifest, notes, spec, clocks)
 
 
 def lines(path: Path) -> Iterator[str]:

@@ -39,9 +39,6 @@ def fetch(
     run_id = find_run(wiring, run)
     engine = Engine(wiring.world(), run_id)
     state = engine.look()
-    if state.plan is not None and state.plan.grid not in ("", run_id):
-        engine = Engine(wiring.world(), state.plan.grid)
-        state = engine.look()
     try:
         if state.closed is None and state.kept is None:
             state, _ = engine.step()

@@ -48,6 +48,7 @@ EngineChoice = Annotated[str, typer.Option("--engine", help="cloud, slurm, batch
 Cap = Annotated[str, typer.Option("--cap", metavar="USD", help="The most that the fleet may hold and spend.")]
 Parallel = Annotated[int, typer.Option("--parallel", help="Machines at the same time.", min=0)]
 Repeats = Annotated[int, typer.Option("--repeats", help="Of every configuration.", min=0)]
+Chunk = Annotated[int, typer.Option("--cases-per-child", help="Divide a configuration's cases; 0: one child.", min=0)]
 Wall = Annotated[int, typer.Option("--wall-minutes", help="After so long no machine of it exists.", min=0)]
 Hosts = Annotated[list[str] | None, typer.Option("--host", help="A machine of your own, for the engine hosts.")]
 
@@ -86,6 +87,7 @@ def plan(
     cap: Cap = "",
     parallel: Parallel = 0,
     repeats: Repeats = 0,
+    cases_per_child: Chunk = 0,
     wall_minutes: Wall = 0,
     host: Hosts = None,
     json: Json = False,
@@ -94,7 +96,7 @@ def plan(
     wiring = options(ctx).wiring()
     asked = _sweep(
         sweep, gpu, set_, config=config, engine=engine, cap_usd=cap, parallel=parallel, repeats=repeats,
-        wall_minutes=wall_minutes, hosts=host,
+        cases_per_child=cases_per_child, wall_minutes=wall_minutes, hosts=host,
     )  # fmt: skip
     _show_plan(planned(wiring, asked), json=json)
 
@@ -122,6 +124,7 @@ def launch(
     cap: Cap = "",
     parallel: Parallel = 0,
     repeats: Repeats = 0,
+    cases_per_child: Chunk = 0,
     wall_minutes: Wall = 0,
     host: Hosts = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the scheduler has it.")] = False,
@@ -131,7 +134,7 @@ def launch(
     wiring = options(ctx).wiring()
     asked = _sweep(
         sweep, gpu, set_, config=config, engine=engine, cap_usd=cap, parallel=parallel, repeats=repeats,
-        wall_minutes=wall_minutes, hosts=host,
+        cases_per_child=cases_per_child, wall_minutes=wall_minutes, hosts=host,
     )  # fmt: skip
     wiring.say = _voice(json=json)
     found = planned(wiring, asked)

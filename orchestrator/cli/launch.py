@@ -12,7 +12,6 @@ import typer
 from orchestrator.cli.completing import known_gpus, known_runs
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.finding import find_run
-from orchestrator.cli.grid import finish_grid, launch_grid, lead_of, resume_grid
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.outcome import raise_for
 from orchestrator.cli.render import ending_lines
@@ -23,7 +22,6 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.status import document
-from orchestrator.hosts.shared_grid import GridDispatcher
 from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, Payload, begin
@@ -133,17 +131,13 @@ def launch(
         plan, refused = _planned(wiring, configuration, name, cold=cold)
         watch.planned(plan)
         where = launch_context(wiring, plan)
-        if len(plan.offers) > 1 and plan.mode is Mode.HOST:
-            ended: Run | GridDispatcher = launch_grid(wiring, plan, payload, where, watch, detach=detach)
-        else:
-            world = wiring.world(configuration)
-            run_id = new_run_id(wiring.clock.now(), plan.label)
-            own = cold or plan.mode is Mode.HOST
-            engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say, cold=own, refused=refused)
-            run = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
-            if not detach and run.closed is not None and run.taken is not None:
-                run = _after_a_kept_machine(world, run, plan, payload, where, watch, wiring.user)
-            ended = run
+        world = wiring.world(configuration)
+        run_id = new_run_id(wiring.clock.now(), plan.label)
+        own = cold or plan.mode is Mode.HOST
+        engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say, cold=own, refused=refused)
+        ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
+        if not detach and ended.closed is not None and ended.taken is not None:
+            ended = _after_a_kept_machine(world, ended, plan, payload, where, watch, wiring.user)
         tell_of_the_end(wiring, configuration.alerts, ended)
     finish(ended, json=json)
 
@@ -184,23 +178,18 @@ def _resume(ctx: typer.Context, text: str, limits: LaunchOptions, *, detach: boo
     run_id = find_run(wiring, text)
     with watching(quiet=json) as watch:
         wiring.say = watch.say
-        if lead := lead_of(wiring, run_id):
-            ended: Run | GridDispatcher = resume_grid(
-                wiring, lead, limits, lambda one: launch_context(wiring, one), watch, accept
-            )
-        else:
-            plan = wiring.plan_again(run_id, limits)
-            engine = resume(
-                wiring.world(plan.config),
-                plan,
-                run_id=run_id,
-                where=launch_context(wiring, plan),
-                fresh=lambda: payload_of(plan.config),
-                accept=accept,
-                say=watch.say,
-            )
-            ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
-            tell_of_the_end(wiring, plan.config.alerts, ended)
+        plan = wiring.plan_again(run_id, limits)
+        engine = resume(
+            wiring.world(plan.config),
+            plan,
+            run_id=run_id,
+            where=launch_context(wiring, plan),
+            fresh=lambda: payload_of(plan.config),
+            accept=accept,
+            say=watch.say,
+        )
+        ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
+        tell_of_the_end(wiring, plan.config.alerts, ended)
     finish(ended, json=json)
 
 
@@ -228,9 +217,9 @@ def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
         return engine.follow()
 
 
-def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run | GridDispatcher) -> None:
+def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
     """The terminal's bell, and the user's command and webhook, once a run that was followed is over."""
-    if not isinstance(run, Run) or not alerts.done or (run.closed is None and run.kept is None):
+    if not alerts.done or (run.closed is None and run.kept is None):
         return
     if sys.stdout.isatty():
         typer.echo("\a", nl=False)
@@ -240,11 +229,8 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run | GridDispatcher) -
     wiring.notifier(alerts.command, alerts.webhook, here=False).notify(told)
 
 
-def finish(run: Run | GridDispatcher, *, json: bool) -> None:
+def finish(run: Run, *, json: bool) -> None:
     """The last words of a launch, and its exit code."""
-    if not isinstance(run, Run):
-        finish_grid(run, json=json)
-        return
     if json:
         emit_json(document(run, utc_now()))
     else:

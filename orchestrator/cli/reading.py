@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from orchestrator.analysis import second_clock
-from orchestrator.analysis.fingerprint import Level, comparability
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
@@ -57,30 +55,8 @@ def read_report(path: Path) -> Report:
             notes.append(f"Left out: {exc}.")
     groups = reader.groups()
     found = study(groups, reader.told())
-    notes += about_machines(folder.environment, folder.others, folder.manifest)
     clock = tuple(one for file in folder.clocks for one in second_clock.read(csv_lines(file)))
     return Report(found, folder.environment, folder.build, folder.manifest, tuple(notes), folder.spec, clock)
-
-
-def about_machines(
-    first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]], manifest: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """What must be said where several machines have measured one grid: who measured how much, and how they differ."""
-    shared = [one for one in manifest.get("machines", ()) if one["cases"]]
-    if len(shared) < 2:
-        return ()
-    parts = ", ".join(f"{len(one['cases'])} on {one['target']}" for one in shared)
-    said = [f"{len(shared)} machines measured this grid, each case on one of them: {parts}."]
-    names = {one["run_id"]: one["target"] for one in shared}
-    for run_id in [one for one in others if one in names]:
-        found = comparability(first, others[run_id])
-        if found.level is Level.COMPARABLE:
-            continue
-        worst = "cases of different machines must not be compared with each other"
-        mild = "compare cases of different machines with care"
-        advice = worst if found.level is Level.REFUSED else mild
-        said.append(f"{names[run_id]} differs from the first ({'; '.join(found.reasons)}): {advice}.")
-    return tuple(said)
 
 
 def chosen(report: Report, named: Sequence[str]) -> tuple[Setting, ...]:

@@ -93,14 +93,6 @@ def slot_object(vm: str) -> str:
     return f"{MACHINES_PREFIX}{vm}.json"
 
 
-def grid_object(lead: str) -> str:
-    return f"grids/{lead}.json"
-
-
-def beats_prefix(lead: str) -> str:
-    return f"grids/{lead}/beats/"
-
-
 def index_object(run: str) -> str:
     return f"{INDEX_PREFIX}{run}.json"
 

@@ -1,7 +1,9 @@
 """A fleet as ordinary runs, one for each child, driven by this process.
 
 On rented machines several at a time, on machines of one's own one at a time each. Every child holds its own worst case;
-what is under way outlives the client.
+what is under way outlives the client. A host that cannot be reached for a minute takes no more part: what it had in
+hand goes to the others as soon as they are free, or to whoever resumes the fleet. What it stores nevertheless is
+brought home when it is seen again, and changes nothing: a case is created once.
 """
 
 from __future__ import annotations
@@ -14,12 +16,20 @@ from decimal import Decimal
 from typing import Final, Protocol
 
 from orchestrator.core.config.model import Config
-from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, DocumentUnreadable, PermissionDenied
+from orchestrator.core.errors import (
+    BenchError,
+    BudgetExceeded,
+    ConfigError,
+    DocumentUnreadable,
+    PermissionDenied,
+    Unavailable,
+)
 from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.retry import judge
 from orchestrator.core.fleet.state import ChildLine, FleetState, State
 from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.fleets.follow import Seen, summary
 from orchestrator.fleets.orders import chunked
@@ -32,6 +42,8 @@ OURS: Final = (BudgetExceeded, ConfigError, PermissionDenied, DocumentUnreadable
 """What stops the whole fleet: the next child would meet it too."""
 AGAIN_S: Final = 20.0
 """Between two machines for one child: what had none a moment ago has none now."""
+LOOK_S: Final = 1.0
+"""A host that has nothing to do looks so often whether another one has left something."""
 ENDED: Final[dict[Phase, State]] = {
     Phase.SUCCEEDED: "stored",
     Phase.INCORRECT: "wrong",
@@ -67,6 +79,8 @@ class RunFleet:
     _taken: set[int] = field(default_factory=set)
     _left: set[int] = field(default_factory=set)
     """Children whose run somebody stopped while we looked on: `resume` takes them up again."""
+    _away: set[str] = field(default_factory=set)
+    """Hosts that take no more part."""
     _held: dict[int, Decimal] = field(default_factory=dict)
     """What children under way may cost."""
 
@@ -117,18 +131,23 @@ class RunFleet:
     def _work(self, target: str) -> None:
         site = self.sites()
         while not self.stop.is_set():
-            child = self._next()
-            if child is None:
+            child = self._next(target)
+            if child is None and not self._may_come(target):
                 return
+            if child is None:
+                self.store.clock.sleep(LOOK_S)
+                continue
             try:
                 self._measure(site, child, target)
             except OURS as exc:
                 self._pause(str(exc))
                 raise
             except BenchError as exc:
-                if target:  # a host that is away takes no more part; the others, or `resume`, have its chunk
+                if target:  # the others, or `resume`, have its chunk
                     self.say(f"{target} takes no more part: {exc}")
                     self._tell(replace(self._line(child), state="lost", reason=str(exc)))
+                    with self._lock:
+                        self._away.add(target)
                     return
                 line = self._line(child)
                 self._tell(replace(line, state="lost", attempt=line.attempt + 1, reason=str(exc)))
@@ -139,8 +158,9 @@ class RunFleet:
                     self._held.pop(child.index, None)
             self._judge()
 
-    def _next(self) -> Child | None:
-        """The next child that is nobody's: what was never tried comes before what is tried again."""
+    def _next(self, target: str) -> Child | None:
+        """The next child that is nobody's: first what is under way without a client, then what was never tried, then
+        what is tried again. What is under way on another host that takes part is that host's."""
         control = self.store.control()
         if control.paused or control.stopped:
             return None
@@ -149,11 +169,36 @@ class RunFleet:
             return None
         with self._lock:
             assert self._state is not None
-            free = [child for child in self._state.open if child.index not in self._taken | self._left]
-            free.sort(key=lambda child: (self._line(child).attempt > 0, child.index))
+            taken, others = self._taken | self._left, set(self.targets) - self._away - {target}
+            free = [
+                child
+                for child in self._state.open
+                if child.index not in taken and not (target and self._line(child).machine in others)
+            ]
+            free.sort(key=self._place)
             if free:
                 self._taken.add(free[0].index)
             return free[0] if free else None
+
+    def _place(self, child: Child) -> tuple[bool, bool, int]:
+        line = self._line(child)
+        return line.state != "running", line.attempt > 0, child.index
+
+    def _may_come(self, target: str) -> bool:
+        """Whether a host that has nothing to do may get something yet: what others have in hand, should they die."""
+        control = self.store.control()
+        with self._lock:
+            assert self._state is not None
+            return bool(target and not (control.paused or control.stopped) and self._open())
+
+    def _open(self) -> bool:
+        """Whether a child is open that another host may leave behind."""
+        assert self._state is not None
+        here = set(self.targets) - self._away
+        return any(
+            child.index in self._taken or (child.index not in self._left and self._line(child).machine in here)
+            for child in self._state.open
+        )
 
     def _measure(self, site: Site, child: Child, target: str) -> None:
         """One child to the end of its run. One that another client began is taken on."""
@@ -173,28 +218,59 @@ class RunFleet:
             self._tell(replace(self._line(child), state="given_up", reason=why))
             return
         before = self._line(child)
-        if before.state in ("lost", "failed") and before.attempt > 0:
+        if before.state in ("lost", "failed") and before.attempt > 0 and target in ("", before.machine):
             self.store.clock.sleep(AGAIN_S)
+        if target and run is not None:
+            run = self._parted(world, run, plan)
         if run is None:
             engine = begin(world, plan, site.payload(config), run_id=run_id, where=where, cold=True)
         else:
             engine = resume(world, plan, run_id=run_id, where=where, fresh=lambda: site.payload(config))
-        self._tell(replace(before, state="running", attempt=before.attempt + 1, cases_total=len(plan.cases)))
-        ended = self._followed(engine)
+        at = target or before.machine
+        self._tell(
+            replace(before, state="running", attempt=before.attempt + 1, machine=at, cases_total=len(plan.cases))
+        )
+        ended = self._followed(engine, target)
         if ended.closed is not None:
-            line = self._told(child, ended, world)
+            line = self._told(child, ended, world, target)
             if line.state == "stopped":
                 self._left.add(child.index)
             self._tell(line)
             self.say(f"child {child.index}  {child.cell.gpu}  {child.cell.title}  {line.state}  ${line.usd}")
 
-    def _followed(self, engine: Engine) -> Run:
-        return engine.follow(until=lambda _: self.stop.is_set())
+    def _followed(self, engine: Engine, target: str) -> Run:
+        """The run to its end. Raises `Unavailable` where its host was not to be reached for too long."""
+        away = 0.0
 
-    def _told(self, child: Child, run: Run, world: World) -> ChildLine:
+        def trouble(exc: Unavailable, pause: float) -> None:
+            nonlocal away
+            away += pause
+            if target and away >= engine.world.policy.host_patience_s:
+                raise exc
+
+        def reached(_: Run) -> None:
+            nonlocal away
+            away = 0.0
+
+        return engine.follow(watch=reached, trouble=trouble, until=lambda _: self.stop.is_set())
+
+    def _parted(self, world: World, run: Run, plan: LaunchPlan) -> Run | None:
+        """The run without its machine on another host, which takes no more part. Its cost is counted to its deadline:
+        nobody can end it there."""
+        vm = run.vm
+        if run.closed is not None or vm is None or not vm.open or vm.zone == plan.offers[0].zone:
+            return run
+        log = world.log(run.run_id)
+        log.read()
+        log.append(
+            ev.InstanceGone(attempt=vm.attempt, vm=vm.name, how="lost", ended_at=vm.deadline_at or vm.requested_at)
+        )
+        return replay(log.read())
+
+    def _told(self, child: Child, run: Run, world: World, target: str = "") -> ChildLine:
         before, vm = self._line(child), run.vm
         state: State = ENDED.get(run.phase, "lost")
-        machine = vm.name if vm is not None else ""
+        machine = target or (vm.name if vm is not None else "")
         detail = run.closed.detail if run.closed is not None else ""
         why = f"{run.diagnoses[-1].cause}: {run.diagnoses[-1].detail}" if run.diagnoses else detail
         return ChildLine(
@@ -207,7 +283,7 @@ class RunFleet:
             usd=run.cost(world.clock.now()),
             seconds=max(0, int((run.updated_at - run.created_at).total_seconds())),
             reason="" if state == "stored" else why,
-            failed_on=tuple(sorted({*before.failed_on, *([machine] if state == "failed" else [])})),
+            failed_on=tuple(sorted({*before.failed_on, *([vm.name] if vm is not None and state == "failed" else [])})),
             device=run.environment.device if run.environment is not None else "",
         )
 

@@ -197,13 +197,6 @@ class HostCloud:
         """Changes what the bucket keeps of a host, by compare-and-swap."""
         update_host(self.bucket, self.clock, target, change)
 
-    def grant(self, zone: str, name: str, cases: Sequence[str], *, over: bool) -> None:
-        """Tells a run which cases of a shared grid are its own: all of them, in order."""
-        record = self.record(zone)
-        if record is not None:
-            grants = {"schema": 1, "cases": list(cases), "over": over}
-            self._checked(parse_target(record.target), "grant", {"vm": name, "grants": grants})
-
     def bring_home(self, run_id: str) -> None:
         """Brings home what hosts have of one run that is not known to be removed there."""
         for zone, name, run in self._open_runs():

@@ -1,4 +1,4 @@
-"""Plans for the machines that `--host` names: each is looked at and, when that is due, validated first."""
+"""Plans for the machine that `--host` names: it is looked at and, when that is due, validated first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from orchestrator.core.config.model import Config
-from orchestrator.core.errors import ConfigError, HostUnfit, NoCapacity, Unavailable
+from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import Target, gpu_for, parse_target
 from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.on_hosts import plan_on_hosts
@@ -18,19 +18,24 @@ from orchestrator.runs.engine import World
 from orchestrator.runs.planning import LaunchOptions, plan_with_open_holds_settled
 
 
-def targets_of(texts: Sequence[str], machine: str) -> tuple[Target, ...]:
-    """The hosts that were named, each once; `local` is `machine`. Raises `ConfigError`."""
+def target_of(texts: Sequence[str], machine: str) -> Target:
+    """The host that was named; `local` is `machine`. Raises `ConfigError` for several: a run is on one machine."""
     targets = tuple(parse_target(text, machine) for text in texts)
-    if len(set(targets)) < len(targets):
-        raise ConfigError("the same host is named twice", hint="a host measures for one run at a time")
-    return targets
+    if len(targets) > 1:
+        named = " ".join(f"--host {one}" for one in texts)
+        raise ConfigError(
+            f"a run is measured on one machine, and {len(targets)} are named",
+            hint=f"`bench fleet launch --engine hosts {named} --gpu GPU --cases-per-child 12` divides the cases "
+            "between them",
+        )
+    return targets[0]
 
 
 def with_gpu_of_host(options: LaunchOptions, hosts: HostCloud) -> LaunchOptions:
-    """The same options; where only hosts were named, with the GPU of the first of them."""
+    """The same options; where only hosts were named, with the GPU of the one that is there."""
     if not options.hosts or options.gpu or options.path is not None:
         return options
-    target = targets_of(options.hosts, hosts.machine)[0]
+    target = target_of(options.hosts, hosts.machine)
     return replace(options, gpu=gpu_for(hosts.probe(target, python_of(options))))
 
 
@@ -43,39 +48,29 @@ def python_of(options: LaunchOptions) -> str:
 def plan_for_hosts(
     world: World, hosts: HostCloud, config: Config, name: str, *, say: Callable[[str], None]
 ) -> LaunchPlan:
-    """The plan for the hosts of `config`, each of them looked at and, when that is due, validated. Nothing is left
-    there but the cache folder. Raises `HostUnfit`, `NoCapacity`, `Unavailable`, `PermissionDenied`, `BudgetExceeded`.
-    """
+    """The plan for the host of `config`, which is looked at and, when that is due, validated. Nothing is left there but
+    the cache folder. Raises `ConfigError`, `HostUnfit`, `NoCapacity`, `Unavailable`, `PermissionDenied`,
+    `BudgetExceeded`."""
     if config.machine.container:
         raise ConfigError(
             "machine.container is for rented machines: a host's own containers are its owner's",
             hint="leave it out, or run bench inside the container with --host local",
         )
-    targets: tuple[Target, ...] = ()
-    notices, refused = [], None
-    for target in targets_of(config.host.targets, hosts.machine):
-        try:
-            probe = hosts.probe(target, config.host.python)
-            admit(hosts, target, probe, config, say)
-        except (HostUnfit, NoCapacity, Unavailable) as exc:
-            refused = exc
-            notices.append(f"{target} takes no part: {exc}")
-            continue
-        targets = (*targets, target)
-        device = ", ".join(str(gpu["name"]) for gpu in probe["gpus"]) or f"no GPU, {probe['cpu'] or probe['machine']}"
-        notices.append(f"{target}: {device}; {probe['os']}; python {probe['python']}")
-    if not targets and refused is not None:
-        raise refused
+    target = target_of(config.host.targets, hosts.machine)
+    probe = hosts.probe(target, config.host.python)
+    admit(hosts, target, probe, config, say)
+    device = ", ".join(str(gpu["name"]) for gpu in probe["gpus"]) or f"no GPU, {probe['cpu'] or probe['machine']}"
+    notice = f"{target}: {device}; {probe['os']}; python {probe['python']}"
 
     def make() -> LaunchPlan | PlanRefused:
         return plan_on_hosts(
             config,
             config_name=name,
-            targets=targets,
+            target=target,
             ledger=world.ledger.read(),
             caps=config.budget.caps(),
             now=world.clock.now(),
-            notices=notices,
+            notices=(notice,),
         )
 
     return plan_with_open_holds_settled(world, make)

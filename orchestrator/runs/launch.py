@@ -51,7 +51,6 @@ def begin(
     say: Callable[[str], None] = lambda _: None,
     cold: bool = False,
     refused: BudgetExceeded | None = None,
-    grid: str = "",
 ) -> Engine:
     """Everything before the first machine; or a machine that another run kept, unless `cold`. Raises `BudgetExceeded`
     when somebody else took the money since the plan, and `refused` where there is only money for a kept machine and no
@@ -72,7 +71,6 @@ def begin(
             image=plan.image,
             offers=len(plan.offers),
             on_demand_after=plan.config.placement.on_demand_after,
-            grid=grid,
         )
     )
     document = json.dumps(plan_document(plan), indent=1).encode()

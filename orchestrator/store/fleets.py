@@ -94,6 +94,7 @@ class FleetStore:
         self.fleet = fleet
         self._written: dict[int, ChildLine] = {}
         self._listed: dict[str, str] = {}
+        self._control = control_document(fleet, bucket.name)
 
     def create(self, record: FleetRecord, children: Sequence[Child]) -> None:
         """Stores what was asked for, before anything is started."""
@@ -123,17 +124,13 @@ class FleetStore:
             raise self._unreadable(name) from exc
 
     def control(self) -> Control:
+        """Raises `DocumentUnreadable`."""
         blob = self.bucket.read(names.control_object(self.fleet))
-        return self._parse(None if blob is None else blob.data)
+        return self._control.parse(None if blob is None else blob.data)
 
     def decide(self, change: Callable[[Control], Control]) -> Control:
         """Changes what is decided, by compare-and-swap. Raises `Unavailable` when others were faster every time."""
-
-        def dump(control: Control) -> bytes:
-            return control.model_dump_json(by_alias=True).encode()
-
-        document = Document(names.control_object(self.fleet), Control, self._parse, dump)
-        return swap(self.bucket, self.clock, document, change)
+        return swap(self.bucket, self.clock, self._control, change)
 
     def state(self, children: Sequence[Child]) -> FleetState:
         """Every child's line, by sixteen listings side by side."""
@@ -184,19 +181,29 @@ class FleetStore:
         line = decode(metadata)
         return line if line is not None and name == names.line_object(self.fleet, line.child) else None
 
-    def _parse(self, data: bytes | None) -> Control:
+    def _unreadable(self, name: str) -> DocumentUnreadable:
+        return _unreadable(self.bucket.name, name)
+
+
+def control_document(fleet: str, bucket: str) -> Document[Control]:
+    """What has been decided about a fleet, as a document that changes by compare-and-swap."""
+    name = names.control_object(fleet)
+
+    def parse(data: bytes | None) -> Control:
         if data is None:
             return Control()
         try:
             return Control.model_validate_json(data)
         except ValidationError as exc:
-            raise self._unreadable(names.control_object(self.fleet)) from exc
+            raise _unreadable(bucket, name) from exc
 
-    def _unreadable(self, name: str) -> DocumentUnreadable:
-        return DocumentUnreadable(
-            f"gs://{self.bucket.name}/{name} is not what this version writes",
-            hint="use the version that launched the fleet",
-        )
+    return Document(name, Control, parse, lambda control: control.model_dump_json(by_alias=True).encode())
+
+
+def _unreadable(bucket: str, name: str) -> DocumentUnreadable:
+    return DocumentUnreadable(
+        f"gs://{bucket}/{name} is not what this version writes", hint="use the version that launched the fleet"
+    )
 
 
 def listed(bucket: Bucket) -> tuple[tuple[str, Mapping[str, Any]], ...]:

@@ -15,7 +15,6 @@ from startup.agent.clock import Clock, Patience
 from startup.agent.diagnosis import Diagnosis, Ending, Halt, failed
 from startup.agent.events import EventWriter
 from startup.agent.facts import Facts, Files
-from startup.agent.grants import Grants
 from startup.agent.harness import BAD_SPEC, DONE, GATE_FAILED, INCORRECT, NOT_BUILT, Harness, HarnessExit
 from startup.agent.heals import Healed, clock_skew, cuda_path, disk_space, driver_wait
 from startup.agent.host import Host
@@ -91,7 +90,6 @@ class Agent:
         prepared = Storage.name_of(spec.run_id, "sealed.json")
         self.preparation = Preparation(host, self.packages, storage, prepared, spec, site.home)
         self.requirements = requirements.Requirements(host, self.packages, self.payload, site.work / "out")
-        self.grants = Grants(spec.run_id, storage, clock, log, spec.timing)
         self.phase = "boot"
         self.limit = Patience(clock, 0)
         self.incorrect = False
@@ -171,8 +169,7 @@ class Agent:
         if self.incorrect:
             what = "the kernel was not built" if self.not_built else "an implementation was wrong on a case"
             return Ending("incorrect", INCORRECT, what)
-        shared = bool(self.spec.harness.get("on_request"))
-        return Ending("succeeded", DONE, "the grid is measured" if shared else "every case is measured")
+        return Ending("succeeded", DONE, "every case is measured")
 
     def needed(self) -> requirements.Wanted:
         """What the workload needs installed. On a machine that becomes an image its build would be in vain: it is
@@ -269,7 +266,7 @@ class Agent:
 
     def step(self, name: str) -> None:
         """One step of the harness. Raises Halt when the run cannot go on after it."""
-        facts = Facts(self.files, self.events, self.log, self.patience, self.stop, self.next_case)
+        facts = Facts(self.files, self.events, self.log, self.patience, self.stop)
         outcome = self.harness.run(name, self.limit, facts.receive)
         if outcome.code == DONE and facts.diagnosis is None:
             return
@@ -285,10 +282,6 @@ class Agent:
             diagnosis = facts.diagnosis or unexplained(name, outcome)
             code = outcome.code if outcome.code >= 0 else SIGNALLED - outcome.code
             raise Halt(Ending("failed", code or GATE_FAILED, diagnosis.detail, diagnosis))
-
-    def next_case(self) -> str:
-        """The next case of a grid that several machines share; empty when all of it is done."""
-        return self.grants.next(self.limit, self.stop)
 
     def diagnose(self, diagnosis: Diagnosis | None) -> None:
         if diagnosis is not None:

@@ -88,9 +88,7 @@ class Facts:
         log: Log,
         patience: Callable[[], Patience],
         stop: Stop,
-        next_case: Callable[[], str],
     ) -> None:
-        self.next_case = next_case
         self.files = files
         self.events = events
         self.log = log
@@ -99,15 +97,12 @@ class Facts:
         self.failed_gates: list[Diagnosis] = []
         self.problems: list[Diagnosis] = []
 
-    def receive(self, fact: Mapping[str, Any]) -> str | None:
-        """Stores the fact's file, then appends its event, then waits until the bucket has both. The answer to a fact
-        that wants one is the case to measure next.
+    def receive(self, fact: Mapping[str, Any]) -> None:
+        """Stores the fact's file, then appends its event, then waits until the bucket has both.
 
         Raises Halt (storage_unreachable) when the bucket stays away, and Halt (harness_crashed) for a fact that is
         not as the contract has it.
         """
-        if fact.get("fact") == "case_wanted":
-            return self.next_case()
         try:
             if "path" in fact:
                 self.files.put(str(fact["path"]), self.patience())
@@ -122,7 +117,6 @@ class Facts:
         if "path" in fact and not self.events.flush(self.patience()):
             self.stop.check()
             raise failed("storage_unreachable", "the event of a finished file could not be stored")
-        return None
 
     def report(self, name: str, fact: Mapping[str, Any]) -> None:
         if name in SIMPLE:

@@ -44,9 +44,8 @@ class Harness:
         self.timing = timing
         self.group_file = host.home / "harness"
 
-    def run(self, step: str, limit: Patience, on_fact: Callable[[Mapping[str, Any]], str | None]) -> HarnessExit:
-        """Runs a step to its end; `on_fact` has done all it has to before the harness is told to go on, and returns
-        the answer to a fact that wants one.
+    def run(self, step: str, limit: Patience, on_fact: Callable[[Mapping[str, Any]], None]) -> HarnessExit:
+        """Runs a step to its end; `on_fact` has done all it has to before the harness is told to go on.
 
         Raises Halt when the limit passes or a stop is requested, and whatever `on_fact` raises. In every case no
         process of the step is left.
@@ -73,11 +72,9 @@ class Harness:
                     continue
                 fact = self.understand(step, message.text)
                 if fact is not None:
-                    answer = on_fact(fact)
+                    on_fact(fact)
                     if "path" in fact:
                         child.write(json.dumps({"ack": fact["path"]}))
-                    elif answer is not None:
-                        child.write(json.dumps({"ack": answer}))
         finally:
             code = child.close(grace_s)
             self.group_file.unlink()

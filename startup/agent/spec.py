@@ -32,8 +32,6 @@ class Timing:
     hurried_finish_s: float = 15.0
     hurried_grace_s: float = 0.5
     keep_poll_s: float = 2.0
-    grant_poll_s: float = 0.5
-    grant_patience_s: float = 300.0
     seal_poll_s: float = 3.0
 
 

@@ -536,14 +536,6 @@ def spooled(spool: Path) -> list[list[Any]]:
     return found
 
 
-def grant(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Replaces what the run is granted of a grid that several machines share; its machine reads it as an object."""
-    folder = run_folder(cache_folder(arguments.get("cache", "")), vm_of(arguments))
-    if (folder / "run.json").exists():
-        write_json(folder / "grants.json", dict(arguments["grants"]))
-    return told(folder)
-
-
 def read_log(arguments: dict[str, Any]) -> dict[str, Any]:
     """What the run has printed, from byte `start` (negative: the last bytes), at most `most` bytes."""
     folder = run_folder(cache_folder(arguments.get("cache", "")), vm_of(arguments))
@@ -594,7 +586,7 @@ def runs(arguments: dict[str, Any]) -> dict[str, Any]:
 
 OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     operation.__name__: operation
-    for operation in (probe, validate, packages, prepare, accept, start, state, grant, read_log, stop, forget, runs)
+    for operation in (probe, validate, packages, prepare, accept, start, state, read_log, stop, forget, runs)
 }
 KINDS = {
     errno.ENOSPC: "disk_full",

@@ -60,13 +60,6 @@ def owns(peer: tuple[str, int], table: Path = Path("/proc/net/tcp")) -> bool:
     return False
 
 
-def granted(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
-
-
 class Server(ThreadingHTTPServer):
     """Serves one machine, from threads that end with the process."""
 
@@ -165,8 +158,6 @@ class Handler(BaseHTTPRequestHandler):
         payload = json.loads(machine.run["metadata"]["bench-payload"])["object"]
         if name == payload:
             data: bytes | None = Path(machine.run["payload"]).read_bytes()
-        elif name.endswith("/grants.json"):  # written by a client, and nothing to bring home
-            data = granted(machine.spool.folder.parent / "grants.json")
         else:
             data = machine.spool.read(name)
         self.answer(404 if data is None else 200, data or b"", "application/octet-stream")

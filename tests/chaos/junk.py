@@ -148,7 +148,7 @@ def _line(dice: random.Random, place: Place) -> Written:
 def _elsewhere(dice: random.Random, place: Place) -> Written:
     """Under every other prefix."""
     names = ("hosts/host-box-123456.json", "baselines/main.json", "baselines/[bad].json", "placement/g2-standard-4.json",
-             f"grids/{dice.choice(place.runs)}.json", "payloads/x.tar.gz", f"payloads/{'00' * 32}.tar.gz", "x",
+             "payloads/x.tar.gz", f"payloads/{'00' * 32}.tar.gz", "x",
              "runs/x", "runs/20261121-040000-l4-ffff/events/x.json")  # fmt: skip
     stock = {"stock_outs": {dice.choice(ZONES): {"SPOT": dice.choice(NASTY)}}}
     bodies = (

@@ -42,7 +42,6 @@ OBJECTS: dict[str, tuple[str, bytes]] = {
     "a baseline, torn": ("baselines/main.json", b"{"),
     "a slot": ("machines/bench-x-1.json", b"\x00"),
     "stock-outs": ("placement/g2-standard-4.json", b'{"stock_outs": {"z": {"SPOT": "2026-11-21T00:00:00"}}}'),
-    "a grid": (f"grids/{GOOD}.json", b"[]"),
     "a case that is torn": (f"{cases_prefix(GOOD)}torn.csv", b"run_id,vm\n1\n"),
     "a case that is not UTF-8": (f"{cases_prefix(GOOD)}latin.csv", b"\xff\xfe\xfd"),
     "an artifact called cases": (f"{artifacts_prefix(GOOD)}cases", b"x"),

@@ -106,7 +106,7 @@ def test_a_plan(snapshot: SnapshotAssertion) -> None:
 
 def test_a_plan_for_a_machine_of_ones_own_speaks_of_no_rent() -> None:
     made = plan_on_hosts(
-        asked("gpu: cpu"), config_name="cpu", targets=[parse_target("ada@box")], ledger=Ledger(), caps=Caps(), now=at(0)
+        asked("gpu: cpu"), config_name="cpu", target=parse_target("ada@box"), ledger=Ledger(), caps=Caps(), now=at(0)
     )
     assert isinstance(made, LaunchPlan)
     text = shown(plan_view(made))

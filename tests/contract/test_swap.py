@@ -20,13 +20,12 @@ from orchestrator.core.baselines import Baseline
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.ledger.budget import Ledger, add_cost
-from orchestrator.core.run.leases import SharedGrid
 from orchestrator.core.run.slots import Slot
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Bucket
 from orchestrator.store import ledger
 from orchestrator.store.baselines import baseline_document
-from orchestrator.store.grids import grid_document
+from orchestrator.store.fleets import JobRecord, control_document
 from orchestrator.store.hosts import host_document
 from orchestrator.store.slots import TAKEN, claim_slot, slot_document
 from orchestrator.store.stockouts import stockouts_document
@@ -87,11 +86,13 @@ CASES = {
         _slot,
         lambda there: set(there.claim.payload) if there.claim else set(),
     ),
-    "grid": Case(
-        grid_document("20261121-040000-l4-0001"),
-        SharedGrid(cases=(), members={}).dump(),
-        lambda there, n: there.model_copy(update={"members": {**there.members, n: "me@box"}}),
-        lambda there: set(there.members),
+    "fleet": Case(
+        control_document("fleet-20261121-040000-0001", "b"),
+        None,
+        lambda there, n: there.model_copy(
+            update={"jobs": (*there.jobs, JobRecord(number=len(there.jobs), gpu=n, children=(), parallel=1))}
+        ),
+        lambda there: {job.gpu for job in there.jobs},
     ),
 }
 

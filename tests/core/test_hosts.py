@@ -181,9 +181,9 @@ def test_a_record_forgets_what_ended_long_ago_and_never_what_may_still_be_there(
 
 def planned(*overrides: str, caps: Caps | None = None) -> LaunchPlan | PlanRefused:
     config = load("gpu: cpu", source="test", overrides=("host.targets=[box]", *overrides), grids=GRIDS)
-    targets = [parse_target(text) for text in config.host.targets]
+    (target,) = [parse_target(text) for text in config.host.targets]
     return plan_on_hosts(
-        config, config_name="test", targets=targets, ledger=Ledger(), caps=caps or Caps(), now=NOW, notices=("noted",)
+        config, config_name="test", target=target, ledger=Ledger(), caps=caps or Caps(), now=NOW, notices=("noted",)
     )
 
 

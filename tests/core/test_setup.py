@@ -260,7 +260,7 @@ EVENTS = "runs/20261121-040506-l4-7f3a/events/"
         ("index/20261121-040506-l4-7f3a.json", {"list"}),
         ("hosts/host-box-123456.json", {"list"}),
         ("baselines/main.json", {"list"}),
-        ("grids/20261121-040506-l4-7f3a.json", {"list"}),
+        ("fleets/fleet-20261121-040506-7f3a/control.json", {"list"}),
         ("placement/g2-standard-4.json", {"list"}),
         ("xruns/a", {"list"}),
     ],

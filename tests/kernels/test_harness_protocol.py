@@ -306,30 +306,3 @@ def test_when_nobody_reads_the_facts_the_harness_stops() -> None:
 
 def test_the_kernel_of_the_tests_is_the_kernel_of_the_processes(kernel: CpuAttention) -> None:
     assert kernel.name.startswith("cpu-")
-
-
-def test_on_request_the_agent_names_each_case_and_their_end(tmp_path: Path, kernel_cache: Path) -> None:
-    with HarnessProcess("measure", spec(on_request=True), tmp_path, cache=kernel_cache) as harness:
-        assert harness.until("case_wanted") == {"fact": "case_wanted", "left": 2}
-        harness.write(json.dumps({"ack": "b1-h2-kv2-q999-k999-d16-full-float32"}))
-        assert harness.until("case_wanted")["left"] == 2
-        harness.write(json.dumps({"ack": SECOND}))
-        assert (harness.until("case_started"))["case_id"] == SECOND
-        assert harness.until("case_finished")["index"] == 1
-        harness.acknowledge({"path": f"cases/{SECOND}.csv"})
-        assert harness.until("case_wanted")["left"] == 1
-        harness.write(json.dumps({"ack": ""}))
-        code, rest = harness.finish()
-    assert (code, rest) == (0, [])
-    assert [path.stem for path in (harness.out / "cases").iterdir()] == [SECOND]
-    assert "not in the grid" in harness.log()
-
-
-def test_on_request_the_harness_ends_by_itself_when_no_case_is_left(tmp_path: Path, kernel_cache: Path) -> None:
-    asked = spec(on_request=True, skip_cases=[SECOND])
-    with HarnessProcess("measure", asked, tmp_path, cache=kernel_cache) as harness:
-        assert harness.until("case_wanted")["left"] == 1
-        harness.write(json.dumps({"ack": FIRST}))
-        code, rest = harness.finish()
-    assert code == 0
-    assert [one["fact"] for one in rest if one["fact"].startswith("case_")] == ["case_started", "case_finished"]

@@ -100,7 +100,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"implementations": []}, "implementations must be a list with at least one of bench"),
     ({"implementations": ["bench", "bench"]}, "implementations repeats a name"),
     ({"implementations": ["sdpa:fast"]}, '"sdpa:fast" is none of bench, bench:lse'),
-    ({"on_request": 1}, "on_request must be true or false, not 1"),
     ({"repeats": 0}, "repeats must be an integer >= 1, not 0"),
     ({"repeats": True}, "repeats must be an integer >= 1, not true"),
     ({"repeats": 1.0}, "repeats must be an integer >= 1, not 1.0"),

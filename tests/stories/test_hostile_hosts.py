@@ -74,7 +74,7 @@ FORGED = (
     f"runs/{OTHER}/events/20261121T040001.000000Z-client-mallory-000001-stop_requested.json",
     f"runs/{OTHER}/artifacts/environment.json", f"runs/{OTHER}/cases/a.csv", f"runs/{RUN}/plan.json",
     "ledger/ledger.json", "baselines/main.json", "hosts/host-evil-000000.json", f"index/{RUN}.json",
-    f"machines/{VM}.json", f"grids/{RUN}.json", "payloads/ab.tar.gz", "placement/g2-standard-4.json",
+    f"machines/{VM}.json", "payloads/ab.tar.gz", "placement/g2-standard-4.json",
     f"runs/{RUN}/events/20261121T040001.000000Z-client-mallory-000001-stop_requested.json",
     f"runs/{RUN}/../{OTHER}/cases/a.csv", f"runs/{RUN}/cases/../../{OTHER}/a.csv", f"runs/{RUN}/cases/a/b.csv",
     f"runs/{RUN}/artifacts/.git/config", f"runs/{RUN}/artifacts/a/../../../x", f"runs/{RUN}/cases/.csv",

@@ -11,7 +11,6 @@ import csv
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,25 +60,13 @@ def case_id(shape: dict[str, Any], dtype: str) -> str:
     return f"{sizes}-{mask}-{dtype}"
 
 
-def requested(left: list[Any]) -> Iterator[Any]:
-    """The cases that the agent names, until it names none."""
-    by_name = {one[0]: one for one in left}
-    while by_name:
-        say("case_wanted", left=len(by_name))
-        named = json.loads(sys.stdin.readline() or '{"ack": ""}')["ack"]
-        if not named:
-            return
-        yield by_name.pop(named)
-
-
 def measure(spec: dict[str, Any], out: Path, pace_s: float) -> None:
     every = [(shape, dtype) for shape in spec["measure"]["shapes"] for dtype in spec["measure"]["dtypes"]]
     left = [(case_id(*one), *one) for one in every if case_id(*one) not in spec["skip_cases"]]
     names = [name for name, _, _ in left]
     say("planned", cases=names, total=len(every), measurements_per_implementation=ROWS * len(every))
     (out / "cases").mkdir(parents=True, exist_ok=True)
-    asked = requested(left) if spec.get("on_request") else iter(left)
-    for index, (name, shape, dtype) in enumerate(asked, 1):
+    for index, (name, shape, dtype) in enumerate(left, 1):
         say("case_started", case_id=name, index=index, of=len(left))
         time.sleep(pace_s)
         common = {key: shape[key] for key in SHAPE} | {"causal": str(shape["causal"]).lower(), "dtype": dtype}

@@ -1,4 +1,4 @@
-"""The plan of a run on machines of the user's own: nothing to rent, and the same budget to keep."""
+"""The plan of a run on a machine of the user's own: nothing to rent, and the same budget to keep."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def plan_on_hosts(
     config: Config,
     *,
     config_name: str,
-    targets: Sequence[Target],
+    target: Target,
     ledger: Ledger,
     caps: Caps,
     now: datetime,
     notices: Sequence[str] = (),
 ) -> LaunchPlan | PlanRefused:
-    """The launch plan for a run on `targets`, or why there is none. Each counts `host.hourly_usd` an hour."""
-    offers = tuple(
+    """The launch plan for a run on `target`, or why there is none. It counts `host.hourly_usd` an hour."""
+    offers: tuple[Offer, ...] = (
         Offer(
             gpu=config.gpu,
             region=Mode.HOST,
@@ -37,8 +37,7 @@ def plan_on_hosts(
             provisioning=PROVISIONING,
             usd_per_hour=config.host.hourly_usd,
             host=str(target),
-        )
-        for target in targets
+        ),
     )
     timed = fit_budget(config, Mode.HOST, offers, ledger, caps, now)
     if isinstance(timed, PlanRefused):

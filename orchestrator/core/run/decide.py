@@ -33,8 +33,8 @@ class Policy:
     """The server's deadline may fire 30 s late; past this the client deletes the machine itself."""
     take_limit_s: float = 90.0
     """A machine that was kept and claimed, and has not begun the run after so long, never will."""
-    lease_ttl_s: float = 60.0
-    """A machine that shares a grid, and that the bucket has not heard of for so long, is taken for dead."""
+    host_patience_s: float = 60.0
+    """A machine of the user's own that was not to be reached for so long is taken for dead by a fleet."""
     insert_limit_s: float = 180.0
     """A request without a machine and without an answer for so long never made one."""
 

@@ -44,8 +44,6 @@ class RunPlanned(Fact):
     offers: Count = 0
     on_demand_after: Count | None = None
     """How many spot machines may be taken back before one that cannot be is asked for; None: never."""
-    grid: str = ""
-    """The first of the runs that measure one grid together; empty: this one measures all of its own."""
 
 
 class BudgetHeld(Fact):

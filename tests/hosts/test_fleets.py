@@ -1,0 +1,205 @@
+"""A fleet on machines of one's own: two real servers, real agents, and one of them that dies."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.wiring import wire
+from tests.cli.conftest import Bench
+from tests.hosts.conftest import Client, base_python, with_stand_ins
+from tests.hosts.looking import await_truth, in_phase, processes
+from tests.support.sshd import Sshd, sshd
+
+pytestmark = pytest.mark.slow
+
+SHAPES = [{"batch": 1, "heads": 2, "seq": seq, "head_dim": 64} for seq in range(16, 96, 8)]
+CHILDREN, CASES = 3, 10
+SLOW_MS = 1500
+"""A case of a host that is to die: far longer than it takes to see that it has begun."""
+
+
+@pytest.fixture
+def two(tmp_path: Path, client: Client) -> Iterator[tuple[Sshd, Sshd]]:
+    """Two hosts that the client reaches as `one` and `other`."""
+    path = base_python(tmp_path / "python")
+    with ExitStack() as stack:
+        servers = []
+        for name in ("one", "other"):
+            server = stack.enter_context(sshd(tmp_path / name, environment={"PATH": path}))
+            with_stand_ins(server.home)
+            servers.append(server)
+        blocks = [
+            f"Host {name}\n  HostName 127.0.0.1\n  Port {server.port}\n  IdentityFile {server.user_key}"
+            for name, server in zip(("one", "other"), servers, strict=True)
+        ]
+        client.configure(*blocks)
+        client.knows(*(server.known_line() for server in servers))
+        yield servers[0], servers[1]
+
+
+@pytest.fixture
+def sweep(bench: Bench, paced: tuple[str, ...]) -> Path:
+    """Ten cases in three chunks, on two hosts."""
+    document = {
+        "engine": "hosts",
+        "hosts": ["one", "other"],
+        "axes": {"gpu": ["cpu"]},
+        "cases_per_child": 4,
+        "settings": {
+            "payload.root": paced[1].partition("=")[2],
+            "measure.grid": {"shapes": SHAPES, "dtypes": ["float32"]},
+            "measure.repeats": 200,
+            "environment.min_free_gb": 0,
+        },
+    }
+    path = bench.home / "sweep.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def kill(host: Sshd) -> None:
+    """The plug is pulled: the server, its connections, and every process of the run, at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(host.process.pid, signal.SIGKILL)
+    wanted = str(host.folder).encode()
+    for _ in range(3):
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    told = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+                    if wanted in told:
+                        os.kill(int(entry.name), signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def slower(sweep: Path) -> Path:
+    sweep.write_text(sweep.read_text().replace("measure.repeats: 200", f"measure.repeats: {SLOW_MS}"))
+    return sweep
+
+
+def stored() -> dict[str, int]:
+    """Every case in the bucket, and the generation that it was created as."""
+    return {entry.name: entry.generation for entry in wire().bucket.list("runs/") if "/cases/" in entry.name}
+
+
+def under_way(host: str, case: int = 1) -> bool:
+    """Whether the host has something in hand, of which that many cases are stored."""
+    fleets = list(wire().bucket.list("fleet-index/"))
+    if not fleets:
+        return False
+    fleet = fleets[0].name.removeprefix("fleet-index/").removesuffix(".json")
+    lines = [entry.metadata for entry in wire().bucket.list(f"fleets/{fleet}/index/")]
+    mine = [line["child"] for line in lines if (line["machine"], line["state"]) == (host, "running")]
+    return any(sum(name.split("/")[1].endswith(f"{int(child):04x}") for name in stored()) >= case for child in mine)
+
+
+def rows_of(bench: Bench) -> list[dict[str, str]]:
+    folder = Path(bench("fleet", "fetch", "--into", "out", "--json").document["folder"])
+    with gzip.open(folder / "measurements.csv.gz", "rt", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measured_once(bench: Bench) -> Counter[str]:
+    """How many cases each machine has measured, once it is seen that each is there once."""
+    rows = rows_of(bench)
+    key = Counter((row["case_id"], row["implementation"], row["repeat"]) for row in rows)
+    assert set(key.values()) == {1}, "a case is in the table once"
+    by_vm = {(row["case_id"], row["vm"]) for row in rows}
+    assert len(by_vm) == len({case for case, _ in by_vm}) == CASES, "a case is of one machine"
+    return Counter(vm for _, vm in by_vm)
+
+
+def states(document: Any) -> Counter[str]:
+    return Counter(child["state"] for child in document["children"])
+
+
+def test_hosts_divide_the_chunks_and_each_case_is_measured_once(
+    bench: Bench, two: tuple[Sshd, Sshd], sweep: Path
+) -> None:
+    ended = bench("fleet", "launch", str(sweep), "--json").document
+    assert states(ended) == {"stored": CHILDREN}
+    assert {child["machine"] for child in ended["children"]} == {"one", "other"}, "both took part"
+    assert len(measured_once(bench)) == CHILDREN
+    assert [processes(host) for host in two] == [[], []]
+    before = stored()
+    bench("fleet", "resume", "--json")
+    assert stored() == before, "nothing is left to measure"
+
+
+def test_what_a_host_that_dies_had_in_hand_is_measured_by_the_other(
+    bench: Bench, two: tuple[Sshd, Sshd], sweep: Path
+) -> None:
+    one, other = two
+    bench("cloud", "start")
+    kept: dict[str, int] = {}
+
+    def pull_the_plug() -> None:
+        await_truth(lambda: in_phase(one, "measure"), "the first chunk of one host")
+        kill(one)
+        kept.update(stored())
+
+    killer = threading.Thread(target=pull_the_plug, daemon=True)
+    killer.start()
+    ran = bench("fleet", "launch", str(slower(sweep)), "--json")
+    killer.join()
+    assert "one takes no more part" in ran.err
+    assert states(ran.document) == {"stored": CHILDREN}
+    assert {child["machine"] for child in ran.document["children"]} == {"other"}
+    after = stored()
+    assert {name: after[name] for name in kept} == kept, "what was stored is not stored again"
+    measured_once(bench)
+    assert processes(other) == []
+
+
+def test_resume_measures_what_a_dead_host_and_a_dead_client_left_on_the_host_that_lives(
+    bench: Bench, two: tuple[Sshd, Sshd], sweep: Path
+) -> None:
+    one, other = two
+    bench("cloud", "start")
+    command = [sys.executable, "-m", "orchestrator.cli", "fleet", "launch", str(slower(sweep))]
+    client = subprocess.Popen(command, cwd=bench.home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    await_truth(lambda: under_way("one"), "one host's first case")
+    client.kill()
+    client.communicate()
+    kill(one)
+    kept = stored()
+    ended = bench("fleet", "resume", "--json")
+    assert states(ended.document) == {"stored": CHILDREN}
+    after = stored()
+    assert {name: after[name] for name in kept} == kept
+    measured_once(bench)
+    assert processes(other) == []
+
+
+def test_a_host_that_was_never_there_takes_no_part_and_the_others_measure_all(
+    bench: Bench, two: tuple[Sshd, Sshd], sweep: Path
+) -> None:
+    sweep.write_text(sweep.read_text().replace("- other", "- 127.0.0.1:1"))
+    ran = bench("fleet", "launch", str(sweep), "--json")
+    assert "127.0.0.1:1 takes no more part" in ran.err
+    assert states(ran.document) == {"stored": CHILDREN}
+    assert {child["machine"] for child in ran.document["children"]} == {"one"}
+    assert [processes(host) for host in two] == [[], []]
+
+
+def test_a_run_on_several_hosts_is_refused_with_the_fleet_that_does_it(bench: Bench) -> None:
+    for command in ("launch", "plan"):
+        refused = bench(command, "--gpu", "cpu", "--host", "one", "--host", "other", code=2)
+        assert "a run is measured on one machine, and 2 are named" in refused.err
+        assert "bench fleet launch --engine hosts --host one --host other" in refused.err
