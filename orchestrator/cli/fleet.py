@@ -239,11 +239,12 @@ def fetch(
     into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the fleet.")] = Path(
         "results/local"
     ),
+    runs: Annotated[bool, typer.Option("--runs", help="Also the folder of each child's run.")] = False,
     json: Json = False,
 ) -> None:
-    """Bring what a fleet measured into one folder, checked. What is here already is not fetched again."""
+    """Bring all rows of a fleet in one file, checked; with --runs every child's run too."""
     desk = _desk(ctx, fleet, json=json)
-    found = fetch_fleet(desk, into)
+    found = fetch_fleet(desk, into, None if runs else ())
     if json:
         emit_json(found.document())
     else:

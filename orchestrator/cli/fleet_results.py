@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -20,16 +19,16 @@ from orchestrator.cli.reading import read_report
 from orchestrator.core.errors import LocalError, NotFound
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.names import child_run
-from orchestrator.core.fleet.state import FleetState
+from orchestrator.core.fleet.state import MEASURED, FleetState
 from orchestrator.core.naming import run_of
 from orchestrator.core.results import plain
 from orchestrator.core.run.fold import replay
+from orchestrator.fleets.rows import compose, members, store_rows, tables
 from orchestrator.report import devices
 from orchestrator.report.page import Page, Section, Text, written
-from orchestrator.wiring import csv_lines, fetch_run, write_atomically
+from orchestrator.wiring import fetch_run, same_file, write_atomically
 
 READERS = 8
-MEASURED = ("stored", "wrong")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,63 +54,46 @@ class FetchedFleet:
         }
 
 
-def fetch_fleet(desk: Desk, into: Path) -> FetchedFleet:
-    """Every measured child under `into/<fleet>/runs/`, its rows in `measurements.csv.gz`, and `children.csv`. What is
-    here and right is not fetched again. Raises `LocalError`."""
-    folder = into / desk.record.fleet
+def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> FetchedFleet:
+    """All rows of a fleet in `into/<fleet>/measurements.csv.gz`, and `children.csv`; of `runs` (None: of every measured
+    child) its run's folder below `runs/`. What is here and right is not fetched again. Raises `LocalError`."""
+    folder, bucket, fleet = into / desk.record.fleet, desk.wiring.bucket, desk.record.fleet
     state = desk.store.state(desk.children)
     found = [child for child in state.children if state.line(child).state in MEASURED]
+    left_out: dict[str, str] = {}
+    there = members(bucket, fleet)
+    if missing := [child for child in found if child.index not in there]:  # its client died before it stored them
+        with ThreadPoolExecutor(READERS) as pool:
+            for told in pool.map(lambda child: store_rows(bucket, fleet, child), missing):
+                left_out |= told
+        there = members(bucket, fleet)
+    measured = {child.index for child in found}
+    parts = tables(member for index, member in there.items() if index in measured)
+    fresh = 0
+    for place, (columns, part) in enumerate(parts.items(), start=1):
+        path = folder / (f"measurements-{place}.csv.gz" if place > 1 else "measurements.csv.gz")
+        entry = compose(bucket, fleet, columns, part)
+        if not same_file(path, entry):
+            bucket.download(entry, path)
+            fresh += 1
+    wanted = found if runs is None else [child for child in runs if child.index in measured]
 
     def one(child: Child) -> Any:
-        run_id = child_run(desk.record.fleet, child.cell.gpu, child.index)
-        run = replay(desk.wiring.log(run_id).read())
-        return fetch_run(desk.wiring.bucket, run, folder / "runs") if run is not None else None
+        run = replay(desk.wiring.log(child_run(fleet, child.cell.gpu, child.index)).read())
+        return fetch_run(bucket, run, folder / "runs") if run is not None else None
 
     with ThreadPoolExecutor(READERS) as pool:
-        fetched = [(child, answer) for child, answer in zip(found, pool.map(one, found), strict=True) if answer]
-    rows = _combined(folder, [(child, answer.folder) for child, answer in fetched])
+        fetched = [answer for answer in pool.map(one, wanted) if answer]
     write_atomically(folder / "children.csv", _children_csv(desk, state).encode())
     return FetchedFleet(
-        fleet=desk.record.fleet,
+        fleet=fleet,
         folder=folder,
-        children=len(fetched),
-        rows=rows,
-        downloaded=sum(answer.downloaded for _, answer in fetched),
-        already_there=sum(answer.already_there for _, answer in fetched),
-        left_out={name: why for _, answer in fetched for name, why in answer.left_out.items()},
+        children=len(found),
+        rows=sum(member.rows for part in parts.values() for member in part),
+        downloaded=fresh + sum(answer.downloaded for answer in fetched),
+        already_there=len(parts) - fresh + sum(answer.already_there for answer in fetched),
+        left_out=left_out | {name: why for answer in fetched for name, why in answer.left_out.items()},
     )
-
-
-OWN = ("child", "gpu", "configuration", "pass")
-"""What a row of a fleet has before the columns of its run."""
-
-
-def _combined(folder: Path, parts: Sequence[tuple[Child, Path]]) -> int:
-    """All rows in one file: a member of gzip for the header, and one for each child, which together are gzip. How many
-    rows it has."""
-    columns: dict[str, None] = {}
-    for _, path in parts:
-        columns |= dict.fromkeys(next(csv.reader(csv_lines(path / "measurements.csv")), []))
-    total = 0
-
-    def members() -> Iterator[bytes]:
-        nonlocal total
-        yield gzip.compress((",".join((*OWN, *columns)) + "\n").encode(), 6, mtime=0)
-        for child, path in parts:
-            text = io.StringIO()
-            writer = csv.writer(text, lineterminator="\n")
-            own = (child.index, child.cell.gpu, plain(child.cell.title), child.repeat)
-            reader = csv.reader(csv_lines(path / "measurements.csv"))
-            header = next(reader, [])
-            for cells in reader:
-                if len(cells) == len(header):
-                    record = dict(zip(header, cells, strict=True))
-                    writer.writerow([*own, *(record.get(name, "") for name in columns)])
-                    total += 1
-            yield gzip.compress(text.getvalue().encode(), 6, mtime=0)
-
-    write_atomically(folder / "measurements.csv.gz", members())
-    return total
 
 
 def _children_csv(desk: Desk, state: FleetState) -> str:
@@ -144,8 +126,8 @@ def _children_csv(desk: Desk, state: FleetState) -> str:
 
 
 def report_fleet(desk: Desk, into: Path) -> tuple[tuple[Path, ...], dict[str, Any]]:
-    """One report of all GPUs for each configuration; fetched first. Files, and the same as data. Raises `NotFound`."""
-    folder = fetch_fleet(desk, into).folder
+    """One report of all GPUs for each configuration; what it needs is fetched first. Files, and the same as data.
+    Raises `NotFound`."""
     state = desk.store.state(desk.children)
     asked: dict[str, dict[str, list[Child]]] = {}
     for child in state.children:
@@ -153,6 +135,7 @@ def report_fleet(desk: Desk, into: Path) -> tuple[tuple[Path, ...], dict[str, An
             asked.setdefault(f"{child.cell.question}/{child.chunk}", {}).setdefault(child.cell.gpu, []).append(child)
     if not asked:
         raise NotFound(f"{desk.record.fleet} has measured nothing yet", hint="`bench fleet status` says how far it is")
+    folder = fetch_fleet(desk, into, [children[0] for by_gpu in asked.values() for children in by_gpu.values()]).folder
     lines = [f"# {desk.record.fleet}", ""]
     sections: list[Section] = []
     data: list[dict[str, Any]] = []

@@ -35,6 +35,7 @@ from orchestrator.core.run.fold import Run, replay
 from orchestrator.fleets.on_batch import Place
 from orchestrator.fleets.orders import Orders
 from orchestrator.fleets.purse import Purse
+from orchestrator.fleets.rows import store_rows
 from orchestrator.ports import Scheduler
 from orchestrator.runs.engine import World
 from orchestrator.store.fleets import Control, FleetRecord, FleetStore, JobRecord
@@ -200,6 +201,7 @@ class Follower:
         )
         if told in ("stored", "wrong"):
             self._record_run(child, run_id, run, one, price)
+            store_rows(self.world.bucket, self.record.fleet, child)
         return line
 
     def _record_run(self, child: Child, run_id: str, run: Run | None, one: ChildSeen, price: Decimal) -> None:

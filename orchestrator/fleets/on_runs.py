@@ -27,15 +27,17 @@ from orchestrator.core.errors import (
 from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.retry import judge
-from orchestrator.core.fleet.state import ChildLine, FleetState, State
+from orchestrator.core.fleet.state import MEASURED, ChildLine, FleetState, State
 from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.plan.resumption import resumed_on_hosts
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.fleets.follow import Seen, summary
 from orchestrator.fleets.orders import chunked
+from orchestrator.fleets.rows import store_rows
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, Payload, begin
-from orchestrator.runs.resume import resume
+from orchestrator.runs.resume import resume, stored_plan
 from orchestrator.store.fleets import FleetRecord, FleetStore
 
 OURS: Final = (BudgetExceeded, ConfigError, PermissionDenied, DocumentUnreadable)
@@ -210,7 +212,11 @@ class RunFleet:
         if run is not None and run.closed is not None and run.phase in (Phase.SUCCEEDED, Phase.INCORRECT):
             self._tell(self._told(child, run, world))
             return
-        plan = chunked(site.plan(config, child.cell.title), child)
+        if target and run is not None and run.closed is None and self._line(child).machine == target:
+            # Not looked at anew: it is busy, with this very run.
+            plan = resumed_on_hosts(config, stored_plan(world.bucket, run_id))
+        else:
+            plan = chunked(site.plan(config, child.cell.title), child)
         where = site.where(plan)
         self._afford(child, plan)
         if run is not None and run.phase is Phase.REFUSED:
@@ -235,6 +241,8 @@ class RunFleet:
             line = self._told(child, ended, world, target)
             if line.state == "stopped":
                 self._left.add(child.index)
+            if line.state in MEASURED:
+                store_rows(self.store.bucket, self.record.fleet, child)
             self._tell(line)
             self.say(f"child {child.index}  {child.cell.gpu}  {child.cell.title}  {line.state}  ${line.usd}")
 

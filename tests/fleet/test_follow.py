@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
+from orchestrator.core.naming import LEDGER
 from orchestrator.fleets.follow import Follower
 from orchestrator.store.fleets import FleetStore
 from tests.fleet.stage import FleetStage, sweep_of
+from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 
 
@@ -89,3 +93,48 @@ def test_a_fleet_whose_time_is_over_ends_its_jobs_says_so_and_settles(tmp_path: 
     assert seen.over
     (entry,) = follower.world.ledger.read().runs.values()
     assert entry.settled_usd == 0
+
+
+@dataclass
+class Finishing(Forgetful):
+    """Some of its children end well between two looks."""
+
+    pace: int = 50
+    ended: set[int] = field(default_factory=set)
+
+    def reconcile(self, fleet: str, names: Sequence[str], indexes: Sequence[int]) -> Sequence[ChildSeen]:
+        busy = {child.index for name in names if name in self.jobs for child in self.jobs[name].children}
+        self.ended |= set(sorted(busy - self.ended)[: self.pace])
+        done = [ChildSeen(index, "succeeded", 1, "node1", exit_code=0) for index in indexes if index in self.ended]
+        return [*done, *super().reconcile(fleet, names, [index for index in indexes if index not in self.ended])]
+
+    def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
+        busy = {child.index for job in self.jobs.values() for child in job.children} - self.ended
+        return [JobStatus(name, "running" if busy else "succeeded", running=len(busy)) for name in names]
+
+
+class Counting(MemoryBucket):
+    """Counts the writes of each object."""
+
+    def replace(self, name: str, *arguments: Any, **more: Any) -> int | None:
+        self.writes = getattr(self, "writes", Counter[str]())
+        self.writes[name] += 1
+        return super().replace(name, *arguments, **more)
+
+
+def test_a_fleet_writes_the_ledger_twice_however_many_children_it_has_and_however_often_it_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    bucket = Counting()
+    sweep = sweep_of(tmp_path, ("l4", "t4"), 2).model_copy(update={"repeats": 100})
+    real = FleetStage(tmp_path, sweep, bucket=bucket).launch()
+    clock, scheduler = SimulatedClock(real.record.created_at), Finishing()
+    store = FleetStore(bucket, clock, real.record.fleet)
+    follower = replace(real, world=replace(real.world, clock=clock), store=store, scheduler=scheduler)
+    looks = 0
+    while not follower.step().over:
+        clock.sleep(60)
+        looks += 1
+    assert looks >= 3
+    assert follower.look().state.counts == {"stored": 200}
+    assert bucket.writes[LEDGER] == 2, "one hold, one settlement: children never touch it"

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.hosts.conftest import Client, base_python, with_stand_ins
 from tests.hosts.looking import await_truth, in_phase, processes
-from tests.support.sshd import Sshd, sshd
+from tests.support.sshd import Sshd, Wire, sshd
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +35,32 @@ SLOW_MS = 1500
 """A case of a host that is to die: far longer than it takes to see that it has begun."""
 
 
+@dataclass(frozen=True)
+class Two:
+    """Two hosts that the client reaches as `one` and `other`, the first of them by way of a wire."""
+
+    one: Sshd
+    other: Sshd
+    wire: Wire
+
+    def pull_the_plug(self) -> None:
+        """The first host is gone at once: its connections, and every process of what it measures."""
+        self.wire.cut(down_s=1e6)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.one.process.pid, signal.SIGKILL)
+        wanted = str(self.one.folder).encode()
+        for _ in range(3):
+            for entry in Path("/proc").iterdir():
+                if entry.name.isdigit() and int(entry.name) != os.getpid():
+                    with contextlib.suppress(OSError):
+                        told = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+                        if wanted in told:
+                            os.kill(int(entry.name), signal.SIGKILL)
+            time.sleep(0.05)
+
+
 @pytest.fixture
-def two(tmp_path: Path, client: Client) -> Iterator[tuple[Sshd, Sshd]]:
-    """Two hosts that the client reaches as `one` and `other`."""
+def two(tmp_path: Path, client: Client) -> Iterator[Two]:
     path = base_python(tmp_path / "python")
     with ExitStack() as stack:
         servers = []
@@ -44,13 +68,15 @@ def two(tmp_path: Path, client: Client) -> Iterator[tuple[Sshd, Sshd]]:
             server = stack.enter_context(sshd(tmp_path / name, environment={"PATH": path}))
             with_stand_ins(server.home)
             servers.append(server)
+        wire = stack.enter_context(Wire(servers[0].port))
+        ports = (wire.port, servers[1].port)
         blocks = [
-            f"Host {name}\n  HostName 127.0.0.1\n  Port {server.port}\n  IdentityFile {server.user_key}"
-            for name, server in zip(("one", "other"), servers, strict=True)
+            f"Host {name}\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {server.user_key}"
+            for name, port, server in zip(("one", "other"), ports, servers, strict=True)
         ]
         client.configure(*blocks)
-        client.knows(*(server.known_line() for server in servers))
-        yield servers[0], servers[1]
+        client.knows(*(server.known_line(port) for port, server in zip(ports, servers, strict=True)))
+        yield Two(*servers, wire)
 
 
 @pytest.fixture
@@ -73,24 +99,16 @@ def sweep(bench: Bench, paced: tuple[str, ...]) -> Path:
     return path
 
 
-def kill(host: Sshd) -> None:
-    """The plug is pulled: the server, its connections, and every process of the run, at once."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(host.process.pid, signal.SIGKILL)
-    wanted = str(host.folder).encode()
-    for _ in range(3):
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                with contextlib.suppress(OSError):
-                    told = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-                    if wanted in told:
-                        os.kill(int(entry.name), signal.SIGKILL)
-        time.sleep(0.05)
-
-
 def slower(sweep: Path) -> Path:
     sweep.write_text(sweep.read_text().replace("measure.repeats: 200", f"measure.repeats: {SLOW_MS}"))
     return sweep
+
+
+def begun(host: Sshd) -> bool:
+    """Whether the host is about to measure the cases of a chunk."""
+    with contextlib.suppress(OSError):
+        return in_phase(host, "measure")
+    return False
 
 
 def stored() -> dict[str, int]:
@@ -129,29 +147,24 @@ def states(document: Any) -> Counter[str]:
     return Counter(child["state"] for child in document["children"])
 
 
-def test_hosts_divide_the_chunks_and_each_case_is_measured_once(
-    bench: Bench, two: tuple[Sshd, Sshd], sweep: Path
-) -> None:
+def test_hosts_divide_the_chunks_and_each_case_is_measured_once(bench: Bench, two: Two, sweep: Path) -> None:
     ended = bench("fleet", "launch", str(sweep), "--json").document
     assert states(ended) == {"stored": CHILDREN}
     assert {child["machine"] for child in ended["children"]} == {"one", "other"}, "both took part"
     assert len(measured_once(bench)) == CHILDREN
-    assert [processes(host) for host in two] == [[], []]
+    assert [processes(host) for host in (two.one, two.other)] == [[], []]
     before = stored()
     bench("fleet", "resume", "--json")
     assert stored() == before, "nothing is left to measure"
 
 
-def test_what_a_host_that_dies_had_in_hand_is_measured_by_the_other(
-    bench: Bench, two: tuple[Sshd, Sshd], sweep: Path
-) -> None:
-    one, other = two
+def test_what_a_host_that_dies_had_in_hand_is_measured_by_the_other(bench: Bench, two: Two, sweep: Path) -> None:
     bench("cloud", "start")
     kept: dict[str, int] = {}
 
     def pull_the_plug() -> None:
-        await_truth(lambda: in_phase(one, "measure"), "the first chunk of one host")
-        kill(one)
+        await_truth(lambda: begun(two.one), "the first chunk of one host")
+        two.pull_the_plug()
         kept.update(stored())
 
     killer = threading.Thread(target=pull_the_plug, daemon=True)
@@ -164,38 +177,37 @@ def test_what_a_host_that_dies_had_in_hand_is_measured_by_the_other(
     after = stored()
     assert {name: after[name] for name in kept} == kept, "what was stored is not stored again"
     measured_once(bench)
-    assert processes(other) == []
+    assert processes(two.other) == []
 
 
 def test_resume_measures_what_a_dead_host_and_a_dead_client_left_on_the_host_that_lives(
-    bench: Bench, two: tuple[Sshd, Sshd], sweep: Path
+    bench: Bench, two: Two, sweep: Path
 ) -> None:
-    one, other = two
     bench("cloud", "start")
     command = [sys.executable, "-m", "orchestrator.cli", "fleet", "launch", str(slower(sweep))]
     client = subprocess.Popen(command, cwd=bench.home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     await_truth(lambda: under_way("one"), "one host's first case")
     client.kill()
     client.communicate()
-    kill(one)
+    two.pull_the_plug()
     kept = stored()
     ended = bench("fleet", "resume", "--json")
     assert states(ended.document) == {"stored": CHILDREN}
     after = stored()
     assert {name: after[name] for name in kept} == kept
     measured_once(bench)
-    assert processes(other) == []
+    assert processes(two.other) == []
 
 
 def test_a_host_that_was_never_there_takes_no_part_and_the_others_measure_all(
-    bench: Bench, two: tuple[Sshd, Sshd], sweep: Path
+    bench: Bench, two: Two, sweep: Path
 ) -> None:
     sweep.write_text(sweep.read_text().replace("- other", "- 127.0.0.1:1"))
     ran = bench("fleet", "launch", str(sweep), "--json")
     assert "127.0.0.1:1 takes no more part" in ran.err
     assert states(ran.document) == {"stored": CHILDREN}
     assert {child["machine"] for child in ran.document["children"]} == {"one"}
-    assert [processes(host) for host in two] == [[], []]
+    assert [processes(host) for host in (two.one, two.other)] == [[], []]
 
 
 def test_a_run_on_several_hosts_is_refused_with_the_fleet_that_does_it(bench: Bench) -> None:

@@ -95,6 +95,10 @@ def line_object(fleet: str, index: int) -> str:
     return f"{lines_prefix(fleet, shard(index))}{index}.json"
 
 
+def rows_prefix(fleet: str) -> str:
+    return f"{fleet_prefix(fleet)}rows/"
+
+
 def rows_object(fleet: str, index: int) -> str:
     """A child's rows: one gzip member without a header."""
-    return f"{fleet_prefix(fleet)}rows/{index}.csv.gz"
+    return f"{rows_prefix(fleet)}{index}.csv.gz"
