@@ -64,8 +64,7 @@ class Slurm:
             if job.name in there or self._noted(folder, job):
                 continue
             self._spread(folder, job)
-            command = sbatch(job, self.cluster, folder, self.clock.now())
-            number = self._run(command).strip().partition(";")[0]
+            number = self._sbatch(job, folder).partition(";")[0]
             self._run(
                 ("sh", "-c", f"echo {shlex.quote(number)} > {shlex.quote(f'{folder}/jobs/{job.number}.submitted')}")
             )

@@ -24,7 +24,7 @@ from orchestrator.fleets import on_batch
 from orchestrator.fleets.follow import Follower, Seen, summary
 from orchestrator.fleets.on_runs import RunFleet
 from orchestrator.fleets.orders import Orders
-from orchestrator.fleets.planning import FleetPlan, Price, check_cap, plan_fleet, price_of
+from orchestrator.fleets.planning import FleetPlan, Price, check_cap, plan_fleet, price_of, with_quotas
 from orchestrator.fleets.purse import Purse
 from orchestrator.runs.engine import World
 from orchestrator.runs.launch import LaunchContext, Payload
@@ -66,19 +66,25 @@ def mode_of(wiring: Wiring, sweep: Sweep) -> Mode:
 
 def planned(wiring: Wiring, sweep: Sweep) -> FleetPlan:
     """The plan of a sweep; nothing is sent but reads."""
-    prices = wiring.price_book.current()
+    prices, now = wiring.price_book.current(), wiring.clock.now()
+    margin = prices.margin(now) if mode_of(wiring, sweep) is Mode.GCE else Decimal(0)
 
     def price(config: Config) -> Price:
         if sweep.engine in ("slurm", "hosts"):
             hourly = config.host.hourly_usd if sweep.usd_per_hour is None else sweep.usd_per_hour
             return Price(hourly)
         if sweep.engine == "batch":
-            return Price(on_batch.hourly(config, prices))
-        return price_of(config, prices)
+            return Price(on_batch.hourly(config, prices), margin=margin)
+        return price_of(config, prices, margin)
 
-    plan = plan_fleet(sweep, configurations(wiring, sweep), mode_of(wiring, sweep), price)
+    configured = configurations(wiring, sweep)
+    plan = plan_fleet(sweep, configured, mode_of(wiring, sweep), price)
     check_cap(plan, sweep.cap_usd)
-    return plan
+    if sweep.engine not in ("cloud", "batch"):
+        return plan
+    examples = {child.cell.gpu: child.cell for child in reversed(plan.children)}
+    offers = {gpu: on_batch.by_region(configured(cell), prices) for gpu, cell in examples.items()}
+    return with_quotas(plan, offers, cache(wiring.cloud().quotas))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +208,7 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
         ends_at=now + timedelta(minutes=sweep.wall_minutes),
         hold_usd=plan.hold_usd if scheduled else Decimal(0),
         usd_per_hour={job.gpu: job.usd_per_hour for job in plan.jobs},
+        price_margin=max(job.margin for job in plan.jobs),
         machines={job.gpu: job.machines for job in plan.jobs},
     )
     if sweep.engine == "batch":

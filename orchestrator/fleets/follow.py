@@ -152,7 +152,13 @@ class Follower:
         self.purse.take(
             hold(
                 [
-                    JobCost(gpu, min(count, self.record.machines.get(gpu, 1)), self._price(gpu), seconds)
+                    JobCost(
+                        gpu,
+                        min(count, self.record.machines.get(gpu, 1)),
+                        self._price(gpu),
+                        seconds,
+                        margin=self.record.price_margin,
+                    )
                     for gpu, count in counted.items()
                 ]
             ),

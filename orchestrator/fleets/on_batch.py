@@ -10,6 +10,7 @@ from typing import Any, Final
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import NoCapacity
 from orchestrator.core.fleet.batch import settings_of
+from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.plan.offered import priced_offers
 
@@ -39,6 +40,16 @@ def dearest_by_region(config: Config, prices: PriceSheet) -> dict[str, Decimal]:
             hint="choose other regions, or add their prices to configs/prices.yaml",
         )
     return dict(sorted(found.items(), key=lambda entry: (entry[1], entry[0])))
+
+
+def by_region(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
+    """One offer of each of the cheapest regions."""
+    wanted = config.machine.provisioning.upper()
+    found: dict[str, Offer] = {}
+    for offer in sorted(priced_offers(config, prices), key=lambda one: (one.usd_per_hour, one.region)):
+        if offer.provisioning == wanted:
+            found.setdefault(offer.region, offer)
+    return tuple(found.values())[:REGIONS]
 
 
 def hourly(config: Config, prices: PriceSheet) -> Decimal:

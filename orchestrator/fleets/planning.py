@@ -14,7 +14,10 @@ from orchestrator.core.errors import BudgetExceeded, NoCapacity
 from orchestrator.core.fleet.children import Cell, Child, cells, expand
 from orchestrator.core.fleet.money import JobCost, divide, hold, machines_within
 from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.market.catalog import lookup
+from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import PriceSheet, ceiling
+from orchestrator.core.market.quota import Quota, room
 from orchestrator.core.plan.offered import priced_offers
 
 Configured = Callable[[Cell], Config]
@@ -87,10 +90,13 @@ class Price:
 
     usd_per_hour: Decimal
     ceiling_usd: Decimal | None = None
+    margin: Decimal = Decimal(0)
+    """Held on top of the price, while it is old."""
 
 
-def price_of(config: Config, prices: PriceSheet) -> Price:
-    """Of a rented machine: the cheapest offer for the estimate, the dearest for the worst case. Raises `NoCapacity`."""
+def price_of(config: Config, prices: PriceSheet, margin: Decimal = Decimal(0)) -> Price:
+    """Of a rented machine: the cheapest offer for the estimate, the dearest and `margin` of it for the worst case.
+    Raises `NoCapacity`."""
     offers = priced_offers(config, prices)
     if not offers:
         raise NoCapacity(
@@ -98,7 +104,7 @@ def price_of(config: Config, prices: PriceSheet) -> Price:
             hint="choose other zones, or add their prices to configs/prices.yaml",
         )
     rates = sorted(offer.usd_per_hour for offer in offers)
-    return Price(rates[0], ceiling(rates[-1], config.run.max_minutes * 60, config.run.attempts))
+    return Price(rates[0], ceiling(rates[-1] * (1 + margin), config.run.max_minutes * 60, config.run.attempts))
 
 
 def plan_fleet(sweep: Sweep, configured: Configured, mode: str, price: Callable[[Config], Price]) -> FleetPlan:
@@ -125,6 +131,27 @@ def plan_fleet(sweep: Sweep, configured: Configured, mode: str, price: Callable[
     return replace(plan, notices=(f"expected to take {hours:.1f} h, and it ends after {most:.1f} h (wall_minutes)",))
 
 
+def with_quotas(
+    plan: FleetPlan, offers: Mapping[str, Sequence[Offer]], quotas: Callable[[str], Sequence[Quota]]
+) -> FleetPlan:
+    """The plan with the room that quotas leave, by GPU and region, the cheapest regions first; with a word on a GPU
+    whose machines do not fit. `quotas` is asked once a region."""
+    rows: list[Mapping[str, Any]] = []
+    said: list[str] = []
+    for job in plan.jobs:
+        fits = 0
+        for region in dict.fromkeys(offer.region for offer in offers.get(job.gpu, ())):
+            offer = next(one for one in offers[job.gpu] if one.region == region)
+            known = lookup(offer.gpu)
+            found = room(known, offer, quotas(region)) if known is not None else None
+            if found is not None:
+                rows.append({"gpu": job.gpu, "region": region, "room": found[0], "metric": found[1].metric})
+                fits += found[0]
+        if any(row["gpu"] == job.gpu for row in rows) and fits < job.machines:
+            said.append(f"{job.gpu}: the quotas leave room for {fits} of {job.machines} machines")
+    return replace(plan, quotas=tuple(rows), notices=(*plan.notices, *said))
+
+
 def costs(sweep: Sweep, children: Sequence[Child], prices: Mapping[str, Price]) -> tuple[JobCost, ...]:
     """What each GPU's machines come to."""
     counted = Counter(child.cell.gpu for child in children)
@@ -138,6 +165,7 @@ def costs(sweep: Sweep, children: Sequence[Child], prices: Mapping[str, Price]) 
             count,
             sweep.child_minutes * 60,
             prices[gpu].ceiling_usd,
+            prices[gpu].margin,
         )
         for gpu, count in counted.items()
     )

@@ -1,13 +1,15 @@
-"""`bench budget rebuild`: a ledger that is gone, from the events of the bucket's runs."""
+"""`bench budget rebuild`: a ledger that is gone, from the events of the bucket's runs, and from its fleets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.ledger.budget import Ledger, LedgerUnreadable
-from orchestrator.core.ledger.rebuild import rebuilt
-from orchestrator.core.naming import LEDGER, is_run_id, parse_event_object
+from orchestrator.core.errors import DocumentUnreadable, NotFound
+from orchestrator.core.ledger.budget import Entry, Ledger, LedgerUnreadable
+from orchestrator.core.ledger.rebuild import rebuilt, with_fleets
+from orchestrator.core.naming import LEDGER, hold_key, is_run_id, parse_event_object
 from orchestrator.runs.engine import World
+from orchestrator.store.fleets import FleetStore, listed
 from orchestrator.store.ledger import DOCUMENT, MONEY_EVENTS
 from orchestrator.store.swap import swap
 
@@ -28,16 +30,35 @@ def rebuild(world: World) -> Rebuilt:
     names = [entry.name for entry in world.bucket.list("runs/")]
     run_ids = sorted({run for name in names if (run := _has_money(name))})
     logs = [world.log(run_id).read() for run_id in run_ids]
+    fleets = {key: entry for fleet, _ in listed(world.bucket) for key, entry in _of_fleet(world, fleet).items()}
     before: set[str] = set()
     now = world.clock.now()
 
     def change(ledger: Ledger) -> Ledger:
         nonlocal before
         before = set(ledger.runs)
-        return rebuilt(ledger, logs, now)
+        return with_fleets(rebuilt(ledger, logs, now), fleets)
 
     after = swap(world.bucket, world.clock, DOCUMENT, change)
     return Rebuilt(after, tuple(sorted(after.runs.keys() - before)), kept_as)
+
+
+def _of_fleet(world: World, fleet: str) -> dict[str, Entry]:
+    """The holds of a fleet, none of them settled: whoever looks at it next (`bench fleet status`) settles what is over.
+    What a later generation held is not written down, and never was more than the first."""
+    store = FleetStore(world.bucket, world.clock, fleet)
+    try:
+        record, control = store.record(), store.control()
+    except (NotFound, DocumentUnreadable):
+        return {}
+    if not record.hold_usd:
+        return {}
+    ttl_s = int((record.ends_at - record.created_at).total_seconds())
+    entry = Entry(
+        hold_usd=record.hold_usd, held_at=record.created_at, ttl_s=ttl_s, gpu="fleet", note="rebuilt",
+        pretend=record.mode.simulated,
+    )  # fmt: skip
+    return {hold_key(fleet, generation): entry for generation in range(control.generation + 1)}
 
 
 def _has_money(name: str) -> str:

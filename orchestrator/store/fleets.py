@@ -51,6 +51,8 @@ class FleetRecord(_Stored):
     """Its worst case; 0 where every child holds its own."""
     usd_per_hour: dict[str, Usd] = Field(default_factory=dict)
     """By GPU."""
+    price_margin: Usd = Decimal(0)
+    """The share of the prices that is held on top of them."""
     machines: dict[str, Count] = Field(default_factory=dict)
     """By GPU: how many at the same time."""
     payloads: dict[str, str] = Field(default_factory=dict)

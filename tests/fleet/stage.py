@@ -31,6 +31,7 @@ from orchestrator.core.run.decide import Policy
 from orchestrator.fleets.follow import Follower
 from orchestrator.fleets.orders import Orders
 from orchestrator.fleets.purse import Purse
+from orchestrator.ports import HostShell
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import World
 from orchestrator.store.events import EventLog
@@ -101,6 +102,8 @@ class FleetStage:
     said: list[str] = field(default_factory=list)
     clients: int = 0
     parcel: PayloadRef = field(default_factory=payload)
+    shell: HostShell | None = None
+    """The way to the login node; None: this machine is one."""
     fleet: str = field(default_factory=lambda: f"fleet-20261122-040506-{next(NUMBERS):04x}")
     """Another one each time: a cluster remembers jobs by our names."""
 
@@ -140,7 +143,7 @@ class FleetStage:
     def again(self) -> Follower:
         world = self.world()
         store = FleetStore(self.bucket, world.clock, self.fleet)
-        shell = LocalShell(parse_target("local", this_machine()))
+        shell = self.shell or LocalShell(parse_target("local", this_machine()))
         return Follower(
             world=world,
             store=store,

@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.adapters.slurm import Slurm
+from orchestrator.adapters.ssh import SshShell
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.hosts import parse_target
 from orchestrator.fleets.follow import Follower, Seen
 from tests.fleet.stage import FleetStage, sweep_of
+from tests.hosts.conftest import Client, client  # noqa: F401
 from tests.support.slurm import MISSING, SlurmCluster, slurm_cluster
+from tests.support.sshd import SSHD, sshd
 
 pytestmark = pytest.mark.slow
 WITHIN_S = 400.0
@@ -118,6 +122,30 @@ def test_what_the_cluster_can_never_run_is_refused_with_what_helps(stage: FleetS
     with pytest.raises(ConfigError, match="the cluster refuses the job") as refused:
         replace(stage, sweep=sweep).launch().step()
     assert "sinfo" in refused.value.hint
+
+
+def test_a_login_node_over_ssh_does_the_same_and_no_node_has_a_credential(
+    stage: FleetStage,
+    cluster: SlurmCluster,
+    client: Client,
+    tmp_path: Path,  # noqa: F811
+) -> None:
+    assert SSHD is not None, ".ci/run installs openssh-server"
+    known = {"PATH": cluster.environment["PATH"], "SLURM_CONF": str(cluster.conf)}
+    with sshd(tmp_path / "server", environment=known) as server:
+        client.reaches(server, name="login")
+        shell = SshShell(parse_target("login"))
+        try:
+            far = replace(stage, shell=shell)
+            seen = followed(far.launch())
+        finally:
+            shell.close()
+    assert seen.state.counts == {"stored": 6}
+    assert len(far.stored()) == len(far.claims()) == 6
+    folder = Path(stage.sweep.slurm.folder) / stage.fleet
+    spread = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"PRIVATE KEY" not in spread
+    assert server.user_key.read_bytes() not in spread
 
 
 def test_how_many_machines_a_job_has_can_be_changed_while_it_runs(stage: FleetStage) -> None:

@@ -32,13 +32,15 @@ class JobCost:
     child_s: int = 0
     ceiling_usd: Decimal | None = None
     """The worst case of one child, where each holds its own; None: the job is held as a whole."""
+    margin: Decimal = Decimal(0)
+    """The share of the price that is held on top of it, while the prices are old."""
 
     @property
     def hold(self) -> Decimal:
         if self.ceiling_usd is not None:
             return self.ceiling_usd * self.children
         seconds = self.machines * (self.wall_s + DEADLINE_SLACK_S)
-        return round_up(Fraction(self.usd_per_hour) * seconds / 3600 * OVERLAP)
+        return round_up(Fraction(self.usd_per_hour * (1 + self.margin)) * seconds / 3600 * OVERLAP)
 
     @property
     def expected_usd(self) -> Decimal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
 
@@ -58,6 +58,14 @@ def rebuilt(ledger: Ledger, logs: Iterable[Iterable[ev.Event]], now: datetime) -
             if key not in ledger.runs and key not in archived(ledger):
                 armed = now if entry.settled_usd is None else None
                 ledger = with_run(ledger, key, entry.model_copy(update={"armed_at": armed}))
+    return ledger
+
+
+def with_fleets(ledger: Ledger, holds: Mapping[str, Entry]) -> Ledger:
+    """The ledger with the holds of fleets that it lacks."""
+    for key, entry in holds.items():
+        if key not in ledger.runs and key not in archived(ledger):
+            ledger = with_run(ledger, key, entry)
     return ledger
 
 

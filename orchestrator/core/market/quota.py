@@ -47,13 +47,25 @@ def shortage(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> Shortage | None
 
     Spot machines draw on the preemptible metric where it was granted, and on the standard one where its limit is 0.
     """
+    shorts = (_short(quota, needs) for quota, needs in counted(gpu, offer, quotas))
+    return next((short for short in shorts if short is not None), None)
+
+
+def room(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[int, Quota] | None:
+    """How many machines more the quotas leave room for, and the tightest of them; None where none is listed."""
+    found = [(int((quota.limit - quota.usage) // needs), quota) for quota, needs in counted(gpu, offer, quotas)]
+    return min(((max(0, count), quota) for count, quota in found), key=lambda one: one[0], default=None)
+
+
+def counted(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[tuple[Quota, int], ...]:
+    """The quotas that a machine draws on, and how much of each."""
     listed = {(quota.metric, quota.region): quota for quota in quotas}
     machine = gpu.machine(offer.machine_type)
     vcpus = machine.vcpus if machine else 1
+    found: list[tuple[Quota, int]] = []
     if gpu.accelerator:
-        everywhere = listed.get((ALL_REGIONS, ""))
-        if everywhere and (short := _short(everywhere, 1)):
-            return short
+        if everywhere := listed.get((ALL_REGIONS, "")):
+            found.append((everywhere, 1))
         standard: str | None = gpu.quota_standard
         preemptible, needs = gpu.quota_preemptible, 1
     else:
@@ -65,8 +77,8 @@ def shortage(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> Shortage | None
         )
     granted = listed.get((preemptible, offer.region))
     spot = offer.provisioning == "SPOT" and granted is not None and (granted.limit > 0 or standard is None)
-    counted = granted if spot else listed.get((standard or preemptible, offer.region))
-    return _short(counted, needs) if counted else None
+    drawn = granted if spot else listed.get((standard or preemptible, offer.region))
+    return (*found, (drawn, needs)) if drawn else tuple(found)
 
 
 def _short(quota: Quota, needs: int) -> Shortage | None:

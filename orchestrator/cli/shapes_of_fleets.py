@@ -1,0 +1,154 @@
+"""The shapes of what `bench fleet` prints; see `shapes`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from orchestrator.cli.shapes_of_money import Usd
+from orchestrator.core.fleet.state import State
+
+Engine = Literal["cloud", "slurm", "batch", "hosts"]
+
+
+@dataclass
+class PlannedJob:
+    gpu: str
+    children: int
+    machines: int
+    usd_per_hour: Usd
+    hold_usd: Usd
+    expected_usd: Usd
+    expected_hours: float
+
+
+@dataclass
+class Room:
+    """How many machines more the quotas of a region leave room for, and the tightest of them."""
+
+    gpu: str
+    region: str
+    room: int
+    metric: str
+
+
+@dataclass
+class FleetPlanned:
+    schema: Literal[1]
+    engine: Engine
+    children: int
+    configurations: int
+    repeats: int
+    cases: int
+    hold_usd: Usd
+    expected_usd: Usd
+    expected_hours: float
+    wall_minutes: int
+    jobs: list[PlannedJob]
+    quotas: list[Room]
+    notices: list[str]
+
+
+@dataclass
+class FleetJob:
+    name: str
+    state: str
+    running: int
+    queued: int
+    reason: str
+
+
+@dataclass
+class FleetChild:
+    child: int
+    run_id: str
+    gpu: str
+    workload: str
+    settings: dict[str, str]
+    repeat: int
+    chunk: int
+    state: State
+    attempt: int
+    machine: str
+    device: str
+    cases_done: int
+    cases_total: int
+    cost_usd: Usd
+    seconds: int
+    reason: str
+
+
+@dataclass
+class FleetSeen:
+    """A fleet: `launch`, `status`, `watch`, `stop`, `resume` and `retry`."""
+
+    schema: Literal[1]
+    fleet: str
+    engine: Engine
+    mode: str
+    created_at: str
+    ends_at: str
+    over: bool
+    paused: str
+    stopped: str
+    counts: dict[State, int]
+    hold_usd: Usd
+    cost_usd: Usd
+    jobs: list[FleetJob]
+    children: list[FleetChild]
+
+
+@dataclass
+class FleetsListed:
+    schema: Literal[1]
+    fleets: list[dict[str, str]]
+
+
+@dataclass
+class FleetFetched:
+    schema: Literal[1]
+    fleet: str
+    folder: str
+    children: int
+    rows: int
+    downloaded: int
+    already_there: int
+    left_out: dict[str, str]
+
+
+@dataclass
+class FleetReported:
+    schema: Literal[1]
+    fleet: str
+    configurations: list[dict[str, Any]]
+    files: list[str]
+
+
+@dataclass
+class GpuCost:
+    gpu: str
+    children: int
+    hours: float
+    usd: Usd
+
+
+@dataclass
+class FleetCosts:
+    schema: Literal[1]
+    fleet: str
+    gpus: list[GpuCost]
+    cost_usd: Usd
+    held_usd: Usd
+    prices_simulated: bool
+
+
+@dataclass
+class BatchChecked:
+    """What `check-batch` saw: an answer by name, with whether it is as it must be."""
+
+    schema: Literal[1]
+    project: str
+    checked_at: str
+    region: str
+    answers: dict[str, dict[str, Any]]
+    passed: bool
