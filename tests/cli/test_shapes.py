@@ -54,7 +54,7 @@ def test_what_commands_print_is_what_their_schemas_say(bench: Bench, tmp_path: P
         "cloud status": [], "cloud bill": [], "cloud weather": [], "cloud start": [], "new": ["norm"],
         "baseline list": [], "budget set": ["--day", "4"], "costs add": ["0.5", "--category", "ai"],
         "report": [here[0]], "compare": [*here], "init": ["--embedded", "--print", "gcloud"],
-        "budget rebuild": [], "cloud stop": [],
+        "budget rebuild": [], "fleet ls": [], "fleet plan": ["--gpu", "l4,t4"], "cloud stop": [],
     }  # fmt: skip
     for name, arguments in calls.items():
         ran = bench(*name.split(), *arguments, "--json", code=None)

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded
+from orchestrator.core.fleet.money import JobCost
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.mode import Mode
+from orchestrator.core.naming import LEDGER
 from orchestrator.fleets.purse import Purse
+from orchestrator.runs.rebuild import rebuild
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.fleets import FleetRecord
 from tests.core.builders import T0
@@ -61,3 +64,25 @@ def test_a_fleet_that_is_resumed_settles_only_what_it_has_cost_since(tmp_path: P
     mine.settle(Decimal(32), 1)
     entries = mine.world.ledger.read().runs
     assert [entry.settled_usd for _, entry in sorted(entries.items())] == [Decimal(20), Decimal(12)]
+
+
+def test_old_prices_are_held_with_their_margin_and_never_expected_with_it() -> None:
+    fresh, old = (JobCost("l4", 2, Decimal("0.50"), 3600, 4, 900, margin=Decimal(m)) for m in ("0", "0.20"))
+    assert old.hold > fresh.hold
+    assert abs(old.hold - fresh.hold * Decimal("1.2")) <= Decimal("0.01")
+    assert old.expected_usd == fresh.expected_usd
+
+
+def test_a_ledger_that_was_lost_is_rebuilt_with_what_fleets_hold(tmp_path: Path) -> None:
+    stage = FleetStage(tmp_path, sweep_of(tmp_path, ("l4", "t4"), 4))
+    follower = stage.launch()
+    follower.store.list_as({"state": "open"})
+    (before,) = stage.world().ledger.read().runs.values()
+    stage.bucket.replace(LEDGER, b"{}", generation=None)
+    done = rebuild(stage.world())
+    assert done.added == (stage.fleet,)
+    (after,) = done.ledger.runs.values()
+    assert (after.hold_usd, after.settled_usd) == (before.hold_usd, None)
+    assert rebuild(stage.world()).added == ()
+    Purse(stage.world(), follower.record).settle(Decimal("0.01"))
+    assert stage.world().ledger.read().runs[stage.fleet].settled_usd == Decimal("0.01")

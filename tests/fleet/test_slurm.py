@@ -127,8 +127,8 @@ def test_what_the_cluster_can_never_run_is_refused_with_what_helps(stage: FleetS
 def test_a_login_node_over_ssh_does_the_same_and_no_node_has_a_credential(
     stage: FleetStage,
     cluster: SlurmCluster,
-    client: Client,
-    tmp_path: Path,  # noqa: F811
+    client: Client,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     assert SSHD is not None, ".ci/run installs openssh-server"
     known = {"PATH": cluster.environment["PATH"], "SLURM_CONF": str(cluster.conf)}

@@ -20,7 +20,9 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
+from orchestrator.cli.shapes import SHAPES
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.hosts.conftest import Client, base_python, with_stand_ins
@@ -29,7 +31,7 @@ from tests.support.sshd import Sshd, Wire, sshd
 
 pytestmark = pytest.mark.slow
 
-SHAPES = [{"batch": 1, "heads": 2, "seq": seq, "head_dim": 64} for seq in range(16, 96, 8)]
+GRID = [{"batch": 1, "heads": 2, "seq": seq, "head_dim": 64} for seq in range(16, 96, 8)]
 CHILDREN, CASES = 3, 10
 SLOW_MS = 1500
 """A case of a host that is to die: far longer than it takes to see that it has begun."""
@@ -89,7 +91,7 @@ def sweep(bench: Bench, paced: tuple[str, ...]) -> Path:
         "cases_per_child": 4,
         "settings": {
             "payload.root": paced[1].partition("=")[2],
-            "measure.grid": {"shapes": SHAPES, "dtypes": ["float32"]},
+            "measure.grid": {"shapes": GRID, "dtypes": ["float32"]},
             "measure.repeats": 200,
             "environment.min_free_gb": 0,
         },
@@ -128,7 +130,9 @@ def under_way(host: str, case: int = 1) -> bool:
 
 
 def rows_of(bench: Bench) -> list[dict[str, str]]:
-    folder = Path(bench("fleet", "fetch", "--into", "out", "--json").document["folder"])
+    fetched = bench("fleet", "fetch", "--into", "out", "--json").document
+    TypeAdapter(SHAPES["fleet fetch"]).validate_python(fetched)
+    folder = Path(fetched["folder"])
     with gzip.open(folder / "measurements.csv.gz", "rt", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -149,6 +153,7 @@ def states(document: Any) -> Counter[str]:
 
 def test_hosts_divide_the_chunks_and_each_case_is_measured_once(bench: Bench, two: Two, sweep: Path) -> None:
     ended = bench("fleet", "launch", str(sweep), "--json").document
+    TypeAdapter(SHAPES["fleet launch"]).validate_python(ended)
     assert states(ended) == {"stored": CHILDREN}
     assert {child["machine"] for child in ended["children"]} == {"one", "other"}, "both took part"
     assert len(measured_once(bench)) == CHILDREN

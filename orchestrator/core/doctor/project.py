@@ -16,7 +16,7 @@ from orchestrator.core.setup.steps import EnableApis
 
 SKEW_WARN_S = 5.0
 SKEW_FAIL_S = 60.0
-"""Tokens are refused from about five minutes on; leases and budgets of the day suffer earlier."""
+"""Tokens are refused from about five minutes on; budgets of the day suffer earlier."""
 
 
 def credentials(found: Identity | None, trouble: str) -> Verdict:
