@@ -201,9 +201,9 @@ class Bucket(Protocol):
     def upload(self, name: str, source: Path, *, content_type: str) -> bool:
         """Stores a local file as a new object; False when there is one already."""
 
-    def compose(self, name: str, sources: Sequence[str]) -> bool:
-        """Makes a new object of up to 32 others, one after the other, without moving their bytes; False when there is
-        one already. Raises `NotFound` where a source is gone."""
+    def compose(self, name: str, sources: Sequence[str]) -> None:
+        """Makes an object of up to 32 others, one after the other, without moving their bytes; what had that name is
+        replaced. Raises `NotFound` where a source is gone."""
 
 
 # --- Fleets ---------------------------------------------------------------------------------------------------------

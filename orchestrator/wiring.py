@@ -41,7 +41,7 @@ from orchestrator.embedded.client import stop as stop_cloud
 from orchestrator.hosts.cloud import HostCloud
 from orchestrator.hosts.planning import plan_for_hosts, with_gpu_of_host
 from orchestrator.hosts.router import ZoneRouter
-from orchestrator.ports import Bucket, Clock, Cloud, Entry, HostShell, Images
+from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import World
 from orchestrator.runs.launch import Payload as LaunchPayload
@@ -101,13 +101,10 @@ def configs() -> Path:
     return bundle_root() / "configs"
 
 
-def configured(options: LaunchOptions) -> tuple[Config, str]:
+def configured(options: LaunchOptions, settings: Settings | None = None) -> tuple[Config, str]:
     """The configuration that was chosen, with this user's settings, and its name. Raises `ConfigError`."""
-    return _configured(options, load_settings())
-
-
-def _configured(options: LaunchOptions, settings: Settings) -> tuple[Config, str]:
-    return load_config(options, configs=configs(), defaults=settings.defaults, workload=own_workload)
+    defaults = (settings or load_settings()).defaults
+    return load_config(options, configs=configs(), defaults=defaults, workload=own_workload)
 
 
 def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
@@ -115,13 +112,6 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     from orchestrator.adapters.fetch import fetch_run
 
     return fetch_run(bucket, run, into)
-
-
-def same_file(path: Path, entry: Entry) -> bool:
-    """Whether a file here is the object of a listing, by size and checksum."""
-    from orchestrator.adapters.fetch import same_file
-
-    return same_file(path, entry)
 
 
 def payload_of(config: Config) -> LaunchPayload:
@@ -384,7 +374,7 @@ class Wiring:
 
     def configured(self, options: LaunchOptions) -> tuple[Config, str]:
         """As the function; where only a host was named, with the configuration that suits it."""
-        return _configured(with_gpu_of_host(options, self.hosts), self.settings)
+        return configured(with_gpu_of_host(options, self.hosts), self.settings)
 
     def plan(self, config: Config, name: str) -> LaunchPlan:
         """All that is decided before a cent is spent. Raises what stands in the way, exit codes 2, 3, 4 or 6."""

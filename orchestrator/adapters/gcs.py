@@ -161,17 +161,10 @@ class GoogleBucket:
         except OSError as exc:
             raise LocalError(f"cannot read {source}: {exc.strerror or exc}", hint="check that the file exists") from exc
 
-    def compose(self, name: str, sources: Sequence[str]) -> bool:
-        what = f"compose {self._url(name)}"
-        with translated(what, missing="one of its parts is gone: try again"):
-            try:
-                self._bucket.blob(name).compose(
-                    [self._bucket.blob(source) for source in sources], if_generation_match=0, **self._patience
-                )
-            except PreconditionFailed:
-                return False
+    def compose(self, name: str, sources: Sequence[str]) -> None:
+        with translated(f"compose {self._url(name)}", missing="one of its parts is gone: try again"):
+            self._bucket.blob(name).compose([self._bucket.blob(source) for source in sources], **self._patience)
         self._seen = True
-        return True
 
     # --- below the port ---
 

@@ -39,6 +39,8 @@ def find_fleet(wiring: Wiring, text: str) -> str:
     if is_fleet_id(text):
         return text
     names = [fleet for fleet, _ in listed(wiring.bucket)]
+    if not names:
+        raise NotFound("there are no fleets in this bucket", hint="`bench fleet launch --gpu l4,t4` makes one")
     found = names[-1:] if text == "last" else [name for name in names if text in name]
     if not found:
         raise NotFound(f"no fleet is called {text}", hint="`bench fleet ls` lists the fleets in this bucket")

@@ -26,7 +26,7 @@ from orchestrator.core.run.fold import replay
 from orchestrator.fleets.rows import compose, members, store_rows, tables
 from orchestrator.report import devices
 from orchestrator.report.page import Page, Section, Text, written
-from orchestrator.wiring import fetch_run, same_file, write_atomically
+from orchestrator.wiring import fetch_run, write_atomically
 
 READERS = 8
 
@@ -56,7 +56,7 @@ class FetchedFleet:
 
 def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> FetchedFleet:
     """All rows of a fleet in `into/<fleet>/measurements.csv.gz`, and `children.csv`; of `runs` (None: of every measured
-    child) its run's folder below `runs/`. What is here and right is not fetched again. Raises `LocalError`."""
+    child) its run's folder below `runs/`, of which what is here and right is not fetched again. Raises `LocalError`."""
     folder, bucket, fleet = into / desk.record.fleet, desk.wiring.bucket, desk.record.fleet
     state = desk.store.state(desk.children)
     found = [child for child in state.children if state.line(child).state in MEASURED]
@@ -69,13 +69,9 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
         there = members(bucket, fleet)
     measured = {child.index for child in found}
     parts = tables(member for index, member in there.items() if index in measured)
-    fresh = 0
     for place, (columns, part) in enumerate(parts.items(), start=1):
         path = folder / (f"measurements-{place}.csv.gz" if place > 1 else "measurements.csv.gz")
-        entry = compose(bucket, fleet, columns, part)
-        if not same_file(path, entry):
-            bucket.download(entry, path)
-            fresh += 1
+        bucket.download(compose(bucket, fleet, columns, part), path)
     wanted = found if runs is None else [child for child in runs if child.index in measured]
 
     def one(child: Child) -> Any:
@@ -90,8 +86,8 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
         folder=folder,
         children=len(found),
         rows=sum(member.rows for part in parts.values() for member in part),
-        downloaded=fresh + sum(answer.downloaded for answer in fetched),
-        already_there=len(parts) - fresh + sum(answer.already_there for answer in fetched),
+        downloaded=len(parts) + sum(answer.downloaded for answer in fetched),
+        already_there=sum(answer.already_there for answer in fetched),
         left_out=left_out | {name: why for answer in fetched for name, why in answer.left_out.items()},
     )
 

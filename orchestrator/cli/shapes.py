@@ -8,15 +8,7 @@ from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
-from orchestrator.cli.shapes_of_fleets import (
-    BatchChecked,
-    FleetCosts,
-    FleetFetched,
-    FleetPlanned,
-    FleetReported,
-    FleetSeen,
-    FleetsListed,
-)
+from orchestrator.cli.shapes_of_fleets import FLEETS
 from orchestrator.cli.shapes_of_images import ImageBuilt, ImageGone, ImageJudged, Images
 from orchestrator.cli.shapes_of_money import Budget, CapsSet, CostAdded, Costs, CostTakenBack, Prices, Rebuilt, Usd
 from orchestrator.cli.shapes_of_pages import Profiled, SiteMade
@@ -359,18 +351,7 @@ SHAPES: Final[dict[str, Any]] = {
     "doctor": Doctor,
     "error": Failed,
     "fetch": Fetched,
-    "fleet check-batch": BatchChecked,
-    "fleet costs": FleetCosts,
-    "fleet fetch": FleetFetched,
-    "fleet launch": FleetSeen,
-    "fleet ls": FleetsListed,
-    "fleet plan": FleetPlanned,
-    "fleet report": FleetReported,
-    "fleet resume": FleetSeen,
-    "fleet retry": FleetSeen,
-    "fleet status": FleetSeen,
-    "fleet stop": FleetSeen,
-    "fleet watch": FleetSeen,
+    **FLEETS,
     "history": History,
     "image build": ImageBuilt,
     "image list": Images,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from orchestrator.cli.shapes_of_money import Usd
 from orchestrator.core.fleet.state import State
@@ -152,3 +152,19 @@ class BatchChecked:
     region: str
     answers: dict[str, dict[str, Any]]
     passed: bool
+
+
+FLEETS: Final[dict[str, Any]] = {
+    "fleet check-batch": BatchChecked,
+    "fleet costs": FleetCosts,
+    "fleet fetch": FleetFetched,
+    "fleet launch": FleetSeen,
+    "fleet ls": FleetsListed,
+    "fleet plan": FleetPlanned,
+    "fleet report": FleetReported,
+    "fleet resume": FleetSeen,
+    "fleet retry": FleetSeen,
+    "fleet status": FleetSeen,
+    "fleet stop": FleetSeen,
+    "fleet watch": FleetSeen,
+}

@@ -34,7 +34,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.fleets.on_batch import Place
 from orchestrator.fleets.orders import Orders
-from orchestrator.fleets.purse import Purse
+from orchestrator.fleets.purse import Purse, worked_s
 from orchestrator.fleets.rows import store_rows
 from orchestrator.ports import Scheduler
 from orchestrator.runs.engine import World
@@ -190,7 +190,7 @@ class Follower:
         run_id = child_run(self.record.fleet, child.cell.gpu, child.index)
         run = replay(self.world.log(run_id).read())
         price = self._price(child.cell.gpu)
-        seconds = known.seconds + _seconds(run, one.attempt)
+        seconds = known.seconds + worked_s(run, one.attempt)
         failed = (one.machine,) if told == "failed" and one.machine else ()
         line = ChildLine(
             child=child.index,
@@ -199,7 +199,7 @@ class Follower:
             machine=one.machine,
             cases_done=run.cases_done if run is not None else 0,
             cases_total=len(self.orders.plan_for(child).cases) or (run.cases_total if run is not None else 0),
-            usd=known.usd + (billed(price, _seconds(run, one.attempt)) if price else Decimal(0)),
+            usd=known.usd + (billed(price, worked_s(run, one.attempt)) if price else Decimal(0)),
             seconds=seconds,
             reason="" if told == "stored" else one.reason,
             failed_on=tuple(sorted({*known.failed_on, *failed})),
@@ -396,11 +396,3 @@ def summary(record: FleetRecord, seen: Seen) -> dict[str, str]:
         "hold_usd": str(record.hold_usd),
         "usd": str(seen.state.usd),
     }
-
-
-def _seconds(run: Run | None, attempt: int) -> int:
-    """How long the machine of an attempt was at it, by its own words."""
-    said = run.said(attempt) if run is not None else None
-    if said is None or said.booted_at is None or said.last_word_at is None:
-        return 0
-    return max(0, round((said.last_word_at - said.booted_at).total_seconds()))

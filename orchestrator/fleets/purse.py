@@ -10,6 +10,7 @@ from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.arming import NotArmed, arm
 from orchestrator.core.ledger.budget import Ledger, Refused, authorize, binding, hold, settle
 from orchestrator.core.naming import hold_key, run_of
+from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import World
 from orchestrator.store.fleets import FleetRecord
 
@@ -62,3 +63,11 @@ class Purse:
         before = [one.spent for name, one in ledger.runs.items() if run_of(name) == self.record.fleet and name != key]
         own, now = max(Decimal(0), usd - sum(before, Decimal(0))), self.world.clock.now()
         self.world.accounts.change(lambda ledger: settle(ledger, key, own, now))
+
+
+def worked_s(run: Run | None, attempt: int) -> int:
+    """How many seconds the machine of an attempt was at it, by its own words."""
+    said = run.said(attempt) if run is not None else None
+    if said is None or said.booted_at is None or said.last_word_at is None:
+        return 0
+    return max(0, round((said.last_word_at - said.booted_at).total_seconds()))

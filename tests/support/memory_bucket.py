@@ -88,11 +88,11 @@ class MemoryBucket:
             raise LocalError(f"cannot read {source}") from exc
         return self.create(name, data, content_type=content_type)
 
-    def compose(self, name: str, sources: Sequence[str]) -> bool:
+    def compose(self, name: str, sources: Sequence[str]) -> None:
         found = [self._objects.get(source) for source in sources[:32]]
         if any(one is None for one in found):
             raise NotFound("a source is gone")
-        return self.create(name, b"".join(one.data for one in found if one is not None))
+        self.replace(name, b"".join(one.data for one in found if one is not None), generation=None)
 
     def _called(self) -> None:
         self.calls += 1

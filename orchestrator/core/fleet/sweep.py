@@ -118,7 +118,7 @@ class Sweep(BaseModel):
         if sum(self.shares.values()) > 1 + 1e-9:
             raise ValueError(f"shares come to {sum(self.shares.values()):.0%}: at most 100 %")
         if self.engine == "hosts" and not self.hosts:
-            raise ValueError("engine hosts needs `hosts: [user@box, …]`")
+            raise ValueError("engine hosts needs `hosts: [user@box, …]`, or --host user@box for each")
         if self.engine == "slurm" and not self.slurm.folder:
             raise ValueError("engine slurm needs `slurm: {folder: /shared/folder}`, which all nodes have")
         return self
