@@ -101,10 +101,9 @@ def configs() -> Path:
     return bundle_root() / "configs"
 
 
-def configured(options: LaunchOptions, settings: Settings | None = None) -> tuple[Config, str]:
+def configured(options: LaunchOptions, own: Settings | None = None) -> tuple[Config, str]:
     """The configuration that was chosen, with this user's settings, and its name. Raises `ConfigError`."""
-    defaults = (settings or load_settings()).defaults
-    return load_config(options, configs=configs(), defaults=defaults, workload=own_workload)
+    return load_config(options, configs=configs(), defaults=(own or load_settings()).defaults, workload=own_workload)
 
 
 def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
