@@ -222,7 +222,7 @@ class Bench:
         """Ready to time; the graph's calls are made now, so what they return is kept from now on."""
         self.kept.wanted = regime == "graph"
         contender = Contender(self.name, tuple(self.plans), nullcontext)
-        made = self.timers[regime] = timers.timer_for(self.device, regime)(contender)
+        made = self.timers[regime] = timers.timer_for(self.device, regime, exposed=True)(contender)
         self.graph_kept = (self.kept.answer, self.kept.by) if regime == "graph" else None
         self.kept.wanted = False
         if self.large(LEND_BYTES):

@@ -81,12 +81,13 @@ class Timer(Protocol):
         ...
 
 
-def timer_for(device: torch.device, regime: str) -> Callable[[Contender], Timer]:
-    """How `regime` is timed on `device`. Raises `ValueError` for a regime that the device does not have."""
+def timer_for(device: torch.device, regime: str, *, exposed: bool = False) -> Callable[[Contender], Timer]:
+    """How `regime` is timed on `device`; `exposed` as in `CudaTimer`. Raises `ValueError` for a regime that the device
+    does not have."""
     if device.type == "cuda":
         stream = CudaStream(device)
         overhead_us = empty_pair_us(stream)
-        return lambda contender: CudaTimer(regime, contender, overhead_us, stream)
+        return lambda contender: CudaTimer(regime, contender, overhead_us, stream, exposed=exposed)
     if regime == "graph":
         raise ValueError("the graph regime replays a CUDA graph and needs a CUDA device")
     overhead_us = clock_overhead_ns() / 1000
@@ -121,11 +122,14 @@ class CpuTimer:
 class CudaTimer:
     """CUDA events around one call (`burst`), calls back to back (`sustained`), or a captured graph (`graph`).
 
-    Raises `Unavailable` for what cannot be captured, and in burst for what cannot be hidden.
+    Raises `Unavailable` for what cannot be captured, and in burst for what cannot be hidden; where `exposed` is true,
+    a call that waits for the device within itself is timed in burst with the host's part in it, and says so.
     """
 
-    def __init__(self, regime: str, contender: Contender, overhead_us: float, stream: Stream) -> None:
-        self.regime, self.stream = regime, stream
+    def __init__(
+        self, regime: str, contender: Contender, overhead_us: float, stream: Stream, *, exposed: bool = False
+    ) -> None:
+        self.regime, self.stream, self.exposed, self.waits = regime, stream, exposed, False
         self.start, self.end = stream.event(), stream.event()
         self.cover = GATE if stream.gated else SPIN
         self.spin_us = SPIN_MARGIN_US + 2 * host_us(contender.plans[0], stream.now_us)
@@ -161,7 +165,10 @@ class CudaTimer:
 
     def covered(self, work: Sequence[Callable[[], object]], calls: int | None = None) -> Timed:
         """Device time per call of work that was all enqueued before the device came to it: by the gate, else by a spin
-        that had not ended by then. Raises `Unavailable` where neither can be had."""
+        that had not ended by then. Where neither can be had, what goes by between the events, if that may be; else it
+        raises `Unavailable`."""
+        if self.waits:
+            return self.uncovered(work)
         expired = 0
         for _ in range(TRIES):
             taken = self.behind_gate(work) if self.cover == GATE else self.behind_spin(work)
@@ -173,7 +180,18 @@ class CudaTimer:
                 self.spin_us = min(MOST_SPIN_US, 2 * self.spin_us)
             elif (expired := expired + 1) == TRIES_AT_THE_GATE:
                 self.cover = SPIN
-        raise Unavailable(NEVER_HIDDEN)
+        if not (self.exposed and self.regime == "burst"):
+            raise Unavailable(NEVER_HIDDEN)
+        self.waits = True
+        return self.uncovered(work)
+
+    def uncovered(self, work: Sequence[Callable[[], object]]) -> Timed:
+        """Microseconds per call between two events, on a device that has nothing else to do."""
+        self.enqueue(())
+        self.end.synchronize()
+        host = self.enqueue(work)
+        self.end.synchronize()
+        return Timed(self.stream.elapsed_us(self.start, self.end) / len(work), host, "", False)
 
     def behind_gate(self, work: Sequence[Callable[[], object]]) -> Timed:
         """One try. Hidden by construction, unless the device gave up waiting."""

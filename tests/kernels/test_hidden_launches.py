@@ -124,6 +124,19 @@ def test_what_waits_for_the_device_within_its_call_is_not_timed_in_burst_and_the
     assert stream.given_up, "the device left the gates by itself"
 
 
+def test_a_users_call_that_waits_for_the_device_is_timed_with_the_host_in_it_and_marked() -> None:
+    stream = SimulatedStream(SimulatedHost())
+    plan = call(stream, 10.0, 20.0, waits=True)
+    own = CudaTimer("burst", contender(plan), 0.0, stream, exposed=True)
+    tries = stream.ticket
+    taken = [own([plan]) for _ in range(5)]
+    assert {(one.hidden, one.cover) for one in taken} == {(False, "")}
+    assert median(taken) > 40.0, "both kernels, and the host between them"
+    assert stream.ticket == tries, "no gate is tried again"
+    hidden = CudaTimer("burst", contender(call(stream, 10.0, 20.0)), 0.0, stream, exposed=True)
+    assert hidden([call(stream, 10.0, 20.0)]).hidden
+
+
 def test_what_waits_for_the_device_is_still_timed_back_to_back_and_marked() -> None:
     stream = SimulatedStream(SimulatedHost())
     taken = samples(stream, call(stream, 10.0, 20.0, waits=True), "sustained", 2)
