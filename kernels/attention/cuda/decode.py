@@ -12,8 +12,9 @@ from kernels.attention.cuda.planning import Machine, Problem, fewest_parts, visi
 from kernels.attention.cuda.portable import joining, make_room_for_parts, parameters_but_launch
 from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip, entry_point, padded
 
-MOST_ROWS = 64
-"""Packed rows, queries times heads of a group, up to which this is a way: each 16 or 32 read all of K and V."""
+MOST_ROWS, FEW_ROWS = 128, 64
+"""Packed rows, queries times heads of a group, up to which this is a way, and up to which it is the one to take where
+nothing was measured: each 16 or 32 read all of K and V."""
 MOST_SPLITS = 128
 LEAST_KEYS = 256
 """Keys a block takes at least: fewer, and joining the parts costs more than reading them."""

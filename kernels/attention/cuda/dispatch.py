@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernels.attention.cuda import hopper, small, small_hopper
-from kernels.attention.cuda.decode import Decode, plan_decode
+from kernels.attention.cuda.costs import Costs, costs_for
+from kernels.attention.cuda.decode import FEW_ROWS, Decode, plan_decode
 from kernels.attention.cuda.decode import why_not as why_not_decode
 from kernels.attention.cuda.general import General, plan_general
 from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.planning import Machine, Problem, plan
 from kernels.attention.cuda.portable import Portable
-from kernels.attention.cuda.tuned import Key, Table, table_for
+from kernels.attention.cuda.tuned import FAR, Key, Table, table_for
 from kernels.attention.cuda.variants import padded
 
 LEAST_KEYS_TO_DECODE = 512
@@ -43,15 +44,29 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
 def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
     """The way to take, and why: the measured table's, else by rule. Raises `Unsupported`."""
     found = ways(problem, machine)
-    measured = by_table(problem, found, table_for(machine.chip.name, machine.sm_count))
-    return measured or by_rule(problem, found)
+    chip = machine.chip.name, machine.sm_count
+    return (
+        (padded(problem.head_dim) == problem.head_dim and by_table(problem, found, table_for(*chip), at_most=0.0))
+        or by_costs(problem, machine, found, costs_for(*chip))
+        or by_table(problem, found, table_for(*chip))
+        or by_rule(problem, found)
+    )
 
 
-def by_table(problem: Problem, found: Sequence[Way], table: Table | None) -> tuple[Way, str] | None:
-    """The way that was fastest at the nearest measured size. Windows, masks and lengths were not measured."""
+def by_costs(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:
+    """The way that should take the least time. Lengths that only the device knows have no cost."""
+    made = None if costs is None or problem.lengths is not None else costs.cheapest(found, problem, machine)
+    return None if made is None else (made[0], f"about {made[1]:.3g} us by its tiles, keys and bytes: the least of all")
+
+
+def by_table(
+    problem: Problem, found: Sequence[Way], table: Table | None, *, at_most: float = FAR
+) -> tuple[Way, str] | None:
+    """The way that was fastest at the nearest measured size, so many doublings away at most. Windows, masks and lengths
+    were not measured."""
     if table is None or not problem.is_plain:
         return None
-    picked = table.pick(key_of(problem), [way.name for way in found])
+    picked = table.pick(key_of(problem), [way.name for way in found], at_most)
     return None if picked is None else (next(way for way in found if way.name == picked[0]), picked[1])
 
 
@@ -71,7 +86,8 @@ def key_of(problem: Problem) -> Key:
 def by_rule(problem: Problem, found: Sequence[Way]) -> tuple[Way, str]:
     """Where nothing was measured."""
     by_kind: dict[type, Way] = {type(way): way for way in found}
-    if Decode in by_kind and problem.seq_k >= LEAST_KEYS_TO_DECODE:
+    few = problem.seq_q * problem.group <= FEW_ROWS and problem.seq_k >= LEAST_KEYS_TO_DECODE
+    if Decode in by_kind and few:
         return by_kind[Decode], "few queries over many keys: decoding reads K and V once for a whole group of heads"
     if problem.is_plain and General in by_kind:
         return by_kind[General], "the queries of one head do not fill a tile: the heads of a group are packed"

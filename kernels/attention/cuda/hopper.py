@@ -14,12 +14,33 @@ from itertools import product
 from kernels.attention.cuda.driver import TensorMap, driver
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
-from kernels.attention.cuda.planning import ELEMENT_BYTES, LOG2_E, MAX_BLOCKS, Layout, Machine, Problem, section_for
-from kernels.attention.cuda.variants import C_TYPE, SHORT, padded
+from kernels.attention.cuda.planning import (
+    ELEMENT_BYTES,
+    LOG2_E,
+    MAX_BLOCKS,
+    VECTOR_BYTES,
+    Layout,
+    Machine,
+    Mask,
+    Problem,
+    section_for,
+)
+from kernels.attention.cuda.variants import C_TYPE, SHORT
 
 WARPGROUP_THREADS, WARPGROUP_ROWS = 128, 64
+MASK_TYPES = {
+    "bool": "BoolTensor",
+    "float16": "HalfTensor<Half>",
+    "bfloat16": "HalfTensor<BFloat16>",
+    "float32": "FloatTensor",
+}
+MASK_SHORT = {"bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+MASK_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+MASK_COLUMNS = 8
+"""What a lane fetches of a row of a mask at once; there must be no half of it at a row's end."""
 CHUNK_COLUMNS = 64
-MAX_HEAD_DIM = 128
+HEAD_DIMS = (32, 64, 96, 128, 160, 192, 256)
+"""What a kernel's products are wide; shared memory holds whole chunks of 64 columns."""
 MAP_STRIDE_LIMIT = 2**40  # bytes, of cuTensorMapEncodeTiled
 L2_SHARE = 0.64
 """Of the L2 cache, for the K and V of a section of heads: half of it is as far from an SM as memory is near."""
@@ -45,7 +66,8 @@ class Shape:
 
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory for a padded head dimension: Q once, K and V a stage."""
-        return (self.rows + 2 * self.stages * self.keys) * head_dim * ELEMENT_BYTES
+        columns = -(-head_dim // CHUNK_COLUMNS) * CHUNK_COLUMNS
+        return (self.rows + 2 * self.stages * self.keys) * columns * ELEMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +79,17 @@ class HopperKernel:
     right: bool
     left: bool
     shape: Shape
+    mask: str | None = None
+    """The element type of a mask that is a tensor."""
+    packed: bool = False
+    """Whether it takes sequences of different lengths, one behind the other."""
 
     @property
     def name(self) -> str:
         mask = {(False, False): "full", (True, False): "causal", (True, True): "window", (False, True): "tail"}
-        return f"fa90_{SHORT[self.dtype]}_d{self.head_dim}_{mask[self.right, self.left]}_{self.shape.name}"
+        tensor = "" if self.mask is None else f"_{MASK_SHORT[self.mask]}"
+        tensor += "_packed" if self.packed else ""
+        return f"fa90_{SHORT[self.dtype]}_d{self.head_dim}_{mask[self.right, self.left]}{tensor}_{self.shape.name}"
 
     @property
     def threads(self) -> int:
@@ -76,7 +104,8 @@ class HopperKernel:
         s = self.shape
         numbers = ", ".join(map(str, (self.head_dim, s.warpgroups, s.keys, s.stages)))
         flags = ", ".join(str(flag).lower() for flag in (self.right, self.left, s.ping_pong))
-        config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}>"
+        tensor = ", NoTensor, true" if self.packed else f", {MASK_TYPES[self.mask]}" if self.mask else ""
+        config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}{tensor}>"
         maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in "qkv")
         parameters = f"{maps}, const __grid_constant__ HopperParams p"
         return (
@@ -98,35 +127,59 @@ class HopperParameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("all_heads", "tiles", "seq_q", "seq_k", "head_dim")),
         *((name, ctypes.c_int32) for name in ("last_offset", "first_offset")),
         ("scale_log2", ctypes.c_float),
+        ("mask", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("mask_batch", "mask_head", "mask_row")),
+        *((name, ctypes.c_void_p) for name in ("q_starts", "k_starts")),
+        *((name, ctypes.c_int32) for name in ("sequences", "align_ends")),
     ]
 
 
 FULL, CAUSAL = False, True
+
+
+def turns(warpgroups: int, keys: int, stages: int) -> Shape:
+    """With ping-pong."""
+    return Shape(warpgroups, keys, stages, ping_pong=True)
+
+
 SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
-    (128, FULL): (
-        Shape(2, 128, 2),
-        Shape(2, 128, 2, ping_pong=True),
-        Shape(2, 176, 2),
-        Shape(2, 64, 4, ping_pong=True),
-    ),
-    (128, CAUSAL): (
-        Shape(2, 128, 2),
-        Shape(2, 128, 2, ping_pong=True),
-        Shape(2, 64, 4),
-    ),
-    (64, FULL): (
-        Shape(3, 128, 2, ping_pong=True),
-        Shape(4, 64, 4, ping_pong=True),
-        Shape(2, 128, 3, ping_pong=True),
-    ),
-    (64, CAUSAL): (
-        Shape(3, 128, 2, ping_pong=True),
-        Shape(4, 64, 4),
-        Shape(4, 64, 4, ping_pong=True),
-        Shape(2, 64, 4),
-    ),
+    (32, FULL): (turns(3, 128, 3), turns(4, 64, 4), turns(2, 128, 3)),
+    (32, CAUSAL): (turns(3, 128, 3), turns(4, 64, 4), Shape(2, 64, 4)),
+    (64, FULL): (turns(3, 128, 2), turns(4, 64, 4), turns(2, 128, 3)),
+    (64, CAUSAL): (turns(3, 128, 2), Shape(4, 64, 4), turns(4, 64, 4), Shape(2, 64, 4)),
+    (96, FULL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 176, 2), turns(3, 96, 2)),
+    (96, CAUSAL): (Shape(2, 128, 2), turns(2, 128, 2), turns(3, 96, 2), Shape(2, 64, 4)),
+    (128, FULL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 176, 2), turns(2, 64, 4)),
+    (128, CAUSAL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 64, 4)),
+    (160, FULL): (Shape(2, 112, 2), turns(2, 112, 2), Shape(2, 96, 2)),
+    (160, CAUSAL): (Shape(2, 112, 2), turns(2, 96, 2), Shape(2, 64, 3)),
+    (192, FULL): (Shape(2, 112, 2), turns(2, 112, 2), Shape(2, 96, 2)),
+    (192, CAUSAL): (Shape(2, 112, 2), turns(2, 96, 2), Shape(2, 64, 3)),
+    (256, FULL): (Shape(2, 80, 2), turns(2, 80, 2), turns(2, 64, 2)),
+    (256, CAUSAL): (Shape(2, 80, 2), turns(2, 80, 2), Shape(2, 64, 2)),
 }
 """The shapes that won somewhere, by padded head dimension and mask; the first is for what was not measured."""
+WIDER = {32: 64, 96: 128}
+"""Kernels of another width that compute a head dimension too: the wider are older, and may be as fast."""
+
+MASKED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
+    (64, False): (turns(2, 128, 3),),
+    (64, True): (turns(2, 96, 3),),
+    (128, False): (turns(2, 128, 2),),
+    (128, True): (Shape(2, 96, 2),),
+    (160, False): (Shape(2, 96, 2),),
+    (160, True): (Shape(2, 64, 3),),
+    (192, False): (Shape(2, 96, 2),),
+    (192, True): (Shape(2, 64, 3),),
+}
+"""The same with a mask that is a tensor, by whether its elements take more than 16 bits: keys in groups of 32. At 256
+columns there are no registers for one."""
+
+PACKED_SHAPES = SHAPES | {
+    (64, CAUSAL): (turns(2, 128, 3), Shape(2, 64, 4)),
+    (256, CAUSAL): (Shape(2, 64, 2),),
+}
+"""The same for packed sequences, whose limits take a few registers more."""
 
 
 def table() -> Iterator[HopperKernel]:
@@ -146,28 +199,57 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
     """Why no kernel here computes the problem; None if they do."""
     if not machine.hopper:
         return "this device, or what is compiled for, has no tensor copies and no wgmma"
-    if problem.mask is not None or problem.lengths is not None:
-        return "no masks and no packed sequences of different lengths"
+    if problem.mask is not None and not fetches(problem.mask, problem.seq_k):
+        return "a mask's rows must be contiguous, begin on 16 bytes (8 if boolean) and have a multiple of 8 keys"
     if problem.sign != 1:
         return "no scales that are not positive"
-    if problem.dtype not in C_TYPE or problem.head_dim > MAX_HEAD_DIM or not problem.is_vector:
-        return "head dimensions up to 128, rows that begin on 16 bytes"
-    q, kv = (problem.batch, problem.heads, problem.seq_q), (problem.batch, problem.kv_heads, problem.seq_k)
-    if not (maps(problem.q, q) and maps(problem.k, kv) and maps(problem.v, kv)):
+    if problem.dtype not in C_TYPE or problem.head_dim > HEAD_DIMS[-1] or not problem.is_vector:
+        return "head dimensions up to 256, rows that begin on 16 bytes"
+    if not all(maps(getattr(problem, name), sizes_of(problem, name)) for name in "qkv"):
         return "a tensor map cannot describe these strides"
     return None
+
+
+def sizes_of(problem: Problem, name: str) -> tuple[int, int, int]:
+    """Batches, heads and rows of `q`, `k` or `v` as it lies in memory: packed sequences are one batch."""
+    heads, rows = (problem.heads, problem.seq_q) if name == "q" else (problem.kv_heads, problem.seq_k)
+    if problem.lengths is None:
+        return problem.batch, heads, rows
+    return 1, heads, problem.lengths.total_q if name == "q" else problem.lengths.total_k
+
+
+def fetches(mask: Mask, keys: int) -> bool:
+    """Whether eight neighbouring elements of a mask can be fetched wherever a tile begins."""
+    size = MASK_BYTES[mask.dtype]
+    apart = (mask.address, mask.batch, mask.head, mask.row)
+    return mask.key == size and keys % MASK_COLUMNS == 0 and all(x % min(VECTOR_BYTES, 8 * size) == 0 for x in apart)
 
 
 def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Every kernel here that computes the problem; none where `refusal` gives a reason."""
     if refusal(problem, machine) is not None:
         return []
-    windowed = problem.window_offset is not None
+    windowed, packed = problem.window_offset is not None, problem.lengths is not None
+    tensor = problem.mask.dtype if problem.mask else None
     found = [
-        HopperWay(HopperKernel(problem.dtype, padded(problem.head_dim), problem.causal, windowed, shape), machine)
-        for shape in SHAPES[padded(problem.head_dim), problem.causal]
+        HopperWay(HopperKernel(problem.dtype, head_dim, problem.causal, windowed, shape, tensor, packed), machine)
+        for head_dim in widths(problem.head_dim)
+        for shape in shapes_for(head_dim, problem.causal, tensor, packed)
     ]
     return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
+
+
+def shapes_for(head_dim: int, causal: bool, tensor: str | None, packed: bool) -> tuple[Shape, ...]:
+    """The shapes that have registers for all that a problem has."""
+    if tensor is not None:
+        return MASKED_SHAPES.get((head_dim, MASK_BYTES[tensor] > 2), ())
+    return (PACKED_SHAPES if packed else SHAPES)[head_dim, causal]
+
+
+def widths(head_dim: int) -> list[int]:
+    """The widths of the kernels that compute a head dimension, the usual one first."""
+    least = next(width for width in HEAD_DIMS if head_dim <= width)
+    return [WIDER[least], least] if least in WIDER else [least]
 
 
 def section(problem: Problem, machine: Machine) -> int:
@@ -184,10 +266,14 @@ class HopperWay:
 
     @property
     def name(self) -> str:
-        return f"fa90-{self.kernel.shape.name}"
+        """E.g. `fa90-192x128s2p`; `fa90-192x96s2p-d96` for a kernel that is narrower than the usual one."""
+        head_dim = self.kernel.head_dim
+        return f"fa90-{self.kernel.shape.name}{f'-d{head_dim}' if head_dim in WIDER else ''}"
 
     def tiles(self, problem: Problem) -> int:
-        """Tiles of rows over all sections of heads."""
+        """Tiles of rows over all sections of heads; no less than there can be in packed sequences."""
+        if problem.lengths is not None:
+            return problem.heads * (problem.lengths.total_q // self.kernel.shape.rows + problem.batch)
         heads = section(problem, self.machine)
         return -(-problem.batch * problem.heads // heads) * heads * -(-problem.seq_q // self.kernel.shape.rows)
 
@@ -216,6 +302,15 @@ class HopperWay:
             first_offset=problem.window_offset or 0,
             scale_log2=scale * LOG2_E,
         )
+        if problem.mask is not None:
+            mask = problem.mask
+            parameters.mask, parameters.mask_batch = mask.address, mask.batch
+            parameters.mask_head, parameters.mask_row = mask.head, mask.row
+        if problem.lengths is not None:
+            lengths = problem.lengths
+            parameters.q_starts, parameters.k_starts = lengths.q_starts, lengths.k_starts
+            parameters.sequences, parameters.align_ends = problem.batch, lengths.align_ends
+            parameters.seq_q = lengths.total_q
         q, k, v = map_of(problem, "q", shape.rows), *(map_of(problem, name, shape.keys) for name in "kv")
         return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (q, k, v, parameters))]
 
@@ -223,9 +318,9 @@ class HopperWay:
 def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
     """The map of `q`, `k` or `v`, of which a copy moves `box_rows` rows of 64 columns."""
     layout: Layout = getattr(problem, name)
-    heads, rows = (problem.heads, problem.seq_q) if name == "q" else (problem.kv_heads, problem.seq_k)
+    batch, heads, rows = sizes_of(problem, name)
     row = layout.row or problem.head_dim  # dimensions of size 1 have no stride, and a map wants one
-    sizes, strides = (problem.head_dim, rows, heads, problem.batch), (row, layout.head or row, layout.batch or row)
+    sizes, strides = (problem.head_dim, rows, heads, batch), (row, layout.head or row, layout.batch or row)
     made = driver().tensor_map(
         problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
     )

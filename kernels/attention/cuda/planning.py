@@ -58,6 +58,7 @@ class Lengths:
     k_starts: int
     total_q: int
     align_ends: bool
+    total_k: int = 0
 
 
 @dataclass(frozen=True, slots=True)

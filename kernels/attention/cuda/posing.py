@@ -201,5 +201,7 @@ def varlen_problem_of(
         v=packed_layout(v, "v"),
         out=packed_layout(out, "out"),
         window_offset=left,
-        lengths=Lengths(cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), q.shape[0], alignment == "bottom-right"),
+        lengths=Lengths(
+            cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), q.shape[0], alignment == "bottom-right", k.shape[0]
+        ),
     )

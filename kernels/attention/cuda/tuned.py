@@ -81,23 +81,30 @@ class Table:
 
     about: Mapping[str, Any]
     cells: tuple[Choice, ...] = ()
-    picked: dict[tuple[Key, tuple[str, ...]], tuple[str, str] | None] = field(default_factory=dict, compare=False)
+    picked: dict[tuple[Key, tuple[str, ...], float], tuple[str, str] | None] = field(
+        default_factory=dict, compare=False
+    )
     """What was answered before: a search takes longer than an eager call may."""
 
-    def pick(self, key: Key, names: Sequence[str]) -> tuple[str, str] | None:
+    def pick(self, key: Key, names: Sequence[str], at_most: float = FAR) -> tuple[str, str] | None:
         """One of the ways that compute the problem, and why: the winner of the nearest cell whose winner is among them.
 
-        Into how many parts it cuts the keys depends on the sizes, so that may differ. None where all cells are too far.
+        Into how many parts it cuts the keys depends on the sizes, so that may differ. None where all cells are more
+        than so many doublings away.
         """
-        asked = key, tuple(names)
+        asked = key, tuple(names), at_most
         if asked not in self.picked:
-            self.picked[asked] = self.search(key, names)
+            self.picked[asked] = self.search(key, names, at_most)
         return self.picked[asked]
 
-    def search(self, key: Key, names: Sequence[str]) -> tuple[str, str] | None:
+    def search(self, key: Key, names: Sequence[str], at_most: float = FAR) -> tuple[str, str] | None:
         """`pick`, without memory."""
         by_stem = {stem(name): name for name in names}
-        near = ((distance, cell) for distance, cell in self.nearest(key) if stem(cell.way) in by_stem)
+        near = (
+            (distance, cell)
+            for distance, cell in self.nearest(key)
+            if distance <= at_most and stem(cell.way) in by_stem
+        )
         found = next(near, None)
         if found is None:
             return None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.attention.cuda import hopper
 from kernels.attention.cuda.hopper import HopperKernel, HopperWay
 from kernels.attention.cuda.launching import Step
 from kernels.attention.cuda.planning import Machine
@@ -31,6 +32,7 @@ class Case:
     blocks: int = 3
     l2_bytes: int = 1 << 20
     with_lse: bool = True
+    mask: torch.Tensor | None = None
 
 
 def draw(kernel: HopperKernel | GroupKernel, batch: int, heads: int, kv_heads: int, *sizes: int) -> Tensors:
@@ -66,23 +68,27 @@ def attend(
     buffers = HostBuffers(lse=lse.data_ptr() if case.with_lse else 0)
     causal = kernel.right if isinstance(kernel, HopperKernel) else kernel.causal
     causal = causal and case.window is None
-    problem = problem_of(q, k, v, made, causal=causal, alignment=case.alignment, window=case.window)
+    problem = problem_of(q, k, v, made, causal=causal, alignment=case.alignment, window=case.window, mask=case.mask)
     way: HopperWay | SmallHopper
     if isinstance(kernel, HopperKernel):
         assert (problem.causal, problem.window_offset is not None) == (kernel.right, kernel.left)
+        assert hopper.refusal(problem, Machine(HOPPER, 132, 50 << 20, hopper=True)) is None
         way = HopperWay(kernel, Machine(HOPPER, case.blocks, case.l2_bytes, hopper=True))
     else:
         way = SmallHopper(kernel)
     steps: list[Step] = way.steps(problem, 1 / math.sqrt(q.shape[3]), buffers)  # type: ignore[arg-type]
     [step] = steps
     step = dataclasses.replace(step, entry=entry or kernel)
-    program.run(step, [q, k, v, made, lse, *buffers.memory], scratch, schedule)
+    masks = [] if case.mask is None else [case.mask.view(torch.uint8) if case.mask.dtype == torch.bool else case.mask]
+    program.run(step, [q, k, v, made, lse, *masks, *buffers.memory], scratch, schedule)
     for counter in buffers.memory:
         assert not bool(counter.any()), "a counter is not zero after the launch"
     return made, lse
 
 
-def expected(tensors: Tensors, right: int | None, left: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def expected(
+    tensors: Tensors, right: int | None, left: int | None, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention in float64 where row r sees keys r + left to r + right; zeros and -inf for a row that sees none."""
     q, k, v = tensors
     k64, v64 = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
@@ -93,6 +99,10 @@ def expected(tensors: Tensors, right: int | None, left: int | None) -> tuple[tor
         seen &= distance <= right
     if left is not None:
         seen &= distance >= left
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask.double()
     scores = scores.masked_fill(~seen, -math.inf)
     return torch.softmax(scores, -1).nan_to_num(0.0) @ v64, torch.logsumexp(scores, -1)
 
@@ -111,7 +121,7 @@ def complaint(
     kernel: HopperKernel | GroupKernel, tensors: Tensors, case: Case, out: torch.Tensor, lse: torch.Tensor
 ) -> str | None:
     """What is wrong with an answer; None if nothing is."""
-    want, want_lse = expected(tensors, *limits_of(kernel, tensors, case))
+    want, want_lse = expected(tensors, *limits_of(kernel, tensors, case), case.mask)
     if not bool(out.isfinite().all()):
         return "an element was not written, or is not a number"
     error = (out.double() - want).norm().item()

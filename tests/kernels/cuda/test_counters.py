@@ -30,7 +30,7 @@ def draw(batch: int, heads: int, seq_q: int, seq_k: int, kv_heads: int, head_dim
     return [torch.zeros(size, dtype=torch.bfloat16) for size in sizes]
 
 
-PERSISTENT = (1, 2, 600, 600, 2)
+PERSISTENT = (1, 8, 600, 600, 8)
 """Takes the Hopper kernel, which hands out its tiles by a counter."""
 DECODING = (2, 8, 1, 4096, 2)
 """Takes the decoding kernel, which counts the parts of each of its 4 items."""
@@ -71,7 +71,7 @@ def test_no_captured_launch_shares_a_counter_with_any_other_whatever_the_order(
     stub: Stub, engine: OnCpu, quick: Quick
 ) -> None:
     chance, world = random.Random(5), World(stub)
-    shapes = [PERSISTENT, DECODING, (1, 2, 600, 700, 1), (3, 8, 1, 2048, 2), (1, 16, 1, 8192, 2)]
+    shapes = [PERSISTENT, DECODING, (1, 8, 600, 700, 8), (3, 8, 1, 2048, 2), (1, 16, 1, 8192, 2)]
     counted = 0
     for graph in range(40):
         engine.host.stream = chance.choice((0x1000, 0x2000, 0x3000))
@@ -230,4 +230,4 @@ def test_buffers_know_the_stream_as_it_is_now(stub: Stub, engine: OnCpu) -> None
     engine.host.stream = 0x7000
     now = Buffers.now(engine)
     assert (now.stream, now.capturing, now.has_state) == (0x7000, False, False)
-    assert isinstance(bind(*draw(*PERSISTENT), torch.empty(1, 2, 600, 64).bfloat16(), engine=engine), Bound)
+    assert isinstance(bind(*draw(*PERSISTENT), torch.empty(1, 8, 600, 64).bfloat16(), engine=engine), Bound)

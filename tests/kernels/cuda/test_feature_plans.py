@@ -166,7 +166,7 @@ def test_packed_tensors_that_contradict_their_lengths_are_refused() -> None:
     def posed(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Problem:
         return varlen_problem_of(x, x, x, x, a, b, 10, 10, causal=False, alignment="bottom-right", window=None)
 
-    assert posed(q, starts, starts).lengths == Lengths(starts.data_ptr(), starts.data_ptr(), 10, True)
+    assert posed(q, starts, starts).lengths == Lengths(starts.data_ptr(), starts.data_ptr(), 10, True, 10)
     for tensors, words in (
         ((q[None], starts, starts), "total"),
         ((q, starts.long(), starts), "int32"),

@@ -35,7 +35,10 @@ KERNEL = HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 2, ping_pong=Tru
 FEW_KEYS = GroupKernel("float16", 128, False, GroupShape(1, 4, 64, 4))
 """Its warpgroups leave their results where K and V were."""
 FILES = {
-    HopperKernel: (("problem.cuh", "wgmma.cuh"), ("schedule.cuh", "producer.cuh", "consumer.cuh", "fa90.cuh")),
+    HopperKernel: (
+        ("problem.cuh", "wgmma.cuh"),
+        ("schedule.cuh", "mask.cuh", "producer.cuh", "consumer.cuh", "fa90.cuh"),
+    ),
     GroupKernel: (("wgmma.cuh", "../small/exchange.cuh"), ("../small/warpgroups.cuh",)),
 }
 """By kind of kernel: what it includes, and what mistakes are put into; from source/hopper."""

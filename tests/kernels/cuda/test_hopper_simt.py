@@ -35,7 +35,12 @@ WIDE = HopperKernel("float16", 128, False, False, SHAPES[128, False][2])
 DEEP = HopperKernel("bfloat16", 128, True, False, SHAPES[128, True][1])
 WINDOW = HopperKernel("float16", 64, True, True, Shape(4, 64, 4, ping_pong=True))
 TAIL = HopperKernel("bfloat16", 128, False, True, Shape(2, 64, 2, ping_pong=True))
-KERNELS = (PLAIN, THREE, FOUR, WIDE, DEEP, WINDOW, TAIL)
+BROAD = HopperKernel("bfloat16", 256, True, False, SHAPES[256, True][1])
+ODD = HopperKernel("float16", 160, False, False, SHAPES[160, False][0])
+UNEVEN = HopperKernel("bfloat16", 192, True, False, SHAPES[192, True][1])
+LEAN = HopperKernel("bfloat16", 96, True, False, SHAPES[96, True][2])
+THIN = HopperKernel("float16", 32, False, False, SHAPES[32, False][0])
+KERNELS = (PLAIN, THREE, FOUR, WIDE, DEEP, WINDOW, TAIL, BROAD, ODD, UNEVEN, LEAN, THIN)
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
 WINDOWS = {WINDOW: (70, 5), TAIL: (70, -1)}
 
@@ -94,6 +99,14 @@ def test_windows_are_right_where_they_begin_end_and_see_nothing(
     assert_right(program, WINDOW, tensors, tmp_path, case=Case(window=window))
     tensors = draw(TAIL, 1, 1, 1, seq_q, seq_k)
     assert_right(program, TAIL, tensors, tmp_path, case=Case(window=(window[0], -1), alignment="bottom-right"))
+
+
+@pytest.mark.parametrize("kernel", [BROAD, ODD, UNEVEN, LEAN, THIN], ids=lambda kernel: kernel.name)
+def test_head_dimensions_of_every_width_are_right_where_they_fill_it_and_where_they_do_not(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel
+) -> None:
+    for head_dim in (kernel.head_dim, kernel.head_dim - 8, kernel.head_dim - 24):
+        assert_right(program, kernel, draw(kernel, 1, 2, 1, 77, 170, head_dim), tmp_path)
 
 
 @pytest.mark.parametrize("head_dim", [8, 40, 72, 120])

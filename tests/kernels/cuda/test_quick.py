@@ -174,7 +174,7 @@ def test_kernels_with_a_counter_have_one_for_each_stream(stub: Stub) -> None:
         for stream in (0x1000, 0x2000):
             engine.host.stream = stream
             for seq in (600, 700):
-                call(quick, draw(1, 2, seq, 64))
+                call(quick, draw(1, 8, seq, 64))
                 launch = stub.launch()
                 assert launch.stream == stream
                 assert launch.name.startswith(b"fa90")
@@ -186,7 +186,7 @@ def test_kernels_with_a_counter_have_one_for_each_stream(stub: Stub) -> None:
 def test_a_captured_launch_has_a_counter_that_no_other_launch_uses(stub: Stub) -> None:
     engine = OnCpu(hopper=True)
     quick = Quick(bind_call, lambda device: engine, as_operator)
-    tensors = draw(1, 2, 600, 64)
+    tensors = draw(1, 8, 600, 64)
 
     def counter() -> int:
         call(quick, tensors)

@@ -125,6 +125,7 @@ DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, int column, int 
     simt::carry_out(box);
 }
 
+DEVICE void stores_before_products() {}
 DEVICE void warpgroup_fence() {}
 DEVICE void warpgroup_commit() { simt::commit_products(); }
 template <int pending>
@@ -173,6 +174,20 @@ DEVICE int uniform(int x) {
   simt::lane().word = (u32)x;
   simt::ask(simt::Request::FIRST);
   return (int)simt::lane().word;
+}
+
+template <class T>
+DEVICE T load_global_or_zero(const char* from, bool there) {
+  T found = {};
+  if (!there) return found;
+  if ((uintptr_t)from % sizeof(T)) simt::fail("misaligned load");
+  for (const simt::Span& span : simt::global_memory)
+    if (from >= span.from && from + sizeof(T) <= span.from + span.size) {
+      std::memcpy(&found, from, sizeof found);
+      return found;
+    }
+  simt::fail("a load outside of every buffer");
+  return found;
 }
 
 DEVICE void store_global(char* to, const Chunk& c) {

@@ -4,6 +4,7 @@
 // columns, two from 2 (lane % 4) on. Register 4 i + 2 r + e is column 8 i + e of row r. Packed to 16 bits in pairs, the same
 // registers are the A operand of the next product.
 #pragma once
+#include "hopper/mask.cuh"
 #include "hopper/producer.cuh"
 #include "hopper/wgmma.cuh"
 
@@ -14,11 +15,13 @@ struct Consumer {
   Barriers<C> barriers;
   int warpgroup, warp, lane;
   u32 q_matrix, k_matrix, v_matrix;  // as wgmma addresses them; stage 0
+  u32 v_tiles;                       // shared memory
 
   float out[C::OUT_REGISTERS];
   float score[C::SCORE_REGISTERS];
   u32 weight[C::SCORE_REGISTERS / 2];  // exponentials, packed
   float top[2], sum[2], correction[2];
+  MaskTile<typename C::Mask, C::KEYS> given;  // the mask of the tile whose scores come next
 
   static constexpr int UNITS = 16;  // wgmma counts shared memory in 16 bytes
   static constexpr int BOTH_TURNS = 2 * C::WARPGROUP_THREADS;
@@ -57,8 +60,8 @@ struct Consumer {
     const int column = n * C::KEYS + 2 * (lane & 3), row = first_row(tile);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      int end = p.seq_k;  // first key that this row does not see
-      if (C::BOUNDED_RIGHT) end = min(end, row + 8 * r + p.last_offset + 1);
+      int end = keys_of<C>(p, tile);  // first key that this row does not see
+      if (C::BOUNDED_RIGHT) end = min(end, row + 8 * r + p.last_offset + shift_of<C>(tile) + 1);
       end -= column;
 #pragma unroll
       for (int i = 0; i < C::KEYS / 8; i++)
@@ -66,7 +69,7 @@ struct Consumer {
         for (int e = 0; e < 2; e++)
           if (8 * i + e >= end) score[4 * i + 2 * r + e] = MINUS_INFINITY;
       if (C::BOUNDED_LEFT) {
-        const int begin = row + 8 * r + p.first_offset - column;
+        const int begin = row + 8 * r + p.first_offset + shift_of<C>(tile) - column;
 #pragma unroll
         for (int i = 0; i < C::KEYS / 8; i++)
 #pragma unroll
@@ -74,6 +77,26 @@ struct Consumer {
             if (8 * i + e < begin) score[4 * i + 2 * r + e] = MINUS_INFINITY;
       }
     }
+  }
+
+  // Asks for the mask of tile n, which is there by the time the scores are. Rows that Q does not have read the last one's.
+  __device__ __forceinline__ void fetch_mask(const Tile& tile, int n) {
+    if constexpr (C::HAS_TENSOR) {
+      const char* head = p.mask + tile.batch * p.mask_batch + tile.head * p.mask_head;
+      const int row = first_row(tile), last = p.seq_q - 1;
+      const char* const rows[2] = {head + min(row, last) * p.mask_row, head + min(row + 8, last) * p.mask_row};
+      given.fetch(rows, n * C::KEYS, p.seq_k, lane);
+    }
+  }
+
+  // From here on a kernel with a mask has scaled scores, in units of the natural exponent: a mask's largest negative numbers
+  // stay numbers, so where all keys of a row have one and the same, they all weigh the same.
+  __device__ __forceinline__ void add_mask() {
+    if constexpr (C::HAS_TENSOR) given.add_to(score, p.scale_log2 * LN_2, lane);
+  }
+  __device__ __forceinline__ float scale_of_row(float most) const {
+    if constexpr (!C::HAS_TENSOR) return scale_for(most, p.scale_log2);
+    return fabsf(most) * LOG2_E_OF_MASK >= LARGEST ? 0.5f : scale_for(most, LOG2_E_OF_MASK);
   }
 
   // Scores become exp2(scale_log2 (score - top)); `correction` is what sums so far are to be multiplied by.
@@ -89,7 +112,7 @@ struct Consumer {
       float most = fmaxf(even, odd);
       most = fmaxf(most, shuffle_xor(most, 1));
       most = fmaxf(most, shuffle_xor(most, 2));
-      const float scale = scale_for(most, p.scale_log2);
+      const float scale = scale_of_row(most);
       const float subtrahend = most == MINUS_INFINITY ? 0.0f : rounded_product(most, scale);  // inf - inf is NaN
       correction[r] = exp2_approx(rounded_product(top[r], scale) - subtrahend);
       top[r] = most;
@@ -131,20 +154,39 @@ struct Consumer {
     if (lane == 0) barrier_arrive(empty);
   }
 
+  // Rows of V behind the end of a packed sequence are the next one's: zeros in their place, for nothing of another sequence may
+  // be felt, not even a NaN that is weighed with zero. Every warpgroup writes the same.
+  __device__ __forceinline__ void empty_foreign_rows(const Tile& tile, int n, int stage) const {
+    if constexpr (C::PACKED) {
+      const int from = tile.seq_k - n * C::KEYS;
+      if (from >= C::KEYS) return;
+      const int thread = warp * 32 + lane;
+      for (int i = from * 8 + thread; i < C::KEYS * 8; i += C::WARPGROUP_THREADS)
+#pragma unroll
+        for (int chunk = 0; chunk < C::CHUNKS; chunk++)
+          store_shared(v_tiles + stage * C::KV_BYTES + chunk * C::KV_CHUNK_BYTES + i * 16, Chunk{0, 0, 0, 0});
+      stores_before_products();
+      named_sync(C::EMPTIED + warpgroup, C::WARPGROUP_THREADS);
+    }
+  }
+
   // Products of two tiles of keys are under way at once: the scores of tile n and the output of tile n + 1. The softmax of tile n
   // runs under the latter.
   __device__ __forceinline__ void step(const Tile& tile, int n, Place<C>& place, bool masked) {
     const Place<C> following = place.next();
+    fetch_mask(tile, n);
     barrier_wait(barriers.k_full(following.stage), following.parity);
     await_turn();
     start_scores(following.stage);
     barrier_wait(barriers.v_full(place.stage), place.parity);
+    empty_foreign_rows(tile, n + 1, place.stage);
     start_output(place.stage);
     pass_turn();
     warpgroup_wait<1>();
     settled(score);
     release(barriers.k_empty(following.stage));
     if (n == tile.first) release(barriers.q_empty());
+    add_mask();
     if (masked) mask(tile, n);
     softmax();
     warpgroup_wait<0>();
@@ -159,7 +201,7 @@ struct Consumer {
   // gathers a warp's lanes between a wait and a release; here one that fell behind could still be waiting two phases later.
   __device__ __forceinline__ int skip_unseen(const Tile& tile, int n, Place<C>& place) const {
     if (!C::BOUNDED_RIGHT || C::WARPGROUPS * C::WARPGROUP_ROWS <= C::KEYS) return n;
-    const int end = tile.row0 + (warpgroup + 1) * C::WARPGROUP_ROWS + p.last_offset;
+    const int end = tile.row0 + (warpgroup + 1) * C::WARPGROUP_ROWS + p.last_offset + shift_of<C>(tile);
     for (; n > tile.first && n * C::KEYS >= end; n--, place = place.next()) {
       barrier_wait(barriers.k_full(place.stage), place.parity);
       sync_warp();
@@ -176,22 +218,25 @@ struct Consumer {
   __device__ __forceinline__ void attend(const Tile& tile, Place<C>& place) {
     // Tiles n with first_free <= n < end_free need no mask for any row of this warpgroup.
     const int rows_begin = tile.row0 + warpgroup * C::WARPGROUP_ROWS;
-    int end_free = p.seq_k / C::KEYS, first_free = tile.first;
+    const int seq_k = keys_of<C>(p, tile);
+    int end_free = seq_k / C::KEYS, first_free = tile.first;
     if (C::BOUNDED_RIGHT) {
-      const int seen = rows_begin + p.last_offset + 1;
+      const int seen = rows_begin + p.last_offset + shift_of<C>(tile) + 1;
       end_free = min(end_free, seen <= 0 ? 0 : seen / C::KEYS);
     }
     if (C::BOUNDED_LEFT) {
-      const int unseen = rows_begin + C::WARPGROUP_ROWS - 1 + p.first_offset;
+      const int unseen = rows_begin + C::WARPGROUP_ROWS - 1 + p.first_offset + shift_of<C>(tile);
       if (unseen > 0) first_free = (unseen + C::KEYS - 1) / C::KEYS;
     }
     int n = skip_unseen(tile, tile.last - 1, place);
+    fetch_mask(tile, n);
     barrier_wait(barriers.k_full(place.stage), place.parity);
     start_scores(place.stage);
     warpgroup_wait<0>();
     settled(score);
     release(barriers.k_empty(place.stage));
     if (n == tile.first) release(barriers.q_empty());
+    add_mask();
     if (n >= end_free || (C::BOUNDED_LEFT && n < first_free)) mask(tile, n);
     softmax();
     pack_weights();
@@ -202,6 +247,7 @@ struct Consumer {
     if (C::BOUNDED_LEFT)
       for (; n >= tile.first; n--) step(tile, n, place, true);
     barrier_wait(barriers.v_full(place.stage), place.parity);
+    empty_foreign_rows(tile, tile.first, place.stage);
     start_output(place.stage);
     warpgroup_wait<0>();
     settled(out);
@@ -211,22 +257,20 @@ struct Consumer {
 
   // ---- results
 
-  // A quad of lanes holds 32 columns of a row in pieces of two. Exchanged as a 4x4 transpose, each lane has eight in a row.
-  __device__ __forceinline__ Chunk gathered(u32 a, u32 b, u32 c, u32 d) const {
-    const bool odd = lane & 1, high = lane & 2;
-    u32 other = shuffle_xor(odd ? a : b, 1);
-    if (odd) a = other; else b = other;
-    other = shuffle_xor(odd ? c : d, 1);
-    if (odd) c = other; else d = other;
-    other = shuffle_xor(high ? a : c, 2);
-    if (high) a = other; else c = other;
-    other = shuffle_xor(high ? b : d, 2);
-    if (high) b = other; else d = other;
-    return Chunk{a, b, c, d};
+  __device__ __forceinline__ float log_of_sum(float most, float log2_of_total) const {
+    return C::HAS_TENSOR ? most + log2_of_total * LN_2 : (most * p.scale_log2 + log2_of_total) * LN_2;
   }
 
   __device__ __forceinline__ void write(const Tile& tile) {
-    char* head = p.out + tile.batch * p.out_batch + tile.head * p.out_head;
+    i64 to_first = tile.batch * p.out_batch, first = ((i64)tile.batch * (int)p.heads.divisor + tile.head) * p.seq_q;
+    int seq_q = p.seq_q;
+    if constexpr (C::PACKED) {  // read again: kept in registers since the tile began they would be two too many
+      const volatile int* starts = p.q_starts + tile.batch;
+      const int start = starts[0];
+      seq_q = starts[1] - start;
+      to_first = start * p.out_row, first = (i64)tile.head * p.seq_q + start;
+    }
+    char* head = p.out + tile.head * p.out_head + to_first;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       float total = sum[r];
@@ -240,12 +284,13 @@ struct Consumer {
         u32 pair[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) pair[j] = pack<T>(out[16 * i + 4 * j + 2 * r] * inverse, out[16 * i + 4 * j + 2 * r + 1] * inverse);
-        const Chunk chunk = gathered(pair[0], pair[1], pair[2], pair[3]);
-        if (row < p.seq_q && 32 * i + 8 * (lane & 3) < p.head_dim) store_global(to + 64 * i, chunk);
+        // A quad of lanes holds 32 columns of a row in pieces of two; now each lane has eight in a row.
+        const Chunk chunk = across_quad(pair[0], pair[1], pair[2], pair[3], lane);
+        if (row < seq_q && 32 * i + 8 * (lane & 3) < p.head_dim) store_global(to + 64 * i, chunk);
       }
-      if (p.lse && row < p.seq_q && (lane & 3) == 0)
-        p.lse[((i64)tile.batch * (int)p.heads.divisor + tile.head) * p.seq_q + row] =
-            total == 0.0f ? MINUS_INFINITY : (top[r] * p.scale_log2 + log2_approx(total)) * LN_2;
+      if (p.lse && row < seq_q && (lane & 3) == 0)
+        p.lse[first + row] =
+            total == 0.0f ? MINUS_INFINITY : log_of_sum(top[r], log2_approx(total));
     }
   }
 
@@ -260,7 +305,10 @@ struct Consumer {
       const int index = uniform(lane == 0 ? *tile_slot : 0);
       if (index == NO_MORE_TILES) break;
       Tile tile;
-      tile_of<C>(p, index, tile);
+      if constexpr (C::PACKED)
+        tile = packed_tile<C>(p, index, uniform(lane == 0 ? tile_slot[1] : 0), uniform(lane == 0 ? tile_slot[2] : 0));
+      else
+        tile_of<C>(p, index, tile);
 #pragma unroll
       for (int i = 0; i < C::OUT_REGISTERS; i++) out[i] = 0.0f;
 #pragma unroll

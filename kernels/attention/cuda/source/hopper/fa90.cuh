@@ -13,7 +13,7 @@ template <class C>
 DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorMap& v, const HopperParams& p) {
   SHARED_MEMORY(memory);
   __shared__ __align__(8) u64 barrier_words[C::BARRIERS];
-  __shared__ int tile_slot;
+  __shared__ int tile_slot[C::SLOT_WORDS];
   const u32 q_tile = shared_address(memory), k_tiles = q_tile + C::Q_BYTES, v_tiles = k_tiles + C::STAGES * C::KV_BYTES;
   const Barriers<C> barriers = {shared_address(barrier_words)};
   const int thread = (int)threadIdx.x, warpgroup = uniform(thread / C::WARPGROUP_THREADS);
@@ -31,7 +31,7 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
     }
     fewer_registers<C::PRODUCER_REGISTERS>();
     if (thread == 0) {
-      const Producer<C> producer = {p, q, k, v, barriers, q_tile, k_tiles, v_tiles, &tile_slot};
+      const Producer<C> producer = {p, q, k, v, barriers, q_tile, k_tiles, v_tiles, tile_slot};
       producer.run();
     }
   } else {
@@ -43,6 +43,7 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
     consumer.q_matrix = matrix(rows, 16);
     consumer.k_matrix = matrix(k_tiles, 16);
     consumer.v_matrix = matrix(v_tiles, C::KV_CHUNK_BYTES);
-    consumer.run(&tile_slot);
+    consumer.v_tiles = v_tiles;
+    consumer.run(tile_slot);
   }
 }

@@ -61,6 +61,9 @@ DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, int column, int 
 
 // ---- warpgroups
 
+// What this thread has stored in shared memory is seen by the wgmma that follow a barrier.
+DEVICE void stores_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Registers written by ordinary instructions, and shared memory, are ready for the wgmma that follow.
 DEVICE void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -94,6 +97,26 @@ DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;
 // The same in all lanes of a warp, and known to be.
 DEVICE int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 DEVICE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+
+template <class T>
+DEVICE T load_global_or_zero(const char* from, bool there);
+
+SPECIALISED Chunk load_global_or_zero<Chunk>(const char* from, bool there) {
+  Chunk c;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+      "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+      : "=&r"(c.x), "=&r"(c.y), "=&r"(c.z), "=&r"(c.w) : "l"(from), "r"((int)there));
+  return c;
+}
+SPECIALISED Words load_global_or_zero<Words>(const char* from, bool there) {
+  Words w;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0;\n"
+      "@p ld.global.nc.v2.b32 {%0, %1}, [%2]; }"
+      : "=&r"(w.x), "=&r"(w.y) : "l"(from), "r"((int)there));
+  return w;
+}
 
 DEVICE void store_global(char* to, const Chunk& c) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w) : "memory");

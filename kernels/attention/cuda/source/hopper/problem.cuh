@@ -19,4 +19,10 @@ struct HopperParams {
   int last_offset;        // row r sees no key after r + last_offset, if the kernel is BOUNDED_RIGHT
   int first_offset;       // row r sees no key before r + first_offset, if the kernel is BOUNDED_LEFT
   float scale_log2;       // scale * log2(e): exp(scale x) = exp2(scale_log2 x)
+  const char* mask;       // read only by kernels that HAS_TENSOR: added to the scaled scores, or which keys are seen
+  i64 mask_batch, mask_head, mask_row;  // strides in bytes, 0 where it is broadcast; its last dimension is contiguous
+  const int* q_starts;    // read only by kernels that are PACKED: sequence b is rows q_starts[b] .. q_starts[b + 1] - 1
+  const int* k_starts;
+  int sequences;          // of which some may be empty; `tiles` is then no less than there can be, and seq_q all rows there are
+  int align_ends;         // both offsets count from the last key of a sequence for its last row
 };

@@ -20,12 +20,20 @@ struct Producer {
   }
 
   __device__ __forceinline__ void copy_q(int index, const Tile& tile) const {
+    if constexpr (C::PACKED) tile_slot[1] = tile.head, tile_slot[2] = tile.row0 / C::ROWS, index = tile.batch;
     *tile_slot = index;  // published by the barrier's phase, like Q
     barrier_arrive_expecting(barriers.q_full(), C::Q_BYTES);
 #pragma unroll
     for (int chunk = 0; chunk < C::CHUNKS; chunk++)
-      copy_box(q_tile + chunk * C::Q_CHUNK_BYTES, q, barriers.q_full(), chunk * C::CHUNK_COLUMNS, tile.row0, tile.head, tile.batch);
+      copy_box(q_tile + chunk * C::Q_CHUNK_BYTES, q, barriers.q_full(), chunk * C::CHUNK_COLUMNS, q_row(tile), tile.head, tensor(tile));
   }
+
+  // Where a tile lies in its tensors: packed sequences are one batch.
+  static __device__ __forceinline__ int q_row(const Tile& tile) { return C::PACKED ? tile.q_start + tile.row0 : tile.row0; }
+  static __device__ __forceinline__ int k_row(const Tile& tile, int n) {
+    return C::PACKED ? tile.k_start + n * C::KEYS : n * C::KEYS;
+  }
+  static __device__ __forceinline__ int tensor(const Tile& tile) { return C::PACKED ? 0 : tile.batch; }
 
   // Each block's first tile is its own number; the others are taken from a counter, and only once the last copies of the tile
   // before have been started: taken earlier, a block busy with a long tile would hold a second one back from idle blocks.
@@ -44,21 +52,27 @@ struct Producer {
   __device__ __forceinline__ void run() const {
     Place<C> place = {0, 1};  // an empty ring: the phase before the first counts as ended
     u32 q_parity = 1;
+    Sequences<C> sequences = {0, 0, 0};
+    if constexpr (C::PACKED) sequences.open(p);
     for (int index = (int)blockIdx.x; index < p.tiles; index = next_tile()) {
       Tile tile;
-      if (!tile_of<C>(p, index, tile)) continue;
+      if constexpr (C::PACKED) {
+        if (!sequences.find(p, index, tile)) break;
+      } else {
+        if (!tile_of<C>(p, index, tile)) continue;
+      }
       const int kv_head = divide(tile.head, p.group);
       bool q_is_due = true;
       for (int n = tile.last - 1; n >= tile.first; n--, place = place.next()) {
         barrier_wait(barriers.k_empty(place.stage), place.parity);
-        copy_kv(k_tiles + place.stage * C::KV_BYTES, k, barriers.k_full(place.stage), n * C::KEYS, kv_head, tile.batch);
+        copy_kv(k_tiles + place.stage * C::KV_BYTES, k, barriers.k_full(place.stage), k_row(tile, n), kv_head, tensor(tile));
         if (q_is_due) {  // after the first K, which need not wait for the last tile's rows to be read
           barrier_wait(barriers.q_empty(), q_parity);
           copy_q(index, tile);
           q_is_due = false;
         }
         barrier_wait(barriers.v_empty(place.stage), place.parity);
-        copy_kv(v_tiles + place.stage * C::KV_BYTES, v, barriers.v_full(place.stage), n * C::KEYS, kv_head, tile.batch);
+        copy_kv(v_tiles + place.stage * C::KV_BYTES, v, barriers.v_full(place.stage), k_row(tile, n), kv_head, tensor(tile));
       }
       if (q_is_due) {  // rows that see no key: the consumers write zeros
         barrier_wait(barriers.q_empty(), q_parity);

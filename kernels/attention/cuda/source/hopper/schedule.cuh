@@ -2,26 +2,46 @@
 #pragma once
 #include "hopper/problem.cuh"
 
+// What the elements of a mask are that is given as a tensor.
+struct NoTensor {
+  static constexpr int BYTES = 0;
+};
+struct BoolTensor {
+  static constexpr int BYTES = 1;
+};
+template <class TYPE>
+struct HalfTensor {
+  typedef TYPE T;
+  static constexpr int BYTES = 2;
+};
+struct FloatTensor {
+  static constexpr int BYTES = 4;
+};
+
 // How a kernel is built. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
-template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_>
+template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, class MASK = NoTensor, bool PACKED_ = false>
 struct Hopper {
   typedef TYPE T;
-  static constexpr int D = HEAD_DIM;  // padded: 64 or 128
+  typedef MASK Mask;
+  static constexpr int D = HEAD_DIM;  // padded: a multiple of 32, at most 256
   static constexpr int WARPGROUPS = WARPGROUPS_, KEYS = KEYS_, STAGES = STAGES_;
   static constexpr bool BOUNDED_RIGHT = RIGHT;       // causal, or the right edge of a window
   static constexpr bool BOUNDED_LEFT = LEFT;         // the left edge of a window
+  static constexpr bool HAS_TENSOR = MASK::BYTES > 0;  // a mask that is a tensor
+  static constexpr bool PACKED = PACKED_;            // sequences of different lengths, one behind the other
   static constexpr bool PING_PONG = PING_PONG_;      // warpgroups take turns at the tensor cores
 
   static constexpr int WARPGROUP_THREADS = 128, WARPGROUP_ROWS = 64, WARPS_PER_WARPGROUP = 4;
   static constexpr int ROWS = WARPGROUPS * WARPGROUP_ROWS;
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128;  // what one tensor copy moves: 64 columns of each row
-  static constexpr int CHUNKS = D / CHUNK_COLUMNS;
+  static constexpr int CHUNKS = (D + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
   static constexpr int Q_CHUNK_BYTES = ROWS * CHUNK_ROW_BYTES, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;
   static constexpr int KV_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, KV_BYTES = CHUNKS * KV_CHUNK_BYTES;
   static constexpr int BARRIERS = 2 + 4 * STAGES;
+  static constexpr int SLOT_WORDS = PACKED ? 3 : 1;  // what tells a block's consumers which tile they have
 
   // Named barriers: 1 to WARPGROUPS are the turns of ping-pong, 0 is the whole block's.
-  static constexpr int PRODUCER_WARP_THREADS = 32, BARRIERS_READY = WARPGROUPS + 1;
+  static constexpr int PRODUCER_WARP_THREADS = 32, BARRIERS_READY = WARPGROUPS + 1, EMPTIED = WARPGROUPS + 2;
   static constexpr int READY_THREADS = PRODUCER_WARP_THREADS + WARPGROUPS * WARPGROUP_THREADS;
 
   // Registers a thread, in steps of 8. The producer, which only copies, gives most of its own to the consumers; together they
@@ -36,6 +56,74 @@ struct Hopper {
 // One tile of work: ROWS rows of one head, and the tiles of keys first .. last - 1 that they see.
 struct Tile {
   int batch, head, row0, first, last;
+  int q_start, k_start, seq_q, seq_k;  // of a packed sequence
+  int shift;                           // what its limits count from
+};
+
+// How many rows and keys there are, and where they begin in their tensors.
+template <class C>
+DEVICE int rows_of(const HopperParams& p, const Tile& tile) {
+  return C::PACKED ? tile.seq_q : p.seq_q;
+}
+template <class C>
+DEVICE int keys_of(const HopperParams& p, const Tile& tile) {
+  return C::PACKED ? tile.seq_k : p.seq_k;
+}
+template <class C>
+DEVICE int shift_of(const Tile& tile) {
+  return C::PACKED ? tile.shift : 0;
+}
+
+// The tiles of keys that a tile's rows see, once it is known which rows those are.
+template <class C>
+DEVICE void find_keys(const HopperParams& p, Tile& tile) {
+  const int seq_q = rows_of<C>(p, tile), seq_k = keys_of<C>(p, tile), shift = shift_of<C>(tile);
+  tile.first = 0;
+  tile.last = (seq_k + C::KEYS - 1) / C::KEYS;
+  if (C::BOUNDED_RIGHT) {
+    const int end = (tile.row0 + C::ROWS < seq_q ? tile.row0 + C::ROWS : seq_q) + p.last_offset + shift;  // first key not seen
+    const int last = end <= 0 ? 0 : (end + C::KEYS - 1) / C::KEYS;
+    tile.last = last < tile.last ? last : tile.last;
+  }
+  if (C::BOUNDED_LEFT) {
+    const int begin = tile.row0 + p.first_offset + shift;
+    tile.first = begin <= 0 ? 0 : begin / C::KEYS;
+    tile.first = tile.first < tile.last ? tile.first : tile.last;
+  }
+}
+
+// Row tile `row_tile` of a head of a packed sequence, whose lengths only the device knows.
+template <class C>
+DEVICE Tile packed_tile(const HopperParams& p, int batch, int head, int row_tile) {
+  Tile tile;
+  tile.batch = batch, tile.head = head, tile.row0 = row_tile * C::ROWS;
+  tile.q_start = p.q_starts[batch], tile.k_start = p.k_starts[batch];
+  tile.seq_q = p.q_starts[batch + 1] - tile.q_start, tile.seq_k = p.k_starts[batch + 1] - tile.k_start;
+  tile.shift = p.align_ends ? tile.seq_k - tile.seq_q : 0;
+  find_keys<C>(p, tile);
+  return tile;
+}
+
+// A block's way through the sequences: it is given ever larger numbers of tiles, and counts on from where it was. Head after
+// head, so that a head's keys stay near; the rows that see most first.
+template <class C>
+struct Sequences {
+  int batch, before, row_tiles;  // the sequence at hand, the tiles of those before it, its tiles in one head
+  __device__ __forceinline__ void open(const HopperParams& p) {
+    if (batch < p.sequences) row_tiles = (p.q_starts[batch + 1] - p.q_starts[batch] + C::ROWS - 1) / C::ROWS;
+  }
+  // False where there is no such tile.
+  __device__ __forceinline__ bool find(const HopperParams& p, int index, Tile& tile) {
+    const int heads = (int)p.heads.divisor;
+    while (batch < p.sequences && index >= before + heads * row_tiles) {
+      before += heads * row_tiles, batch++;
+      open(p);
+    }
+    if (batch >= p.sequences) return false;
+    const int head = (int)((u32)(index - before) / (u32)row_tiles), place = index - before - head * row_tiles;
+    tile = packed_tile<C>(p, batch, head, C::BOUNDED_RIGHT ? row_tiles - 1 - place : place);
+    return true;
+  }
 };
 
 // False for the surplus heads of the last section.
@@ -57,18 +145,7 @@ DEVICE bool tile_of(const HopperParams& p, int index, Tile& tile) {
   tile.batch = divide(head_of_all, p.heads);
   tile.head = head_of_all - tile.batch * (int)p.heads.divisor;
   tile.row0 = row_tile * C::ROWS;
-  tile.first = 0;
-  tile.last = (p.seq_k + C::KEYS - 1) / C::KEYS;
-  if (C::BOUNDED_RIGHT) {
-    const int end = (tile.row0 + C::ROWS < p.seq_q ? tile.row0 + C::ROWS : p.seq_q) + p.last_offset;  // first key not seen
-    const int last = end <= 0 ? 0 : (end + C::KEYS - 1) / C::KEYS;
-    tile.last = last < tile.last ? last : tile.last;
-  }
-  if (C::BOUNDED_LEFT) {
-    const int begin = tile.row0 + p.first_offset;
-    tile.first = begin <= 0 ? 0 : begin / C::KEYS;
-    tile.first = tile.first < tile.last ? tile.first : tile.last;
-  }
+  find_keys<C>(p, tile);
   return true;
 }
 

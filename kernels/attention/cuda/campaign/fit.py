@@ -1,0 +1,190 @@
+"""Fits the prices that dispatch goes by to recorded times, and says how good its choices are.
+
+    python3 -m kernels.attention.cuda.campaign.fit --rows ROWS.jsonl ... --costs COSTS.json [--held-out HELD.jsonl]
+
+A row is a cell and the microseconds that each way took in a graph. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.attention.cuda.campaign.cells import Cell
+from kernels.attention.cuda.campaign.race import read
+from kernels.attention.cuda.costs import TERMS, Costs, Terms, kinds_of, terms
+from kernels.attention.cuda.dispatch import ways
+from kernels.attention.cuda.explaining import machine_named
+from kernels.attention.cuda.planning import Layout, Machine, Problem
+
+SWEEPS = 400
+NEAR = 4.0
+"""How fast a time loses weight with its distance from the best of its cell."""
+ENOUGH, LEAST = 4 * len(TERMS), 5
+"""Fewer times than the first say too little of a kind alone, and fewer than the second of it and its like together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One way in one cell: what it has to do, and how long that took."""
+
+    kinds: tuple[str, str]
+    work: Terms
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """A cell's ways by name."""
+
+    cell: Cell
+    ways: Mapping[str, Timed]
+    near: float | None = None
+    """The best time where not all ways are here."""
+
+    @property
+    def best(self) -> float:
+        return self.near or min(one.us for one in self.ways.values())
+
+
+def problem_of_cell(cell: Cell) -> Problem:
+    """A cell's problem with dense tensors."""
+
+    def dense(heads: int, rows: int) -> Layout:
+        return Layout(heads * rows * cell.head_dim, rows * cell.head_dim, cell.head_dim, 4096)
+
+    q, k = dense(cell.heads, cell.seq_q), dense(cell.kv_heads, cell.seq_k)
+    sizes = (cell.batch, cell.heads, cell.kv_heads, cell.seq_q, cell.seq_k, cell.head_dim)
+    return Problem(cell.dtype, *sizes, cell.causal, 0, q, k, k, q)
+
+
+def races(rows: Sequence[Mapping[str, Any]], machine: Machine) -> Iterator[Race]:
+    """The rows that have times, with what each way has to do."""
+    for row in rows:
+        if not row.get("us"):
+            continue
+        cell = Cell("fit", **row["cell"])
+        problem = problem_of_cell(cell)
+        found = {}
+        for way in ways(problem, machine):
+            us, work = (row["us"] | row.get("rough", {})).get(way.name), terms(way, problem, machine)
+            if us is not None and work is not None:
+                found[way.name] = Timed(kinds_of(way, problem), work, us)
+        if found:
+            yield Race(cell, found)
+
+
+def price(timed: Sequence[tuple[Terms, float, float]]) -> Terms:
+    """Prices, none negative, for which the squares of relative errors are least: (work, microseconds, weight) each."""
+    count = len(TERMS)
+    matrix = [[0.0] * count for _ in range(count)]
+    right = [0.0] * count
+    for work, us, weight in timed:
+        row = [x / us for x in work]
+        for i in range(count):
+            right[i] += weight * row[i]
+            for j in range(count):
+                matrix[i][j] += weight * row[i] * row[j]
+    found = [0.0] * count
+    for _ in range(SWEEPS):
+        for i in range(count):
+            if matrix[i][i] > 0.0:
+                rest = right[i] - sum(matrix[i][j] * found[j] for j in range(count) if j != i)
+                found[i] = max(0.0, rest / matrix[i][i])
+    return tuple(found)
+
+
+def predicted(prices: Terms, work: Terms) -> float:
+    return sum(map(float.__mul__, prices, work))
+
+
+def fit(found: Sequence[Race]) -> dict[str, Terms]:
+    """Prices for every kind with enough times. A way near its cell's best counts more."""
+    by_kind: dict[str, list[tuple[Terms, float, float]]] = defaultdict(list)
+    for race in found:
+        for one in race.ways.values():
+            for kind in one.kinds:
+                by_kind[kind].append((one.work, one.us, 1.0 / (1.0 + NEAR * (one.us / race.best - 1.0))))
+    least = {kind: LEAST if kind.split()[2] == "any" else ENOUGH for kind in by_kind}
+    return {kind: price(timed) for kind, timed in sorted(by_kind.items()) if len(timed) >= least[kind]}
+
+
+def price_of(one: Timed, prices: Mapping[str, Terms]) -> Terms | None:
+    """A way's own price, or that of its like; None where there is neither."""
+    return next((prices[kind] for kind in one.kinds if kind in prices), None)
+
+
+def regret(race: Race, prices: Mapping[str, Terms]) -> float | None:
+    """How many times as long as the best the way that the prices choose took; None where nothing has a price."""
+    known = {
+        name: predicted(own, one.work) for name, one in race.ways.items() if (own := price_of(one, prices)) is not None
+    }
+    return race.ways[min(known, key=known.__getitem__)].us / race.best if known else None
+
+
+def judged(found: Sequence[Race], prices: Mapping[str, Terms]) -> dict[str, float]:
+    """Of the choices: how many, and their regret."""
+    values = sorted(x for race in found if (x := regret(race, prices)) is not None)
+    if not values:
+        return {"cells": 0}
+    return {
+        "cells": len(values),
+        "mean": round(statistics.mean(values), 4),
+        "median": round(statistics.median(values), 4),
+        "p95": round(values[min(len(values) - 1, math.ceil(0.95 * len(values)) - 1)], 4),
+        "worst": round(values[-1], 4),
+    }
+
+
+def crossed(found: Sequence[Race], parts: int = 5) -> dict[str, float]:
+    """The same for cells that the prices have not seen: each fifth judged by the other four."""
+    order, values = list(found), []
+    random.Random(1).shuffle(order)
+    for part in range(parts):
+        prices = fit([race for i, race in enumerate(order) if i % parts != part])
+        values += [(race, prices) for i, race in enumerate(order) if i % parts == part]
+    every = sorted(x for race, prices in values if (x := regret(race, prices)) is not None)
+    return {"cells": len(every), "p95": round(every[math.ceil(0.95 * len(every)) - 1], 4), "worst": round(every[-1], 4)}
+
+
+def text(costs: Costs) -> str:
+    """The file's contents: the same prices are always the same bytes."""
+    rows = ",\n  ".join(
+        f"{json.dumps(kind)}: {json.dumps([float(f'{x:.4g}') for x in price])}" for kind, price in costs.prices.items()
+    )
+    about = json.dumps(dict(costs.about), sort_keys=True)
+    return f'{{\n "schema": 1,\n "about": {about},\n "terms": {json.dumps(TERMS)},\n "prices": {{\n  {rows}\n }}\n}}\n'
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rows", type=Path, nargs="+", required=True, help="what the prices are fitted to")
+    parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="rows that only judge")
+    parser.add_argument("--chip", default="h200")
+    parser.add_argument("--costs", type=Path, help="the file to write")
+    asked = parser.parse_args(arguments)
+    machine = machine_named(asked.chip)
+    seen = [race for path in asked.rows for race in races(read(path), machine)]
+    prices = fit(seen)
+    about: dict[str, Any] = {"chip": machine.chip.name, "sm_count": machine.sm_count, "fitted": judged(seen, prices)}
+    about["crossed"] = crossed(seen)
+    unseen = [race for path in asked.held_out for race in races(read(path), machine)]
+    if unseen:
+        about["held_out"] = judged(unseen, prices)
+    sys.stdout.write(json.dumps(about) + "\n")
+    if asked.costs:
+        asked.costs.write_text(text(Costs(about, prices)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+// A mask given as a tensor: fetched eight columns a lane, handed round the quad, added to the scaled scores.
+#pragma once
+#include "hopper/schedule.cuh"
+
+constexpr float LOG2_E_OF_MASK = 1.4426950408889634f;
+
+// Registers a, b, c, d of lane i of a quad become those that lanes 0, 1, 2, 3 had as their i-th: a 4x4 transpose.
+DEVICE Chunk across_quad(u32 a, u32 b, u32 c, u32 d, int lane) {
+  const bool odd = lane & 1, high = lane & 2;
+  u32 other = shuffle_xor(odd ? a : b, 1);
+  if (odd) a = other; else b = other;
+  other = shuffle_xor(odd ? c : d, 1);
+  if (odd) c = other; else d = other;
+  other = shuffle_xor(high ? a : c, 2);
+  if (high) a = other; else c = other;
+  other = shuffle_xor(high ? b : d, 2);
+  if (high) b = other; else d = other;
+  return Chunk{a, b, c, d};
+}
+
+// The mask of one tile of keys, for the two rows of a lane. Columns come in groups of 32: a lane fetches eight in a row, and
+// `own` makes of a row's group what belongs to the lane's scores: columns 8 i + 2 (lane % 4) and the next, i from 0 to 3.
+template <class M, int KEYS>
+struct MaskTile {
+  static constexpr int GROUPS = KEYS / 32, WORDS = 2 * M::BYTES;  // a lane's eight columns of a group
+  static_assert(M::BYTES == 0 || KEYS % 32 == 0, "a quad fetches 32 columns");
+  u32 words[2][GROUPS][WORDS];
+
+  // `row`: where each of the two rows' mask begins; columns from seq_k on are left 0, and hidden by the problem's edge.
+  __device__ __forceinline__ void fetch(const char* const (&row)[2], int column, int seq_k, int lane) {
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int g = 0; g < GROUPS; g++) {
+        const int first = column + 32 * g + 8 * (lane & 3);
+        const bool there = first < seq_k;
+        const char* from = row[r] + (i64)first * M::BYTES;
+        u32(&to)[WORDS] = words[r][g];
+        if constexpr (M::BYTES == 1) {
+          const Words w = load_global_or_zero<Words>(from, there);
+          to[0] = w.x, to[1] = w.y;
+        } else {
+#pragma unroll
+          for (int part = 0; part < WORDS / 4; part++) {
+            const Chunk c = load_global_or_zero<Chunk>(from + 16 * part, there);
+            to[4 * part] = c.x, to[4 * part + 1] = c.y, to[4 * part + 2] = c.z, to[4 * part + 3] = c.w;
+          }
+        }
+      }
+  }
+
+  // Scores of the lane become scale score + mask, in units of the natural exponent.
+  template <class SCORES>
+  __device__ __forceinline__ void add_to(SCORES& score, float scale, int lane) const {
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int g = 0; g < GROUPS; g++) {
+        float bias[8];
+        own(words[r][g], bias, lane);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            float& s = score[16 * g + 4 * i + 2 * r + e];
+            s = fused(s, scale, bias[2 * i + e]);
+          }
+      }
+  }
+
+  static __device__ __forceinline__ void own(const u32 (&w)[WORDS], float (&bias)[8], int lane) {
+    if constexpr (M::BYTES == 1) {
+      // Bytes in pairs: lane i has pairs 0 to 3 of its eight columns, and wants the i-th of each lane.
+      const bool odd = lane & 1, high = lane & 2;
+      u32 low = w[0], top = w[1];
+      u32 other = shuffle_xor(high ? low : top, 2);
+      if (high) low = other; else top = other;  // pairs of this lane's half, of lanes i and i ^ 2
+      const u32 give = odd ? (low & 0xffff) | top << 16 : low >> 16 | (top & 0xffff0000);
+      other = shuffle_xor(give, 1);
+      low = odd ? (other & 0xffff) | (low & 0xffff0000) : (low & 0xffff) | other << 16;
+      top = odd ? other >> 16 | (top & 0xffff0000) : (top & 0xffff) | (other & 0xffff0000);
+#pragma unroll
+      for (int i = 0; i < 8; i++) bias[i] = (i < 4 ? low : top) & 0xffu << 8 * (i % 4) ? 0.0f : MINUS_INFINITY;
+    } else if constexpr (M::BYTES == 2) {
+      const Chunk c = across_quad(w[0], w[1], w[2], w[3], lane);
+      const u32 pair[4] = {c.x, c.y, c.z, c.w};
+#pragma unroll
+      for (int i = 0; i < 8; i++) bias[i] = unpack<typename M::T>((u16)(pair[i / 2] >> 16 * (i % 2)));
+    } else {
+      const Chunk even = across_quad(w[0], w[2], w[4], w[6], lane), odd = across_quad(w[1], w[3], w[5], w[7], lane);
+      const u32 pairs[8] = {even.x, odd.x, even.y, odd.y, even.z, odd.z, even.w, odd.w};
+#pragma unroll
+      for (int i = 0; i < 8; i++) bias[i] = __int_as_float((int)pairs[i]);
+    }
+  }
+};
+template <int KEYS>
+struct MaskTile<NoTensor, KEYS> {};

@@ -1,0 +1,121 @@
+"""Masks that are tensors on the Hopper kernel, run on the CPU with a fiber for each thread, against float64."""
+
+from __future__ import annotations
+
+import math
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.attention.cuda import hopper
+from kernels.attention.cuda.hopper import MASKED_SHAPES, HopperKernel, Shape
+from kernels.attention.cuda.planning import Layout, Machine, Mask, Problem
+from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
+from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
+from tests.kernels.cuda.stub_driver import HOPPER, can_stub, stub_libcuda
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
+    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
+)
+
+BOOL = HopperKernel("bfloat16", 64, False, False, MASKED_SHAPES[64, False][0], "bool")
+HALF = HopperKernel("float16", 128, True, False, MASKED_SHAPES[128, False][0], "float16")
+BRAIN = HopperKernel("bfloat16", 64, False, False, Shape(3, 64, 4, ping_pong=True), "bfloat16")
+FLOAT = HopperKernel("bfloat16", 128, False, False, MASKED_SHAPES[128, True][0], "float32")
+WINDOW = HopperKernel("bfloat16", 64, True, True, MASKED_SHAPES[64, False][0], "bool")
+KERNELS = (BOOL, HALF, BRAIN, FLOAT, WINDOW)
+DTYPES = {"bool": torch.bool, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
+    folder = tmp_path_factory.mktemp("masks")
+    with stub_libcuda(folder):
+        yield compile_hopper(KERNELS, "HopperParams", folder)
+
+
+def mask_for(kernel: HopperKernel, *shape: int) -> torch.Tensor:
+    """Every third key hidden, or numbers of which some are -inf."""
+    assert kernel.mask is not None
+    generator = torch.Generator().manual_seed(sum(shape))
+    hidden = torch.rand(shape, generator=generator) < 0.3
+    if kernel.mask == "bool":
+        return ~hidden
+    numbers = torch.randn(shape, generator=generator).masked_fill(hidden, -math.inf)
+    return numbers.to(DTYPES[kernel.mask])
+
+
+def case_of(kernel: HopperKernel, mask: torch.Tensor) -> Case:
+    return Case(mask=mask, window=(70, 5) if kernel.left else None)
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), WAITING, RELEASING, SHUFFLED], ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_a_mask_of_every_type_agrees_with_float64_however_copies_and_products_are_timed(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel, schedule: Schedule
+) -> None:
+    tensors, case = draw(kernel, 1, 2, 1, 150, 264), case_of(kernel, mask_for(kernel, 1, 2, 150, 264))
+    assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, schedule, case)) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 72), (1, 3, 65, 72), (65, 72), (2, 3, 1, 72), (1, 72)])
+@pytest.mark.parametrize("kernel", [BOOL, BRAIN, FLOAT], ids=lambda kernel: kernel.name)
+def test_a_mask_is_broadcast_over_batches_heads_and_rows(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel, shape: tuple[int, ...]
+) -> None:
+    tensors, case = draw(kernel, 2, 3, 3, 65, 72), case_of(kernel, mask_for(kernel, *shape))
+    assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, SHUFFLED, case)) is None
+
+
+@pytest.mark.parametrize("kernel", [BOOL, BRAIN, FLOAT], ids=lambda kernel: kernel.name)
+def test_a_row_of_which_the_mask_hides_every_key_is_zero(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel
+) -> None:
+    mask = mask_for(kernel, 1, 1, 70, 136)
+    mask[:, :, 3] = mask[:, :, 64:67] = False if kernel.mask == "bool" else -math.inf
+    tensors, case = draw(kernel, 1, 1, 1, 70, 136), case_of(kernel, mask)
+    out, lse = attend(program, kernel, tensors, tmp_path, SHUFFLED, case)
+    assert complaint(kernel, tensors, case, out, lse) is None
+    assert bool((out[:, :, 3] == 0).all())
+
+
+@pytest.mark.parametrize("kernel", [BRAIN, FLOAT], ids=lambda kernel: kernel.name)
+def test_the_most_negative_number_hides_a_key_beside_others_and_no_key_where_all_have_it(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel
+) -> None:
+    mask = mask_for(kernel, 1, 1, 70, 136)
+    least = torch.finfo(mask.dtype).min
+    mask = mask.masked_fill(mask == -math.inf, least)
+    mask[:, :, 5] = least
+    tensors = draw(kernel, 1, 1, 1, 70, 136)
+    out, _ = attend(program, kernel, tensors, tmp_path, SHUFFLED, Case(mask=mask))
+    mean = tensors[2].double().mean(2)
+    assert bool(out.isfinite().all())
+    assert (out[:, :, 5].double() - mean).norm() < 1e-2 * mean.norm()
+    hidden = Case(mask=mask.masked_fill(mask == least, -math.inf), with_lse=False)
+    hidden_out = attend(program, kernel, tensors, tmp_path, SHUFFLED, hidden)[0]
+    rest = [row for row in range(70) if row != 5]
+    assert torch.equal(out[:, :, rest], hidden_out[:, :, rest])
+
+
+def test_masks_that_lie_otherwise_are_left_to_the_portable_kernel_with_the_reason() -> None:
+    machine, lies = Machine(HOPPER, 132, 50 << 20, hopper=True), Layout(16 * 64 * 64, 64 * 64, 64, 4096)
+    plain = Problem("bfloat16", 1, 16, 16, 64, 64, 64, False, 0, lies, lies, lies, lies)
+    good = Mask("bool", 4096, 0, 0, 64, 1)
+    assert hopper.ways(replace(plain, mask=good), machine)
+    for bad in (
+        replace(good, key=2),
+        replace(good, key=0),
+        replace(good, row=60),
+        replace(good, address=4097),
+        Mask("float32", 4096, 0, 0, 264, 4),
+    ):
+        assert "a mask's rows must be contiguous" in (hopper.refusal(replace(plain, mask=bad), machine) or "")
+        assert hopper.ways(replace(plain, mask=bad), machine) == []
+    assert hopper.refusal(replace(plain, mask=good, seq_k=60), machine) is not None

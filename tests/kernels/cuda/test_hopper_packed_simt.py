@@ -1,0 +1,143 @@
+"""Sequences of different lengths on the Hopper kernel, run on the CPU with a fiber for each thread, against float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.attention.cuda.hopper import SHAPES, HopperKernel, HopperWay, Shape
+from kernels.attention.cuda.planning import Machine
+from kernels.attention.cuda.posing import varlen_problem_of
+from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
+from tests.kernels.cuda.simt_ways import HostBuffers
+from tests.kernels.cuda.stub_driver import HOPPER, can_stub, stub_libcuda
+from tests.kernels.cuda.test_simt import ERROR
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
+    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
+)
+
+FULL = HopperKernel("bfloat16", 64, False, False, SHAPES[64, False][0], packed=True)
+CAUSAL = HopperKernel("float16", 128, True, False, SHAPES[128, True][0], packed=True)
+WINDOW = HopperKernel("bfloat16", 64, True, True, Shape(2, 64, 4), packed=True)
+KERNELS = (FULL, CAUSAL, WINDOW)
+LENGTHS = ((1, 1), (200, 130), (0, 70), (64, 64), (70, 0), (33, 300), (260, 259))
+SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
+    folder = tmp_path_factory.mktemp("packed")
+    with stub_libcuda(folder):
+        yield compile_hopper(KERNELS, "HopperParams", folder)
+
+
+def starts_of(lengths: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
+def draw(kernel: HopperKernel, lengths: Sequence[tuple[int, int]], heads: int, kv_heads: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(len(lengths))
+    sizes = [(sum(q for q, _ in lengths), heads), *[(sum(k for _, k in lengths), kv_heads)] * 2]
+    return [
+        torch.randn(rows, count, kernel.head_dim, generator=generator).to(getattr(torch, kernel.dtype))
+        for rows, count in sizes
+    ]
+
+
+def attend(
+    program: HopperProgram,
+    kernel: HopperKernel,
+    tensors: list[torch.Tensor],
+    lengths: Sequence[tuple[int, int]],
+    scratch: Path,
+    schedule: Schedule,
+    alignment: str,
+    blocks: int = 3,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and the log-sum-exp, each NaN where nothing was written; asserts that the counter is zero again."""
+    q, k, v = tensors
+    out, lse = torch.full_like(q, math.nan), torch.full((q.shape[1], q.shape[0]), math.nan)
+    starts = starts_of([a for a, _ in lengths]), starts_of([b for _, b in lengths])
+    problem = varlen_problem_of(
+        q, k, v, out, *starts, 7, 7, causal=kernel.right and not kernel.left, alignment=alignment,
+        window=(70, 5) if kernel.left else None,
+    )  # fmt: skip
+    machine = Machine(HOPPER, blocks, 1 << 20, hopper=True)
+    buffers = HostBuffers(lse=lse.data_ptr())
+    [step] = HopperWay(kernel, machine).steps(problem, 1 / math.sqrt(q.shape[2]), buffers)  # type: ignore[arg-type]
+    program.run(step, [q, k, v, out, lse, *starts, *buffers.memory], scratch, schedule)
+    assert not any(bool(counter.any()) for counter in buffers.memory)
+    return out, lse
+
+
+def expected(
+    kernel: HopperKernel, tensors: list[torch.Tensor], lengths: Sequence[tuple[int, int]], alignment: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, v = (x.double() for x in tensors)
+    group, at_q, at_k, outs, sums = q.shape[1] // k.shape[1], 0, 0, [], []
+    for rows, keys in lengths:
+        own = q[at_q : at_q + rows].transpose(0, 1)
+        k_own, v_own = (x[at_k : at_k + keys].transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
+        scores = own @ k_own.mT / math.sqrt(q.shape[2])
+        distance = torch.arange(keys)[None] - torch.arange(rows)[:, None]
+        distance -= keys - rows if alignment == "bottom-right" else 0
+        seen = torch.ones_like(distance, dtype=torch.bool)
+        if kernel.right:
+            seen &= distance <= (5 if kernel.left else 0)
+        if kernel.left:
+            seen &= distance >= -70
+        scores = scores.masked_fill(~seen, -math.inf)
+        outs.append((torch.softmax(scores, -1).nan_to_num(0.0) @ v_own).transpose(0, 1))
+        sums.append(torch.logsumexp(scores, -1))
+        at_q, at_k = at_q + rows, at_k + keys
+    return torch.cat(outs), torch.cat(sums, 1)
+
+
+@pytest.mark.parametrize("alignment", ["top-left", "bottom-right"])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_sequences_of_any_lengths_agree_with_float64_however_copies_and_products_are_timed(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel, schedule: Schedule, alignment: str
+) -> None:
+    tensors = draw(kernel, LENGTHS, 2, 1)
+    out, lse = attend(program, kernel, tensors, LENGTHS, tmp_path, schedule, alignment)
+    want, want_lse = expected(kernel, tensors, LENGTHS, alignment)
+    assert bool(out.isfinite().all())
+    assert (out.double() - want).norm() < ERROR[kernel.dtype] * want.norm()
+    seen = want_lse.isfinite()
+    assert torch.equal(lse.isfinite(), seen)
+    assert (lse.double() - want_lse)[seen].abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 40])
+def test_any_number_of_blocks_finds_every_tile_of_every_sequence_once(
+    program: HopperProgram, tmp_path: Path, blocks: int
+) -> None:
+    lengths = [(length % 150, length % 90 + 1) for length in range(17, 17 * 23, 17)]
+    tensors = draw(FULL, lengths, 3, 3)
+    out, _ = attend(program, FULL, tensors, lengths, tmp_path, SHUFFLED, "bottom-right", blocks)
+    want, _ = expected(FULL, tensors, lengths, "bottom-right")
+    assert (out.double() - want).norm() < ERROR[FULL.dtype] * want.norm()
+
+
+@pytest.mark.parametrize("kernel", [FULL, CAUSAL], ids=lambda kernel: kernel.name)
+def test_what_is_no_number_in_one_sequence_is_not_felt_in_another(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel
+) -> None:
+    lengths = [(70, 70), (90, 40), (60, 61)]
+    tensors = draw(kernel, lengths, 2, 1)
+    clean, _ = attend(program, kernel, tensors, lengths, tmp_path, RELEASING, "bottom-right")
+    for tensor, (begin, end) in zip(tensors, ((70, 160), (70, 110), (70, 110)), strict=True):
+        tensor[begin:end] = math.nan
+    got, _ = attend(program, kernel, tensors, lengths, tmp_path, RELEASING, "bottom-right")
+    assert torch.equal(got[:70], clean[:70])
+    assert torch.equal(got[160:], clean[160:])
