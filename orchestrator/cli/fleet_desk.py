@@ -15,13 +15,13 @@ from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.jobs import PayloadRef
 from orchestrator.core.fleet.names import fleet_id, is_fleet_id
-from orchestrator.core.fleet.state import FleetState
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.fleets import on_batch
-from orchestrator.fleets.follow import Follower, Seen, summary
+from orchestrator.fleets.begin import begin
+from orchestrator.fleets.follow import Follower
 from orchestrator.fleets.on_runs import RunFleet
 from orchestrator.fleets.orders import Orders
 from orchestrator.fleets.planning import FleetPlan, Price, check_cap, plan_fleet, price_of, with_quotas
@@ -30,7 +30,7 @@ from orchestrator.runs.engine import World
 from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.schedulers import SCHEDULED, check_gate, machine_seconds_of, scheduler_of
-from orchestrator.store.fleets import Control, FleetRecord, FleetStore, listed
+from orchestrator.store.fleets import FleetRecord, FleetStore, listed
 from orchestrator.wiring import Wiring, payload_of
 
 
@@ -215,9 +215,6 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
     )
     if sweep.engine == "batch":
         check_gate(wiring)
-    if scheduled:
-        Purse(wiring.world(), record).take(record.hold_usd)
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
-    store.create(record, plan.children)
-    store.list_as(summary(record, Seen(FleetState(plan.children), Control())))
+    begin(store, record, plan.children, Purse(wiring.world(), record) if scheduled else None)
     return Desk(wiring, store, record, plan.children)

@@ -32,6 +32,7 @@ from orchestrator.core.naming import (
 )
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
+from orchestrator.fleets.decisions import ended, following, held_anew, resumed, summary, with_jobs
 from orchestrator.fleets.on_batch import Place
 from orchestrator.fleets.orders import Orders
 from orchestrator.fleets.purse import Purse, worked_s
@@ -126,12 +127,12 @@ class Follower:
         after = Seen(state, control, self._counts(names, over=state.over))
         if after.over and (after.idle or self.machine_seconds is None):
             self.purse.settle(max(state.usd, self._machines_usd(names)), control.generation)
-        self.store.list_as(summary(self.record, after))
+        self.store.list_as(summary(self.record, after.state, after.control))
         return after
 
     def stop(self, by: str) -> Seen:
         """Ends every job; what is stored stays, and `resume` goes on with the rest."""
-        control = self.store.decide(lambda one: _ended(one, stopped=one.stopped or by))
+        control = self.store.decide(lambda one: ended(one, stopped=one.stopped or by))
         self.scheduler.cancel([job_name(self.record.fleet, job.number) for job in control.jobs])
         return self.step(start=False)
 
@@ -142,9 +143,7 @@ class Follower:
         entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, control.generation))
         settled = entry is None or entry.settled_usd is not None
         if not settled and now < self._ends_at(control):
-            return self.store.decide(
-                lambda one: one.model_copy(update={"paused": "", "stopped": "", "persisted": True})
-            )
+            return self.store.decide(resumed)
         lasts = wall or self.record.ends_at - self.record.created_at
         generation, ends_at = control.generation + 1, now + lasts
         counted = Counter(child.cell.gpu for child in state.open)
@@ -164,8 +163,7 @@ class Follower:
             ),
             generation,
         )
-        fresh = {"paused": "", "stopped": "", "persisted": True, "generation": generation, "ends_at": ends_at}
-        return self.store.decide(lambda one: one.model_copy(update=fresh))
+        return self.store.decide(lambda one: held_anew(one, generation, ends_at))
 
     # --- what children did ---
 
@@ -260,7 +258,7 @@ class Follower:
     def _pause(self, why: str, names: Sequence[str]) -> Control:
         self.say(f"paused: {why}")
         self.scheduler.cancel(names)
-        return self.store.decide(lambda one: _ended(one, paused=one.paused or why))
+        return self.store.decide(lambda one: ended(one, paused=one.paused or why))
 
     def _start(self, state: FleetState, control: Control, found: Sequence[ChildSeen], again: set[int]) -> Control:
         """Submits jobs for the children that no job has: at first all of them; later those that failed, were lost, or
@@ -279,7 +277,10 @@ class Follower:
         if not due or now >= self._ends_at(control):
             return control
         parallel = {**self.record.machines, **{job.gpu: job.parallel for job in control.jobs}}
-        number = max((job.number for job in control.jobs), default=-1) + 1
+        if not self.purse.holds(control.generation):
+            names = [job_name(self.record.fleet, job.number) for job in control.jobs]
+            return self._pause("no money is held for it: `bench fleet resume` holds it and goes on", names)
+        number = following(control)
         fresh = [
             JobRecord(
                 number=number + place,
@@ -290,8 +291,9 @@ class Follower:
             for place, part in enumerate(cut(due, self.scheduler.most_children))
         ]
         # Noted before it is submitted: a client that dies in between leaves a name that the next one submits.
-        control = self.store.decide(lambda one: _with_jobs(one, fresh))
-        self.submit(state, control, fresh)
+        control = self.store.decide(lambda one: with_jobs(one, fresh, control.generation))
+        if noted := [job for job in fresh if job in control.jobs]:
+            self.submit(state, control, noted)
         for child in due:
             self._missing_since.pop(child.index, None)
         return control
@@ -366,33 +368,3 @@ class Follower:
 
     def _ends_at(self, control: Control) -> datetime:
         return control.ends_at or self.record.ends_at
-
-
-def _with_jobs(control: Control, jobs: Sequence[JobRecord]) -> Control:
-    there = {job.number for job in control.jobs}
-    return control.model_copy(update={"jobs": (*control.jobs, *(job for job in jobs if job.number not in there))})
-
-
-def _ended(control: Control, **why: str) -> Control:
-    """No job goes on; `resume` starts others."""
-    following = max((job.number + 1 for job in control.jobs), default=0)
-    return control.model_copy(update={**why, "cancelled": following})
-
-
-def summary(record: FleetRecord, seen: Seen) -> dict[str, str]:
-    """The line of a fleet in the list of fleets."""
-    counts = seen.state.counts
-    control = seen.control
-    state = "stopped" if control.stopped else "paused" if control.paused else "open"
-    state = "over" if seen.state.over else state
-    return {
-        "state": state,
-        "engine": record.engine,
-        "user": record.user,
-        "created_at": record.created_at.isoformat(timespec="seconds"),
-        "children": str(len(seen.state.children)),
-        "stored": str(counts["stored"] + counts["wrong"]),
-        "given_up": str(counts["given_up"]),
-        "hold_usd": str(record.hold_usd),
-        "usd": str(seen.state.usd),
-    }

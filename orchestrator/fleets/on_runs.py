@@ -32,7 +32,8 @@ from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_on_hosts
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
-from orchestrator.fleets.follow import Seen, summary
+from orchestrator.fleets.decisions import summary
+from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.orders import chunked
 from orchestrator.fleets.rows import store_rows
 from orchestrator.runs.engine import Engine, World
@@ -105,7 +106,7 @@ class RunFleet:
                 except BenchError as exc:
                     failures.append(exc)
         seen = self.look()
-        self.store.list_as(summary(self.record, seen))
+        self.store.list_as(summary(self.record, seen.state, seen.control))
         if failures and not seen.state.over and not self.stop.is_set():
             raise failures[0]
         return seen
@@ -127,7 +128,7 @@ class RunFleet:
             engine.request_stop(by, f"{self.record.fleet} was stopped")
             self._tell(self._told(child, engine.follow(), world))
         seen = self.look()
-        self.store.list_as(summary(self.record, seen))
+        self.store.list_as(summary(self.record, seen.state, seen.control))
         return seen
 
     def _work(self, target: str) -> None:
@@ -319,7 +320,7 @@ class RunFleet:
             self._tell(replace(self._line(self.children[index]), state="given_up", reason=why))
         if verdict.pause and not self._state.over:
             self._pause(verdict.pause)
-        self.store.list_as(summary(self.record, Seen(self._state, control)))
+        self.store.list_as(summary(self.record, self._state, control))
 
     def _pause(self, why: str) -> None:
         control = self.store.decide(lambda one: one.model_copy(update={"paused": one.paused or why[:300]}))

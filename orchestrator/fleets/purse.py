@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.ledger.arming import NotArmed, arm
 from orchestrator.core.ledger.budget import Ledger, Refused, authorize, binding, hold, settle
-from orchestrator.core.naming import hold_key, run_of
+from orchestrator.core.naming import hold_key
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import World
 from orchestrator.store.fleets import FleetRecord
@@ -37,32 +37,47 @@ class Purse:
 
         answer = self.world.accounts.change(change)
         if isinstance(answer, Refused):
-            raise BudgetExceeded(
-                f"this fleet can cost up to ${answer.needs}; the cap of ${answer.cap} for {answer.window} has "
-                f"${answer.spent} spent and ${answer.held} held, so ${answer.short_by} is missing",
-                hint=answer.remedy,
-            )
+            raise _too_dear(answer)
 
-    def arm(self, attempt: int, by: str, generation: int = 0) -> bool:
-        """Says that machines are about to be asked for under the hold; False when it is settled or another's turn."""
-        now, key = self.world.clock.now(), hold_key(self.record.fleet, generation)
-        patience = self.world.policy.insert_limit_s
+    def check(self, usd: Decimal) -> None:
+        """Raises `BudgetExceeded` where `usd` could not be held now. Nothing is."""
+        ledger, now, pretend = self.world.ledger.read(), self.world.clock.now(), self.record.mode.simulated
+        verdict = authorize(ledger, self.world.caps, usd, now, run_id=self.record.fleet, pretend=pretend)
+        if isinstance(verdict, Refused):
+            raise _too_dear(verdict)
 
-        def change(ledger: Ledger) -> Ledger | NotArmed:
-            return arm(ledger, key, attempt, by, now, patience)
-
-        return isinstance(self.world.accounts.change(change), Ledger)
+    def holds(self, generation: int = 0) -> bool:
+        """Whether machines may be asked for: the hold is there and not settled, or the fleet costs nothing."""
+        entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, generation))
+        return not self.record.hold_usd or (entry is not None and entry.settled_usd is None)
 
     def settle(self, usd: Decimal, generation: int = 0) -> None:
-        """Replaces the hold by what was spent, once. `usd` is what the fleet has cost in all: what was settled for
-        earlier generations is not counted again."""
-        key, ledger = hold_key(self.record.fleet, generation), self.world.ledger.read()
-        entry = ledger.runs.get(key)
-        if entry is None or entry.settled_usd is not None:
-            return
-        before = [one.spent for name, one in ledger.runs.items() if run_of(name) == self.record.fleet and name != key]
-        own, now = max(Decimal(0), usd - sum(before, Decimal(0))), self.world.clock.now()
-        self.world.accounts.change(lambda ledger: settle(ledger, key, own, now))
+        """Replaces every hold up to `generation` by what was spent, once. `usd` is what the fleet has cost in all: what
+        was settled before is not counted again, and of several holds the earlier ones are used up first."""
+        ledger, now = self.world.ledger.read(), self.world.clock.now()
+        keys = [hold_key(self.record.fleet, number) for number in range(generation + 1)]
+        entries = {key: entry for key in keys if (entry := ledger.runs.get(key)) is not None}
+        left = max(Decimal(0), usd - sum((entry.spent for entry in entries.values()), Decimal(0)))
+        shares: dict[str, Decimal] = {}
+        for key in (unsettled := [key for key, entry in entries.items() if entry.settled_usd is None]):
+            shares[key] = left if key == unsettled[-1] else min(left, entries[key].hold_usd)
+            left -= shares[key]
+        if shares:
+            self.world.accounts.change(lambda ledger: _settled(ledger, shares, now))
+
+
+def _settled(ledger: Ledger, shares: Mapping[str, Decimal], now: datetime) -> Ledger:
+    for key, usd in shares.items():
+        ledger = settle(ledger, key, usd, now)
+    return ledger
+
+
+def _too_dear(answer: Refused) -> BudgetExceeded:
+    return BudgetExceeded(
+        f"this fleet can cost up to ${answer.needs}; the cap of ${answer.cap} for {answer.window} has "
+        f"${answer.spent} spent and ${answer.held} held, so ${answer.short_by} is missing",
+        hint=answer.remedy,
+    )
 
 
 def worked_s(run: Run | None, attempt: int) -> int:

@@ -58,7 +58,8 @@ def _of_fleet(world: World, fleet: str) -> dict[str, Entry]:
         hold_usd=record.hold_usd, held_at=record.created_at, ttl_s=ttl_s, gpu="fleet", note="rebuilt",
         pretend=record.mode.simulated,
     )  # fmt: skip
-    return {hold_key(fleet, generation): entry for generation in range(control.generation + 1)}
+    generations = [one for one in range(control.generation + 1) if one not in control.void]
+    return {hold_key(fleet, generation): entry for generation in generations}
 
 
 def _has_money(name: str) -> str:

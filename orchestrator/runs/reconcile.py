@@ -4,6 +4,7 @@ A client may die between any two of its steps. Whoever looks next (`bench status
 money left) takes each hold that is not settled: its run is driven on as far as it goes, which settles it when its
 machine is gone. A hold whose run has left no events is given back only if its ledger entry shows that no machine was
 ever asked for; else its whole amount counts as spent, once its last deadline is over and the cloud has no such machine.
+Of a fleet it is `fleet_holds` that knows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.naming import RUN_LABEL, hold_key, run_of
 from orchestrator.core.run.fold import replay
 from orchestrator.runs.engine import Engine, World, is_done
+from orchestrator.runs.fleet_holds import unused
 
 MARGIN = timedelta(minutes=10)
 """How far the clocks of two clients may be apart."""
@@ -48,7 +50,11 @@ def reconcile(world: World, *, say: Callable[[Found], None] = lambda _: None) ->
 def _one(world: World, key: str) -> Found:
     run_id = run_of(key)
     if is_fleet_id(run_id):  # it has children in the place of events, and its scheduler knows of its machines
-        return Found(key, False, f"a fleet: `bench fleet status {run_id}` looks after it")
+        entry = world.ledger.read().runs[key]
+        settled = unused(world, run_id, int(key.partition("+")[2] or 0), entry, MARGIN)
+        if settled is None:
+            return Found(key, False, f"a fleet: `bench fleet status {run_id}` looks after it")
+        return _settled(world, key, entry, *settled)
     engine = Engine(world, run_id)
     run = replay(engine.log.read())
     if run is None:

@@ -85,6 +85,10 @@ class Control(_Stored):
     """How often it was resumed after its hold was settled."""
     ends_at: datetime | None = None
     """Of the latest generation, where that is another."""
+    first_job: Count = 0
+    """Jobs below this number were asked for under the holds of earlier generations."""
+    void: tuple[Count, ...] = ()
+    """Generations whose hold is given back, as nothing was ever asked for under it: nothing ever will be."""
 
 
 class FleetStore:

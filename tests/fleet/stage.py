@@ -28,6 +28,7 @@ from orchestrator.core.hosts import parse_target
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.mode import Mode
 from orchestrator.core.run.decide import Policy
+from orchestrator.fleets.begin import begin
 from orchestrator.fleets.follow import Follower
 from orchestrator.fleets.orders import Orders
 from orchestrator.fleets.purse import Purse
@@ -136,8 +137,7 @@ class FleetStage:
             hold_usd=worst if hold_usd is None else hold_usd,
             usd_per_hour=dict.fromkeys(gpus, price), machines=machines,
         )  # fmt: skip
-        Purse(world, record).take(record.hold_usd)
-        FleetStore(self.bucket, world.clock, self.fleet).create(record, self.children)
+        begin(FleetStore(self.bucket, world.clock, self.fleet), record, self.children, Purse(world, record))
         return self.again()
 
     def again(self) -> Follower:
