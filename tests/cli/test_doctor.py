@@ -134,7 +134,7 @@ def test_every_fault_that_a_preflight_can_see_is_named_with_its_remedy(
     found = look(clinic, fault, flags=flags)
     assert (found[check]["level"], remedy in found[check]["remedy"]) == (level, True), found[check]
     assert found[check]["why"]
-    assert not [wrong for one in found.values() if (wrong := wrong_with(one["remedy"]))]
+    assert not [fault_in_it for one in found.values() if (fault_in_it := wrong_with(one["remedy"]))]
     if fault["fault"] not in FAR_REACHING:
         assert wrong(found) == {check}, "nothing is blamed that has nothing to do with it"
 
