@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.permissions import ACCOUNT, BUCKET, BUCKET_LOOKER, LAUNCHER, LOOKER, MACHINE, Need
+from orchestrator.core.permissions import ACCOUNT, BATCH, BUCKET, BUCKET_LOOKER, LAUNCHER, LOOKER, MACHINE, Need
 from orchestrator.embedded.climate import CONDITIONS
 from orchestrator.embedded.weather import EVERY_KEY, KEYS
 from tests.test_architecture import MAY_IMPORT
@@ -16,6 +16,7 @@ from tests.test_architecture import MAY_IMPORT
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = {
     "launcher": (*LAUNCHER, *LOOKER),
+    "batch": BATCH,
     "bucket": (*BUCKET, *BUCKET_LOOKER),
     "account": ACCOUNT,
     "machine": MACHINE,

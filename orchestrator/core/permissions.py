@@ -60,6 +60,23 @@ LOOKER: Final = (
 )
 """On the project, for `bench doctor` and `bench image`; a launch does without them."""
 
+BATCH: Final = (
+    Need("batch.jobs.create", "ask for a fleet's machines", "adapters/batch.py create"),
+    Need("batch.jobs.get", "see what became of them", "adapters/batch.py job"),
+    Need("batch.jobs.delete", "cancel a job, and take one away", "adapters/batch.py cancel"),
+    Need("batch.tasks.list", "see how tasks ended (`bench fleet check-batch`)", "adapters/batch_check.py codes"),
+    Need("compute.instanceTemplates.create", "say what machines are, and when they end", "adapters/batch.py create"),
+    Need("compute.instanceTemplates.get", "let a job use that", "adapters/batch.py create"),
+    Need("compute.instanceTemplates.delete", "take it away", "adapters/batch_templates.py delete"),
+    Need("compute.globalOperations.get", "wait until it is made", "adapters/batch_templates.py insert"),
+    Need(
+        "compute.instances.simulateMaintenanceEvent",
+        "see what a preemption does (`bench fleet check-batch`)",
+        "adapters/batch_check.py preempt",
+    ),
+)
+"""On the project, for fleets on Google Cloud Batch; a launch of one run does without them."""
+
 BUCKET: Final = (
     Need("storage.objects.create", "store payloads, events and cases", "adapters/gcs.py create"),
     Need("storage.objects.get", "read them", "adapters/gcs.py read"),
@@ -77,6 +94,8 @@ ACCOUNT: Final = (Need("iam.serviceAccounts.actAs", "start machines that run as 
 MACHINE: Final = (Need("compute.instances.delete", "delete itself when it is done", "startup/agent/stop.py"),)
 """On instances named bench-…, for the machine's service account."""
 
+BATCH_REPORTER: Final = "roles/batch.agentReporter"
+"""On the project, for the machine's service account: what runs on it tells Batch how its task is."""
 OBJECT_USER: Final = "roles/storage.objectUser"
 """Objects of a bucket: make, read, list, replace and delete; nothing on the bucket itself."""
 OBJECT_VIEWER: Final = "roles/storage.objectViewer"

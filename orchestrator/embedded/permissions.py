@@ -72,7 +72,7 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
     ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs", "batch.jobs.list"),
     ("batch", "POST", rf"projects/{ONE}/locations/{ONE}/jobs", "batch.jobs.create"),
     ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}", "batch.jobs.get"),
-    ("batch", "POST", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}:cancel", "batch.jobs.cancel"),
+    ("batch", "POST", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}:cancel", "batch.jobs.delete"),
     ("batch", "DELETE", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}", "batch.jobs.delete"),
     ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}/taskGroups/{ONE}/tasks", "batch.tasks.list"),
     ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}/taskGroups/{ONE}/tasks/{ONE}", "batch.tasks.get"),
@@ -105,6 +105,8 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
 TESTABLE = (
     *sorted({permission for *_, permission in RULES}),
     "compute.disks.create",
+    "compute.globalOperations.get",
+    "compute.instances.simulateMaintenanceEvent",
     "compute.disks.useReadOnly",
     "compute.images.setLabels",
     "compute.images.useReadOnly",

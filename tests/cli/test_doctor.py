@@ -74,6 +74,8 @@ SEEN: tuple[tuple[dict[str, Any], str, str, str, tuple[str, ...]], ...] = (
     ({"fault": "api_disabled", "api": "compute.googleapis.com"}, "apis", "fail", "gcloud services enable compute.googleapis.com --project=bench-embedded", ()),
     ({"fault": "api_disabled", "api": "storage.googleapis.com"}, "apis", "fail", "gcloud services enable storage.googleapis.com", ()),
     ({"fault": "api_disabled", "api": "iam.googleapis.com"}, "apis", "warn", "gcloud services enable iam.googleapis.com", ()),
+    ({"fault": "api_disabled", "api": "batch.googleapis.com"}, "apis", "warn", "gcloud services enable batch.googleapis.com", ()),
+    ({"fault": "permission_missing", "permission": "batch.jobs.create"}, "roles", "warn", "bench init --project bench-embedded", ()),
     ({"fault": "permission_missing", "permission": "compute.instances.create"}, "roles", "fail", "bench init --project bench-embedded", ()),
     ({"fault": "permission_missing", "permission": "compute.routers.list"}, "roles", "warn", "bench init", ()),
     ({"fault": "permission_missing", "permission": "storage.objects.create"}, "bucket.rights", "fail", "--role=roles/storage.objectUser", ()),

@@ -48,12 +48,12 @@ def test_the_plan_is_shown_and_without_a_yes_nothing_is_done(bench: Bench) -> No
     assert "make the bucket gs://bench-embedded-practice in us-central1" in ran.out
     assert "nothing was done" in ran.out
     assert not (bench.home / "settings.yaml").exists()
-    assert [step["done"] for step in bench(*PRACTISE, "--json").document["steps"]] == [False] * 13
+    assert [step["done"] for step in bench(*PRACTISE, "--json").document["steps"]] == [False] * 14
 
 
 def test_a_second_time_there_is_nothing_to_do(bench: Bench) -> None:
     first = bench(*PRACTISE, "--yes")
-    assert first.out.count("done: ") == 13
+    assert first.out.count("done: ") == 14
     assert "bench doctor" in first.out
     assert "nothing to do" in bench(*PRACTISE, "--yes").out
     assert bench(*PRACTISE, "--yes", "--json").document["steps"] == []
@@ -141,11 +141,11 @@ def test_a_step_that_fails_says_what_is_done_and_how_to_go_on(bench: Bench) -> N
     bench("cloud", "start")
     bench.control("/control/weather", {"faults": [{"fault": "permission_missing", "permission": "iam.roles.create"}]})
     ran = bench(*PRACTISE, "--yes", code=6)
-    assert "2 of 13 steps are done; the rest: `bench init` again" in ran.err
+    assert "2 of 14 steps are done; the rest: `bench init` again" in ran.err
     told = bench(*PRACTISE, "--yes", "--json", code=6)
     assert not any(step["done"] for step in told.document["steps"])
     bench.control("/control/weather", {"faults": []})
-    assert bench(*PRACTISE, "--yes").out.count("done: ") == 11
+    assert bench(*PRACTISE, "--yes").out.count("done: ") == 12
 
 
 def test_an_unusable_settings_file_is_named_before_anything_is_done(bench: Bench) -> None:

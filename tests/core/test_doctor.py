@@ -30,7 +30,7 @@ from orchestrator.core.doctor.verdicts import (
 )
 from orchestrator.core.identity import Identity
 from orchestrator.core.market.catalog import CATALOG, lookup
-from orchestrator.core.permissions import LAUNCHER, LOOKER, names
+from orchestrator.core.permissions import BATCH, LAUNCHER, LOOKER, names
 from orchestrator.core.rest import Answer
 from orchestrator.core.setup.plan import APIS, OWN_MACHINES, machine_grants, older_own_objects
 from orchestrator.core.setup.steps import EnableApis, GrantOnBucket, GrantOnProject, MakeAccount, MakeRole
@@ -131,11 +131,16 @@ def test_what_may_not_be_looked_at_is_a_warning_and_not_a_guess() -> None:
 
 
 def test_permissions_are_counted_and_those_to_look_matter_less() -> None:
-    every = [*names(LAUNCHER), *names(LOOKER)]
+    every = [*names(LAUNCHER), *names(LOOKER), *names(BATCH)]
     path = ":testIamPermissions"
     assert verdict(project.roles, {path: good(permissions=every)}).level is Level.OK
     blind = verdict(project.roles, {path: good(permissions=list(names(LAUNCHER)))})
     assert (blind.level, "compute.routers.list" in blind.why) == (Level.WARN, True)
+    alone = verdict(project.roles, {path: good(permissions=[name for name in every if name != "batch.jobs.create"])})
+    assert (alone.level, alone.why) == (
+        Level.WARN,
+        "enough to launch; missing for fleets on Batch: batch.jobs.create",
+    )
     short = [name for name in every if name != "compute.subnetworks.useExternalIp"]
     lacking = verdict(project.roles, {path: good(permissions=short)})
     assert lacking.level is Level.FAIL
@@ -150,6 +155,9 @@ def test_apis_that_are_not_listed_are_off() -> None:
     on = [{"name": f"projects/1/services/{api}", "state": "ENABLED"} for api in APIS]
     assert verdict(project.apis, {"services": good(services=on)}).level is Level.OK
     assert verdict(project.apis, {"services": good(services=on[:2])}).level is Level.WARN
+    alone = verdict(project.apis, {"services": good(services=on[:-1])})
+    assert (alone.level, alone.steps) == (Level.WARN, (EnableApis("proj-1", ("batch.googleapis.com",)),))
+    assert "launches work, fleets on Batch do not" in alone.why
 
 
 def test_the_clock_is_held_against_any_answer_that_has_a_date() -> None:
@@ -282,7 +290,8 @@ OWN_ROLE = "projects/proj-1/roles/benchMachine"
 @pytest.mark.parametrize(
     ("on_bucket", "on_project", "level", "steps"),
     [
-        (CAREFUL_POLICY, policy(OWN_ROLE, condition=True), Level.OK, ()),
+        (CAREFUL_POLICY, policy(OWN_ROLE, "roles/batch.agentReporter"), Level.OK, ()),
+        (CAREFUL_POLICY, policy(OWN_ROLE, condition=True), Level.WARN, (GrantOnProject,)),
         (policy("roles/storage.objectUser"), policy(OWN_ROLE, condition=True), Level.WARN, ()),
         (OLDER_POLICY, policy(OWN_ROLE, condition=True), Level.WARN, ()),
         (policy(), policy("roles/editor"), Level.OK, ()),

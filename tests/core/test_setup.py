@@ -17,7 +17,7 @@ import pytest
 from orchestrator.adapters.setup import failure
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.places import continent, near
-from orchestrator.core.permissions import ACCOUNT, BUCKET, LAUNCHER, LOOKER, MACHINE, names
+from orchestrator.core.permissions import ACCOUNT, BATCH, BATCH_REPORTER, BUCKET, LAUNCHER, LOOKER, MACHINE, names
 from orchestrator.core.setup import gcloud, terraform
 from orchestrator.core.setup.asked import wanted as asked
 from orchestrator.core.setup.calls import PAUSES_S, TOO_YOUNG_S, survey, take, with_grant
@@ -161,8 +161,9 @@ def test_the_machine_may_delete_machines_of_bench_and_nothing_else_of_the_projec
     steps = setup(replace(WANTED, launcher=""))
     made = [step for step in steps if isinstance(step, MakeRole)]
     assert [(step.role_id, step.permissions) for step in made] == [(MACHINE_ROLE, names(MACHINE))]
-    (granted,) = (step for step in steps if isinstance(step, GrantOnProject))
+    granted, reports = (step for step in steps if isinstance(step, GrantOnProject))
     assert granted.condition == OWN_MACHINES
+    assert reports.role == BATCH_REPORTER, "which lets it say how its own task is, and nothing else"
     assert {type(step) for step in steps if getattr(step, "member", "") == ADA} == set()
 
 
@@ -171,7 +172,7 @@ def test_a_role_that_grew_keeps_what_somebody_added_to_it() -> None:
     (step,) = setup(WANTED, replace(after_all_of_it(), roles=roles))
     assert isinstance(step, MakeRole)
     assert step.exists
-    assert set(step.permissions) == {*names(LAUNCHER, LOOKER), "compute.disks.get"}
+    assert set(step.permissions) == {*names(LAUNCHER, LOOKER, BATCH), "compute.disks.get"}
 
 
 def test_a_bucket_is_mended_where_it_is_kept_otherwise_and_rules_of_others_do_not_matter() -> None:
@@ -192,7 +193,7 @@ def test_settings_that_say_otherwise_are_named_before_they_are_replaced() -> Non
 
 
 def test_every_permission_is_listed_once_and_the_bucket_role_is_no_wider_than_the_code() -> None:
-    every = [need.permission for group in (LAUNCHER, LOOKER, BUCKET, ACCOUNT) for need in group]
+    every = [need.permission for group in (LAUNCHER, LOOKER, BATCH, BUCKET, ACCOUNT) for need in group]
     assert len(every) == len(set(every))
     assert all(need.why and need.code for group in (LAUNCHER, LOOKER, BUCKET, ACCOUNT, MACHINE) for need in group)
 
@@ -392,10 +393,10 @@ def test_terraform_refers_only_to_what_it_declares() -> None:
 def test_what_is_granted_on_the_project_waits_for_resource_manager_and_for_its_role() -> None:
     made = resources_of(terraform.document(setup(WANTED)))
     members = {address: body for address, body in made.items() if address.startswith("google_project_iam_member.")}
-    assert len(members) == 2
+    assert len(members) == 3
     for body in members.values():
         assert "google_project_service.cloudresourcemanager" in body["depends_on"]
-        assert body["role"].startswith("${google_project_iam_custom_role.")
+        assert body["role"].startswith("${google_project_iam_custom_role.") or body["role"] == BATCH_REPORTER
 
 
 def test_what_looks_like_a_template_in_a_name_is_text_in_terraform() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
-from orchestrator.core.permissions import ACCOUNT, ACCOUNT_USER, MACHINE, WRITING_ROLES, names
+from orchestrator.core.permissions import ACCOUNT, ACCOUNT_USER, BATCH_REPORTER, MACHINE, WRITING_ROLES, names
 from orchestrator.core.rest import Answer, Conversation, Request, everything
 from orchestrator.core.setup.calls import account_of, read_policy
 from orchestrator.core.setup.plan import (
@@ -34,6 +34,8 @@ DELETING_ROLES: Final = frozenset(
     }
 )
 """Google's own roles that let a machine delete itself; each lets it do far more."""
+REPORTING_ROLES: Final = frozenset({BATCH_REPORTER, "roles/owner", "roles/editor"})
+"""Roles with which a machine of a fleet on Batch can tell the service how its task is."""
 STORING_ROLES: Final = WRITING_ROLES | {"roles/owner", "roles/editor"}
 COMPUTE: Final = "compute.googleapis.com"
 
@@ -119,6 +121,10 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
         return doubt(
             f"the policy of the {' and the '.join(dark)} may not be read, so this cannot be told", subject.set_up
         )
+    unknown = [role for role in foreign if short(role) != MACHINE_ROLE]
+    if not unknown and not any(grant.role in REPORTING_ROLES for grant in held):
+        why = f"{email} may not report to Batch: runs work, fleets on Batch do not"
+        return doubt(why, "", GrantOnProject(subject.project, BATCH_REPORTER, member))
     if foreign and not ends:
         return fine(f"it can write to the bucket, and has {', '.join(sorted(set(foreign)))}")
     return fine("it can write to the bucket and delete its own machine")

@@ -8,10 +8,10 @@ from typing import Final
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import LOGIN, Verdict, bad, doubt, fine, refused
 from orchestrator.core.identity import Identity
-from orchestrator.core.permissions import LAUNCHER, LOOKER, names
+from orchestrator.core.permissions import BATCH, LAUNCHER, LOOKER, names
 from orchestrator.core.rest import Conversation, Request
 from orchestrator.core.setup.calls import enabled
-from orchestrator.core.setup.plan import APIS, RUN_APIS
+from orchestrator.core.setup.plan import APIS, FLEET_APIS, RUN_APIS
 from orchestrator.core.setup.steps import EnableApis
 
 SKEW_WARN_S = 5.0
@@ -66,7 +66,8 @@ def apis(subject: Subject) -> Conversation[Verdict]:
     step = EnableApis(subject.project, off)
     if set(off) & set(RUN_APIS):
         return bad(f"not enabled: {', '.join(off)}", "", step)
-    return doubt(f"not enabled: {', '.join(off)}; launches work, this page and `bench init` do not", "", step)
+    affected = "fleets on Batch do not" if set(off) <= set(FLEET_APIS) else "this page and `bench init` do not"
+    return doubt(f"not enabled: {', '.join(off)}; launches work, {affected}", "", step)
 
 
 def _services(document: Mapping[str, object]) -> list[Mapping[str, object]]:
@@ -81,7 +82,7 @@ def roles(subject: Subject) -> Conversation[Verdict]:
     unneeded = set() if subject.external_ip else {"compute.subnetworks.useExternalIp"}
     launching = [name for name in names(LAUNCHER) if name not in unneeded]
     path = f"/v3/projects/{subject.project}:testIamPermissions"
-    body = {"permissions": [*launching, *(name for name in names(LOOKER) if name not in launching)]}
+    body = {"permissions": [*launching, *names(LOOKER, BATCH)]}
     answer = yield Request("cloudresourcemanager", "POST", path, body=body)
     if not answer.good:
         return refused(answer, subject.project, "cloudresourcemanager.googleapis.com", subject.set_up)
@@ -93,6 +94,9 @@ def roles(subject: Subject) -> Conversation[Verdict]:
     if blind:
         price = "; zones are ranked without Google's capacity advice" if set(blind) & set(ADVICE) else ""
         return doubt(f"enough to launch; missing to look: {', '.join(blind)}{price}", subject.set_up)
+    alone = [name for name in names(BATCH) if name not in held]
+    if alone:
+        return doubt(f"enough to launch; missing for fleets on Batch: {', '.join(alone)}", subject.set_up)
     return fine(f"all {len(body['permissions'])} permissions on the project")
 
 

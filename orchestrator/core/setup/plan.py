@@ -11,6 +11,8 @@ from typing import Any, Final
 from orchestrator.core.ledger.document import Window
 from orchestrator.core.permissions import (
     ACCOUNT_USER,
+    BATCH,
+    BATCH_REPORTER,
     BUCKET_READER,
     LAUNCHER,
     LOOKER,
@@ -41,9 +43,12 @@ APIS: Final = (
     "iam.googleapis.com",
     "cloudresourcemanager.googleapis.com",
     "cloudbilling.googleapis.com",
+    "batch.googleapis.com",
 )
-"""The first two for every run; the others for `bench init`, `bench doctor` and `bench prices --refresh`."""
+"""The first two for every run; the last for fleets on Batch; the others for `bench init`, `bench doctor` and
+`bench prices --refresh`."""
 RUN_APIS: Final = APIS[:2]
+FLEET_APIS: Final = APIS[-1:]
 LAUNCHER_ROLE: Final = "benchLauncher"
 MACHINE_ROLE: Final = "benchMachine"
 ACCOUNT_ID: Final = "bench-vm"
@@ -217,6 +222,8 @@ def machine_steps(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
     role = custom_role(MACHINE_ROLE, wanted.project)
     if Grant(role, member, OWN_MACHINES.expression) not in standing.on_project:
         steps.append(GrantOnProject(wanted.project, role, member, OWN_MACHINES))
+    if Grant(BATCH_REPORTER, member) not in standing.on_project:
+        steps.append(GrantOnProject(wanted.project, BATCH_REPORTER, member))
     steps += [grant for grant in machine_grants(wanted.bucket, member) if _as_held(grant) not in standing.on_bucket]
     return tuple(steps)
 
@@ -227,7 +234,7 @@ def _as_held(step: GrantOnBucket) -> Grant:
 
 def _launcher(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
     project, member = wanted.project, wanted.launcher
-    steps = list(_role(project, LAUNCHER_ROLE, "bench: launch and look", names(LAUNCHER, LOOKER), standing))
+    steps = list(_role(project, LAUNCHER_ROLE, "bench: launch and look", names(LAUNCHER, LOOKER, BATCH), standing))
     role = custom_role(LAUNCHER_ROLE, project)
     if Grant(role, member) not in standing.on_project:
         steps.append(GrantOnProject(project, role, member))

@@ -2,8 +2,8 @@
 # What `bench init` would do. It can be run again: what is there already is reported and left.
 set -u
 
-# enable compute.googleapis.com, storage.googleapis.com, iam.googleapis.com, cloudresourcemanager.googleapis.com, cloudbilling.googleapis.com
-gcloud services enable compute.googleapis.com storage.googleapis.com iam.googleapis.com cloudresourcemanager.googleapis.com cloudbilling.googleapis.com --project=my-project
+# enable compute.googleapis.com, storage.googleapis.com, iam.googleapis.com, cloudresourcemanager.googleapis.com, cloudbilling.googleapis.com, batch.googleapis.com
+gcloud services enable compute.googleapis.com storage.googleapis.com iam.googleapis.com cloudresourcemanager.googleapis.com cloudbilling.googleapis.com batch.googleapis.com --project=my-project
 
 # make the bucket gs://my-bench in us-central1: uniform access, never public, payloads deleted after 180 days
 gcloud storage buckets create gs://my-bench --project=my-project --location=us-central1 --uniform-bucket-level-access --public-access-prevention
@@ -18,14 +18,17 @@ gcloud iam roles create benchMachine --project=my-project --title='bench: a mach
 # grant benchMachine on the project to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com, machines of bench only
 gcloud projects add-iam-policy-binding my-project --member=serviceAccount:bench-vm@my-project.iam.gserviceaccount.com --role=projects/my-project/roles/benchMachine --condition='expression=resource.name.extract("/instances/{name}").startsWith("bench-"),title=machines of bench only'
 
+# grant batch.agentReporter on the project to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com
+gcloud projects add-iam-policy-binding my-project --member=serviceAccount:bench-vm@my-project.iam.gserviceaccount.com --role=roles/batch.agentReporter --condition=None
+
 # grant storage.objectUser on gs://my-bench to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com, runs and machines only
 gcloud storage buckets add-iam-policy-binding gs://my-bench --member=serviceAccount:bench-vm@my-project.iam.gserviceaccount.com --role=roles/storage.objectUser --condition='expression=resource.type == "storage.googleapis.com/Object" && (resource.name.startsWith("projects/_/buckets/my-bench/objects/machines/") || resource.name.startsWith("projects/_/buckets/my-bench/objects/runs/") && !resource.name.endsWith("/plan.json")) && resource.name.extract("Z-client-{event}") == "",title=runs and machines only'
 
 # grant storage.objectViewer on gs://my-bench to serviceAccount:bench-vm@my-project.iam.gserviceaccount.com, payloads and names only
 gcloud storage buckets add-iam-policy-binding gs://my-bench --member=serviceAccount:bench-vm@my-project.iam.gserviceaccount.com --role=roles/storage.objectViewer --condition='expression=resource.type == "storage.googleapis.com/Bucket" || resource.name.startsWith("projects/_/buckets/my-bench/objects/payloads/"),title=payloads and names only'
 
-# make the role benchLauncher (bench: launch and look): 35 permissions
-gcloud iam roles create benchLauncher --project=my-project --title='bench: launch and look' --stage=GA --permissions=compute.advice.capacity,compute.advice.capacityHistory,compute.disks.create,compute.disks.setLabels,compute.disks.useReadOnly,compute.images.create,compute.images.delete,compute.images.deprecate,compute.images.get,compute.images.getFromFamily,compute.images.list,compute.images.setLabels,compute.images.useReadOnly,compute.instances.create,compute.instances.delete,compute.instances.get,compute.instances.getSerialPortOutput,compute.instances.list,compute.instances.setLabels,compute.instances.setMetadata,compute.instances.setServiceAccount,compute.networks.get,compute.projects.get,compute.regions.get,compute.regions.list,compute.routers.list,compute.subnetworks.list,compute.subnetworks.use,compute.subnetworks.useExternalIp,compute.zoneOperations.get,compute.zoneOperations.list,iam.serviceAccounts.get,resourcemanager.projects.get,serviceusage.services.get,serviceusage.services.list
+# make the role benchLauncher (bench: launch and look): 44 permissions
+gcloud iam roles create benchLauncher --project=my-project --title='bench: launch and look' --stage=GA --permissions=batch.jobs.create,batch.jobs.delete,batch.jobs.get,batch.tasks.list,compute.advice.capacity,compute.advice.capacityHistory,compute.disks.create,compute.disks.setLabels,compute.disks.useReadOnly,compute.globalOperations.get,compute.images.create,compute.images.delete,compute.images.deprecate,compute.images.get,compute.images.getFromFamily,compute.images.list,compute.images.setLabels,compute.images.useReadOnly,compute.instanceTemplates.create,compute.instanceTemplates.delete,compute.instanceTemplates.get,compute.instances.create,compute.instances.delete,compute.instances.get,compute.instances.getSerialPortOutput,compute.instances.list,compute.instances.setLabels,compute.instances.setMetadata,compute.instances.setServiceAccount,compute.instances.simulateMaintenanceEvent,compute.networks.get,compute.projects.get,compute.regions.get,compute.regions.list,compute.routers.list,compute.subnetworks.list,compute.subnetworks.use,compute.subnetworks.useExternalIp,compute.zoneOperations.get,compute.zoneOperations.list,iam.serviceAccounts.get,resourcemanager.projects.get,serviceusage.services.get,serviceusage.services.list
 
 # grant benchLauncher on the project to user:ada@example.com
 gcloud projects add-iam-policy-binding my-project --member=user:ada@example.com --role=projects/my-project/roles/benchLauncher --condition=None
