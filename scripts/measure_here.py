@@ -65,8 +65,9 @@ def case_ids(measure: dict[str, Any]) -> list[str]:
     made = []
     for s, dtype in itertools.product(measure["shapes"], measure["dtypes"]):
         sizes = f"b{s['batch']}-h{s['heads']}-kv{s['kv_heads']}-q{s['seq_q']}-k{s['seq_k']}-d{s['head_dim']}"
+        suffix = "" if s.get("pass", "forward") == "forward" else f"-{s['pass']}"
         work = s["batch"] * s["heads"] * s["seq_q"] * s["seq_k"] * s["head_dim"]
-        made.append((work, f"{sizes}-{'causal' if s['causal'] else 'full'}-{dtype}"))
+        made.append((work, f"{sizes}-{'causal' if s['causal'] else 'full'}-{dtype}{suffix}"))
     return [name for _, name in sorted(made, reverse=True)]
 
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 DTYPE_NAMES = ("float16", "bfloat16", "float32")
 """The element types a case can have, by the name used in case ids and result files."""
 
-CASE_ID = re.compile(rf"b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(causal|full)-({'|'.join(DTYPE_NAMES)})")
+PASSES = ("forward", "backward", "both")
+"""What is computed: the output; its gradients for q, k and v, from a forward pass made beforehand; or all of it."""
+
+CASE_ID = re.compile(
+    rf"b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(causal|full)-({'|'.join(DTYPE_NAMES)})(-({'|'.join(PASSES[1:])}))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +35,20 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One shape and one element type: what every implementation is checked and timed on."""
+    """One shape, one element type and one of `PASSES`: what every implementation is checked and timed on."""
 
     shape: Shape
     dtype: str
+    direction: str = PASSES[0]
 
     @property
     def id(self) -> str:
-        """The name of the case in file names and result files."""
+        """The name of the case in file names and result files; a forward pass is not named."""
         s = self.shape
         mask = "causal" if s.causal else "full"
-        return f"b{s.batch}-h{s.heads}-kv{s.kv_heads}-q{s.seq_q}-k{s.seq_k}-d{s.head_dim}-{mask}-{self.dtype}"
+        return f"b{s.batch}-h{s.heads}-kv{s.kv_heads}-q{s.seq_q}-k{s.seq_k}-d{s.head_dim}-{mask}-{self.dtype}" + (
+            "" if self.direction == PASSES[0] else f"-{self.direction}"
+        )
 
     @property
     def axes(self) -> dict[str, str]:
@@ -59,6 +67,7 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """4 B H S_q S_k D: what the two products take, of which a causal mask needs a half."""
+        """2 B H S_q S_k D for each product: two forward, five backward. A causal mask needs half of it."""
         s = self.shape
-        return 4.0 * s.batch * s.heads * s.seq_q * s.seq_k * s.head_dim
+        products = {"forward": 2, "backward": 5, "both": 7}[self.direction]
+        return 2.0 * products * s.batch * s.heads * s.seq_q * s.seq_k * s.head_dim

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels.attention import correctness, registry
+from kernels.attention import correctness, passes, registry
 from kernels.attention.baseline import Sdpa
 from kernels.attention.case import Case
 from kernels.attention.interface import BuildFailed, BuildRecord, Unavailable
@@ -33,6 +33,10 @@ class Bundled:
         refusal = self.kernel.supports(case)
         if refusal is not None:
             raise Unavailable(refusal)
+        if case.direction != "forward":
+            if inputs.q.device.type != "cuda":
+                raise Unavailable("the bundled kernel of this device has no backward pass")
+            return passes.ours(case, inputs, getattr(self.kernel, "engine", None))
         poisoned = partial(correctness.poisoned, inputs.q, through_torch=True)
         # A plan may allocate its output now or at each call: either way its memory starts out as NaN.
         with poisoned():
@@ -68,6 +72,8 @@ class CudaVariant:
         """A plan that writes into one output tensor, and one log-sum-exp if it is wanted. Raises `Unavailable`."""
         from kernels.attention.cuda.operator import bind
 
+        if case.direction != "forward":
+            return passes.ours(case, inputs, self.engine)
         q = inputs.q
         out = torch.full_like(q, torch.nan)
         sums = torch.full(q.shape[:3], torch.nan, device=q.device) if self.lse else None
@@ -92,6 +98,8 @@ class Baseline:
 
     def bind(self, case: Case, inputs: Inputs) -> Call:
         """A plan on these inputs. Raises `Unavailable` with PyTorch's reason."""
+        if case.direction != "forward":
+            return passes.baseline(self.sdpa, case, inputs)
         q, k, v, causal = inputs.q, inputs.k, inputs.v, case.shape.causal
         plan = self.sdpa.prepare(q, k, v, causal)
         poisoned = partial(correctness.poisoned, q, through_torch=False)

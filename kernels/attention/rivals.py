@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels.attention import correctness
+from kernels.attention import correctness, passes
 from kernels.attention.case import Case
 from kernels.attention.interface import Unavailable
 from kernels.attention.problem import Inputs
@@ -28,6 +28,8 @@ class FlashAttention4:
         """Raises `Unavailable` where it does not import, or does not take the case."""
         if inputs.q.device.type != "cuda":
             raise Unavailable("flash-attn-4 needs a CUDA device")
+        if case.direction != "forward":
+            return passes.flash_attention_4(case, inputs)
         try:
             forward = self.forward or importlib.import_module("flash_attn.cute.interface")._flash_attn_fwd
         except Exception as exc:  # a compiler in Python: it can fail to import in any way
@@ -52,6 +54,8 @@ class FlexAttention:
         """Raises `Unavailable` where torch.compile or the case does not work."""
         if inputs.q.device.type != "cuda":
             raise Unavailable("FlexAttention is measured on CUDA devices only")
+        if case.direction != "forward":
+            raise Unavailable("FlexAttention is measured forward only")
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         if case.id not in self.compiled:

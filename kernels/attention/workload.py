@@ -6,29 +6,31 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from kernels.attention.case import CASE_ID, DTYPE_NAMES, Case, Shape
+from kernels.attention.case import CASE_ID, DTYPE_NAMES, PASSES, Case, Shape
 from kernels.attention.registry import REGISTRY
-from kernels.harness.reading import BadSpec, integer, names, shown, table
+from kernels.harness.reading import BadSpec, integer, name, names, shown, table
 from kernels.harness.workload import Implementation, Problem, Site, Unavailable
 
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
 
 
 class Attention:
-    """Forward attention, softmax(scale * Q K^T) V."""
+    """Attention, softmax(scale * Q K^T) V: forward, backward or both."""
 
     name = "attention"
     grid_keys = ("shapes", "dtypes")
     columns = ("dtype", *SIZES, "causal")
 
     def cases(self, grid: Mapping[str, Any], where: str) -> tuple[Case, ...]:
-        """Every shape in every dtype, shape by shape. Raises `BadSpec`."""
+        """Every shape in every dtype, shape by shape; a shape's `pass` is forward unless told. Raises `BadSpec`."""
         shapes = grid["shapes"]
         if not isinstance(shapes, list):
             raise BadSpec(f"{where}.shapes must be a list, not {shown(shapes)}")
         dtypes = names(grid["dtypes"], f"{where}.dtypes", DTYPE_NAMES)
         return tuple(
-            Case(shape(one, f"{where}.shapes[{i}]"), dtype) for i, one in enumerate(shapes) for dtype in dtypes
+            Case(shape(one, f"{where}.shapes[{i}]"), dtype, direction(one, f"{where}.shapes[{i}]"))
+            for i, one in enumerate(shapes)
+            for dtype in dtypes
         )
 
     def is_case(self, case_id: str) -> bool:
@@ -58,13 +60,18 @@ class Attention:
 
 def shape(data: object, where: str) -> Shape:
     """One full shape; nothing is defaulted here. Raises `BadSpec`."""
-    given = table(data, where, (*SIZES, "causal"))
+    given = table(data, where, (*SIZES, "causal"), ("pass",))
     sizes = {key: integer(given[key], f"{where}.{key}", 1) for key in SIZES}
     if not isinstance(given["causal"], bool):
         raise BadSpec(f"{where}.causal must be true or false, not {shown(given['causal'])}")
     if sizes["heads"] % sizes["kv_heads"]:
         raise BadSpec(f"{where}: heads {sizes['heads']} is not a multiple of kv_heads {sizes['kv_heads']}")
     return Shape(**sizes, causal=given["causal"])
+
+
+def direction(data: Mapping[str, Any], where: str) -> str:
+    """Which of `PASSES` a shape is measured in. Raises `BadSpec`."""
+    return name(data.get("pass", PASSES[0]), f"{where}.pass", PASSES)
 
 
 WORKLOAD = Attention()

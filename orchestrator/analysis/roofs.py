@@ -67,7 +67,7 @@ class Work:
 
 
 def work_of(axes: Mapping[str, str]) -> Work | None:
-    """The work of a case from its axes as they stand in the files; None where they do not tell."""
+    """The work of a case from its axes, the pass of it included; None where they do not tell."""
     told = work.of_case(axes)
     return None if told is None else Work(*told)
 

@@ -34,6 +34,7 @@ from orchestrator.analysis.verdicts import (
     paired,
 )
 from orchestrator.core.bundled.names import DEFAULT, IMPLEMENTATIONS
+from orchestrator.core.bundled.passes import with_pass
 from orchestrator.core.results import CONTROL, case_order, is_control
 
 KERNEL = "bench"
@@ -171,7 +172,7 @@ def everywhere(groups: Sequence[Group]) -> list[Group]:
 
 
 def _case(case_id: str, setting: Setting, groups: Sequence[Group], subject: str) -> Case:
-    axes = groups[0].axes
+    axes = with_pass(case_id, groups[0].axes)
     work, roof = work_of(axes), roof_of(groups[0].device, axes.get("dtype", ""))
     ordered = sorted(groups, key=lambda group: standing(group.key.implementation))
     timings = {group.key.implementation: timing_of(group, work, roof) for group in ordered}

@@ -15,7 +15,7 @@ from orchestrator.analysis.history import Point
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Contrast, Timing
 from orchestrator.analysis.verdicts import Noise
-from orchestrator.core.bundled.work import CONVENTION
+from orchestrator.core.bundled.work import convention
 from orchestrator.core.results import plain
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.report import Report
@@ -50,7 +50,7 @@ def document(report: Report) -> dict[str, Any]:
             {**_setting(one.setting), "cases": one.cases, "joules_per_call": one.joules} for one in energies(study)
         ],
         "time": report.minutes.document() if report.minutes is not None else None,
-        "flop_convention": CONVENTION,
+        "flop_convention": convention(case.axes for case in study.cases),
         "fast_p": [
             {
                 "implementation": one.implementation,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
-from orchestrator.core.bundled.work import CONVENTION
+from orchestrator.core.bundled.work import convention
 from orchestrator.report import distributions, figures, rates, tables
 from orchestrator.report.page import Box, Code, Fold, Link, Page, Part, Section, Table, Text, drawn, written
 from orchestrator.report.report import Report, headline_of, sentences_of
@@ -111,7 +111,8 @@ def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[t
     roof = (
         f" The roof: {known[0].source}." if known else " No data sheet is known for this device, so there is no roof."
     )
-    every: list[Part] = [*drawn(figures.roofline(part), f"TFLOP/s by {CONVENTION}.{roof}")]
+    counted = convention(case.axes for case in part.cases)
+    every: list[Part] = [*drawn(figures.roofline(part), f"TFLOP/s by {counted}.{roof}")]
     every += drawn(
         distributions.latencies(part),
         "Every measurement is a dot; boxes hold the middle half, bars stand at medians. The slowest hundredth is "
@@ -151,7 +152,7 @@ METHOD = (
 def _method(study: Study) -> str:
     """How it was measured; how operations are counted, where they are."""
     rated = any(not math.isnan(timing.tflops) for case in study.cases for timing in case.timings)
-    return f"{METHOD} TFLOP/s by {CONVENTION}." if rated else METHOD
+    return f"{METHOD} TFLOP/s by {convention(case.axes for case in study.cases)}." if rated else METHOD
 
 
 def _environment(report: Report) -> Iterable[Part]:

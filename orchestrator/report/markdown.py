@@ -11,7 +11,7 @@ from typing import Final
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.core.bundled.work import CONVENTION
+from orchestrator.core.bundled.work import convention
 from orchestrator.core.results import is_control
 from orchestrator.report.report import Report
 from orchestrator.report.text import (
@@ -127,7 +127,7 @@ def _times(part: Study, names: Mapping[str, str]) -> list[str]:
         rate = "" if math.isnan(t.tflops) else digits(t.tflops)
         cells = (names[case.case_id], t.implementation, digits(t.median_us.mid), within(t.median_us), rate)
         lines.append("| " + " | ".join(cell(one) for one in cells[: 5 if rated else 4]) + " |")
-    return [*lines, "", f"TFLOP/s by {CONVENTION}."] if rated else lines
+    return [*lines, "", f"TFLOP/s by {convention(case.axes for case, _ in timed)}."] if rated else lines
 
 
 MEANS: Final = {"&": "&amp;", "<": "&lt;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;"}

@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.analysis.profiles import KernelProfile, kernels_of, whole_call_us
 from orchestrator.analysis.roofs import Roof, roof_of, work_of
+from orchestrator.core.bundled.passes import with_pass
 from orchestrator.core.foreign import words
 from orchestrator.report.figures import RIGHT, WIDTH, draw_roof
 from orchestrator.report.page import Fold, Page, Part, Section, Table, Text, drawn, written
@@ -94,11 +95,12 @@ def _read(row: Mapping[str, Any], texts: Mapping[str, str], tables: Mapping[str,
     table: Any = next((tables[one] for one in files if one.endswith(".table.json") and one in tables), {})
     calls = table.get("calls") if isinstance(table, Mapping) else 0
     axes = row.get("axes") if isinstance(row.get("axes"), Mapping) else {}
-    work = work_of({str(key): str(value) for key, value in (axes or {}).items()})
+    case_id = words(str(row.get("case_id", "")), 200)
+    work = work_of(with_pass(case_id, {str(key): str(value) for key, value in (axes or {}).items()}))
     flop = work.flop if work is not None else row.get("flops")
     operations = table.get("rows") if isinstance(table, Mapping) else None
     return Profiled(
-        case_id=words(str(row.get("case_id", "")), 200),
+        case_id=case_id,
         implementation=words(str(row.get("implementation", "")), 120),
         tool=str(row.get("tool", "")),
         why_not_ncu=words(str(row.get("why_not_ncu", "")), 400),

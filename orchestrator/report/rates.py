@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.analysis.study import Case, Study
 from orchestrator.analysis.timings import Timing
 from orchestrator.core.bundled import names
-from orchestrator.core.bundled.work import CONVENTION
+from orchestrator.core.bundled.work import convention
 from orchestrator.report.figures import RIGHT, WIDTH, drawn
 from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Board, Scale, legend, span
@@ -34,9 +34,9 @@ def by_size(part: Study) -> tuple[Board | None, str]:
         return None, ""
     fewer = f" Of {len(kept)} panels {MOST_PANELS} are drawn." if len(kept) > MOST_PANELS else ""
     board = _board(dict(list(kept.items())[:MOST_PANELS]), axis, unit, rate, names, part)
-    convention = f" Operations by {CONVENTION}." if unit == "TFLOP/s" else ""
+    counted = f" Operations by {convention(case.axes for case in cases)}." if unit == "TFLOP/s" else ""
     bars = "Medians; bars are their 95 % intervals, where they are wider than a mark."
-    return board, f"{unit} by {axis.replace('_', ' ')}. {bars}{convention}{fewer}"
+    return board, f"{unit} by {axis.replace('_', ' ')}. {bars}{counted}{fewer}"
 
 
 def size_axis(axes: Sequence[Mapping[str, str]]) -> str:

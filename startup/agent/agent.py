@@ -25,7 +25,7 @@ from startup.agent.spec import RunSpec
 from startup.agent.stop import Stop
 from startup.agent.storage import Storage, StorageError
 
-CASE = re.compile(r"cases/(b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-9]+)\.csv\Z")
+CASE = re.compile(r"cases/(b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-9]+(?:-(?:backward|both))?)\.csv\Z")
 OWN_CASE = re.compile(r"cases/([A-Za-z0-9][A-Za-z0-9._+-]{0,199})\.csv\Z", re.ASCII)
 """Of a workload of the user's own, whose axes only its file knows."""
 SIGNALLED = 128

@@ -77,6 +77,18 @@ def test_a_causal_mask_halves_the_arithmetic_and_shared_heads_the_traffic() -> N
     assert work_of(axes | {"causal": "false", "dtype": "float16", "seq_q": "0"}) is None
 
 
+def test_gradients_take_five_products_and_both_passes_seven_of_which_the_cases_id_tells() -> None:
+    forward = next(records(lengths=(128,)))["case_id"]
+    works = []
+    for suffix, direction in (("", None), ("-backward", "backward"), ("-both", "both")):
+        (case,) = studied(csv_text(records(lengths=(128,), case_id=forward + suffix))).cases
+        assert case.axes.get("pass") == direction
+        assert case.work is not None
+        works.append(case.work)
+    assert [one.flop for one in works] == [flops * 2 * 8 * 128 * 128 * 64 for flops in (4, 10, 14)]
+    assert [one.bytes / works[0].bytes for one in works] == [1, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "tflops"),
     [

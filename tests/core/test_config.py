@@ -324,7 +324,7 @@ my.yaml:20: correctness.grid.shapes[0]: heads (3) is not a multiple of kv_heads 
 my.yaml:21: correctness.grid.shapes[1].batch: must be at least 1, not 0
 my.yaml:21: correctness.grid.shapes[1].seq_k: required
 my.yaml:21: correctness.grid.shapes[1].seq_q: required
-my.yaml:21: correctness.grid.shapes[1].sq: unknown key; did you mean 'seq_q'? valid: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal
+my.yaml:21: correctness.grid.shapes[1].sq: unknown key; did you mean 'seq_q'? valid: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, pass
 my.yaml:22: alerts.command: expected text, got 3
 my.yaml:22: alerts.webhook: 'hooks.example.com' does not look right; expected ^https?://
 my.yaml:23: environment.allow_install: expected true or false, got 'perhaps'

@@ -7,17 +7,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from kernels.attention.workload import WORKLOAD
+from orchestrator.core.bundled.passes import with_pass
 from orchestrator.core.bundled.shapes import Shape
 from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, resolve_grid
+from startup.agent.agent import CASE
 from tests.core.asked import GRIDS
 
 size = st.integers(1, 9)
 shapes = st.builds(
-    lambda batch, kv, group, q, k, d, causal: Shape(
-        batch=batch, heads=kv * group, kv_heads=kv, seq_q=q, seq_k=k, head_dim=d, causal=causal
+    lambda batch, kv, group, q, k, d, causal, direction: Shape.model_validate(
+        {
+            "batch": batch,
+            "heads": kv * group,
+            "kv_heads": kv,
+            "seq_q": q,
+            "seq_k": k,
+            "head_dim": d,
+            "causal": causal,
+            "pass": direction,
+        }
     ),
     *[size] * 6,
     st.booleans(),
+    st.sampled_from(("forward", "backward", "both")),
 )
 grids = st.builds(
     Grid,
@@ -35,7 +48,25 @@ def test_every_case_has_a_name_of_its_own(grid: Grid) -> None:
 @given(grids)
 def test_the_harness_is_told_shapes_that_mean_the_same(grid: Grid) -> None:
     assert tuple(Shape.model_validate(shape) for shape in harness_shapes(grid)) == grid.shapes
-    assert all(set(shape) == set(Shape.model_fields) for shape in harness_shapes(grid))
+    axes = set(Shape.model_fields) - {"direction"}
+    for shape, told in zip(grid.shapes, harness_shapes(grid), strict=True):
+        assert set(told) == axes | ({"pass"} if shape.direction != "forward" else set())
+
+
+@given(grids)
+def test_the_machine_knows_every_case_by_the_name_that_it_has_here(grid: Grid) -> None:
+    cases = WORKLOAD.cases({"shapes": harness_shapes(grid), "dtypes": list(grid.dtypes)}, "measure")
+    assert tuple(case.id for case in cases) == case_ids(grid)
+    assert all(WORKLOAD.is_case(name) and CASE.match(f"cases/{name}.csv") for name in case_ids(grid))
+    told = [with_pass(name, {}).get("pass", "forward") for name in case_ids(grid)]
+    assert told == [case.direction for case in cases]
+
+
+def test_a_pass_other_than_forward_is_told_to_the_harness_and_is_part_of_the_name() -> None:
+    shape = {"batch": 2, "heads": 8, "seq": 512, "head_dim": 64, "pass": "backward"}
+    grid = resolve_grid({"shapes": [shape]}, {}, dtypes=("float16",))
+    assert case_ids(grid) == ("b2-h8-kv8-q512-k512-d64-full-float16-backward",)
+    assert harness_shapes(grid)[0]["pass"] == "backward"
 
 
 def test_a_case_is_named_after_its_shape_and_dtype() -> None:
@@ -70,6 +101,8 @@ def test_every_named_grid_can_be_resolved(name: str) -> None:
         ({"batch": 1, "heads": 3, "seq": 4, "seq_q": 4, "head_dim": 4}, "give either seq, or seq_q and seq_k"),
         ({"batch": 1, "heads": 0, "seq": 4, "head_dim": 4}, "greater than or equal to 1"),
         ("b2-h8", "valid dictionary"),
+        ({"batch": 1, "heads": 3, "seq": 4, "head_dim": 4, "pass": "sideways"}, "'forward', 'backward' or 'both'"),
+        ({"batch": 1, "heads": 3, "seq": 4, "head_dim": 4, "direction": "both"}, "Extra inputs"),
         ({}, "Field required"),
     ],
 )

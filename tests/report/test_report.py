@@ -481,3 +481,22 @@ def test_a_programs_own_times_have_no_columns_of_what_nobody_measured() -> None:
 def test_a_measured_launch_says_whether_it_was_hidden() -> None:
     assert ">launch hidden<" in page(reported(csv_text(records(host_us="12", hidden="true"))))
     assert ">launch hidden<" not in page(reported(csv_text(records())))
+
+
+def test_gradients_have_panels_names_and_operations_of_their_own() -> None:
+    rows = [
+        {**row, "case_id": row["case_id"] + suffix}
+        for suffix in ("", "-backward", "-both")
+        for row in records(lengths=(128, 1024))
+    ]
+    report = reported(csv_text(rows))
+    names = labels([case.case_id for case in report.study.cases])
+    assert len(set(names.values())) == 6
+    board, below = by_size(report.study)
+    assert board is not None
+    assert {"backward", "both"} <= set(re.findall(r">(\w+)</text>", board.svg()))
+    assert "10 in place of 4" in below
+    assert "10 in place of 4" not in by_size(reported(FULL).study)[1]
+    told = {row["case_id"]: row["pass"] for row in csv.DictReader(io.StringIO(summary_csv(report)))}
+    assert {case: case.rpartition("-")[2] if value else "" for case, value in told.items()} == told
+    assert "pass" not in summary_csv(reported(FULL)).splitlines()[0].split(",")

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from orchestrator.core.bundled.passes import AXIS, FORWARD, Pass, suffix
 
 Positive = Annotated[int, Field(ge=1)]
 
 
 class Shape(BaseModel):
-    """One attention problem. Q is (batch, heads, seq_q, head_dim); K and V are (batch, kv_heads, seq_k, head_dim)."""
+    """One attention problem. Q is (batch, heads, seq_q, head_dim); K and V are (batch, kv_heads, seq_k, head_dim).
+    `pass` says what is computed: the output, its gradients for Q, K and V, or both."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
@@ -22,6 +25,7 @@ class Shape(BaseModel):
     seq_k: Positive
     head_dim: Positive
     causal: bool = False
+    direction: Pass = Field(FORWARD, alias=AXIS)
 
     @model_validator(mode="before")
     @classmethod
@@ -45,11 +49,17 @@ class Shape(BaseModel):
         return self
 
     def case_id(self, dtype: str) -> str:
-        """`b2-h8-kv8-q512-k512-d64-full-float16`."""
+        """`b2-h8-kv8-q512-k512-d64-full-float16`, with `-backward` or `-both` behind it where that is the pass."""
         mask = "causal" if self.causal else "full"
-        return (
-            f"b{self.batch}-h{self.heads}-kv{self.kv_heads}-q{self.seq_q}-k{self.seq_k}-d{self.head_dim}-{mask}-{dtype}"
-        )
+        sizes = f"b{self.batch}-h{self.heads}-kv{self.kv_heads}-q{self.seq_q}-k{self.seq_k}-d{self.head_dim}"
+        return f"{sizes}-{mask}-{dtype}{suffix(self.direction)}"
+
+    @model_serializer(mode="wrap")
+    def spelt_out(self, made: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """`pass` stands only where it is not forward: older readers know none."""
+        told: dict[str, Any] = made(self)
+        direction = told.pop("direction", None) or told.pop(AXIS)
+        return told if direction == FORWARD else {**told, AXIS: direction}
 
 
 PLACEHOLDER: Final[Mapping[str, int]] = {"batch": 1, "heads": 1, "seq": 1, "head_dim": 1}

@@ -76,7 +76,7 @@ def _keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
     for part in path:
         if isinstance(part, str):
             model = _model_in(model.model_fields[part].annotation) or model
-    return tuple(model.model_fields)
+    return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -1,0 +1,134 @@
+"""The gate of backward passes: all three gradients against float64, each by its norm and by its largest error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention import correctness, reference
+from kernels.attention.correctness import Yardstick
+from kernels.harness.workload import Check
+
+NAMES = ("dq", "dk", "dv")
+RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 2.7e-3, torch.float16: 3.5e-4}
+"""||x - exact|| / ||exact|| that always passes."""
+SLACK = 1.2
+"""So many times the norm of the error of the formula computed step by step passes too."""
+FLOOR = 1e-5
+"""Of the greatest of the three: what passes of a gradient that is all but zero, as dQ and dK of a single key are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest absolute error of a gradient that passes, and the largest norm of its error."""
+
+    largest: float
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradientYardstick:
+    """What gradients are judged by; with `out`, the output before them. `limits`: of the error of each."""
+
+    exact: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    dtype: torch.dtype
+    limits: tuple[Limits, ...]
+    out: Yardstick | None = None
+
+    @property
+    def limit(self) -> float:
+        """The largest absolute error that passes, of whichever gradient."""
+        return max(limits.largest for limits in self.limits)
+
+    def judge(self, output: object) -> Check:
+        """The verdict on (dq, dk, dv), or (out, dq, dk, dv): the first that fails, else the largest error."""
+        given = output if isinstance(output, tuple) else ()
+        if len(given) != len(NAMES) + (self.out is not None) or not all(isinstance(x, torch.Tensor) for x in given):
+            return Check(False, float("nan"), self.limit, "the answer is not a tuple of (out,) dq, dk and dv")
+        if self.out is not None:
+            verdict = self.out.judge(given[0])
+            if not verdict.passed:
+                return Check(False, verdict.max_abs_error, verdict.limit, f"out: {verdict.reason}")
+        checks = [
+            judge(name, x, exact, self.dtype, limits)
+            for name, x, exact, limits in zip(NAMES, given[-len(NAMES) :], self.exact, self.limits, strict=True)
+        ]
+        failed = next((check for check in checks if not check.passed), None)
+        return failed or max(checks, key=lambda check: check.max_abs_error)
+
+
+def judge(name: str, x: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, limits: Limits) -> Check:
+    """One gradient. NaN, infinity, a wrong shape or a wrong dtype never pass."""
+    limit = limits.largest
+    if x.shape != exact.shape or x.dtype != dtype:
+        told = f"{name} is {tuple(x.shape)} {x.dtype}, not {tuple(exact.shape)} {dtype}"
+        return Check(False, float("nan"), limit, told)
+    strange = int((~torch.isfinite(x)).sum().item())
+    if strange:
+        told = f"{name}: {strange} of {x.numel()} elements are NaN or infinite, or never written"
+        return Check(False, float("nan"), limit, told)
+    difference = x.double() - exact
+    error = difference.abs().max().item()
+    norm = difference.norm().item()
+    if not norm <= limits.norm:
+        return Check(False, error, limit, f"{name}: norm of the error {norm:.3g} is over {limits.norm:.3g}")
+    if not error <= limit:
+        return Check(
+            False, error, limit, f"{name}: max abs error {error:.3g} is over {limit:.3g} (twice the formula's)"
+        )
+    return Check(True, error, limit, "")
+
+
+def gradient_yardstick(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dout: torch.Tensor,
+    *,
+    causal: bool,
+    max_abs_error: float | None,
+) -> GradientYardstick:
+    """The exact gradients and what may differ from them; with `max_abs_error` the output is judged too.
+
+    The largest error may be twice that of the same formula computed step by step in the inputs' own type, plus
+    rounding (the criterion of the FlashAttention tests), and the norm of the errors `SLACK` times that of the same.
+    """
+    exact = reference.attention_backward(q, k, v, dout, causal=causal)
+    truth = (exact.dq, exact.dk, exact.dv)
+    steps = stepwise(q, k, v, dout, causal)
+    eps = torch.finfo(q.dtype).eps
+    norms, peaks = ([float(each(x)) for x in truth] for each in (torch.linalg.vector_norm, largest))
+    limits = []
+    for one, right, norm, peak in zip(steps, truth, norms, peaks, strict=True):
+        off = one.double() - right
+        allowed = max(RELATIVE[q.dtype] * norm, SLACK * off.norm().item(), FLOOR * max(norms))
+        limits.append(Limits(2 * largest(off) + 2 * eps * peak + FLOOR * max(peaks), allowed))
+    out = None if max_abs_error is None else correctness.yardstick(q, k, v, causal=causal, max_abs_error=max_abs_error)
+    return GradientYardstick(truth, q.dtype, tuple(limits), out)
+
+
+def largest(x: torch.Tensor) -> float:
+    """The largest absolute value."""
+    return float(x.abs().max().item())
+
+
+def stepwise(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients by the formula, every step rounded to the inputs' type; a head at a time."""
+    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1) if causal else None
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            own_q, own_k, own_v, slope = q[b, h], k[b, h // group], v[b, h // group], dout[b, h]
+            scores = (own_q @ own_k.T) * scale
+            scores = scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
+            weights = torch.softmax(scores, -1)
+            of_weights = slope @ own_v.T
+            of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+            dv[b, h // group] += weights.T @ slope
+            dk[b, h // group] += (of_scores.T @ own_q) * scale
+            dq[b, h] = (of_scores @ own_k) * scale
+    return dq, dk, dv

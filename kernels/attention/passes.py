@@ -1,0 +1,164 @@
+"""Backward passes, alone and behind their forward passes, as the harness calls them: ours, PyTorch's and others'."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels.attention import correctness
+from kernels.attention.baseline import Sdpa, reason
+from kernels.attention.case import Case
+from kernels.attention.interface import Unavailable
+from kernels.attention.problem import Inputs
+from kernels.harness.workload import Call
+
+Tensors = tuple[torch.Tensor, ...]
+Gradients = Callable[[], Tensors]
+
+
+def ours(case: Case, inputs: Inputs, engine: Any) -> Call:
+    """Our kernels on CUDA tensors, each launch bound to memory of its own. Raises `Unavailable`."""
+    from kernels.attention.cuda.backward import bind_backward
+    from kernels.attention.cuda.binding import bind
+    from kernels.attention.cuda.quick import Options
+
+    q, k, v, causal = inputs.q, inputs.k, inputs.v, case.shape.causal
+    out, lse = torch.full_like(q, torch.nan), torch.full(q.shape[:3], torch.nan, device=q.device)
+    forward = bind(q, k, v, out, causal=causal, lse=lse, engine=engine)
+    forward()
+    found = (torch.full_like(q, torch.nan), torch.full_like(k, torch.nan), torch.full_like(v, torch.nan))
+    tensors = {"q": q, "k": k, "v": v}
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    bound = bind_backward(
+        tensors, out, lse, inputs.slope, found, Options(causal), engine=engine, deterministic=deterministic
+    )
+
+    def backward() -> Tensors:
+        bound()
+        return found
+
+    def both() -> Tensors:
+        forward()
+        bound()
+        return (out, *found)
+
+    poisoned = partial(correctness.poisoned, q, through_torch=True)
+    if case.direction == "backward":
+        return Call(bound.kernels, backward, poisoned=poisoned)
+    return Call(f"{forward.kernels}+{bound.kernels}", both, poisoned=poisoned)
+
+
+def baseline(sdpa: Sdpa, case: Case, inputs: Inputs) -> Call:
+    """PyTorch's, pinned to a backend or to none. Raises `Unavailable` with PyTorch's reason."""
+    with torch.inference_mode(False), torch.enable_grad(), sdpa.scope():
+        own = Inputs(*(x.clone() for x in (inputs.q, inputs.k, inputs.v, inputs.slope)))
+        try:
+            plan = both(own, case) if case.direction == "both" else backward_of(sdpa.pinned, own, case)
+            plan()
+        except torch.OutOfMemoryError as exc:
+            raise Unavailable(f"{sdpa.pinned}: out of memory") from exc
+        except (RuntimeError, NotImplementedError, TypeError) as exc:
+            raise Unavailable(f"{sdpa.pinned}: {reason(sdpa.pinned, str(exc), [])}") from exc
+    poisoned = partial(correctness.poisoned, inputs.q, through_torch=False)
+    return Call(sdpa.pinned, plan, sdpa.scope, poisoned)
+
+
+def attended(given: Inputs, case: Case) -> torch.Tensor:
+    """PyTorch's output, with its graph."""
+    shared = case.shape.heads != case.shape.kv_heads
+    attention = torch.nn.functional.scaled_dot_product_attention
+    out: torch.Tensor = attention(given.q, given.k, given.v, is_causal=case.shape.causal, enable_gqa=shared)
+    return out
+
+
+def both(given: Inputs, case: Case) -> Gradients:
+    """A forward and a backward pass through autograd."""
+    wanting = [x.requires_grad_() for x in (given.q, given.k, given.v)]
+
+    def plan() -> Tensors:
+        with torch.inference_mode(False), torch.enable_grad():
+            out = attended(given, case)
+            return (out.detach(), *torch.autograd.grad(out, wanting, given.slope))
+
+    return plan
+
+
+def backward_of(name: str, given: Inputs, case: Case) -> Gradients:
+    """A backend's backward operator on what its forward operator saved; without a pinned one, autograd's call of it."""
+    operators = {"cudnn": cudnn, "flash": flash, "efficient": efficient}
+    if given.q.device.type == "cuda" and name in operators:
+        return operators[name](given, case.shape.causal)
+    wanting = [x.requires_grad_() for x in (given.q, given.k, given.v)]
+    out = attended(given, case)
+
+    def plan() -> Tensors:
+        with torch.inference_mode(False):
+            found: Tensors = torch.autograd.grad(out, wanting, given.slope, retain_graph=True)
+        return found
+
+    return plan
+
+
+def cudnn(given: Inputs, causal: bool) -> Gradients:
+    aten: Any = torch.ops.aten
+    tensors = (given.q, given.k, given.v)
+    found = aten._scaled_dot_product_cudnn_attention(*tensors, None, True, 0.0, causal, False)
+    out, lse, starts_q, starts_k, longest_q, longest_k, seed, offset, _ = found
+    rest = (out, lse, seed, offset, None, starts_q, starts_k, longest_q, longest_k, 0.0, causal)
+    operator = aten._scaled_dot_product_cudnn_attention_backward
+    return lambda: tuple(operator(given.slope, *tensors, *rest)[:3])
+
+
+def flash(given: Inputs, causal: bool) -> Gradients:
+    aten: Any = torch.ops.aten
+    tensors = (given.q, given.k, given.v)
+    found = aten._scaled_dot_product_flash_attention(*tensors, 0.0, causal, False)
+    out, lse, starts_q, starts_k, longest_q, longest_k, seed, offset, _ = found
+    rest = (out, lse, starts_q, starts_k, longest_q, longest_k, 0.0, causal, seed, offset)
+    operator = aten._scaled_dot_product_flash_attention_backward
+    return lambda: tuple(operator(given.slope, *tensors, *rest)[:3])
+
+
+def efficient(given: Inputs, causal: bool) -> Gradients:
+    aten: Any = torch.ops.aten
+    tensors = (given.q, given.k, given.v)
+    out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(*tensors, None, True, 0.0, causal)
+    rest = (None, out, lse, seed, offset, 0.0, (True, True, True, False), causal)
+    operator = aten._scaled_dot_product_efficient_attention_backward
+    return lambda: tuple(operator(given.slope, *tensors, *rest)[:3])
+
+
+def flash_attention_4(case: Case, inputs: Inputs) -> Call:
+    """flash-attn-4's, in its own layout, where it is installed. Raises `Unavailable`."""
+    try:
+        interface = importlib.import_module("flash_attn.cute.interface")
+        forward, backward = interface._flash_attn_fwd, interface._flash_attn_bwd
+    except Exception as exc:  # a compiler in Python: it can fail to import in any way
+        raise Unavailable(f"flash-attn-4 does not import: {type(exc).__name__}: {exc}"[:200]) from exc
+    q, k, v, slope = (x.transpose(1, 2).contiguous() for x in (inputs.q, inputs.k, inputs.v, inputs.slope))
+    causal = case.shape.causal
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = forward(q, k, v, causal=causal, return_lse=True)[:2]
+        return out, lse
+
+    def both_passes() -> Tensors:
+        out, lse = run()
+        return (out, *backward(q, k, v, out, slope, lse, causal=causal)[:3])
+
+    try:
+        out, lse = run()
+        plan = both_passes
+        if case.direction == "backward":
+            plan = lambda: tuple(backward(q, k, v, out, slope, lse, causal=causal)[:3])  # noqa: E731
+        plan()
+        torch.cuda.synchronize()
+    except Exception as exc:  # compilers in Python raise anything
+        words = (str(exc).strip() or type(exc).__name__).splitlines()[0]
+        raise Unavailable(f"flash-attn-4: {words}"[:200]) from exc
+    poisoned = partial(correctness.poisoned, inputs.q, through_torch=False)
+    return Call("flash-attn-4", plan, poisoned=poisoned, output=lambda all_: tuple(x.transpose(1, 2) for x in all_))
