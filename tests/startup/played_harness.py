@@ -73,8 +73,6 @@ def play(act: dict[str, Any], out: Path) -> None:
                 sys.exit(1)
             with (out / "acks").open("a") as acks:
                 acks.write(f"{json.loads(answer)['ack']} {time.monotonic()}\n")
-    elif "share" in act:
-        share(act["share"], out)
     elif "write" in act:
         (out / act["write"]).parent.mkdir(parents=True, exist_ok=True)
         (out / act["write"]).write_text("half a fi")
@@ -96,18 +94,6 @@ def play(act: dict[str, Any], out: Path) -> None:
         time.sleep(60)
     elif "exit" in act:
         sys.exit(act["exit"])
-
-
-def share(cases: list[str], out: Path) -> None:
-    """A grid of which others measure parts: the agent names each case, until it names none."""
-    for index in range(1, len(cases) + 1):
-        say(sys.stdout, json.dumps({"fact": "case_wanted", "left": len(cases) - index + 1}))
-        answer = sys.stdin.readline()
-        named = json.loads(answer)["ack"] if answer else sys.exit(1)
-        if not named:
-            return
-        play(fact("case_started", case_id=named, index=index, of=len(cases)), out)
-        play(finished(named, index, len(cases)), out)
 
 
 def main(step: str, spec: dict[str, Any], out: Path) -> None:
