@@ -26,7 +26,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.names import child_run
-from orchestrator.core.fleet.retry import judge
+from orchestrator.core.fleet.retry import MACHINES, judge
 from orchestrator.core.fleet.state import MEASURED, ChildLine, FleetState, State
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_on_hosts
@@ -126,7 +126,8 @@ class RunFleet:
                 continue
             engine = Engine(world, run_id)
             engine.request_stop(by, f"{self.record.fleet} was stopped")
-            self._tell(self._told(child, engine.follow(), world))
+            host = self._line(child).machine if self.record.engine == "hosts" else ""
+            self._tell(self._told(child, engine.follow(), world, host))
         seen = self.look()
         self.store.list_as(summary(self.record, seen.state, seen.control))
         return seen
@@ -163,7 +164,8 @@ class RunFleet:
 
     def _next(self, target: str) -> Child | None:
         """The next child that is nobody's: first what is under way without a client, then what was never tried, then
-        what is tried again. What is under way on another host that takes part is that host's."""
+        what is tried again. What is under way on another host that takes part is that host's; what failed on this one
+        is for those that have not tried it."""
         control = self.store.control()
         if control.paused or control.stopped:
             return None
@@ -176,12 +178,18 @@ class RunFleet:
             free = [
                 child
                 for child in self._state.open
-                if child.index not in taken and not (target and self._line(child).machine in others)
+                if child.index not in taken and not (target and self._for_others(child, target, others))
             ]
             free.sort(key=self._place)
             if free:
                 self._taken.add(free[0].index)
             return free[0] if free else None
+
+    def _for_others(self, child: Child, target: str, others: set[str]) -> bool:
+        line = self._line(child)
+        if line.state == "failed":
+            return target in line.failed_on and bool(others - {*line.failed_on})
+        return line.machine in others
 
     def _place(self, child: Child) -> tuple[bool, bool, int]:
         line = self._line(child)
@@ -292,7 +300,7 @@ class RunFleet:
             usd=run.cost(world.clock.now()),
             seconds=max(0, int((run.updated_at - run.created_at).total_seconds())),
             reason="" if state == "stored" else why,
-            failed_on=tuple(sorted({*before.failed_on, *([vm.name] if vm is not None and state == "failed" else [])})),
+            failed_on=tuple(sorted({*before.failed_on, *([machine] if machine and state == "failed" else [])})),
             device=run.environment.device if run.environment is not None else "",
         )
 
@@ -315,12 +323,17 @@ class RunFleet:
     def _judge(self) -> None:
         assert self._state is not None
         control = self.store.control()
-        verdict = judge(self._state, persisted=control.persisted)
+        verdict = judge(self._state, persisted=control.persisted, machines=self._machines)
         for index, why in verdict.given_up.items():
             self._tell(replace(self._line(self.children[index]), state="given_up", reason=why))
         if verdict.pause and not self._state.over:
             self._pause(verdict.pause)
         self.store.list_as(summary(self.record, self._state, control))
+
+    @property
+    def _machines(self) -> int:
+        """How many there are, where they are not rented."""
+        return len(set(self.targets)) if any(self.targets) else MACHINES
 
     def _pause(self, why: str) -> None:
         control = self.store.decide(lambda one: one.model_copy(update={"paused": one.paused or why[:300]}))

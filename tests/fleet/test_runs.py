@@ -52,6 +52,7 @@ class Sweeping:
     repeats: int = 1
     cap_usd: Decimal | None = None
     said: list[str] = field(default_factory=list)
+    targets: Sequence[str] = ("",)
 
     def client(self) -> RunFleet:
         sweep = Sweep.model_validate(
@@ -72,7 +73,7 @@ class Sweeping:
         store.create(record, children)
         return RunFleet(
             store=store, record=record, children=children, configured=self.configured,
-            sites=lambda: StageSite(self.stage), targets=("",), say=self.said.append,
+            sites=lambda: StageSite(self.stage), targets=self.targets, say=self.said.append,
         )  # fmt: skip
 
     def configured(self, cell: Cell) -> Config:
@@ -119,6 +120,40 @@ def test_a_configuration_that_fails_on_three_machines_is_given_up_and_the_others
         (reason,) = [line.reason for line in seen.state.lines.values() if line.state == "given_up"]
         assert reason.startswith("failed on 3 machines")
         assert stage.cloud.instances() == []
+
+
+def turns(client: RunFleet, stage: Stage, order: Sequence[str]) -> list[str]:
+    """Hosts take their turns; those of them that had something to do."""
+    client.look()
+    had = []
+    for target in order:
+        child = client._next(target)
+        if child is not None:
+            client._measure(StageSite(stage), child, target)
+            client._taken.discard(child.index)
+            client._held.pop(child.index, None)
+            client._judge()
+            had.append(target)
+    return had
+
+
+def test_what_failed_on_a_host_is_tried_on_others_and_given_up_after_three_hosts(tmp_path: Path) -> None:
+    with staged(tmp_path, fails_on([13])) as stage:
+        client = Sweeping(stage, (13,), targets=("one", "two", "three")).client()
+        assert turns(client, stage, ("one", "one", "two", "one", "two")) == ["one", "two"], "it is for the third"
+        assert not client.look().state.over
+        assert turns(client, stage, ("three", "one")) == ["three"]
+        (line,) = client.look().state.lines.values()
+        assert (line.state, line.failed_on, line.attempt) == ("given_up", ("one", "three", "two"), 3)
+
+
+def test_three_failures_on_one_of_several_hosts_are_that_hosts(tmp_path: Path) -> None:
+    with staged(tmp_path, fails_on([13])) as stage:
+        client = Sweeping(stage, (13,), targets=("one", "two")).client()
+        client._away.add("two")
+        assert turns(client, stage, ("one",) * 3) == ["one"] * 3
+        (line,) = client.look().state.lines.values()
+        assert (line.state, line.failed_on) == ("failed", ("one",))
 
 
 def test_a_fleet_whose_first_children_fail_pauses_until_a_person_resumes_it(tmp_path: Path) -> None:

@@ -92,6 +92,18 @@ def test_three_failures_on_one_machine_are_the_machines_and_are_tried_again() ->
     assert not verdict.given_up
 
 
+@pytest.mark.parametrize(("attempt", "gone"), [(2, False), (3, True)])
+def test_where_there_are_two_machines_a_configuration_is_given_up_after_three_tries_on_both(
+    attempt: int, gone: bool
+) -> None:
+    line = ChildLine(0, "failed", attempt, "n2", reason="no kernel image", failed_on=("n1", "n2"))
+    assert not judge(fold(CHILDREN, [line])).given_up
+    given_up = judge(fold(CHILDREN, [line]), machines=2).given_up
+    assert given_up.get(0) == ("failed on 2 machines: no kernel image" if gone else None)
+    once = replace(line, failed_on=("n2",))
+    assert not judge(fold(CHILDREN, [once]), machines=2).given_up
+
+
 def test_a_machine_that_was_lost_counts_against_nobody_until_there_are_too_many() -> None:
     lost = ChildLine(0, "lost", ATTEMPTS - 1, "n1")
     assert judge(fold(CHILDREN, [lost])).again == (0,)

@@ -3,7 +3,8 @@
 - A machine that was taken back or lost is nobody's fault: its child is tried again, up to `claims.ATTEMPTS` times.
 - A wrong kernel is a result, and is never tried again.
 - A configuration that failed on three different machines, in whichever repeats, fails for a reason of its own: the
-  reason is its row, for every repeat that is not measured.
+  reason is its row, for every repeat that is not measured. Where there are fewer machines, it is one that failed on
+  each of them and was tried three times.
 - When four of the first twenty children that ended have failed, something is wrong with the whole: the fleet pauses.
 """
 
@@ -34,23 +35,30 @@ class Verdict:
     """Why nothing more is started; empty: it goes on."""
 
 
-def judge(state: FleetState, *, persisted: bool = False) -> Verdict:
+def judge(state: FleetState, *, persisted: bool = False, machines: int = MACHINES) -> Verdict:
     """Applies the laws. `persisted`: a person has looked and resumed the fleet, so that its first failures do not stop
-    it again."""
-    machines: dict[str, set[str]] = {}
+    it again. `machines`: how many there are at all."""
+    failed_on: dict[str, set[str]] = {}
+    tries: dict[str, int] = {}
     reasons: dict[str, str] = {}
     for child in state.children:
         line = state.line(child)
         if line.failed_on:
-            machines.setdefault(child.config, set()).update(line.failed_on)
+            failed_on.setdefault(child.config, set()).update(line.failed_on)
+            tries[child.config] = max(tries.get(child.config, 0), line.attempt)
             reasons[child.config] = line.reason or reasons.get(child.config, "")
-    hopeless = {config for config, names in machines.items() if len(names) >= MACHINES}
+    hopeless = {
+        config
+        for config, names in failed_on.items()
+        if len(names) >= MACHINES or (len(names) >= machines and tries[config] >= MACHINES)
+    }
     again: list[int] = []
     given_up: dict[int, str] = {}
     for child in state.open:
         line = state.line(child)
         if child.config in hopeless:
-            given_up[child.index] = f"failed on {len(machines[child.config])} machines: {reasons[child.config]}"
+            count = len(failed_on[child.config])
+            given_up[child.index] = f"failed on {count} machine{'s' if count > 1 else ''}: {reasons[child.config]}"
         elif line.state in ("failed", "lost"):
             if line.attempt >= ATTEMPTS:
                 given_up[child.index] = f"tried {line.attempt} times: {line.reason}"
