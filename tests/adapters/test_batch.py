@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.batch_body import job_body, template_body, variables_of, with_one_limit
+from orchestrator.cli.fleet import POLL_S
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.jobs import JobStatus
@@ -104,6 +105,25 @@ def test_a_silent_queue_is_named_with_its_cause_within_a_minute_and_left_after_t
     assert (placed(stage)["regions"][placed(stage)["at"]], placed(stage)["stage"]) == ("us-east4", "placed")
     assert follow(stage, 3600).state == "succeeded"
     assert {row.zone[:8] for row in stage.cloud.bill().rows} == {"us-east4"}
+
+
+def test_whoever_watches_reads_the_cause_within_a_minute_and_our_clock_gives_the_queue_up_after_ten(
+    stage: Story,
+) -> None:
+    """The service itself would let the job wait for a week."""
+    stage.cloud.weather.add({"fault": "batch_silent", "region": "us-central1", "cause": "stockout"})
+    stage.scheduler.submit([stage.job(list(range(6)), {})])
+    began, named_s, left_s = stage.clock.now(), 0.0, 0.0
+    while not left_s and stage.clock.now() < began + timedelta(hours=1):
+        stage.timeline.sleep(POLL_S)
+        waits = {one.reason for one in stage.scheduler.reconcile(FLEET, [JOB], range(6)) if one.state == "queued"}
+        since = (stage.clock.now() - began).total_seconds()
+        if not named_s and len(waits) == 1 and "no machine of that kind is left" in waits.pop():
+            named_s = since
+        if placed(stage)["stage"] == "leaving":
+            left_s = since
+    assert 0 < named_s <= 60
+    assert rules.PATIENCE.total_seconds() <= left_s <= rules.PATIENCE.total_seconds() + 60
 
 
 def test_a_job_that_fails_without_a_task_goes_to_the_next_region_at_once(stage: Story) -> None:
