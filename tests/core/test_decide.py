@@ -131,6 +131,12 @@ def test_a_run_whose_client_went_away_before_it_asked_for_a_machine_is_closed_on
     assert isinstance(next_of(log, now=POLICY.insert_limit_s + 1)[1], do.Close)
 
 
+def test_no_word_of_a_machine_from_days_to_come_keeps_a_run_open_whose_client_went_away() -> None:
+    log = Log().add(0, planned()).vm(86_400, ev.Unrecognised(name="instance_created"))
+    assert isinstance(next_of(log, now=POLICY.insert_limit_s + 1)[1], do.Close)
+    assert replayed(log.vm(172_800, ev.PhaseStarted(phase="measure", limit_s=9))).updated_at == at(0)
+
+
 # --- asked for, not seen ----------------------------------------------------------------------------------------------
 
 

@@ -39,7 +39,8 @@ def evolve(run: Run, event: ev.Event) -> Run:
     """`run` after one more fact."""
     if not _due(run, event):
         return run
-    run = replace(run, updated_at=max(run.updated_at, event.time))
+    if is_client(event.writer):
+        run = replace(run, updated_at=max(run.updated_at, event.time))
     if attempt := _attempt(event):
         run = _tell(run, attempt, last_word_at=max(run.said(attempt).last_word_at or event.time, event.time))
     match event.fact:

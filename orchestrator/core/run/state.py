@@ -155,6 +155,7 @@ class Run:
     run_id: str
     created_at: datetime
     updated_at: datetime
+    """When a client last said something: a machine's clock, or what it pretends, moves no decision."""
     plan: ev.RunPlanned | None = None
     held: ev.BudgetHeld | None = None
     payload: ev.PayloadStored | None = None
