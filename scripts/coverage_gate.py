@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 GATES = (
-    ("orchestrator/core/*", 88),
-    ("orchestrator/*", 75),
-    ("startup/agent/*", 78),
+    ("orchestrator/core/*", 98),
+    ("orchestrator/*", 92),
+    ("startup/agent/*", 88),
 )
 
 

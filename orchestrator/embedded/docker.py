@@ -1,8 +1,9 @@
 """A stand-in for `docker` on a machine of the embedded cloud: it takes the flags that a run needs and refuses others.
 
 There is no registry: a reference to `embedded.local/` names this host's own file system, read-only, in a mount
-namespace with a `/tmp` of its own, where only the volumes that were given can be written. Environment and working
-folder are those of the flags alone. Where the host allows no namespaces, the environment is all that is apart.
+namespace with a `/tmp` of its own, where only the volumes that were given can be written. The environment of the python
+that runs this belongs to the image, wherever it lies. Environment and working folder are those of the flags alone.
+Where the host allows no namespaces, the environment is all that is apart.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ REFUSED = 125
 MOUNTS = """set -e
 mount -t tmpfs none /mnt
 number=0
-for volume in $BENCH_VOLUMES; do
+for volume in $BENCH_VOLUMES $BENCH_PYTHON; do
   number=$((number + 1)); mkdir /mnt/$number; mount --bind "$volume" /mnt/$number
 done
 mount -t tmpfs none /tmp
 number=0
-for volume in $BENCH_VOLUMES; do
+for volume in $BENCH_VOLUMES $BENCH_PYTHON; do
   number=$((number + 1)); mkdir -p "$volume"; mount --bind /mnt/$number "$volume"
 done
 umount -R /mnt
 mount --bind / / || true
 mount -o remount,bind,ro /
-unset BENCH_VOLUMES
+[ -z "$BENCH_PYTHON" ] || mount -o remount,bind,ro "$BENCH_PYTHON"
+unset BENCH_VOLUMES BENCH_PYTHON
 cd "$BENCH_WORKDIR"; unset BENCH_WORKDIR
 exec "$@"
 """
@@ -94,6 +96,12 @@ def pull(words: Sequence[str]) -> int:
     return 0
 
 
+def hidden_python() -> str:
+    """The folder of this python's environment where a `/tmp` of its own would hide it, else nothing."""
+    folder = Path(sys.executable).parent.parent
+    return str(folder) if folder.is_relative_to("/tmp") else ""
+
+
 def run(words: Sequence[str]) -> int:
     """Becomes the command; returns nothing where it can."""
     flags = Flags.read(words)
@@ -111,7 +119,7 @@ def run(words: Sequence[str]) -> int:
     environ = dict(one.partition("=")[::2] for one in flags.flags.get("--env", []))
     environ.setdefault("PATH", f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin")
     workdir = flags.one("--workdir") or "/"
-    inner = environ | {"BENCH_VOLUMES": " ".join(volumes), "BENCH_WORKDIR": workdir}
+    inner = environ | {"BENCH_VOLUMES": " ".join(volumes), "BENCH_PYTHON": hidden_python(), "BENCH_WORKDIR": workdir}
     apart = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     wrapped = [*apart, "sh", "-c", MOUNTS, "docker"]
     if subprocess.run([*wrapped, "true"], env=inner, capture_output=True, check=False).returncode == 0:

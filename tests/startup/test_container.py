@@ -88,6 +88,20 @@ def test_what_a_container_is_not_given_it_does_not_have(tmp_path: Path) -> None:
     assert "not a docker command" in docker("build", ".").stderr
 
 
+def test_the_python_of_a_container_is_there_wherever_it_lies_and_cannot_be_changed(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    python, given = tmp_path / "env" / "bin" / "python", tmp_path / "given"
+    given.mkdir()
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    docker = [str(python), "-I", "-S", str(DOCKER)]
+    subprocess.run([*docker, "pull", IMAGE], env=environ, capture_output=True, check=True)
+    own = ("--network", "host", "--pid", "host", "--ipc", "host", "--volume", f"{given}:{given}")
+    write = f"open({str(given / 'mine')!r}, 'w').close(); open({str(tmp_path / 'env' / 'theirs')!r}, 'w')"
+    subprocess.run([*docker, "run", *own, IMAGE, str(python), "-c", write], env=environ, capture_output=True)
+    assert (given / "mine").exists()
+    assert not (isolates() and (tmp_path / "env" / "theirs").exists())
+
+
 def isolates() -> bool:
     """Whether this host lets anybody have a mount namespace with mounts of its own."""
     apart = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
