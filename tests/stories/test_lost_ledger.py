@@ -86,9 +86,10 @@ def test_a_machines_word_on_money_is_not_rebuilt(home: Path, kind: str) -> None:
             "budget_held": {"hold_usd": "0", "generation": 0},
             "settled": {"cost_usd": "0", "released_usd": str(before.hold_usd), "generation": 0},
         }[kind]
-        event = {"schema": 1, "run_id": RUN, "kind": kind, "time": "2026-11-21T00:00:00.000000Z", "writer": "vm-1-deadbeef",
+        at = stage.timeline.now()  # after the client's own words, and all of a settlement
+        event = {"schema": 1, "run_id": RUN, "kind": kind, "time": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}", "writer": "vm-1-deadbeef",
                  "seq": 7, "data": facts}  # fmt: skip
-        name = f"runs/{RUN}/events/20261121T000000.000000Z-vm-1-deadbeef-000007-{kind}.json"
+        name = f"runs/{RUN}/events/{at:%Y%m%dT%H%M%S.%fZ}-vm-1-deadbeef-000007-{kind}.json"
         stage.world().bucket.replace(name, json.dumps(event).encode(), generation=None)
         lose(stage, "gone")
         rebuild(stage.world())
