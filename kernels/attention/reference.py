@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -29,25 +31,11 @@ def attention(
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Reference:
     """softmax(scale * Q K^T) V in float64 on the device of `q`; shapes as in `AttentionKernel`."""
-    batch, heads, seq_q, head_dim = q.shape
-    kv_heads, seq_k = k.shape[1], k.shape[2]
-    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
     out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)
-    rows = max(1, min(seq_q, chunk_elements // seq_k))
-    keys = torch.arange(seq_k, device=q.device)
-    for b in range(batch):
-        for h in range(heads):
-            group = h * kv_heads // heads
-            k64, v64 = k[b, group].double(), v[b, group].double()
-            for first in range(0, seq_q, rows):
-                part = slice(first, min(first + rows, seq_q))
-                scores = (q[b, h, part].double() @ k64.T) * factor
-                if causal:
-                    position = torch.arange(part.start, part.stop, device=q.device)
-                    scores = scores.masked_fill(keys[None, :] > position[:, None], -math.inf)
-                lse[b, h, part] = torch.logsumexp(scores, dim=-1)
-                out[b, h, part] = torch.softmax(scores, dim=-1) @ v64
+    for one in _parts(q, k, v, causal, _factor(q, scale), chunk_elements):
+        lse[one.place] = torch.logsumexp(one.scores, dim=-1)
+        out[one.place] = torch.softmax(one.scores, dim=-1) @ one.v
     return Reference(out, lse)
 
 
@@ -71,27 +59,52 @@ def attention_backward(
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Gradients:
     """The gradients of the sum of `dout` times the output, in float64 on the device of `q`."""
-    batch, heads, seq_q, head_dim = q.shape
-    kv_heads, seq_k = k.shape[1], k.shape[2]
-    factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    factor = _factor(q, scale)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=q.device) for x in (q, k, v))
+    for one in _parts(q, k, v, causal, factor, chunk_elements):
+        slope = dout[one.place].double()
+        weights = torch.softmax(one.scores, dim=-1)
+        of_weights = slope @ one.v.T
+        of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+        dv[one.group] += weights.T @ slope
+        dk[one.group] += factor * (of_scores.T @ one.q)
+        dq[one.place] = factor * (of_scores @ one.k)
+    return Gradients(dq, dk, dv)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some rows of one head, in float64: `place` is where they lie in Q, `group` where their keys lie in K and V."""
+
+    place: tuple[int, int, slice]
+    group: tuple[int, int]
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scores: torch.Tensor
+    """factor * Q K^T [rows, S_k], -inf where a key is hidden."""
+
+
+def _factor(q: torch.Tensor, scale: float | None) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _parts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, factor: float, chunk_elements: int
+) -> Iterator[_Part]:
+    """All rows of Q, so many at a time that their scores are at most `chunk_elements`."""
+    batch, heads, seq_q, _ = q.shape
+    kv_heads, seq_k = k.shape[1], k.shape[2]
     rows = max(1, min(seq_q, chunk_elements // seq_k))
     keys = torch.arange(seq_k, device=q.device)
-    for b in range(batch):
-        for h in range(heads):
-            group = h * kv_heads // heads
-            k64, v64 = k[b, group].double(), v[b, group].double()
-            for first in range(0, seq_q, rows):
-                part = slice(first, min(first + rows, seq_q))
-                q64, slope = q[b, h, part].double(), dout[b, h, part].double()
-                scores = (q64 @ k64.T) * factor
-                if causal:
-                    position = torch.arange(part.start, part.stop, device=q.device)
-                    scores = scores.masked_fill(keys[None, :] > position[:, None], -math.inf)
-                weights = torch.softmax(scores, dim=-1)
-                of_weights = slope @ v64.T
-                of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
-                dv[b, group] += weights.T @ slope
-                dk[b, group] += factor * (of_scores.T @ q64)
-                dq[b, h, part] = factor * (of_scores @ k64)
-    return Gradients(dq, dk, dv)
+    for b, h in product(range(batch), range(heads)):
+        group = (b, h * kv_heads // heads)
+        k64, v64 = k[group].double(), v[group].double()
+        for first in range(0, seq_q, rows):
+            place = (b, h, slice(first, min(first + rows, seq_q)))
+            q64 = q[place].double()
+            scores = (q64 @ k64.T) * factor
+            if causal:
+                position = torch.arange(place[2].start, place[2].stop, device=q.device)
+                scores = scores.masked_fill(keys[None, :] > position[:, None], -math.inf)
+            yield _Part(place, group, q64, k64, v64, scores)
