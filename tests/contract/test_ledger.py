@@ -63,7 +63,7 @@ def test_an_update_that_changes_nothing_writes_nothing(bucket: Bucket) -> None:
 
 
 def test_of_many_clients_at_once_none_loses_its_hold(bucket: Bucket) -> None:
-    start = Barrier(6, timeout=60)
+    start = Barrier(6)
 
     def client(number: int) -> None:
         start.wait()
@@ -75,7 +75,7 @@ def test_of_many_clients_at_once_none_loses_its_hold(bucket: Bucket) -> None:
 
 
 def test_two_clients_cannot_both_hold_the_last_dollar(bucket: Bucket) -> None:
-    cap, start = Decimal(1), Barrier(4, timeout=60)
+    cap, start = Decimal(1), Barrier(4)
 
     def client(number: int) -> bool:
         def change(ledger: Ledger) -> Ledger | None:
