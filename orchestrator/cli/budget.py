@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.launch import Gpu, Overrides
+from orchestrator.cli.choices import Gpu, Overrides
 from orchestrator.cli.money_view import budget_document, budget_view, caps_document, caps_line
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.screen import screen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from orchestrator.analysis.between import SAME_CODE
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.compare_view import show
 from orchestrator.cli.completing import known_runs
+from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.reading import report_of
 from orchestrator.core.baselines import device_key
@@ -26,34 +28,71 @@ from orchestrator.wiring import write_atomically
 FAIL_ON = ("regression", "inconclusive", "never")
 
 
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What the runs are held against, unless it is the first of them."""
+
+    against: Annotated[
+        str, typer.Option("--against", metavar="NAME", help="Hold every run against a baseline instead.")
+    ] = ""
+    missing_ok: Annotated[
+        bool, typer.Option("--missing-ok", help="Where there is no such baseline yet, say so and exit 0.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What is compared, and what counts as a change."""
+
+    implementation: Annotated[
+        list[str] | None, typer.Option("--implementation", help="Only these; by default the kernel, or else all.")
+    ] = None
+    relative_to: Annotated[
+        str, typer.Option("--relative-to", help=f"Compare speed-ups over this one; by default {DEFAULT} if there.")
+    ] = ""
+    absolute: Annotated[bool, typer.Option("--absolute", help="Compare times, not speed-ups within each run.")] = False
+    tolerance: Annotated[float, typer.Option(min=0, max=100, help="Per cent that are no regression.")] = 2.0
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", help="regression (exit 12), inconclusive (those, and 14 for doubt), or never.")
+    ] = "regression"
+    across_devices: Annotated[bool, typer.Option("--across-devices", help="The devices are what differs.")] = False
+
+    def compared(self, before: Report, after: Report) -> Comparison:
+        return compared(
+            before,
+            after,
+            relative_to=self.relative_to,
+            absolute=self.absolute,
+            implementations=self.implementation or (),
+            tolerance=self.tolerance / 100,
+            across_devices=self.across_devices,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What is written."""
+
+    html: Annotated[Path | None, typer.Option("--html", help="Write one HTML file that needs nothing else.")] = None
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write Markdown for a pull request; - is standard output.")
+    ] = None
+
+    @property
+    def to_stdout(self) -> bool:
+        return self.markdown is not None and str(self.markdown) == "-"
+
+
+@grouped
 def compare(
     ctx: typer.Context,
     runs: Annotated[
         list[str],
         typer.Argument(metavar="A B [...]", help="Runs or folders; each is held against A.", autocompletion=known_runs),
     ],
-    against: Annotated[
-        str, typer.Option("--against", metavar="NAME", help="Hold every run against a baseline instead.")
-    ] = "",
-    missing_ok: Annotated[
-        bool, typer.Option("--missing-ok", help="Where there is no such baseline yet, say so and exit 0.")
-    ] = False,
-    implementation: Annotated[
-        list[str] | None, typer.Option("--implementation", help="Only these; by default the kernel, or else all.")
-    ] = None,
-    relative_to: Annotated[
-        str, typer.Option("--relative-to", help=f"Compare speed-ups over this one; by default {DEFAULT} if there.")
-    ] = "",
-    absolute: Annotated[bool, typer.Option("--absolute", help="Compare times, not speed-ups within each run.")] = False,
-    tolerance: Annotated[float, typer.Option(min=0, max=100, help="Per cent that are no regression.")] = 2.0,
-    fail_on: Annotated[
-        str, typer.Option("--fail-on", help="regression (exit 12), inconclusive (those, and 14 for doubt), or never.")
-    ] = "regression",
-    across_devices: Annotated[bool, typer.Option("--across-devices", help="The devices are what differs.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write one HTML file that needs nothing else.")] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write Markdown for a pull request; - is standard output.")
-    ] = None,
+    baseline: Baseline,
+    judgement: Judgement,
+    pages: Pages,
     json: Json = False,
 ) -> None:
     """Hold runs against the first, or against a baseline. Exit 12 when something became slower.
@@ -61,82 +100,71 @@ def compare(
     Slower is slower by more than noise, tolerance and what runs of the same code differ by. Speed-ups over a baseline
     of the same run are compared; --absolute compares times. A machine that was busy or held back decides nothing: 14.
     """
-    if not against and len(runs) < 2:
+    if not baseline.against and len(runs) < 2:
         raise ConfigError(
             "compare needs two runs at least", hint="`bench compare A B`, or `bench compare A --against main`"
         )
-    to_stdout = markdown is not None and str(markdown) == "-"
-    _check(both=absolute and bool(relative_to), fail_on=fail_on, twice=json and to_stdout)
-    pairs, missing = _pairs(ctx, runs, against, missing_ok=missing_ok)
-    found = [
-        compared(
-            before,
-            after,
-            relative_to=relative_to,
-            absolute=absolute,
-            implementations=implementation or (),
-            tolerance=tolerance / 100,
-            across_devices=across_devices,
-        )
-        for before, after in pairs
-    ]
-    written = _write(found, missing, html, markdown)
+    _check(judgement, twice=json and pages.to_stdout)
+    pairs, missing = _pairs(ctx, runs, baseline)
+    found = [judgement.compared(before, after) for before, after in pairs]
+    written = _write(found, missing, pages)
     if json:
         made = [changes_document(one) for one in found]
-        emit_json({"schema": 2, "tolerance_percent": tolerance, "comparisons": made, "without_baseline": missing})
-    elif not to_stdout:
+        percent = judgement.tolerance
+        emit_json({"schema": 2, "tolerance_percent": percent, "comparisons": made, "without_baseline": missing})
+    elif not pages.to_stdout:
         for one in found:
             show(one)
         for words in (*missing, *(f"wrote {path}" for path in written)):
             typer.echo(words)
-    _judge(found, fail_on)
+    _judge(found, judgement.fail_on)
 
 
-def _check(*, both: bool, fail_on: str, twice: bool) -> None:
+def _check(judgement: Judgement, *, twice: bool) -> None:
     """Refuses what contradicts itself."""
-    if both:
+    if judgement.absolute and judgement.relative_to:
         raise ConfigError("give either --absolute or --relative-to")
-    if fail_on not in FAIL_ON:
-        raise ConfigError(f"--fail-on {fail_on}: expected one of {', '.join(FAIL_ON)}")
+    if judgement.fail_on not in FAIL_ON:
+        raise ConfigError(f"--fail-on {judgement.fail_on}: expected one of {', '.join(FAIL_ON)}")
     if twice:
         raise ConfigError("--json and --markdown - would both take standard output", hint="give --markdown a file")
 
 
 def _pairs(
-    ctx: typer.Context, runs: Sequence[str], against: str, *, missing_ok: bool
+    ctx: typer.Context, runs: Sequence[str], baseline: Baseline
 ) -> tuple[list[tuple[Report, Report]], list[str]]:
     """What is held against what, and which runs have no baseline to be held against."""
     reports = [report_of(ctx, named)[0] for named in runs]
-    if not against:
+    if not baseline.against:
         return [(reports[0], other) for other in reports[1:]], []
-    baselines = options(ctx).wiring().baselines.read(against)
+    name = baseline.against
+    there = options(ctx).wiring().baselines.read(name)
     pairs, missing = [], []
     for report in reports:
-        baseline = baselines.get(device_key(report.study.device))
-        if baseline is not None:
-            pairs.append((report_of(ctx, baseline.run_id)[0], report))
+        known = there.get(device_key(report.study.device))
+        if known is not None:
+            pairs.append((report_of(ctx, known.run_id)[0], report))
             continue
-        words = f"there is no baseline called {against} for {report.study.device or 'an unknown device'}"
-        if not missing_ok:
-            raise NotFound(words, hint=f"`bench baseline set {against} RUN` makes one; --missing-ok goes on without")
+        words = f"there is no baseline called {name} for {report.study.device or 'an unknown device'}"
+        if not baseline.missing_ok:
+            raise NotFound(words, hint=f"`bench baseline set {name} RUN` makes one; --missing-ok goes on without")
         missing.append(words)
     return pairs, missing
 
 
-def _write(found: Sequence[Comparison], missing: Sequence[str], html: Path | None, markdown: Path | None) -> list[Path]:
-
+def _write(found: Sequence[Comparison], missing: Sequence[str], pages: Pages) -> list[Path]:
     written = []
-    if html is not None and found:
-        write_atomically(html, comparing.page(found).encode())
-        written.append(html)
-    if markdown is not None:
+    if pages.html is not None and found:
+        write_atomically(pages.html, comparing.page(found).encode())
+        written.append(pages.html)
+    if pages.markdown is not None:
         text = comparing.markdown(found) if found else ""
         text += "".join(f"{words[:1].upper()}{words[1:]}.\n" for words in missing)
-        if str(markdown) == "-":
+        if pages.to_stdout:
             typer.echo(text, nl=False)
         else:
-            write_atomically(markdown, text.encode())
-            written.append(markdown)
+            write_atomically(pages.markdown, text.encode())
+            written.append(pages.markdown)
     return written
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from orchestrator.cli.choices import Choice, Overrides
 from orchestrator.cli.doctor_view import document, show
-from orchestrator.cli.launch import ConfigFile, Gpu, Overrides
+from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.core.doctor.verdicts import Result, exit_code, fixes
 from orchestrator.core.errors import BenchError
@@ -24,10 +24,10 @@ from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, configured
 
 
+@grouped
 def doctor(
     ctx: typer.Context,
-    config: ConfigFile = None,
-    gpu: Gpu = "",
+    choice: Choice,
     set_: Overrides = None,
     host: Annotated[
         str, typer.Option("--host", metavar="USER@BOX[:PORT]", help="Look at a machine of your own instead.")
@@ -41,18 +41,18 @@ def doctor(
     Only looks, and costs nothing. With a GPU or a configuration, looks at what that run would need.
     """
     if host:
-        _host(ctx, host, LaunchOptions(gpu, config, tuple(set_ or ()), hosts=(host,)), json=json)
+        _host(ctx, host, LaunchOptions(choice.gpu, choice.config, tuple(set_ or ()), hosts=(host,)), json=json)
     wiring = options(ctx).wiring(needs_bucket=False)
-    cloud = _examination(wiring, config, gpu, tuple(set_ or ()))
+    cloud = _examination(wiring, choice, tuple(set_ or ()))
     begun = time.monotonic()
-    results = _examine((*here_tasks(wiring.surroundings(), config), *cloud.tasks()), quiet=json)
+    results = _examine((*here_tasks(wiring.surroundings(), choice.config), *cloud.tasks()), quiet=json)
     subject = cloud.subject() if wiring.reached else None
     wished = fixes(results) if fix else ()
     if wished and _agreed(wished, yes=yes, json=json):
         _mend(wiring, wished, say=(lambda _text: None) if json else typer.echo)
         cloud.session.close()
-        cloud = _examination(wiring, config, gpu, tuple(set_ or ()))
-        results = _examine((*here_tasks(wiring.surroundings(), config), *cloud.tasks()), quiet=json)
+        cloud = _examination(wiring, choice, tuple(set_ or ()))
+        results = _examine((*here_tasks(wiring.surroundings(), choice.config), *cloud.tasks()), quiet=json)
     cloud.session.close()
     project, bucket = (subject.project, subject.bucket) if subject else ("", "")
     if json:
@@ -81,13 +81,13 @@ def _host(ctx: typer.Context, name: str, asked: LaunchOptions, *, json: bool) ->
     raise typer.Exit(exit_code(results))
 
 
-def _examination(wiring: Wiring, config: Path | None, gpu: str, overrides: tuple[str, ...]) -> CloudExamination:
+def _examination(wiring: Wiring, choice: Choice, overrides: tuple[str, ...]) -> CloudExamination:
     session = wiring.checking_session()
-    if config is None and not gpu:
+    if choice == Choice():
         if not overrides:
             return CloudExamination(session, wiring.subject)
-        gpu = "l4"
-    loaded, _name = configured(LaunchOptions(gpu, config, overrides))
+        choice = Choice(gpu="l4")
+    loaded, _name = configured(LaunchOptions(choice.gpu, choice.config, overrides))
     return CloudExamination(session, wiring.subject, loaded, (loaded.gpu, *loaded.placement.fallback_gpus))
 
 

@@ -4,11 +4,11 @@ results: fetch, report, costs."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ from orchestrator.cli.fleet_view import (
     quota_table,
     seen_lines,
 )
+from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
@@ -40,65 +41,72 @@ app.command("check-batch")(check_batch)
 
 POLL_S = 10.0
 Name = Annotated[str, typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.")]
-SweepFile = Annotated[Path | None, typer.Argument(metavar="[SWEEP]", help="A sweep in YAML.")]
-Gpus = Annotated[list[str] | None, typer.Option("--gpu", metavar="A,B", help="GPUs, where there is no sweep file.")]
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=A,B", help="A setting and its values.")]
-ConfigPath = Annotated[str, typer.Option("--config", help="The configuration that every child begins from.")]
-EngineChoice = Annotated[str, typer.Option("--engine", help="cloud, slurm, batch or hosts.")]
 Cap = Annotated[str, typer.Option("--cap", metavar="USD", help="The most that the fleet may hold and spend.")]
-Parallel = Annotated[int, typer.Option("--parallel", help="Machines at the same time.", min=0)]
-Repeats = Annotated[int, typer.Option("--repeats", help="Of every configuration.", min=0)]
-Chunk = Annotated[int, typer.Option("--cases-per-child", help="Divide a configuration's cases; 0: one child.", min=0)]
 Wall = Annotated[int, typer.Option("--wall-minutes", help="After so long no machine of it exists.", min=0)]
-Hosts = Annotated[list[str] | None, typer.Option("--host", help="A machine of your own, for the engine hosts.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Return once the scheduler has it.")]
 
 
-def _sweep(
-    file: Path | None,
-    gpus: list[str] | None,
-    sets: list[str] | None,
-    **given: Any,
-) -> Sweep:
-    """The sweep that was asked for: a file, or axes from options; other options over either."""
-    fields = {key: value for key, value in given.items() if value}
-    if file is None:
-        if not gpus:
-            raise ConfigError("which machines?", hint="--gpu l4,t4 --set measure.cache=cold,warm, or a sweep file")
-        return of_flags(gpus, sets or (), fields)
-    if gpus or sets:
-        raise ConfigError(
-            "a sweep file has its own axes: no --gpu and no --set beside it", hint=f"write them in {file}"
-        )
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read {file}: {exc}", hint="docs/fleets.md has an example of a sweep") from exc
-    return parse(text, source=str(file), overrides=fields)
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """The sweep: a file, or axes from options; other options over either."""
+
+    sweep: Annotated[Path | None, typer.Argument(metavar="[SWEEP]", help="A sweep in YAML.")] = None
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", metavar="A,B", help="GPUs, where there is no sweep file.")
+    ] = None
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=A,B", help="A setting and its values.")] = None
+    config: Annotated[str, typer.Option("--config", help="The configuration that every child begins from.")] = ""
+    engine: Annotated[str, typer.Option("--engine", help="cloud, slurm, batch or hosts.")] = ""
+    cap: Cap = ""
+    parallel: Annotated[int, typer.Option("--parallel", help="Machines at the same time.", min=0)] = 0
+    repeats: Annotated[int, typer.Option("--repeats", help="Of every configuration.", min=0)] = 0
+    cases_per_child: Annotated[
+        int, typer.Option("--cases-per-child", help="Divide a configuration's cases; 0: one child.", min=0)
+    ] = 0
+    wall_minutes: Wall = 0
+    host: Annotated[list[str] | None, typer.Option("--host", help="A machine of your own, for the engine hosts.")] = (
+        None
+    )
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The fields of a sweep that were given."""
+        given = {
+            "config": self.config,
+            "engine": self.engine,
+            "cap_usd": self.cap,
+            "parallel": self.parallel,
+            "repeats": self.repeats,
+            "cases_per_child": self.cases_per_child,
+            "wall_minutes": self.wall_minutes,
+            "hosts": self.host,
+        }
+        return {key: value for key, value in given.items() if value}
+
+    def asked(self) -> Sweep:
+        """Raises `ConfigError`."""
+        file = self.sweep
+        if file is None:
+            if not self.gpu:
+                raise ConfigError("which machines?", hint="--gpu l4,t4 --set measure.cache=cold,warm, or a sweep file")
+            return of_flags(self.gpu, self.set_ or (), self.fields)
+        if self.gpu or self.set_:
+            raise ConfigError(
+                "a sweep file has its own axes: no --gpu and no --set beside it", hint=f"write them in {file}"
+            )
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"cannot read {file}: {exc}", hint="docs/fleets.md has an example of a sweep") from exc
+        return parse(text, source=str(file), overrides=self.fields)
 
 
 @app.command("plan")
-def plan(
-    ctx: typer.Context,
-    sweep: SweepFile = None,
-    gpu: Gpus = None,
-    set_: Sets = None,
-    config: ConfigPath = "",
-    engine: EngineChoice = "",
-    cap: Cap = "",
-    parallel: Parallel = 0,
-    repeats: Repeats = 0,
-    cases_per_child: Chunk = 0,
-    wall_minutes: Wall = 0,
-    host: Hosts = None,
-    json: Json = False,
-) -> None:
+@grouped
+def plan(ctx: typer.Context, sweep: SweepOptions, json: Json = False) -> None:
     """Show children, machines, worst case, expected dollars and hours. Nothing is spent."""
     wiring = options(ctx).wiring()
-    asked = _sweep(
-        sweep, gpu, set_, config=config, engine=engine, cap_usd=cap, parallel=parallel, repeats=repeats,
-        cases_per_child=cases_per_child, wall_minutes=wall_minutes, hosts=host,
-    )  # fmt: skip
-    _show_plan(planned(wiring, asked), json=json)
+    _show_plan(planned(wiring, sweep.asked()), json=json)
 
 
 def _show_plan(found: FleetPlan, *, json: bool) -> None:
@@ -114,28 +122,11 @@ def _show_plan(found: FleetPlan, *, json: bool) -> None:
 
 
 @app.command("launch")
-def launch(
-    ctx: typer.Context,
-    sweep: SweepFile = None,
-    gpu: Gpus = None,
-    set_: Sets = None,
-    config: ConfigPath = "",
-    engine: EngineChoice = "",
-    cap: Cap = "",
-    parallel: Parallel = 0,
-    repeats: Repeats = 0,
-    cases_per_child: Chunk = 0,
-    wall_minutes: Wall = 0,
-    host: Hosts = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once the scheduler has it.")] = False,
-    json: Json = False,
-) -> None:
+@grouped
+def launch(ctx: typer.Context, sweep: SweepOptions, detach: Detach = False, json: Json = False) -> None:
     """Launch a sweep. Ctrl-C detaches; nothing that is stored is measured again."""
     wiring = options(ctx).wiring()
-    asked = _sweep(
-        sweep, gpu, set_, config=config, engine=engine, cap_usd=cap, parallel=parallel, repeats=repeats,
-        cases_per_child=cases_per_child, wall_minutes=wall_minutes, hosts=host,
-    )  # fmt: skip
+    asked = sweep.asked()
     wiring.say = _voice(json=json)
     found = planned(wiring, asked)
     if detach and asked.engine not in ("slurm", "batch"):
@@ -201,7 +192,7 @@ def resume(
     fleet: Name = "last",
     cap: Cap = "",
     wall_minutes: Wall = 0,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once the scheduler has it.")] = False,
+    detach: Detach = False,
     json: Json = False,
 ) -> None:
     """Go on with what is not stored, after a pause, a stop or a lost client."""

@@ -15,6 +15,7 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import Study, study
 from orchestrator.cli.completing import known_cases, known_runs
+from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.core.bundled.names import DEFAULT
@@ -27,25 +28,41 @@ from orchestrator.store.cases import CaseFiles, case_files
 from orchestrator.wiring import Wiring
 
 
-def history(
-    ctx: typer.Context,
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is followed, as it was asked for."""
+
     case: Annotated[
         str, typer.Option("--case", help="A case id; `bench cases` lists them.", autocompletion=known_cases)
-    ],
-    implementation: Annotated[str, typer.Option("--implementation", help="Whose time.")] = "bench",
+    ]
+    implementation: Annotated[str, typer.Option("--implementation", help="Whose time.")] = "bench"
     relative_to: Annotated[
         str, typer.Option("--relative-to", help=f"Follow the speed-up over this one; by default {DEFAULT} if there.")
-    ] = "",
-    absolute: Annotated[bool, typer.Option("--absolute", help="Follow the time, which has the machine in it.")] = False,
-    device: Annotated[str, typer.Option(help="Only runs whose device's name contains this.")] = "",
+    ] = ""
+    absolute: Annotated[bool, typer.Option("--absolute", help="Follow the time, which has the machine in it.")] = False
+    device: Annotated[str, typer.Option(help="Only runs whose device's name contains this.")] = ""
     regime: Annotated[
         str, typer.Option("--regime", help="burst, sustained-warm, …; by default the first that the newest run has.")
-    ] = "",
-    tolerance: Annotated[float, typer.Option(min=0, max=100, help="Per cent that are no change.")] = 2.0,
-    last: Annotated[int, typer.Option("--last", min=1, help="Show so many runs, the newest.")] = 30,
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which of the runs are shown."""
+
+    last: Annotated[int, typer.Option("--last", min=1, help="Show so many runs, the newest.")] = 30
     before: Annotated[
         str, typer.Option("--before", metavar="RUN", help="Show those older than this run.", autocompletion=known_runs)
-    ] = "",
+    ] = ""
+
+
+@grouped
+def history(
+    ctx: typer.Context,
+    asked: Question,
+    *,
+    tolerance: Annotated[float, typer.Option(min=0, max=100, help="Per cent that are no change.")] = 2.0,
+    span: Span,
     json: Json = False,
 ) -> None:
     """Follow a case over the runs in the bucket. A run that is faster or slower than the level begins a new one.
@@ -53,18 +70,19 @@ def history(
     Another payload, kernel or library is named where it comes. Only runs on the device of the newest run are followed,
     unless --device names another.
     """
-    if absolute and relative_to:
+    if asked.absolute and asked.relative_to:
         raise ConfigError("give either --absolute or --relative-to")
-    wanted = Wanted(case, implementation, relative_to or (None if not absolute else ""), device, regime)
-    points, left_out, older = _points(options(ctx).wiring(), wanted, last, before)
+    wanted = Wanted(asked, asked.relative_to or (None if not asked.absolute else ""))
+    points, left_out, older = _points(options(ctx).wiring(), wanted, span)
     if not points:
-        where = f" before {before}" if before else ""
+        where = f" before {span.before}" if span.before else ""
+        regime = f" in {asked.regime}" if asked.regime else ""
         raise NotFound(
-            f"no run in this bucket{where} measured {implementation} on {case}{f' in {regime}' if regime else ''}",
+            f"no run in this bucket{where} measured {asked.implementation} on {asked.case}{regime}",
             hint="`bench status` lists the runs",
         )
     found = followed(points, relative=bool(wanted.relative_to), tolerance=tolerance / 100)
-    shown = history_document(case, wanted.setting, implementation, wanted.relative_to or "", found)
+    shown = history_document(asked.case, wanted.setting, asked.implementation, wanted.relative_to or "", found)
     if json:
         emit_json({**shown, "left_out": left_out, "older": older})
         return
@@ -76,27 +94,24 @@ class Wanted:
     """What is followed. `own_device`, `setting` and, where it is None, `relative_to` are taken from the newest run that
     has the case."""
 
-    case: str
-    implementation: str
+    asked: Question
     relative_to: str | None
-    device: str
-    regime: str
     setting: Setting | None = None
     own_device: str | None = None
 
     def fits(self, device: str) -> bool:
         """The device that was named, by a part of its name, or else that of the newest run."""
-        return self.device in device if self.device else self.own_device in (None, device)
+        return self.asked.device in device if self.asked.device else self.own_device in (None, device)
 
 
-def _points(wiring: Wiring, wanted: Wanted, last: int, before: str) -> tuple[list[Reading], int, bool]:
-    """The newest `last` runs of the bucket that measured what is wanted, oldest first; how many on other devices or in
-    other regimes were left out on the way; and whether there may be older ones. Reads no more than it needs."""
+def _points(wiring: Wiring, wanted: Wanted, span: Span) -> tuple[list[Reading], int, bool]:
+    """The newest `span.last` runs of the bucket that measured what is wanted, oldest first; how many on other devices
+    or in other regimes were left out on the way; and whether there may be older ones. Reads no more than it needs."""
     runs = sorted((line.run_id for line in wiring.index.list_runs()), reverse=True)
-    runs = [run for run in runs if not before or run < before]
+    runs = [run for run in runs if not span.before or run < span.before]
     points: list[Reading] = []
     left_out = 0
-    for place, files in enumerate(case_files(wiring.bucket, runs, wanted.case), 1):
+    for place, files in enumerate(case_files(wiring.bucket, runs, wanted.asked.case), 1):
         known = _study(files)
         if known is None:
             continue
@@ -105,7 +120,7 @@ def _points(wiring: Wiring, wanted: Wanted, last: int, before: str) -> tuple[lis
             left_out += 1
             continue
         points.append(found)
-        if len(points) == last:
+        if len(points) == span.last:
             return points[::-1], left_out, place < len(runs)
     return points[::-1], left_out, False
 
@@ -127,23 +142,24 @@ def _reading(run: str, study: Study, environment: dict[str, object], wanted: Wan
     """What one run says of it; None where the run is another device's or has it in other regimes only."""
     if not wanted.fits(study.device):
         return None
+    name, regime = wanted.asked.implementation, wanted.asked.regime
     for case in study.cases:
-        timing = case.timing(wanted.implementation)
-        if wanted.regime and wanted.regime not in (case.setting.regime, case.setting.slug):
+        timing = case.timing(name)
+        if regime and regime not in (case.setting.regime, case.setting.slug):
             continue
         if timing is None or (wanted.setting is not None and not case.setting.matches(wanted.setting)):
             continue
         over = DEFAULT if wanted.relative_to is None else wanted.relative_to
-        value = estimate(case, wanted.implementation, over)
+        value = estimate(case, name, over)
         if value is None and wanted.relative_to is None:
-            over, value = "", estimate(case, wanted.implementation)
+            over, value = "", estimate(case, name)
         if value is None:
             continue
         wanted.relative_to, wanted.setting = over, wanted.setting or case.setting
         wanted.own_device = study.device if wanted.own_device is None else wanted.own_device
         told = {**environment, "device": study.device, "backend": timing.backend}
         busy = "; ".join(words.rstrip(".") for words in Report(study, environment).busy())
-        return Reading(run, told, value, floor_of(case, wanted.implementation), busy)
+        return Reading(run, told, value, floor_of(case, name), busy)
     return None
 
 

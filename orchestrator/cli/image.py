@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli.choices import ConfigFile, Overrides
 from orchestrator.cli.completing import known_gpus
-from orchestrator.cli.launch import ConfigFile, Overrides
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.render import ago
 from orchestrator.cli.unread import raise_unread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.doctor import confirmed
+from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.setup import asked, gcloud, terraform
@@ -31,25 +33,80 @@ class Form(StrEnum):
     TERRAFORM = "terraform"
 
 
-def init(
-    ctx: typer.Context,
-    project: Annotated[str, typer.Option(help="Google Cloud project to set up.")] = "",
-    bucket: Annotated[str, typer.Option(help="Bucket to make; PROJECT-bench unless given.")] = "",
-    location: Annotated[str, typer.Option(help="Where the bucket lies.")] = "",
-    service_account: Annotated[str, typer.Option(help="Name of the machines' account; bench-vm unless given.")] = "",
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is set up, where, and for whom."""
+
+    project: Annotated[str, typer.Option(help="Google Cloud project to set up.")] = ""
+    bucket: Annotated[str, typer.Option(help="Bucket to make; PROJECT-bench unless given.")] = ""
+    location: Annotated[str, typer.Option(help="Where the bucket lies.")] = ""
+    service_account: Annotated[str, typer.Option(help="Name of the machines' account; bench-vm unless given.")] = ""
     launcher: Annotated[
         str, typer.Option(help="Who may launch, e.g. user:ada@example.com; without it, nobody is granted anything.")
-    ] = "",
-    per_run: Annotated[str, typer.Option(metavar="USD", help="Cap for each run.")] = "",
-    per_day: Annotated[str, typer.Option(metavar="USD", help="Cap for each day.")] = "",
-    per_month: Annotated[str, typer.Option(metavar="USD", help="Cap for each month.")] = "",
-    total: Annotated[str, typer.Option(metavar="USD", help="Cap for all time.")] = "",
+    ] = ""
+
+    def asked(self) -> Place:
+        """The same, with what is missing asked for."""
+        project = self.project or answered("project id", asked.a_project)
+        a_bucket = partial(asked.a_bucket, project=project)
+        return replace(
+            self,
+            project=project,
+            bucket=self.bucket or answered("bucket", a_bucket, default=f"{project}-bench"),
+            location=self.location
+            or answered("where the bucket lies", asked.a_location, default=asked.DEFAULT_LOCATION),
+            launcher=self.launcher
+            or answered("who may launch (user:…; empty: only owners)", asked.a_launcher, default=""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CapOptions:
+    """What may be spent."""
+
+    per_run: Annotated[str, typer.Option(metavar="USD", help="Cap for each run.")] = ""
+    per_day: Annotated[str, typer.Option(metavar="USD", help="Cap for each day.")] = ""
+    per_month: Annotated[str, typer.Option(metavar="USD", help="Cap for each month.")] = ""
+    total: Annotated[str, typer.Option(metavar="USD", help="Cap for all time.")] = ""
+
+    def amounts(self, *, asks: bool) -> dict[str, str]:
+        """The caps by their keys; those that were not given are asked for, or as they usually are."""
+        given = {
+            "per_run_usd": self.per_run,
+            "per_day_usd": self.per_day,
+            "per_month_usd": self.per_month,
+            "total_usd": self.total,
+        }
+        return {
+            key: given[key] or (_asked_cap(key, default) if asks else default)
+            for key, default in asked.DEFAULT_CAPS.items()
+        }
+
+
+def _asked_cap(key: str, default: str) -> str:
+    text = f"cap in dollars, {key.removesuffix('_usd').replace('_', ' ')}"
+    return answered(text, partial(asked.a_cap, key), default=default)
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """What need not be asked."""
+
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    replace: Annotated[bool, typer.Option("--replace", help="With --yes: settings may be replaced.")] = False
+
+
+@grouped
+def init(
+    ctx: typer.Context,
+    place: Place,
+    caps: CapOptions,
+    *,
     print_: Annotated[
         Form | None, typer.Option("--print", help="Print commands or Terraform instead of doing anything.")
     ] = None,
     embedded: Annotated[bool, typer.Option("--embedded", help="Practise on the embedded cloud.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="With --yes: settings may be replaced.")] = False,
+    consent: Consent,
     json: Json = False,
 ) -> None:
     """Set a project up, once, with the least rights.
@@ -57,42 +114,29 @@ def init(
     Shows what it will do, asks, and does what is missing; a second time there is nothing to do.
     """
     opts = options(ctx)
-    project, bucket = project or opts.project, bucket or opts.bucket
-    caps = {"per_run_usd": per_run, "per_day_usd": per_day, "per_month_usd": per_month, "total_usd": total}
+    place = replace(place, project=place.project or opts.project, bucket=place.bucket or opts.bucket)
     if embedded:
-        project, bucket = _embedded(bucket)
-    asks = not (yes or print_ or json) and sys.stdin.isatty()
+        place = _embedded(place)
+    asks = not (consent.yes or print_ or json) and sys.stdin.isatty()
     if asks:
-        project = project or answered("project id", asked.a_project)
-        bucket = bucket or answered("bucket", partial(asked.a_bucket, project=project), default=f"{project}-bench")
-        location = location or answered("where the bucket lies", asked.a_location, default=asked.DEFAULT_LOCATION)
-        launcher = launcher or answered("who may launch (user:…; empty: only owners)", asked.a_launcher, default="")
-        for key, default in asked.DEFAULT_CAPS.items():
-            text = f"cap in dollars, {key.removesuffix('_usd').replace('_', ' ')}"
-            caps[key] = caps[key] or answered(text, partial(asked.a_cap, key), default=default)
-    if not project:
+        place = place.asked()
+    amounts = caps.amounts(asks=asks)
+    if not place.project:
         raise ConfigError("which project?", hint="--project my-project, or --embedded to practise")
     wanted = asked.wanted(
-        project,
-        bucket or f"{project}-bench",
-        location=location or asked.DEFAULT_LOCATION,
-        account_id=service_account or ACCOUNT_ID,
-        launcher=launcher,
-        caps={key: caps[key] or default for key, default in asked.DEFAULT_CAPS.items()},
+        place.project,
+        place.bucket or f"{place.project}-bench",
+        location=place.location or asked.DEFAULT_LOCATION,
+        account_id=place.service_account or ACCOUNT_ID,
+        launcher=place.launcher,
+        caps=amounts,
         keeps_names=not embedded,
     )
     if print_ is not None:
         _print(wanted, print_, json=json)
         return
-    _carry_out(
-        wanted,
-        (wire_embedded() if embedded else Wiring(load_settings(project=wanted.project, bucket=wanted.bucket))).setup(
-            wanted.project
-        ),
-        yes=yes,
-        replace=replace,
-        json=json,
-    )
+    wiring = wire_embedded() if embedded else Wiring(load_settings(project=wanted.project, bucket=wanted.bucket))
+    _carry_out(wanted, wiring.setup(wanted.project), consent, json=json)
 
 
 def answered(question: str, check: Callable[[str], object], default: str | None = None) -> str:
@@ -108,10 +152,10 @@ def answered(question: str, check: Callable[[str], object], default: str | None 
             return text
 
 
-def _embedded(bucket: str) -> tuple[str, str]:
+def _embedded(place: Place) -> Place:
     address = wire_embedded().address
     assert address is not None
-    return address.project, bucket or f"{address.project}-practice"
+    return replace(place, project=address.project, bucket=place.bucket or f"{address.project}-practice")
 
 
 def _print(wanted: Wanted, form: Form, *, json: bool) -> None:
@@ -119,35 +163,19 @@ def _print(wanted: Wanted, form: Form, *, json: bool) -> None:
     path = str(load_settings().home / "settings.yaml")
     text = gcloud.script(steps, path) if form is Form.GCLOUD else terraform.document(steps)
     if json:
-        emit_json(
-            {
-                "schema": 1,
-                "project": wanted.project,
-                "bucket": wanted.bucket,
-                "steps": [_step(step, False) for step in steps],
-                "form": form.value,
-                "text": text,
-            }
-        )
+        emit_json(_document(wanted, [_step(step, False) for step in steps]) | {"form": form.value, "text": text})
     else:
         typer.echo(text, nl=False)
 
 
-def _carry_out(wanted: Wanted, setup: Setup, *, yes: bool, replace: bool, json: bool) -> None:
+def _carry_out(wanted: Wanted, setup: Setup, consent: Consent, *, json: bool) -> None:
     steps = plan(wanted, setup.survey(wanted))
     done: list[dict[str, Any]] = []
     if not json:
         _show(wanted, steps)
-    if steps and not _agreed(steps, yes=yes, replace=replace, json=json):
+    if steps and not _agreed(steps, consent, json=json):
         if json:
-            emit_json(
-                {
-                    "schema": 1,
-                    "project": wanted.project,
-                    "bucket": wanted.bucket,
-                    "steps": [_step(s, False) for s in steps],
-                }
-            )
+            emit_json(_document(wanted, [_step(step, False) for step in steps]))
         return
     for step in steps:
         try:
@@ -156,22 +184,19 @@ def _carry_out(wanted: Wanted, setup: Setup, *, yes: bool, replace: bool, json: 
             left = steps[len(done) :]
             hint = f"{exc.hint}. {len(done)} of {len(steps)} steps are done; the rest: `bench init` again"
             if json:
-                emit_json(
-                    {
-                        "schema": 1,
-                        "project": wanted.project,
-                        "bucket": wanted.bucket,
-                        "steps": [*done, *(_step(s, False) for s in left)],
-                    }
-                )
+                emit_json(_document(wanted, [*done, *(_step(step, False) for step in left)]))
             raise type(exc)(str(exc), hint=hint) from exc
         done.append(_step(step, True))
         if not json:
             typer.echo(f"done: {describe(step)}")
     if json:
-        emit_json({"schema": 1, "project": wanted.project, "bucket": wanted.bucket, "steps": done})
+        emit_json(_document(wanted, done))
     elif steps:
         typer.echo("`bench doctor` looks at all of it; `bench plan --gpu l4` shows what a run would cost")
+
+
+def _document(wanted: Wanted, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"schema": 1, "project": wanted.project, "bucket": wanted.bucket, "steps": steps}
 
 
 def _step(step: Step, done: bool) -> dict[str, Any]:
@@ -189,13 +214,13 @@ def _show(wanted: Wanted, steps: Sequence[Step]) -> None:
         typer.echo("      nobody is granted the right to launch; --launcher user:YOU does that")
 
 
-def _agreed(steps: Sequence[Step], *, yes: bool, replace: bool, json: bool) -> bool:
+def _agreed(steps: Sequence[Step], consent: Consent, *, json: bool) -> bool:
     over = [key for step in steps if isinstance(step, WriteSettings) for key in step.replaces]
-    if yes and over and not replace:
+    if consent.yes and over and not consent.replace:
         raise ConfigError(
             f"settings.yaml says otherwise: {', '.join(over)}",
             hint="--replace overwrites them; without --yes you are asked",
         )
-    if yes:
+    if consent.yes:
         return True
     return not json and confirmed()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completing import known_gpus, known_runs
-from orchestrator.cli.config_keys import known_keys
+from orchestrator.cli.choices import Choice, Hosts, Terms, launch_options
+from orchestrator.cli.completing import known_runs
 from orchestrator.cli.finding import find_run
+from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.outcome import raise_for
 from orchestrator.cli.render import ending_lines
@@ -30,66 +31,23 @@ from orchestrator.runs.resume import resume
 from orchestrator.runs.takeover import settle_owner
 from orchestrator.wiring import Wiring, new_run_id, payload_of, utc_now
 
-Gpu = Annotated[
-    str,
-    typer.Option(
-        "--gpu",
-        "-g",
-        help="l4, t4, a100, h100 or cpu: takes the configuration of that name.",
-        autocompletion=known_gpus,
-    ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="[FILE]", help="A workload of your own (.py, or its folder), or a YAML file; see configs/."),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override one key, e.g. run.max_minutes=10.", autocompletion=known_keys
-    ),
-]
-BaselineOnly = Annotated[
-    bool, typer.Option("--baseline-only", help="Measure the baselines only, not the bundled kernel.")
-]
 
-MaxPrice = Annotated[str, typer.Option("--max-price", metavar="USD", help="Leave out what costs more an hour.")]
-OnDemandAfter = Annotated[
-    int | None,
-    typer.Option(
-        "--on-demand-after", metavar="N", min=0, help="On demand once N spot machines were taken back, or none is left."
-    ),
-]
-FallbackGpu = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fallback-gpu", metavar="GPU", help="Another GPU if the first cannot be had.", autocompletion=known_gpus
-    ),
-]
-Hosts = Annotated[
-    list[str] | None,
-    typer.Option("--host", metavar="USER@BOX[:PORT]", help="Measure on a machine of your own, over SSH; rent none."),
-]
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Whose machine: one that is kept, one of its own, or the user's."""
 
-Keep = Annotated[
-    bool, typer.Option("--keep", help="The machine stays for the next launch, at most run.idle_minutes without a run.")
-]
-Cold = Annotated[bool, typer.Option("--cold", help="A machine of its own, also where one is kept.")]
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="The machine stays for the next launch, at most run.idle_minutes without a run."),
+    ] = False
+    cold: Annotated[bool, typer.Option("--cold", help="A machine of its own, also where one is kept.")] = False
+    host: Hosts = None
 
 
-def launch(
-    ctx: typer.Context,
-    config: ConfigFile = None,
-    gpu: Gpu = "",
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the machine is there.")] = False,
-    baseline_only: BaselineOnly = False,
-    set_: Overrides = None,
-    max_price: MaxPrice = "",
-    on_demand_after: OnDemandAfter = None,
-    fallback_gpu: FallbackGpu = None,
-    keep: Keep = False,
-    cold: Cold = False,
-    host: Hosts = None,
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """A run to go on with, and the payload that may come from the bucket."""
+
     resume: Annotated[
         str,
         typer.Option(
@@ -98,48 +56,60 @@ def launch(
             help="Go on with a run that lost its client, or was cut short.",
             autocompletion=known_runs,
         ),
-    ] = "",
+    ] = ""
     accept_payload: Annotated[
         str, typer.Option(metavar="SHA256", help="With --resume: take this payload from the bucket.")
-    ] = "",
+    ] = ""
+
+
+@grouped
+def launch(
+    ctx: typer.Context,
+    choice: Choice,
+    *,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the machine is there.")] = False,
+    terms: Terms,
+    machine: Machine,
+    again: Resumption,
     json: Json = False,
 ) -> None:
     """Rent a machine, measure, delete the machine.
 
     Follows the run live; Ctrl-C detaches and the run goes on. A machine that an earlier launch kept is taken over.
     """
-    if resume:
-        choices = (gpu, baseline_only, max_price, fallback_gpu, keep, cold, host)
-        if any(choices) or on_demand_after is not None:
-            raise ConfigError(
-                "--resume goes on with the plan of the run: it takes no other choice of what to measure",
-                hint="a configuration and --set may say what it may cost: budget, run.max_minutes, alerts",
-            )
-        limits = LaunchOptions("", config, tuple(set_ or ()))
-        _resume(ctx, resume, limits, detach=detach, accept=accept_payload, json=json)
+    if again.resume:
+        _resume(ctx, again, _limits(choice, terms, machine), detach=detach, json=json)
         return
-    chosen = LaunchOptions(
-        gpu, config, tuple(set_ or ()), baseline_only, max_price, on_demand_after, tuple(fallback_gpu or ()),
-        keep=keep, hosts=tuple(host or ()),
-    )  # fmt: skip
+    chosen = launch_options(choice, terms, machine.host, keep=machine.keep)
     wiring = options(ctx).wiring()
     configuration, name = wiring.configured(chosen)
     payload = payload_of(configuration)
     with watching(quiet=json) as watch:
         wiring.say = watch.say
         watch.step("planning")
-        plan, refused = _planned(wiring, configuration, name, cold=cold)
+        plan, refused = _planned(wiring, configuration, name, cold=machine.cold)
         watch.planned(plan)
         where = launch_context(wiring, plan)
         world = wiring.world(configuration)
         run_id = new_run_id(wiring.clock.now(), plan.label)
-        own = cold or plan.mode is Mode.HOST
+        own = machine.cold or plan.mode is Mode.HOST
         engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say, cold=own, refused=refused)
         ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
         if not detach and ended.closed is not None and ended.taken is not None:
             ended = _after_a_kept_machine(world, ended, plan, payload, where, watch, wiring.user)
         tell_of_the_end(wiring, configuration.alerts, ended)
     finish(ended, json=json)
+
+
+def _limits(choice: Choice, terms: Terms, machine: Machine) -> LaunchOptions:
+    """What a run that is resumed may cost. Raises `ConfigError` for choices of what it is."""
+    limits = LaunchOptions("", choice.config, terms.overrides)
+    if machine.cold or launch_options(choice, terms, machine.host, keep=machine.keep) != limits:
+        raise ConfigError(
+            "--resume goes on with the plan of the run: it takes no other choice of what to measure",
+            hint="a configuration and --set may say what it may cost: budget, run.max_minutes, alerts",
+        )
+    return limits
 
 
 def _planned(wiring: Wiring, config: Config, name: str, *, cold: bool) -> tuple[LaunchPlan, BudgetExceeded | None]:
@@ -172,10 +142,10 @@ def launch_context(wiring: Wiring, plan: LaunchPlan) -> LaunchContext:
     )
 
 
-def _resume(ctx: typer.Context, text: str, limits: LaunchOptions, *, detach: bool, accept: str, json: bool) -> None:
+def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, detach: bool, json: bool) -> None:
     """Goes on with a run under this client's caps, prices, limits, alert channels and payload."""
     wiring = options(ctx).wiring()
-    run_id = find_run(wiring, text)
+    run_id = find_run(wiring, again.resume)
     with watching(quiet=json) as watch:
         wiring.say = watch.say
         plan = wiring.plan_again(run_id, limits)
@@ -185,7 +155,7 @@ def _resume(ctx: typer.Context, text: str, limits: LaunchOptions, *, detach: boo
             run_id=run_id,
             where=launch_context(wiring, plan),
             fresh=lambda: payload_of(plan.config),
-            accept=accept,
+            accept=again.accept_payload,
             say=watch.say,
         )
         ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from orchestrator.analysis.regimes import Setting
 from orchestrator.cli.completing import known_runs
+from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json
 from orchestrator.cli.reading import chosen, report_of, write_files
 from orchestrator.core.errors import ConfigError, LocalError
@@ -20,30 +22,46 @@ from orchestrator.report.report import Report
 from orchestrator.wiring import write_atomically
 
 
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """A table in a Markdown file, and between which marks."""
+
+    into: Annotated[
+        Path | None, typer.Option("--into", help="A Markdown file whose part between the two marks is replaced.")
+    ] = None
+    mark: Annotated[
+        str, typer.Option("--mark", help="The name that the marks carry, where a file has several pairs.")
+    ] = ""
+    table: Annotated[
+        str, typer.Option("--table", help="What goes between the marks: cases, or a row for each of the baselines.")
+    ] = "cases"
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What is drawn and shown."""
+
+    figures: Annotated[Path | None, typer.Option("--figures", help="A folder for the figures as files.")] = None
+    formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, pdf, or several.")] = "svg"
+    regime: Annotated[
+        list[str] | None,
+        typer.Option("--regime", help="Whose table the Markdown gets: burst, sustained-warm, all; by default one."),
+    ] = None
+    all_baselines: Annotated[
+        bool, typer.Option("--all-baselines", help="Draw PyTorch's plain one too, which is far slower, in speed-ups.")
+    ] = False
+
+
+@grouped
 def report(
     ctx: typer.Context,
     run: Annotated[
         str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds one.", autocompletion=known_runs)
     ] = "last",
+    *,
     out: Annotated[Path | None, typer.Option("--out", help="Where to write; by default the run's folder.")] = None,
-    into: Annotated[
-        Path | None, typer.Option("--into", help="A Markdown file whose part between the two marks is replaced.")
-    ] = None,
-    mark: Annotated[
-        str, typer.Option("--mark", help="The name that the marks carry, where a file has several pairs.")
-    ] = "",
-    table: Annotated[
-        str, typer.Option("--table", help="What goes between the marks: cases, or a row for each of the baselines.")
-    ] = "cases",
-    figures: Annotated[Path | None, typer.Option("--figures", help="A folder for the figures as files.")] = None,
-    formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, pdf, or several.")] = "svg",
-    regime: Annotated[
-        list[str] | None,
-        typer.Option("--regime", help="Whose table the Markdown gets: burst, sustained-warm, all; by default one."),
-    ] = None,
-    all_baselines: Annotated[
-        bool, typer.Option("--all-baselines", help="Draw PyTorch's plain one too, which is far slower, in speed-ups.")
-    ] = False,
+    insertion: Insertion,
+    drawing: Drawing,
     json: Json = False,
 ) -> None:
     """Write a run's report: HTML, Markdown, JSON and CSV.
@@ -52,13 +70,13 @@ def report(
     between <!-- bench:begin NAME --> and <!-- bench:end NAME -->.
     """
     found, folder = report_of(ctx, run)
-    settings = chosen(found, regime or ())
-    written = list(write_files(found, out or folder, settings, everything=all_baselines))
-    if into is not None:
-        _replace_between_marks(into, mark, _fragment(found, table, settings))
-        written.append(into)
-    if figures is not None:
-        written += _draw(found, figures, formats, everything=all_baselines)
+    settings = chosen(found, drawing.regime or ())
+    written = list(write_files(found, out or folder, settings, everything=drawing.all_baselines))
+    if insertion.into is not None:
+        _replace_between_marks(insertion.into, insertion.mark, _fragment(found, insertion.table, settings))
+        written.append(insertion.into)
+    if drawing.figures is not None:
+        written += _draw(found, drawing.figures, drawing.formats, everything=drawing.all_baselines)
     if json:
         emit_json({**document(found), "files": [str(path) for path in written]})
         return
