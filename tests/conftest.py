@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import compiler_cache
+from tests.support.patience import PATIENCE_S
 
 LEAKS = ("BENCH_", "GOOGLE_", "GCE_METADATA", "CLOUDSDK_", "STORAGE_EMULATOR_HOST", "NO_COLOR", "FORCE_COLOR")
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +43,15 @@ def _watch_connections(event: str, args: tuple[Any, ...]) -> None:
 
 sys.addaudithook(_watch_connections)
 
+# The same examples every time, on any machine: what is found is found again, and nobody's change fails by another's
+# luck. `--hypothesis-profile=search` draws others.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, derandomize=True, database=None, print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)  # fmt: skip
+hypothesis.settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile("suite")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
@@ -54,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Children run this tree, wherever they are started: what is installed may be another, and a relative path another.
     above = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *above]))
-    socket.setdefaulttimeout(60)
+    socket.setdefaulttimeout(PATIENCE_S)
     made = compiler_cache.install()
     if made is not None:
         config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))

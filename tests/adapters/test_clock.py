@@ -17,6 +17,7 @@ from orchestrator.adapters.google_auth import Bearer
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.ports import Clock
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import Reply, scripted_server
 from tests.support.simulated_clock import SimulatedClock
 from tests.support.storage_server import free_port
@@ -104,5 +105,5 @@ def test_a_refusal_tells_the_time_too_and_a_cache_does_not() -> None:
     local = SimulatedClock(datetime.now(UTC) + timedelta(days=40))
     for headers, off in (({}, timedelta(days=-40)), ({"Age": "3600"}, timedelta(0))):
         with scripted_server(lambda _, headers=headers: Reply(status=403, headers=headers)) as server:  # type: ignore[misc]
-            bucket = GoogleBucket("bench", endpoint=server.url, patience_s=1, clock=local)
+            bucket = GoogleBucket("bench", endpoint=server.url, patience_s=PATIENCE_S, clock=local)
             assert abs(bucket.offset() - off) < timedelta(seconds=30)

@@ -27,6 +27,7 @@ from tests.adapters.compute_script import Compute
 from tests.adapters.test_gce_body import GOLDEN_L4
 from tests.adapters.test_gce_errors import STOCKOUT
 from tests.support.machine_requests import L4, RUN, l4
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import (
     Answer,
     Drop,
@@ -46,7 +47,7 @@ PROJECT = "bench-project"
 
 
 def cloud(url: str, clock: SimulatedClock | None = None, **patience: Any) -> GoogleCloud:
-    limits = Patience(**{"request_s": 5.0, "long_poll_s": 5.0, **patience})
+    limits = Patience(**{"request_s": PATIENCE_S, "long_poll_s": PATIENCE_S, **patience})
     return GoogleCloud(PROJECT, url, clock=clock or SimulatedClock(), patience=limits)
 
 

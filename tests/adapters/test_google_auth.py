@@ -15,6 +15,7 @@ from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import credentials_for, default_credentials
 from orchestrator.core.errors import CredentialsMissing
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import Answer, Reply, Request, Stall, scripted_server
 from tests.support.storage_server import free_port
 
@@ -39,7 +40,7 @@ def assert_missing_and_not_waited_for() -> None:
             use()
         for remedy in ("gcloud auth application-default login", "GOOGLE_APPLICATION_CREDENTIALS", "embedded cloud"):
             assert remedy in raised.value.hint
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < PATIENCE_S
 
 
 def test_without_credentials_the_remedy_is_named_at_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +54,7 @@ def test_a_network_that_swallows_requests_to_the_metadata_server_costs_little(mo
         begun = time.monotonic()
         with pytest.raises(CredentialsMissing):
             default_credentials()
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < PATIENCE_S
         assert len(server.requests) == 1
 
 
@@ -63,7 +64,7 @@ def test_something_else_at_the_metadata_servers_address_is_not_believed(monkeypa
         begun = time.monotonic()
         with pytest.raises(CredentialsMissing):
             default_credentials()
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < PATIENCE_S
 
 
 @pytest.mark.parametrize("content", [None, "not json", '{"type": "unknown"}', "{}"])

@@ -30,7 +30,7 @@ def served(tmp_path: Path) -> Iterator[SiteServer]:
 
 def ask(server: SiteServer, path: str, *, host: str = "", method: str = "GET") -> tuple[int, str, dict[str, str]]:
     own = server.url.removeprefix("http://").rstrip("/")
-    connection = http.client.HTTPConnection(own, timeout=60)
+    connection = http.client.HTTPConnection(own, timeout=600)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or own)
     connection.endheaders()
@@ -76,7 +76,7 @@ def test_who_waits_for_a_change_hears_of_it(served: SiteServer, tmp_path: Path) 
     heard: list[str] = []
     waiting = threading.Thread(target=lambda: heard.append(ask(served, "/-/changes?page=/index.html&version=old")[1]))
     waiting.start()
-    waiting.join(60)
+    waiting.join(600)
     assert heard == ["event: changed\ndata: now\n\n"]
 
 

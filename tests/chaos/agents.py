@@ -20,7 +20,8 @@ from typing import Any, Final, Literal
 
 from tests.chaos.judge import AGAIN, LOST, MISSING, UNENDED, hold
 from tests.startup.cloud import RUN, Cloud
-from tests.startup.machine import LONGEST_S, Machine, payload, run_spec
+from tests.startup.machine import Machine, payload, run_spec
+from tests.support.patience import PATIENCE_S
 
 CASES: Final = tuple(f"b1-h2-kv2-q{64 * n}-k{64 * n}-d64-full-float16" for n in range(1, 7))
 REQUESTS: Final = (
@@ -132,7 +133,7 @@ def lived(cloud: Cloud, folder: Path, life: Life) -> None:
         cloud.on_stored = after(life.at, life.of, over.set) if life.ending != "itself" else lambda _: None
         watcher = threading.Thread(target=lambda: (machine.process.wait(), over.set()), daemon=True)
         watcher.start()
-        assert over.wait(LONGEST_S), machine.serial()[-2000:]
+        assert over.wait(PATIENCE_S), machine.serial()[-2000:]
         if life.ending == "killed":
             for pid in machine.processes():
                 try:

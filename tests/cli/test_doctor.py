@@ -28,6 +28,7 @@ from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import configured
 from tests.cli.conftest import Bench
 from tests.support.discovery import Recorder
+from tests.support.patience import PATIENCE_S
 from tests.support.remedies import wrong_with
 
 EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
@@ -264,7 +265,7 @@ class Ward:
     cloud: EmbeddedCloud
     recorder: Recorder
 
-    def page(self, timeout_s: float = 8.0, limit_s: float = 10.0, **changes: Any) -> dict[str, Any]:
+    def page(self, quotas_limit_s: float = PATIENCE_S, **changes: Any) -> dict[str, Any]:
         from dataclasses import replace
 
         subject = Subject("bench-embedded", "bench-embedded", embedded=True, **changes)
@@ -272,10 +273,11 @@ class Ward:
             Bearer(self.cloud.token),
             endpoints(self.cloud.compute_url, self.cloud.storage_url),
             remembers=True,
-            timeout_s=timeout_s,
+            timeout_s=PATIENCE_S,
         )
 
         def task(check: Any, made: Callable[..., Any]) -> Task:
+            limit_s = quotas_limit_s if check.name.startswith("quota.") else PATIENCE_S
             return Task(replace(check, limit_s=limit_s), lambda: rest.hold(made(subject)))
 
         try:
@@ -320,10 +322,8 @@ def test_a_session_that_only_looks_refuses_to_send_anything_else(ward: Ward) -> 
 
 
 def test_a_server_that_stalls_costs_one_check_and_its_limit(ward: Ward) -> None:
-    ward.cloud.weather.add({"fault": "stall", "path": "/regions", "seconds": 40})
-    begun = time.monotonic()
-    found = ward.page(timeout_s=50, limit_s=1.5)
-    assert time.monotonic() - begun < 35
+    ward.cloud.weather.add({"fault": "stall", "path": "/regions", "seconds": 3600})
+    found = ward.page(quotas_limit_s=1)
     slow = {name for name, verdict in found.items() if verdict.why.startswith("no answer within")}
     assert slow == {f"quota.{gpu}" for gpu in ("l4", "t4", "a100", "h100", "cpu")}
     assert all(found[name].level is Level.OK for name in found.keys() - slow)

@@ -90,7 +90,7 @@ def test_a_person_at_a_terminal_is_asked_for_what_was_not_said(bench: Bench) -> 
             break
         said += piece
     os.close(here)
-    assert child.wait(30) == 0, said.decode()
+    assert child.wait(600) == 0, said.decode()
     text = said.decode()
     for words in (
         "where the bucket lies [us-central1]",

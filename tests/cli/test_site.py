@@ -72,10 +72,10 @@ def test_it_serves_what_the_bucket_holds_until_it_is_interrupted(bench: Bench, t
         lines = [process.stdout.readline(), process.stdout.readline()]
         url = re.search(r"http://127\.0\.0\.1:\d+/", lines[1])
         assert url is not None, lines
-        with urllib.request.urlopen(f"{url[0]}runs/{run}.html", timeout=60) as answer:
+        with urllib.request.urlopen(f"{url[0]}runs/{run}.html", timeout=600) as answer:
             assert run in answer.read().decode()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, (out, err)
         assert "stopped serving" in err
     finally:

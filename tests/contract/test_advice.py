@@ -107,7 +107,7 @@ def test_a_zone_that_is_refused_in_the_middle_is_left_out(sky: Sky) -> None:
 def post(sky: Sky, kind: str, body: Any) -> int:
     url = f"{sky.embedded.compute_url}/compute/v1/projects/{sky.embedded.project}/regions/us-central1/advice/{kind}"
     keyed.know(sky.embedded)
-    return keyed.post(url, json=body, timeout=60).status_code
+    return keyed.post(url, json=body, timeout=600).status_code
 
 
 def test_a_request_that_is_not_complete_is_refused_by_the_cloud(sky: Sky) -> None:

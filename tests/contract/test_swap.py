@@ -31,6 +31,7 @@ from orchestrator.store.slots import TAKEN, claim_slot, slot_document
 from orchestrator.store.stockouts import stockouts_document
 from orchestrator.store.swap import ATTEMPTS, Document, swap
 from tests.support.memory_bucket import MemoryBucket
+from tests.support.patience import PATIENCE_S
 from tests.support.simulated_clock import SimulatedClock
 
 NOW = datetime(2026, 11, 21, 4, 5, 6, tzinfo=UTC)
@@ -113,7 +114,8 @@ def clients(cloud: EmbeddedCloud, case: Case, count: int) -> Iterator[list[Googl
     """Several clients of a bucket, in which the document is as it is at first."""
     key = Bearer(cloud.token)
     buckets = [
-        GoogleBucket(cloud.bucket, endpoint=cloud.storage_url, credentials=key, patience_s=5) for _ in range(count)
+        GoogleBucket(cloud.bucket, endpoint=cloud.storage_url, credentials=key, patience_s=PATIENCE_S)
+        for _ in range(count)
     ]
     buckets[0].replace(case.document.name, case.first or case.document.dump(case.document.parse(None)), generation=None)
     yield buckets

@@ -302,7 +302,7 @@ def ran(script: str, folder: Path) -> list[list[str]]:
         check=True,
         env={"PATH": path, "TMPDIR": str(folder)},
         stdin=subprocess.DEVNULL,
-        timeout=60,
+        timeout=600,
     )
     return [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -310,7 +310,7 @@ def ran(script: str, folder: Path) -> list[list[str]]:
 @pytest.mark.parametrize("step", every_step(), ids=describe)
 def test_every_printed_remedy_is_a_whole_command_that_ends_by_itself(step: Step, tmp_path: Path) -> None:
     for text in (gcloud.command(step), gcloud.pasted(step)):
-        subprocess.run(["bash", "-n", "-c", text], check=True, timeout=120)
+        subprocess.run(["bash", "-n", "-c", text], check=True, timeout=600)
     if isinstance(step, WriteSettings):
         return
     assert "\n" not in gcloud.pasted(step)
@@ -333,7 +333,7 @@ def test_gclouds_own_parser_takes_every_printed_command(tmp_path: Path) -> None:
         if isinstance(step, WriteSettings | ShareCaps):
             continue
         said = subprocess.run(
-            ["bash", "-c", gcloud.pasted(step)], env=nowhere, capture_output=True, text=True, timeout=60, check=False
+            ["bash", "-c", gcloud.pasted(step)], env=nowhere, capture_output=True, text=True, timeout=600, check=False
         ).stderr
         assert "argument" not in said.lower(), said
 

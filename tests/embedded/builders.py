@@ -75,7 +75,7 @@ class Rest:
         self.session.trust_env = False
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> tuple[int, Any]:
-        response = self.session.request(method, self.base + path, json=body, params=query, timeout=30)
+        response = self.session.request(method, self.base + path, json=body, params=query, timeout=600)
         return response.status_code, response.json()
 
     def get(self, path: str, **query: Any) -> Any:

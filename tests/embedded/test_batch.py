@@ -69,7 +69,7 @@ def test_a_job_runs_all_its_tasks_on_at_most_p_vms_and_every_word_is_valid(
     name = f"{google.parent()}/jobs/j1/taskGroups/group0/tasks/3"
     assert google.client.get_task(name=name).status.status_events
     assert [one.name for one in google.client.list_jobs(parent=google.parent())] == [job.name]
-    google.client.delete_job(name=job.name).result(timeout=60)
+    google.client.delete_job(name=job.name).result(timeout=600)
     with pytest.raises(exceptions.NotFound):
         google.get()
     ours = {method for method in recorder.methods if method.startswith("batch.")}
@@ -103,7 +103,7 @@ def test_a_cancelled_job_takes_its_vms_along_and_its_operation_says_when(stage: 
     operation = google.client.cancel_job(name=f"{google.parent()}/jobs/j1")
     assert state(google.get()) == "CANCELLATION_IN_PROGRESS"
     stage.advance(60)
-    assert isinstance(operation.result(timeout=60), batch_v1.CancelJobResponse)
+    assert isinstance(operation.result(timeout=600), batch_v1.CancelJobResponse)
     assert (state(google.get()), stage.cloud.instances()) == ("CANCELLED", [])
     with pytest.raises(exceptions.BadRequest):
         google.client.cancel_job(name=f"{google.parent()}/jobs/j1")
@@ -180,7 +180,7 @@ def test_a_silent_queue_has_its_cause_in_an_event_and_no_vm(stage: Stage, google
     assert "ZONE_RESOURCE_POOL_EXHAUSTED" in second.status.status_events[-1].description
     stage.advance(3600)
     assert (state(google.get()), state(google.get("j2"))) == ("QUEUED", "SUCCEEDED")
-    google.client.cancel_job(name=f"{google.parent()}/jobs/j1").result(timeout=60)
+    google.client.cancel_job(name=f"{google.parent()}/jobs/j1").result(timeout=600)
     assert state(google.get()) == "CANCELLED"
 
 

@@ -31,7 +31,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCloud]:
 
 
 def ask(cloud: EmbeddedCloud, path: str, **query: Any) -> tuple[int, Any]:
-    reply = requests.get(cloud.compute_url + path, params=query, timeout=30)
+    reply = requests.get(cloud.compute_url + path, params=query, timeout=600)
     return reply.status_code, reply.json()
 
 

@@ -99,9 +99,9 @@ def test_a_stop_ends_every_vm_and_asks_the_owner_to_close(stage: Stage) -> None:
 
 
 def test_what_the_control_api_does_not_know_it_says(stage: Stage) -> None:
-    assert requests.get(stage.cloud.control_url + "/control/mood", timeout=60).status_code == 404
+    assert requests.get(stage.cloud.control_url + "/control/mood", timeout=600).status_code == 404
     url, kind = stage.cloud.control_url + "/control/weather", {"Content-Type": "application/json"}
-    assert requests.post(url, data=b"{", headers=kind, timeout=60).status_code == 400
+    assert requests.post(url, data=b"{", headers=kind, timeout=600).status_code == 400
 
 
 def test_a_cloud_that_is_not_there_is_unavailable(stage: Stage) -> None:
@@ -117,7 +117,7 @@ def test_a_cloud_is_idle_only_without_vms_and_requests(stage: Stage) -> None:
     idle = stage.cloud.idle_s
     assert idle > 0
     stage.rest.get("/zones")
-    requests.get(stage.cloud.storage_url + "/storage/v1/b", timeout=60)
+    requests.get(stage.cloud.storage_url + "/storage/v1/b", timeout=600)
     assert stage.cloud.idle_s < idle + 1
 
 

@@ -19,6 +19,7 @@ from orchestrator.embedded import client, daemon
 from orchestrator.embedded.client import CloudUnavailable
 from orchestrator.embedded.supervisor import descendants
 from tests.embedded.builders import ZONE, insert_body
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(daemon.__file__).parents[2]
 
@@ -34,7 +35,7 @@ def bearer(address: client.CloudAddress) -> dict[str, str]:
     return {"Authorization": f"Bearer {address.token}"}
 
 
-def eventually(true: Callable[[], bool], timeout_s: float = 120) -> bool:
+def eventually(true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
     end = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > end:
@@ -55,7 +56,7 @@ def with_a_vm(address: client.CloudAddress) -> list[int]:
     body = insert_body("bench-stays-1")
     body["metadata"]["items"] = [{"key": "startup-script", "value": "#!/bin/bash\nexec sleep 1000\n"}]
     url = f"{address.compute}/compute/v1/projects/{address.project}/zones/{ZONE}/instances"
-    assert requests.post(url, json=body, headers=bearer(address), timeout=60).ok
+    assert requests.post(url, json=body, headers=bearer(address), timeout=600).ok
     assert eventually(lambda: len(descendants(address.pid)) >= 2)
     return descendants(address.pid)
 
@@ -68,13 +69,13 @@ def test_a_cloud_is_started_once_found_again_and_stopped_with_all_its_children(h
     assert os.getsid(address.pid) == address.pid
     assert (
         requests.get(
-            f"{address.storage}/storage/v1/b/{address.bucket}", headers=bearer(address), timeout=60
+            f"{address.storage}/storage/v1/b/{address.bucket}", headers=bearer(address), timeout=600
         ).status_code
         == 200
     )
     assert (
         requests.get(
-            f"{address.compute}/compute/v1/projects/{address.project}", headers=bearer(address), timeout=60
+            f"{address.compute}/compute/v1/projects/{address.project}", headers=bearer(address), timeout=600
         ).status_code
         == 200
     )
@@ -89,7 +90,7 @@ def test_a_cloud_is_started_once_found_again_and_stopped_with_all_its_children(h
 def test_a_killed_daemon_leaves_nothing_behind_and_is_started_again_with_its_objects(home: Path) -> None:
     first = client.ensure_running(home)
     stored = f"{first.storage}/upload/storage/v1/b/{first.bucket}/o?uploadType=media&name=kept"
-    assert requests.post(stored, data=b"v", headers=bearer(first), timeout=60).ok
+    assert requests.post(stored, data=b"v", headers=bearer(first), timeout=600).ok
     children = with_a_vm(first)
     os.kill(first.pid, signal.SIGKILL)
     assert eventually(lambda: not any(alive(pid) for pid in children))
@@ -97,7 +98,7 @@ def test_a_killed_daemon_leaves_nothing_behind_and_is_started_again_with_its_obj
     second = client.ensure_running(home)
     assert second.pid != first.pid
     found = requests.get(
-        f"{second.storage}/storage/v1/b/{second.bucket}/o/kept?alt=media", headers=bearer(second), timeout=60
+        f"{second.storage}/storage/v1/b/{second.bucket}/o/kept?alt=media", headers=bearer(second), timeout=600
     )
     assert found.content == b"v"
 
@@ -162,7 +163,7 @@ def test_a_daemon_in_the_foreground_serves_until_it_is_told_to_stop(home: Path) 
         assert found.pid == process.pid
     finally:
         client.stop(home)
-        assert process.wait(20) == 0
+        assert process.wait(600) == 0
 
 
 def test_a_cloud_that_has_stopped_answering_is_stopped_by_signal(home: Path) -> None:

@@ -35,7 +35,7 @@ def test_gcloud_creates_finds_and_deletes_an_instance(tmp_path: Path) -> None:
 
         def gcloud(command: str) -> str:
             done = subprocess.run(
-                ["gcloud", *command.split()], env=environment, capture_output=True, text=True, timeout=120
+                ["gcloud", *command.split()], env=environment, capture_output=True, text=True, timeout=600
             )
             assert done.returncode == 0, done.stderr
             return done.stdout

@@ -15,7 +15,7 @@ def test_a_handler_that_fails_answers_500_and_leaves_its_trace_in_the_log(caplog
 
     listener = Listener("test", fail, Guard())
     try:
-        answer = requests.get(listener.url + "/x", timeout=60)
+        answer = requests.get(listener.url + "/x", timeout=600)
     finally:
         listener.close()
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, 500)
@@ -33,10 +33,10 @@ def test_a_request_is_seen_whole_and_a_head_gets_no_body() -> None:
     try:
         with requests.Session() as session:
             assert (
-                session.post(listener.url + "/a%2Fb?c=d&e=", data=(b"x" for _ in range(3)), timeout=60).content
+                session.post(listener.url + "/a%2Fb?c=d&e=", data=(b"x" for _ in range(3)), timeout=600).content
                 == b"xxx"
             )
-            assert session.head(listener.url + "/a", timeout=60).headers["Content-Length"] == "4"
+            assert session.head(listener.url + "/a", timeout=600).headers["Content-Length"] == "4"
     finally:
         listener.close()
     request = seen[0]
@@ -54,10 +54,10 @@ def test_a_reset_is_a_broken_connection_and_a_closed_listener_cuts_those_that_ar
 
     listener = Listener("test", cut, Guard())
     with requests.Session() as session:
-        assert session.get(listener.url, timeout=60).status_code == 200
+        assert session.get(listener.url, timeout=600).status_code == 200
         with pytest.raises(requests.ConnectionError):
-            session.get(listener.url + "/cut", timeout=60)
-        assert session.get(listener.url, timeout=60).status_code == 200
+            session.get(listener.url + "/cut", timeout=600)
+        assert session.get(listener.url, timeout=600).status_code == 200
         listener.close()
         with pytest.raises(requests.ConnectionError):
-            session.get(listener.url, timeout=60)
+            session.get(listener.url, timeout=600)

@@ -31,7 +31,7 @@ class Owner:
 
     def ask(self, method: str, path: str, body: Any = None, **query: Any) -> tuple[int, Any]:
         base = self.cloud.storage_url if path.startswith("/storage") else self.cloud.compute_url
-        reply = self.session.request(method, base + path, json=body, params=query, timeout=30)
+        reply = self.session.request(method, base + path, json=body, params=query, timeout=600)
         return reply.status_code, reply.json() if reply.content else None
 
     def get(self, path: str, **query: Any) -> Any:
@@ -242,7 +242,7 @@ def test_a_project_can_be_missing_and_its_network_closed(owner: Owner) -> None:
 
 def test_a_clock_that_is_wrong_shows_in_the_date_of_every_answer(owner: Owner) -> None:
     owner.cloud.weather.add({"fault": "clock_skew", "seconds": -90})
-    reply = owner.session.get(f"{owner.cloud.compute_url}{C}", timeout=30)
+    reply = owner.session.get(f"{owner.cloud.compute_url}{C}", timeout=600)
     behind = parsedate_to_datetime(reply.headers["Date"]) - owner.cloud.timeline.now()
     assert -91 <= behind.total_seconds() <= -89
 

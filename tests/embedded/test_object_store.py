@@ -44,7 +44,7 @@ class Wire:
     def __call__(
         self, method: str, target: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes, dict[str, str]]:
-        connection = http.client.HTTPConnection(self.host, timeout=60)
+        connection = http.client.HTTPConnection(self.host, timeout=600)
         try:
             connection.request(method, target, body, {"Authorization": f"Bearer {self.token}"} | (headers or {}))
             answer = connection.getresponse()
@@ -277,7 +277,7 @@ def test_a_body_torn_off_on_its_way_leaves_no_object_and_can_be_gone_on_with(wir
     data = os.urandom(2 * QUANTUM)
     target = wire.begin("cut")
     host, port = wire.host.split(":")
-    raw = socket.create_connection((host, int(port)), timeout=60)
+    raw = socket.create_connection((host, int(port)), timeout=600)
     head = (
         f"PUT {target} HTTP/1.1\r\nHost: {wire.host}\r\nAuthorization: Bearer {wire.token}\r\n"
         f"Content-Length: {len(data)}\r\nContent-Range: bytes 0-{len(data) - 1}/{len(data)}\r\n\r\n"
@@ -298,7 +298,7 @@ def test_a_plain_upload_torn_off_on_its_way_leaves_no_object(wire: Wire) -> None
         ("media&name=half", "", b"y" * 5000),
         ("multipart", f"Content-Type: {kind['Content-Type']}\r\n", body),
     ):
-        raw = socket.create_connection((host, int(port)), timeout=60)
+        raw = socket.create_connection((host, int(port)), timeout=600)
         head = f"POST {UP}?uploadType={query} HTTP/1.1\r\nHost: {wire.host}\r\nAuthorization: Bearer {wire.token}\r\n"
         raw.sendall(f"{head}{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data[:2000])
         hang_up(raw)

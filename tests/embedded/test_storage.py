@@ -64,7 +64,7 @@ def test_of_many_who_create_one_object_at_once_one_succeeds(upload: str) -> None
     statuses: list[int] = []
 
     def create() -> None:
-        answer = requests.post(f"{upload}?uploadType=media&name=race&ifGenerationMatch=0", data=b"x", timeout=30)
+        answer = requests.post(f"{upload}?uploadType=media&name=race&ifGenerationMatch=0", data=b"x", timeout=600)
         statuses.append(answer.status_code)
 
     threads = [threading.Thread(target=create) for _ in range(8)]
@@ -81,10 +81,10 @@ def test_a_plain_media_upload_keeps_its_type_and_body(upload: str, url: str) -> 
         f"{upload}?uploadType=media&name=a%2Fb&ifGenerationMatch=0",
         data=body,
         headers={"Content-Type": "text/csv"},
-        timeout=60,
+        timeout=600,
     )
     assert (answer.status_code, answer.json()["name"], answer.json()["contentType"]) == (200, "a/b", "text/csv")
-    assert requests.get(f"{url}/a%2Fb?alt=media", timeout=60).content == body
+    assert requests.get(f"{url}/a%2Fb?alt=media", timeout=600).content == body
 
 
 def test_a_stale_generation_deletes_and_reads_nothing(bucket: Any, url: str) -> None:
@@ -97,8 +97,8 @@ def test_a_stale_generation_deletes_and_reads_nothing(bucket: Any, url: str) -> 
     with pytest.raises(PreconditionFailed):
         bucket.blob("stale").download_as_bytes(if_generation_match=old)
     current = blob.generation
-    assert requests.get(f"{url}/stale?ifGenerationNotMatch={current}", timeout=60).status_code == 304
-    assert requests.delete(f"{url}/stale?ifGenerationNotMatch={current}", timeout=60).status_code == 412
+    assert requests.get(f"{url}/stale?ifGenerationNotMatch={current}", timeout=600).status_code == 304
+    assert requests.delete(f"{url}/stale?ifGenerationNotMatch={current}", timeout=600).status_code == 412
     bucket.blob("stale").delete(if_generation_match=current)
     with pytest.raises(NotFound):
         bucket.blob("stale").delete(if_generation_match=current)
@@ -107,8 +107,8 @@ def test_a_stale_generation_deletes_and_reads_nothing(bucket: Any, url: str) -> 
 def test_metadata_changes_only_for_who_knows_its_generation(bucket: Any, url: str) -> None:
     bucket.blob("patched").upload_from_string(b"one")
     change = {"metadata": {"a": "b"}}
-    assert requests.patch(f"{url}/patched?ifMetagenerationMatch=99", json=change, timeout=60).status_code == 412
-    assert requests.patch(f"{url}/patched?ifMetagenerationMatch=1", json=change, timeout=60).status_code == 200
+    assert requests.patch(f"{url}/patched?ifMetagenerationMatch=99", json=change, timeout=600).status_code == 412
+    assert requests.patch(f"{url}/patched?ifMetagenerationMatch=1", json=change, timeout=600).status_code == 200
     assert bucket.get_blob("patched").metadata == {"a": "b"}
 
 
@@ -144,29 +144,29 @@ def test_custom_metadata_comes_back_in_a_listing(bucket: Any) -> None:
 
 def test_bodies_of_unknown_length_stream_through_both_ways(upload: str, url: str) -> None:
     pieces = (b"x" * 50_000 for _ in range(40))
-    answer = requests.post(f"{upload}?uploadType=media&name=chunked", data=pieces, timeout=30)
+    answer = requests.post(f"{upload}?uploadType=media&name=chunked", data=pieces, timeout=600)
     assert answer.json()["size"] == str(2_000_000)
-    large = requests.post(f"{upload}?uploadType=media&name=sized", data=b"y" * 3_000_000, timeout=30)
+    large = requests.post(f"{upload}?uploadType=media&name=sized", data=b"y" * 3_000_000, timeout=600)
     assert large.json()["size"] == str(3_000_000)
-    assert requests.get(f"{url}/sized?alt=media", timeout=30).content == b"y" * 3_000_000
+    assert requests.get(f"{url}/sized?alt=media", timeout=600).content == b"y" * 3_000_000
     small = (b"z" for _ in range(3))
-    answer = requests.post(f"{upload}?uploadType=media&name=few&ifGenerationMatch=0", data=small, timeout=30)
+    answer = requests.post(f"{upload}?uploadType=media&name=few&ifGenerationMatch=0", data=small, timeout=600)
     assert answer.json()["size"] == "3"
-    assert requests.head(f"{url}/sized?alt=media", timeout=60).content == b""
+    assert requests.head(f"{url}/sized?alt=media", timeout=600).content == b""
 
 
 def test_one_connection_serves_many_requests(upload: str, url: str) -> None:
     with requests.Session() as session:
         for number in range(5):
-            assert session.post(f"{upload}?uploadType=media&name=k{number}", data=b"v", timeout=60).ok
-            assert session.get(f"{url}/k{number}?alt=media", timeout=60).content == b"v"
-            assert session.get(f"{url}/missing", timeout=60).status_code == 404
+            assert session.post(f"{upload}?uploadType=media&name=k{number}", data=b"v", timeout=600).ok
+            assert session.get(f"{url}/k{number}?alt=media", timeout=600).content == b"v"
+            assert session.get(f"{url}/missing", timeout=600).status_code == 404
 
 
 def test_what_was_stored_is_there_again_after_a_restart_with_its_generation(tmp_path: Path) -> None:
     with Stage(tmp_path) as stage:
         base = f"{stage.cloud.storage_url}/upload/storage/v1/b/{stage.cloud.bucket}/o"
-        stored = requests.post(f"{base}?uploadType=media&name=kept", data=b"v", timeout=60).json()
+        stored = requests.post(f"{base}?uploadType=media&name=kept", data=b"v", timeout=600).json()
     with Stage(tmp_path) as stage:
-        found = requests.get(f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o/kept", timeout=60).json()
+        found = requests.get(f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o/kept", timeout=600).json()
         assert (found["generation"], found["crc32c"]) == (stored["generation"], stored["crc32c"])

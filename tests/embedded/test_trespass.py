@@ -22,6 +22,7 @@ import pytest
 from orchestrator.embedded import client
 from orchestrator.embedded.supervisor import descendants
 from tests.embedded.builders import ZONE, insert_body
+from tests.support.patience import PATIENCE_S
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(
@@ -55,7 +56,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[client.CloudAd
 @pytest.fixture(scope="module")
 def metadata(address: client.CloudAddress) -> str:
     """Where the VM's metadata server listens."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         _, said = ask(address.compute, "GET", f"{INSERT}/bench-stays-1/serialPort", None, mine(address))
         if b"metadata=" in said:
@@ -74,7 +75,7 @@ def mine(address: client.CloudAddress) -> dict[str, str]:
 
 
 def ask(base: str, method: str, target: str, body: Any = None, headers: Any = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(base.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(base.removeprefix("http://"), timeout=600)
     try:
         connection.request(method, target, body, headers or {})
         answer = connection.getresponse()
@@ -161,7 +162,7 @@ def test_no_port_of_the_daemon_or_of_its_children_does_anything_for_who_has_no_t
 PROBE = """
 import http.client, json, sys
 for base, method, target, body, headers in json.load(sys.stdin):
-    connection = http.client.HTTPConnection(base, timeout=60)
+    connection = http.client.HTTPConnection(base, timeout=600)
     try:
         connection.request(method, target, body, headers)
         answer = connection.getresponse()
@@ -174,7 +175,7 @@ for base, method, target, body, headers in json.load(sys.stdin):
 
 def as_nobody(requests: list[Any]) -> list[tuple[int, str]]:
     command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-I", "-c", PROBE]
-    done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=120, cwd="/")
+    done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=600, cwd="/")
     if done.returncode:
         pytest.skip(f"nobody cannot run this python: {done.stderr[-200:]}")
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
@@ -200,7 +201,7 @@ def test_another_user_is_refused_even_with_the_token_at_every_port(address: clie
 @as_root
 def test_another_user_can_read_nothing_of_what_the_cloud_keeps(address: client.CloudAddress, home: Path) -> None:
     command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "find", str(home)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd="/")
     assert str(home / "token") not in done.stdout
     assert done.returncode != 0
 
@@ -296,7 +297,7 @@ def test_a_new_cloud_has_a_new_token_and_who_asks_with_the_old_one_is_told(tmp_p
 
 def test_endless_bodies_are_refused_before_they_fill_the_memory(address: client.CloudAddress) -> None:
     for headers in ({"Content-Length": str(1 << 40)}, {"Content-Length": "-1"}):
-        connection = http.client.HTTPConnection(address.compute.removeprefix("http://"), timeout=60)
+        connection = http.client.HTTPConnection(address.compute.removeprefix("http://"), timeout=600)
         connection.putrequest("POST", INSERT)
         for name, value in (mine(address) | headers).items():
             connection.putheader(name, value)

@@ -44,7 +44,7 @@ def ended_by(stage: Stage) -> list[str | None]:
 def objects(stage: Stage) -> list[str]:
     """The kinds of the events in the bucket, in order."""
     url = f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o"
-    items = requests.get(url, timeout=60).json().get("items", [])
+    items = requests.get(url, timeout=600).json().get("items", [])
     return [item["name"].rpartition("-")[2].removesuffix(".json") for item in items]
 
 
@@ -159,9 +159,9 @@ def test_a_vanished_image_family_is_not_found_once(tmp_path: Path) -> None:
     family = "common-cu129-ubuntu-2404-nvidia-580"
     with Stage(tmp_path, weather=forecast({"fault": "image_gone", "family": family})) as stage:
         url = f"{stage.cloud.compute_url}/compute/v1/projects/deeplearning-platform-release/global/images/family/"
-        assert requests.get(url + "common-cu129-ubuntu-2204-nvidia-580", timeout=60).status_code == 200
-        assert requests.get(url + family, timeout=60).status_code == 404
-        assert requests.get(url + family, timeout=60).json()["name"] == family + "-v20260626"
+        assert requests.get(url + "common-cu129-ubuntu-2204-nvidia-580", timeout=600).status_code == 200
+        assert requests.get(url + family, timeout=600).status_code == 404
+        assert requests.get(url + family, timeout=600).json()["name"] == family + "-v20260626"
 
 
 # On the wire
@@ -179,9 +179,9 @@ def test_an_http_fault_answers_for_the_service_as_often_as_it_says(
             "storage": f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o",
         }[service]
         for _ in range(2):
-            answer = requests.get(url, timeout=60)
+            answer = requests.get(url, timeout=600)
             assert (answer.status_code, answer.json()["error"]["errors"][0]["reason"]) == (status, reason)
-        assert requests.get(url, timeout=60).status_code == 200
+        assert requests.get(url, timeout=600).status_code == 200
         assert stage.cloud.weather.fired("http") == 2
 
 
@@ -212,8 +212,8 @@ def test_an_upload_that_is_cut_off_is_not_stored_and_one_whose_answer_is_lost_is
         with Stage(tmp_path / after, weather=forecast(fault)) as stage:
             base = f"{stage.cloud.storage_url}/upload/storage/v1/b/{stage.cloud.bucket}/o"
             with pytest.raises(requests.ConnectionError):
-                requests.post(f"{base}?uploadType=media&name=x", data=b"x", timeout=60)
-            found = requests.get(f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o/x", timeout=60)
+                requests.post(f"{base}?uploadType=media&name=x", data=b"x", timeout=600)
+            found = requests.get(f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o/x", timeout=600)
             assert found.status_code == expected
 
 
@@ -224,7 +224,7 @@ def test_a_stalled_request_takes_its_time_and_is_answered(tmp_path: Path, servic
             "compute": f"{stage.rest.base}/zones",
             "storage": f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o",
         }[service]
-        assert requests.get(url, timeout=60).status_code == 200
+        assert requests.get(url, timeout=600).status_code == 200
         assert stage.timeline.elapsed == 40
 
 
@@ -353,9 +353,9 @@ def test_events_that_are_nobodys_or_unreadable_change_nothing(tmp_path: Path) ->
         base = f"{stage.cloud.storage_url}/upload/storage/v1/b/{stage.cloud.bucket}/o?uploadType=media&name="
         event = '{"run_id": "unknown", "writer": "vm-1", "kind": "case_started", "data": {"index": 1}}'
         for body in (event, "{", "[]", '{"kind": "x"}', event.replace("unknown", RUN).replace("vm-1", "vm-2")):
-            requests.post(f"{base}runs/{RUN}/events/x.json", data=body, timeout=60)
+            requests.post(f"{base}runs/{RUN}/events/x.json", data=body, timeout=600)
         mixed = {"Content-Type": "multipart/related; boundary=b"}
-        requests.post(base.replace("media", "multipart"), data=b"--b", headers=mixed, timeout=60)
+        requests.post(base.replace("media", "multipart"), data=b"--b", headers=mixed, timeout=600)
         assert len(stage.cloud.instances()) == 1
 
 
@@ -497,7 +497,7 @@ def test_the_clock_of_one_service_can_be_wrong_and_the_other_right(tmp_path: Pat
         for wrong in urls:
             stage.cloud.weather.replace(forecast({"fault": "clock_skew", "seconds": 3600, "service": wrong}))
             for service, url in urls.items():
-                said = parsedate_to_datetime(requests.get(url, timeout=60).headers["Date"])
+                said = parsedate_to_datetime(requests.get(url, timeout=600).headers["Date"])
                 off = (said - stage.timeline.now()).total_seconds()
                 assert abs(off - (3600 if service == wrong else 0)) < 2
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,26 +22,10 @@ from orchestrator.core.fleet.jobs import ChildOrder, JobSpec, PayloadRef
 from orchestrator.core.fleet.names import child_run
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.fleet.batch_story import FLEET, IMAGE, PRICE
-from tests.startup.machine import CASES, ROOT, fast_python, payload
-from tests.startup.machine import run_spec as quick_spec
+from tests.startup.machine import CASES, ROOT, fast_python, payload, run_spec
+from tests.support.patience import await_truth
 
 SCRIPT = (ROOT / "startup" / "batch" / "task.sh").read_text(encoding="utf-8")
-
-
-LONGEST_S = 600.0
-"""A deadlock must show as a failure, and a busy machine must not."""
-
-
-def await_truth(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + LONGEST_S
-    while not condition():
-        assert time.monotonic() < until, "what was waited for did not happen"
-        time.sleep(0.05)
-
-
-def run_spec(**changes: Any) -> dict[str, Any]:
-    phases = ("preflight", "environment", "build", "correctness", "measure", "finish")
-    return quick_spec(limits=dict.fromkeys(phases, 300), **changes)
 
 
 class Site:

@@ -19,12 +19,11 @@ from orchestrator.core.hosts import parse_target
 from orchestrator.fleets.follow import Follower, Seen
 from tests.fleet.stage import FleetStage, sweep_of
 from tests.hosts.conftest import Client, client  # noqa: F401
+from tests.support.patience import PATIENCE_S
 from tests.support.slurm import MISSING, SlurmCluster, slurm_cluster
 from tests.support.sshd import SSHD, sshd
 
 pytestmark = pytest.mark.slow
-WITHIN_S = 400.0
-"""Far more than anything here takes: a machine may be slow, and a test that hangs must end."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,7 +55,7 @@ def followed(follower: Follower, until: Callable[[Seen], bool] = lambda seen: se
         seen = follower.step()
         if until(seen):
             return seen
-        assert time.monotonic() - began < WITHIN_S, (seen.state.counts, seen.jobs)
+        assert time.monotonic() - began < PATIENCE_S, (seen.state.counts, seen.jobs)
         time.sleep(1)
 
 

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.sshd import Sshd
-
-LONGEST_S = 40.0
-
-
-def await_truth(condition: Callable[[], object], what: str, limit_s: float = LONGEST_S) -> None:
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, f"{what} did not happen"
-        time.sleep(0.02)
 
 
 def files(folder: Path) -> set[str]:

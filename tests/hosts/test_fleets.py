@@ -26,7 +26,8 @@ from orchestrator.cli.shapes import SHAPES
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.hosts.conftest import Client, base_python, with_stand_ins
-from tests.hosts.looking import await_truth, in_phase, processes
+from tests.hosts.looking import in_phase, processes
+from tests.support.patience import await_truth
 from tests.support.sshd import Sshd, Wire, sshd
 
 pytestmark = pytest.mark.slow

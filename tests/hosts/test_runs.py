@@ -23,7 +23,8 @@ import pytest
 from tests.cli.conftest import Bench
 from tests.cli.test_real_machines import QUICK
 from tests.hosts.conftest import CASES, Client, Start
-from tests.hosts.looking import await_truth, files, in_phase, outside_the_cache, processes, spooled
+from tests.hosts.looking import files, in_phase, outside_the_cache, processes, spooled
+from tests.support.patience import await_truth
 from tests.support.sshd import Sshd, Wire
 
 pytestmark = pytest.mark.slow

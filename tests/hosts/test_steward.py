@@ -19,8 +19,8 @@ import pytest
 from startup.host.services import Machine, Server, owns
 from startup.host.spool import BadName, Spool
 from tests.hosts.conftest import base_python, with_stand_ins
-from tests.hosts.looking import await_truth
 from tests.startup.machine import CASES, ROOT, payload, run_spec
+from tests.support.patience import await_truth
 
 HAND = ROOT / "startup" / "host" / "hand.py"
 RUN = f"20261121-040000-host-{os.getpid() & 0xFFFF:04x}"

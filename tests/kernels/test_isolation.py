@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from tests.kernels.harness_process import HarnessProcess, named
 from tests.kernels.test_cheats import OWN, own
+from tests.support.patience import await_truth
 
 REASONS = {
     "wrong": "max abs error",
@@ -42,15 +42,11 @@ def test_nothing_is_left_running_when_the_agent_hangs_up(tmp_path: Path) -> None
     asked = own(OWN / "faults.py", implementations=["hangs"], answer_limit_s=600)
     with HarnessProcess("measure", asked, tmp_path) as harness:
         harness.until("case_started")
-        deadline = time.monotonic() + 60
-        while len(below := children(harness.process.pid)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert below, "its workers run"
+        await_truth(lambda: len(children(harness.process.pid)) >= 3, "the start of its workers", 0.2)
+        below = children(harness.process.pid)
         harness.hang_up()
-        assert harness.process.wait(30) == 1
-        while [pid for pid in below if alive(pid)] and time.monotonic() < deadline + 30:
-            time.sleep(0.2)
-        assert [pid for pid in below if alive(pid)] == []
+        assert harness.process.wait(600) == 1
+        await_truth(lambda: not [pid for pid in below if alive(pid)], "the end of its workers", 0.2)
 
 
 def children(root: int) -> list[int]:

@@ -36,9 +36,9 @@ def test_the_kernel_is_clean_and_right_as(flags: tuple[str, ...], tmp_path: Path
     program = tmp_path / "sanitized"
     command = [*find_compiler().command, "-std=c++17", "-g1", "-Wall", "-Wextra", "-Werror", "-fno-math-errno"]
     command += [*flags, "-fno-sanitize-recover=all", "-pthread", f"-I{SOURCE_DIR}", str(MAIN), "-o", str(program)]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    built = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stderr
-    ran = subprocess.run([program], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([program], capture_output=True, text=True, timeout=600)
     if "unexpected memory mapping" in ran.stderr:
         pytest.skip("this compiler's thread sanitizer cannot run under this kernel's address layout")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "0 failures\n", "")

@@ -154,7 +154,7 @@ def measured(folder: Path, text: str, width: int, script: str) -> int:
     file.write_text(f"<body style='margin:0'>{whole}<script>onload = () => {{{ask}}}</script></body>")
     assert CHROMIUM is not None
     command = [CHROMIUM, *QUIET, "--window-size=1600,3000", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
-    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=90)
+    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=600)
     found = re.search(r"<title>(-?\d+)</title>", done.stdout)
     assert found, done.stderr
     return int(found[1])
@@ -166,7 +166,7 @@ def opened(text: str, folder: Path, *options: str) -> tuple[list[str], set[str]]
     file.write_text(text)
     assert CHROMIUM is not None
     command = [CHROMIUM, *QUIET, *options, f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}"]
-    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=90)
+    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     begun = [
         line for line in log.read_text().splitlines() if '"initiator":"file:' in line or '"initiator":"null' in line

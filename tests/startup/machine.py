@@ -9,32 +9,28 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.startup.cloud import BUCKET, RUN, VM, Cloud
+from tests.support.patience import PATIENCE_S, await_truth
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "startup" / "startup.sh"
 CASES = [f"b1-h2-kv2-q{seq}-k{seq}-d64-full-float16" for seq in (64, 128)]
 
-# An exhausted patience or a deadlock must show as a failure, not as a hanging suite.
-LONGEST_S = 60.0
-
 TIMING = {
-    "request_timeout_s": 2,
+    "request_timeout_s": PATIENCE_S,
     "retry_first_s": 0.02,
     "retry_max_s": 0.1,
-    "storage_patience_s": 5,
+    "storage_patience_s": PATIENCE_S,
     "log_every_s": 0.1,
     "kill_grace_s": 0.2,
     "driver_wait_s": 1,
     "driver_poll_s": 0.05,
     "preempted_wait_s": 5,
     "preempted_poll_s": 0.02,
-    "hurried_finish_s": 2,
+    "hurried_finish_s": PATIENCE_S,
     "hurried_grace_s": 0.1,
 }
 
@@ -47,7 +43,7 @@ def run_spec(script: dict[str, Any] | None = None, **changes: Any) -> dict[str, 
         "script": script or {},
         "skip_cases": changes.pop("skip_cases", []),
     }
-    limits = dict.fromkeys(("preflight", "environment", "build", "correctness", "measure", "finish"), 10)
+    limits = dict.fromkeys(("preflight", "environment", "build", "correctness", "measure", "finish"), PATIENCE_S)
     limits.update(changes.pop("limits", {}))
     return {
         "schema": 1,
@@ -132,7 +128,7 @@ class Machine:
             "BENCH_VM_DIR": str(home / "vm"),
             "GCE_METADATA_HOST": cloud.host,
             "BENCH_RETRY_PAUSE_S": "0.02",
-            "BENCH_REQUEST_TIMEOUT_S": "2",
+            "BENCH_REQUEST_TIMEOUT_S": f"{PATIENCE_S:.0f}",
             "BENCH_DELETE_TRIES": "20",
             **env,
         }
@@ -191,7 +187,7 @@ class Machine:
 
     def wait(self) -> int:
         """Until the script ends."""
-        return self.process.wait(timeout=LONGEST_S)
+        return self.process.wait(timeout=PATIENCE_S)
 
     def serial(self) -> str:
         return (self.home / "console").read_text(errors="replace")
@@ -203,11 +199,3 @@ class Machine:
         """The number in a file of the VM's directory, as soon as it is there."""
         await_truth(lambda: self.vm_file(name).exists() and self.vm_file(name).read_text().strip() != "")
         return int(self.vm_file(name).read_text())
-
-
-def await_truth(condition: Callable[[], bool]) -> None:
-    """Polls the real world: other processes do not live in simulated time."""
-    until = time.monotonic() + LONGEST_S
-    while not condition():
-        assert time.monotonic() < until, "what was waited for did not happen"
-        time.sleep(0.01)

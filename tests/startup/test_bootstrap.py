@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.startup.cloud import BUCKET, INSTANCE, RUN, Cloud
-from tests.startup.machine import CASES, SCRIPT, Machine, await_truth, payload, run_spec, stub
+from tests.startup.machine import CASES, SCRIPT, Machine, payload, run_spec, stub
+from tests.support.patience import PATIENCE_S, await_truth
 
 TERMINAL = {"finished", "vm_exiting"}
 
@@ -165,7 +166,7 @@ def test_a_preempted_vm_says_so_and_goes_within_its_notice(tmp_path: Path) -> No
             began = time.monotonic()
             cloud.preempt()
             assert machine.wait() == 143
-            assert time.monotonic() - began < 30
+            assert time.monotonic() - began < PATIENCE_S
             assert machine.processes() == []
         assert_left_properly(cloud, "preempted")
         assert len(cloud.said("preempted")) == 1
@@ -295,7 +296,7 @@ delete_self() {{ echo asked; return 1; }}
 shutdown() {{ echo "shutdown $*"; }}
 finish"""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("BENCH_")}
-    ran = subprocess.run(["bash", "-c", play], capture_output=True, text=True, env=clean, timeout=120)
+    ran = subprocess.run(["bash", "-c", play], capture_output=True, text=True, env=clean, timeout=600)
     said = [line for line in ran.stdout.splitlines() if " boot: " not in line]
     assert said == ["asked"] * 150 + ["shutdown -P now"]
 

@@ -19,7 +19,8 @@ from startup.agent.host import Host
 from startup.agent.logs import Log
 from startup.agent.stop import Stop
 from tests.startup.cloud import Cloud
-from tests.startup.machine import Machine, await_truth, fast_python, payload, run_spec, stub
+from tests.startup.machine import Machine, fast_python, payload, run_spec, stub
+from tests.support.patience import await_truth
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "orchestrator" / "embedded" / "docker.py"

@@ -22,6 +22,7 @@ from startup.agent.logs import Log
 from startup.agent.packages import CannotInstall, Packages, Torch, needed_driver
 from startup.agent.stop import Stop
 from tests.startup.machine import stub
+from tests.support.patience import PATIENCE_S
 
 SHELL = "/usr/bin:/bin"
 
@@ -58,7 +59,7 @@ class Bench:
             self.stub(name, "exit 1")
         self.healed: list[Healed] = []
         self.packages = Packages(self.host, allow_install, 0, self.healed.append)
-        self.patience = Patience(self.clock, 30)
+        self.patience = Patience(self.clock, PATIENCE_S)
 
     def stub(self, name: str, body: str) -> Path:
         return stub(self.bin, name, body)
@@ -501,17 +502,17 @@ def test_a_command_that_does_not_exist_or_cannot_run_is_an_exit_code(tmp_path: P
 
 def test_a_command_that_outlasts_its_own_time_is_killed(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.stub("slow", "trap '' TERM; sleep 600")
+    bench.stub("slow", "trap '' TERM; sleep 3600")
     began = time.monotonic()
     ran = bench.host.run("slow", patience=bench.patience, timeout_s=0.2)
     assert (ran.code, ran.last_line) == (124, "exit code 124")
-    assert time.monotonic() - began < 300
+    assert time.monotonic() - began < PATIENCE_S
 
 
 def test_a_command_that_outlasts_the_phase_ends_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     with pytest.raises(Halt, match="sleep took longer") as halted:
-        bench.host.run("sleep", "600", patience=Patience(bench.clock, 0.2))
+        bench.host.run("sleep", "3600", patience=Patience(bench.clock, 0.2))
     assert halted.value.ending.outcome == "timed_out"
 
 
@@ -523,7 +524,7 @@ def test_a_stop_ends_a_command(tmp_path: Path, before: bool) -> None:
     if before:
         timer.join()
     with pytest.raises(Halt) as halted:
-        bench.host.run("sleep", "600", patience=bench.patience)
+        bench.host.run("sleep", "3600", patience=bench.patience)
     timer.join()
     assert halted.value.ending.outcome == "terminated"
 
@@ -531,10 +532,10 @@ def test_a_stop_ends_a_command(tmp_path: Path, before: bool) -> None:
 def test_a_command_whose_grandchild_keeps_its_output_open_still_ends(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     # The grandchild has a session of its own: killing the group does not reach it.
-    bench.stub("forker", f"setsid sleep 600 & echo $! > {tmp_path}/grandchild; echo done")
+    bench.stub("forker", f"setsid sleep 3600 & echo $! > {tmp_path}/grandchild; echo done")
     began = time.monotonic()
     assert bench.host.run("forker", patience=bench.patience).output == "done"
-    assert time.monotonic() - began < 300
+    assert time.monotonic() - began < PATIENCE_S
     os.kill(int((tmp_path / "grandchild").read_text()), signal.SIGKILL)
 
 

@@ -14,12 +14,13 @@ from startup.agent.packages import Packages
 from startup.agent.spec import parse
 from startup.agent.stop import Stop
 from tests.startup.cloud import RUN, Cloud
-from tests.startup.machine import Machine, await_truth, payload, run_spec, stub
+from tests.startup.machine import Machine, payload, run_spec, stub
+from tests.support.patience import PATIENCE_S, await_truth
 
 SEALED = f"runs/{RUN}/sealed.json"
 
 
-def preparing(wait_s: float = 30) -> Cloud:
+def preparing(wait_s: float = PATIENCE_S) -> Cloud:
     return Cloud(run_spec(prepare={"ncu": True, "wait_s": wait_s}, timing={"seal_poll_s": 0.05}), payload())
 
 
@@ -71,7 +72,7 @@ def prepared(tmp_path: Path, *, allow: bool) -> tuple[Preparation, Path]:
 
 def test_what_is_one_machines_own_is_not_on_its_image(tmp_path: Path) -> None:
     made, root = prepared(tmp_path, allow=True)
-    limit = Patience(Clock(), 30)
+    limit = Patience(Clock(), PATIENCE_S)
     made.hold_kernel(limit)
     made.open_counters(limit)
     made.forget(limit)

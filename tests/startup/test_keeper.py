@@ -12,8 +12,9 @@ import pytest
 
 from startup.agent.__main__ import Conductor
 from tests.startup.cloud import BUCKET, RUN, VM, Cloud
-from tests.startup.machine import CASES, Machine, await_truth, payload, run_spec
+from tests.startup.machine import CASES, Machine, payload, run_spec
 from tests.startup.test_agent import Conducted
+from tests.support.patience import await_truth
 
 NEXT = "20261121-050607-l4-0002"
 SLOT = f"machines/{VM}.json"

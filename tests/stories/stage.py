@@ -110,7 +110,7 @@ class Stage:
         """What somebody with access to the bucket may do to it."""
         for entry in self.world().bucket.list(prefix):
             url = f"{self.cloud.storage_url}/storage/v1/b/{self.cloud.bucket}/o/{quote(entry.name, safe='')}"
-            answer = requests.delete(url, headers={"Authorization": f"Bearer {self.cloud.token}"}, timeout=30)
+            answer = requests.delete(url, headers={"Authorization": f"Bearer {self.cloud.token}"}, timeout=600)
             assert answer.status_code == 204
 
     def world(self, caps: Caps | None = None, *, dies_after: int = 0) -> World:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import PATIENCE_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -29,8 +31,6 @@ HAND_OVER = (
     "os.dup2(ends[0], 3), os.dup2(ends[1], 4), os.execv(sys.argv[3], sys.argv[3:])"
 )
 """It reads its orders from its descriptor 3, and answers on 4."""
-PATIENCE_S = 120.0
-"""For one answer; a machine under load is slow, and nothing here is timed."""
 
 
 @dataclass

@@ -12,6 +12,7 @@ from orchestrator.adapters.google_auth import Bearer
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Bucket
 from tests.support.memory_bucket import MemoryBucket
+from tests.support.patience import PATIENCE_S
 from tests.support.storage_server import storage_server
 
 
@@ -28,7 +29,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
         yield MemoryBucket()
         return
     with bucket_server(request.param, tmp_path) as (name, url, credentials):
-        google = GoogleBucket(name, endpoint=url, credentials=credentials, patience_s=5)
+        google = GoogleBucket(name, endpoint=url, credentials=credentials, patience_s=PATIENCE_S)
         yield google
         google.close()
 
@@ -50,6 +51,6 @@ def missing_bucket(request: pytest.FixtureRequest, storage_url: str) -> Iterator
     if request.param == "memory":
         yield MemoryBucket(exists=False)
         return
-    google = GoogleBucket("never-made", endpoint=storage_url, patience_s=5)
+    google = GoogleBucket("never-made", endpoint=storage_url, patience_s=PATIENCE_S)
     yield google
     google.close()

@@ -18,7 +18,7 @@ def wrong_with(remedy: str) -> str:
         return ""
     if "\n" in remedy or OPEN.search(remedy):
         return f"it is no whole command: {remedy}"
-    read = subprocess.run(["bash", "-n", "-c", remedy], capture_output=True, text=True, timeout=60)
+    read = subprocess.run(["bash", "-n", "-c", remedy], capture_output=True, text=True, timeout=600)
     if read.returncode:
         return f"{remedy}: {read.stderr.strip()}"
     if any(word in ("(", ")") for word in shlex.split(remedy)):

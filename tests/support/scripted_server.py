@@ -75,7 +75,7 @@ def scripted_server(handle: Handle) -> Iterator[ScriptedServer]:
             script.requests.append(request)
             answer = handle(request)
             if isinstance(answer, Stall):
-                over.wait(30)
+                over.wait(600)
             if not isinstance(answer, Reply):
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)

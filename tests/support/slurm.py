@@ -81,7 +81,7 @@ class SlurmCluster:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "SLURM_CONF": str(self.conf), "PATH": f"{os.environ.get('PATH', '')}:{PATH}"}
 
-    def run(self, *argv: str, check: bool = True, timeout_s: float = 30) -> str:
+    def run(self, *argv: str, check: bool = True, timeout_s: float = 600) -> str:
         done = subprocess.run(
             argv, env=self.environment, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
         )
@@ -115,7 +115,7 @@ class SlurmCluster:
         (self.folder / "gres.conf").write_text("\n".join(devices) + "\n")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 
-    def start(self, within_s: float = 60) -> float:
+    def start(self, within_s: float = 600) -> float:
         """Starts everything and waits until every node is idle; how many seconds it took."""
         began = time.monotonic()
         self.write()
@@ -139,14 +139,14 @@ class SlurmCluster:
     def end_controller(self, number: signal.Signals) -> None:
         daemon = self.daemons.pop("slurmctld")
         daemon.send_signal(number)
-        daemon.wait(timeout=30)
+        daemon.wait(timeout=600)
 
     def cut_power(self, name: str) -> None:
         """The node and everything that runs on it are gone at once, and say nothing."""
         below = [pid for step in self._steps(name) for pid in _family(step)]
         daemon = self.daemons.pop(name)
         daemon.kill()
-        daemon.wait(timeout=30)
+        daemon.wait(timeout=600)
         _kill(below)
 
     def stop(self) -> None:
@@ -155,7 +155,7 @@ class SlurmCluster:
         for daemon in self.daemons.values():
             daemon.kill()
         for daemon in self.daemons.values():
-            daemon.wait(timeout=30)
+            daemon.wait(timeout=600)
         for name in self.names:
             _kill([pid for step in self._steps(name) for pid in _family(step)])
         self.daemons.clear()

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.patience import PATIENCE_S
+
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-PATIENCE_S = 20.0
 
 
 def free_port() -> int:
@@ -174,7 +175,7 @@ class Wire:
                 near.close()
                 continue
             try:
-                far = socket.create_connection(("127.0.0.1", self.to), timeout=60)
+                far = socket.create_connection(("127.0.0.1", self.to), timeout=600)
             except OSError:
                 near.close()
                 continue

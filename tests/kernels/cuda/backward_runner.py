@@ -37,7 +37,7 @@ def compile_backward(entries: Sequence[Entry], arch: int, folder: Path, *, flags
     command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSIMT_SHIM"]
     command += [f"-DSIMT_ARCH={arch}", f'-DKERNELS="{source}"', f"-I{SHIM}", f"-I{SOURCE}", *flags]
     done = subprocess.run(
-        [*command, str(SHIM / "backward.cc"), "-o", str(program)], capture_output=True, text=True, timeout=300
+        [*command, str(SHIM / "backward.cc"), "-o", str(program)], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[:4000]
     return Program(program, tuple(entries))

@@ -77,7 +77,7 @@ class HopperProgram:
         data += [struct.pack(f"{len(offsets)}i", *offsets), bytes(parameters)]
         given, made = scratch / "in.bin", scratch / "out.bin"
         given.write_bytes(b"".join(data))
-        done = subprocess.run([str(self.path), str(given), str(made)], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([str(self.path), str(given), str(made)], capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise Failed(f"exit {done.returncode}: {done.stderr[:2000]}")
         answer, at = bytearray(made.read_bytes()), 0

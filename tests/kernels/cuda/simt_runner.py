@@ -94,7 +94,7 @@ class Runner:
         )
         given, made = scratch / "in.bin", scratch / "out.bin"
         given.write_bytes(bytes(job) + bytes(parameters) + b"".join(storages))
-        done = subprocess.run([str(self.program), str(given), str(made)], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([str(self.program), str(given), str(made)], capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[:2000]}"
         data = bytearray(made.read_bytes())
         filled = torch.frombuffer(data[: job.out], dtype=out.dtype)

@@ -69,7 +69,7 @@ class Program:
             data.append(ctypes.string_at(ctypes.addressof(step.arguments[0]), ctypes.sizeof(step.arguments[0])))
         given, made = scratch / "in.bin", scratch / "out.bin"
         given.write_bytes(b"".join(data))
-        done = subprocess.run([str(self.path), str(given), str(made)], capture_output=True, text=True, timeout=300)
+        done = subprocess.run([str(self.path), str(given), str(made)], capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[:2000]}"
         answer, at = bytearray(made.read_bytes()), 0
         for one in spans:

@@ -110,7 +110,7 @@ def stub_libcuda(folder: Path) -> Iterator[Stub]:
         "-fPIC",
         "-Wl,-soname,libcuda.so.1",
     ]
-    done = subprocess.run([*command, "-o", str(path), str(SOURCE)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "-o", str(path), str(SOURCE)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     driver.cache_clear()
     library = ctypes.CDLL(str(path))  # from now on the loader knows a libcuda.so.1

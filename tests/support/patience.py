@@ -1,0 +1,17 @@
+"""How long tests wait for the real world: other processes do not live in simulated time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 600.0
+"""A limit only ends what hangs. A machine that stands still for a minute breaks no test."""
+
+
+def await_truth(condition: Callable[[], object], what: str = "what was waited for", pause_s: float = 0.01) -> None:
+    """Returns as soon as the condition is true; fails when it does not become so."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until, f"{what} did not happen"
+        time.sleep(pause_s)
