@@ -87,7 +87,13 @@ class HopperProgram:
 
 
 def compile_hopper(
-    entries: Sequence[Entry], parameters: str, folder: Path, *, source: Path = SOURCE, flags: Sequence[str] = ()
+    entries: Sequence[Entry],
+    parameters: str,
+    folder: Path,
+    *,
+    source: Path = SOURCE,
+    flags: Sequence[str] = (),
+    races: bool = False,
 ) -> HopperProgram:
     """Compile with g++; `parameters` is what the kernels are given beside the maps, `source` where they lie."""
     text = "".join(entry.source for entry in entries)
@@ -95,5 +101,5 @@ def compile_hopper(
     text += "struct Entry { void (*kernel)(TensorMap, TensorMap, TensorMap, Params); int threads; };\n"
     table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
     text += f"static const Entry entries[] = {{{table}}};\n"
-    program = compiled(text, "hopper.cc", 900, folder, source=source, flags=["-pthread", *flags])
+    program = compiled(text, "hopper.cc", 900, folder, source=source, flags=["-pthread", *flags], races=races)
     return HopperProgram(program, tuple(entries))

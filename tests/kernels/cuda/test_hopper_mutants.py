@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.attention.cuda.backward_kernels import HopperBackwardKernel
 from kernels.attention.cuda.hopper import HopperKernel, Shape
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
 from kernels.attention.cuda.variants import SOURCE
@@ -40,6 +41,10 @@ FILES = {
         ("schedule.cuh", "mask.cuh", "producer.cuh", "consumer.cuh", "fa90.cuh"),
     ),
     GroupKernel: (("wgmma.cuh", "../small/exchange.cuh"), ("../small/warpgroups.cuh",)),
+    HopperBackwardKernel: (
+        (*(f"../backward/{name}.cuh" for name in ("instructions", "problem", "wgmma")), "../small/instructions.cuh"),
+        ("../backward/hopper.cuh",),
+    ),
 }
 """By kind of kernel: what it includes, and what mistakes are put into; from source/hopper."""
 READ_EARLY = ("a product reads where a copy is under way",)
@@ -55,7 +60,7 @@ class Mutant:
     name: str
     found: tuple[str, ...]
     edits: tuple[tuple[str, str], ...]
-    kernel: HopperKernel | GroupKernel = KERNEL
+    kernel: HopperKernel | GroupKernel | HopperBackwardKernel = KERNEL
 
     @property
     def threads(self) -> int:

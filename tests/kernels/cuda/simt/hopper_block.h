@@ -39,10 +39,12 @@ struct Map {  // how the tests' own libcuda writes a tensor map
 };
 constexpr u64 MAP_MAGIC = 0x70616d726f736e65ull;
 
-struct Box {  // a copy under way
-  u32 to, barrier;
+struct Box {  // a copy under way: of a map's box, or of bytes that follow each other
+  u32 to, barrier, bytes;
   Map map;
   int at[4];
+  const char* from = nullptr;
+  u32 number = 0;  // among its barrier's copies
 };
 
 inline u32 rows_of(const Map& map) { return (u32)(map.box[1] * map.box[2] * map.box[3]); }
@@ -57,9 +59,12 @@ struct Held {  // accumulators that products will write
   std::vector<float> values;
 };
 
+enum class Left { ACROSS, ALONG, REGISTERS };  // how a product's first operand lies
+
 struct Product {
   int n, asked = 0;
-  bool bfloat, accumulate, a_in_registers;
+  bool bfloat, accumulate;
+  Left left;
   u64 a, b;
   float* d[128];
   const u32* rows[128];
@@ -204,9 +209,10 @@ inline void run_parting_block(int threads) {
     int done = 0, at_block = 0;
     for (const Lane& l : lanes) done += l.state == State::DONE, at_block += l.state == State::AT_BLOCK;
     if (done == threads) break;
-    if (at_block == threads)
+    if (at_block == threads) {
+      races::meet(0, threads);
       for (Lane& l : lanes) l.state = State::READY;
-    else if (!do_something_late())
+    } else if (!do_something_late())
       fail_of_deadlock();
   }
   if (!block.boxes.empty()) fail("a copy is still under way at the end of its block");
@@ -214,6 +220,7 @@ inline void run_parting_block(int threads) {
     if (barrier.bytes) fail("a barrier still counts bytes at the end of its block");
   for (const Warpgroup& w : block.warpgroups)
     if (!w.products.empty()) fail("a product is still under way at the end of its block");
+  races::end();
 }
 
 // Blocks that share an SM's time: one at a time, handed on where they meet (at a counter in global memory).

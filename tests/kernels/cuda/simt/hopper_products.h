@@ -46,8 +46,8 @@ inline void for_each_range(const Product& p, Each each) {
     for (int i = 0; i < count; i++) each(Range{(address & ~1023u) + i * m.stride, (address & ~1023u) + i * m.stride + 1024});
   };
   const Matrix b = matrix_of(p.b);
-  if (!p.a_in_registers) {
-    groups(matrix_of(p.a).start, matrix_of(p.a), 64 / 8);
+  if (p.left != Left::REGISTERS) groups(matrix_of(p.a).start, matrix_of(p.a), p.left == Left::ACROSS ? 64 / 8 : 16 / 8);
+  if (p.left == Left::ACROSS) {
     groups(b.start, b, p.n / 8);
   } else {
     for (int chunk = 0; chunk < p.n / 64; chunk++) groups(b.start + chunk * b.leading, b, 16 / 8);
@@ -59,7 +59,7 @@ inline bool meet(const Range& a, const Range& b) { return a.from < b.to && b.fro
 inline void check_landed(const Product& p) {
   for_each_range(p, [](const Range& read) {
     for (const Box& box : block.boxes)
-      if (meet(read, {box.to, box.to + rows_of(box.map) * 128})) fail("a product reads where a copy is under way");
+      if (meet(read, {box.to, box.to + box.bytes})) fail("a product reads where a copy is under way");
   });
 }
 
@@ -77,25 +77,42 @@ inline Held& held_for(Warpgroup& group, int thread, const float* d) {
   fail("an accumulator that nobody holds");
 }
 
+// The pieces of 16 bytes that a product reads.
+inline void note_reads(const Product& p, int warpgroup, i64 number) {
+  const auto note = [&](u32 address) { races::product_reads(warpgroup, number, shared_bytes(swizzled(address), 16), 16); };
+  const auto rows = [&](const Matrix& m, int count) {
+    for (int row = 0; row < count; row++)
+      for (int k = 0; k < 16; k += 8) note(across(m, row, k));
+  };
+  const auto columns = [&](const Matrix& m, int count) {
+    for (int k = 0; k < 16; k++)
+      for (int column = 0; column < count; column += 8) note(along(m, k, column));
+  };
+  if (p.left == Left::ACROSS) rows(matrix_of(p.a), 64), rows(matrix_of(p.b), p.n);
+  if (p.left == Left::ALONG) columns(matrix_of(p.a), 64);
+  if (p.left != Left::ACROSS) columns(matrix_of(p.b), p.n);
+}
+
 // Carries out the warpgroup's first product. A thread's registers are two rows, of every eight columns two.
 inline void multiply_first(Warpgroup& group) {
   static thread_local float a[64 * 16], b[16 * 256], c[64 * 256];
+  const races::Quiet quiet;
   const Product p = group.products.front();
   check_landed(p);
   const int n = p.n;
   const Matrix mb = matrix_of(p.b);
   for (int k = 0; k < 16; k++)
     for (int column = 0; column < n; column++)
-      b[k * n + column] = element_at(p.a_in_registers ? along(mb, k, column) : across(mb, column, k), p.bfloat);
-  if (!p.a_in_registers) {
+      b[k * n + column] = element_at(p.left == Left::ACROSS ? across(mb, column, k) : along(mb, k, column), p.bfloat);
+  if (p.left != Left::REGISTERS) {
     const Matrix ma = matrix_of(p.a);
     for (int row = 0; row < 64; row++)
-      for (int k = 0; k < 16; k++) a[row * 16 + k] = element_at(across(ma, row, k), p.bfloat);
+      for (int k = 0; k < 16; k++) a[row * 16 + k] = element_at(p.left == Left::ACROSS ? across(ma, row, k) : along(ma, k, row), p.bfloat);
   }
   const auto row_of = [](int thread, int r) { return thread / 32 * 16 + thread % 32 / 4 + 8 * r; };
   const auto column_of = [](int thread, int i, int e) { return 8 * i + thread % 4 * 2 + e; };
   for (int thread = 0; thread < 128; thread++) {
-    if (p.a_in_registers)
+    if (p.left == Left::REGISTERS)
       for (int i = 0; i < 4; i++)
         for (int e = 0; e < 2; e++) {
           const u16 bits = (u16)(p.rows[thread][i] >> 16 * e);
@@ -126,7 +143,7 @@ inline void ask_product(const Product& asked, float* d, const u32* rows) {
   if (place == group.products.size()) group.products.push_back(asked);
   Product& p = group.products[place];
   if (p.n != asked.n || p.a != asked.a || p.b != asked.b || p.accumulate != asked.accumulate ||
-      p.a_in_registers != asked.a_in_registers)
+      p.left != asked.left)
     fail("threads of a warpgroup ask for different products");
   p.d[thread] = d, p.rows[thread] = rows;
   Held* mine = nullptr;
@@ -138,7 +155,10 @@ inline void ask_product(const Product& asked, float* d, const u32* rows) {
     std::memset(d, 0xff, (size_t)p.n / 2 * 4);
   }
   mine->products++;
-  if (++p.asked == 128 && !late_products) {
+  const i64 number = group.asked[thread] - 1;
+  races::product_asked(current, current / 128, number);
+  if (++p.asked == 128) note_reads(p, current / 128, number);
+  if (p.asked == 128 && !late_products) {
     multiply_first(group);
     wake(Wait::PRODUCTS, (u32)(current / 128), [&](const Waiting& w) { return w.until <= group.ended; });
   }
@@ -151,6 +171,7 @@ inline void await_products(int pending) {
   const auto& groups = group.groups[current % 128];
   if (groups.size() <= (size_t)pending) return;
   const i64 until = groups[groups.size() - 1 - pending];
+  races::see_products(current, current / 128, until);
   if (until > group.ended) wait_elsewhere(Wait::PRODUCTS, (u32)(current / 128), 0, until);
 }
 

@@ -87,7 +87,12 @@ inline void multiply(Lane* warp) {
 inline void load(Lane* warp, bool transposed) {
   for (int matrix = 0; matrix < 4; matrix++) {
     u16 rows[8][8];
-    for (int r = 0; r < 8; r++) std::memcpy(rows[r], shared_bytes(warp[matrix * 8 + r].address, 16), 16);
+    for (int r = 0; r < 8; r++) {
+      const int by = matrix * 8 + r;
+      const char* from = shared_bytes(warp[by].address, 16);
+      races::access((int)(&warp[by] - lanes.data()), from, 16, false);
+      std::memcpy(rows[r], from, 16);
+    }
     for (int l = 0; l < 32; l++) {
       const int group = l / 4, place = (l % 4) * 2;
       const u16 low = transposed ? rows[place][group] : rows[group][place];
@@ -97,7 +102,30 @@ inline void load(Lane* warp, bool transposed) {
   }
 }
 
+// What a thread stores in shared memory, and what it loads from there.
+inline void put(int thread, char* to, const void* from, size_t size) {
+  const races::Quiet quiet;
+  races::access(thread, to, size, true, std::memcmp(to, from, size) != 0);
+  std::memcpy(to, from, size);
+}
+inline void get(void* to, const char* from, size_t size) {
+  const races::Quiet quiet;
+  races::access(current, from, size, false);
+  std::memcpy(to, from, size);
+}
+
+inline void store(const Lane* warp) {
+  for (int matrix = 0; matrix < 4; matrix++)
+    for (int row = 0; row < 8; row++) {
+      const int by = matrix * 8 + row;
+      u32 words[4];
+      for (int place = 0; place < 4; place++) words[place] = warp[row * 4 + place].a[matrix];
+      put((int)(&warp[by] - lanes.data()), shared_bytes(warp[by].address, 16), words, 16);
+    }
+}
+
 inline void answer(Lane* warp) {
+  const races::Quiet quiet;
   const Request request = warp[0].request;
   for (int l = 1; l < 32; l++)
     if (warp[l].request != request) fail("lanes of a warp ask for different things");
@@ -114,9 +142,11 @@ inline void answer(Lane* warp) {
     case Request::ANY:
       for (int l = 0; l < 32; l++) warp[l].flag = any;
       break;
+    case Request::SYNC: races::meet((int)(warp - lanes.data()), 32); break;
     case Request::MMA: multiply(warp); break;
     case Request::MATRICES: load(warp, false); break;
     case Request::MATRICES_TRANSPOSED: load(warp, true); break;
+    case Request::STORE_MATRICES: store(warp); break;
     default: break;
   }
   for (int l = 0; l < 32; l++) warp[l].state = State::READY;
@@ -152,8 +182,9 @@ inline void run_block(int threads) {
     }
     int waiting = 0;
     for (int i = 0; i < threads; i++) waiting += lanes[i].state == State::AT_BLOCK;
-    if (waiting == 0) return;
+    if (waiting == 0) return races::end();
     if (waiting != threads) fail("not every thread reaches a barrier");
+    races::meet(0, threads);
     for (int i = 0; i < threads; i++) lanes[i].state = State::READY;
   }
 }
@@ -250,25 +281,27 @@ SPECIALISED void mma<BFloat16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 DEVICE u32 shared_address(const void* pointer) {
   const size_t offset = (size_t)((const char*)pointer - simt::shared.data());
   if (offset <= simt::shared.size()) return simt::SHARED_BASE + (u32)offset;
-  return simt::STATIC_SHARED | (u32)(uintptr_t)pointer;  // barriers, which are only ever named
+  const u32 address = simt::STATIC_SHARED | (u32)(uintptr_t)pointer;
+  simt::statics[address] = (char*)pointer;
+  return address;
 }
-DEVICE void store_shared(u32 address, const Chunk& chunk) { std::memcpy(simt::shared_bytes(address, 16), &chunk, 16); }
-DEVICE void store_shared(u32 address, u32 word) { std::memcpy(simt::shared_bytes(address, 4), &word, 4); }
+DEVICE void store_shared(u32 address, const Chunk& chunk) { simt::put(simt::current, simt::shared_bytes(address, 16), &chunk, 16); }
+DEVICE void store_shared(u32 address, u32 word) { simt::put(simt::current, simt::shared_bytes(address, 4), &word, 4); }
 DEVICE Chunk load_shared(u32 address) {
   Chunk chunk;
-  std::memcpy(&chunk, simt::shared_bytes(address, 16), 16);
+  simt::get(&chunk, simt::shared_bytes(address, 16), 16);
   return chunk;
 }
 
 DEVICE u32 load_shared_word(u32 address) {
   u32 word;
-  std::memcpy(&word, simt::shared_bytes(address, 4), 4);
+  simt::get(&word, simt::shared_bytes(address, 4), 4);
   return word;
 }
-DEVICE void store_shared(u32 address, const Pair& pair) { std::memcpy(simt::shared_bytes(address, 8), &pair, 8); }
+DEVICE void store_shared(u32 address, const Pair& pair) { simt::put(simt::current, simt::shared_bytes(address, 8), &pair, 8); }
 DEVICE Pair load_shared_pair(u32 address) {
   Pair pair;
-  std::memcpy(&pair, simt::shared_bytes(address, 8), 8);
+  simt::get(&pair, simt::shared_bytes(address, 8), 8);
   return pair;
 }
 DEVICE Chunk load_fresh(const Chunk* global) {

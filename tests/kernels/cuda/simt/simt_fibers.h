@@ -7,8 +7,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
+
+#include "simt_races.h"
 
 namespace simt {
 
@@ -17,7 +20,7 @@ struct Index {
 };
 
 enum class State { READY, AT_WARP, AT_BLOCK, DONE, ELSEWHERE };  // elsewhere: simt_hopper.h knows what it waits for
-enum class Request { NONE, SYNC, SHUFFLE, FIRST, ANY, MMA, MATRICES, MATRICES_TRANSPOSED };
+enum class Request { NONE, SYNC, SHUFFLE, FIRST, ANY, MMA, MATRICES, MATRICES_TRANSPOSED, STORE_MATRICES };
 
 struct Copy {
   u32 to;
@@ -63,6 +66,7 @@ inline bool last_warp_first = false;
 inline std::function<void()> body;
 
 [[noreturn]] inline void fail(const char* what) {
+  races::tell();
   std::fprintf(stderr, "simt: %s (block %u,%u thread %d)\n", what, block_index.x, block_index.y, current);
   std::_Exit(3);
 }
@@ -71,6 +75,14 @@ inline char* shared_bytes(u32 address, size_t size) {
   if (address % size != 0) fail("misaligned access to shared memory");
   if (address < SHARED_BASE || address - SHARED_BASE + size > shared.size()) fail("access outside shared memory");
   return shared.data() + (address - SHARED_BASE);
+}
+
+inline thread_local std::map<u32, char*> statics;  // variables in shared memory whose address was taken
+
+inline char* static_bytes(u32 address, size_t size) {
+  const auto next = statics.upper_bound(address);
+  if (next == statics.begin() || address % size) fail("an address that nobody took");
+  return std::prev(next)->second + (address - std::prev(next)->first);
 }
 
 inline Lane& lane() { return lanes[current]; }
@@ -105,6 +117,7 @@ inline void start() {
 
 // Gives every thread of the block a fiber at the kernel's beginning.
 inline void prepare(int threads) {
+  races::begin(threads, shared.data(), shared.size());
   for (int i = 0; i < threads; i++) {
     Lane& l = lanes[i];
     if (!l.stack) l.stack.reset(new char[STACK_BYTES]);
@@ -122,6 +135,7 @@ inline void prepare(int threads) {
 inline void resume(Lane& l) {
   current = (int)(&l - lanes.data());
   thread_index.x = (unsigned)current;
+  races::enter(current, l.stack.get(), STACK_BYTES);
   switch_fiber(scheduler, l.fiber);
 }
 

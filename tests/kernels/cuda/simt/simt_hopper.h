@@ -26,12 +26,18 @@ inline Barrier& barrier_at(u32 address) {
 inline void advance(u32 address, Barrier& b) {
   if (b.due || b.bytes) return;
   b.parity ^= 1, b.due = b.arrivals;
-  wake(Wait::BARRIER, address, [&](const Waiting& w) { return w.parity != b.parity; });
+  races::phase_ended(address);
+  wake(Wait::BARRIER, address, [&](const Waiting& w) {
+    const bool over = w.parity != b.parity;
+    if (over) races::see_phase((int)(&w - block.waiting.data()), address);
+    return over;
+  });
 }
 
 inline void arrive(u32 address, i64 bytes) {
   Barrier& b = barrier_at(address);
   if (b.due == 0) fail("a barrier has one arrival too many in a phase");
+  races::arrive(current, address);
   b.bytes += bytes, b.due--;
   advance(address, b);
 }
@@ -40,8 +46,13 @@ inline void arrive(u32 address, i64 bytes) {
 inline u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 
 inline void carry_out(const Box& box) {
+  const races::Quiet quiet;
   const Map& m = box.map;
   u32 to = box.to;
+  if (box.from) {
+    for (u32 i = 0; i < box.bytes; i += 16) std::memcpy(shared_bytes(to + i, 16), box.from + i, 16);
+    to += box.bytes;
+  }
   for (i64 batch = box.at[3]; batch < box.at[3] + (i64)m.box[3]; batch++)
     for (i64 head = box.at[2]; head < box.at[2] + (i64)m.box[2]; head++)
       for (i64 row = box.at[1]; row < box.at[1] + (i64)m.box[1]; row++, to += 128)
@@ -57,8 +68,22 @@ inline void carry_out(const Box& box) {
           std::memcpy(shared_bytes(swizzled(to + 2 * i), 2), &element, 2);
         }
   Barrier& b = barrier_at(box.barrier);
-  b.bytes -= 128ll * rows_of(m);
+  races::copy_landed(box.barrier, box.number);
+  b.bytes -= box.bytes;
   advance(box.barrier, b);
+}
+
+// The copy is under way: what lies at its place is lost at once.
+inline void start(Box box) {
+  const races::Quiet quiet;
+  barrier_at(box.barrier);
+  box.number = races::copy_asked(current, shared_bytes(box.to, 16), box.bytes, box.barrier);
+  check_not_read({box.to, box.to + box.bytes});
+  for (u32 i = 0; i < box.bytes; i += 16) std::memset(shared_bytes(box.to + i, 16), 0xff, 16);
+  if (late_copies)
+    block.boxes.push_back(box);
+  else
+    carry_out(box);
 }
 
 struct Span {
@@ -82,9 +107,14 @@ inline void arrive_named(int id, int threads) {
   NamedBarrier& b = block.named[id];
   if (b.arrived && b.threads != threads) fail("threads disagree about how many meet at a named barrier");
   b.threads = threads;
+  races::arrive_named(current, id);
   if (++b.arrived < threads) return;
   b.arrived = 0;
-  wake(Wait::NAMED, (u32)id, [](const Waiting&) { return true; });
+  races::named_ended(id);
+  wake(Wait::NAMED, (u32)id, [&](const Waiting& w) {
+    races::see_named((int)(&w - block.waiting.data()), id);
+    return true;
+  });
 }
 
 }  // namespace simt
@@ -100,32 +130,31 @@ DEVICE void __threadfence() {}
 DEVICE void barrier_init(u32 barrier, u32 arrivals) {
   if (arrivals == 0 || barrier % 8) simt::fail("a barrier lies on 8 bytes and counts at least one arrival");
   if (!simt::block.barriers.emplace(barrier, simt::Barrier{arrivals, arrivals}).second) simt::fail("a barrier is made twice");
+  simt::races::barrier_made(simt::current, barrier);
 }
 DEVICE void barrier_init_done() {}
 DEVICE void barrier_arrive(u32 barrier) { simt::arrive(barrier, 0); }
 DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) { simt::arrive(barrier, bytes); }
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
-  if (simt::barrier_at(barrier).parity == parity) simt::wait_elsewhere(simt::Wait::BARRIER, barrier, parity);
+  if (simt::barrier_at(barrier).parity == parity)
+    simt::wait_elsewhere(simt::Wait::BARRIER, barrier, parity);
+  else
+    simt::races::see_phase(simt::current, barrier);
 }
 
 DEVICE void prefetch_map(const TensorMap&) {}
 
 DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, int column, int row, int head, int batch) {
-  simt::Box box = {to, barrier, {}, {column, row, head, batch}};
+  simt::Box box = {to, barrier, 0, {}, {column, row, head, batch}};
   std::memcpy(&box.map, &map, sizeof box.map);
   if (box.map.magic != simt::MAP_MAGIC) simt::fail("a copy by something that is no tensor map");
   if (box.map.box[0] != 64) simt::fail("a box whose rows are not as wide as their swizzle");
   if (to % 128) simt::fail("a box to an address that is no multiple of 128");
-  simt::barrier_at(barrier);
-  simt::check_not_read({to, to + simt::rows_of(box.map) * 128});
-  for (u32 i = 0; i < simt::rows_of(box.map) * 128; i += 16) std::memset(simt::shared_bytes(to + i, 16), 0xff, 16);
-  if (simt::late_copies)
-    simt::block.boxes.push_back(box);
-  else
-    simt::carry_out(box);
+  box.bytes = simt::rows_of(box.map) * 128;
+  simt::start(box);
 }
 
-DEVICE void stores_before_products() {}
+DEVICE void stores_before_products() { simt::races::fence(simt::current); }
 DEVICE void warpgroup_fence() {}
 DEVICE void warpgroup_commit() { simt::commit_products(); }
 template <int pending>
@@ -145,12 +174,12 @@ constexpr bool IS_BFLOAT<BFloat16> = true;
 template <class T, int N>
 DEVICE void wgmma_shared(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "widths of wgmma for 16-bit elements");
-  simt::ask_product({N, 0, IS_BFLOAT<T>, accumulate != 0, false, a, b, {}, {}}, d, nullptr);
+  simt::ask_product({N, 0, IS_BFLOAT<T>, accumulate != 0, simt::Left::ACROSS, a, b, {}, {}}, d, nullptr);
 }
 template <class T, int N>
 DEVICE void wgmma_registers(float (&d)[N / 2], const u32* a, u64 b, int accumulate) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "widths of wgmma for 16-bit elements");
-  simt::ask_product({N, 0, IS_BFLOAT<T>, accumulate != 0, true, 0, b, {}, {}}, d, a);
+  simt::ask_product({N, 0, IS_BFLOAT<T>, accumulate != 0, simt::Left::REGISTERS, 0, b, {}, {}}, d, a);
 }
 
 template <int COUNT>
@@ -167,7 +196,10 @@ DEVICE void named_sync(int id, int threads) {
   simt::NamedBarrier& b = simt::block.named[id & 15];
   const bool last = b.arrived + 1 == threads;
   simt::arrive_named(id, threads);
-  if (!last) simt::wait_elsewhere(simt::Wait::NAMED, (u32)id);
+  if (last)
+    simt::races::see_named(simt::current, id);
+  else
+    simt::wait_elsewhere(simt::Wait::NAMED, (u32)id);
 }
 
 DEVICE int uniform(int x) {

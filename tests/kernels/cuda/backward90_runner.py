@@ -1,0 +1,111 @@
+"""Hopper's backward pass, compiled for the CPU: its own plan, its three launches, a fiber for each thread."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.attention.cuda.backward_kernels import ConvertKernel, PrepareKernel
+from kernels.attention.cuda.backward_plan import HopperBackward, hopper_refusal
+from kernels.attention.cuda.driver import TensorMap
+from kernels.attention.cuda.launching import Step
+from kernels.attention.cuda.planning import Machine
+from kernels.attention.cuda.variants import SOURCE, Entry
+from tests.kernels.cuda.backward_runner import Posed, Three
+from tests.kernels.cuda.compiled import compiled
+from tests.kernels.cuda.hopper_runner import Failed, Schedule
+from tests.kernels.cuda.simt_ways import HostBuffers, span
+from tests.kernels.cuda.stub_driver import HOPPER
+
+MAPPED = "void (*mapped)(TensorMap, TensorMap, TensorMap, TensorMap, BackwardParams)"
+
+
+@dataclass(frozen=True)
+class Backward90:
+    """The kernels of the pass."""
+
+    path: Path
+    entries: tuple[Entry, ...]
+
+    def run(self, steps: Sequence[Step], tensors: Sequence[torch.Tensor], scratch: Path, schedule: Schedule) -> None:
+        """Launch the steps; `tensors`, all that their arguments point to, are changed in place as the kernels do.
+
+        Raises Failed with what the fibers' scheduler has to say.
+        """
+        spans = [span(tensor) for tensor in tensors]
+        header = [len(spans), len(steps), schedule.late_copies, schedule.late_products, schedule.reverse]
+        data = [struct.pack("8i", *header, schedule.seed, schedule.greedy, 0)]
+        data += [struct.pack("Qq", one.data_ptr(), one.numel()) for one in spans]
+        data += [one.numpy().tobytes() for one in spans]
+        names = [entry.name for entry in self.entries]
+        for step in steps:
+            *maps, parameters = step.arguments
+            assert all(isinstance(one, TensorMap) for one in maps)
+            index = names.index(step.entry.name)
+            data.append(struct.pack("6i", index, step.entry.shared_bytes, *step.grid, len(maps)))
+            data += [ctypes.string_at(ctypes.addressof(one), 128) for one in maps]
+            data.append(bytes(parameters))
+        given, made = scratch / "in.bin", scratch / "out.bin"
+        given.write_bytes(b"".join(data))
+        done = subprocess.run([str(self.path), str(given), str(made)], capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise Failed(f"exit {done.returncode}: {done.stderr[:4000]}")
+        answer, at = bytearray(made.read_bytes()), 0
+        for one in spans:
+            one.copy_(torch.frombuffer(answer, dtype=torch.uint8, offset=at, count=one.numel()))
+            at += one.numel()
+
+
+def compile_backward90(
+    entries: Sequence[Entry], folder: Path, *, source: Path = SOURCE, races: bool = False
+) -> Backward90:
+    """Compile with g++; `source` is where the kernels' files lie."""
+
+    def row(entry: Entry) -> str:
+        has_maps = not isinstance(entry, PrepareKernel | ConvertKernel)
+        return f"{{{entry.name if has_maps else 'nullptr'}, {'nullptr' if has_maps else entry.name}, {entry.threads}}}"
+
+    text = '#include "backward/instructions.cuh"\n#include "backward/problem.cuh"\n' + "".join(
+        entry.source for entry in entries
+    )
+    text += f"struct Entry {{ {MAPPED}; void (*kernel)(BackwardParams); int threads; }};\n"
+    text += f"static const Entry entries[] = {{{', '.join(map(row, entries))}}};\n"
+    program = compiled(text, "backward90.cc", 900, folder, source=source, flags=["-pthread"], races=races)
+    return Backward90(program, tuple(entries))
+
+
+def run_backward90(
+    program: Backward90,
+    posed: Posed,
+    scratch: Path,
+    schedule: Schedule,
+    *,
+    blocks: int = 2,
+    entry: Entry | None = None,
+) -> Three:
+    """The gradients, NaN where nothing was written; `entry` is launched in the kernel's place.
+
+    Asserts that counters are zero again. Needs the stub of libcuda in place.
+    """
+    gradients, buffers = posed.gradients(), HostBuffers()
+    machine = Machine(HOPPER, blocks, 1 << 20, hopper=True)
+    problem = posed.problem(gradients)
+    assert hopper_refusal(problem, machine) is None
+    steps = HopperBackward(machine).steps(problem, buffers)  # type: ignore[arg-type]
+    if entry is not None:
+        steps = [steps[0], dataclasses.replace(steps[1], entry=entry), steps[2]]
+    tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients, *buffers.memory]
+    if posed.dlse is not None:
+        tensors.append(posed.dlse)
+    program.run(steps, tensors, scratch, schedule)
+    counter = steps[1].arguments[-1].counter
+    [zero] = [one for one in buffers.memory if one.data_ptr() == counter]
+    assert not bool(zero.any()), "a counter is not zero after the launch"
+    return gradients

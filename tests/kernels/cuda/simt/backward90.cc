@@ -1,0 +1,47 @@
+// Runs the launches of Hopper's backward pass described by a file: backward90 INPUT OUTPUT. Blocks of the kernel with tensor
+// maps take turns; those of the kernels before and after it run one after the other.
+#include KERNELS  // the entry points, and a table of them called `entries`
+
+#include "simt_buffers.h"
+
+struct Header {
+  int32_t buffers, launches, late_copies, late_products, reverse, seed, greedy, unused;
+};
+struct Launch {
+  int32_t entry, shared, x, y, z, maps;
+};
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  simt::Input input(argv[1]);
+  Header header;
+  input.take(&header, sizeof header);
+  simt::Buffers buffers(input, header.buffers);
+  for (int i = 0; i < header.buffers; i++)
+    simt::global_memory.push_back({buffers.memory[i].get(), (size_t)buffers.places[i].size});
+  simt::late_copies = header.late_copies, simt::late_products = header.late_products;
+  simt::last_warp_first = header.reverse, simt::seed = (unsigned)header.seed, simt::greedy_blocks = header.greedy;
+  for (int i = 0; i < header.launches; i++) {
+    Launch launch;
+    TensorMap maps[4];
+    BackwardParams p;
+    input.take(&launch, sizeof launch);
+    for (int map = 0; map < launch.maps; map++) {
+      simt::Map inner;
+      input.take(&inner, sizeof inner);
+      buffers.move(inner.address);
+      std::memcpy(&maps[map], &inner, sizeof inner);
+    }
+    input.take(&p, sizeof p);
+    buffers.move(p.q), buffers.move(p.k), buffers.move(p.v), buffers.move(p.out), buffers.move(p.dout);
+    buffers.move(p.dq), buffers.move(p.dk), buffers.move(p.dv), buffers.move(p.lse), buffers.move(p.dlse);
+    buffers.move(p.shift), buffers.move(p.delta), buffers.move(p.sums), buffers.move(p.counter);
+    const Entry& entry = entries[launch.entry];
+    const simt::Index grid = {(unsigned)launch.x, (unsigned)launch.y, (unsigned)launch.z};
+    if (entry.mapped)
+      simt::launch_parting(grid, entry.threads, launch.shared, [&] { entry.mapped(maps[0], maps[1], maps[2], maps[3], p); });
+    else
+      simt::launch(grid, entry.threads, launch.shared, [&] { entry.kernel(p); });
+  }
+  return buffers.write(argv[2]);
+}

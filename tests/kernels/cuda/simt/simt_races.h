@@ -1,0 +1,81 @@
+// Who has seen what of a block's shared memory: accesses that nothing orders are reported, whatever order they came in.
+//
+// Every thread has a vector clock, and so has everything that threads synchronise by: barriers, named barriers, warps. What the
+// chip does in its own time (copies, products, additions) has clocks of its own, which a thread gets by waiting for it. Two
+// accesses of which one writes must be ordered; what threads wrote is read by products and copies only after the writer's fence.
+// simt_races.cc has the rules. Without SIMT_RACES nothing is checked.
+//
+// A program with SIMT_RACES is compiled as for the thread sanitizer, whose calls simt_races.cc answers: so accesses through
+// plain pointers are seen too.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace simt::races {
+
+#ifdef SIMT_RACES
+
+void begin(int threads, const char* shared, size_t size);
+void tell();  // what was found
+void end();   // the same, and the program's end if it is anything
+void enter(int thread, const char* stack, size_t size);  // this thread runs from now on
+
+struct Quiet {  // what the machine does itself is no access of the thread that runs
+  Quiet();
+  ~Quiet();
+};
+
+void access(int thread, const void* at, size_t size, bool writes, bool changes = true);
+void fence(int thread);  // what the thread wrote is there for copies and products
+
+uint32_t copy_asked(int thread, const void* at, size_t size, uint32_t barrier);  // its number
+void copy_landed(uint32_t barrier, uint32_t number);
+
+void barrier_made(int thread, uint32_t barrier);
+void arrive(int thread, uint32_t barrier);
+void phase_ended(uint32_t barrier);
+void see_phase(int thread, uint32_t barrier);
+
+void arrive_named(int thread, int id);
+void named_ended(int id);
+void see_named(int thread, int id);
+
+void meet(int first, int count);  // these threads have waited for each other
+
+void product_asked(int thread, int warpgroup, long long number);
+void product_reads(int warpgroup, long long number, const void* at, size_t size);
+void see_products(int thread, int warpgroup, long long until);
+
+void addition_reads(int thread, const void* at, size_t size);
+void see_additions(int thread);
+
+#else
+
+inline void begin(int, const char*, size_t) {}
+inline void tell() {}
+inline void end() {}
+inline void enter(int, const char*, size_t) {}
+struct Quiet {
+  Quiet() {}
+};
+inline void access(int, const void*, size_t, bool, bool = true) {}
+inline void fence(int) {}
+inline uint32_t copy_asked(int, const void*, size_t, uint32_t) { return 0; }
+inline void copy_landed(uint32_t, uint32_t) {}
+inline void barrier_made(int, uint32_t) {}
+inline void arrive(int, uint32_t) {}
+inline void phase_ended(uint32_t) {}
+inline void see_phase(int, uint32_t) {}
+inline void arrive_named(int, int) {}
+inline void named_ended(int) {}
+inline void see_named(int, int) {}
+inline void meet(int, int) {}
+inline void product_asked(int, int, long long) {}
+inline void product_reads(int, long long, const void*, size_t) {}
+inline void see_products(int, int, long long) {}
+inline void addition_reads(int, const void*, size_t) {}
+inline void see_additions(int) {}
+
+#endif
+
+}  // namespace simt::races

@@ -1,0 +1,199 @@
+"""Every Hopper kernel's accesses to shared memory are in an order that barriers give, whatever order they happened in.
+
+The rules are those of `simt/simt_races.h`; what copies, products and additions read and write counts too. The mistakes
+below leave results right on the CPU, and mostly on a GPU, so nothing but this order tells them.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
+from kernels.attention.cuda.hopper import HopperKernel, Shape
+from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape, single
+from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90
+from tests.kernels.cuda.backward_runner import RELATIVE, errors
+from tests.kernels.cuda.hopper_cases import Case, attend, draw
+from tests.kernels.cuda.hopper_runner import SHUFFLED, Failed, HopperProgram, Schedule, compile_hopper
+from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+from tests.kernels.cuda.test_backward90_simt import posed_for
+from tests.kernels.cuda.test_hopper_mutants import OUTPUT_END, Mutant, lines, without
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
+    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
+)
+
+
+def as_it_is(kernel: HopperKernel | GroupKernel | HopperBackwardKernel) -> Mutant:
+    """In a namespace of its own too, so that it fits one program with copies of itself."""
+    return Mutant(f"{kernel.name}_as_it_is", (), (), kernel)
+
+
+RACE, UNFENCED = "a race: ", "a write without its fence: "
+
+# ---- the backward pass
+
+BACKWARD = tuple(
+    HopperBackwardKernel(dtype, size, causal)
+    for dtype, size, causal in (("bfloat16", 64, True), ("float16", 128, False))
+)
+SLOPE_READY = "    named_sync(C::SLOPE_READY, C::PAIR_THREADS);\n"
+ADDED = "      additions_commit();\n      additions_have_read();\n"
+TAKEN = "    named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);\n    const u64 to = load_shared_address(sum_to);\n"
+TOLD = "    publish_shared();\n    named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);\n"
+QUERIES_READ = "    warpgroup_wait<0>();\n    settled(dk);\n    release(barriers.q_empty(stage));\n"
+LAST_READ = "      backward_tile_of<C>(p, present(slot), t);\n      release(barriers.v_empty());\n      release(barriers.k_empty());\n"
+BACKWARD_MISTAKES = tuple(
+    Mutant(name, (found,), (edit,), BACKWARD[0])
+    for name, found, edit in (
+        ("no_barrier_between_slopes_and_their_product", RACE, without(SLOPE_READY)),
+        (
+            "one_place_for_the_slopes_of_two_tiles",
+            RACE,
+            ("const u32 slope = C::SLOPE + stage * C::SLOPE_BYTES", "const u32 slope = C::SLOPE"),
+        ),
+        (
+            "slopes_not_told_to_products",
+            UNFENCED,
+            ("    publish_shared();\n    start_along(dv,", "    start_along(dv,"),
+        ),
+        ("sums_not_told_to_the_addition", UNFENCED, lines(TOLD, 1)),
+        ("sums_given_back_while_they_are_read", RACE, lines(ADDED, 0)),
+        ("an_address_read_before_it_is_there", RACE, lines(TAKEN, 1, 0)),
+        ("queries_given_back_while_they_are_read", RACE, lines(QUERIES_READ, 2, 0, 1)),
+        ("a_slot_read_after_it_is_given_back", RACE, lines(LAST_READ, 1, 2, 0)),
+        ("barriers_used_before_they_are_made", "does not know that it is made", without("  sync_block();\n")),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("races")
+    with stub_libcuda(folder):
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def backward(folder: Path) -> Backward90:
+    around = [
+        one
+        for kernel in BACKWARD
+        for one in (
+            PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
+            ConvertKernel(kernel.dtype, kernel.head_dim),
+        )
+    ]
+    return compile_backward90([*map(as_it_is, BACKWARD), *BACKWARD_MISTAKES, *around], folder, races=True)
+
+
+@pytest.mark.parametrize("kernel", BACKWARD, ids=lambda kernel: kernel.name)
+def test_the_backward_pass_has_no_race(backward: Backward90, tmp_path: Path, kernel: HopperBackwardKernel) -> None:
+    """The problem of which compute-sanitizer's racecheck has something to say."""
+    posed = posed_for(kernel, 1, 2, 1, 200, 300, alignment="bottom-right")
+    for schedule in (Schedule(), SHUFFLED):
+        found = errors(run_backward90(backward, posed, tmp_path, schedule, entry=as_it_is(kernel)), posed.exact)
+        assert all(error <= RELATIVE[posed.out.dtype] for error in found)
+
+
+@pytest.mark.parametrize("mistake", BACKWARD_MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_mistake_in_the_order_of_the_backward_pass_is_found(
+    backward: Backward90, tmp_path: Path, mistake: Mutant
+) -> None:
+    posed = posed_for(BACKWARD[0], 1, 2, 1, 200, 300)
+    with pytest.raises(Failed, match=mistake.found[0]):
+        run_backward90(backward, posed, tmp_path, Schedule(), entry=mistake)
+
+
+# ---- the forward pass
+
+FORWARD = (
+    HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 2, ping_pong=True)),
+    HopperKernel("float16", 128, True, False, Shape(3, 64, 2)),
+    HopperKernel("float16", 64, True, True, Shape(2, 64, 2)),
+    HopperKernel("bfloat16", 64, False, False, Shape(2, 64, 2, ping_pong=True), "bool"),
+)
+FORWARD_MISTAKES = tuple(
+    Mutant(name, (found,), (edit,), FORWARD[1])
+    for name, found, edit in (
+        ("v_given_back_while_it_is_read", RACE, lines(OUTPUT_END, 2, 0, 1, 3)),
+        ("a_slot_that_every_lane_reads", RACE, ("uniform(lane == 0 ? *tile_slot : 0)", "*tile_slot")),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def forward(folder: Path) -> HopperProgram:
+    return compile_hopper((*map(as_it_is, FORWARD), *FORWARD_MISTAKES), "HopperParams", folder, races=True)
+
+
+@pytest.mark.parametrize("kernel", FORWARD, ids=lambda kernel: kernel.name)
+def test_the_forward_pass_has_no_race(forward: HopperProgram, tmp_path: Path, kernel: HopperKernel) -> None:
+    mask = torch.ones(1, 1, 300, 296, dtype=torch.bool).tril(100) if kernel.mask else None
+    case = Case(blocks=2, window=(70, 5) if kernel.left else None, mask=mask)
+    attend(forward, kernel, draw(kernel, 1, 2, 1, 300, 296), tmp_path, SHUFFLED, case, entry=as_it_is(kernel))
+
+
+@pytest.mark.parametrize("mistake", FORWARD_MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_mistake_in_the_order_of_the_forward_pass_is_found(
+    forward: HopperProgram, tmp_path: Path, mistake: Mutant
+) -> None:
+    with pytest.raises(Failed, match=mistake.found[0]):
+        attend(
+            forward,
+            FORWARD[1],
+            draw(FORWARD[1], 1, 3, 1, 260, 260),
+            tmp_path,
+            Schedule(),
+            Case(blocks=2),
+            entry=mistake,
+        )
+
+
+# ---- few keys
+
+FEW = (
+    GroupKernel("float16", 128, False, GroupShape(1, 4, 64, 4)),
+    GroupKernel("bfloat16", 64, True, GroupShape(2, 1, 64, 2)),
+    GroupKernel("bfloat16", 64, False, single(1, 2, 128, 4)),
+)
+FEW_MISTAKES = (
+    Mutant(
+        "results_left_where_others_still_read",
+        (RACE,),
+        (("      if constexpr (!C::OWN_PLACE) sync_block();", "      "),),
+        FEW[0],
+    ),
+    Mutant(
+        "results_picked_up_before_they_are_left",
+        (RACE,),
+        (without("      named_sync(1 + row_group, C::KEY_GROUPS * 128);\n"),),
+        FEW[0],
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def few(folder: Path) -> HopperProgram:
+    return compile_hopper((*map(as_it_is, FEW), *FEW_MISTAKES), "SmallParams", folder, races=True)
+
+
+@pytest.mark.parametrize("kernel", FEW, ids=lambda kernel: kernel.name)
+def test_the_kernels_for_few_keys_have_no_race(few: HopperProgram, tmp_path: Path, kernel: GroupKernel) -> None:
+    keys = kernel.shape.all_keys
+    attend(few, kernel, draw(kernel, 1, 2, 1, keys - 3, keys - 3), tmp_path, SHUFFLED, Case(), entry=as_it_is(kernel))
+
+
+@pytest.mark.parametrize("mistake", FEW_MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_mistake_in_the_order_of_a_kernel_for_few_keys_is_found(
+    few: HopperProgram, tmp_path: Path, mistake: Mutant
+) -> None:
+    with pytest.raises(Failed, match=mistake.found[0]):
+        attend(few, FEW[0], draw(FEW[0], 1, 2, 1, 70, 250), tmp_path, Schedule(), Case(), entry=mistake)
