@@ -128,6 +128,8 @@ class Wiring:
     settings: Settings
     client: str = field(default_factory=lambda: f"client-{secrets.token_hex(3)}")
     say: Callable[[str], None] = print
+    fleets: Callable[[str], None] | None = None
+    """As in `World`: schedulers stand above the wiring."""
 
     @property
     def mode(self) -> Mode:
@@ -309,6 +311,7 @@ class Wiring:
             policy=self.policy,
             history=self.history,
             shelf=self.shelf,
+            fleets=self.fleets,
         )
 
     @cached_property

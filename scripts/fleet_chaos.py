@@ -14,7 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.fleet.batch_story import broken, shape, story
+from tests.fleet.batch_judge import broken
+from tests.fleet.batch_story import shape, story
 
 
 def main() -> int:
@@ -27,7 +28,7 @@ def main() -> int:
     fired: Counter[str] = Counter()
     machines, began = 0, time.monotonic()
     for seed in range(options.seed, options.seed + options.runs):
-        start = time.monotonic()
+        start, worked = time.monotonic(), time.process_time()
         with tempfile.TemporaryDirectory() as home:
             chosen = shape(seed, options.children)
             with story(Path(home) / "cloud", seed, children=options.children, **chosen) as told:
@@ -39,14 +40,16 @@ def main() -> int:
         machines += seen.machines
         print(
             f"seed {seed}: {seen.stored}/{seen.children} stored, {seen.raced} raced, {seen.machines} machines, "
-            f"{seen.jobs} jobs, {seen.generations} holds, ${seen.metered} of ${seen.held}, {seen.hours:.1f} h "
-            f"[{time.monotonic() - start:.1f} s] {'; '.join(laws) or 'ok'}",
+            f"at most {seen.most_at_once} of {seen.parallel} at once, {seen.jobs} jobs, {seen.generations} holds, "
+            f"${seen.metered:.2f} of ${seen.held:.2f}, {seen.hours:.1f} h "
+            f"[{time.monotonic() - start:.1f} s, {time.process_time() - worked:.1f} s of processor] "
+            f"{'; '.join(laws) or 'ok'}",
             flush=True,
         )
     print(
         f"{options.runs} fleets of {options.children} children, {machines} machines, {sum(fired.values())} faults "
         f"({', '.join(f'{kind} {count}' for kind, count in fired.most_common())}): {len(bad)} broken, "
-        f"{time.monotonic() - began:.0f} s"
+        f"{time.monotonic() - began:.0f} s, {time.process_time():.0f} s of processor"
     )
     for seed, laws in bad.items():
         print(f"seed {seed}: {'; '.join(laws)}")

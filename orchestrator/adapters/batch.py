@@ -11,16 +11,16 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.adapters.batch_body import job_body, order_body, template_body, variables_of, with_one_limit
 from orchestrator.adapters.batch_record import JobRecord, Records
+from orchestrator.adapters.batch_words import Words
 from orchestrator.adapters.payload import bundle_root
 from orchestrator.core.errors import NotFound, ProviderError
 from orchestrator.core.fleet import batch as rules
-from orchestrator.core.fleet.batch import ChildCost
 from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.names import job_name
@@ -37,7 +37,10 @@ STATES: Final[Mapping[str, JobState]] = {
     "QUEUED": "queued", "SCHEDULED": "queued", "RUNNING": "running", "SUCCEEDED": "succeeded", "FAILED": "failed",
     "CANCELLATION_IN_PROGRESS": "running", "DELETION_IN_PROGRESS": "running", "CANCELLED": "cancelled",
 }  # fmt: skip
+FINAL: Final = ("SUCCEEDED", "FAILED", "CANCELLED")
 OVER: Final = ("absent", "succeeded", "failed", "cancelled")
+FRESH: Final = timedelta(seconds=1)
+"""So long an answer about a job is good: one look asks once for what its children did and for its counts."""
 
 
 class GoogleBatch:
@@ -67,7 +70,8 @@ class GoogleBatch:
         self.endpoint = endpoint
         self.storage = storage
         self.records = Records(bucket)
-        self._costs: dict[str, ChildCost | None] = {}
+        self._words: dict[str, Words] = {}
+        self._jobs: dict[str, tuple[datetime, batch_v1.Job | None]] = {}
 
     @property
     def name(self) -> str:
@@ -126,16 +130,10 @@ class GoogleBatch:
                 continue
             status = self._looked_after(record, self._status(name, record))
             jobs.update(dict.fromkeys(record.children, status))
-        claimed: dict[int, int] = {}
-        for entry in self.bucket.list(rules.claims_prefix(fleet)):
-            place = rules.index_and_attempt(entry.name)
-            if place is not None:
-                claimed[place[0]] = max(claimed.get(place[0], 0), place[1])
-        costs = self._read_costs(fleet)
+        words = self._words.setdefault(fleet, Words())
+        words.listen(self.bucket, fleet)
         return [
-            rules.child_seen(
-                index, claimed.get(index, 0), _counting(costs.get(index, {}), claimed.get(index, 0)), jobs.get(index)
-            )
+            rules.child_seen(index, words.claimed.get(index, 0), words.counting(index), jobs.get(index))
             for index in indexes
         ]
 
@@ -242,6 +240,7 @@ class GoogleBatch:
             "job": job,
             "request_id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"spotbench:batch/{record.name}/{record.region}")),
         }
+        self._jobs.pop(self._resource(record), None)
         with translated(f"create the job {record.name} in {record.region}"):
             try:
                 self._patiently(lambda: self.client.create_job(request=request))
@@ -255,15 +254,24 @@ class GoogleBatch:
 
     # Looking after it
 
+    def _resource(self, record: JobRecord) -> str:
+        return f"projects/{self.project}/locations/{record.region}/jobs/{record.name}"
+
     def _job(self, record: JobRecord) -> batch_v1.Job | None:
+        """The job as it is, or was a moment ago; one that is over does not change any more."""
         from orchestrator.adapters.google_errors import translated
 
-        name = f"projects/{self.project}/locations/{record.region}/jobs/{record.name}"
+        name, now = self._resource(record), self.clock.now()
+        at, job = self._jobs.get(name, (None, None))
+        if at is not None and (now - at < FRESH or (job is not None and job.status.state.name in FINAL)):
+            return job
         try:
             with translated(f"look at the job {record.name} in {record.region}"):
-                return self._patiently(lambda: self.client.get_job(name=name))  # type: ignore[no-any-return]
+                job = self._patiently(lambda: self.client.get_job(name=name))
         except NotFound:
-            return None
+            job = None
+        self._jobs[name] = (now, job)
+        return job
 
     def _status(self, name: str, record: JobRecord | None) -> JobStatus:
         if record is None:
@@ -318,26 +326,13 @@ class GoogleBatch:
 
         from orchestrator.adapters.google_errors import translated
 
-        name = f"projects/{self.project}/locations/{record.region}/jobs/{record.name}"
+        name = self._resource(record)
+        self._jobs.pop(name, None)
         with translated(f"cancel the job {record.name} in {record.region}"):
             try:
                 self._patiently(lambda: self.client.cancel_job(name=name))
             except (exceptions.NotFound, exceptions.BadRequest, exceptions.FailedPrecondition):
                 pass
-
-    # What machines stored
-
-    def _read_costs(self, fleet: str) -> dict[int, dict[int, ChildCost]]:
-        """By child and attempt; each object is read once in the life of this process."""
-        names = [entry.name for entry in self.bucket.list(rules.costs_prefix(fleet))]
-        for name, blob in self.bucket.read_many([name for name in names if name not in self._costs]).items():
-            self._costs[name] = rules.parse_cost(name, blob.data)
-        found: dict[int, dict[int, ChildCost]] = {}
-        for name in names:
-            cost = self._costs.get(name)
-            if cost is not None:
-                found.setdefault(cost.index, {})[cost.attempt] = cost
-        return found
 
 
 def task_script() -> str:
@@ -349,9 +344,8 @@ def status_of(name: str, job: batch_v1.Job, children: int) -> JobStatus:
     """What a job says of itself, in our words."""
     group = job.status.task_groups.get("group0")
     counts = dict(group.counts) if group is not None else {}
-    cause = rules.cause_of(
-        (event.description, event.event_time or None) for event in job.status.status_events
-    )  # fmt: skip
+    newest_first = reversed(job.status.status_events)
+    cause = rules.cause_of((event.description, event.event_time or None) for event in newest_first)
     waiting = counts.get("PENDING", 0) + counts.get("ASSIGNED", 0)
     return JobStatus(
         name=name,
@@ -368,12 +362,6 @@ def status_of(name: str, job: batch_v1.Job, children: int) -> JobStatus:
 def fleet_of(name: str) -> str:
     """The fleet of a job, by our name for it."""
     return name.removeprefix("bench-").rpartition("-")[0]
-
-
-def _counting(costs: Mapping[int, ChildCost], claimed: int) -> ChildCost | None:
-    """The attempt that counts: one that measured, whichever it is; else how the latest one ended."""
-    measured = next((cost for cost in costs.values() if cost.exit_code in (0, rules.WRONG)), None)
-    return measured or costs.get(claimed)
 
 
 def _over(record: JobRecord, why: str) -> JobRecord:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -24,7 +26,14 @@ class Options:
     """Makes the world of a command; another than the user's own where commands are played on simulated time."""
 
     def wiring(self, *, needs_bucket: bool = True) -> Wiring:
-        return self.wire(project=self.project, bucket=self.bucket, needs_bucket=needs_bucket)
+        found = self.wire(project=self.project, bucket=self.bucket, needs_bucket=needs_bucket)
+        found.fleets = partial(_look_after, found)
+        return found
+
+
+def _look_after(wiring: Wiring, fleet: str) -> None:
+    """What drives fleets is loaded when one has to be looked after."""
+    import_module("orchestrator.cli.fleet_desk").look_after(wiring, fleet)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]

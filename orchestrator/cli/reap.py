@@ -19,6 +19,7 @@ from orchestrator.runs.engine import World
 from orchestrator.runs.images import ImageFinding, give_back_unmade, reap_images, survey_images
 from orchestrator.runs.reap import Failure, Finding, Reaped, survey
 from orchestrator.runs.reap import reap as delete
+from orchestrator.runs.reconcile import reconcile
 from orchestrator.wiring import Timer, install_timer_files
 
 
@@ -54,7 +55,7 @@ def reap(
     gone, failed = reap_images(world, images) if deletes else ((), ())
     still = tuple(Failure("an image is still there", error) for error in (*failed, *unasked))
     kept = _give_back(world, images) if deletes and not unasked else ()
-    done = Reaped(done.gone, (*done.failed, *still, *kept))
+    done = Reaped(done.gone, (*done.failed, *still, *kept, *(_settle_fleets(world) if deletes else ())))
     if json:
         emit_json(_document(wiring.mode, findings, images, done, gone))
     elif deletes:
@@ -108,6 +109,15 @@ def _give_back(world: World, images: tuple[ImageFinding, ...]) -> tuple[Failure,
         give_back_unmade(world, images)
     except BenchError as error:
         return (Failure("money set aside for images is not given back", error),)
+    return ()
+
+
+def _settle_fleets(world: World) -> tuple[Failure, ...]:
+    """Fleets whose client is gone and whose end is past hold no money any more."""
+    try:
+        reconcile(world, fleets_alone=True)
+    except BenchError as error:
+        return (Failure("holds of fleets that are over are not settled", error),)
     return ()
 
 

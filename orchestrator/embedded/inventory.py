@@ -98,6 +98,7 @@ class Inventory:
         self.global_quotas: dict[str, float] = dict(document["quotas"]["global"])
         self.region_quotas: dict[str, float] = dict(document["quotas"]["region"])
         self.overrides = dict(quotas or {})
+        self._offered: dict[str, tuple[MachineType, ...]] = {}
 
     @classmethod
     def load(cls, tariff: Tariff, path: Path = INVENTORY, quotas: dict[str, float] | None = None) -> Inventory:
@@ -119,11 +120,13 @@ class Inventory:
 
     def machine_types_in(self, zone: str) -> tuple[MachineType, ...]:
         """What is offered in a zone: what stands there and has a price."""
-        return tuple(
-            machine
-            for machine in self.machine_types.values()
-            if self.tariff.sells(machine.name, region_of(zone)) and zone in self.standing(machine)
-        )
+        if zone not in self._offered:
+            self._offered[zone] = tuple(
+                machine
+                for machine in self.machine_types.values()
+                if self.tariff.sells(machine.name, region_of(zone)) and zone in self.standing(machine)
+            )
+        return self._offered[zone]
 
     def standing(self, machine: MachineType) -> frozenset[str]:
         """The zones where a machine type stands, GPU or not."""

@@ -104,6 +104,10 @@ class Weather:
         self.lock = threading.Lock()
         self.listed: list[Fault] = []
         self.next_id = 1
+        self.ahead: list[Fault] = []
+        """Those of `listed` that have not happened as often as they may: what is looked through at every request."""
+        self.kinds: frozenset[str] = frozenset()
+        """Of what is listed. Conditions are asked for at every request, and mostly there is none of a kind."""
         self.changed = changed
 
     def replace(self, document: Any) -> None:
@@ -129,6 +133,11 @@ class Weather:
             fault.id = self.next_id
             self.next_id += 1
             self.listed.append(fault)
+        self._sort()
+
+    def _sort(self) -> None:
+        self.ahead = [fault for fault in self.listed if fault.fired < fault.times]
+        self.kinds = frozenset(fault.kind for fault in self.ahead)
 
     def document(self) -> dict[str, Any]:
         """Everything, fired or not."""
@@ -144,6 +153,7 @@ class Weather:
                 fault.id, fault.fired, fault.victims = entry["id"], entry["fired"], list(entry["victims"])
                 self.listed.append(fault)
                 self.next_id = max(self.next_id, fault.id + 1)
+            self._sort()
 
     @property
     def pending(self) -> tuple[Fault, ...]:
@@ -158,6 +168,8 @@ class Weather:
 
     def holds(self, victim: str, kind: str, **thing: str) -> Fault | None:
         """The condition of that kind that `victim` meets, on record as met; None when there is none."""
+        if kind not in self.kinds:
+            return None
         return self.take(victim, lambda fault: fault.kind == kind and climate.concerns(fault.params, **thing))
 
     def end(self, kind: str, **thing: str) -> None:
@@ -166,6 +178,7 @@ class Weather:
             for fault in self.listed:
                 if fault.kind == kind and climate.concerns(fault.params, **thing):
                     fault.times = fault.fired + fault.reserved
+            self._sort()
         self.changed()
 
     def take(self, victim: str, matches: Callable[[Fault], bool]) -> Fault | None:
@@ -178,7 +191,7 @@ class Weather:
     def reserve(self, matches: Callable[[Fault], bool]) -> Fault | None:
         """Keep the first waiting fault that matches for one victim, until `fire` or `release`."""
         with self.lock:
-            for fault in self.listed:
+            for fault in self.ahead:
                 if fault.waiting and matches(fault):
                     fault.reserved += 1
                     return fault
@@ -191,6 +204,8 @@ class Weather:
             fault.fired += 1
             if len(fault.victims) < MOST_VICTIMS:
                 fault.victims.append(victim)
+            if fault.fired >= fault.times:
+                self._sort()
         self.changed()
 
     def release(self, fault: Fault) -> None:

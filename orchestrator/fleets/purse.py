@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -12,6 +12,7 @@ from orchestrator.core.ledger.budget import Ledger, Refused, authorize, binding,
 from orchestrator.core.naming import hold_key
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import World
+from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.fleets import FleetRecord
 
 
@@ -24,6 +25,9 @@ class Purse:
 
     def take(self, usd: Decimal, generation: int = 0) -> None:
         """Holds `usd`. Taken twice it is one hold. Raises `BudgetExceeded`."""
+        self._with_open_holds_settled(lambda: self._take(usd, generation))
+
+    def _take(self, usd: Decimal, generation: int) -> Refused | None:
         now, key = self.world.clock.now(), hold_key(self.record.fleet, generation)
         ttl_s = int((self.record.ends_at - self.record.created_at) / timedelta(seconds=1))
         pretend = self.record.mode.simulated
@@ -36,15 +40,24 @@ class Purse:
             return hold(ledger, key, usd, ttl_s, now, "fleet", note="fleet", caps=under, pretend=pretend)
 
         answer = self.world.accounts.change(change)
-        if isinstance(answer, Refused):
-            raise _too_dear(answer)
+        return answer if isinstance(answer, Refused) else None
 
     def check(self, usd: Decimal) -> None:
         """Raises `BudgetExceeded` where `usd` could not be held now. Nothing is."""
+        self._with_open_holds_settled(lambda: self._check(usd))
+
+    def _check(self, usd: Decimal) -> Refused | None:
         ledger, now, pretend = self.world.ledger.read(), self.world.clock.now(), self.record.mode.simulated
         verdict = authorize(ledger, self.world.caps, usd, now, run_id=self.record.fleet, pretend=pretend)
-        if isinstance(verdict, Refused):
-            raise _too_dear(verdict)
+        return verdict if isinstance(verdict, Refused) else None
+
+    def _with_open_holds_settled(self, ask: Callable[[], Refused | None]) -> None:
+        """Before money is refused, holds of clients that died are looked after."""
+        refused = ask()
+        if refused is not None and any(found.settled for found in reconcile(self.world, eager=True)):
+            refused = ask()
+        if refused is not None:
+            raise _too_dear(refused)
 
     def holds(self, generation: int = 0) -> bool:
         """Whether machines may be asked for: the hold is there and not settled, or the fleet costs nothing."""

@@ -58,6 +58,9 @@ class World:
     history: StockOuts | None = None
     shelf: Shelf | None = None
     """Prepared images; None where there can be none."""
+    fleets: Callable[[str], None] | None = None
+    """Looks after a fleet as its own client would, and settles what is over; None where no scheduler can be asked.
+    Raises what schedulers raise."""
 
     @property
     def ledger(self) -> LedgerStore:

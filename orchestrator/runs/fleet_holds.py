@@ -1,27 +1,66 @@
-"""Holds of fleets whose client died before it asked for any machine.
+"""Holds of fleets whose client died.
 
 Jobs are noted in the fleet's `control.json` before a scheduler hears of them, under the hold of one generation. So what
 decides is that document: a generation that is void there may be settled at nothing, as nobody notes a job for it again.
+Where jobs were noted, their scheduler is asked what they came to. One that cannot be asked for a day after the fleet's
+end, when none of its machines can be there any more, keeps no hold open: all of it counts as spent.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from orchestrator.core.errors import DocumentUnreadable, NotFound
+from orchestrator.core.errors import BenchError, DocumentUnreadable, NotFound
 from orchestrator.core.fleet.names import FLEET_LABEL
 from orchestrator.core.ledger.budget import ZERO, Entry
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
+from orchestrator.core.mode import Mode
 from orchestrator.runs.engine import World
 from orchestrator.store.fleets import Control, FleetStore
 
 NOBODY: Final = "its client died before it asked for a machine"
 
 
+GIVEN_UP: Final = timedelta(days=1)
+"""So long after a fleet's end its scheduler is asked, before its hold counts as spent."""
+
+
+def looked_after(world: World, fleet: str, margin: timedelta, *, eager: bool) -> str:
+    """Asks the scheduler of a fleet whose end is past, or whose client may be dead (`eager`), and settles what is over.
+    Returns why nothing could be asked; empty where it was."""
+    ends_at = _ends_at(world, fleet)
+    if ends_at is None or (world.clock.now() < ends_at + margin and not eager):
+        return ""
+    if world.fleets is None:
+        return "its scheduler cannot be asked from here"
+    try:
+        world.fleets(fleet)
+    except BenchError as exc:
+        return str(exc)
+    return ""
+
+
+def forgotten(world: World, fleet: str, margin: timedelta) -> bool:
+    """Whether a fleet ended so long ago that nothing of it can be there, whatever its scheduler might say."""
+    ends_at = _ends_at(world, fleet)
+    if ends_at is None or world.clock.now() < ends_at + margin + GIVEN_UP:
+        return False
+    return FleetStore(world.bucket, world.clock, fleet).record().mode is Mode.HOST or not _alive(world, fleet)
+
+
+def _ends_at(world: World, fleet: str) -> datetime | None:
+    """After this no machine of a fleet lives; None where nothing readable says so."""
+    store = FleetStore(world.bucket, world.clock, fleet)
+    try:
+        return store.control().ends_at or store.record().ends_at
+    except (NotFound, DocumentUnreadable):
+        return None
+
+
 def unused(world: World, fleet: str, generation: int, entry: Entry, margin: timedelta) -> tuple[Decimal, str] | None:
-    """What a hold of a fleet is settled at, and why; None where `bench fleet status` has to look after it. Whoever took
+    """What a hold of a fleet is settled at, and why; None where its scheduler has to be asked. Whoever took
     it has its time first: `margin` more than a client may need to ask for a machine."""
     patience = timedelta(seconds=world.policy.insert_limit_s) + margin
     now = world.clock.now()

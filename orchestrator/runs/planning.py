@@ -157,7 +157,7 @@ def plan_with_open_holds_settled(world: World, make: Callable[[], LaunchPlan | P
     answer = make()
     if isinstance(answer, PlanRefused) and answer.kind == "budget":
         unsettled = any(entry.settled_usd is None for entry in world.ledger.read().runs.values())
-        if unsettled and any(outcome.settled for outcome in reconcile(world)):
+        if unsettled and any(outcome.settled for outcome in reconcile(world, eager=True)):
             answer = make()
     return plan_or_raise(answer)
 

@@ -4,7 +4,7 @@ A client may die between any two of its steps. Whoever looks next (`bench status
 money left) takes each hold that is not settled: its run is driven on as far as it goes, which settles it when its
 machine is gone. A hold whose run has left no events is given back only if its ledger entry shows that no machine was
 ever asked for; else its whole amount counts as spent, once its last deadline is over and the cloud has no such machine.
-Of a fleet it is `fleet_holds` that knows.
+Of a fleet it is `fleet_holds` that knows; its scheduler is asked once the fleet's end is past, or when money is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.naming import RUN_LABEL, hold_key, run_of
 from orchestrator.core.run.fold import replay
 from orchestrator.runs.engine import Engine, World, is_done
-from orchestrator.runs.fleet_holds import unused
+from orchestrator.runs.fleet_holds import forgotten, looked_after, unused
 
 MARGIN = timedelta(minutes=10)
 """How far the clocks of two clients may be apart."""
@@ -38,23 +38,42 @@ class Found:
     what: str
 
 
-def reconcile(world: World, *, say: Callable[[Found], None] = lambda _: None) -> tuple[Found, ...]:
-    """Looks after every hold that is not settled. Costs one request when there is none. Raises what the ports raise."""
+def reconcile(
+    world: World, *, eager: bool = False, fleets_alone: bool = False, say: Callable[[Found], None] = lambda _: None
+) -> tuple[Found, ...]:
+    """Looks after every hold that is not settled, or those of fleets alone. Costs one request when there is none. With
+    `eager`, as money is needed now, also after fleets that may go on. Raises what the ports raise."""
     found = []
     for key in [key for key, entry in sorted(world.ledger.read().runs.items()) if entry.settled_usd is None]:
-        found.append(_one(world, key))
+        if is_fleet_id(run_of(key)):
+            found.append(_of_fleet(world, key, eager=eager))
+        elif not fleets_alone:
+            found.append(_one(world, key))
+        else:
+            continue
         say(found[-1])
     return tuple(found)
 
 
+def _of_fleet(world: World, key: str, *, eager: bool) -> Found:
+    """It has children in the place of events, and its scheduler knows of its machines."""
+    fleet, entry = run_of(key), world.ledger.read().runs[key]
+    if entry.settled_usd is not None:  # with the hold of an earlier generation
+        return Found(key, True, f"${entry.settled_usd} of ${entry.hold_usd}")
+    settled = unused(world, fleet, int(key.partition("+")[2] or 0), entry, MARGIN)
+    if settled is not None:
+        return _settled(world, key, entry, *settled)
+    why = looked_after(world, fleet, MARGIN, eager=eager)
+    entry = world.ledger.read().runs[key]
+    if entry.settled_usd is not None:
+        return Found(key, True, f"its fleet is over: ${entry.settled_usd} of ${entry.hold_usd}")
+    if why and forgotten(world, fleet, MARGIN):
+        return _settled(world, key, entry, entry.hold_usd, "its scheduler says nothing: all of it counts as spent")
+    return Found(key, False, why or f"a fleet: `bench fleet status {fleet}` looks after it")
+
+
 def _one(world: World, key: str) -> Found:
     run_id = run_of(key)
-    if is_fleet_id(run_id):  # it has children in the place of events, and its scheduler knows of its machines
-        entry = world.ledger.read().runs[key]
-        settled = unused(world, run_id, int(key.partition("+")[2] or 0), entry, MARGIN)
-        if settled is None:
-            return Found(key, False, f"a fleet: `bench fleet status {run_id}` looks after it")
-        return _settled(world, key, entry, *settled)
     engine = Engine(world, run_id)
     run = replay(engine.log.read())
     if run is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,15 @@ from uuid import uuid4
 
 import pytest
 
+from orchestrator.core.fleet.children import expand
+from orchestrator.core.fleet.names import plan_object
+from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.ledger.budget import hold
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import artifacts_prefix, instance_name, labels
 from orchestrator.core.run import events as ev
+from orchestrator.fleets.decisions import with_jobs
+from orchestrator.store.fleets import FleetRecord, FleetStore, JobRecord
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
 from tests.cli.test_start_up import loaded_by
@@ -59,6 +67,25 @@ def test_a_machine_whose_run_nobody_knows_is_listed_and_deleted_only_when_told_t
         "schema": 1, "mode": "embedded", "deleted": 0, "machines": [], "images": [], "images_deleted": [], "failed": [],
     }  # fmt: skip
     assert "VMs alive now: 0, $0.00/h" in bench("status").out
+
+
+def test_a_fleet_that_ended_days_ago_and_whose_client_is_gone_holds_no_money_any_more(bench: Bench) -> None:
+    wiring, fleet = wire(), "fleet-20261120-010203-00cc"
+    ended = wiring.clock.now() - timedelta(days=2)
+    sweep = Sweep.model_validate({"engine": "slurm", "axes": {"gpu": ["l4"]}, "slurm": {"folder": str(bench.home)}})
+    record = FleetRecord(
+        fleet=fleet, engine="slurm", mode=Mode.HOST, user="ada", sweep=sweep, created_at=ended - timedelta(hours=4),
+        ends_at=ended, hold_usd=Decimal(7),
+    )  # fmt: skip
+    store = FleetStore(wiring.bucket, wiring.clock, fleet)
+    store.create(record, expand(sweep, lambda _: ()))
+    store.decide(lambda one: with_jobs(one, [JobRecord(number=0, gpu="l4", children=(0,), parallel=1)], 0))
+    wiring.accounts().change(lambda ledger: hold(ledger, fleet, Decimal(7), 14400, record.created_at, "fleet"))
+    wiring.bucket.replace(plan_object(fleet), b"[]", generation=None)  # so that no scheduler of this machine is asked
+    bench("reap")
+    assert wiring.ledger.read().runs[fleet].settled_usd is None, "it only lists"
+    bench("reap", "--yes")
+    assert wiring.ledger.read().runs[fleet].settled_usd == Decimal(7)
 
 
 def test_a_machine_of_another_bucket_is_left_alone(bench: Bench, weather: Weather) -> None:

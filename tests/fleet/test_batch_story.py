@@ -6,11 +6,14 @@ A few fleets here; `scripts/fleet_chaos.py` plays as many, of a thousand childre
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.fleet.batch_story import broken, shape, story
+from tests.fleet.batch_judge import Seen, broken
+from tests.fleet.batch_story import shape, story
 
 CHILDREN = 60
 SEEDS = range(1, 7)
@@ -36,3 +39,40 @@ def test_a_fleet_without_time_enough_is_held_for_anew_and_measures_nothing_again
         seen = told.play()
     assert broken(seen) == [], seen
     assert seen.generations > 1
+
+
+def test_one_look_asks_once_for_a_job_and_never_again_for_one_that_is_over(tmp_path: Path) -> None:
+    with story(tmp_path / "cloud", 3, children=20, parallel=4, wall_s=3600, calm=True) as told:
+        client, asked = told.scheduler.client, []
+        get = client.get_job
+        client.get_job = lambda **given: (asked.append(given["name"]), get(**given))[1]  # type: ignore[method-assign]
+        told.play()
+        (job,) = told.jobs
+        moments = len(asked)
+        assert moments <= told.looks
+        for _ in range(3):
+            told.timeline.sleep(60)
+            told.scheduler.counts([job.name])
+        assert len(asked) <= moments + 1
+
+
+@pytest.fixture(scope="module")
+def fair(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    with story(tmp_path_factory.mktemp("fair") / "cloud", 1, children=10, parallel=2, wall_s=3600, calm=True) as told:
+        return told.play()
+
+
+def test_the_judge_misses_no_broken_law(fair: Seen) -> None:
+    row = fair.bill[0]
+    assert broken(fair) == []
+    for change, law in (
+        ({"stored": 9}, "every child is stored"),
+        ({"stored_twice": 1}, "nothing is stored twice"),
+        ({"left_over": 1}, "nothing is left over"),
+        ({"metered": fair.held + 1, "settled_s": 1e9}, "what was metered was held"),
+        ({"settled_s": 0.0}, "what is settled is no less than what was metered"),
+        ({"bill": (replace(row, has_deadline=False), *fair.bill[1:])}, "every machine has a server-side end"),
+        ({"bill": (replace(row, ended_at=fair.ends[-1] + timedelta(seconds=31)),)}, "no machine outlives the fleet"),
+        ({"bill": fair.bill * 50}, "machines had no more time than was held"),
+    ):
+        assert broken(replace(fair, **change)) == [law]  # type: ignore[arg-type]

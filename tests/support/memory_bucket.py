@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
@@ -16,12 +18,17 @@ from orchestrator.core.errors import LocalError, NotFound, Unavailable
 from orchestrator.ports import Blob, Entry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Object:
+    name: str
     data: bytes
     generation: int
     metadata: Mapping[str, str]
     updated: datetime
+
+    @cached_property
+    def entry(self) -> Entry:
+        return Entry(self.name, len(self.data), self.generation, crc32c(self.data), self.metadata, self.updated)
 
 
 @dataclass
@@ -32,6 +39,8 @@ class MemoryBucket:
     exists: bool = True
     calls: int = 0
     _objects: dict[str, _Object] = field(default_factory=dict)
+    _names: list[str] = field(default_factory=list)
+    """Those of `_objects`, sorted."""
     _generation: int = 0
     _lock: Lock = field(default_factory=Lock)
 
@@ -53,7 +62,9 @@ class MemoryBucket:
             if generation is not None and generation != (there.generation if there else 0):
                 return None
             self._generation += 1
-            self._objects[name] = _Object(bytes(data), self._generation, dict(metadata or {}), datetime.now(UTC))
+            if there is None:
+                insort(self._names, name)
+            self._objects[name] = _Object(name, bytes(data), self._generation, dict(metadata or {}), datetime.now(UTC))
             return self._generation
 
     def read(self, name: str) -> Blob | None:
@@ -67,11 +78,19 @@ class MemoryBucket:
     def list(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
         self._called()
         with self._lock:
-            return tuple(
-                Entry(name, len(one.data), one.generation, crc32c(one.data), one.metadata, one.updated)
-                for name, one in sorted(self._objects.items())
-                if name.startswith(prefix) and name > after
-            )
+            at = max(bisect_left(self._names, prefix), bisect_right(self._names, after))
+            found = []
+            while at < len(self._names) and self._names[at].startswith(prefix):
+                found.append(self._objects[self._names[at]].entry)
+                at += 1
+            return tuple(found)
+
+    def forget(self, *names: str) -> None:
+        """These objects are gone."""
+        with self._lock:
+            for name in names:
+                del self._objects[name]
+                self._names.remove(name)
 
     def download(self, entry: Entry, to: Path) -> None:
         blob = self.read(entry.name)

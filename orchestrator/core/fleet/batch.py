@@ -34,6 +34,7 @@ WRONG: Final = 10
 TAKEN: Final = 75
 MOST_RUN_S: Final = 120 * 86_400
 """What Google accepts as `maxRunDuration`."""
+_PLACE: Final = re.compile(r"(\d{1,9})-(\d{1,2})\.json")
 _CAUSES: Final = (
     (re.compile(r"QUOTA_EXCEEDED"), "the quota is used up"),
     (re.compile(r"RESOURCE_POOL_EXHAUSTED"), "no machine of that kind is left"),
@@ -77,7 +78,7 @@ def check_object(project: str) -> str:
 
 def index_and_attempt(name: str) -> tuple[int, int] | None:
     """Of the object of a claim or a cost; None for a name that is neither's."""
-    found = re.fullmatch(r".*/(\d{1,9})-(\d{1,2})\.json", name)
+    found = _PLACE.fullmatch(name.rpartition("/")[2]) if "/" in name else None
     if found is None or not 1 <= int(found[2]) <= ATTEMPTS:
         return None
     return int(found[1]), int(found[2])
@@ -110,8 +111,9 @@ class Cause:
 
 
 def cause_of(events: Iterable[tuple[str, datetime | None]]) -> Cause | None:
-    """The latest event that names a cause; None where none does. What it says is data: bounded, harmless as text."""
-    for description, at in reversed(list(events)):
+    """The latest event that names a cause, of `events` newest first; None where none does. What it says is data:
+    bounded, harmless as text."""
+    for description, at in events:
         for pattern, meaning in _CAUSES:
             if pattern.search(description):
                 return Cause(f"{meaning}: {words(description, 300)}", at)
