@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from orchestrator.adapters.google_auth import Bearer
     from orchestrator.adapters.notify import Notifiers
     from orchestrator.adapters.setup import Setup
+    from orchestrator.adapters.web import Token
 
 __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "ask", "attach",
@@ -184,8 +185,15 @@ class Wiring:
         return {"storage": self.address.storage, "compute": self.address.compute}
 
     @cached_property
+    def key(self) -> Token | None:
+        """What the embedded cloud wants to see; None on Google, where the application-default credentials serve."""
+        from orchestrator.adapters.web import Token
+
+        return None if self.address is None else Token(self.address.token)
+
+    @cached_property
     def credentials(self) -> Bearer | None:
-        """What the embedded cloud wants to see; None on Google, where the application-default ones serve."""
+        """The same, for Google's own clients."""
         from orchestrator.adapters.google_auth import Bearer
 
         return None if self.address is None else Bearer(self.address.token)
@@ -206,9 +214,8 @@ class Wiring:
         from orchestrator.adapters.gcs import GoogleBucket
 
         if self.address is None:
-            return GoogleBucket(self.settings.bucket, project=self.settings.project)
-        where, key = self.address, self.credentials
-        return GoogleBucket(where.bucket, project=where.project, endpoint=where.storage, credentials=key)
+            return GoogleBucket(self.settings.bucket)
+        return GoogleBucket(self.address.bucket, endpoint=self.address.storage, credentials=self.key)
 
     @property
     def _compute(self) -> dict[str, Any]:
@@ -256,7 +263,12 @@ class Wiring:
     def everywhere(self) -> ZoneRouter:
         from orchestrator.adapters.gce_market import Market
 
-        return ZoneRouter(lambda: self._cloud, self.hosts, cache(lambda: Market(**self._compute)))
+        def market() -> Market:
+            if self.address is None:
+                return Market(self.settings.project, clock=self.clock)
+            return Market(self.address.project, self.address.compute, self.key, self.clock)
+
+        return ZoneRouter(lambda: self._cloud, self.hosts, cache(market))
 
     def cloud(self) -> Cloud:
         return self.everywhere
@@ -268,7 +280,7 @@ class Wiring:
         if self.address is None:
             rented = alive(self.settings.project)
         else:
-            rented = alive(self.address.project, self.address.compute, self.credentials)
+            rented = alive(self.address.project, self.address.compute, self.key)
         return (*rented, *self.hosts.instances())
 
     @cached_property

@@ -248,9 +248,10 @@ class GoogleBatch:
                 pass  # an earlier request made it
 
     def _patiently(self, call: Callable[[], Any]) -> Any:
+        from orchestrator.adapters.google_errors import is_transient
         from orchestrator.adapters.patience import patiently
 
-        return patiently(self.clock, call)
+        return patiently(self.clock, call, passing=is_transient)
 
     # Looking after it
 

@@ -19,7 +19,7 @@ from google.protobuf.json_format import ParseDict
 from orchestrator.adapters.batch_body import with_one_limit
 from orchestrator.adapters.batch_templates import Templates
 from orchestrator.adapters.gce_body import DEFAULT_ACCOUNT, SCOPE, network_interface
-from orchestrator.adapters.google_errors import translated
+from orchestrator.adapters.google_errors import is_transient, translated
 from orchestrator.adapters.patience import patiently
 from orchestrator.core.errors import ProviderError
 from orchestrator.core.fleet.batch import RETRIED
@@ -109,7 +109,7 @@ class Check:
         }
         with translated(f"create the job {self.id} in {self.site.region}"):
             try:
-                patiently(self.clock, lambda: self.jobs.create_job(request=request))
+                patiently(self.clock, lambda: self.jobs.create_job(request=request), passing=is_transient)
             except exceptions.Conflict:
                 pass
         self.say(f"{self.id}: {TASKS} tasks on {PARALLEL} {self.site.machine_type} until {ends:%H:%M:%S} UTC")
@@ -157,7 +157,9 @@ class Check:
     def _machines(self) -> list[compute_v1.Instance]:
         request = {"project": self.site.project, "filter": f"labels.{LABEL}={self.id}"}
         with translated("list the machines of the check"):
-            scopes = patiently(self.clock, lambda: list(self.instances.aggregated_list(request=request)))
+            scopes = patiently(
+                self.clock, lambda: list(self.instances.aggregated_list(request=request)), passing=is_transient
+            )
         return [one for _, scope in scopes for one in scope.instances]
 
     def _codes(self) -> dict[int, list[int]]:
@@ -171,7 +173,7 @@ class Check:
     def _clear(self) -> None:
         with translated(f"delete the job {self.id}"):
             try:
-                patiently(self.clock, lambda: self.jobs.delete_job(name=self.job))
+                patiently(self.clock, lambda: self.jobs.delete_job(name=self.job), passing=is_transient)
             except exceptions.NotFound:
                 pass
         self.templates.delete(self.id)

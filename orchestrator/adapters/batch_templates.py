@@ -11,7 +11,7 @@ from google.cloud import compute_v1
 from google.protobuf.json_format import ParseDict
 
 from orchestrator.adapters.google_auth import default_credentials
-from orchestrator.adapters.google_errors import translated
+from orchestrator.adapters.google_errors import is_transient, translated
 from orchestrator.adapters.patience import patiently
 from orchestrator.ports import Clock
 
@@ -37,17 +37,19 @@ class Templates:
         request = {"project": self.project, "instance_template_resource": resource, "request_id": str(name)}
         with translated(f"make the instance template {body['name']}"):
             try:
-                operation = patiently(self.clock, lambda: self.client.insert_unary(request=request))
+                operation = patiently(
+                    self.clock, lambda: self.client.insert_unary(request=request), passing=is_transient
+                )
             except exceptions.Conflict:
                 return
             wait = {"project": self.project, "operation": operation.name}
-            patiently(self.clock, lambda: self.operations.wait(request=wait, timeout=WAIT_S))
+            patiently(self.clock, lambda: self.operations.wait(request=wait, timeout=WAIT_S), passing=is_transient)
 
     def delete(self, name: str) -> None:
         """Idempotent; one that is still in use stays, and costs nothing."""
         with translated(f"delete the instance template {name}"):
             try:
                 request = {"project": self.project, "instance_template": name}
-                patiently(self.clock, lambda: self.client.delete_unary(request=request))
+                patiently(self.clock, lambda: self.client.delete_unary(request=request), passing=is_transient)
             except (exceptions.NotFound, exceptions.BadRequest):
                 return

@@ -15,7 +15,7 @@ from google.cloud import compute_v1
 
 from orchestrator.adapters.gce_json import when
 from orchestrator.adapters.google_auth import credentials_for
-from orchestrator.adapters.google_errors import FOREIGN, translate
+from orchestrator.adapters.google_errors import FOREIGN, is_transient, translate
 from orchestrator.adapters.patience import never, patiently
 from orchestrator.core.errors import Unavailable
 from orchestrator.ports import Clock
@@ -71,7 +71,7 @@ class Calls:
 
     def persist(self, send: Callable[[], Answer], *, final: Judge = never) -> Answer:
         """Sends until an answer comes, a bounded number of times. Lets Google's exceptions out as they are."""
-        return patiently(self.clock, send, self._patience.pauses_s, final=final)
+        return patiently(self.clock, send, self._patience.pauses_s, passing=is_transient, final=final)
 
     def ask(self, send: Callable[[], Answer], doing: str, *, missing: str = "") -> Answer:
         try:

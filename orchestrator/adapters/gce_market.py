@@ -9,21 +9,22 @@ by price and by its own history.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import google.api_core.exceptions as api
-from google.auth.credentials import Credentials
-from google.auth.transport.requests import AuthorizedSession
-
+from orchestrator.adapters.asking import TROUBLE, good, may_pass, told
 from orchestrator.adapters.clock import SystemClock
-from orchestrator.adapters.google_auth import credentials_for
-from orchestrator.adapters.google_errors import FOREIGN, translated
 from orchestrator.adapters.patience import patiently
+from orchestrator.adapters.signing import signer_of
+from orchestrator.adapters.web import Signer, Web
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.ports import Clock
+
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
 
 GOOGLE: Final = "https://compute.googleapis.com"
 ZONES: Final = 5
@@ -41,7 +42,7 @@ class Market:
         self,
         project: str,
         endpoint: str | None = None,
-        credentials: Credentials | None = None,
+        credentials: Credentials | Signer | None = None,
         clock: Clock | None = None,
         *,
         pauses_s: Sequence[float] = PAUSES_S,
@@ -49,14 +50,14 @@ class Market:
     ) -> None:
         self._project = project
         self._base = f"{(endpoint or GOOGLE).rstrip('/')}/compute/v1/projects"
-        self._credentials = credentials or credentials_for(endpoint)
+        self._web = Web(signer_of(credentials, endpoint))
         self._clock = clock or SystemClock()
         self._pauses_s = pauses_s
         self._request_s = request_s
 
     def image(self, project: str, family: str) -> str:
         """The newest image of a family, by its dated name. Raises `NotFound`, `PermissionDenied`, `Unavailable`."""
-        with translated(
+        with told(
             f"find the image family {family} of {project}",
             missing="families are withdrawn from time to time: `bench doctor` names the nearest one that is there",
         ):
@@ -65,9 +66,9 @@ class Market:
 
     def quotas(self, region: str) -> tuple[Quota, ...]:
         """Those of the region, then the project's (`region` empty). Raises as `image`."""
-        with translated(f"read the quotas of {region}"):
+        with told(f"read the quotas of {region}"):
             here = self._patiently(f"{self._project}/regions/{region}")
-        with translated(f"read the quotas of {self._project}"):
+        with told(f"read the quotas of {self._project}"):
             everywhere = self._patiently(self._project)
         return tuple(
             Quota(str(found["metric"]), float(found.get("limit", 0)), float(found.get("usage", 0)), where)
@@ -94,7 +95,7 @@ class Market:
         try:
             obtainable, uptime_s = self._capacity(offer)
             return Advice(offer.zone, obtainable, uptime_s, self._preemption_rate(offer))
-        except FOREIGN:
+        except TROUBLE:
             return None
 
     def _capacity(self, offer: Offer) -> tuple[float | None, float | None]:
@@ -137,19 +138,16 @@ class Market:
     # --- the wire ---
 
     def _patiently(self, path: str) -> Mapping[str, Any]:
-        return patiently(self._clock, lambda: self._once(path), self._pauses_s)
+        return patiently(self._clock, lambda: self._once(path), self._pauses_s, passing=may_pass)
 
     def _once(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """The answer. Raises Google's exceptions. A connection of its own each time, as threads share this object."""
-        with AuthorizedSession(self._credentials) as session:  # type: ignore[no-untyped-call]
-            method = "GET" if body is None else "POST"
-            url = f"{self._base}/{path}"
-            send: Any = session.request
-            answer = send(method, url, json=body, timeout=self._request_s)
-            if answer.status_code >= 400:
-                raise api.from_http_response(answer)  # type: ignore[no-untyped-call]
-            found = answer.json()
-        return found if isinstance(found, dict) else {}
+        """The answer. Raises `asking.TROUBLE`."""
+        data = None if body is None else json.dumps(body).encode()
+        kind = {} if body is None else {"Content-Type": "application/json"}
+        method = "GET" if body is None else "POST"
+        return good(
+            self._web.ask(method, f"{self._base}/{path}", body=data, headers=kind, timeout_s=self._request_s)
+        ).document
 
 
 def _began(day: Mapping[str, Any]) -> str:

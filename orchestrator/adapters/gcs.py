@@ -1,40 +1,37 @@
-"""A Google Cloud Storage bucket, or one in the embedded cloud: the real client, kept on a short leash."""
+"""A Google Cloud Storage bucket, or one in the embedded cloud, by its JSON API."""
 
 from __future__ import annotations
 
 import base64
-import io
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from threading import Lock
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import google_crc32c
-from google.api_core.client_options import ClientOptions
-from google.api_core.exceptions import NotFound as ObjectMissing
-from google.api_core.exceptions import PreconditionFailed, from_http_response
-from google.api_core.retry import Retry
-from google.auth.credentials import Credentials
-from google.auth.transport.requests import AuthorizedSession
-from google.cloud.storage import Client
-from google.cloud.storage.exceptions import DataCorruption
 
-from orchestrator.adapters.clock import Offset, SystemClock
+from orchestrator.adapters.asking import Damaged, good, insisted, told
 from orchestrator.adapters.files import write_atomically
-from orchestrator.adapters.google_auth import credentials_for
-from orchestrator.adapters.google_errors import is_transient, translated
+from orchestrator.adapters.signing import signer_of
+from orchestrator.adapters.web import Body, Refused, Reply, Signer, Web
 from orchestrator.core.errors import BenchError, LocalError, NotFound, Unavailable
 from orchestrator.ports import Blob, Clock, Entry
+
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
 
 THREADS: Final = 8
 PAGE: Final = 1000
 LARGE: Final = 1_000_000
 FIELDS: Final = "items(name,size,generation,crc32c,metadata,updated),nextPageToken"
 STORAGE: Final = "https://storage.googleapis.com"
+JSON: Final = "application/json"
+PIECE: Final = 1 << 20
 DAMAGED: Final = 3
 """How often an object is asked for that arrives with a wrong checksum."""
 
@@ -42,38 +39,29 @@ DAMAGED: Final = 3
 class GoogleBucket:
     """Implements `orchestrator.ports.Bucket`.
 
-    `endpoint` is the base URL of another server that speaks the same protocol; requests to it carry no credentials.
-    `patience_s` bounds how long one operation is retried while the service does not answer; the client's own default is
-    two minutes. `calls` counts the HTTP requests that were sent. `clock` is what the server's time is compared with.
+    `endpoint` is the base URL of another server that speaks the same protocol; without `credentials`, requests to it
+    carry none. `patience_s` bounds how long one operation is retried while the service does not answer, and how long an
+    answer may take. `calls` counts the HTTP requests that were sent. `clock` is what the server's time is compared
+    with.
     """
 
     def __init__(
         self,
         name: str,
-        project: str | None = None,
         endpoint: str | None = None,
         *,
-        credentials: Credentials | None = None,
+        credentials: Credentials | Signer | None = None,
         patience_s: float = 10.0,
         clock: Clock | None = None,
     ) -> None:
         self._name = name
         self._seen = False
         self._patience_s = patience_s
-        self._timeout = (min(3.0, patience_s), patience_s)
-        self._retry = Retry(predicate=is_transient, initial=0.1, maximum=2.0, multiplier=2.0, timeout=patience_s)
-        credentials = credentials or credentials_for(endpoint)
-        self._session = CountingSession(credentials, clock or SystemClock())
-        self._client = Client(
-            project=project or "unused",  # only needed to make buckets; None would start a search for one
-            credentials=credentials,
-            client_options=ClientOptions(api_endpoint=endpoint) if endpoint else None,
-            _http=self._session,
-        )
-        # Else a thread of the client's asks for the bucket behind our back, for labels of traces that nobody reads.
-        self._client._bucket_metadata_cache = None
-        self._bucket = self._client.bucket(name)
-        self._listing = f"{(endpoint or STORAGE).rstrip('/')}/storage/v1/b/{quote(name, safe='')}/o"
+        self._web = Web(signer_of(credentials, endpoint), clock)
+        base = (endpoint or STORAGE).rstrip("/")
+        objects = f"/storage/v1/b/{quote(name, safe='')}/o"
+        self._objects = base + objects
+        self._downloads, self._uploads = f"{base}/download{objects}", f"{base}/upload{objects}"
 
     @property
     def name(self) -> str:
@@ -81,24 +69,21 @@ class GoogleBucket:
 
     @property
     def calls(self) -> int:
-        return self._session.calls
+        return self._web.calls
 
     def offset(self) -> timedelta:
         """What to add to the client's clock for the server's time, by the `Date` of the answers so far; asked for with
         one request when there was none. Nothing when the server does not answer."""
-        if not self._session.offset.known:
+        if not self._web.offset.known:
             try:
-                with translated(f"ask {self._url('')} for the time"):
-                    next(
-                        iter(self._client.list_blobs(self._bucket, max_results=1, fields=FIELDS, **self._patience)),
-                        None,
-                    )
+                with told(f"ask {self._url('')} for the time"):
+                    self._glance()
             except BenchError:
                 pass  # what needs the answer will fail by itself, and say why
-        return self._session.offset.value
+        return self._web.offset.value
 
     def close(self) -> None:
-        self._client.close()
+        self._web.close()
 
     def create(self, name: str, data: bytes, *, content_type: str = "application/json") -> bool:
         return self._upload(name, data, content_type, generation=0) is not None
@@ -118,7 +103,9 @@ class GoogleBucket:
         with self._doing(f"read {self._url(name)}"):
             try:
                 found = self._fetch(name)
-            except ObjectMissing:
+            except Refused as exc:
+                if exc.reply.status != 404:
+                    raise
                 self._confirm()
                 return None
         self._seen = True
@@ -139,7 +126,7 @@ class GoogleBucket:
 
     def download(self, entry: Entry, to: Path) -> None:
         what = self._url(entry.name)
-        with translated(f"download {what}", missing="it was there when it was listed: fetch again"):
+        with told(f"download {what}", missing="it was there when it was listed: fetch again"):
             data = self._fetch(entry.name).data
         self._seen = True
         arrived = crc32c(data)
@@ -152,41 +139,54 @@ class GoogleBucket:
 
     def upload(self, name: str, source: Path, *, content_type: str) -> bool:
         try:
-            with source.open("rb") as file:
-                size = source.stat().st_size
-                # To ask first is cheaper than to send it all for nothing; small files are sent with the condition.
-                if size > LARGE and any(entry.name == name for entry in self.list(name)):
-                    return False
-                return self._upload(name, file, content_type, generation=0, size=size) is not None
+            file = LocalFile(source)
+            # To ask first is cheaper than to send it all for nothing; small files are sent with the condition.
+            if file.size > LARGE and any(entry.name == name for entry in self.list(name)):
+                return False
+            return self._upload(name, file, content_type, generation=0) is not None
         except OSError as exc:
             raise LocalError(f"cannot read {source}: {exc.strerror or exc}", hint="check that the file exists") from exc
 
     def compose(self, name: str, sources: Sequence[str]) -> None:
-        with translated(f"compose {self._url(name)}", missing="one of its parts is gone: try again"):
-            self._bucket.blob(name).compose([self._bucket.blob(source) for source in sources], **self._patience)
+        with told(f"compose {self._url(name)}", missing="one of its parts is gone: try again"):
+            body = {"sourceObjects": [{"name": source} for source in sources], "destination": {}}
+            self._send(
+                "POST", f"{self._objects}/{quote(name, safe='')}/compose", body=json.dumps(body).encode(), kind=JSON
+            )
         self._seen = True
 
     # --- below the port ---
 
     def _items(self, prefix: str, after: str) -> Iterator[Mapping[str, Any]]:
-        """What is listed, as the service says it: the client's objects cost ten times as much as the answer."""
+        """What is listed, as the service says it."""
         asked = {"prefix": prefix, "fields": FIELDS, "maxResults": PAGE, "projection": "noAcl", "prettyPrint": "false"}
         if after:
             asked["startOffset"] = after  # inclusive
-        page: Any = {"nextPageToken": ""}
+        page: Mapping[str, Any] = {"nextPageToken": ""}
         while "nextPageToken" in page:
-            page = self._retry(self._page)({**asked, "pageToken": token} if (token := page["nextPageToken"]) else asked)
+            token = page["nextPageToken"]
+            page = self._send("GET", self._objects, {**asked, "pageToken": token} if token else asked).document
             yield from page.get("items", ())
 
-    def _page(self, asked: Mapping[str, Any]) -> Any:
-        answer = self._session.request("GET", self._listing, params=asked, timeout=self._timeout)
-        if not answer.ok:
-            raise from_http_response(answer)  # type: ignore[no-untyped-call]
-        return answer.json()
+    def _send(
+        self,
+        method: str,
+        url: str,
+        query: Mapping[str, Any] | None = None,
+        *,
+        body: Body | None = None,
+        kind: str = "",
+        length: int | None = None,
+    ) -> Reply:
+        """The answer to a request, sent again while that may help. Raises `asking.TROUBLE`."""
+        headers = {"Content-Type": kind} if kind else {}
+        if length is not None:
+            headers["Content-Length"] = str(length)
 
-    @property
-    def _patience(self) -> dict[str, Any]:
-        return {"timeout": self._timeout, "retry": self._retry}
+        def once() -> Reply:
+            return good(self._web.ask(method, url, query, body=body, headers=headers, timeout_s=self._patience_s))
+
+        return insisted(once, self._patience_s)
 
     def _url(self, name: str) -> str:
         return f"gs://{self._name}/{name}"
@@ -195,7 +195,7 @@ class GoogleBucket:
     def _doing(self, what: str) -> Iterator[None]:
         """Ours for theirs; a 404 here is the bucket's, since a missing object is an answer and not an error."""
         try:
-            with translated(what):
+            with told(what):
                 yield
         except NotFound as exc:
             raise NotFound(
@@ -207,73 +207,98 @@ class GoogleBucket:
     def _upload(
         self,
         name: str,
-        data: bytes | io.BufferedReader,
+        data: bytes | LocalFile,
         content_type: str,
         *,
         generation: int | None,
         metadata: Mapping[str, str] | None = None,
-        size: int | None = None,
     ) -> int | None:
-        blob = self._bucket.blob(name)
+        source = Bytes(data) if isinstance(data, bytes) else data
+        about: dict[str, Any] = {"name": name, "contentType": content_type, "crc32c": source.crc32c}
         if metadata:
-            blob.metadata = dict(metadata)
-        stream: Any = io.BytesIO(data) if isinstance(data, bytes) else data
+            about["metadata"] = dict(metadata)
+        query: dict[str, Any] = {"uploadType": "multipart"}
+        if generation is not None:
+            query["ifGenerationMatch"] = generation
+        edge = secrets.token_hex(16)
+        before = (
+            f"--{edge}\r\nContent-Type: {JSON}; charset=UTF-8\r\n\r\n{json.dumps(about)}\r\n"
+            f"--{edge}\r\nContent-Type: {content_type}\r\n\r\n"
+        ).encode()
+        after = f"\r\n--{edge}--".encode()
+
+        def parts() -> Iterable[bytes]:
+            yield before
+            yield from source.pieces()
+            yield after
+
+        length = len(before) + source.size + len(after)
+        kind = f"multipart/related; boundary={edge}"
+        body: Body = b"".join(parts()) if isinstance(source, Bytes) else parts
         with self._doing(f"store {self._url(name)}"):
             try:
-                blob.upload_from_file(
-                    stream,
-                    size=len(data) if isinstance(data, bytes) else size,
-                    content_type=content_type,
-                    if_generation_match=generation,
-                    checksum="crc32c",
-                    rewind=True,
-                    **self._patience,
-                )
-            except PreconditionFailed:
-                return None
+                reply = self._send("POST", self._uploads, query, body=body, kind=kind, length=length)
+            except Refused as exc:
+                if exc.reply.status == 412:
+                    return None
+                raise
         self._seen = True
-        return int(blob.generation)
+        return int(reply.document["generation"])
 
     def _fetch(self, name: str) -> Blob:
         """The object, checked against the checksum that the server sent with it; asked for again if wrong."""
         for _ in range(DAMAGED - 1):
             try:
                 return self._fetch_once(name)
-            except DataCorruption:
+            except Damaged:
                 continue
         return self._fetch_once(name)
 
     def _fetch_once(self, name: str) -> Blob:
-        blob = self._bucket.blob(name)
-        data = blob.download_as_bytes(checksum="crc32c", single_shot_download=True, **self._patience)
-        return Blob(data, int(blob.generation or 0))
+        reply = self._send("GET", f"{self._downloads}/{quote(name, safe='')}", {"alt": "media"})
+        sums = (part.strip().partition("=") for part in reply.headers.get("x-goog-hash", "").split(","))
+        sent = next((value for kind, _, value in sums if kind == "crc32c"), "")
+        if sent and sent != (arrived := crc32c(reply.data)):
+            raise Damaged(f"what arrives has the checksum {arrived}, not {sent}")
+        return Blob(reply.data, int(reply.headers.get("x-goog-generation") or 0))
+
+    def _glance(self) -> None:
+        self._send("GET", self._objects, {"maxResults": 1, "fields": FIELDS, "projection": "noAcl"})
 
     def _confirm(self) -> None:
         """Raises if it is the bucket that is missing: a 404 does not say, and to get a bucket takes one more right."""
         if not self._seen:
-            listing = self._client.list_blobs(self._bucket, max_results=1, fields=FIELDS, **self._patience)
-            next(iter(listing), None)
+            self._glance()
             self._seen = True
 
 
-class CountingSession(AuthorizedSession):
-    """A session that counts its requests, whichever thread sends them, and learns the server's time from answers."""
+class Bytes:
+    """What is sent, from memory."""
 
-    def __init__(self, credentials: Credentials, clock: Clock) -> None:
-        super().__init__(credentials)  # type: ignore[no-untyped-call]
-        self.calls = 0
-        self.offset = Offset()
-        self._clock = clock
-        self._lock = Lock()
+    def __init__(self, data: bytes) -> None:
+        self.size, self.crc32c = len(data), crc32c(data)
+        self._data = data
 
-    def request(self, *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
-            self.calls += 1
-        sent = self._clock.now()
-        answer = super().request(*args, **kwargs)  # type: ignore[no-untyped-call]
-        if "Date" in answer.headers and "Age" not in answer.headers:  # a cache tells the time of long ago
-            self.offset.learn(answer.headers["Date"], sent, self._clock.now())
-        return answer
+    def pieces(self) -> Iterable[bytes]:
+        return (self._data,)
+
+
+class LocalFile:
+    """What is sent, from a file, read once for its checksum and once for each try. Raises `OSError`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        checksum: Any = google_crc32c.Checksum()  # type: ignore[no-untyped-call]
+        self.size = 0
+        for piece in self.pieces():
+            checksum.update(piece)
+            self.size += len(piece)
+        self.crc32c = base64.b64encode(checksum.digest()).decode()
+
+    def pieces(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            while piece := file.read(PIECE):
+                yield piece
 
 
 def crc32c(data: bytes) -> str:

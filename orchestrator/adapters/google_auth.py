@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final
 
 import google.auth
 import google.auth.exceptions
-import google.auth.transport.requests
+import google.auth.transport
 from google.auth import compute_engine
 from google.auth.credentials import AnonymousCredentials, Credentials, CredentialsWithQuotaProject
 
+from orchestrator.adapters.refusals import REMEDY
+from orchestrator.adapters.web import Lost, Nobody, NotSigned, Reply, Web
 from orchestrator.core.errors import CredentialsMissing
 from orchestrator.core.identity import Identity
 
 SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
-REMEDY: Final = (
-    "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, "
-    "or leave the project out of the configuration to use the embedded cloud; `bench doctor` looks at the rest"
-)
 METADATA_TIMEOUT_S: Final = 1.0
+TOKEN_TIMEOUT_S: Final = 120.0
 
 # What the library logs while it looks is said better by the error; without a handler Python prints it raw.
 logging.getLogger("google").addHandler(logging.NullHandler())
@@ -53,6 +53,64 @@ class Bearer(Credentials):
         raise google.auth.exceptions.RefreshError(  # type: ignore[no-untyped-call]
             "the embedded cloud does not take this token: it was started anew; run the command again"
         )
+
+
+class TokenRequests(google.auth.transport.Request):
+    """What asks for tokens, and asks a metadata server: google-auth's own way to do so loads another HTTP library."""
+
+    def __init__(self) -> None:
+        self._web = Web(Nobody())
+
+    def __deepcopy__(self, _memo: Any) -> TokenRequests:
+        return TokenRequests()  # google-auth copies it for a thread of its own
+
+    def __call__(
+        self,
+        url: str,
+        method: str = "GET",
+        body: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        **_kwargs: Any,
+    ) -> Reply:
+        """Raises `TransportError`."""
+        data = body.encode() if isinstance(body, str) else body
+        try:
+            return self._web.ask(method, url, body=data, headers=headers, timeout_s=timeout or TOKEN_TIMEOUT_S)
+        except Lost as exc:
+            raise google.auth.exceptions.TransportError(str(exc)) from exc  # type: ignore[no-untyped-call]
+
+
+class GoogleSigner:
+    """Implements `adapters.web.Signer` for google-auth's credentials, whichever they are."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._requests = TokenRequests()
+
+    @property
+    def billed_to(self) -> str:
+        return str(getattr(self._credentials, "quota_project_id", None) or "")
+
+    def sign(self, method: str, url: str, headers: dict[str, str]) -> None:
+        with _named():
+            self._credentials.before_request(self._requests, method, url, headers)  # type: ignore[no-untyped-call]
+
+    def renew(self) -> bool:
+        if isinstance(self._credentials, AnonymousCredentials):
+            return False  # nobody has no other token, and a refusal is an answer
+        with _named():
+            self._credentials.refresh(self._requests)  # type: ignore[no-untyped-call]
+        return True
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except google.auth.exceptions.GoogleAuthError as exc:
+        passing = isinstance(exc, google.auth.exceptions.TransportError) or getattr(exc, "retryable", False) is True
+        raise NotSigned(_first_line(exc), passing=passing) from exc
 
 
 def default_credentials() -> Credentials:
@@ -101,7 +159,7 @@ def proven(found: Credentials) -> Identity:
     """The same, once Google has given a token for them. Raises `CredentialsMissing`."""
     if not isinstance(found, AnonymousCredentials | Bearer):
         try:
-            found.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
+            found.refresh(TokenRequests())  # type: ignore[no-untyped-call]
         except (google.auth.exceptions.GoogleAuthError, OSError) as exc:
             raise CredentialsMissing(f"the credentials give no token: {_first_line(exc)}", hint=REMEDY) from exc
     return identity(found)
@@ -122,7 +180,7 @@ class MetadataProbe:
         self.answered = False
         """Whether something spoke that calls itself Google's metadata server."""
         self._silent = False
-        self._request = google.auth.transport.requests.Request()
+        self._request = TokenRequests()
 
     def __call__(
         self,

@@ -15,21 +15,8 @@ import requests
 import urllib3.exceptions
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
-from orchestrator.adapters.google_auth import REMEDY
-from orchestrator.core.errors import (
-    BenchError,
-    CredentialsMissing,
-    NotFound,
-    PermissionDenied,
-    ProviderError,
-    QuotaExceeded,
-    Unavailable,
-)
-
-RATE_REASONS: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
-QUOTA_REASONS: Final = frozenset({"quotaExceeded", "dailyLimitExceeded", "QUOTA_EXCEEDED"})
-DISABLED_REASONS: Final = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
-TRANSIENT_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
+from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
+from orchestrator.core.errors import BenchError
 
 BROKEN_CONNECTION: Final = (
     requests.ConnectionError,
@@ -52,9 +39,6 @@ FOREIGN: Final = (
 )
 """Every exception that a call into Google's libraries can raise for a reason outside this process."""
 
-_PERMISSION = re.compile(r"\b([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)\b['\"]? (?:permission|access)")
-_AGAIN = "try again in a minute; a run that is on its way goes on without this machine"
-
 
 @contextmanager
 def translated(doing: str, *, missing: str = "") -> Iterator[None]:
@@ -72,53 +56,23 @@ def translate(exc: Exception, doing: str, *, missing: str = "") -> BenchError:
     if isinstance(exc, InvalidResponse):
         exc = api.from_http_response(exc.response)  # type: ignore[no-untyped-call]
     if isinstance(exc, auth.TransportError) or getattr(exc, "retryable", False) is True:
-        return Unavailable(f"cannot {doing}: Google's token service does not answer ({brief(exc)})", hint=_AGAIN)
-    if isinstance(exc, (auth.GoogleAuthError, api.Unauthorized)):
-        return CredentialsMissing(f"cannot {doing}: the credentials were not accepted ({brief(exc)})", hint=REMEDY)
-    if isinstance(exc, api.Forbidden):
-        return _forbidden(exc, doing)
-    if isinstance(exc, api.NotFound):
-        return NotFound(f"cannot {doing}: {brief(exc)}", hint=missing or "check the names in the configuration")
+        return no_token(doing, brief(exc))
+    if isinstance(exc, auth.GoogleAuthError):
+        return not_accepted(doing, brief(exc))
+    if isinstance(exc, api.GoogleAPICallError):
+        why = reasons(exc) if exc.code == 403 else frozenset()
+        return refusal(doing, int(exc.code or 0), brief(exc), why, missing=missing)
     if isinstance(exc, (api.RetryError, DataCorruption)) or is_transient(exc):
-        return Unavailable(f"cannot {doing}: {brief(exc)}", hint=_AGAIN)
-    return ProviderError(
-        f"cannot {doing}: {brief(exc)}", hint="the request itself is at fault: check the configuration"
-    )
-
-
-def _forbidden(exc: api.Forbidden, doing: str) -> BenchError:
-    why = reasons(exc)
-    if why & RATE_REASONS:
-        return Unavailable(f"cannot {doing}: too many requests ({brief(exc)})", hint=_AGAIN)
-    if why & QUOTA_REASONS:
-        return QuotaExceeded(
-            f"cannot {doing}: {brief(exc)}",
-            hint="`bench doctor` shows what is left where; ask for more on the console's quotas page",
-        )
-    if why & DISABLED_REASONS:
-        return PermissionDenied(
-            f"cannot {doing}: the API is not enabled ({brief(exc)})",
-            hint="`bench doctor --fix` enables what is off (or: `gcloud services enable compute.googleapis.com"
-            " storage.googleapis.com`); then wait a minute",
-        )
-    needed = _PERMISSION.search(str(exc))
-    return PermissionDenied(
-        f"cannot {doing}: {brief(exc)}",
-        hint=(
-            f"grant `{needed[1]}` to the account in use" if needed else "docs/gce.md lists the rights that are needed"
-        )
-        + "; `bench doctor` lists all that are missing",
-    )
+        return lost(doing, brief(exc))
+    return refusal(doing, 0, brief(exc), frozenset())
 
 
 def is_transient(exc: BaseException) -> bool:
     """Whether the same request, sent again, may succeed."""
     if isinstance(exc, InvalidResponse):
         exc = api.from_http_response(exc.response)  # type: ignore[no-untyped-call]
-    if isinstance(exc, api.Forbidden):
-        return bool(reasons(exc) & RATE_REASONS)
     if isinstance(exc, api.GoogleAPICallError):
-        return exc.code in TRANSIENT_STATUS
+        return passes(int(exc.code or 0), reasons(exc) if exc.code == 403 else frozenset())
     if isinstance(exc, auth.GoogleAuthError):
         return isinstance(exc, auth.TransportError) or getattr(exc, "retryable", False) is True
     return isinstance(exc, BROKEN_CONNECTION)

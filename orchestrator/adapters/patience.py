@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from orchestrator.adapters.google_errors import FOREIGN, is_transient
 from orchestrator.ports import Clock
 
 PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
@@ -21,15 +20,16 @@ def patiently(
     call: Callable[[], T],
     pauses_s: Sequence[float] = PAUSES_S,
     *,
+    passing: Callable[[Exception], bool],
     final: Callable[[Exception], bool] = never,
 ) -> T:
-    """What `call` gives, after a few more tries while it fails in a way that may pass and that is not `final` by the
-    caller's word. Raises what the last one did, Google's exceptions as they are."""
+    """What `call` gives, after a few more tries while it fails in a way that is `passing` and not `final` by
+    the caller's word. Raises what the last one did, as it is."""
     for pause in pauses_s:
         try:
             return call()
-        except FOREIGN as exc:
-            if final(exc) or not is_transient(exc):
+        except Exception as exc:
+            if final(exc) or not passing(exc):
                 raise
         clock.sleep(pause)
     return call()

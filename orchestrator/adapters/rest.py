@@ -1,4 +1,4 @@
-"""Google's REST APIs, asked through google-auth's session: what `core.rest` only describes, sent.
+"""Google's REST APIs, asked by plain requests: what `core.rest` only describes, sent.
 
 The heavy client libraries have no part in this: a page of checks must not wait seconds for an import.
 """
@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
-from google.auth.credentials import AnonymousCredentials, Credentials
-from google.auth.exceptions import GoogleAuthError
-from google.auth.transport.requests import AuthorizedSession
-from requests import RequestException
-
+from orchestrator.adapters.signing import signer_of
+from orchestrator.adapters.web import Lost, NotSigned, Signer, Web
 from orchestrator.core.rest import Answer, Conversation, Pause, Request
+
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
 
 T = TypeVar("T")
 TIMEOUT_S: Final = 8.0
@@ -45,7 +45,7 @@ class OnlyLooking(RuntimeError):
 
 
 class Rest:
-    """Sends requests; thread-safe: each thread has a session of its own.
+    """Sends requests, from any thread.
 
     endpoints: base URLs by service, over Google's own. changes: whether anything but looking is allowed.
     remembers: whether a question that was answered well is not sent a second time.
@@ -53,7 +53,7 @@ class Rest:
 
     def __init__(
         self,
-        credentials: Credentials,
+        credentials: Credentials | Signer,
         endpoints: Mapping[str, str] | None = None,
         *,
         changes: bool = False,
@@ -61,24 +61,19 @@ class Rest:
         timeout_s: float = TIMEOUT_S,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._credentials = credentials
+        self._web = Web(signer_of(credentials))
         self._endpoints = {**GOOGLE, **(endpoints or {})}
         self._changes = changes
         self._remembers = remembers
         self._timeout_s = timeout_s
         self._sleep = sleep
-        self._mine = threading.local()
-        self._sessions: list[Any] = []
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._answers: dict[str, Answer] = {}
 
     def close(self) -> None:
-        """Ends every thread's session."""
-        with self._guard:
-            for session in self._sessions:
-                session.close()
-            self._sessions.clear()
+        """Ends the connections that are kept."""
+        self._web.close()
 
     def hold(self, conversation: Conversation[T]) -> T:
         """Leads a conversation to its end."""
@@ -123,39 +118,18 @@ class Rest:
     def _once(self, request: Request) -> Answer:
         url = self._endpoints[request.service].rstrip("/") + quote(request.path, safe="/:@")
         begun = datetime.now(UTC)
+        body = json.dumps(dict(request.body)).encode() if request.body is not None else None
+        kind = {"Content-Type": "application/json"} if body is not None else {}
         try:
-            reply = self._session().request(
-                request.method,
-                url,
-                params=dict(request.query),
-                json=dict(request.body) if request.body is not None else None,
-                timeout=self._timeout_s,
+            reply = self._web.ask(
+                request.method, url, request.query, body=body, headers=kind, timeout_s=self._timeout_s
             )
-        except GoogleAuthError as exc:
-            return Answer(401 if not getattr(exc, "retryable", False) else 0, trouble=_first_line(exc))
-        except (RequestException, OSError) as exc:
-            return Answer(0, trouble=type(exc).__name__)
-        try:
-            document = reply.json()
-        except ValueError:
-            document = {}
-        skew = _skew(reply.headers.get("Date", ""), begun, datetime.now(UTC))
-        payer = str(getattr(self._credentials, "quota_project_id", None) or "")
-        return Answer(reply.status_code, document if isinstance(document, dict) else {}, skew_s=skew, billed_to=payer)
-
-    def _session(self) -> Any:
-        session = getattr(self._mine, "session", None)
-        if session is None:
-            # Nobody has no other token to ask with, and a refusal is an answer.
-            anonymous: dict[str, Any] = {"refresh_status_codes": ()} if _is_nobody(self._credentials) else {}
-            session = self._mine.session = AuthorizedSession(self._credentials, **anonymous)  # type: ignore[no-untyped-call]
-            with self._guard:
-                self._sessions.append(session)
-        return session
-
-
-def _is_nobody(credentials: Credentials) -> bool:
-    return isinstance(credentials, AnonymousCredentials)
+        except NotSigned as exc:
+            return Answer(0 if exc.passing else 401, trouble=str(exc))
+        except Lost as exc:
+            return Answer(0, trouble=str(exc))
+        skew = _skew(reply.headers.get("date", ""), begun, datetime.now(UTC))
+        return Answer(reply.status, reply.document, skew_s=skew, billed_to=self._web.signer.billed_to)
 
 
 def _skew(date: str, begun: datetime, ended: datetime) -> float | None:
@@ -167,7 +141,3 @@ def _skew(date: str, begun: datetime, ended: datetime) -> float | None:
     if served.tzinfo is None:
         return None
     return (served - begun).total_seconds() / 2 + (served - ended).total_seconds() / 2 + 0.5
-
-
-def _first_line(exc: BaseException) -> str:
-    return (str(exc).strip().splitlines() or [type(exc).__name__])[0]

@@ -51,7 +51,7 @@ class Setup:
         standing = self._rest.hold(survey(wanted, settings_file.read(self.settings)))
         if standing.bucket is None or not wanted.budget:
             return standing
-        return replace(standing, caps=self._sharing.there(self._objects(wanted.bucket, wanted.project)))
+        return replace(standing, caps=self._sharing.there(self._objects(wanted.bucket)))
 
     def take(self, step: Step) -> None:
         """One step. Raises `PermissionDenied`, `CredentialsMissing`, `Unavailable`, `LocalError` and their kin."""
@@ -59,7 +59,7 @@ class Setup:
             case WriteSettings():
                 settings_file.change(self.settings, dict(step.values))
             case ShareCaps():
-                self._sharing.share(self._objects(step.bucket, step.project), step)
+                self._sharing.share(self._objects(step.bucket), step)
             case MakeBucket():
                 self._make(step)
             case MendBucket():
@@ -69,8 +69,8 @@ class Setup:
                 if not answer.good:
                     raise failure(answer, describe(step))
 
-    def _objects(self, name: str, project: str) -> GoogleBucket:
-        return GoogleBucket(name, project=project, endpoint=self._storage, credentials=self._credentials)
+    def _objects(self, name: str) -> GoogleBucket:
+        return GoogleBucket(name, endpoint=self._storage, credentials=self._credentials)
 
     def _bucket(self, name: str, project: str = "unused") -> Any:
         from google.cloud.storage import Client

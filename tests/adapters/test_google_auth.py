@@ -35,7 +35,7 @@ def metadata_at(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
 
 def assert_missing_and_not_waited_for() -> None:
     begun = time.monotonic()
-    for use in (default_credentials, lambda: GoogleCloud("p"), lambda: GoogleBucket("b", project="p")):
+    for use in (default_credentials, lambda: GoogleCloud("p"), lambda: GoogleBucket("b")):
         with pytest.raises(CredentialsMissing) as raised:
             use()
         for remedy in ("gcloud auth application-default login", "GOOGLE_APPLICATION_CREDENTIALS", "embedded cloud"):

@@ -138,7 +138,7 @@ def world_of(
     """What a client sees, with connections of its own; an observer's without an actor."""
     off = timedelta(seconds=actor.client.off_s if actor else 0)
     local, key = OwnClock(timeline, off), Bearer(cloud.token)
-    plain = GoogleBucket(bucket, project=cloud.project, endpoint=cloud.storage_url, credentials=key, clock=local)
+    plain = GoogleBucket(bucket, endpoint=cloud.storage_url, credentials=key, clock=local)
     clock = rules.clock(local, plain.offset)
     google = GoogleCloud(project=cloud.project, endpoint=cloud.compute_url, credentials=key, clock=clock)
     watched: Any = rules.bucket(Watched(plain, before, after))

@@ -250,9 +250,7 @@ def test_a_ledger_that_cannot_be_read_stops_the_caps_alone_and_says_so(site: Any
 
 
 def objects_of(cloud: EmbeddedCloud) -> Any:
-    return GoogleBucket(
-        "new-bucket", project=cloud.project, endpoint=cloud.storage_url, credentials=Bearer(cloud.token)
-    )
+    return GoogleBucket("new-bucket", endpoint=cloud.storage_url, credentials=Bearer(cloud.token))
 
 
 def of_the_bucket(cloud: EmbeddedCloud, name: str) -> bytes:

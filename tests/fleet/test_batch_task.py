@@ -34,9 +34,7 @@ class Site:
     def __init__(self, home: Path) -> None:
         self.cloud = EmbeddedCloud(home)
         credentials = Bearer(self.cloud.token)
-        self.bucket = GoogleBucket(
-            self.cloud.bucket, project=self.cloud.project, endpoint=self.cloud.storage_url, credentials=credentials
-        )
+        self.bucket = GoogleBucket(self.cloud.bucket, endpoint=self.cloud.storage_url, credentials=credentials)
         self.scheduler = GoogleBatch(
             self.cloud.project,
             self.bucket,

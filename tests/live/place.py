@@ -205,9 +205,8 @@ class Place:
 
     def forget(self, name: str) -> Answer:
         """Deletes an object. The `/` of its name must reach the server as %2F."""
-        session = self.rest._session()
         url = self.rest._endpoints["storage"] + f"/storage/v1/b/{self.bucket.name}/o/" + name.replace("/", "%2F")
-        return Answer(session.request("DELETE", url, timeout=30).status_code)
+        return Answer(self.rest._web.ask("DELETE", url, timeout_s=30).status)
 
 
 def token(*words: str) -> str:

@@ -83,7 +83,7 @@ def probing(*, deletes: bool = True, doors: int = 200, driver: str = "none") -> 
 
 def place_in(cloud: EmbeddedCloud, clock: Clock, caps: Caps | None = None, **other: Any) -> Place:
     key = Bearer(cloud.token)
-    bucket = GoogleBucket(cloud.bucket, project=cloud.project, endpoint=cloud.storage_url, credentials=key)
+    bucket = GoogleBucket(cloud.bucket, endpoint=cloud.storage_url, credentials=key)
     price = SHEET.hourly(MachineSpec("e2-standard-4"), "us-central1", "standard", 10, external_ip=True)
     assert price is not None
     made = Place(

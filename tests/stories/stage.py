@@ -119,9 +119,7 @@ class Stage:
         writer = f"client-{self.clients:06d}"
         clock = TimelineClock(self.timeline)
         key = Bearer(self.cloud.token)
-        bucket = GoogleBucket(
-            self.cloud.bucket, project=self.cloud.project, endpoint=self.cloud.storage_url, credentials=key
-        )
+        bucket = GoogleBucket(self.cloud.bucket, endpoint=self.cloud.storage_url, credentials=key)
         google = GoogleCloud(project=self.cloud.project, endpoint=self.cloud.compute_url, credentials=key, clock=clock)
 
         def log(run_id: str) -> EventLog:

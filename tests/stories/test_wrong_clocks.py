@@ -42,7 +42,6 @@ def wrong(stage: Stage, off: timedelta, said: list[str] | None = None) -> World:
     key = Bearer(stage.cloud.token)
     bucket = GoogleBucket(
         stage.cloud.bucket,
-        project=stage.cloud.project,
         endpoint=stage.cloud.storage_url,
         credentials=key,
         clock=local,

@@ -1,0 +1,71 @@
+"""What happens to a request that fails: sent again while that may help, and then told in our words."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
+from orchestrator.adapters.web import Lost, NotSigned, Refused, Reply
+from orchestrator.core.errors import BenchError
+
+T = TypeVar("T")
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 2.0
+
+
+class Damaged(Exception):
+    """What arrived has another checksum than what was sent."""
+
+
+TROUBLE: Final = (Lost, NotSigned, Refused, Damaged)
+"""Every exception of a request that has its cause outside this process."""
+
+
+@contextmanager
+def told(doing: str, *, missing: str = "") -> Iterator[None]:
+    """Raises ours for `TROUBLE`. `doing` completes "cannot …"; `missing` is the hint when it turns out not to exist."""
+    try:
+        yield
+    except TROUBLE as exc:
+        raise _ours(exc, doing, missing) from exc
+
+
+def _ours(exc: Exception, doing: str, missing: str) -> BenchError:
+    if isinstance(exc, Refused):
+        return refusal(doing, exc.reply.status, exc.reply.words, exc.reply.reasons, missing=missing)
+    if isinstance(exc, NotSigned):
+        return no_token(doing, str(exc)) if exc.passing else not_accepted(doing, str(exc))
+    return lost(doing, str(exc))
+
+
+def may_pass(exc: BaseException) -> bool:
+    """Whether the same request, sent again, may succeed."""
+    if isinstance(exc, Refused):
+        return passes(exc.reply.status, exc.reply.reasons)
+    return isinstance(exc, Lost) or (isinstance(exc, NotSigned) and exc.passing)
+
+
+def good(reply: Reply) -> Reply:
+    """The answer, if it is one. Raises `Refused`."""
+    if reply.status >= 300:
+        raise Refused(reply)
+    return reply
+
+
+def insisted(call: Callable[[], T], patience_s: float) -> T:
+    """What `call` gives, sent again after growing pauses of random length until `patience_s` are over. Raises what the
+    last try did."""
+    end, pause = time.monotonic() + patience_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return call()
+        except TROUBLE as exc:
+            wait = random.uniform(0.0, 2 * pause)
+            if not may_pass(exc) or time.monotonic() + wait > end:
+                raise
+        time.sleep(wait)
+        pause = min(2 * pause, LONGEST_PAUSE_S)

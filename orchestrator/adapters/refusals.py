@@ -1,0 +1,82 @@
+"""What an answer of Google's means in our words, by its status, its reasons and its message: one judgement, whichever
+client it came through."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from orchestrator.core.errors import (
+    BenchError,
+    CredentialsMissing,
+    NotFound,
+    PermissionDenied,
+    ProviderError,
+    QuotaExceeded,
+    Unavailable,
+)
+
+RATE_REASONS: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
+QUOTA_REASONS: Final = frozenset({"quotaExceeded", "dailyLimitExceeded", "QUOTA_EXCEEDED"})
+DISABLED_REASONS: Final = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
+TRANSIENT_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
+REMEDY: Final = (
+    "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, "
+    "or leave the project out of the configuration to use the embedded cloud; `bench doctor` looks at the rest"
+)
+AGAIN: Final = "try again in a minute; a run that is on its way goes on without this machine"
+_PERMISSION = re.compile(r"\b([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)\b['\"]? (?:permission|access)")
+
+
+def passes(status: int, reasons: frozenset[str]) -> bool:
+    """Whether the same request, sent again, may succeed."""
+    return bool(reasons & RATE_REASONS) if status == 403 else status in TRANSIENT_STATUS
+
+
+def refusal(doing: str, status: int, words: str, reasons: frozenset[str], *, missing: str = "") -> BenchError:
+    """Our error for an answer that is no success. `doing` completes "cannot …"; `missing` is the hint for a 404."""
+    if status == 401:
+        return not_accepted(doing, words)
+    if status == 403:
+        return _forbidden(doing, words, reasons)
+    if status == 404:
+        return NotFound(f"cannot {doing}: {words}", hint=missing or "check the names in the configuration")
+    if passes(status, reasons):
+        return lost(doing, words)
+    return ProviderError(f"cannot {doing}: {words}", hint="the request itself is at fault: check the configuration")
+
+
+def lost(doing: str, words: str) -> Unavailable:
+    return Unavailable(f"cannot {doing}: {words}", hint=AGAIN)
+
+
+def not_accepted(doing: str, words: str) -> CredentialsMissing:
+    return CredentialsMissing(f"cannot {doing}: the credentials were not accepted ({words})", hint=REMEDY)
+
+
+def no_token(doing: str, words: str) -> Unavailable:
+    return Unavailable(f"cannot {doing}: Google's token service does not answer ({words})", hint=AGAIN)
+
+
+def _forbidden(doing: str, words: str, reasons: frozenset[str]) -> BenchError:
+    if reasons & RATE_REASONS:
+        return Unavailable(f"cannot {doing}: too many requests ({words})", hint=AGAIN)
+    if reasons & QUOTA_REASONS:
+        return QuotaExceeded(
+            f"cannot {doing}: {words}",
+            hint="`bench doctor` shows what is left where; ask for more on the console's quotas page",
+        )
+    if reasons & DISABLED_REASONS:
+        return PermissionDenied(
+            f"cannot {doing}: the API is not enabled ({words})",
+            hint="`bench doctor --fix` enables what is off (or: `gcloud services enable compute.googleapis.com"
+            " storage.googleapis.com`); then wait a minute",
+        )
+    needed = _PERMISSION.search(words)
+    return PermissionDenied(
+        f"cannot {doing}: {words}",
+        hint=(
+            f"grant `{needed[1]}` to the account in use" if needed else "docs/gce.md lists the rights that are needed"
+        )
+        + "; `bench doctor` lists all that are missing",
+    )
