@@ -132,7 +132,8 @@ def test_a_circle_would_be_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
-FUNCTION_LEVEL_IMPORTS = 40
+FUNCTION_LEVEL_IMPORTS = 70
+"""Most stand in `wiring`: a command waits for no module that it does not need."""
 
 
 def imports_inside_functions(path: Path) -> list[ast.Import | ast.ImportFrom]:
@@ -157,7 +158,7 @@ def test_imports_stand_at_the_top_but_where_an_adapter_is_loaded_when_it_is_need
 
 
 LOADS_LAZILY = {
-    "wiring": "Google's clients and fabric take seconds to load",
+    "wiring": "Google's clients and fabric take seconds to load, and all of it together more than a command's work",
     "adapters": "so do parts of Google's clients",
     "user_settings": "yaml is needed only where there is a file of settings",
 }

@@ -180,8 +180,8 @@ class Web:
         at = self._clock.now()
         connection = self._connection(route, timeout_s)
         try:
-            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request(method, target, body() if callable(body) else body, sent)
+            target, more = route.target((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+            connection.request(method, target, body() if callable(body) else body, {**sent, **more})
             answer = connection.getresponse()
             data = answer.read()
             reply = Reply(answer.status, _headers(answer), data)

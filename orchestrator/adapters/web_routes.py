@@ -32,27 +32,32 @@ class Route:
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """One that is not open yet."""
-        if self.scheme != "https":
-            return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
-        if not self.proxy:
-            return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=_context())
         proxy = urlsplit(self.proxy)
-        through = http.client.HTTPSConnection(
-            proxy.hostname or "", proxy.port or 80, timeout=timeout_s, context=_context()
-        )
-        through.set_tunnel(self.host, self.port, _proxy_headers(proxy.username, proxy.password))
-        return through
+        host, port = (proxy.hostname or "", proxy.port or 80) if self.proxy else (self.host, self.port)
+        if self.scheme != "https":
+            return http.client.HTTPConnection(host, port, timeout=timeout_s)
+        connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=_context())
+        if self.proxy:
+            connection.set_tunnel(self.host, self.port, _password(proxy.username, proxy.password))
+        return connection
+
+    def target(self, path: str) -> tuple[str, dict[str, str]]:
+        """What is asked for `path`, and the headers for a proxy that reads the request: one without encryption."""
+        if self.scheme == "https" or not self.proxy:
+            return path, {}
+        proxy = urlsplit(self.proxy)
+        return f"http://{self.netloc}{path}", _password(proxy.username, proxy.password)
 
 
 @cache
 def route_to(scheme: str, host: str, port: int | None) -> Route:
     """The way to a server, by this process's environment."""
     direct = Route(scheme, host, port or (443 if scheme == "https" else 80))
-    if host in LOOPBACK or scheme != "https":
+    if host in LOOPBACK:
         return direct
     from urllib.request import getproxies, proxy_bypass
 
-    proxy = getproxies().get("https", "")
+    proxy = getproxies().get(scheme, "")
     if not proxy or proxy_bypass(host):
         return direct
     return Route(scheme, host, direct.port, proxy if "://" in proxy else f"http://{proxy}")
@@ -70,7 +75,7 @@ def _context() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=bundle)
 
 
-def _proxy_headers(user: str | None, password: str | None) -> dict[str, str]:
+def _password(user: str | None, password: str | None) -> dict[str, str]:
     if not user:
         return {}
     pair = f"{unquote(user)}:{unquote(password or '')}".encode()

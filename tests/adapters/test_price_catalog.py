@@ -67,7 +67,7 @@ def asked(*answers: Answer, credentials: Any = None) -> Any:
         (google_error(400, "bad currency"), ProviderError, "bad currency", "bench prices --refresh"),
         (google_error(503, "later"), Unavailable, "later", "bench prices --refresh"),
         (google_error(429, "slow down"), Unavailable, "slow down", "bench prices --refresh"),
-        (Drop(), Unavailable, "ConnectionError", "bench prices --refresh"),
+        (Drop(), Unavailable, "does not answer", "bench prices --refresh"),
         (Reply(200, data=b"<html>hello"), Unavailable, "no list of SKUs", "bench prices --refresh"),
     ],
 )

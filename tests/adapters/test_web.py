@@ -26,7 +26,7 @@ from tests.support.scripted_server import Reply, google_error, in_turn, scripted
 @pytest.fixture(autouse=True)
 def fresh_routes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test has ways and certificates of its own."""
-    for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY", *web_routes.BUNDLES):
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY", *web_routes.BUNDLES):
         monkeypatch.delenv(name, raising=False)
     yield
     web_routes.route_to.cache_clear()
@@ -156,6 +156,16 @@ def test_a_proxy_is_asked_for_a_tunnel_with_its_own_password(monkeypatch: pytest
     assert heard[0].startswith(b"CONNECT storage.example:443 ")
     assert b"Basic YWRhOnBAc3M=" in heard[0]
     assert b"secret" not in heard[0], "the token is for the server, not for the proxy"
+
+
+def test_a_request_without_encryption_is_handed_to_the_proxy_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(OK) as (port, heard):
+        monkeypatch.setenv("http_proxy", f"http://ada:p%40ss@127.0.0.1:{port}")
+        web = Web(Nobody())
+        assert web.ask("GET", "http://metadata.example/x", {"a": 1}).status == 200
+        web.close()
+    assert heard[0].startswith(b"GET http://metadata.example:80/x?a=1 HTTP/1.1")
+    assert b"Basic YWRhOnBAc3M=" in heard[0]
 
 
 def test_loopback_and_what_no_proxy_names_are_reached_directly(monkeypatch: pytest.MonkeyPatch) -> None:

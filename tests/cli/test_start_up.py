@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -21,11 +22,18 @@ from orchestrator.core.run.fold import replay
 from orchestrator.core.run.status import encode, status_body, status_line
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
+from tests.cli.test_real_machines import SMALL
 
 HEAVY = (
     "google.cloud.compute_v1", "google.cloud.batch_v1", "fabric", "torch", "google.cloud.storage", "numpy",
     "orchestrator.embedded.server",
 )  # fmt: skip
+CLIENTS = (
+    "google.auth", "google.api_core", "google.cloud.storage", "google.cloud.compute_v1", "google.cloud.batch_v1", "grpc",
+    "requests", "urllib3", "fabric", "torch",
+)  # fmt: skip
+"""Libraries that take longer to import than a command's own work."""
+COUNT = "sum(name.split('.')[0] not in sys.stdlib_module_names for name in sys.modules)"
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys
@@ -98,9 +106,29 @@ def test_a_command_is_completed_though_its_module_is_not_loaded(bench: Bench, wo
 
 def test_a_plan_waits_for_no_client_of_compute_engine(bench: Bench) -> None:
     bench("cloud", "start")
-    loaded = loaded_by("plan", "--gpu", "l4")
-    assert "google.cloud.storage" in loaded, "the plan reads the ledger: what it loads would be seen"
-    assert not loaded & {"google.cloud.compute_v1", "google.cloud.batch_v1", "fabric", "torch"}
+    assert loaded_by("plan", "--gpu", "l4", heavy=(*CLIENTS, "orchestrator.adapters.gcs")) == {
+        "orchestrator.adapters.gcs"
+    }, "the plan reads the ledger, by plain requests alone"
+
+
+def modules_of(*arguments: str) -> int:
+    """How many modules a command loads that are not Python's own."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.replace("[name for name in json.loads(sys.argv[1]) if name in sys.modules]", COUNT),
+         "[]", *arguments],
+        capture_output=True, text=True, check=True, env=dict(os.environ),
+    )  # fmt: skip
+    return int(done.stderr.splitlines()[-1])
+
+
+def test_what_is_asked_every_day_loads_few_modules_and_no_client_library(
+    bench: Bench, paced: Callable[..., tuple[str, ...]]
+) -> None:
+    bench("launch", "--gpu", "l4", *SMALL, *paced())
+    into = ("fetch", "last", "--into", str(bench.home / "results"))
+    for arguments, most in ((("status",), 300), (("plan", "--gpu", "l4"), 330), (into, 430)):
+        assert loaded_by(*arguments, heavy=(*CLIENTS, "jinja2")) <= ({"jinja2"} if arguments == into else set())
+        assert modules_of(*arguments) <= most, arguments
 
 
 def test_the_doctor_waits_for_no_heavy_client(bench: Bench) -> None:

@@ -68,4 +68,4 @@ def refusal(status: int, message: str = "no", reason: str = "") -> Answer:
 
 
 OFF = refusal(403, "the API has not been used", "accessNotConfigured")
-SILENCE = Answer(0, trouble="ConnectionError")
+SILENCE = Answer(0, trouble="no answer")

@@ -1,4 +1,4 @@
-"""The composition root: which adapters stand behind which ports. Adapters are loaded when they are first needed."""
+"""One process's view of the world: what a command needs is made, and its module loaded, when it is first asked for."""
 
 from __future__ import annotations
 
@@ -8,118 +8,43 @@ import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.adapters import site_files, this_machine
-from orchestrator.adapters.files import write_atomically
-from orchestrator.adapters.ncu_report import pages_of as ncu_pages
-from orchestrator.adapters.payload import bundle_root, find_root, pack
-from orchestrator.adapters.price_book import PriceBook
-from orchestrator.adapters.run_folder import lines as csv_lines
-from orchestrator.adapters.run_folder import open_folder
-from orchestrator.adapters.terminal import attach, installed
-from orchestrator.adapters.timer import Timer, install_timer_files
-from orchestrator.adapters.workload_files import files_of, own_workload
-from orchestrator.core.config.model import Config
-from orchestrator.core.doctor import here
-from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
-from orchestrator.core.hosts import Target
-from orchestrator.core.market.machines import Instance
-from orchestrator.core.market.skus import Catalogue
 from orchestrator.core.mode import Mode
-from orchestrator.core.naming import run_id
-from orchestrator.core.plan.plan import LaunchPlan
-from orchestrator.core.run.decide import Policy
-from orchestrator.core.run.fold import Run
-from orchestrator.doctor.tasks import Session, Surroundings
-from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask, ensure_running, running, standing
-from orchestrator.embedded.client import stop as stop_cloud
-from orchestrator.hosts.cloud import HostCloud
-from orchestrator.hosts.planning import plan_for_hosts, with_gpu_of_host
-from orchestrator.hosts.router import ZoneRouter
-from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
-from orchestrator.runs.accounts import Accounts
-from orchestrator.runs.engine import World
-from orchestrator.runs.launch import Payload as LaunchPayload
-from orchestrator.runs.planning import LaunchOptions, load_config, plan_on_cloud
-from orchestrator.runs.replanning import replanned
-from orchestrator.runs.resume import stored_plan
-from orchestrator.runs.sharing import Sharing
-from orchestrator.store.baselines import BaselineStore
-from orchestrator.store.events import EventLog
-from orchestrator.store.images import ImageStore, Shelf
+from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ensure_running, standing
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
-from orchestrator.store.stockouts import StockOuts
-from orchestrator.user_settings import Settings, load_settings
+from orchestrator.user_settings import Settings
+from orchestrator.wiring.chosen import configs, configured, utc_now
 
 if TYPE_CHECKING:
-    from orchestrator.adapters.fetch import Fetched
     from orchestrator.adapters.gcs import GoogleBucket
     from orchestrator.adapters.google_auth import Bearer
     from orchestrator.adapters.notify import Notifiers
+    from orchestrator.adapters.price_book import PriceBook
     from orchestrator.adapters.setup import Setup
     from orchestrator.adapters.web import Token
-
-__all__ = [
-    "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "ask", "attach",
-    "configs", "configured", "csv_lines", "fetch_run", "files_of", "install_timer_files", "installed",
-    "ncu_pages", "new_run_id", "open_folder", "payload_of", "running", "site_files", "stop_cloud", "utc_now", "wire",
-    "wire_embedded", "write_atomically",
-]  # fmt: skip
-"""The adapters' functions that stand behind no port are handed on from here: commands import no adapter."""
-
-
-def wire(*, project: str = "", bucket: str = "", needs_bucket: bool = True) -> Wiring:
-    settings = load_settings(project=project, bucket=bucket)
-    if needs_bucket and settings.project and not settings.bucket:
-        raise ConfigError(
-            f"project {settings.project} is set but no bucket is",
-            hint=f"`bench init --project {settings.project}` makes one; or name one that is there with BENCH_BUCKET",
-        )
-    return Wiring(settings)
-
-
-def wire_embedded() -> Wiring:
-    """The embedded cloud, whatever the settings say of a project."""
-    return Wiring(load_settings().model_copy(update={"project": "", "bucket": ""}))
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
-def new_run_id(now: datetime, gpu: str) -> str:
-    return run_id(now, gpu, secrets.token_hex(2))
-
-
-def configs() -> Path:
-    """The folder of the configurations, grids and prices that come with the tool."""
-    return bundle_root() / "configs"
-
-
-def configured(options: LaunchOptions, own: Settings | None = None) -> tuple[Config, str]:
-    """The configuration that was chosen, with this user's settings, and its name. Raises `ConfigError`."""
-    return load_config(options, configs=configs(), defaults=(own or load_settings()).defaults, workload=own_workload)
-
-
-def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
-    """See `adapters.fetch`; loaded here, as it needs the storage library's checksum."""
-    from orchestrator.adapters.fetch import fetch_run
-
-    return fetch_run(bucket, run, into)
-
-
-def payload_of(config: Config) -> LaunchPayload:
-    """What the machine will run: our own trees, and the files of the user's own workload."""
-    root = config.payload.root
-    base = bundle_root() if root is None else find_root((Path(root).expanduser().resolve(),))
-    packed = pack(base, files_of(config.workload))
-    return LaunchPayload(packed.sha256, packed.data, (base / "startup" / "startup.sh").read_text(encoding="utf-8"))
+    from orchestrator.core.config.model import Config
+    from orchestrator.core.doctor.subject import Subject
+    from orchestrator.core.hosts import Target
+    from orchestrator.core.market.machines import Instance
+    from orchestrator.core.market.skus import Catalogue
+    from orchestrator.core.plan.plan import LaunchPlan
+    from orchestrator.core.run.decide import Policy
+    from orchestrator.doctor.tasks import Session, Surroundings
+    from orchestrator.hosts.cloud import HostCloud
+    from orchestrator.hosts.router import ZoneRouter
+    from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
+    from orchestrator.runs.accounts import Accounts
+    from orchestrator.runs.engine import World
+    from orchestrator.runs.planning import LaunchOptions
+    from orchestrator.store.baselines import BaselineStore
+    from orchestrator.store.events import EventLog
+    from orchestrator.store.images import Shelf
+    from orchestrator.store.stockouts import StockOuts
 
 
 @dataclass
@@ -231,6 +156,8 @@ class Wiring:
 
     @cached_property
     def shelf(self) -> Shelf:
+        from orchestrator.store.images import ImageStore, Shelf
+
         def images() -> Images:
             from orchestrator.adapters.gce_images import GoogleImages
 
@@ -241,6 +168,8 @@ class Wiring:
     @cached_property
     def hosts(self) -> HostCloud:
         """The user's own machines. What speaks SSH is loaded when the first of them is spoken to."""
+        from orchestrator.hosts.cloud import HostCloud
+
         return HostCloud(self.bucket, self.clock, self.shell, self.machine)
 
     def shell(self, target: Target) -> HostShell:
@@ -262,6 +191,7 @@ class Wiring:
     @cached_property
     def everywhere(self) -> ZoneRouter:
         from orchestrator.adapters.gce_market import Market
+        from orchestrator.hosts.router import ZoneRouter
 
         def market() -> Market:
             if self.address is None:
@@ -293,13 +223,19 @@ class Wiring:
 
     @cached_property
     def baselines(self) -> BaselineStore:
+        from orchestrator.store.baselines import BaselineStore
+
         return BaselineStore(self.bucket, self.clock)
 
     @cached_property
     def history(self) -> StockOuts:
+        from orchestrator.store.stockouts import StockOuts
+
         return StockOuts(self.bucket, self.clock)
 
     def log(self, run_id: str) -> EventLog:
+        from orchestrator.store.events import EventLog
+
         return EventLog(self.bucket, run_id, self.client, self.clock)
 
     def notifier(self, command: str | None, webhook: str | None, *, here: bool = True) -> Notifiers:
@@ -309,10 +245,14 @@ class Wiring:
         return every_way(lambda text: self.say(text), command, webhook, here=here)  # noqa: PLW0108
 
     def accounts(self, config: Config | None = None) -> Accounts:  # under its caps; without one, this user's
+        from orchestrator.runs.accounts import Accounts
+
         budget, alerts = (config.budget, config.alerts) if config is not None else self.settings.money()
         return Accounts(self.ledger, budget.caps(), self.notifier(alerts.command, alerts.webhook), self.clock)
 
     def world(self, config: Config | None = None) -> World:
+        from orchestrator.runs.engine import World
+
         return World(
             cloud=self.cloud,
             bucket=self.bucket,
@@ -329,6 +269,8 @@ class Wiring:
     @cached_property
     def price_book(self) -> PriceBook:
         """What is known of prices; the embedded cloud's are kept apart, for they are not Google's."""
+        from orchestrator.adapters.price_book import PriceBook
+
         return PriceBook(configs() / "prices.yaml", self.home / f"prices.{self.mode}.yaml", self._catalogue)
 
     def _catalogue(self) -> tuple[Catalogue, str]:
@@ -342,6 +284,8 @@ class Wiring:
 
     def subject(self) -> Subject:
         """The project, bucket and service account that checks look at."""
+        from orchestrator.core.doctor.subject import Subject
+
         address, settings = self.address, self.settings
         project, bucket = (address.project, address.bucket) if address else (settings.project, settings.bucket)
         account = settings.service_account or None
@@ -349,6 +293,10 @@ class Wiring:
 
     def surroundings(self) -> Surroundings:
         """What the checks of this machine look at."""
+        from orchestrator.adapters import this_machine
+        from orchestrator.core.doctor import here
+        from orchestrator.doctor.tasks import Surroundings
+
         return Surroundings(
             mode=self.mode,
             home=self.home,
@@ -370,6 +318,7 @@ class Wiring:
         from orchestrator.adapters.google_auth import billed_to
         from orchestrator.adapters.rest import Rest
         from orchestrator.adapters.setup import Setup
+        from orchestrator.runs.sharing import Sharing
 
         login = billed_to(self._login(), project or self.settings.project)
         storage = self.address.storage if self.address else None
@@ -388,16 +337,24 @@ class Wiring:
 
     def configured(self, options: LaunchOptions) -> tuple[Config, str]:
         """As the function; where only a host was named, with the configuration that suits it."""
+        from orchestrator.hosts.planning import with_gpu_of_host
+
         return configured(with_gpu_of_host(options, self.hosts), self.settings)
 
     def plan(self, config: Config, name: str) -> LaunchPlan:
         """All that is decided before a cent is spent. Raises what stands in the way, exit codes 2, 3, 4 or 6."""
+        from orchestrator.hosts.planning import plan_for_hosts
+        from orchestrator.runs.planning import plan_on_cloud
+
         world = self.world(config)
         if config.host.targets:
             return plan_for_hosts(world, self.hosts, config, name, say=self.say)
         return plan_on_cloud(world, config, name, mode=self.mode, prices=self.price_book.current(), here=self.here)
 
     def plan_again(self, run_id: str, options: LaunchOptions) -> LaunchPlan:
+        from orchestrator.runs.replanning import replanned
+        from orchestrator.runs.resume import stored_plan
+
         stored = stored_plan(self.bucket, run_id)
         today, _ = configured(replace(options, gpu=stored.config.gpu if options.path is None else ""))
         prices = self.price_book.current()
@@ -406,6 +363,8 @@ class Wiring:
 
     @property
     def policy(self) -> Policy:
+        from orchestrator.core.run.decide import Policy
+
         if self.mode.simulated:
             short = {"boot_limit_s": 60, "exit_grace_s": 15, "deadline_slack_s": 40, "insert_limit_s": 60}
             return Policy(poll_s=0.4, host_patience_s=5, **short)

@@ -1,0 +1,84 @@
+"""The composition root: which adapters stand behind which ports. Adapters are loaded when they are first needed."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.adapters.files import write_atomically
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.naming import run_id
+from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask, running
+from orchestrator.embedded.client import stop as stop_cloud
+from orchestrator.user_settings import load_settings
+from orchestrator.wiring.chosen import configs, configured, payload_of, utc_now
+from orchestrator.wiring.wired import Wiring
+
+if TYPE_CHECKING:
+    from orchestrator.adapters import site_files
+    from orchestrator.adapters.fetch import Fetched
+    from orchestrator.adapters.ncu_report import pages_of as ncu_pages
+    from orchestrator.adapters.run_folder import lines as csv_lines
+    from orchestrator.adapters.run_folder import open_folder
+    from orchestrator.adapters.setup import Setup
+    from orchestrator.adapters.terminal import attach, installed
+    from orchestrator.adapters.timer import Timer, install_timer_files
+    from orchestrator.adapters.workload_files import files_of
+    from orchestrator.core.run.fold import Run
+    from orchestrator.ports import Bucket
+
+__all__ = [
+    "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "ask", "attach",
+    "configs", "configured", "csv_lines", "fetch_run", "files_of", "install_timer_files", "installed",
+    "ncu_pages", "new_run_id", "open_folder", "payload_of", "running", "site_files", "stop_cloud", "utc_now", "wire",
+    "wire_embedded", "write_atomically",
+]  # fmt: skip
+HANDED_ON: Final = {
+    "Timer": "timer.Timer",
+    "attach": "terminal.attach",
+    "csv_lines": "run_folder.lines",
+    "files_of": "workload_files.files_of",
+    "install_timer_files": "timer.install_timer_files",
+    "installed": "terminal.installed",
+    "ncu_pages": "ncu_report.pages_of",
+    "open_folder": "run_folder.open_folder",
+    "site_files": "site_files",
+}
+"""What stands behind no port is handed on from here, as commands import no adapter; it is loaded when it is named."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HANDED_ON:
+        raise AttributeError(name)
+    module, _, inner = HANDED_ON[name].partition(".")
+    found = importlib.import_module(f"orchestrator.adapters.{module}")
+    return getattr(found, inner) if inner else found
+
+
+def wire(*, project: str = "", bucket: str = "", needs_bucket: bool = True) -> Wiring:
+    settings = load_settings(project=project, bucket=bucket)
+    if needs_bucket and settings.project and not settings.bucket:
+        raise ConfigError(
+            f"project {settings.project} is set but no bucket is",
+            hint=f"`bench init --project {settings.project}` makes one; or name one that is there with BENCH_BUCKET",
+        )
+    return Wiring(settings)
+
+
+def wire_embedded() -> Wiring:
+    """The embedded cloud, whatever the settings say of a project."""
+    return Wiring(load_settings().model_copy(update={"project": "", "bucket": ""}))
+
+
+def new_run_id(now: datetime, gpu: str) -> str:
+    return run_id(now, gpu, secrets.token_hex(2))
+
+
+def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
+    """See `adapters.fetch`; loaded here, as it needs the storage library's checksum."""
+    from orchestrator.adapters.fetch import fetch_run
+
+    return fetch_run(bucket, run, into)
