@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ POINTERS = (
     *("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "dlse", "shift", "delta", "sums", "counter"),
     *("q_starts", "k_starts", "mask"),
 )
+PACK_POINTERS = struct.Struct(f"={len(POINTERS)}Q").pack_into
 PLACES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv", "mask")
 
 

@@ -30,22 +30,40 @@ def check_by_guard(*tensors: torch.Tensor) -> Check:
     It also looks at what a tensor is dispatched by (inference mode, autocast, functorch), so a plan is kept for each.
     It never lets one tensor given twice pass, and it does not ask whether gradients are on.
     """
+    if len({id(x) for x in tensors}) < len(tensors):
+        return check_by_key(*tensors)
+    check = guard_of(*tensors)
+    if any(x.requires_grad for x in tensors):
+        return lambda *given: not torch.is_grad_enabled() and check(*given)
+    return check
+
+
+def guard_of(*tensors: torch.Tensor) -> Check:
+    """torch.compile's guard; no tensor twice."""
     from torch._C._dynamo.guards import TensorGuards
 
-    if len({id(x) for x in tensors}) < len(tensors) or any(x.requires_grad for x in tensors):
-        return check_by_key(*tensors)
     guards: Any = TensorGuards  # its stub is older than it is
     check: Check = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
 
 def find_checker() -> Callable[..., Check]:
-    """The guard if this PyTorch has it and it does what it must, else the comparison in Python."""
+    """By the guard if this PyTorch has it and it does what it must, else the comparison in Python."""
+    return check_by_guard if guard_works() else check_by_key
+
+
+def find_guard() -> Callable[..., Check]:
+    """The same for those who ask by themselves whether gradients are on."""
+    return guard_of if guard_works() else check_by_key
+
+
+def guard_works() -> bool:
+    """Whether torch.compile's guard tells what it must."""
     a, b, c, d, e, f = (torch.empty(1, 2, 3, 4) for _ in range(6))
     longer, transposed = torch.empty(1, 2, 5, 4), torch.empty(1, 3, 2, 4).transpose(1, 2)
     try:
         check = check_by_guard(a, b, c)
         tells = [check(*given) for given in ((d, e, f), (d, e, longer), (d, transposed, f), (d.half(), e, f))]
     except Exception:
-        return check_by_key
-    return check_by_guard if [bool(one) for one in tells] == [True, False, False, False] else check_by_key
+        return False
+    return [bool(one) for one in tells] == [True, False, False, False]

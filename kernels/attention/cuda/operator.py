@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 
 from kernels.attention.cuda import inputs
-from kernels.attention.cuda.backward import backward
+from kernels.attention.cuda.backward_quick import QuickBackward
 from kernels.attention.cuda.binding import bind, bind_call
+from kernels.attention.cuda.direct import differentiable_by
 from kernels.attention.cuda.engine import Engine, engine_of, engines
 from kernels.attention.cuda.gradients import register as register_gradients
 from kernels.attention.cuda.launching import Buffers
@@ -25,7 +26,9 @@ __all__ = ["attention", "bind", "call", "quick"]
 
 quick = Quick(bind_call, engine_of, as_operator)
 register(quick.launch)
-register_gradients(backward)
+quick_backward = QuickBackward(engine_of)
+register_gradients(quick_backward)
+quick.differentiate = differentiable_by(quick.launch, quick_backward.compute)
 
 
 def attention(

@@ -82,9 +82,8 @@ class Plans(threading.local):
             self.recent.clear()
         self.young[key] = plan
 
-    def to_front(self, options: Options, plan: tuple[Check, Call]) -> None:
+    def to_front(self, key: tuple[object, ...], plan: tuple[Check, Call]) -> None:
         # A new list: another call of this thread (a signal handler, a finaliser) may be walking the present one.
-        key = recent_key(options)
         rest = [one for one in self.recent.get(key, ()) if one[1] is not plan[1]]
         self.recent[key] = [plan, *rest[: MOST_RECENT - 1]]
 
@@ -92,7 +91,8 @@ class Plans(threading.local):
 class Quick:
     """Attention with remembered plans.
 
-    `bind` prepares a call, `engine_of` finds a device's engine, `slow` computes what is not for plans.
+    `bind` prepares a call, `engine_of` finds a device's engine, `slow` computes what is not for plans. `differentiate`,
+    if set, computes what wants gradients and nobody watches.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class Quick:
         slow: Callable[[dict[str, torch.Tensor], Options], Answer],
     ) -> None:
         self.bind, self.engine_of, self.slow = bind, engine_of, slow
+        self.differentiate: Callable[[tuple[torch.Tensor, ...], Options], Answer] | None = None
         self.plans = Plans()
         self.checker = find_checker()
 
@@ -159,14 +160,11 @@ class Quick:
         if not set(wanting) <= set(QKV) or "out" in given:
             inputs.refuse_derivatives(given)
         tracing = torch._C._get_tracing_state() is not None
-        if (
-            listening()
-            or tracing
-            or wanting
-            or any(type(x) not in inputs.PLAIN_TYPES for x in tensors)
-            or tensors[0].device.type == "meta"
-        ):
+        strange = any(type(x) not in inputs.PLAIN_TYPES for x in tensors) or tensors[0].device.type == "meta"
+        if listening() or tracing or strange or (wanting and self.differentiate is None):
             return self.seen(given, options)
+        if wanting and self.differentiate is not None:
+            return self.differentiate(tensors, options)
         return self.compute(tensors, options)
 
     def seen(self, given: dict[str, torch.Tensor], options: Options) -> Answer:
@@ -191,7 +189,7 @@ class Quick:
         for known in (self.plans.find(key), self.plans.find((stream, *key))):
             answer = known[1](*tensors) if known else None
             if known and answer is not None:
-                self.plans.to_front(options, known)
+                self.plans.to_front(recent_key(options), known)
                 return answer
         return self.prepare(tensors, options, engine, key, stream)
 
@@ -221,7 +219,7 @@ class Quick:
                 call = None if buffers.has_state else plain_call(movable, form, engine.host)
                 plan = (self.checker(*tensors), call or general_call(movable, form, engine.host, only))
                 self.plans.keep(key if only is None else (stream, *key), plan)
-                self.plans.to_front(options, plan)
+                self.plans.to_front(recent_key(options), plan)
         return out if lse is None else (out, lse)
 
 

@@ -45,14 +45,19 @@ def as_operator(tensors: dict[str, torch.Tensor], options: Options) -> Answer:
     if torch._C._get_tracing_state() is None:
         check_rank(q, k, v, 4 if options.longest is None else 3)
         check_shapes(q, k, v, (0,) if options.longest is None else ())
+    name, given = operator_arguments(tensors, options)
+    result, sums = getattr(torch.ops.spotbench, name)(*given)
+    return (result, sums) if options.return_lse else result
+
+
+def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tuple[str, tuple[Any, ...]]:
+    """The operator of a call, by its name, and what it is given."""
+    q, k, v = tensors["q"], tensors["k"], tensors["v"]
     scale = 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
     rest = (options.causal, scale, options.alignment, *sides(options.window))
     if options.longest is None:
-        result, sums = torch.ops.spotbench.attention(q, k, v, *rest, tensors.get("mask"))
-    else:
-        starts = (tensors["q_starts"], tensors["k_starts"])
-        result, sums = torch.ops.spotbench.attention_varlen(q, k, v, *starts, *options.longest, *rest)
-    return (result, sums) if options.return_lse else result
+        return "attention", (q, k, v, *rest, tensors.get("mask"))
+    return "attention_varlen", (q, k, v, tensors["q_starts"], tensors["k_starts"], *options.longest, *rest)
 
 
 def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:

@@ -18,6 +18,13 @@ from typing import Any
 
 import torch
 
+from kernels.attention.cuda.backward_kernels import (
+    BackwardParameters,
+    ConvertKernel,
+    HopperBackwardKernel,
+    PairKernel,
+    PrepareKernel,
+)
 from kernels.attention.cuda.counters import Counters
 from kernels.attention.cuda.driver import Function, TensorMap, driver
 from kernels.attention.cuda.engine import Engine
@@ -140,6 +147,10 @@ def sizes_of(entry: Entry) -> list[int]:
         return [ctypes.sizeof(TensorMap)] * 3 + [ctypes.sizeof(SmallParameters)]
     if isinstance(entry, HopperKernel):
         return [ctypes.sizeof(TensorMap)] * 3 + [ctypes.sizeof(HopperParameters)]
+    if isinstance(entry, HopperBackwardKernel):
+        return [ctypes.sizeof(TensorMap)] * 4 + [ctypes.sizeof(BackwardParameters)]
+    if isinstance(entry, PairKernel | PrepareKernel | ConvertKernel):
+        return [ctypes.sizeof(BackwardParameters)]
     return [ctypes.sizeof(Parameters)]
 
 
