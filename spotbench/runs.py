@@ -19,7 +19,7 @@ from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase
 from orchestrator.core.run.fold import Run as State
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import LaunchContext, begin
+from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
 from orchestrator.wiring import Wiring, fetch_run, new_run_id, payload_of, wire
 from spotbench.results import Results, with_files
@@ -146,8 +146,8 @@ def launch(
     world = wiring.world(config)
     made, refused = plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=True)
     run_id = new_run_id(wiring.clock.now(), made.label)
-    where = _context(wiring, made)
-    engine = begin(world, made, payload, run_id=run_id, where=where, say=wiring.say, cold=True, refused=refused)
+    order = RunOrder(run_id, made, payload, _context(wiring, made))
+    engine = begin(world, order, say=wiring.say, cold=True, refused=refused)
     while True:
         state, pause = engine.step()
         there = state.vm is not None and state.vm.open and state.vm.started_at is not None

@@ -31,7 +31,7 @@ from orchestrator.core.run.keeping import cold_starts
 from orchestrator.core.run.status import StatusLine, decode, iso
 from orchestrator.runs.images import build as build_image
 from orchestrator.runs.images import build_plan, remove, shelf_of, wish_of
-from orchestrator.runs.launch import LaunchContext
+from orchestrator.runs.launch import LaunchContext, RunOrder
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, files_of, new_run_id, payload_of, write_atomically
 
@@ -80,17 +80,9 @@ def build(
         wish = wish_of(wanted, base, days)
         plan = build_plan(wiring.plan(small, f"image-{gpu.lower()}"), wish)
         where = LaunchContext(wiring.mode, wiring.bucket.name, wiring.user, wiring.endpoints, require_cuda=False)
-        record = build_image(
-            world,
-            plan,
-            wish,
-            payload_of(wanted),
-            run_id=new_run_id(wiring.clock.now(), plan.label),
-            entropy=secrets.token_hex(2),
-            where=where,
-            say=watch.say,
-            watch=watch.show,
-        )
+        order = RunOrder(new_run_id(wiring.clock.now(), plan.label), plan, payload_of(wanted), where)
+        entropy = secrets.token_hex(2)
+        record = build_image(world, order, wish, entropy=entropy, say=watch.say, watch=watch.show)
     if json:
         emit_json({"schema": 1, **_document(record)})
         return

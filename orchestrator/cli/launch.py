@@ -25,7 +25,7 @@ from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.status import document
 from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
 from orchestrator.runs.resume import resume
 from orchestrator.runs.takeover import settle_owner
@@ -89,14 +89,13 @@ def launch(
         watch.step("planning")
         plan, refused = _planned(wiring, configuration, name, cold=machine.cold)
         watch.planned(plan)
-        where = launch_context(wiring, plan)
         world = wiring.world(configuration)
-        run_id = new_run_id(wiring.clock.now(), plan.label)
+        order = RunOrder(new_run_id(wiring.clock.now(), plan.label), plan, payload, launch_context(wiring, plan))
         own = machine.cold or plan.mode is Mode.HOST
-        engine = begin(world, plan, payload, run_id=run_id, where=where, say=watch.say, cold=own, refused=refused)
+        engine = begin(world, order, say=watch.say, cold=own, refused=refused)
         ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
         if not detach and ended.closed is not None and ended.taken is not None:
-            ended = _after_a_kept_machine(world, ended, plan, payload, where, watch, wiring.user)
+            ended = _after_a_kept_machine(world, ended, order, watch, wiring.user)
         tell_of_the_end(wiring, configuration.alerts, ended)
     finish(ended, json=json)
 
@@ -117,17 +116,15 @@ def _planned(wiring: Wiring, config: Config, name: str, *, cold: bool) -> tuple[
     return plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=cold)
 
 
-def _after_a_kept_machine(
-    world: World, run: Run, plan: LaunchPlan, payload: Payload, where: LaunchContext, watch: Watch, user: str
-) -> Run:
+def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: Watch, user: str) -> Run:
     """The run that pays for the machine is settled, if that is over; a run that lost it goes on, on one of its own."""
     assert run.taken is not None
     lost = run.phase not in (Phase.SUCCEEDED, Phase.INCORRECT) and run.stop is None
-    settle_owner(world, run.taken.owner, wait=not plan.config.run.keep or lost)
+    settle_owner(world, run.taken.owner, wait=not order.plan.config.run.keep or lost)
     if not lost or (run.finished is not None and run.finished.outcome == "failed"):
         return run
     watch.say(f"{run.taken.vm} is gone: the run goes on, on a machine of its own")
-    engine = resume(world, plan, run_id=run.run_id, where=where, fresh=lambda: payload, say=watch.say)
+    engine = resume(world, order.plan, run_id=run.run_id, where=order.where, fresh=lambda: order.payload, say=watch.say)
     return _until_detached(engine, watch, user)
 
 

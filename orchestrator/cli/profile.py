@@ -24,7 +24,7 @@ from orchestrator.core.foreign import document
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.report.profile import NOT_ROWS, TORCH, Profiled, Profiles, figures_of, page, read, side_by_side
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import begin
+from orchestrator.runs.launch import RunOrder, begin
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, fetch_run, ncu_pages, new_run_id, payload_of, write_atomically
 
@@ -114,10 +114,8 @@ def _profiled(
     with watching(quiet=quiet) as watch:
         wiring.say = watch.say
         new = new_run_id(wiring.clock.now(), made.label)
-        engine = begin(
-            wiring.world(made.config), made, payload_of(made.config), run_id=new, where=launch_context(wiring, made),
-            say=watch.say,
-        )  # fmt: skip
+        order = RunOrder(new, made, payload_of(made.config), launch_context(wiring, made))
+        engine = begin(wiring.world(made.config), order, say=watch.say)
         ended = engine.follow(watch=watch.show, trouble=watch.trouble, until=lambda one: one.kept is not None)
     raise_for(ended)
     return new

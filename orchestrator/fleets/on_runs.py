@@ -37,7 +37,7 @@ from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.orders import chunked
 from orchestrator.fleets.rows import store_rows
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, begin
 from orchestrator.runs.resume import resume, stored_plan
 from orchestrator.store.fleets import FleetRecord, FleetStore
 
@@ -238,7 +238,7 @@ class RunFleet:
         if target and run is not None:
             run = self._parted(world, run, plan)
         if run is None:
-            engine = begin(world, plan, site.payload(config), run_id=run_id, where=where, cold=True)
+            engine = begin(world, RunOrder(run_id, plan, site.payload(config), where), cold=True)
         else:
             engine = resume(world, plan, run_id=run_id, where=where, fresh=lambda: site.payload(config))
         at = target or before.machine

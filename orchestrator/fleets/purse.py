@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.ledger.budget import Ledger, Refused, authorize, binding, hold, settle
+from orchestrator.core.ledger.budget import HoldTerms, Ledger, Refused, authorize, binding, hold, settle
 from orchestrator.core.naming import hold_key
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import World
@@ -37,7 +37,7 @@ class Purse:
             if isinstance(verdict, Refused):
                 return verdict
             under = binding(ledger, self.world.caps)
-            return hold(ledger, key, usd, ttl_s, now, "fleet", note="fleet", caps=under, pretend=pretend)
+            return hold(ledger, key, usd, ttl_s, now, HoldTerms("fleet", "fleet", under, pretend))
 
         answer = self.world.accounts.change(change)
         return answer if isinstance(answer, Refused) else None

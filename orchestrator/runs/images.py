@@ -34,7 +34,7 @@ from orchestrator.core.run.state import Vm
 from orchestrator.core.run.status import StatusLine
 from orchestrator.ports import ImageRequest
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from orchestrator.store.images import Shelf
 
 CATEGORY: Final = "image"
@@ -72,31 +72,29 @@ def build_plan(plan: LaunchPlan, wish: ImageWish) -> LaunchPlan:
 
 def build(
     world: World,
-    plan: LaunchPlan,
+    order: RunOrder,
     wish: ImageWish,
-    payload: Payload,
     *,
-    run_id: str,
     entropy: str,
-    where: LaunchContext,
     say: Callable[[str], None] = lambda _: None,
     watch: Callable[[Run], None] | None = None,
 ) -> ImageRecord:
     """An image, sealed while its machine lives and recorded. Raises `BudgetExceeded` before anything is asked for where
     its storage does not fit, `RunFailed` where the machine did not get ready, and `ProviderError` where the cloud did
     not make it; whatever happened, the machine is gone, and what was not made costs nothing."""
-    shelf = shelf_of(world)
+    shelf_of(world)  # refuses before anything is asked for
+    run_id = order.run_id
     name = image_name(wish.gpu, world.clock.now(), entropy)
-    _afford(world, wish, plan.mode == "embedded", name)
+    _afford(world, wish, order.plan.mode == "embedded", name)
     try:
-        engine = begin(world, plan, payload, run_id=run_id, where=where, say=say, cold=True)
+        engine = begin(world, order, say=say, cold=True)
         run = engine.follow(watch=watch, until=lambda run: run.prepared is not None)
         if run.prepared is None or run.vm is None or not run.vm.open:
             detail = run.closed.detail if run.closed is not None else "its machine is gone"
             raise RunFailed(
                 f"no image was made: {run.phase.value}, {detail}", hint=f"`bench diagnose {run_id}` says more"
             )
-        record = _sealed(world, shelf, run, run.prepared, wish, name, where, say)
+        record = _sealed(world, run, run.prepared, wish, name, order.where, say)
     except (Exception, KeyboardInterrupt):
         _take_back(world, name)
         _dismiss(world, run_id, name)
@@ -142,7 +140,6 @@ def _request(name: str, wish: ImageWish, run_id: str, vm: Vm, marks: Mapping[str
 
 def _sealed(
     world: World,
-    shelf: Shelf,
     run: Run,
     told: ev.ImagePrepared,
     wish: ImageWish,
@@ -151,7 +148,7 @@ def _sealed(
     say: Callable[[str], None],
 ) -> ImageRecord:
     """The image, once it is READY, its record and its cost. Deletes what failed."""
-    vm, began = run.vm, world.clock.now()
+    shelf, vm, began = shelf_of(world), run.vm, world.clock.now()
     assert vm is not None, "its machine waits to be sealed"
     expires = began + timedelta(days=wish.days)
     left_s = (vm.deadline_at - began).total_seconds() - MARGIN_S if vm.deadline_at is not None else 600.0

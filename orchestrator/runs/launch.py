@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.hosts import HOST_KEY, is_host
-from orchestrator.core.ledger.budget import Ledger, Refused, authorize, binding, hold
+from orchestrator.core.ledger.budget import HoldTerms, Ledger, Refused, authorize, binding, hold
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import hold_key, labels, payload_object, plan_object
@@ -17,7 +17,7 @@ from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.run import events as ev
 from orchestrator.ports import InstanceRequest
 from orchestrator.runs.engine import Engine, Launch, World
-from orchestrator.runs.takeover import take_over, waiting
+from orchestrator.runs.takeover import Claimant, take_over, waiting
 from orchestrator.store.events import EventLog
 
 
@@ -41,13 +41,26 @@ class LaunchContext:
     require_cuda: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """A run as it is asked for: its id, its plan, what its machines run, and where."""
+
+    run_id: str
+    plan: LaunchPlan
+    payload: Payload
+    where: LaunchContext
+
+    @property
+    def payload_in_bucket(self) -> dict[str, str]:
+        """Where a machine finds its payload."""
+        sha256 = self.payload.sha256
+        return {"bucket": self.where.bucket, "object": payload_object(sha256), "sha256": sha256}
+
+
 def begin(
     world: World,
-    plan: LaunchPlan,
-    payload: Payload,
+    order: RunOrder,
     *,
-    run_id: str,
-    where: LaunchContext,
     say: Callable[[str], None] = lambda _: None,
     cold: bool = False,
     refused: BudgetExceeded | None = None,
@@ -55,13 +68,14 @@ def begin(
     """Everything before the first machine; or a machine that another run kept, unless `cold`. Raises `BudgetExceeded`
     when somebody else took the money since the plan, and `refused` where there is only money for a kept machine and no
     such machine."""
+    plan, run_id = order.plan, order.run_id
     log = world.log(run_id)
     log.append(
         ev.RunPlanned(
             gpu=plan.label,
             config=plan.config_name,
-            user=where.user,
-            mode=where.mode,
+            user=order.where.user,
+            mode=order.where.mode,
             ceiling_usd=plan.ceiling_usd,
             ttl_s=plan.ttl_s,
             attempts=plan.attempts,
@@ -75,31 +89,22 @@ def begin(
     )
     document = json.dumps(plan_document(plan), indent=1).encode()
     world.bucket.replace(plan_object(run_id), document, generation=None)
-    if not cold and not plan.config.machine.container and _taken_over(world, plan, payload, run_id, where, log, say):
+    if not cold and not plan.config.machine.container and _taken_over(world, order, log, say):
         return Engine(world, run_id, log=log)
     if refused is not None:
         log.append(ev.RunClosed(outcome="refused", detail=str(refused)))
         raise refused
     take_hold(world, plan, run_id, log)
-    _store(world, payload, log, say)
-    return engine_for(world, plan, payload, run_id, where, log)
+    _store(world, order.payload, log, say)
+    return engine_for(world, order, log)
 
 
-def _taken_over(
-    world: World,
-    plan: LaunchPlan,
-    payload: Payload,
-    run_id: str,
-    where: LaunchContext,
-    log: EventLog,
-    say: Callable[[str], None],
-) -> bool:
+def _taken_over(world: World, order: RunOrder, log: EventLog, say: Callable[[str], None]) -> bool:
     if not waiting(world):
         return False
-    _store(world, payload, log, say)
-    named = {"bucket": where.bucket, "object": payload_object(payload.sha256), "sha256": payload.sha256}
-    cuda = where.require_cuda
-    return take_over(world, plan, named, run_id=run_id, by=where.user, require_cuda=cuda, log=log, say=say)
+    _store(world, order.payload, log, say)
+    claimant = Claimant(order.run_id, order.where.user, order.payload_in_bucket, order.where.require_cuda)
+    return take_over(world, order.plan, claimant, log, say)
 
 
 def _store(world: World, payload: Payload, log: EventLog, say: Callable[[str], None]) -> None:
@@ -108,15 +113,13 @@ def _store(world: World, payload: Payload, log: EventLog, say: Callable[[str], N
     log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
 
 
-def engine_for(
-    world: World, plan: LaunchPlan, payload: Payload, run_id: str, where: LaunchContext, log: EventLog
-) -> Engine:
+def engine_for(world: World, order: RunOrder, log: EventLog) -> Engine:
     """The engine of a client that may start machines for a run."""
 
     def request(offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:
-        return instance_request(plan.of(offer), payload, offer, where, run_id, attempt, name, request_id)
+        return instance_request(order, offer, attempt, name, request_id)
 
-    return Engine(world, run_id, launch=Launch(plan.offers, request), log=log)
+    return Engine(world, order.run_id, launch=Launch(order.plan.offers, request), log=log)
 
 
 def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, generation: int = 0) -> None:
@@ -129,7 +132,8 @@ def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, gen
         if isinstance(verdict, Refused):
             return verdict
         under = binding(ledger, world.caps)
-        return hold(ledger, key, plan.ceiling_usd, plan.ttl_s, now, plan.label, caps=under, pretend=pretend)
+        terms = HoldTerms(plan.label, caps=under, pretend=pretend)
+        return hold(ledger, key, plan.ceiling_usd, plan.ttl_s, now, terms)
 
     answer = world.accounts.change(change)
     if isinstance(answer, Refused):
@@ -143,17 +147,9 @@ def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, gen
     events.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd, generation=generation))
 
 
-def instance_request(
-    plan: LaunchPlan,
-    payload: Payload,
-    offer: Offer,
-    where: LaunchContext,
-    run_id: str,
-    attempt: int,
-    name: str,
-    request_id: str,
-) -> InstanceRequest:
+def instance_request(order: RunOrder, offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:
     """The one place where a plan becomes a request for a machine."""
+    plan, payload, where, run_id = order.plan.of(offer), order.payload, order.where, order.run_id
     machine = plan.config.machine
     spec = run_spec(
         plan,
@@ -166,9 +162,7 @@ def instance_request(
     metadata = {
         "startup-script": payload.startup_script,
         "bench-run": json.dumps(spec),
-        "bench-payload": json.dumps(
-            {"bucket": where.bucket, "object": payload_object(payload.sha256), "sha256": payload.sha256}
-        ),
+        "bench-payload": json.dumps(order.payload_in_bucket),
     }
     if is_host(offer.zone):
         metadata[HOST_KEY] = json.dumps({"target": offer.host, "python": plan.config.host.python})

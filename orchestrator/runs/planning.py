@@ -23,7 +23,7 @@ from orchestrator.core.market.catalog import GPU_NAMES, lookup, unknown
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
-from orchestrator.core.plan.plan import LaunchPlan, plan, with_fallbacks
+from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fallbacks
 from orchestrator.core.run.status import decode
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import reconcile
@@ -162,46 +162,50 @@ def plan_with_open_holds_settled(world: World, make: Callable[[], LaunchPlan | P
     return plan_or_raise(answer)
 
 
-def plan_on_cloud(
-    world: World, config: Config, name: str, *, mode: Mode, prices: PriceSheet, here: str = "", under: str = ""
-) -> LaunchPlan:
-    """The plan for rented machines, those of the fallback GPUs among them; `here` as in `plan`; for a run that goes on,
-    `under` names the hold that it has. Raises as `plan_with_open_holds_settled`."""
+@dataclass(frozen=True, slots=True)
+class RentedFrom:
+    """Where machines are rented from, at what prices; `here` is the GPU that the embedded cloud really has."""
+
+    mode: Mode
+    prices: PriceSheet
+    here: str = ""
+
+
+def plan_on_cloud(world: World, config: Config, name: str, site: RentedFrom, *, under: str = "") -> LaunchPlan:
+    """The plan for rented machines, those of the fallback GPUs among them; for a run that goes on, `under` names the
+    hold that it has. Raises as `plan_with_open_holds_settled`."""
 
     def make() -> LaunchPlan | PlanRefused:
-        first = _for_one_gpu(world, config, name, mode, prices, here, under)
+        first = _for_one_gpu(world, config, name, site, under)
         known = (lookup(gpu) for gpu in config.placement.fallback_gpus)
         others = [with_gpu(config, gpu) for gpu in known if gpu and gpu.name != config.gpu]
         if not others:
             return first
-        rest = [_for_one_gpu(world, other, name, mode, prices, here, under) for other in others]
+        rest = [_for_one_gpu(world, other, name, site, under) for other in others]
         return with_fallbacks(first, rest)
 
     return plan_with_open_holds_settled(world, make)
 
 
-def _for_one_gpu(
-    world: World, config: Config, name: str, mode: Mode, prices: PriceSheet, here: str, under: str
-) -> LaunchPlan | PlanRefused:
+def _for_one_gpu(world: World, config: Config, name: str, site: RentedFrom, under: str) -> LaunchPlan | PlanRefused:
     cloud = world.cloud()
     base = cloud.image(*config.image_source)
     ready, said = prepared_image(world, config, base)
     regions = sorted({zone.rpartition("-")[0] for zone in config.allowed_zones()})
-    made = plan(
-        config,
-        config_name=name,
-        mode=mode,
-        prices=prices,
+    around = Circumstances(
+        mode=site.mode,
+        prices=site.prices,
         image=ready or base,
         quotas={region: cloud.quotas(region) for region in regions},
         ledger=without(world.ledger.read(), under),
         caps=config.budget.caps(),
         now=world.clock.now(),
-        advice=cloud.advice(priced_offers(config, prices)),
+        advice=cloud.advice(priced_offers(config, site.prices)),
         stock_outs=world.history.stock_outs(config.machine_type) if world.history else {},
-        here=here,
+        here=site.here,
         runs=[line for entry in world.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None],
     )
+    made = plan(config, name, around)
     if isinstance(made, PlanRefused):
         return made
     return replace(made, base_image=base if ready else "", notices=(*made.notices, *said))

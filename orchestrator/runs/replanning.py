@@ -7,14 +7,13 @@ from dataclasses import replace
 
 from orchestrator.core.config.model import Config
 from orchestrator.core.ledger.budget import exposure
-from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import hold_key
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_config, resumed_on_hosts, same_image
 from orchestrator.core.run.fold import replay
 from orchestrator.runs.engine import World
-from orchestrator.runs.planning import plan_on_cloud
+from orchestrator.runs.planning import RentedFrom, plan_on_cloud
 
 
 def replanned(
@@ -22,10 +21,8 @@ def replanned(
     today: Config,
     stored: LaunchPlan,
     run_id: str,
+    site: RentedFrom,
     *,
-    mode: Mode,
-    prices: PriceSheet,
-    here: str,
     say: Callable[[str], None],
 ) -> LaunchPlan:
     """The plan under which `run_id` goes on: `today`'s limits, caps, prices and channels, and what `stored` measures.
@@ -37,7 +34,7 @@ def replanned(
     config = resumed_config(today, stored, spent)
     run = replay(world.log(run_id).read())
     under = hold_key(run_id, run.generation) if run is not None and run.closed is None else ""
-    made = plan_on_cloud(world, config, stored.config_name, mode=mode, prices=prices, here=here, under=under)
+    made = plan_on_cloud(world, config, stored.config_name, site, under=under)
     if made.ttl_s < stored.ttl_s - 59:
         say(f"{run_id} had {stored.ttl_s // 60} min; here and now it gets {made.ttl_s // 60} min")
     # The hold is judged with all that the run has cost before, so under the whole of today's caps.

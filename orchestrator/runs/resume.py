@@ -21,7 +21,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.ports import Bucket
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, Payload, engine_for, take_hold
+from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, engine_for, take_hold
 
 SCRIPT = "startup/startup.sh"
 SHORTEST_SHA = 12
@@ -75,7 +75,7 @@ def resume(
         stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
         log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
     say(f"{run_id} goes on: {run.cases_done} of {run.cases_total} cases are done")
-    return engine_for(world, plan, payload, run_id, where, log)
+    return engine_for(world, RunOrder(run_id, plan, payload, where), log)
 
 
 def _check(run: Run) -> None:

@@ -7,10 +7,11 @@ nothing. Whether the machine is still to be had is decided by compare-and-swap o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.core import naming
-from orchestrator.core.ledger.budget import hold
+from orchestrator.core.ledger.budget import HoldTerms, hold
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.run import events as ev
@@ -23,14 +24,20 @@ from orchestrator.store.events import EventLog
 from orchestrator.store.slots import SlotUnreadable, claim_slot
 
 
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A run that wants a machine: whose it is, where its payload lies, and whether it needs CUDA."""
+
+    run_id: str
+    by: str
+    payload: Mapping[str, str]
+    require_cuda: bool
+
+
 def take_over(
     world: World,
     plan: LaunchPlan,
-    payload: Mapping[str, str],
-    *,
-    run_id: str,
-    by: str,
-    require_cuda: bool,
+    claimant: Claimant,
     log: EventLog,
     say: Callable[[str], None] = lambda _: None,
 ) -> bool:
@@ -46,23 +53,20 @@ def take_over(
         if why_not or vm is None:
             say(f"{slot.vm} was kept, and will not do: {why_not}")
             continue
-        spec = _spec(plan, vm, slot, run_id, world, require_cuda=require_cuda)
-        claimed = _claimed(world, name, run_id, by, spec, payload)
+        claimed = _claimed(world, name, claimant, _spec(world, plan, vm, slot, claimant))
         if claimed is None:
             say(f"{slot.vm} was kept, and somebody else was first")
             continue
         log.append(ev.MachineTaken(vm=vm.name, zone=vm.zone, owner=slot.owner, deadline_at=vm.deadline_at))
         say(f"{vm.name} was kept by {slot.owner}, which pays for it: no cold start")
-        _hold_nothing(world, plan, run_id, log)
+        _hold_nothing(world, plan, claimant.run_id, log)
         return True
     return False
 
 
-def _claimed(
-    world: World, name: str, run_id: str, by: str, spec: Mapping[str, Any], payload: Mapping[str, str]
-) -> Slot | None:
+def _claimed(world: World, name: str, who: Claimant, spec: Mapping[str, Any]) -> Slot | None:
     try:
-        answer = claim_slot(world.bucket, world.clock, name, run_id, by, spec, payload)
+        answer = claim_slot(world.bucket, world.clock, name, who.run_id, who.by, spec, who.payload)
     except SlotUnreadable:
         return None
     return answer if isinstance(answer, Slot) else None
@@ -100,8 +104,8 @@ def _absent(world: World, slot: Slot) -> str:
     return "" if instance is not None and instance.status == "RUNNING" else "it does not run any more"
 
 
-def _spec(plan: LaunchPlan, vm: Vm, slot: Slot, run_id: str, world: World, *, require_cuda: bool) -> dict[str, Any]:
-    spec = run_spec(plan, run_id=run_id, attempt=1, bucket=world.bucket.name, require_cuda=require_cuda)
+def _spec(world: World, plan: LaunchPlan, vm: Vm, slot: Slot, who: Claimant) -> dict[str, Any]:
+    spec = run_spec(plan, run_id=who.run_id, attempt=1, bucket=world.bucket.name, require_cuda=who.require_cuda)
     left = seconds_left(vm, world.clock.now())
     limits = {phase: min(seconds, left) for phase, seconds in spec["phase_limits_s"].items()}
     taken = {"owner": slot.owner, "deadline_at": iso(vm.deadline_at) if vm.deadline_at else None}
@@ -112,12 +116,8 @@ def _hold_nothing(world: World, plan: LaunchPlan, run_id: str, log: EventLog) ->
     """An entry in the ledger all the same: that the run cost nothing of its own is worth a line."""
     now = world.clock.now()
     ttl_s = plan.ttl_s + DEADLINE_SLACK_S
-    pretend, note = plan.mode.simulated, "on a kept machine"
-    world.accounts.change(
-        lambda ledger: hold(
-            ledger, run_id, plan.ceiling_usd * 0, ttl_s, now, plan.config.gpu, note=note, pretend=pretend
-        )
-    )
+    terms = HoldTerms(plan.config.gpu, note="on a kept machine", pretend=plan.mode.simulated)
+    world.accounts.change(lambda ledger: hold(ledger, run_id, plan.ceiling_usd * 0, ttl_s, now, terms))
     log.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd * 0))
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
     from orchestrator.runs.accounts import Accounts
     from orchestrator.runs.engine import World
-    from orchestrator.runs.planning import LaunchOptions
+    from orchestrator.runs.planning import LaunchOptions, RentedFrom
     from orchestrator.store.baselines import BaselineStore
     from orchestrator.store.events import EventLog
     from orchestrator.store.images import Shelf
@@ -341,6 +341,12 @@ class Wiring:
 
         return configured(with_gpu_of_host(options, self.hosts), self.settings)
 
+    @property
+    def rented_from(self) -> RentedFrom:
+        from orchestrator.runs.planning import RentedFrom
+
+        return RentedFrom(self.mode, self.price_book.current(), self.here)
+
     def plan(self, config: Config, name: str) -> LaunchPlan:
         """All that is decided before a cent is spent. Raises what stands in the way, exit codes 2, 3, 4 or 6."""
         from orchestrator.hosts.planning import plan_for_hosts
@@ -349,7 +355,7 @@ class Wiring:
         world = self.world(config)
         if config.host.targets:
             return plan_for_hosts(world, self.hosts, config, name, say=self.say)
-        return plan_on_cloud(world, config, name, mode=self.mode, prices=self.price_book.current(), here=self.here)
+        return plan_on_cloud(world, config, name, self.rented_from)
 
     def plan_again(self, run_id: str, options: LaunchOptions) -> LaunchPlan:
         from orchestrator.runs.replanning import replanned
@@ -357,9 +363,7 @@ class Wiring:
 
         stored = stored_plan(self.bucket, run_id)
         today, _ = configured(replace(options, gpu=stored.config.gpu if options.path is None else ""))
-        prices = self.price_book.current()
-        how: dict[str, Any] = {"mode": self.mode, "prices": prices, "here": self.here, "say": self.say}
-        return replanned(self.world, today, stored, run_id, **how)
+        return replanned(self.world, today, stored, run_id, self.rented_from, say=self.say)
 
     @property
     def policy(self) -> Policy:

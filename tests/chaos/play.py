@@ -23,13 +23,14 @@ from orchestrator.core.errors import BenchError, BudgetExceeded, Unavailable
 from orchestrator.core.ledger.budget import Caps, Ledger, SharedCaps, set_caps
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.mode import Mode
-from orchestrator.core.plan.plan import LaunchPlan, plan
+from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.embedded.scripted import ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, begin
+from orchestrator.runs.launch import LaunchContext, RunOrder, begin
+from orchestrator.runs.planning import RentedFrom
 from orchestrator.runs.reap import reap, survey
 from orchestrator.runs.replanning import replanned
 from orchestrator.runs.resume import resume, stored_plan
@@ -149,10 +150,11 @@ class Play:
         return configs.load("gpu: l4", source="chaos.yaml", overrides=overrides, grids=GRIDS)
 
     def planned(self, image: str) -> LaunchPlan:
-        made = plan(
-            self.config(), config_name="chaos", mode=Mode.GCE, prices=self.arena.rules.sheet, quotas=None, ledger=Ledger(),
-            caps=Caps(), image=image, now=self.timeline.now(),
+        around = Circumstances(
+            mode=Mode.GCE, prices=self.arena.rules.sheet, quotas=None, ledger=Ledger(), caps=Caps(), image=image,
+            now=self.timeline.now(),
         )  # fmt: skip
+        made = plan(self.config(), "chaos", around)
         assert isinstance(made, LaunchPlan), made
         return made
 
@@ -294,7 +296,7 @@ class Play:
                 self.judge.launchings.append(self.launching(actor))
                 where = LaunchContext(Mode.GCE, self.bucket, "ada", None, require_cuda=False)
                 actor.plan = self.planned(world.cloud().image(*IMAGE))
-                actor.engine = begin(world, actor.plan, PACKED, run_id=actor.run_id, where=where)
+                actor.engine = begin(world, RunOrder(actor.run_id, actor.plan, PACKED, where))
             case "relaunch":
                 self.judge.launchings.append(self.launching(actor))
                 actor.engine = self.resumed(world, actor)
@@ -354,8 +356,8 @@ class Play:
         names = {"run": "per_run_usd", "day": "per_day_usd", "month": "per_month_usd", "total": "total_usd"}
         caps = [f"budget.{name}={actor.caps.of(window) or AMPLE}" for window, name in names.items()]  # type: ignore[arg-type]
         stored = stored_plan(world.bucket, actor.run_id)
-        how: dict[str, Any] = {"mode": Mode.GCE, "prices": self.arena.rules.sheet, "here": "", "say": lambda _: None}
-        made = replanned(lambda _: world, self.config(*caps), stored, actor.run_id, **how)
+        site = RentedFrom(Mode.GCE, self.arena.rules.sheet)
+        made = replanned(lambda _: world, self.config(*caps), stored, actor.run_id, site, say=lambda _: None)
         engine = resume(world, made, run_id=actor.run_id, where=where, fresh=lambda: PACKED)
         self.resumes += 1
         return engine

@@ -15,7 +15,7 @@ from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import PlanRefused
-from orchestrator.core.plan.plan import LaunchPlan, plan
+from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))
@@ -36,7 +36,6 @@ def shipped(name: str) -> Config:
 def planned(config: Config | None = None, **changes: Any) -> LaunchPlan | PlanRefused:
     config = config or asked()
     arguments: dict[str, Any] = {
-        "config_name": "my",
         "mode": Mode.GCE,
         "prices": SHEET,
         "image": IMAGE,
@@ -45,7 +44,7 @@ def planned(config: Config | None = None, **changes: Any) -> LaunchPlan | PlanRe
         "caps": Caps(),
         "now": NOON,
     }
-    return plan(config, **(arguments | changes))
+    return plan(config, changes.pop("config_name", "my"), Circumstances(**(arguments | changes)))
 
 
 def accepted(config: Config | None = None, **changes: Any) -> LaunchPlan:

@@ -17,6 +17,7 @@ from orchestrator.core.ledger.budget import (
     Approved,
     Caps,
     Exposure,
+    HoldTerms,
     Ledger,
     LedgerUnreadable,
     Refused,
@@ -93,7 +94,7 @@ def play(steps: list[Step], caps: Caps) -> list[Moment]:
         if step.what == "launch":
             run = f"{step.run}-{index}"
             if isinstance(authorize(ledger, caps, step.amount, now, run_id=run), Approved):
-                ledger = hold(ledger, run, step.amount, 600, now, "l4")
+                ledger = hold(ledger, run, step.amount, 600, now, HoldTerms("l4"))
                 held_at[run] = now
         elif step.what == "add":
             if isinstance(authorize(ledger, caps, step.amount, now), Approved):
@@ -250,8 +251,8 @@ def test_windows_are_of_utc_wherever_the_clock_stands() -> None:
 
 
 def test_a_second_hold_raises_the_first_and_never_lowers_it() -> None:
-    first = hold(Ledger(), "r", D(2), 600, NOON, "l4", note="why")
-    assert hold(first, "r", D(1), 60, NOON + timedelta(days=1), "t4") == first
+    first = hold(Ledger(), "r", D(2), 600, NOON, HoldTerms("l4", note="why"))
+    assert hold(first, "r", D(1), 60, NOON + timedelta(days=1), HoldTerms("t4")) == first
     raised = hold(first, "r", D(3), 900, NOON + timedelta(days=1))
     assert (raised.runs["r"].hold_usd, raised.runs["r"].ttl_s, raised.runs["r"].held_at) == (D(3), 900, NOON)
     assert (raised.runs["r"].gpu, raised.runs["r"].note) == ("l4", "why")
@@ -452,7 +453,7 @@ def test_a_cap_that_was_raised_has_thresholds_of_its_own() -> None:
 
 
 def test_whoever_settles_judges_the_caps_under_which_the_money_was_held() -> None:
-    held = hold(Ledger(), "a", D(1), 600, NOON, caps=Caps(day=D(1), total=D(50)))
+    held = hold(Ledger(), "a", D(1), 600, NOON, HoldTerms(caps=Caps(day=D(1), total=D(50))))
     due = alerts_due(settle(held, "a", D("0.9"), NOON), Caps(day=D(10)), NOON)
     assert [(alert.window, alert.threshold, alert.cap) for alert in due] == [("day", 80, D(1))]
 
@@ -520,7 +521,7 @@ def test_a_cost_that_is_taken_back_counts_no_more_and_stays_to_be_seen() -> None
 @given(amounts, amounts, amounts)
 def test_pretended_dollars_and_real_ones_are_two_accounts(real: Decimal, pretended: Decimal, cost: Decimal) -> None:
     ledger = hold(Ledger(), "real", real, 600, NOON)
-    ledger = hold(ledger, "practice", pretended, 600, NOON, pretend=True)
+    ledger = hold(ledger, "practice", pretended, 600, NOON, HoldTerms(pretend=True))
     ledger = add_cost(ledger, "ai", cost, "", NOON, "c")
     for window in WINDOWS[1:]:
         assert exposure(ledger, window, NOON).total == real + cost

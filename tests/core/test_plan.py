@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.config.model import measurements, with_gpu
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.ledger.budget import Approved, Caps, Ledger, authorize, hold, settle
+from orchestrator.core.ledger.budget import Approved, Caps, HoldTerms, Ledger, authorize, hold, settle
 from orchestrator.core.market.catalog import GPU_NAMES, lookup
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.mode import Mode
@@ -93,7 +93,9 @@ amounts = st.decimals(min_value="0", max_value="3", places=4)
 def test_a_plan_never_asks_for_more_than_any_budget_allows(
     gpu: str, mode: Mode, caps: Caps, spent: Decimal, minutes: int, attempts: int
 ) -> None:
-    ledger = settle(hold(Ledger(), "earlier", spent, 60, NOON, pretend=mode.simulated), "earlier", spent, NOON)
+    ledger = settle(
+        hold(Ledger(), "earlier", spent, 60, NOON, HoldTerms(pretend=mode.simulated)), "earlier", spent, NOON
+    )
     config = asked(f"gpu: {gpu}\nrun: {{max_minutes: {minutes}, attempts: {attempts}}}")
     plan = planned(config, mode=mode, caps=caps, ledger=ledger)
     if isinstance(plan, PlanRefused):

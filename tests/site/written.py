@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.cli.site_build import Source
 from orchestrator.core.errors import NotFound
-from orchestrator.core.ledger.budget import Caps, Ledger, add_cost, hold, settle
+from orchestrator.core.ledger.budget import Caps, HoldTerms, Ledger, add_cost, hold, settle
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, run_id
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
@@ -142,7 +142,7 @@ def looking(bucket: Bucket) -> Callable[[str], Run]:
 
 
 def ledger() -> Ledger:
-    found = hold(Ledger(), names(0), Decimal("0.18"), 1800, BEGUN, "l4")
+    found = hold(Ledger(), names(0), Decimal("0.18"), 1800, BEGUN, HoldTerms("l4"))
     found = settle(found, names(0), Decimal("0.025"), BEGUN)
     return add_cost(found, "ai", Decimal("1.50"), "a <note> & more", BEGUN, "cost-1")
 

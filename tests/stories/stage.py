@@ -26,7 +26,7 @@ from orchestrator.core.market.catalog import lookup
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import PlanRefused
-from orchestrator.core.plan.plan import LaunchPlan, plan, with_fallbacks
+from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fallbacks
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Run
 from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, scripted
@@ -35,7 +35,7 @@ from orchestrator.embedded.timeline import EPOCH, SimulatedTimeline
 from orchestrator.ports import Notice
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, begin
 from orchestrator.store.events import EventLog
 from orchestrator.store.images import ImageStore, Shelf
 from orchestrator.store.index import RunIndex
@@ -162,14 +162,15 @@ class Stage:
         return made
 
     def _plan(self, config: Config, ledger: Ledger, caps: Caps, **known: Any) -> LaunchPlan | PlanRefused:
-        return plan(
-            config, config_name="story", mode=Mode.GCE, prices=SHEET, quotas=None, ledger=ledger, caps=caps,
+        around = Circumstances(
+            mode=Mode.GCE, prices=SHEET, quotas=None, ledger=ledger, caps=caps,
             image=self.world().cloud().image(*config.image_source), now=self.timeline.now(), **known,
         )  # fmt: skip
+        return plan(config, "story", around)
 
     def begin(self, world: World, made: LaunchPlan | None = None, run_id: str = RUN) -> Engine:
         where = LaunchContext(Mode.GCE, self.cloud.bucket, "ada", None, require_cuda=False)
-        return begin(world, made or self.plan(), PAYLOAD, run_id=run_id, where=where)
+        return begin(world, RunOrder(run_id, made or self.plan(), PAYLOAD, where))
 
     def launch(self, *overrides: str, run_id: str = RUN, caps: Caps | None = None) -> Run:
         """A whole run, followed to its end by the client that launched it."""

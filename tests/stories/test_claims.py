@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.mode import Mode
-from orchestrator.runs.launch import LaunchContext, begin
+from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from tests.stories.keeping import kept_vm
 from tests.stories.stage import PAYLOAD, Stage, staged, weather
 from tests.stories.test_kept_machines import NEXT, keep
@@ -40,6 +40,6 @@ def test_a_claim_whose_answer_is_lost_makes_no_second_machine(home: Path) -> Non
         object.__setattr__(world, "bucket", LossyAnswers(world.bucket, "machines/", lost(stage)))
         where = LaunchContext(Mode.GCE, stage.cloud.bucket, "ada", None, require_cuda=False)
         said: list[str] = []
-        begin(world, stage.plan(), PAYLOAD, run_id=NEXT, where=where, say=said.append).follow()
+        begin(world, RunOrder(NEXT, stage.plan(), PAYLOAD, where), say=said.append).follow()
         assert stage.fired() == [1]
         assert [row["vm"] for row in stage.bill()] == ["bench-20261121-040000-l4-0001-1"], said

@@ -30,8 +30,8 @@ from orchestrator.runs.images import (
     survey_images,
     wish_of,
 )  # fmt: skip
-from orchestrator.runs.launch import LaunchContext
-from orchestrator.runs.planning import plan_on_cloud
+from orchestrator.runs.launch import LaunchContext, RunOrder
+from orchestrator.runs.planning import RentedFrom, plan_on_cloud
 from tests.stories.stage import (
     GRIDS,
     PAYLOAD,
@@ -46,6 +46,7 @@ from tests.stories.stage import (
     weather,
 )
 
+RENTED = RentedFrom(Mode.GCE, SHEET)
 BUILD = "20261121-040000-cpu-0002"
 FACTS = {"torch": "2.13.0", "driver": "580.95.05", "kernel": "6.8.0-1024-gcp"}
 
@@ -90,17 +91,21 @@ def config(gpu: str = "l4", *more: str) -> Config:
 
 
 def planned(world: World, *more: str) -> LaunchPlan:
-    return plan_on_cloud(world, config("l4", *more), "story", mode=Mode.GCE, prices=SHEET)
+    return plan_on_cloud(world, config("l4", *more), "story", RENTED)
 
 
 def built(stage: Stage, days: int = 14, run_id: str = BUILD, world: World | None = None) -> ImageRecord:
     world = world or stage.world()
     wish = wish_of(config(), world.cloud().image(*config().image_source), days)
-    return build(world, small(world, wish), wish, PAYLOAD, run_id=run_id, entropy=run_id[-4:], where=where(stage))
+    return build(world, order(stage, world, wish, run_id), wish, entropy=run_id[-4:])
+
+
+def order(stage: Stage, world: World, wish: ImageWish, run_id: str) -> RunOrder:
+    return RunOrder(run_id, small(world, wish), PAYLOAD, where(stage))
 
 
 def small(world: World, wish: ImageWish) -> LaunchPlan:
-    return build_plan(plan_on_cloud(world, config("cpu"), "image-l4", mode=Mode.GCE, prices=SHEET), wish)
+    return build_plan(plan_on_cloud(world, config("cpu"), "image-l4", RENTED), wish)
 
 
 def where(stage: Stage) -> LaunchContext:
@@ -182,9 +187,9 @@ def test_a_workload_boots_from_the_image_that_was_built_for_it_and_others_do_not
     with staged(home, machines()) as stage:
         world = stage.world()
         wish = wish_of(own, world.cloud().image(*own.image_source), 14)
-        record = build(world, small(world, wish), wish, PAYLOAD, run_id=BUILD, entropy="0002", where=where(stage))
+        record = build(world, order(stage, world, wish, BUILD), wish, entropy="0002")
         assert record.requirements == ("pip triton==3.4",)
-        plan = plan_on_cloud(world, own, "story", mode=Mode.GCE, prices=SHEET)
+        plan = plan_on_cloud(world, own, "story", RENTED)
         assert plan.image.endswith(record.name)
         others = planned(world)
         assert others.image == record.base

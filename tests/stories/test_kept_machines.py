@@ -16,7 +16,7 @@ from orchestrator.core.run.orphans import Orphan
 from orchestrator.core.run.slots import Slot
 from orchestrator.core.run.status import status_line
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import LaunchContext, begin
+from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from orchestrator.runs.reap import survey
 from orchestrator.runs.reconcile import reconcile
 from tests.stories.keeping import kept_vm
@@ -230,7 +230,7 @@ def test_a_launch_that_wants_another_machine_type_or_a_cold_start_leaves_the_kep
         bigger = stage.begin(stage.world(), stage.plan("machine.type=g2-standard-8"), NEXT).follow()
         assert bigger.taken is None
         where = LaunchContext(Mode.GCE, stage.cloud.bucket, "ada", None, require_cuda=False)
-        cold = begin(stage.world(), stage.plan(), PAYLOAD, run_id=THIRD, where=where, cold=True).follow()
+        cold = begin(stage.world(), RunOrder(THIRD, stage.plan(), PAYLOAD, where), cold=True).follow()
         assert (cold.phase, cold.taken) == (Phase.SUCCEEDED, None)
         stage.look_after()
         assert_books_balance(stage)

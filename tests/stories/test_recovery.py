@@ -22,7 +22,7 @@ from orchestrator.core.naming import payload_object, plan_object
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import LaunchContext, Payload, begin
+from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, begin
 from orchestrator.runs.resume import resume, stored_plan
 from tests.stories.stage import RUN, Killed, Stage, same_to_the_cent, staged, weather
 
@@ -200,7 +200,7 @@ def where(stage: Stage) -> LaunchContext:
 
 def begun(stage: Stage, *, dies_after: int = 0, attempts: str = THREE) -> Engine:
     world = stage.world(dies_after=dies_after)
-    return begin(world, stage.plan(attempts), PAYLOAD, run_id=RUN, where=where(stage))
+    return begin(world, RunOrder(RUN, stage.plan(attempts), PAYLOAD, where(stage)))
 
 
 def resumed(stage: Stage, caps: Caps | None = None, payload: Payload = PAYLOAD, accept: str = "") -> Engine:
@@ -278,7 +278,7 @@ def test_what_cannot_be_resumed_is_refused_with_the_reason(home: Path) -> None:
 def test_a_plan_that_was_stored_is_the_plan_that_was_made(home: Path) -> None:
     with staged(home, careful_vm()) as stage:
         made = stage.plan(THREE, "placement.on_demand_after=1")
-        begin(stage.world(), made, PAYLOAD, run_id=RUN, where=where(stage))
+        begin(stage.world(), RunOrder(RUN, made, PAYLOAD, where(stage)))
         assert stored_plan(stage.world().bucket, RUN) == made
 
 

@@ -162,17 +162,18 @@ def headroom(ledger: Ledger, caps: Caps, now: datetime, *, pretend: bool = False
     return min(left, key=lambda pair: (pair[0], WINDOWS.index(pair[1]))) if left else None
 
 
+@dataclass(frozen=True, slots=True)
+class HoldTerms:
+    """What a hold is for, and the caps that it was taken under."""
+
+    gpu: str = ""
+    note: str = ""
+    caps: Caps | None = None
+    pretend: bool = False
+
+
 def hold(
-    ledger: Ledger,
-    run_id: str,
-    ceiling: Decimal,
-    ttl_s: int,
-    now: datetime,
-    gpu: str = "",
-    *,
-    note: str = "",
-    caps: Caps | None = None,
-    pretend: bool = False,
+    ledger: Ledger, run_id: str, ceiling: Decimal, ttl_s: int, now: datetime, terms: HoldTerms = HoldTerms()
 ) -> Ledger:
     """Takes a hold. A second hold for the same run raises the first, and never lowers it; one for a run that is
     settled changes nothing. That months were archived by a client whose clock is ahead keeps nobody from a hold."""
@@ -180,8 +181,12 @@ def hold(
     if entry is None:
         if "+" not in run_id and is_archived(ledger, run_id) and key_of("month", now) >= ledger.archived_before:
             return ledger
+        caps = terms.caps
         under = {window: cap for window in WINDOWS[1:] if caps and (cap := caps.of(window)) is not None}
-        entry = Entry(hold_usd=ceiling, held_at=now, ttl_s=ttl_s, gpu=gpu, note=note, caps=under, pretend=pretend)
+        entry = Entry(
+            hold_usd=ceiling, held_at=now, ttl_s=ttl_s, gpu=terms.gpu, note=terms.note, caps=under,
+            pretend=terms.pretend,
+        )  # fmt: skip
     elif entry.settled_usd is None:
         hold_usd, ttl_s = max(entry.hold_usd, ceiling), max(entry.ttl_s, ttl_s)
         entry = entry.model_copy(update={"hold_usd": hold_usd, "ttl_s": ttl_s})

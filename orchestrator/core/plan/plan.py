@@ -67,58 +67,69 @@ class LaunchPlan:
         return self.offers[0].usd_per_hour
 
 
-def plan(  # noqa: PLR0913 - everything that a plan is made from, and nothing else
-    config: Config,
-    *,
-    config_name: str,
-    mode: Mode,
-    prices: PriceSheet,
-    image: str,
-    quotas: Mapping[str, Sequence[Quota]] | None,
-    ledger: Ledger,
-    caps: Caps,
-    now: datetime,
-    advice: Sequence[Advice] = (),
-    stock_outs: Mapping[tuple[str, str, str], datetime] | None = None,
-    here: str = "",
-    runs: Sequence[StatusLine] = (),
-) -> LaunchPlan | PlanRefused:
-    """The launch plan for `config`, or why there is none. `quotas` are by region, the project's among each; None where
-    they are not known; `advice` and `stock_outs` (the last of each pool) weigh the offers; `here` is the GPU
-    that the embedded cloud really has, if it has one; `runs` are those of the bucket, by which it is known what a cold
-    start takes."""
-    had = allowed_offers(config, prices, quotas)
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """Where, when and with what money a plan is made."""
+
+    mode: Mode
+    prices: PriceSheet
+    image: str
+    quotas: Mapping[str, Sequence[Quota]] | None
+    """By region, the project's among each; None where they are not known."""
+    ledger: Ledger
+    caps: Caps
+    now: datetime
+    advice: Sequence[Advice] = ()
+    """With the stock-outs it weighs the offers."""
+    stock_outs: Mapping[tuple[str, str, str], datetime] | None = None
+    """The last of each pool."""
+    here: str = ""
+    """The GPU that the embedded cloud really has, if it has one."""
+    runs: Sequence[StatusLine] = ()
+    """Those of the bucket, by which it is known what a cold start takes."""
+
+    @property
+    def margin(self) -> Decimal:
+        """Held beside a price, as a share of it. What the embedded cloud charges does not move with Google's."""
+        return self.prices.margin(self.now) if self.mode is Mode.GCE else Decimal(0)
+
+    def kind(self, config: Config) -> str:
+        """What the grids go by: where the embedded cloud has a GPU, that is measured, on a GPU's grid and regimes."""
+        return "here" if self.mode.simulated and self.here and config.gpu != "cpu" else self.mode
+
+
+def plan(config: Config, config_name: str, around: Circumstances) -> LaunchPlan | PlanRefused:
+    """The launch plan for `config`, or why there is none."""
+    mode, now, margin = around.mode, around.now, around.margin
+    had = allowed_offers(config, around.prices, around.quotas)
     if isinstance(had, PlanRefused):
         return had
     offers, notices = had
-    # What the embedded cloud charges does not move with Google's prices.
-    margin = prices.margin(now) if mode is Mode.GCE else Decimal(0)
-    timed = fit_budget(config, mode, offers, ledger, caps, now, margin)
+    timed = fit_budget(config, mode, offers, around.ledger, around.caps, now, margin)
     if isinstance(timed, PlanRefused):
         return timed
     offers, ttl_s, attempts, said = timed
     notices += said
-    # Where the embedded cloud has a GPU, that is what is measured, on a GPU's grid and in a GPU's regimes.
-    kind = "here" if mode.simulated and here and config.gpu != "cpu" else mode
+    kind = around.kind(config)
     grids = effective_grids(config, kind)
-    notices += about_grids(config, mode, grids, here if kind == "here" else "")
+    notices += about_grids(config, mode, grids, around.here if kind == "here" else "")
     if mode is Mode.GCE:
-        notices = [*about_age(prices, margin, now), *notices, *about_prices(config, prices, offers)]
+        notices = [*about_age(around.prices, margin, now), *notices, *about_prices(config, around.prices, offers)]
     worst = max(ceiling(held_at(offer, margin), ttl_s, attempts) for offer in offers)
-    fits = authorize(ledger, caps, worst, now, pretend=mode.simulated)
+    fits = authorize(around.ledger, around.caps, worst, now, pretend=mode.simulated)
     assert not isinstance(fits, Refused), "a deadline that ttl_within allows is one whose ceiling fits"
     cases = case_ids_of(config, grids)
-    likely = expect(runs, config.gpu, mode, config_name, len(cases), prepared=is_prepared(image))
+    likely = expect(around.runs, config.gpu, mode, config_name, len(cases), prepared=is_prepared(around.image))
     work = likely.work if likely is not None else USUAL
     return LaunchPlan(
         config=config,
         config_name=config_name,
         mode=mode,
-        offers=rank(weigh(offers, advice=advice, stock_outs=stock_outs, now=now, work=work)),
+        offers=rank(weigh(offers, advice=around.advice, stock_outs=around.stock_outs, now=now, work=work)),
         ttl_s=ttl_s,
         ceiling_usd=worst,
         attempts=attempts,
-        image=image,
+        image=around.image,
         cases=cases,
         measurements_per_implementation=len(cases) * measurements(config, kind),
         harness=harness(config, grids, kind),
