@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from orchestrator.adapters.batch import GoogleBatch, task_script
+from orchestrator.adapters.batch import GoogleBatch, Service, task_script
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
@@ -53,15 +53,12 @@ def batch_of(wiring: Wiring, gate: Callable[[], None]) -> GoogleBatch:
     """Google Cloud Batch, or the embedded cloud's."""
     endpoints = wiring.endpoints or {}
     return GoogleBatch(
-        wiring.project,
+        Service(wiring.project, wiring.credentials, endpoints.get("compute", ""), endpoints.get("storage", "")),
         wiring.bucket,
         wiring.clock,
         script=task_script(),
         image=wiring.cloud().image,
         gate=gate,
-        credentials=wiring.credentials,
-        endpoint=endpoints.get("compute", ""),
-        storage=endpoints.get("storage", ""),
     )
 
 

@@ -10,7 +10,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -43,32 +43,37 @@ FRESH: Final = timedelta(seconds=1)
 """So long an answer about a job is good: one look asks once for what its children did and for its counts."""
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Whose Batch it is: a project of Google's, or with the endpoints of others, and the credentials for it."""
+
+    project: str
+    credentials: Any = None
+    endpoint: str = ""
+    storage: str = ""
+
+
 class GoogleBatch:
     """Jobs of one project. `gate` raises where a fleet may not be launched; `image` gives the dated image of a project
-    and family; `endpoint` and `storage` are empty on Google."""
+    and family."""
 
     def __init__(
         self,
-        project: str,
+        service: Service,
         bucket: Bucket,
         clock: Clock,
         *,
         script: str,
         image: Callable[[str, str], str],
         gate: Callable[[], None],
-        credentials: Any = None,
-        endpoint: str = "",
-        storage: str = "",
     ) -> None:
-        self.project = project
+        self.project = service.project
+        self.service = service
         self.bucket = bucket
         self.clock = clock
         self.script = script
         self.image = image
         self.gate = gate
-        self.credentials = credentials
-        self.endpoint = endpoint
-        self.storage = storage
         self.records = Records(bucket)
         self._words: dict[str, Words] = {}
         self._jobs: dict[str, tuple[datetime, batch_v1.Job | None]] = {}
@@ -86,14 +91,14 @@ class GoogleBatch:
         """The credentials: those that were given, or the application-default ones."""
         from orchestrator.adapters.google_auth import default_credentials
 
-        return self.credentials or default_credentials()
+        return self.service.credentials or default_credentials()
 
     @cached_property
     def client(self) -> batch_v1.BatchServiceClient:
         from google.cloud import batch_v1
         from google.cloud.batch_v1.services.batch_service.transports import BatchServiceRestTransport
 
-        scheme, _, host = (self.endpoint or "https://batch.googleapis.com").partition("://")
+        scheme, _, host = (self.service.endpoint or "https://batch.googleapis.com").partition("://")
         transport = BatchServiceRestTransport(host=host, url_scheme=scheme, credentials=self.login)
         return batch_v1.BatchServiceClient(transport=transport)
 
@@ -101,7 +106,7 @@ class GoogleBatch:
     def _templates(self) -> Any:
         from orchestrator.adapters.batch_templates import Templates
 
-        return Templates(self.project, self.clock, self.credentials, self.endpoint)
+        return Templates(self.project, self.clock, self.service.credentials, self.service.endpoint)
 
     # The port
 
@@ -172,12 +177,13 @@ class GoogleBatch:
         """What Batch is seen to do in this project. Raises `ProviderError` and its kin."""
         from google.cloud import compute_v1
 
-        from orchestrator.adapters.batch_check import Check
+        from orchestrator.adapters.batch_check import Check, Clients
 
-        options = {"api_endpoint": self.endpoint} if self.endpoint else None
+        endpoint = self.service.endpoint
+        options = {"api_endpoint": endpoint} if endpoint else None
         machines = compute_v1.InstancesClient(credentials=self.login, client_options=options)
         script = (bundle_root() / "startup" / "batch" / "check.sh").read_text(encoding="utf-8")
-        return Check(site, self.client, self._templates, machines, self.clock, script=script, pace=pace, say=say).run()
+        return Check(site, Clients(self.client, self._templates, machines), self.clock, script, pace, say).run()
 
     # Asking for a job
 
@@ -185,7 +191,7 @@ class GoogleBatch:
         """Stores what the machines will read, and the record. Raises `ConfigError`."""
         source = (str(job.settings["image_project"]), str(job.settings["image_family"]))
         template = template_body(job, self.clock.now(), self.image(*source))
-        told = variables_of(job, self.storage)
+        told = variables_of(job, self.service.storage)
         bodies = tuple(job_body(job, region, self.project, self.script, told) for region in job.regions)
         children = tuple(order.index for order in job.children)
 

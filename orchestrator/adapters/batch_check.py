@@ -47,22 +47,28 @@ class Seen:
     machine_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Google's own, of what a check asks."""
+
+    jobs: batch_v1.BatchServiceClient
+    templates: Templates
+    instances: compute_v1.InstancesClient
+
+
 class Check:
     """One check. `say` hears what is under way."""
 
     def __init__(
         self,
         site: Site,
-        jobs: batch_v1.BatchServiceClient,
-        templates: Templates,
-        instances: compute_v1.InstancesClient,
+        clients: Clients,
         clock: Clock,
-        *,
         script: str,
         pace: Pace,
         say: Callable[[str], None],
     ) -> None:
-        self.site, self.jobs, self.templates, self.instances = site, jobs, templates, instances
+        self.site, self.jobs, self.templates, self.instances = site, clients.jobs, clients.templates, clients.instances
         self.clock, self.script, self.pace, self.say = clock, script, pace, say
         self.id = f"bench-check-{uuid.uuid4().hex[:8]}"
         self.seen = Seen()

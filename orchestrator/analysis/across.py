@@ -40,6 +40,18 @@ class Change:
         return f"{self.verdict.value}: {self.doubt}" if self.doubt else self.verdict.value
 
 
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """What the environments of two runs say of a comparison."""
+
+    steady: bool = True
+    """The libraries are the same."""
+    doubt: str = ""
+    """Why a machine's times are not good enough."""
+    same_code: bool = False
+    """Nothing is faster or slower."""
+
+
 def changes(
     before: Study,
     after: Study,
@@ -47,31 +59,28 @@ def changes(
     relative_to: str = "",
     implementations: Sequence[str] = (),
     tolerance: float = 0.0,
-    steady: bool = True,
-    doubt: str = "",
-    same_code: bool = False,
+    footing: Footing = Footing(),
 ) -> tuple[Change, ...]:
     """What changed, for every case, setting and implementation that both runs timed. A change within `tolerance`
     (0.02: two per cent) is no verdict of faster or slower.
 
     Times of two runs have no common blocks, so their intervals are combined as independent ones (Zou and Donner 2008),
-    with what differs between runs of the same code besides (`orchestrator.analysis.between`). `steady`: the libraries
-    are the same. `doubt` is why a machine's times are not good enough; of the `same_code` nothing is faster or slower.
+    with what differs between runs of the same code besides (`orchestrator.analysis.between`).
     """
     pairs = tuple(matched(before, after))
-    spread = spreads(observed(pairs, relative_to, implementations or (KERNEL,), steady=steady))
+    spread = spreads(observed(pairs, relative_to, implementations or (KERNEL,), steady=footing.steady))
     found = []
     for case, other in pairs:
         for timing in case.timings:
             name = timing.implementation
             wanted = name in implementations if implementations else not is_control(name)
             if wanted and name != relative_to:
-                why = doubt or held_back(case, other, (name, relative_to))
+                why = footing.doubt or held_back(case, other, (name, relative_to))
                 change = _change(case, other, name, relative_to, spread[case.setting, case.case_id], why)
                 if change is not None:
                     found.append(change)
     corrected = holm([one.p for one in found])
-    return tuple(_decided(one, p, tolerance, same_code) for one, p in zip(found, corrected, strict=True))
+    return tuple(_decided(one, p, tolerance, footing.same_code) for one, p in zip(found, corrected, strict=True))
 
 
 def matched(before: Study, after: Study) -> Iterator[tuple[Case, Case]]:

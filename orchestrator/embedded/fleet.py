@@ -10,6 +10,7 @@ from orchestrator.embedded.capacity import foul_weather, over_quota, used
 from orchestrator.embedded.errors import ApiError, invalid, not_found
 from orchestrator.embedded.life import Lives
 from orchestrator.embedded.links import fingerprint
+from orchestrator.embedded.operations import Target
 from orchestrator.embedded.vm import Vm
 
 
@@ -59,7 +60,9 @@ class Fleet(Lives):
                 why = "The termination time must be in the future."
                 raise invalid("resource.scheduling.terminationTime", admitted.end_at.isoformat(), why)
             vm_id = self.ids.new(now)
-            operation = self.operations.begin("insert", zone, path, vm_id, now, user=user, request_id=request_id)
+            operation = self.operations.begin(
+                "insert", Target(zone, path, vm_id), now, user=user, request_id=request_id
+            )
             failure = foul_weather(admitted, self.project, self.weather) or over_quota(
                 admitted, self.all(), self.inventory, self.weather
             )
@@ -77,7 +80,7 @@ class Fleet(Lives):
                 return replayed
             vm = self.find(zone, name)
             operation = self.operations.begin(
-                "delete", zone, vm.path, vm.id, self.timeline.now(), user=user, request_id=request_id
+                "delete", vm.target, self.timeline.now(), user=user, request_id=request_id
             )
             vm.closing_operations.append(operation)
             vm.status = "STOPPING"
@@ -98,7 +101,7 @@ class Fleet(Lives):
                 message = "Labels fingerprint either invalid or resource labels have changed"
                 raise ApiError(412, message)
             now = self.timeline.now()
-            operation = self.operations.begin("setLabels", zone, vm.path, vm.id, now, user=user, request_id=request_id)
+            operation = self.operations.begin("setLabels", vm.target, now, user=user, request_id=request_id)
             vm.labels = labels
             self._later(self.durations.end_s, lambda: self._done(operation))
         return self.operations.listed[operation]
@@ -172,4 +175,4 @@ class Fleet(Lives):
 
     def _begin(self, kind: str, vm: Vm, user: str, request_id: str) -> str:
         now = self.timeline.now()
-        return self.operations.begin(kind, vm.zone, vm.path, vm.id, now, user=user, request_id=request_id)
+        return self.operations.begin(kind, vm.target, now, user=user, request_id=request_id)

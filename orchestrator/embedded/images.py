@@ -16,7 +16,7 @@ from orchestrator.embedded.errors import ApiError, OperationError, invalid, not_
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.inventory import Image
 from orchestrator.embedded.links import fingerprint, last, link
-from orchestrator.embedded.operations import GLOBAL
+from orchestrator.embedded.operations import GLOBAL, Target
 from orchestrator.embedded.vm import Vm
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -95,7 +95,9 @@ class Images:
                 raise ApiError(400, f"The disk resource '{disk}' is already being used by '{vm.path}'", "resourceInUse")
             now = self.timeline.now()
             number = self.ids.new(now)
-            operation = self.operations.begin("insert", GLOBAL, path, number, now, user=user, request_id=request_id)
+            operation = self.operations.begin(
+                "insert", Target(GLOBAL, path, number), now, user=user, request_id=request_id
+            )
             document: Document = {
                 "kind": "compute#image",
                 "id": number,
@@ -194,7 +196,7 @@ class Images:
         document = self.find(name)
         path = f"projects/{self.project}/global/images/{name}"
         now = self.timeline.now()
-        return self.operations.begin(kind, GLOBAL, path, document["id"], now, user=user, request_id=request_id)
+        return self.operations.begin(kind, Target(GLOBAL, path, document["id"]), now, user=user, request_id=request_id)
 
     def _keep(self, document: Document) -> None:
         self.listed[document["name"]] = document

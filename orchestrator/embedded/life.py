@@ -104,9 +104,7 @@ class Lives:
                 return
             operation = self.operations.begin(
                 "compute.instances.preempted",
-                vm.zone,
-                vm.path,
-                vm.id,
+                vm.target,
                 self.timeline.now(),
                 user=SYSTEM,
                 message="Instance was preempted.",
@@ -253,9 +251,7 @@ class Lives:
                 return
             operation = self.operations.begin(
                 vm.admitted.termination_action.lower(),
-                vm.zone,
-                vm.path,
-                vm.id,
+                vm.target,
                 self.timeline.now(),
                 user=SYSTEM,
                 message="Instance reached its maximum run duration or its termination time.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from typing import Any
@@ -27,6 +28,15 @@ class Ids:
         return str(int(now.timestamp() * 1_000_000) * 1000 + next(self.counter) % 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The resource that an operation is about, by its path; one that is in no zone has an empty one."""
+
+    zone: str
+    path: str
+    id: str
+
+
 class Operations:
     """Every operation there ever was. Thread-safe; each change is on disk before the call returns."""
 
@@ -43,27 +53,24 @@ class Operations:
     def begin(
         self,
         kind: str,
-        zone: str,
-        target: str,
-        target_id: str,
+        target: Target,
         now: datetime,
         *,
         user: str,
         request_id: str = "",
         message: str = "",
     ) -> str:
-        """Note that something has begun; returns the operation's name. `target` is the path of a resource, which stands
-        in no zone where `zone` is empty."""
+        """Note that something has begun; returns the operation's name."""
         number = self.ids.new(now)
         name = f"operation-{int(now.timestamp() * 1000)}-{int(number):x}"
-        at = self.place(zone)
+        at = self.place(target.zone)
         document = {
             "kind": "compute#operation",
             "id": number,
             "name": name,
             "operationType": kind,
-            "targetLink": link(target),
-            "targetId": target_id,
+            "targetLink": link(target.path),
+            "targetId": target.id,
             "status": "RUNNING",
             "user": user,
             "progress": 0,
@@ -71,7 +78,7 @@ class Operations:
             "startTime": google_stamp(now),
             "selfLink": link(at, "operations", name),
         }
-        if zone:
+        if target.zone:
             document["zone"] = link(at)
         if request_id:
             document["clientOperationId"] = request_id

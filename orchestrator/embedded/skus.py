@@ -21,6 +21,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ Tiers = tuple[tuple[int, int], ...]
 """From how much on, and what a unit costs in nanodollars."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sold:
+    """What a price is of, how it is used, where, and by what unit."""
+
+    family: str
+    group: str
+    usage: str
+    regions: tuple[str, ...]
+    unit: str
+
+
 class Catalogue:
     """Answers the two methods. Immutable."""
 
@@ -55,9 +67,15 @@ class Catalogue:
         self.as_of = f"{inventory.tariff.document['as_of']}T00:00:00Z"
         self.skus = {
             COMPUTE: [*self._machines(), *self._storage(), *self._addresses()],
-            STORAGE: [self._sku("Standard Storage US Regional", "Storage", "RegionalStorage", "OnDemand",
-                                ("us-central1",), "GiBy.mo", ((0, 0), (5, 20_000_000)), STORAGE)],
-        }  # fmt: skip
+            STORAGE: [
+                self._sku(
+                    "Standard Storage US Regional",
+                    Sold("Storage", "RegionalStorage", "OnDemand", ("us-central1",), "GiBy.mo"),
+                    ((0, 0), (5, 20_000_000)),
+                    STORAGE,
+                )
+            ],
+        }
 
     def services(self, query: Mapping[str, str]) -> Document:
         """`services.list`."""
@@ -110,16 +128,17 @@ class Catalogue:
             ("Ram", "GiBy.h", family["groups"][1], ram),
         ):
             name = f"{family['name']} {part} running in {place}"
-            yield self._sku(prefix + name, "Compute", group, usage, regions, unit, ((0, price),))
+            sold = Sold("Compute", group, usage, regions, unit)
+            yield self._sku(prefix + name, sold, ((0, price),))
             if provisioning == "standard":
                 short = family["name"].split()[0]
                 word = {"Core": "Cpu", "Ram": "Ram"}[part]
                 committed = f"Commitment v1: {short} {word} in {place} for 1 Year"
-                yield self._sku(committed, "Compute", group, "Commit1Yr", regions, unit, ((0, price * 63 // 100),))
+                yield self._sku(committed, replace(sold, usage="Commit1Yr"), ((0, price * 63 // 100),))
                 tenant = f"{short} Sole Tenancy Instance {part} running in {place}"
-                yield self._sku(tenant, "Compute", group, usage, regions, unit, ((0, price),))
+                yield self._sku(tenant, sold, ((0, price),))
                 custom = f"{short} Custom Instance {part} running in {place}"
-                yield self._sku(custom, "Compute", group, usage, regions, unit, ((0, price * 105 // 100),))
+                yield self._sku(custom, sold, ((0, price * 105 // 100),))
 
     def _gpu(
         self, accelerator: str, provisioning: str, place: str, usd: str, regions: tuple[str, ...]
@@ -128,14 +147,15 @@ class Catalogue:
         usage, prefix = kind_of(provisioning)
         attached = " attached to Spot Preemptible VMs" if prefix else ""
         plain = f"{name}{attached} running in {place}"
-        yield self._sku(plain, "Compute", "GPU", usage, regions, "h", ((0, price),))
+        sold = Sold("Compute", "GPU", usage, regions, "h")
+        yield self._sku(plain, sold, ((0, price),))
         if provisioning == "standard":
             reserved = f"Reserved {name} in {place}"
-            yield self._sku(reserved, "Compute", "GPU", usage, regions, "h", ((0, price),))
+            yield self._sku(reserved, sold, ((0, price),))
             committed = f"Commitment: {name} running in {place} for 1 Year"
-            yield self._sku(committed, "Compute", "GPU", "Commit1Yr", regions, "h", ((0, price * 63 // 100),))
+            yield self._sku(committed, replace(sold, usage="Commit1Yr"), ((0, price * 63 // 100),))
             flexible = f"{name} attached to DWS Defined Duration VMs running in {place}"
-            yield self._sku(flexible, "Compute", "GPU", usage, regions, "h", ((0, price * 60 // 100),))
+            yield self._sku(flexible, sold, ((0, price * 60 // 100),))
 
     def _storage(self) -> Iterator[Document]:
         for kind, prices in self.inventory.tariff.document["disk_gib_month"].items():
@@ -149,9 +169,10 @@ class Catalogue:
                 where, price = "" if american else f" in {place}", nanos(usd)
                 free = entry.get("free_gib", 0) if american else 0
                 tiers = ((0, 0), (free, price)) if free else ((0, price),)
-                name, group, sold = f"{entry['name']}{where}", entry["group"], tuple(regions)
-                yield self._sku(name, "Storage", group, "OnDemand", sold, "GiBy.mo", tiers)
-                yield self._sku(f"Regional {name}", "Storage", group, "OnDemand", sold, "GiBy.mo", ((0, 2 * price),))
+                name = f"{entry['name']}{where}"
+                sold = Sold("Storage", entry["group"], "OnDemand", tuple(regions), "GiBy.mo")
+                yield self._sku(name, sold, tiers)
+                yield self._sku(f"Regional {name}", sold, ((0, 2 * price),))
 
     def _addresses(self) -> Iterator[Document]:
         for provisioning, price in self.inventory.tariff.document["external_ip"].items():
@@ -159,19 +180,10 @@ class Catalogue:
             usage, _ = kind_of(provisioning)
             usd, free = nanos(price["usd"]), entry["free_h"]
             tiers = ((0, 0), (free, usd)) if free else ((0, usd),)
-            yield self._sku(entry["name"], "Network", "IpAddress", usage, ("global",), "h", tiers)
+            yield self._sku(entry["name"], Sold("Network", "IpAddress", usage, ("global",), "h"), tiers)
 
-    def _sku(
-        self,
-        description: str,
-        family: str,
-        group: str,
-        usage: str,
-        regions: tuple[str, ...],
-        unit: str,
-        tiers: Tiers,
-        service: str = COMPUTE,
-    ) -> Document:
+    def _sku(self, description: str, sold: Sold, tiers: Tiers, service: str = COMPUTE) -> Document:
+        regions = sold.regions
         number = sku_id(f"{description} {regions[0]}")
         everywhere = regions == ("global",)
         return {
@@ -180,15 +192,15 @@ class Catalogue:
             "description": description,
             "category": {
                 "serviceDisplayName": self.names["services"][service],
-                "resourceFamily": family,
-                "resourceGroup": group,
-                "usageType": usage,
+                "resourceFamily": sold.family,
+                "resourceGroup": sold.group,
+                "usageType": sold.usage,
             },
             "serviceRegions": list(regions),
             "pricingInfo": [
                 {
                     "summary": "simulated",
-                    "pricingExpression": _rates(unit, tiers),
+                    "pricingExpression": _rates(sold.unit, tiers),
                     "currencyConversionRate": 1,
                     "effectiveTime": self.as_of,
                 }

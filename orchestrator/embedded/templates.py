@@ -14,6 +14,7 @@ from orchestrator.embedded.errors import ApiError, invalid, not_found, reading
 from orchestrator.embedded.links import last, link
 from orchestrator.embedded.listener import Request
 from orchestrator.embedded.listing import listing
+from orchestrator.embedded.operations import Target
 from orchestrator.embedded.requests import body_of, request_id
 
 Document = dict[str, Any]
@@ -99,9 +100,7 @@ class Templates:
     def _begun(self, kind: str, name: str, identity: str, request: Request) -> Document:
         operation = self.operations.begin(
             kind,
-            "",
-            self._path(name),
-            identity,
+            Target("", self._path(name), identity),
             self.timeline.now(),
             user=f"user@{self.project}.example",
             request_id=request_id(request),

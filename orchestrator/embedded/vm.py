@@ -13,6 +13,7 @@ from orchestrator.embedded.documents import google_stamp, stamp
 from orchestrator.embedded.guest import Guest, Machine
 from orchestrator.embedded.inventory import region_of
 from orchestrator.embedded.links import fingerprint, link
+from orchestrator.embedded.operations import Target
 from orchestrator.embedded.timeline import Alarm
 from orchestrator.embedded.weather import Fault
 
@@ -62,6 +63,10 @@ class Vm:
     @property
     def path(self) -> str:
         return f"projects/{self.project}/zones/{self.zone}/instances/{self.name}"
+
+    @property
+    def target(self) -> Target:
+        return Target(self.zone, self.path, self.id)
 
     def cancel_alarms(self) -> None:
         for alarm in self.alarms:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.across import Change, changes, matched
+from orchestrator.analysis.across import Change, Footing, changes, matched
 from orchestrator.analysis.energy import Shift, shifts
 from orchestrator.analysis.fingerprint import Comparability, Level, comparability, same_code, steady
 from orchestrator.analysis.history import NAMES, brief
@@ -146,9 +146,11 @@ def compared(
             relative_to=base,
             implementations=wanted,
             tolerance=tolerance,
-            steady=steady(*prints),
-            doubt=f"the host of the {' and the '.join(busy)} run was busy" if busy else "",
-            same_code=same_code(*prints),
+            footing=Footing(
+                steady=steady(*prints),
+                doubt=f"the host of the {' and the '.join(busy)} run was busy" if busy else "",
+                same_code=same_code(*prints),
+            ),
         )
         gone = lost(before.study, after.study, wanted)
         energy = tuple(one for one in shifts(before.study, after.study) if not wanted or one.implementation in wanted)

@@ -10,7 +10,7 @@ from orchestrator.analysis.samples import Group, Vector
 from orchestrator.analysis.study import Case, Study
 from orchestrator.report.figures import RIGHT, WIDTH, drawn, shown
 from orchestrator.report.palette import Look, looks
-from orchestrator.report.svg import Board, Scale, legend, span
+from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
 from orchestrator.report.text import backend, labels, shortened, tick
 
 MOST_DOTS = 200
@@ -30,23 +30,18 @@ def latencies(study: Study) -> Board | None:
     if not cases or not names:
         return None
     look, titles = looks((study.subject, *study.baselines)), labels(study.case_ids)
-    columns = 2 if len(cases) > 1 else 1
-    gap = 40.0
-    width = (WIDTH - gap * (columns - 1)) / columns
-    height = 74.0 + 20 * len(names)
     board = Board(WIDTH, 0, "Latency distributions, by case")
     most = max(20, min(MOST_DOTS, MOST_IN_ALL // (len(cases) * len(names))))
     top = legend(board, 8, 18, [(backend(name), look[name]) for name in names], RIGHT) + 12
-    for place, case in enumerate(cases):
-        x, y = (place % columns) * (width + gap), top + (place // columns) * height
-        _panel(board, case, titles[case.case_id], {name: look[name] for name in names}, x, y, width, most)
-    board.height = top - (-len(cases) // columns) * height + 4
+    areas, bottom = tiled(len(cases), WIDTH, 40.0, top, 74.0 + 20 * len(names))
+    for case, area in zip(cases, areas, strict=True):
+        _panel(board, case, titles[case.case_id], {name: look[name] for name in names}, area, most)
+    board.height = bottom + 4
     return board
 
 
-def _panel(
-    board: Board, case: Case, title: str, look: Mapping[str, Look], x: float, y: float, width: float, most: int
-) -> None:
+def _panel(board: Board, case: Case, title: str, look: Mapping[str, Look], area: Area, most: int) -> None:
+    x, y, width = area.x, area.y, area.width
     timed = {t.implementation: t.group.latency_us for t in case.timings if t.timed and t.implementation in look}
     if not timed:
         board.text(x, y + 16, f"{shortened(title)}: not timed", "soft")

@@ -126,28 +126,22 @@ def speedup(study: Study, *, everything: bool = False) -> Board | None:
         own = {case.case_id: case for case in part.cases}
         for (y, _), case_id in zip(tops, ids, strict=True):
             if case_id in own:
-                _ratios(board, scale, y, height, own[case_id], names[case_id], baselines, look)
+                _ratios(board, scale, y, height, own[case_id], names[case_id], {one: look[one] for one in baselines})
         for y, _ in tops:
             board.line(scale(1), y, scale(1), y + height, "axis")
     return board
 
 
 def _ratios(
-    board: Board,
-    scale: Scale,
-    y: float,
-    height: float,
-    case: Case,
-    name: str,
-    baselines: Sequence[str],
-    look: Mapping[str, Look],
+    board: Board, scale: Scale, y: float, height: float, case: Case, name: str, look: Mapping[str, Look]
 ) -> None:
+    """One case: its speed-up over each of the baselines of `look`, in their order."""
     noise = max((one.noise.floor for one in case.contrasts if one.noise is not None), default=0.0)
     if noise:
         left, right = scale(1 / (1 + noise)), scale(1 + noise)
         board.box(left, y + 2, right - left, height - 4, "noise")
-    for contrast in (one for one in case.contrasts if one.baseline in baselines):
-        at = y + 12.5 + 13 * baselines.index(contrast.baseline)
+    for contrast in (one for one in case.contrasts if one.baseline in look):
+        at = y + 12.5 + 13 * list(look).index(contrast.baseline)
         found, own = contrast.paired.ratio, look[contrast.baseline]
         if found.known:
             board.line(scale(found.low), at, scale(found.high), at, f"l{own.colour[1:]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.analysis.study import Case, Study
@@ -11,11 +12,24 @@ from orchestrator.core.bundled import names
 from orchestrator.core.bundled.work import convention
 from orchestrator.report.figures import RIGHT, WIDTH, drawn
 from orchestrator.report.palette import Look, looks
-from orchestrator.report.svg import Board, Scale, legend, span
+from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
 from orchestrator.report.text import backend, digits, shortened, tick
 
 MOST_PANELS: Final = 12
 Rate = Callable[[Case, Timing], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Plotted:
+    """What is drawn by what: the axis of the sizes, and a value of a timing in a unit."""
+
+    axis: str
+    unit: str
+    rate: Rate
+
+    @property
+    def title(self) -> str:
+        return f"{self.unit} by {self.axis.replace('_', ' ')}"
 
 
 def by_size(part: Study) -> tuple[Board | None, str]:
@@ -25,7 +39,7 @@ def by_size(part: Study) -> tuple[Board | None, str]:
     names = drawn(part)
     if not axis or not names:
         return None, ""
-    unit, rate = _rate(cases)
+    plotted = Plotted(axis, *_rate(cases))
     panels: dict[str, list[Case]] = {}
     for case in cases:
         panels.setdefault(_panel_of(case.axes, [one.axes for one in cases], axis), []).append(case)
@@ -33,10 +47,10 @@ def by_size(part: Study) -> tuple[Board | None, str]:
     if not kept:
         return None, ""
     fewer = f" Of {len(kept)} panels {MOST_PANELS} are drawn." if len(kept) > MOST_PANELS else ""
-    board = _board(dict(list(kept.items())[:MOST_PANELS]), axis, unit, rate, names, part)
-    counted = f" Operations by {convention(case.axes for case in cases)}." if unit == "TFLOP/s" else ""
+    board = _board(dict(list(kept.items())[:MOST_PANELS]), plotted, names, part)
+    counted = f" Operations by {convention(case.axes for case in cases)}." if plotted.unit == "TFLOP/s" else ""
     bars = "Medians; bars are their 95 % intervals, where they are wider than a mark."
-    return board, f"{unit} by {axis.replace('_', ' ')}. {bars}{counted}{fewer}"
+    return board, f"{plotted.title}. {bars}{counted}{fewer}"
 
 
 def size_axis(axes: Sequence[Mapping[str, str]]) -> str:
@@ -70,25 +84,22 @@ def _rate(cases: Sequence[Case]) -> tuple[str, Rate]:
     return "TFLOP/s", lambda _, timing: timing.tflops
 
 
-def _board(
-    panels: Mapping[str, Sequence[Case]], axis: str, unit: str, rate: Rate, names: Sequence[str], part: Study
-) -> Board:
-    columns = 2 if len(panels) > 1 else 1
-    width, height = (WIDTH - 30 * (columns - 1)) / columns, 250.0
+def _board(panels: Mapping[str, Sequence[Case]], plotted: Plotted, names: Sequence[str], part: Study) -> Board:
     look = looks((part.subject, *part.baselines))
-    board = Board(WIDTH, 0, f"{unit} by {axis.replace('_', ' ')}, one line an implementation")
+    board = Board(WIDTH, 0, f"{plotted.title}, one line an implementation")
     top = legend(board, 60, 18, [(backend(name), look[name]) for name in names], RIGHT) + 8
-    for place, (title, cases) in enumerate(panels.items()):
-        x, y = (place % columns) * (width + 30), top + (place // columns) * height
-        _panel(board, title, cases, axis, unit, rate, {name: look[name] for name in names}, x, y, width)
-    board.height = top - (-len(panels) // columns) * height + 4
+    areas, bottom = tiled(len(panels), WIDTH, 30.0, top, 250.0)
+    for (title, cases), area in zip(panels.items(), areas, strict=True):
+        _panel(board, title, cases, plotted, {name: look[name] for name in names}, area)
+    board.height = bottom + 4
     return board
 
 
 def _panel(
-    board: Board, title: str, cases: Sequence[Case], axis: str, unit: str, rate: Rate, look: Mapping[str, Look],
-    x: float, y: float, width: float,
-) -> None:  # fmt: skip
+    board: Board, title: str, cases: Sequence[Case], plotted: Plotted, look: Mapping[str, Look], area: Area
+) -> None:
+    axis, unit, rate = plotted.axis, plotted.unit, plotted.rate
+    x, y, width = area.x, area.y, area.width
     lines: dict[str, list[tuple[int, float, Timing]]] = {}
     for case in sorted(cases, key=lambda case: int(case.axes[axis])):
         for timing in case.timings:

@@ -52,6 +52,23 @@ class Scale:
         return sorted(kept) if len(kept) >= 2 else self.ticks(5)
 
 
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Where a panel is drawn: its upper left corner and its width."""
+
+    x: float
+    y: float
+    width: float
+
+
+def tiled(count: int, width: float, gap: float, top: float, height: float) -> tuple[list[Area], float]:
+    """Room for `count` panels, two beside each other unless there is one, and where the last row of them ends."""
+    columns = 2 if count > 1 else 1
+    each = (width - gap * (columns - 1)) / columns
+    areas = [Area((place % columns) * (each + gap), top + (place // columns) * height, each) for place in range(count)]
+    return areas, top - (-count // columns) * height
+
+
 def first_ratios(low: float, high: float) -> list[float]:
     """Numbers that a reader looks for on an axis of ratios, those that matter most first."""
     near = (1.0, 2.0, 1.5, 3.0, 0.5, 5.0, 0.8, 1.2, 10.0, 0.9, 1.1, 4.0, 0.7, 7.0, 0.6, 1.3, 1.05, 0.95, 1.02, 0.98)

@@ -81,12 +81,9 @@ class Conductor:
         # The same python3 that the bootstrap found, also where that is a wrapper.
         self.python = shutil.which("python3", path=env.get("PATH")) or sys.executable
         self.host = host = Host(self.home, env, self.python, self.clock, self.stop, self.log)
-        self.agent = Agent(self.spec, site, self.clock, self.log, self.stop, storage, self.events, host)
+        self.agent = Agent(self.spec, site, storage, self.events, host)
         self.own_events = own_events
-        self.keeper = Keeper(
-            self.home, own.vm, zone, own.run_id, storage, own_events, self.clock, self.log, self.stop,
-            own.timing.keep_poll_s,
-        )  # fmt: skip
+        self.keeper = Keeper(host, own.vm, zone, own.run_id, storage, own_events, own.timing.keep_poll_s)
 
     def into_container(self) -> int:
         """Goes on as the same agent in the run's container, in the place of this process. Returns only where that

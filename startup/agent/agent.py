@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from startup.agent import requirements
-from startup.agent.clock import Clock, Patience
+from startup.agent.clock import Patience
 from startup.agent.diagnosis import Diagnosis, Ending, Halt, failed
 from startup.agent.events import EventWriter
 from startup.agent.facts import Facts, Files
@@ -19,10 +19,9 @@ from startup.agent.harness import BAD_SPEC, DONE, GATE_FAILED, INCORRECT, NOT_BU
 from startup.agent.heals import Healed, clock_skew, cuda_path, disk_space, driver_wait
 from startup.agent.host import Host
 from startup.agent.image import PREPARED, Preparation
-from startup.agent.logs import Log, LogUploader
+from startup.agent.logs import LogUploader
 from startup.agent.packages import Packages
 from startup.agent.spec import RunSpec
-from startup.agent.stop import Stop
 from startup.agent.storage import Storage, StorageError
 
 CASE = re.compile(r"cases/(b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-9]+(?:-(?:backward|both))?)\.csv\Z")
@@ -57,22 +56,12 @@ class Site:
 class Agent:
     """Takes the VM through the phases; `run` returns the exit code and never raises."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        site: Site,
-        clock: Clock,
-        log: Log,
-        stop: Stop,
-        storage: Storage,
-        events: EventWriter,
-        host: Host,
-    ) -> None:
+    def __init__(self, spec: RunSpec, site: Site, storage: Storage, events: EventWriter, host: Host) -> None:
         self.spec = spec
         self.site = site
-        self.clock = clock
-        self.log = log
-        self.stop = stop
+        self.clock = host.clock
+        self.log = host.log
+        self.stop = host.stop
         self.storage = storage
         self.events = events
         self.host = host
@@ -83,7 +72,7 @@ class Agent:
         self.files = Files(spec.run_id, site.work / "out", storage)
         log_name = self.prefix + "artifacts/log.txt"
         self.uploader = LogUploader(
-            site.home / "log.txt", log_name, storage, clock, spec.timing.log_every_s, site.log_start
+            site.home / "log.txt", log_name, storage, host.clock, spec.timing.log_every_s, site.log_start
         )
         self.harness = Harness(host, site.work / "spec.json", site.work / "out", self.payload, spec.timing)
         self.packages = Packages(host, spec.allow_install, spec.min_free_gb, self.healed)
@@ -91,7 +80,7 @@ class Agent:
         self.preparation = Preparation(host, self.packages, storage, prepared, spec, site.home)
         self.requirements = requirements.Requirements(host, self.packages, self.payload, site.work / "out")
         self.phase = "boot"
-        self.limit = Patience(clock, 0)
+        self.limit = Patience(host.clock, 0)
         self.incorrect = False
         self.not_built = False
         self.ending = Ending("failed", 1)

@@ -17,11 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from startup.agent.clock import Clock, Patience, iso
+from startup.agent.clock import Patience, iso
 from startup.agent.diagnosis import Ending
 from startup.agent.events import EventWriter
-from startup.agent.logs import Log
-from startup.agent.stop import Stop
+from startup.agent.host import Host
 from startup.agent.storage import Storage, StorageError
 
 
@@ -70,21 +69,20 @@ class Keeper:
     """Speaks for the run that the VM was made for, from the end of its work to its last word."""
 
     def __init__(
-        self, home: Path, vm: str, zone: str, owner: str, storage: Storage, events: EventWriter, clock: Clock,
-        log: Log, stop: Stop, poll_s: float,
-    ) -> None:  # fmt: skip
-        self.home = home
+        self, host: Host, vm: str, zone: str, owner: str, storage: Storage, events: EventWriter, poll_s: float
+    ) -> None:
+        self.home = host.home
         self.vm = vm
         self.zone = zone
         self.owner = owner
         self.storage = storage
         self.events = events
-        self.clock = clock
-        self.log = log
-        self.stop = stop
+        self.clock = host.clock
+        self.log = host.log
+        self.stop = host.stop
         self.poll_s = poll_s
         self.name = f"machines/{vm}.json"
-        self.file = home / "kept.json"
+        self.file = self.home / "kept.json"
         self.kept = Kept(**json.loads(self.file.read_text())) if self.file.exists() else None
 
     def remember(self, kept: Kept) -> None:

@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from orchestrator.adapters.batch import GoogleBatch
+from orchestrator.adapters.batch import GoogleBatch, Service
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet import batch as rules
@@ -156,14 +156,12 @@ class Story:
     def fresh(self) -> GoogleBatch:
         """A scheduler as another client has it, which remembers nothing."""
         return GoogleBatch(
-            self.cloud.project,
+            Service(self.cloud.project, Bearer(self.cloud.token), self.cloud.compute_url),
             self.bucket,
             self.clock,
             script="#!/bin/bash\n",
             image=lambda _project, _family: IMAGE,
             gate=lambda: None,
-            credentials=Bearer(self.cloud.token),
-            endpoint=self.cloud.compute_url,
         )
 
     def close(self) -> None:
