@@ -28,18 +28,8 @@ MOST_SEED = (1 << 31) - 1
 
 def load(path: Path) -> Definition:
     """The problem in a folder, described in the file `<folder>.json` beside it. Raises `BadWorkload`."""
-    described = path.with_name(f"{path.name}.json")
-    try:
-        told = json.loads(described.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise BadWorkload(f"{described.name}: cannot be read: {exc}") from exc
-    file = path / "reference.py"
-    if not file.is_file():
-        raise BadWorkload(f"{path.name}: there is no reference.py")
-    module = imported(file)
-    for name in NEEDED:
-        if not callable(getattr(module, name, None)):
-            raise BadWorkload(f"reference.py:1: there is no function {name}(…)")
+    told, file = described(path), path / "reference.py"
+    module = referred_to(file)
 
     def inputs(case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
         seed = generator.initial_seed() % MOST_SEED
@@ -83,6 +73,27 @@ def load(path: Path) -> Definition:
         writable=writable,
         exact=False,
     )
+
+
+def described(path: Path) -> dict[str, Any]:
+    """What is said of the problem in a folder. Raises `BadWorkload`."""
+    file = path.with_name(f"{path.name}.json")
+    try:
+        told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise BadWorkload(f"{file.name}: cannot be read: {exc}") from exc
+    return told
+
+
+def referred_to(file: Path) -> ModuleType:
+    """The reference, with all the functions that a problem needs. Raises `BadWorkload`."""
+    if not file.is_file():
+        raise BadWorkload(f"{file.parent.name}: there is no reference.py")
+    module = imported(file)
+    for name in NEEDED:
+        if not callable(getattr(module, name, None)):
+            raise BadWorkload(f"reference.py:1: there is no function {name}(…)")
+    return module
 
 
 def made_by(module: ModuleType, arguments: Mapping[str, Any]) -> Any:

@@ -204,6 +204,12 @@ def apart(output: Any, other: Any) -> float:
     return max((distance(a, b)[0] for a, b in pairs), default=0.0)
 
 
+def not_numbers(output: torch.Tensor, right: torch.Tensor) -> int:
+    """How many elements are NaN, or infinite where the reference is not."""
+    found = ((torch.isnan(a) | (torch.isinf(a) & (a.double() != b))) for a, b in pieces(output, right))
+    return sum(int(one.sum().item()) for one in found)
+
+
 def judged(
     output: Any,
     exact: Exact,
@@ -239,9 +245,7 @@ def judged(
             if other:
                 return fault(f"output{at}: {other} of {right.numel()} elements are others", float(other), 0.0)
             continue
-        strange = sum(
-            int((torch.isnan(a) | (torch.isinf(a) & (a.double() != b))).sum().item()) for a, b in pieces(real, right)
-        )
+        strange = not_numbers(real, right)
         if strange:
             return fault(f"output{at}: {strange} of {real.numel()} elements are NaN or infinite, or never written")
         most, mean = distance(real, right)

@@ -22,7 +22,7 @@ from kernels.harness.rows import Origin, Row, Setting, Spool
 from kernels.harness.spec import Spec
 from kernels.harness.stopping import first_of, rule, spent
 from kernels.harness.timers import Timer, timer_for
-from kernels.harness.timing import Measured, measure
+from kernels.harness.timing import Extent, Instruments, Measured, measure
 from kernels.harness.turns import Contender
 from kernels.harness.warming import LIMIT_S
 from kernels.harness.workload import Case
@@ -76,21 +76,9 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
         asked = regimes(session.spec.regime, session.device.type, case)
         for number, name in enumerate(asked, start=1):
             spool = stack.enter_context(Spool(folder))
-            measured = measure(
-                judged.contenders,
-                blocks=session.spec.repeats,
-                warmup=session.spec.warmup,
-                timer=timed_by(name),
-                rng=rng,
-                clocks=clocks(session.device, sustained=name == SUSTAINED),
-                keep=spool.keep,
-                enough=first_of(
-                    rule(session.spec.stop_at_relative_ci),
-                    spent(seconds_left(session.spec, number / len(asked), began)),
-                ),
-                warmup_limit_s=LIMIT_S[session.device.type],
-                spare_s=partial(spare_s, session.spec, number / len(asked), began),
-            )
+            extent = extent_of(session, number / len(asked), began)
+            by = Instruments(timed_by(name), clocks(session.device, sustained=name == SUSTAINED))
+            measured = measure(judged.contenders, extent, by, rng, spool.keep)
             measured_in.append(Regime(name, measured, spool))
         judged = still_right(session, judged)
         written = rows.write_csv(
@@ -99,6 +87,18 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
             (row for regime in measured_in for row in table(origin, judged, turns, regime)),
         )
     return finished(case, judged, measured_in, written)
+
+
+def extent_of(session: Session, share: float, began: float) -> Extent:
+    """How much of a case is measured in a regime, after which a `share` of the case's time may be spent."""
+    spec = session.spec
+    return Extent(
+        spec.repeats,
+        spec.warmup,
+        enough=first_of(rule(spec.stop_at_relative_ci), spent(seconds_left(spec, share, began))),
+        warmup_limit_s=LIMIT_S[session.device.type],
+        spare_s=partial(spare_s, spec, share, began),
+    )
 
 
 def spare_s(spec: Spec, share: float, began: float) -> float:

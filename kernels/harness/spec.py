@@ -97,15 +97,6 @@ def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = N
         workload.describe()
     keys = () if own else (*workload.grid_keys, "max_abs_error")
     judged = table(spec["correctness"], "correctness", keys)
-    implementations = names(
-        all_of(workload, spec["implementations"]),
-        "implementations",
-        workload.shown(),
-        lambda one: workload.knows(original(one)),
-    )
-    for one in implementations:
-        if one != original(one) and original(one) not in implementations:
-            raise BadSpec(f"implementations: {one} is the control of {original(one)}, which is not among them")
     tight = spec.get("stop_at_relative_ci")
     machine = table(spec.get("machine", {}), "machine", (), MACHINE)
     skip = spec.get("skip_cases", [])
@@ -113,7 +104,7 @@ def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = N
         raise BadSpec(f"skip_cases must be a list of case ids, not {shown(skip)}")
     return Spec(
         workload=workload,
-        implementations=implementations,
+        implementations=implementations_of(workload, spec["implementations"]),
         measure=cases(workload, spec["measure"] if own else table(spec["measure"], "measure", keys[:-1]), "measure"),
         correctness=(
             workload.tests()
@@ -137,6 +128,17 @@ def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = N
         profile=None if spec.get("profile") is None else profile_of(spec["profile"]),
         text=text,
     )
+
+
+def implementations_of(workload: Workload, told: object) -> tuple[str, ...]:
+    """Those that are measured; a control only with what it is the control of. Raises `BadSpec`."""
+    found = names(
+        all_of(workload, told), "implementations", workload.shown(), lambda one: workload.knows(original(one))
+    )
+    for one in found:
+        if one != original(one) and original(one) not in found:
+            raise BadSpec(f"implementations: {one} is the control of {original(one)}, which is not among them")
+    return found
 
 
 def profile_of(data: object) -> Profile:

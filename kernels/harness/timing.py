@@ -70,29 +70,75 @@ class Measured:
     energy: Mapping[str, Drawn] = field(default_factory=dict)
 
 
-def measure(  # noqa: PLR0913 - what a window is made of, each of it named by its caller
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured: so many blocks after a warm-up, `warmup` calls of each contender or until `steady`.
+
+    `enough` may end the measuring before the last block; `spare_s` says what time is left for energy.
+    """
+
+    blocks: int
+    warmup: int | str
+    enough: Enough = never
+    warmup_limit_s: float = LIMIT_S["cpu"]
+    spare_s: Callable[[], float] = lambda: math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """By what it is measured: a timer for each contender, the device's sensors, the host's, and the time."""
+
+    timer: Callable[[Contender], Timer]
+    clocks: Clocks
+    host: Host | None = None
+    clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], None] = time.sleep
+
+
+def measure(
     contenders: Sequence[Contender],
-    *,
-    blocks: int,
-    warmup: int | str,
-    timer: Callable[[Contender], Timer],
+    extent: Extent,
+    by: Instruments,
     rng: random.Random,
-    clocks: Clocks,
     keep: Callable[[Sample], None],
-    enough: Enough = never,
-    host: Host | None = None,
-    warmup_limit_s: float = LIMIT_S["cpu"],
-    clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
-    spare_s: Callable[[], float] = lambda: math.inf,
 ) -> Measured:
-    """`blocks` samples of each contender, interleaved, after a warm-up: `warmup` calls of each, or `steady`.
+    """The samples of each contender, interleaved.
 
     The order is random in every odd block and turned around in the block after it, so that whatever a place in the
-    order does to a time, it does to all alike. `enough` may end the measuring before the last block. Each sample goes
-    to `keep` and is forgotten here. Energy is followed after the last block, where `clocks` give it and `spare_s`
-    leaves the time.
+    order does to a time, it does to all alike. Each sample goes to `keep` and is forgotten here. Energy is followed
+    after the last block, where there is a sensor and the time.
     """
+    ready, timers, called, refused = prepared(contenders, extent.warmup, by.timer)
+    course = Course(ready, timers, rng, by.clocks, by.host or Host(), by.pause)
+    with undisturbed():
+        steady = extent.warmup == STEADY
+        ended = settle(course, called, extent.warmup_limit_s, by.clock) if steady else FIXED
+        latencies: dict[str, array[float]] = {contender.implementation: array("d") for contender in ready}
+        stopped = REPEATS
+        for _ in range(extent.blocks if ready else 0):
+            for sample in course.block():
+                latencies[sample.implementation].append(sample.latency_us)
+                keep(sample)
+            for name in course.refused:
+                latencies.pop(name, None)
+            if reason := extent.enough(latencies):
+                stopped = reason
+                break
+        energy = course.energy(extent.spare_s)
+    return Measured(
+        latencies=latencies,
+        stopped=stopped,
+        warming=Warming(called, ended),
+        overhead_us={name: one.overhead_us for name, one in timers.items()},
+        refused=refused | course.refused,
+        energy=energy,
+    )
+
+
+def prepared(
+    contenders: Sequence[Contender], warmup: int | str, timer: Callable[[Contender], Timer]
+) -> tuple[list[Contender], dict[str, Timer], dict[str, int], dict[str, str]]:
+    """Those that can be timed, with their timers and the calls that were made of them; and why the others cannot."""
     refused: dict[str, str] = {}
     timers: dict[str, Timer] = {}
     called: dict[str, int] = {}
@@ -106,29 +152,7 @@ def measure(  # noqa: PLR0913 - what a window is made of, each of it named by it
                 refused[contender.implementation] = str(exc) if isinstance(exc, Unavailable) else "out of memory"
                 continue
         ready.append(contender)
-    course = Course(ready, timers, rng, clocks, host or Host(), pause)
-    with undisturbed():
-        ended = FIXED if warmup != STEADY else settle(course, called, warmup_limit_s, clock)
-        latencies: dict[str, array[float]] = {contender.implementation: array("d") for contender in ready}
-        stopped = REPEATS
-        for _ in range(blocks if ready else 0):
-            for sample in course.block():
-                latencies[sample.implementation].append(sample.latency_us)
-                keep(sample)
-            for name in course.refused:
-                latencies.pop(name, None)
-            if reason := enough(latencies):
-                stopped = reason
-                break
-        energy = course.energy(spare_s)
-    return Measured(
-        latencies=latencies,
-        stopped=stopped,
-        warming=Warming(called, ended),
-        overhead_us={name: one.overhead_us for name, one in timers.items()},
-        refused=refused | course.refused,
-        energy=energy,
-    )
+    return ready, timers, called, refused
 
 
 @dataclass

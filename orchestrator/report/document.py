@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.analysis.across import Change
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.energy import energies
 from orchestrator.analysis.fast_p import THRESHOLDS, fast_p
 from orchestrator.analysis.history import Point
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.study import Contrast, Timing
+from orchestrator.analysis.study import Case, Contrast, Timing
 from orchestrator.analysis.verdicts import Noise
 from orchestrator.core.bundled.work import convention
 from orchestrator.core.results import plain
@@ -63,23 +64,24 @@ def document(report: Report) -> dict[str, Any]:
         "headlines": list(report.headlines()),
         "sentences": list(report.sentences()),
         "warnings": list(report.warnings()),
-        "cases": [
+        "cases": [_case(one) for one in study.cases],
+    }
+
+
+def _case(case: Case) -> dict[str, Any]:
+    return {
+        "case_id": case.case_id,
+        **_setting(case.setting),
+        "timings": [_timing(timing) for timing in case.timings],
+        "contrasts": [_contrast(one) for one in case.contrasts],
+        "controls": [
             {
-                "case_id": case.case_id,
-                **_setting(case.setting),
-                "timings": [_timing(timing) for timing in case.timings],
-                "contrasts": [_contrast(one) for one in case.contrasts],
-                "controls": [
-                    {
-                        "implementation": one.implementation,
-                        "ratio": limits(one.paired.ratio),
-                        "p": known(one.paired.test.p),
-                        "verdict": one.verdict.value,
-                    }
-                    for one in case.controls
-                ],
+                "implementation": one.implementation,
+                "ratio": limits(one.paired.ratio),
+                "p": known(one.paired.test.p),
+                "verdict": one.verdict.value,
             }
-            for case in study.cases
+            for one in case.controls
         ],
     }
 
@@ -226,23 +228,7 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
             }
             for one in comparison.lost
         ],
-        "changes": [
-            {
-                "case_id": one.case_id,
-                **_setting(one.setting),
-                "implementation": one.implementation,
-                "relative_to": one.relative_to or None,
-                "before": limits(one.before),
-                "after": limits(one.after),
-                "ratio": limits(one.ratio),
-                "p": known(one.p),
-                **_noise(one.noise),
-                "spread": known(one.spread),
-                "verdict": one.verdict.value,
-                "doubt": one.doubt,
-            }
-            for one in comparison.changes
-        ],
+        "changes": [_change(one) for one in comparison.changes],
         "energy": [
             {
                 "case_id": one.case_id,
@@ -254,6 +240,23 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
             }
             for one in comparison.energy
         ],
+    }
+
+
+def _change(one: Change) -> dict[str, Any]:
+    return {
+        "case_id": one.case_id,
+        **_setting(one.setting),
+        "implementation": one.implementation,
+        "relative_to": one.relative_to or None,
+        "before": limits(one.before),
+        "after": limits(one.after),
+        "ratio": limits(one.ratio),
+        "p": known(one.p),
+        **_noise(one.noise),
+        "spread": known(one.spread),
+        "verdict": one.verdict.value,
+        "doubt": one.doubt,
     }
 
 

@@ -17,7 +17,7 @@ from kernels.attention.correctness import Check
 from kernels.harness import rows
 from kernels.harness.clocks import NoClocks
 from kernels.harness.timers import Timed
-from kernels.harness.timing import measure
+from kernels.harness.timing import Extent, Instruments, measure
 from kernels.harness.turns import Contender
 
 def now(what):
@@ -35,8 +35,7 @@ case = Case(Shape(2, 8, 8, 512, 512, 64, False), "float16")
 contenders = [Contender(f"implementation-{n}", (lambda: None,), nullcontext) for n in range(10)]
 before = now("VmHWM")
 with rows.Spool(folder) as spool:
-    measure(contenders, blocks=blocks, warmup=0, timer=lambda _: Timer(), rng=random.Random(1), clocks=NoClocks(),
-            keep=spool.keep)
+    measure(contenders, Extent(blocks, 0), Instruments(lambda _: Timer(), NoClocks()), random.Random(1), spool.keep)
     setting = rows.Setting("x", "b", Check(True, 0.0, 1.0, ""), "burst", "cold", 2, 0, "fixed", "repeats", 0.05, None)
     origin = rows.Origin("run", "vm", "device", "2.0")
     count = rows.write_csv(folder / "case.csv", rows.measurement_columns(case.axes),

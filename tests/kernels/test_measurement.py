@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from kernels.harness.energy import Drawn
 from kernels.harness.host import Host, HostReading
 from kernels.harness.stopping import first_of, half_width, never, rule, spent
 from kernels.harness.timers import CpuTimer, Timed, Timer, calls_for, clock_overhead_ns, timer_for, whole_turns
-from kernels.harness.timing import Measured, Sample, measure
+from kernels.harness.timing import Extent, Instruments, Measured, Sample, measure
 from kernels.harness.turns import Contender
 from kernels.harness.workload import Check
 
@@ -93,7 +93,14 @@ def measured(journal: Journal, names: str, **changes: Any) -> tuple[Measured, li
     kept: list[Sample] = []
     asked = {"blocks": 5, "warmup": 0, "rng": axes.order(CASE, 1), "clocks": NoClocks(), "pause": lambda _: None}
     contenders = [journal.contender(name) for name in names]
-    return measure(contenders, timer=journal.timer, keep=kept.append, **(asked | changes)), kept
+    return played(contenders, timer=journal.timer, keep=kept.append, **(asked | changes)), kept
+
+
+def played(contenders: Sequence[Contender], **asked: Any) -> Measured:
+    """What `measure` says, asked by the names of what it takes."""
+    extent = Extent(**{field.name: asked.pop(field.name) for field in fields(Extent) if field.name in asked})
+    by = Instruments(**{field.name: asked.pop(field.name) for field in fields(Instruments) if field.name in asked})
+    return measure(contenders, extent, by, **asked)
 
 
 def taken(journal: Journal, names: str, blocks: int, warmup: int, seed: int = 1) -> list[Sample]:
@@ -166,7 +173,7 @@ class Meter(NoClocks):
 def test_the_counter_of_energy_is_looked_at_after_the_last_sample_and_never_before() -> None:
     journal = Journal()
     kept: list[str] = []
-    done = measure(
+    done = played(
         [journal.contender(name) for name in "ab"],
         blocks=3, warmup=1, timer=journal.timer, rng=axes.order(CASE, 1), clocks=Meter(journal),
         keep=lambda sample: kept.append(journal.lines.append("kept") or sample.implementation),
@@ -223,7 +230,7 @@ def test_a_contender_that_a_regime_cannot_time_is_left_out_with_the_reason() -> 
         return journal.timer(contender)
 
     kept: list[Sample] = []
-    done = measure(
+    done = played(
         [journal.contender(name) for name in "abc"], blocks=4, warmup="steady", timer=timer, rng=axes.order(CASE, 1),
         clocks=NoClocks(), keep=kept.append, pause=lambda _: None,
     )  # fmt: skip
@@ -252,7 +259,7 @@ def test_a_contender_that_can_no_longer_be_timed_is_left_out_and_the_others_are_
 
     journal = Journal(lasts=lambda _: 5.0)
     kept: list[Sample] = []
-    done = measure(
+    done = played(
         [journal.contender(name) for name in "abc"], blocks=12, warmup=warmup,
         timer=lambda one: Greedy(journal, one.implementation), rng=axes.order(CASE, 1), clocks=NoClocks(),
         keep=kept.append, pause=lambda _: None, enough=rule(0.5),
@@ -267,7 +274,7 @@ def test_where_nothing_can_be_timed_nothing_is() -> None:
     def timer(_: Contender) -> Timer:
         raise Unavailable("no")
 
-    done = measure(
+    done = played(
         [Journal().contender("a")], blocks=4, warmup="steady", timer=timer, rng=axes.order(CASE, 1), clocks=NoClocks(),
         keep=lambda _: pytest.fail("kept"),
     )  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -45,6 +47,26 @@ def readable(dout: torch.Tensor) -> torch.Tensor:
     return dout if plain and lies_well else dout.clone(memory_format=torch.contiguous_format)
 
 
+@dataclass(frozen=True, slots=True)
+class BackwardTerms:
+    """By what a backward pass is computed."""
+
+    deterministic: bool = False
+    way: str | None = None
+    engine: Engine | None = None
+
+
+if TYPE_CHECKING:
+    from typing import TypedDict, Unpack
+
+    class BackwardTermsGiven(TypedDict, total=False):
+        """The fields of `BackwardTerms`, as keywords of a call."""
+
+        deterministic: bool
+        way: str | None
+        engine: Engine | None
+
+
 def bind_backward(
     tensors: Mapping[str, torch.Tensor],
     out: torch.Tensor,
@@ -54,18 +76,17 @@ def bind_backward(
     options: Options,
     *,
     dlse: torch.Tensor | None = None,
-    deterministic: bool = False,
-    way: str | None = None,
-    engine: Engine | None = None,
+    **given: Unpack[BackwardTermsGiven],
 ) -> Bound:
     """A backward pass with its tensors bound, to be made as often as wanted; it writes all of `gradients`.
 
     `tensors` are q, k, v and, where there are, mask or q_starts and k_starts; `lse` is float32, contiguous, as the
     forward pass gave it. `deterministic`: the same bits in every run. `way` names one, or the beginning of its name.
     """
-    given = {**tensors, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
+    terms = BackwardTerms(**given)
+    read = {**tensors, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
     with torch.no_grad():
-        inputs.refuse(given)
+        inputs.refuse(read)
     q = tensors["q"]
     for name, x, like in zip(
         ("dout", "dq", "dk", "dv"), (dout, *gradients), (out, *(tensors[n] for n in NAMES)), strict=True
@@ -75,9 +96,9 @@ def bind_backward(
     for name, x in (("lse", lse), ("dlse", dlse)):
         if x is not None and (x.shape != lse_shape(q, options) or x.dtype != torch.float32 or not x.is_contiguous()):
             raise ValueError(f"{name} must be contiguous float32 {tuple(lse_shape(q, options))}")
-    buffers = Buffers.now(engine or engine_of(q.device))
+    buffers = Buffers.now(terms.engine or engine_of(q.device))
     forward = problem_for(tensors, out, options)
-    kept = (*given.values(), *gradients)
+    kept = (*read.values(), *gradients)
     if not forward.has_keys:
         check_kind(forward, buffers.engine.machine)
         return Nothing(gradients, buffers)
@@ -90,7 +111,7 @@ def bind_backward(
         raise Unsupported(f"scale must be finite, not {scale}")
     problem = BackwardProblem(forward, Gradients(*where), scale, lse.data_ptr(), 0 if dlse is None else dlse.data_ptr())
     driver().enter(buffers.engine.device.index)
-    taken = way_for(problem, buffers.engine, deterministic, way)
+    taken = way_for(problem, buffers.engine, terms.deterministic, terms.way)
     return Bound(taken.name, lambda made: taken.steps(problem, made), buffers, kept)
 
 

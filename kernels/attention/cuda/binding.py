@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,22 +22,54 @@ from kernels.attention.cuda.posing import Window, problem_of, varlen_problem_of
 from kernels.attention.cuda.quick import Options
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """All of a call but its tensors: what a row sees, where the log-sum-exps go, and by what it is computed."""
+
+    causal: bool = False
+    scale: float | None = None
+    causal_alignment: str = "top-left"
+    window: Window | None = None
+    lse: torch.Tensor | None = None
+    splits: int | None = None
+    way: str | None = None
+    engine: Engine | None = None
+    buffers: Buffers | None = None
+
+    def buffers_for(self, device: torch.device) -> Buffers:
+        return self.buffers or Buffers.now(self.engine or engine_of(device))
+
+    @property
+    def device_type(self) -> str:
+        engine = self.engine if self.buffers is None else self.buffers.engine
+        return str(engine.device.type) if engine else "cuda"
+
+
+if TYPE_CHECKING:
+    from typing import TypedDict, Unpack
+
+    class TermsGiven(TypedDict, total=False):
+        """The fields of `Terms`, as keywords of a call."""
+
+        causal: bool
+        scale: float | None
+        causal_alignment: str
+        window: Window | None
+        lse: torch.Tensor | None
+        splits: int | None
+        way: str | None
+        engine: Engine | None
+        buffers: Buffers | None
+
+
 def bind(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    causal_alignment: str = "top-left",
-    window: Window | None = None,
     attn_mask: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    splits: int | None = None,
-    way: str | None = None,
-    engine: Engine | None = None,
-    buffers: Buffers | None = None,
+    **given: Unpack[TermsGiven],
 ) -> Bound:
     """A call with its tensors bound, to be made as often as wanted. Arguments as for `attention`.
 
@@ -44,54 +77,34 @@ def bind(
     portable kernel and cuts the keys into that many parts; `way` names the way to take, or the beginning of its name;
     `buffers` is where the kernels get other memory from.
     """
-    if buffers is not None:
-        engine = buffers.engine
-    given = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"attn_mask": attn_mask})
-    check_tensors(given, out, engine)
-    problem = problem_of(q, k, v, out, causal=causal, alignment=causal_alignment, window=window, mask=attn_mask)
-    return bind_problem(
-        problem,
-        given,
-        out,
-        scale=scale,
-        lse=lse,
-        lse_shape=q.shape[:3],
-        splits=splits,
-        way=way,
-        buffers=buffers or Buffers.now(engine or engine_of(q.device)),
+    terms = Terms(**given)
+    tensors = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"attn_mask": attn_mask})
+    check_tensors(tensors, out, terms)
+    problem = problem_of(
+        q, k, v, out, causal=terms.causal, alignment=terms.causal_alignment, window=terms.window, mask=attn_mask
     )
+    return bind_problem(problem, tensors, out, terms, q.shape[:3])
 
 
-def check_tensors(given: Mapping[str, torch.Tensor], out: torch.Tensor, engine: Engine | None) -> None:
+def check_tensors(given: Mapping[str, torch.Tensor], out: torch.Tensor, terms: Terms) -> None:
     """Raises `Unsupported` or TypeError for tensors that no kernel can read, or write without harm."""
     inputs.refuse({**given, "out": out})
     inputs.refuse_overlaps(out, given)
-    q = given["q"]
-    wanted = engine.device.type if engine else "cuda"
+    q, wanted = given["q"], terms.device_type
     if q.device.type != wanted:
         raise Unsupported(f"the CUDA kernel needs tensors on a {wanted.upper()} device, not on {q.device}")
 
 
 def bind_problem(
-    problem: Problem,
-    given: Mapping[str, torch.Tensor],
-    out: torch.Tensor,
-    *,
-    scale: float | None,
-    lse: torch.Tensor | None,
-    lse_shape: torch.Size,
-    buffers: Buffers,
-    splits: int | None = None,
-    way: str | None = None,
+    problem: Problem, given: Mapping[str, torch.Tensor], out: torch.Tensor, terms: Terms, lse_shape: torch.Size
 ) -> Bound:
     """The problem's way, bound to the tensors that pose it, which it keeps alive."""
-    q = given["q"]
+    q, lse, buffers = given["q"], terms.lse, terms.buffers_for(given["q"].device)
     if lse is not None:
         if lse.shape != lse_shape or lse.dtype != torch.float32 or not lse.is_contiguous() or lse.device != q.device:
             raise ValueError(f"lse must be contiguous float32 {tuple(lse_shape)} on the device of q")
         buffers.lse = lse.data_ptr()
-    if scale is None:
-        scale = 1.0 / math.sqrt(problem.head_dim)
+    scale = 1.0 / math.sqrt(problem.head_dim) if terms.scale is None else terms.scale
     if not math.isfinite(scale):
         raise Unsupported(f"scale must be finite, not {scale}")
     if not problem.has_keys:
@@ -99,7 +112,7 @@ def bind_problem(
         return Unseen(out, lse, buffers)
     problem = replace(problem, sign=(scale > 0.0) - (scale < 0.0))
     driver().enter(buffers.engine.device.index)
-    taken = way_for(problem, buffers.engine, way=way, splits=splits)
+    taken = way_for(problem, buffers.engine, way=terms.way, splits=terms.splits)
     return Bound.of(taken, problem, abs(scale) or 1.0, buffers, (*given.values(), out, lse))
 
 
@@ -141,40 +154,20 @@ def bind_varlen(
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    causal_alignment: str = "bottom-right",
-    window: Window | None = None,
-    lse: torch.Tensor | None = None,
-    way: str | None = None,
-    splits: int | None = None,
-    engine: Engine | None = None,
-    buffers: Buffers | None = None,
+    **given: Unpack[TermsGiven],
 ) -> Bound:
     """A call with its tensors bound; the lengths are read anew on the device by every call. As `attention_varlen`.
 
-    `lse`, if given, is contiguous float32 [H, total_q].
+    `lse`, if given, is contiguous float32 [H, total_q]; `causal_alignment` is `bottom-right` unless told otherwise.
     """
-    if buffers is not None:
-        engine = buffers.engine
+    given.setdefault("causal_alignment", "bottom-right")
+    terms = Terms(**given)
     starts = (cu_seqlens_q, cu_seqlens_k)
-    given = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    check_tensors(given, out, engine)
-    problem = varlen_problem_of(
-        q, k, v, out, *starts, max_seqlen_q, max_seqlen_k, causal=causal, alignment=causal_alignment, window=window
-    )
-    return bind_problem(
-        problem,
-        given,
-        out,
-        scale=scale,
-        lse=lse,
-        lse_shape=torch.Size((q.shape[1], q.shape[0])),
-        splits=splits,
-        way=way,
-        buffers=buffers or Buffers.now(engine or engine_of(q.device)),
-    )
+    tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    check_tensors(tensors, out, terms)
+    rest = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
+    problem = varlen_problem_of(q, k, v, out, *starts, max_seqlen_q, max_seqlen_k, **rest)  # type: ignore[arg-type]
+    return bind_problem(problem, tensors, out, terms, torch.Size((q.shape[1], q.shape[0])))
 
 
 def bind_call(
@@ -189,36 +182,16 @@ def bind_call(
 ) -> Bound:
     """A call of `Quick`, bound."""
     q, k, v = (tensors[name] for name in "qkv")
+    terms: TermsGiven = {
+        "causal": options.causal,
+        "scale": options.scale,
+        "causal_alignment": options.alignment,
+        "window": options.window,
+        "lse": lse,
+        "way": way,
+        "splits": splits,
+        "buffers": buffers,
+    }
     if options.longest is None:
-        return bind(
-            q,
-            k,
-            v,
-            out,
-            causal=options.causal,
-            scale=options.scale,
-            causal_alignment=options.alignment,
-            window=options.window,
-            attn_mask=tensors.get("mask"),
-            lse=lse,
-            way=way,
-            splits=splits,
-            buffers=buffers,
-        )
-    return bind_varlen(
-        q,
-        k,
-        v,
-        out,
-        tensors["q_starts"],
-        tensors["k_starts"],
-        *options.longest,
-        causal=options.causal,
-        scale=options.scale,
-        causal_alignment=options.alignment,
-        window=options.window,
-        lse=lse,
-        way=way,
-        splits=splits,
-        buffers=buffers,
-    )
+        return bind(q, k, v, out, attn_mask=tensors.get("mask"), **terms)
+    return bind_varlen(q, k, v, out, tensors["q_starts"], tensors["k_starts"], *options.longest, **terms)

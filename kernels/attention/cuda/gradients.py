@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from kernels.attention.cuda import inputs
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.quick import QKV, Options
 from kernels.attention.cuda.registered import Pair, library, window
 
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Three = tuple[Tensor, Tensor, Tensor]
 SAVED = "Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v"
 OPTIONS = "bool causal, float scale, str alignment, int left, int right"
 library.define(f"attention_backward({SAVED}, {OPTIONS}, Tensor? mask) -> (Tensor, Tensor, Tensor)")
@@ -32,19 +33,19 @@ class Backward(Protocol):
 
     def __call__(
         self,
-        tensors: dict[str, torch.Tensor],
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dout: torch.Tensor,
+        tensors: dict[str, Tensor],
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
         options: Options,
         *,
-        dlse: torch.Tensor | None = None,
+        dlse: Tensor | None = None,
     ) -> Three: ...
 
 
-def named(name: str, given: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+def named(name: str, given: tuple[Any, ...]) -> dict[str, Tensor]:
     """An operator's tensors by their names."""
-    found = [x for x in given if isinstance(x, torch.Tensor)]
+    found = [x for x in given if isinstance(x, Tensor)]
     return dict(zip(NAMES[name], found, strict=False))
 
 
@@ -57,14 +58,14 @@ class Differentiable(torch.autograd.Function):  # type: ignore[misc, unused-igno
         with torch._C._AutoDispatchBelowAutograd():
             out, lse = getattr(torch.ops.spotbench, name).default(*given)
         ctx.name = name
-        ctx.places = [place for place, x in enumerate(given) if isinstance(x, torch.Tensor)]
-        ctx.rest = [None if isinstance(x, torch.Tensor) else x for x in given]
+        ctx.places = [place for place, x in enumerate(given) if isinstance(x, Tensor)]
+        ctx.rest = [None if isinstance(x, Tensor) else x for x in given]
         ctx.save_for_backward(out, lse, *(given[place] for place in ctx.places))
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, *slopes: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *slopes: Tensor | None) -> Any:
         """For each of `forward`'s arguments its gradient, None for those that have none."""
         out, lse, *saved = ctx.saved_tensors
         given = list(ctx.rest)
@@ -101,7 +102,7 @@ def once(name: str) -> Callable[..., Three]:
     """What autograd is told of a backward operator: there is no second derivative."""
 
     def run(*given: Any) -> Three:
-        tensors = {f"input {place}": x for place, x in enumerate(given) if isinstance(x, torch.Tensor)}
+        tensors = {f"input {place}": x for place, x in enumerate(given) if isinstance(x, Tensor)}
         inputs.refuse_tangents(tensors)
         if inputs.wanting(tensors):
             raise Unsupported(
@@ -116,56 +117,26 @@ def once(name: str) -> Callable[..., Three]:
 
 
 def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
-    """The backward operators' kernels by the operators' names."""
+    """The backward operators' kernels by the operators' names, each called with the operator's arguments in order."""
 
-    def attention_backward(
-        dout: torch.Tensor,
-        dlse: torch.Tensor | None,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool,
-        scale: float,
-        alignment: str,
-        left: int,
-        right: int,
-        mask: torch.Tensor | None,
-    ) -> Three:
+    def attention_backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Three:
+        q, k, v, causal, scale, alignment, left, right, mask = given
         tensors = {"q": q, "k": k, "v": v} | ({} if mask is None else {"mask": mask})
         options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors))
         return run(tensors, out, lse, dout, dlse, options)
 
-    def attention_varlen_backward(
-        dout: torch.Tensor,
-        dlse: torch.Tensor | None,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        q_starts: torch.Tensor,
-        k_starts: torch.Tensor,
-        longest_q: int,
-        longest_k: int,
-        causal: bool,
-        scale: float,
-        alignment: str,
-        left: int,
-        right: int,
-    ) -> Three:
-        tensors = {"q": q, "k": k, "v": v, "q_starts": q_starts, "k_starts": k_starts}
-        longest = (longest_q, longest_k)
-        options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors), longest)
+    def attention_varlen_backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Three:
+        *packed, longest_q, longest_k, causal, scale, alignment, left, right = given
+        tensors = dict(zip(NAMES["attention_varlen"], packed, strict=True))
+        options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors), (longest_q, longest_k))
         return run(tensors, out, lse, dout, dlse, options)
 
     def run(
-        tensors: dict[str, torch.Tensor],
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dout: torch.Tensor,
-        dlse: torch.Tensor | None,
+        tensors: dict[str, Tensor],
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        dlse: Tensor | None,
         options: Options,
     ) -> Three:
         plain = {name: inputs.plain(x) for name, x in tensors.items()}
@@ -176,13 +147,13 @@ def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
 
 
 def shapes(
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *rest: Any,
 ) -> Three:
     """What a backward operator returns, without its contents."""

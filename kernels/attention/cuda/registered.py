@@ -61,45 +61,23 @@ def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tu
 
 
 def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
-    """The operators' kernels by the operators' names."""
+    """The operators' kernels by the operators' names, each called with the operator's arguments in their order."""
 
     def run(tensors: tuple[torch.Tensor, ...], options: Options) -> Pair:
         answer = compute(tuple(inputs.plain(x) for x in tensors), options)
         assert isinstance(answer, tuple)
         return answer
 
-    def attention(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool,
-        scale: float,
-        alignment: str,
-        left: int,
-        right: int,
-        mask: torch.Tensor | None,
-    ) -> Pair:
+    def attention(*given: Any) -> Pair:
+        *qkv, causal, scale, alignment, left, right, mask = given
+        tensors = tuple(qkv) if mask is None else (*qkv, mask)
         names = QKV if mask is None else (*QKV, "mask")
-        given = (q, k, v) if mask is None else (q, k, v, mask)
-        return run(given, Options(causal, scale, alignment, True, window(left, right), names))
+        return run(tensors, Options(causal, scale, alignment, True, window(left, right), names))
 
-    def attention_varlen(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        q_starts: torch.Tensor,
-        k_starts: torch.Tensor,
-        longest_q: int,
-        longest_k: int,
-        causal: bool,
-        scale: float,
-        alignment: str,
-        left: int,
-        right: int,
-    ) -> Pair:
+    def attention_varlen(*given: Any) -> Pair:
+        *tensors, longest_q, longest_k, causal, scale, alignment, left, right = given
         names, longest = (*QKV, "q_starts", "k_starts"), (longest_q, longest_k)
-        options = Options(causal, scale, alignment, True, window(left, right), names, longest)
-        return run((q, k, v, q_starts, k_starts), options)
+        return run(tuple(tensors), Options(causal, scale, alignment, True, window(left, right), names, longest))
 
     return {"attention": attention, "attention_varlen": attention_varlen}
 

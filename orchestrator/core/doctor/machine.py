@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, Final
 
@@ -89,8 +89,8 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
     held = {grant for grant in _seen(on_project) if grant.member == member}
     on_objects = [grant for grant in _seen(on_bucket) if grant.member == member]
     careful = own_objects(subject.bucket).expression
-    before = older_own_objects(subject.bucket)
-    older = [grant for grant in on_objects if grant.expression == before.expression and grant.role in WRITING_ROLES]
+    before = older_own_objects(subject.bucket).expression
+    older = [grant for grant in on_objects if grant.expression == before and grant.role in WRITING_ROLES]
     scoped = bool(older) or any(grant.expression == careful and grant.role in WRITING_ROLES for grant in on_objects)
     wide = [grant for grant in on_objects if _may_write(grant)]
     writes = scoped or bool(wide) or any(map(_may_write, held))
@@ -106,16 +106,8 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
             GrantOnProject(subject.project, role, member, OWN_MACHINES),
         )
         return doubt(f"{email} cannot delete its machine: the deadline will, later and dearer", "", *steps)
-    if wide:
-        why = f"{email} may write the whole bucket, the ledger too: `bench init` grants runs/ and machines/ alone"
-        remove = f"gcloud storage buckets remove-iam-policy-binding gs://{subject.bucket} --member={member}"
-        return doubt(why, f"{subject.set_up} && {remove} --role={wide[0].role} --condition=None")
-    if older:
-        why = f"{email} may write events under a client's name: `bench init` takes that away now"
-        where = f"gs://{subject.bucket} --member={member} --role={older[0].role}"
-        condition = quote(f"expression={before.expression},title={before.title}")
-        remove = f"gcloud storage buckets remove-iam-policy-binding {where} --condition={condition}"
-        return doubt(why, f"{subject.set_up} && {remove}")
+    if wide or older:
+        return _too_much(subject, member, wide, older)
     dark = [name for name, answer in (("bucket", on_bucket), ("project", on_project)) if not answer.good]
     if dark:
         return doubt(
@@ -128,6 +120,19 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
     if foreign and not ends:
         return fine(f"it can write to the bucket, and has {', '.join(sorted(set(foreign)))}")
     return fine("it can write to the bucket and delete its own machine")
+
+
+def _too_much(subject: Subject, member: str, wide: Sequence[Grant], older: Sequence[Grant]) -> Verdict:
+    """What a machine may write that it need not, and the commands that take it away."""
+    email, remove = subject.service_account, "gcloud storage buckets remove-iam-policy-binding"
+    where = f"gs://{subject.bucket} --member={member} --role={(wide or older)[0].role}"
+    if wide:
+        why = f"{email} may write the whole bucket, the ledger too: `bench init` grants runs/ and machines/ alone"
+        return doubt(why, f"{subject.set_up} && {remove} {where} --condition=None")
+    before = older_own_objects(subject.bucket)
+    why = f"{email} may write events under a client's name: `bench init` takes that away now"
+    condition = quote(f"expression={before.expression},title={before.title}")
+    return doubt(why, f"{subject.set_up} && {remove} {where} --condition={condition}")
 
 
 def _may_write(grant: Grant) -> bool:
