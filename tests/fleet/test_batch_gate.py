@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.cloud import batch_v1, compute_v1
 
-from orchestrator.adapters.batch_check import Check, Seen, answers
+from orchestrator.adapters.batch_check import Check, Clients, Seen, answers
 from orchestrator.adapters.batch_templates import Templates
 from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, Answer, Pace, Site, Verdict, parse, refusal
 from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
@@ -50,9 +50,11 @@ def look(stage: Stage) -> Verdict:
         Site(
             stage.cloud.project, "us-central1", "e2-standard-4", "projects/debian-cloud/global/images/family/debian-12"
         ),
-        google.client,
-        Templates(google.project, clock, google.credentials, stage.cloud.compute_url),
-        compute_v1.InstancesClient(credentials=google.credentials, client_options=options),
+        Clients(
+            google.client,
+            Templates(google.project, clock, google.credentials, stage.cloud.compute_url),
+            compute_v1.InstancesClient(credentials=google.credentials, client_options=options),
+        ),
         clock,
         script="#!/bin/bash\n",
         pace=Pace(poll_s=15),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.batch import GoogleBatch
+from orchestrator.adapters.batch import GoogleBatch, Service
 from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
@@ -36,16 +36,13 @@ class Site:
         credentials = Bearer(self.cloud.token)
         self.bucket = GoogleBucket(self.cloud.bucket, endpoint=self.cloud.storage_url, credentials=credentials)
         self.scheduler = GoogleBatch(
-            self.cloud.project,
+            Service(self.cloud.project, credentials, self.cloud.compute_url, self.cloud.storage_url),
             self.bucket,
             SystemClock(),
             # The interpreter answers the agent's probe without the seconds that torch needs.
             script=SCRIPT.replace("\n", f"\nexport PATH={fast_python(home / 'stubs').parent}:$PATH\n", 1),
             image=lambda _project, _family: IMAGE,
             gate=lambda: None,
-            credentials=credentials,
-            endpoint=self.cloud.compute_url,
-            storage=self.cloud.storage_url,
         )
 
     def job(self, *specs: dict[str, Any]) -> JobSpec:
