@@ -1,6 +1,7 @@
 """What is run on a machine of the user's own for each operation, and what its answer or its silence means.
 
-One programme, `startup/host/hand.py`, is handed to the python there as text; over SSH and on this machine alike.
+One programme, `startup/host/hand.py` with the modules it imports, is handed to the python there as text; over SSH and
+on this machine alike.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from orchestrator.core.hosts import OLDEST_PYTHON, Target, python_too_old
 
 NO_PYTHON, OLD_PYTHON = 97, 98
 ANSWER: Final = "@@spotbench@@"
+MODULES: Final = ("places", "processes", "machine", "runs", "hand")
+"""Those of `startup/host/` that are sent, each after what it imports; the last is the programme."""
 SCRIPT: Final = (
     'p=$0; case "$p" in "~/"*) p="$HOME/${p#"~/"}";; esac; '
     f'command -v "$p" >/dev/null 2>&1 || exit {NO_PYTHON}; exec "$p" -c "$@"'
@@ -28,14 +31,17 @@ SCRIPT: Final = (
 @functools.cache
 def hand() -> str:
     """The programme that is sent, packed: read once, small enough for a command line, and free of quotes."""
-    source = (bundle_root() / "startup" / "host" / "hand.py").read_bytes()
-    packed = base64.b64encode(zlib.compress(source, 9)).decode()
+    folder = bundle_root() / "startup" / "host"
+    texts = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
+    packed = base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
     # Old interpreters fail at the first line of newer syntax: asked first, and answered in any python.
     return (
-        "import sys,zlib,base64\n"
+        "import sys,zlib,base64,json,types\n"
         f"if sys.version_info<(3,8):sys.stdout.write('python %d.%d.%d'%sys.version_info[:3]);sys.exit({OLD_PYTHON})\n"
         "sys.argv[2]=zlib.decompress(base64.b64decode(sys.argv[2])).decode()\n"
-        f"exec(compile(zlib.decompress(base64.b64decode('{packed}')),'hand.py','exec'))"
+        f"for n,t in json.loads(zlib.decompress(base64.b64decode('{packed}')).decode()):\n"
+        "  m=types.ModuleType('startup.host.'+n);sys.modules[m.__name__]=m\n"
+        "  exec(compile(t,'startup/host/'+n+'.py','exec'),globals() if n=='hand' else m.__dict__)\n"
     )
 
 

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.hand import read_json, write_json
+from startup.host.places import read_json, write_json
 from startup.host.spool import Spool
 from startup.host.steward import Steward
 

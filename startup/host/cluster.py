@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.hand import ANSWER, read_json, write_json
+from startup.host.hand import ANSWER
+from startup.host.places import read_json, write_json
 
 PART_BYTES = 48 << 20
 OLD_S = 3600.0

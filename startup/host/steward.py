@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.hand import MARK, marked, read_json, sweep, write_json
+from startup.host.places import read_json, write_json
+from startup.host.processes import MARK, marked, sweep
 from startup.host.services import Machine, Server
 from startup.host.spool import Spool
 

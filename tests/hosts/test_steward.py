@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.adapters.host_operations import command
 from startup.host.services import Machine, Server, owns
 from startup.host.spool import BadName, Spool
 from tests.hosts.conftest import base_python, with_stand_ins
 from tests.startup.machine import CASES, ROOT, payload, run_spec
 from tests.support.patience import await_truth
 
-HAND = ROOT / "startup" / "host" / "hand.py"
 RUN = f"20261121-040000-host-{os.getpid() & 0xFFFF:04x}"
 """Its own in every process of the tests: a host finds what a run started by the machine's name."""
 VM = f"bench-{RUN}-1"
@@ -40,9 +40,15 @@ class Here:
         return self.home / ".cache" / "spotbench"
 
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        command = [self.python, str(HAND), operation, json.dumps(arguments)]
         environment = {"HOME": str(self.home), "PATH": "/usr/local/bin:/usr/bin:/bin"}
-        ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=environment)
+        ran = subprocess.run(
+            command(operation, arguments, self.python),
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd="/",
+            env=environment,
+        )
         answer: dict[str, Any] = json.loads(ran.stdout.rpartition("@@spotbench@@")[2])
         return answer
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.adapters.host_operations import MODULES as SENT
 from tests.startup.machine import ROOT
 
 MODULES = sorted((ROOT / "startup").rglob("*.py"))
@@ -37,7 +38,7 @@ def test_the_agent_imports_only_the_standard_library_and_itself(path: Path) -> N
     assert {owner(name) for name in foreign} <= set(allowed), foreign
 
 
-MET_UNSEEN = [path for path in MODULES if path.parent.name != "host" or path.name == "hand.py"]
+MET_UNSEEN = [path for path in MODULES if path.parent.name != "host" or path.stem in SENT]
 """What meets a Python that nobody has looked at; a host's steward runs where 3.10 was found first."""
 
 
@@ -52,6 +53,14 @@ def test_the_agent_parses_under_python_3_8_and_evaluates_no_annotation(path: Pat
     assert newer == [], "str.removeprefix came with Python 3.9"
     future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     assert future or len(tree.body) == 1, "`X | None` in an annotation needs Python 3.10 unless it is left unevaluated"
+
+
+def test_what_is_sent_to_a_host_needs_nothing_of_ours_but_what_is_sent_before_it() -> None:
+    for place, name in enumerate(SENT):
+        tree = ast.parse((ROOT / "startup" / "host" / f"{name}.py").read_text())
+        needed = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        ours = {module for module in needed if module.startswith("startup.")}
+        assert ours <= {f"startup.host.{one}" for one in SENT[:place]}, name
 
 
 def called(call: ast.Call) -> str:

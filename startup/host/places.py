@@ -1,0 +1,59 @@
+"""Where things are on a host, and in what words it says that something stands in the way.
+
+Everything stays below one cache folder:
+
+    lock              held (flock) by the steward of the run that measures now, and holds its name
+    payloads/         what runs, named by its sha256
+    incoming/         uploads under way
+    build/            kernels that were built and CUDA's own cache; emptied when the host has changed
+    runs/<vm>/        run.json state.json alive serial.log spool/<object name>; while it runs, scratch/ and steward/ too
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Trouble(Exception):
+    """What stands in the way, for the client to put into words: `kind`, and the path that it is about."""
+
+    def __init__(self, kind: str, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.path = path
+
+
+def cache_folder(named: str) -> Path:
+    """The cache folder: as named, else below $XDG_CACHE_HOME or ~/.cache."""
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "spotbench"
+
+
+def run_folder(cache: Path, vm: str) -> Path:
+    if not vm or "/" in vm or vm.startswith("."):
+        raise Trouble("unknown", f"{vm!r} is no name of a run's machine")
+    return cache / "runs" / vm
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Replaces `path` whole, or leaves it as it was."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(document), encoding="utf-8")
+    fresh.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def make(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,0 +1,101 @@
+"""Locks, and the processes of a run on a host."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+MARK = "BENCH_HOST_VM"
+"""The environment variable that every process of a run carries."""
+
+
+def locked(path: Path) -> int | None:
+    """A descriptor that holds the lock on `path`, or None when another process does."""
+    descriptor = os.open(str(path), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def patiently_locked(path: Path) -> int | None:
+    """The same, when whoever only looked at the lock has let go of it."""
+    for _ in range(20):
+        descriptor = locked(path)
+        if descriptor is not None:
+            return descriptor
+        time.sleep(0.02)
+    return None
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process holds the lock on `path`."""
+    if not path.exists():
+        return False
+    descriptor = locked(path)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+def processes() -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            yield int(entry.name)
+
+
+def marked(vm: str) -> list[int]:
+    """The processes of a run, wherever they have got to: what they inherited tells."""
+    wanted = f"{MARK}={vm}".encode()
+    found = []
+    for pid in processes():
+        try:
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+        except OSError:
+            continue  # somebody else's, or gone
+    return found
+
+
+def sweep(vm: str, within_s: float = 5.0) -> int:
+    """Kills every process of a run; how many there were. One that forks while it is killed is met on the next round."""
+    killed = set()
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        pids = [pid for pid in marked(vm) if alive(pid)]
+        if not pids:
+            break
+        for pid in pids:
+            killed.add(pid)
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+        time.sleep(0.05)
+    return len(killed)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def busy(cache: Path) -> str:
+    """The machine of the run that measures here now; empty when none does."""
+    path = cache / "lock"
+    if not is_held(path):
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip() or "another run"
+    except OSError:
+        return "another run"
