@@ -201,9 +201,47 @@ ARGUED: dict[str, str] = {}
 
 
 def test_no_module_is_longer_than_it_can_be_argued_for() -> None:
-    longest = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in modules()}
+    sent = [path for top in ("kernels", "startup", "spotbench") for path in (ROOT / top).rglob("*.py")]
+    longest = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in (*modules(), *sent)}
     assert {name: lines for name, lines in longest.items() if lines > LONGEST and name not in ARGUED} == {}
     assert all(longest[name] > LONGEST for name in ARGUED), "what is short again needs no argument"
+
+
+LONGEST_FUNCTION = 50
+MOST_PARAMETERS = 7
+LONG_FUNCTIONS = {"orchestrator/core/run/fold.py _evolve_machine": "one arm of a match for each fact"}
+MANY_PARAMETERS = {
+    "kernels/attention/cuda/operator.py attention": "keywords as PyTorch's function has them",
+    "kernels/attention/cuda/varlen.py attention_varlen": "keywords as flash-attn's function has them",
+    "kernels/attention/cuda/explaining.py explain": "the arguments of the call that it explains",
+    "kernels/attention/cuda/binding.py bind_varlen": "the tensors of the call that it binds",
+    "kernels/attention/cuda/posing.py problem_of": "the tensors of a call, and what a row sees",
+    "kernels/attention/cuda/posing.py varlen_problem_of": "the same of packed tensors",
+    "orchestrator/embedded/server.py __init__": "what a cloud can be started with, each by its name",
+}
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for top in ("orchestrator", "kernels", "startup", "spotbench"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            if "_bundle" in path.parts:
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield f"{path.relative_to(ROOT).as_posix()} {node.name}", node
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    return len(names) - (names[:1] in (["self"], ["cls"])) + len(function.args.kwonlyargs)
+
+
+def test_a_function_has_fifty_lines_and_seven_parameters_at_most_but_for_those_that_are_named() -> None:
+    found = list(functions())
+    long = {name for name, one in found if (one.end_lineno or 0) - one.lineno + 1 > LONGEST_FUNCTION}
+    wide = {name for name, one in found if parameters(one) > MOST_PARAMETERS}
+    assert long == set(LONG_FUNCTIONS)
+    assert wide == set(MANY_PARAMETERS)
 
 
 def test_the_judge_of_the_promises_shares_no_code_with_what_it_judges() -> None:

@@ -12,6 +12,7 @@ from functools import partial
 
 from kernels.harness import axes, rows
 from kernels.harness.clocks import clocks
+from kernels.harness.columns import measurement_columns
 from kernels.harness.contenders import Crew
 from kernels.harness.controls import with_second_control
 from kernels.harness.facts import log
@@ -83,7 +84,7 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
         judged = still_right(session, judged)
         written = rows.write_csv(
             folder / f"{case.id}.csv",
-            rows.measurement_columns(session.spec.workload.columns),
+            measurement_columns(session.spec.workload.columns),
             (row for regime in measured_in for row in table(origin, judged, turns, regime)),
         )
     return finished(case, judged, measured_in, written)

@@ -25,6 +25,7 @@ import torch
 from kernels.forms import outputs
 from kernels.forms.outputs import Result, Unreadable
 from kernels.harness import environment, rows
+from kernels.harness.columns import measurement_columns
 from kernels.harness.facts import log
 from kernels.harness.judging import Session
 from kernels.harness.own import OwnWorkload, column
@@ -180,7 +181,7 @@ def store(session: Session, told: Described, results: Iterable[Result]) -> None:
         place = {"case_id": cell.id, "index": index, "of": len(left)}
         facts.send("case_started", **place)
         made = [row for one in listed for row in table(origin, told, cell, one, names)]
-        count = rows.write_csv(session.out / "cases" / f"{cell.id}.csv", rows.measurement_columns(names), made)
+        count = rows.write_csv(session.out / "cases" / f"{cell.id}.csv", measurement_columns(names), made)
         timed = {one.implementation or told.name: one for one in listed}
         facts.send(
             "case_finished",

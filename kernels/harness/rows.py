@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,6 @@ from kernels.harness.energy import Drawn
 from kernels.harness.stamps import now
 from kernels.harness.timing import Sample
 from kernels.harness.workload import Case, Check
-
-ORIGIN_COLUMNS = ("run_id", "vm", "case_id", "device", "implementation", "backend")
-"""Before a workload's own columns, which say where on its axes a row belongs."""
-SAMPLE_AND_SETTING_COLUMNS = (
-    "regime", "block", "repeat", "latency_us", "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
-    "max_abs_error", "torch", "started_at", "skipped",
-    "position", "calls", "cpu_mhz", "load_1m", "steal_percent",
-    "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us", "peak_memory_bytes",
-    "host_us", "cover", "hidden", "joules_per_call", "energy_s",
-)  # fmt: skip
 
 SPOOL_BYTES = 1 << 20
 
@@ -59,16 +49,6 @@ class Setting:
     energy: Drawn | None = None
 
 
-def measurement_columns(axes: Iterable[str]) -> tuple[str, ...]:
-    """The columns of a case's file, for a workload with these axes."""
-    return (*ORIGIN_COLUMNS, *axes, *SAMPLE_AND_SETTING_COLUMNS)
-
-
-def correctness_columns(axes: Iterable[str]) -> tuple[str, ...]:
-    """The columns of correctness.csv."""
-    return ("implementation", "case_id", *axes, "passed", "max_abs_error", "limit", "reason")
-
-
 def axes(case: Case) -> dict[str, str]:
     """The columns that say which case a row belongs to."""
     return {"case_id": case.id, **case.axes}
@@ -94,38 +74,32 @@ def measured(origin: Origin, case: Case, setting: Setting, cells: Row) -> Row:
     }
 
 
+CELLS: Mapping[str, Callable[[Sample], str]] = {
+    "implementation": lambda sample: sample.implementation,
+    "block": lambda sample: str(sample.block),
+    "repeat": lambda sample: str(sample.repeat),
+    "latency_us": lambda sample: f"{sample.latency_us:.3f}",
+    "sm_clock_mhz": lambda sample: known(sample.reading.sm_clock_mhz),
+    "mem_clock_mhz": lambda sample: known(sample.reading.mem_clock_mhz),
+    "power_w": lambda sample: known(sample.reading.power_w),
+    "temperature_c": lambda sample: known(sample.reading.temperature_c),
+    "throttle": lambda sample: sample.reading.throttle or "",
+    "started_at": lambda sample: sample.started_at,
+    "position": lambda sample: str(sample.position),
+    "calls": lambda sample: str(sample.calls),
+    "cpu_mhz": lambda sample: known(sample.host.cpu_mhz),
+    "load_1m": lambda sample: known(sample.host.load_1m),
+    "steal_percent": lambda sample: known(sample.host.steal_percent),
+    "host_us": lambda sample: "" if sample.host_us is None else f"{sample.host_us:.1f}",
+    "cover": lambda sample: sample.cover,
+    "hidden": lambda sample: "" if sample.hidden is None else boolean(sample.hidden),
+}
+"""The cells of one measurement that are its own, and how each is written."""
+
+
 def of_sample(sample: Sample) -> dict[str, str]:
     """The cells of one measurement that are its own."""
-    reading = sample.reading
-    return {
-        "implementation": sample.implementation,
-        "block": str(sample.block),
-        "repeat": str(sample.repeat),
-        "latency_us": f"{sample.latency_us:.3f}",
-        "sm_clock_mhz": known(reading.sm_clock_mhz),
-        "mem_clock_mhz": known(reading.mem_clock_mhz),
-        "power_w": known(reading.power_w),
-        "temperature_c": known(reading.temperature_c),
-        "throttle": reading.throttle or "",
-        "started_at": sample.started_at,
-        "position": str(sample.position),
-        "calls": str(sample.calls),
-        "cpu_mhz": known(sample.host.cpu_mhz),
-        "load_1m": known(sample.host.load_1m),
-        "steal_percent": known(sample.host.steal_percent),
-        "host_us": "" if sample.host_us is None else f"{sample.host_us:.1f}",
-        "cover": sample.cover,
-        "hidden": "" if sample.hidden is None else boolean(sample.hidden),
-    }
-
-
-SAMPLE_COLUMNS = (
-    "implementation", "block", "repeat", "latency_us",
-    "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
-    "started_at", "position", "calls", "cpu_mhz", "load_1m", "steal_percent",
-    "host_us", "cover", "hidden",
-)  # fmt: skip
-"""The keys of `of_sample`, in order."""
+    return {name: cell(sample) for name, cell in CELLS.items()}
 
 
 class Spool:
@@ -153,7 +127,7 @@ class Spool:
         """All of them again, in the order kept."""
         self.file.seek(0)
         for line in csv.reader(self.file):
-            yield dict(zip(SAMPLE_COLUMNS, line, strict=True))
+            yield dict(zip(CELLS, line, strict=True))
 
 
 def skipped(origin: Origin, case: Case, regime: str, implementation: str, reason: str, check: Check | None) -> Row:

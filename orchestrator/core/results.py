@@ -1,7 +1,7 @@
 """The schema of result files: one row a measurement, and all cases of a run put together.
 
-The columns are those of docs/contracts.md, section 6; columns that this version does not know are kept. What the rows
-mean is `orchestrator.analysis`'s to say.
+The harness owns the columns (docs/contracts.md, section 6); those that this version does not know are kept. What the
+rows mean is `orchestrator.analysis`'s to say.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ MEASURED: Final = (
     "regime", "block", "repeat", "latency_us", "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
     "max_abs_error", "torch", "started_at", "skipped",
 )  # fmt: skip
-COLUMNS: Final = (*ORIGIN, *AXES, *MEASURED)
-LATER_COLUMNS: Final = (
-    "position", "calls", "cpu_mhz", "load_1m", "steal_percent",
-    "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us", "peak_memory_bytes",
-    "host_us", "cover", "hidden", "joules_per_call", "energy_s",
-)  # fmt: skip
-"""Columns that files of older runs lack; they stand last."""
+"""Before and after a workload's axes, the columns that no file lacks. `kernels/harness/columns.py` lists all."""
 TIMER_SHARE: Final = 0.02
 """Of a median: from here on what is compared is, noticeably, the timer."""
 CONTROL: Final = ":aa"

@@ -59,7 +59,7 @@ class EmbeddedCloud:
     observer: told of every request that is answered, before the client is; of those to objects, it is not.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by its name
         self,
         home: Path | str,
         *,

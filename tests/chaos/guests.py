@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
 
-from orchestrator.core.results import COLUMNS
+from kernels.harness.columns import measurement_columns
+from orchestrator.core.bundled.names import AXES
 from orchestrator.embedded.documents import stamp
 from orchestrator.embedded.scripted import HttpFailure, Script, ScriptedVm, ShutDown, Steps, Struck
 from tests.chaos.deeds import Deeds
@@ -28,7 +29,8 @@ def case_csv(run_id: str, vm: str, case_id: str) -> bytes:
         "seq_k": "512", "head_dim": "64", "causal": "false", "regime": "burst", "block": "1", "repeat": "1",
         "latency_us": "10.0",
     }  # fmt: skip
-    return (",".join(COLUMNS) + "\n" + ",".join(values.get(name, "") for name in COLUMNS) + "\n").encode()
+    columns = measurement_columns(AXES)
+    return (",".join(columns) + "\n" + ",".join(values.get(name, "") for name in columns) + "\n").encode()
 
 
 def guest(temper: str, cases: int, seconds_each: float, deeds: Deeds) -> Script:

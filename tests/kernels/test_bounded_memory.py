@@ -17,6 +17,7 @@ from kernels.attention.correctness import Check
 from kernels.harness import rows
 from kernels.harness.clocks import NoClocks
 from kernels.harness.timers import Timed
+from kernels.harness.columns import measurement_columns
 from kernels.harness.timing import Extent, Instruments, measure
 from kernels.harness.turns import Contender
 
@@ -38,7 +39,7 @@ with rows.Spool(folder) as spool:
     measure(contenders, Extent(blocks, 0), Instruments(lambda _: Timer(), NoClocks()), random.Random(1), spool.keep)
     setting = rows.Setting("x", "b", Check(True, 0.0, 1.0, ""), "burst", "cold", 2, 0, "fixed", "repeats", 0.05, None)
     origin = rows.Origin("run", "vm", "device", "2.0")
-    count = rows.write_csv(folder / "case.csv", rows.measurement_columns(case.axes),
+    count = rows.write_csv(folder / "case.csv", measurement_columns(case.axes),
                            (rows.measured(origin, case, setting, cells) for cells in spool.cells()))
 print(count, now("VmHWM") - before, now("VmHWM"))
 """

@@ -14,8 +14,8 @@ import pytest
 
 from kernels.attention.cpu.kernel import CpuAttention
 from kernels.attention.workload import WORKLOAD
+from kernels.harness.columns import correctness_columns, measurement_columns
 from kernels.harness.environment import cpu_model
-from kernels.harness.rows import correctness_columns, measurement_columns
 from tests.kernels.harness_process import ENDED, ROOT, HarnessProcess, named, read_csv, shape, spec
 
 FIRST = "b1-h2-kv2-q8-k8-d16-full-float32"

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from kernels.harness.columns import measurement_columns
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import Study, study
-from orchestrator.core.results import COLUMNS, LATER_COLUMNS
+from orchestrator.core.bundled.names import AXES
 from orchestrator.report.report import Report
 
 RUN = "20261121-040506-l4-7f3a"
@@ -83,7 +84,7 @@ def skip(implementation: str, reason: str, **changes: str) -> dict[str, str]:
 def csv_text(rows: Iterator[dict[str, str]] | Sequence[dict[str, str]], columns: Sequence[str] = ()) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(
-        text, columns or (*COLUMNS, *LATER_COLUMNS), extrasaction="ignore", restval="", lineterminator="\n"
+        text, columns or measurement_columns(AXES), extrasaction="ignore", restval="", lineterminator="\n"
     )
     writer.writeheader()
     writer.writerows(rows)

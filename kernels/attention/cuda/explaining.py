@@ -92,7 +92,7 @@ class Explanation:
             yield f"  not {name}: {why}"
 
 
-def explain(
+def explain(  # noqa: PLR0913 - the arguments of the call that it explains
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

@@ -31,7 +31,7 @@ register_gradients(quick_backward)
 quick.differentiate = differentiable_by(quick.launch, quick_backward.compute)
 
 
-def attention(
+def attention(  # noqa: PLR0913 - as PyTorch has them
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

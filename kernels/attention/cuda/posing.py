@@ -21,7 +21,7 @@ def layout(tensor: torch.Tensor, name: str) -> Layout:
     return Layout(batch, head, row, tensor.data_ptr())
 
 
-def problem_of(
+def problem_of(  # noqa: PLR0913 - the tensors of a call
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -161,7 +161,7 @@ def hint(longest: int, total: int) -> int:
     return min(max(longest, 1), total)
 
 
-def varlen_problem_of(
+def varlen_problem_of(  # noqa: PLR0913 - the tensors of a call
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

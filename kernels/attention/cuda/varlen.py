@@ -16,7 +16,7 @@ from kernels.attention.cuda.quick import Answer, Options
 __all__ = ["attention_varlen", "bind_varlen"]
 
 
-def attention_varlen(
+def attention_varlen(  # noqa: PLR0913 - as flash-attn has them
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
