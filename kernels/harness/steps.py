@@ -11,6 +11,7 @@ import torch
 
 from kernels.harness import environment, measuring, rows, spec
 from kernels.harness.arena import Arena, open_arena
+from kernels.harness.columns import correctness_columns
 from kernels.harness.contenders import Built, Crew, one_line
 from kernels.harness.judging import Session, build_all, judge_case
 from kernels.harness.own import OwnWorkload
@@ -118,7 +119,7 @@ def check_all(session: Session) -> int:
             table.append(rows.checked(case, outcome.implementation, outcome.check, outcome.reason))
             checked += outcome.check is not None
             failed += outcome.wrong
-    rows.write_csv(session.out / "correctness.csv", rows.correctness_columns(session.spec.workload.columns), table)
+    rows.write_csv(session.out / "correctness.csv", correctness_columns(session.spec.workload.columns), table)
     session.facts.send("correctness", path="correctness.csv", checked=checked, failed=failed)
     return WRONG if failed else DONE
 
