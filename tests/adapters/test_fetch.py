@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.adapters.fetch import Fetched, fetch_run
+from orchestrator.core.bundled.names import AXES
 from orchestrator.core.errors import LocalError
-from orchestrator.core.results import COLUMNS
+from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.ports import Entry
 from tests.core.builders import RUN, VM, at, gone, measured, running
 from tests.support.memory_bucket import MemoryBucket
+
+COLUMNS = (*ORIGIN, *AXES, *MEASURED)
 
 CASES = ("b1-h2-kv2-q16-k16-d64-full-float32", "b1-h2-kv2-q32-k32-d64-full-float32")
 

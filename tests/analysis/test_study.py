@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kernels.harness.columns import measurement_columns
 from orchestrator.analysis.across import changes, quotient
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.fingerprint import Level, comparability
@@ -19,7 +20,8 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import ROOFS, roof_of, work_of
 from orchestrator.analysis.study import Study, false_verdicts
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
-from orchestrator.core.results import COLUMNS, LATER_COLUMNS, ResultsUnreadable
+from orchestrator.core.bundled.names import AXES
+from orchestrator.core.results import MEASURED, ORIGIN, ResultsUnreadable
 from tests.report.written import BEGUN, both, csv_text, records, skip, studied
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,7 +109,7 @@ def test_energy_is_that_of_its_own_stretch_where_there_was_one() -> None:
     rows = list(
         records(lengths=(128,), speeds={"bench": 1.0}, regime="sustained", joules_per_call="0.25", energy_j="5")
     )
-    timing = studied(csv_text(rows, (*COLUMNS, *LATER_COLUMNS, "energy_j"))).cases[0].timing("bench")
+    timing = studied(csv_text(rows, (*measurement_columns(AXES), "energy_j"))).cases[0].timing("bench")
     assert timing is not None
     assert timing.joules == 0.25
 
@@ -116,7 +118,7 @@ def test_energy_of_older_files_is_summed_before_it_is_divided_by_calls() -> None
     rows = list(records(lengths=(128,), speeds={"bench": 1.0}, regime="sustained", calls="10"))
     for place, row in enumerate(rows):
         row["energy_j"] = "0" if place % 5 else "5"
-    timing = studied(csv_text(rows, (*COLUMNS, *LATER_COLUMNS, "energy_j"))).cases[0].timing("bench")
+    timing = studied(csv_text(rows, (*measurement_columns(AXES), "energy_j"))).cases[0].timing("bench")
     assert timing is not None
     assert timing.joules == pytest.approx(0.1)
 
@@ -135,7 +137,7 @@ def test_the_order_of_the_file_does_not_matter() -> None:
 def test_order_is_known_by_the_clock_where_no_place_was_written() -> None:
     rows = [row | {"position": "", "started_at": BEGUN.isoformat()} for row in records(lengths=(128,))]
     assert math.isnan(studied(csv_text(rows)).contrasts[0].order_shift)
-    older = csv_text(records(lengths=(128,)), COLUMNS)
+    older = csv_text(records(lengths=(128,)), (*ORIGIN, *AXES, *MEASURED))
     assert studied(older).contrasts[0].order_shift == pytest.approx(1.0, abs=0.02)
 
 
@@ -281,9 +283,12 @@ def test_files_of_several_schemas_and_runs_are_read_together() -> None:
     from orchestrator.analysis.study import study
 
     reader = Reader()
-    reader.read(csv_text(records(lengths=(128,)), COLUMNS).splitlines(keepends=True), "old.csv")
+    reader.read(csv_text(records(lengths=(128,)), (*ORIGIN, *AXES, *MEASURED)).splitlines(keepends=True), "old.csv")
     reader.read(
-        csv_text(records(lengths=(1024,)), (*COLUMNS, "position", "novel")).splitlines(keepends=True), "new.csv"
+        csv_text(records(lengths=(1024,)), (*(*ORIGIN, *AXES, *MEASURED), "position", "novel")).splitlines(
+            keepends=True
+        ),
+        "new.csv",
     )
     reader.read(csv_text(records(run_id="20261121-040506-l4-0000", blocks=9)).splitlines(keepends=True), "other.csv")
     found = study(reader.groups(), reader.told())

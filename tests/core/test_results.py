@@ -14,7 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.results import COLUMNS, LATER_COLUMNS, assemble, axes_of, case_order, plain
+from kernels.harness.columns import measurement_columns
+from orchestrator.core.bundled.names import AXES
+from orchestrator.core.results import MEASURED, ORIGIN, assemble, axes_of, case_order, plain
+
+COLUMNS = (*ORIGIN, *AXES, *MEASURED)
 
 CONTRACT = (Path(__file__).parents[2] / "docs/contracts.md").read_text(encoding="utf-8")
 CASE = "b2-h8-kv8-q128-k128-d64-full-float16"
@@ -72,7 +76,7 @@ def together(texts: dict[str, str]) -> str:
 def test_the_columns_are_those_of_the_contract() -> None:
     block = re.search(r"have one row a measurement:\n\n```\n(.*?)\n```", CONTRACT, re.DOTALL)
     assert block
-    assert tuple(re.split(r",\s*", block[1])) == (*COLUMNS, *LATER_COLUMNS)
+    assert tuple(re.split(r",\s*", block[1])) == measurement_columns(AXES)
 
 
 def test_cases_are_put_together_under_one_header_in_the_order_of_their_numbers() -> None:
@@ -120,7 +124,10 @@ def test_a_torn_line_stays_torn_and_what_is_no_csv_hides_no_other_line() -> None
     huge = whole + '"' + "x" * 200_000 + "\n" + ",".join(record(repeat="3").values()) + "\n"
     assert together({CASE: huge}).count(CASE) >= 2
     long = text_of(record()).rstrip() + ",more\n"
-    assert [len(row) for row in csv.reader(io.StringIO(together({CASE: long})))] == [len(COLUMNS), len(COLUMNS) + 1]
+    assert [len(row) for row in csv.reader(io.StringIO(together({CASE: long})))] == [
+        len(COLUMNS),
+        len(COLUMNS) + 1,
+    ]
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", " =1", "\n@x"])

@@ -6,10 +6,11 @@ import csv
 import gzip
 import io
 
+from orchestrator.core.bundled.names import AXES
 from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.core.naming import instance_name
-from orchestrator.core.results import COLUMNS
+from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.fleets.rows import compose, members, pack, store_rows, tables
 from tests.support.memory_bucket import MemoryBucket
 
@@ -22,7 +23,7 @@ def child(index: int, gpu: str = "l4", repeat: int = 1) -> Child:
 
 def case(run_id: str, case_id: str, rows: int = 2, **changed: str) -> bytes:
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, (*ORIGIN, *AXES, *MEASURED), lineterminator="\n")
     writer.writeheader()
     known = {"run_id": run_id, "vm": instance_name(run_id, 1), "case_id": case_id, "implementation": "bench"}
     for number in range(rows):

@@ -24,7 +24,7 @@ from kernels.attention.interface import Unavailable
 from kernels.attention.problem import AttentionProblem, Inputs
 from kernels.harness import axes, rows
 from kernels.harness.clocks import NoClocks, Reading, clocks, throttle_words
-from kernels.harness.columns import measurement_columns
+from kernels.harness.columns import correctness_columns, measurement_columns
 from kernels.harness.energy import Drawn
 from kernels.harness.host import Host, HostReading
 from kernels.harness.stopping import first_of, half_width, never, rule, spent
@@ -502,7 +502,7 @@ def test_every_row_has_only_columns_of_the_file() -> None:
     ):
         assert set(row) <= set(measurement_columns(CASE.axes))
         assert row["max_abs_error"] == ""
-    assert set(rows.checked(CASE, "bench", check, "NaN")) == set(rows.correctness_columns(CASE.axes))
+    assert set(rows.checked(CASE, "bench", check, "NaN")) == set(correctness_columns(CASE.axes))
 
 
 @settings(deadline=None, max_examples=30)
