@@ -107,7 +107,7 @@ class SshShell:
         try:
             files = connection.sftp()
             files.get_channel().settimeout(TRANSFER_S)
-        except (SFTPError, *LOST) as exc:
+        except (SFTPError, OSError, *LOST) as exc:
             alive = connection.is_connected
             self.close()
             if not alive:

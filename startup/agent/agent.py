@@ -298,6 +298,7 @@ class Agent:
         seconds = round(self.clock.monotonic() - began, 3)
         self.events.append("phase_finished", phase="finish", exit_code=1 if lost else 0, seconds=seconds)
         self.events.flush(patience)
+        self.log.await_copy(self.uploader.path, patience)
         self.uploader.upload(patience)
         if self.keeps and not self.spec.taken:
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 from pathlib import Path
 from typing import TextIO
@@ -10,6 +12,8 @@ from startup.agent.clock import Clock, Patience
 from startup.agent.storage import Storage, StorageError
 
 LONGEST_LINE = 500
+LAG_S = 10.0
+"""How long the bootstrap is waited for that copies lines to log.txt: a busy machine lets it wait for its turn."""
 
 
 class Log:
@@ -19,6 +23,7 @@ class Log:
         self.stream = stream
         self.clock = clock
         self.lock = threading.Lock()
+        self.last = ""
 
     def say(self, text: str) -> None:
         """Never raises: a console that is gone must not end the run."""
@@ -26,10 +31,34 @@ class Log:
         with self.lock:
             try:
                 for line in text.splitlines() or [""]:
-                    self.stream.write(f"{moment} {line[:LONGEST_LINE]}\n")
+                    self.last = f"{moment} {line[:LONGEST_LINE]}"
+                    self.stream.write(self.last + "\n")
                 self.stream.flush()
             except (OSError, ValueError):
                 pass
+
+    def await_copy(self, path: Path, patience: Patience) -> None:
+        """Waits until what was said last is in `path`, where another process copies what comes through the pipe that
+        this log writes to; `LAG_S` seconds at most, and not at all where there is no pipe."""
+        try:
+            if not stat.S_ISFIFO(os.fstat(self.stream.fileno()).st_mode):
+                return
+        except (OSError, ValueError):
+            return
+        until = patience.clock.monotonic() + LAG_S
+        while self.last.encode("utf-8", "replace") not in tail(path) and patience.clock.monotonic() < until:
+            if not patience.pause(0.01):
+                return
+
+
+def tail(path: Path, size: int = 8192) -> bytes:
+    """The end of a file; nothing where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read()
+    except OSError:
+        return b""
 
 
 class LogUploader:
