@@ -72,12 +72,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 TOGETHER = (
+    "tests/cli/test_doctor.py",
     "tests/cli/test_outputs.py",
     "tests/documents/test_commands.py",
+    "tests/embedded/test_trespass.py",
     "tests/fleet/test_slurm.py",
+    "tests/kernels/test_cheats.py",
+    "tests/library/test_library.py",
     "tests/site/test_browser.py",
+    "tests/test_packaging.py",
 )
-"""Files whose tests one worker runs, in their order: they share a home, a scheduler, a browser."""
+"""Files whose tests one worker runs, in their order: they share a home, a scheduler, a browser, a run that takes a
+minute. Every other worker would make one of its own."""
 
 
 class Together(LoadScopeScheduling):
@@ -89,6 +95,24 @@ class Together(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return file if file in TOGETHER else nodeid
+
+
+UNCOUNTED = (
+    "tests/chaos/",
+    "tests/stories/test_images.py",
+    "tests/stories/test_kept_machines.py",
+    "tests/stories/test_recovery.py",
+    "tests/stories/test_runs.py",
+    "tests/stories/test_wrong_clocks.py",
+)
+"""Whole stories, of which coverage is not counted: the parts that they tread on are tested by themselves, and to trace
+them takes two thirds as long again as to play them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(UNCOUNTED):
+            item.add_marker("no_cover")
 
 
 @pytest.hookimpl(optionalhook=True)

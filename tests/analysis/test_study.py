@@ -312,7 +312,7 @@ def test_an_implementation_with_a_skip_row_has_no_timing_whatever_else_there_is(
 
 
 @pytest.mark.slow
-def test_a_million_rows_are_read_in_less_than_half_a_gigabyte() -> None:
+def test_two_hundred_thousand_rows_are_read_in_less_than_an_eighth_of_a_gigabyte() -> None:
     program = (
         "from itertools import chain, repeat\n"
         "from orchestrator.analysis.samples import Reader\n"
@@ -322,15 +322,15 @@ def test_a_million_rows_are_read_in_less_than_half_a_gigabyte() -> None:
         "cells = [row.split(',') for row in rows]\n"
         "def block(cells, n):\n    return ','.join([*cells[:15], str(n), str(n), *cells[17:]])\n"
         "regimes = ('burst', 'sustained')\n"
-        "lines = chain([header], (block([*c[:14], regimes[n % 2], *c[15:]], n) for n in range(250_000) for c in cells))\n"
+        "lines = chain([header], (block([*c[:14], regimes[n % 2], *c[15:]], n) for n in range(50_000) for c in cells))\n"
         "reader = Reader(); reader.read(lines, 'x'); found = study(reader.groups(), reader.told())\n"
-        "assert (found.measurements, len(found.cases)) == (1_000_000, 2), found\n"
+        "assert (found.measurements, len(found.cases)) == (200_000, 2), found\n"
         # Not getrusage's: that starts at what the parent had, and the parent here has PyTorch loaded.
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 400_000
+    assert int(done.stdout) < 125_000
 
 
 # --- what is in doubt ----------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_the_catalogue_above_is_the_whole_catalogue() -> None:
 
 def test_a_client_killed_at_any_moment_breaks_no_promise(shared: Arena) -> None:
     whole = shared.play(Scenario(0, cases=2)).moments
-    for moment in range(1, min(whole, 70), 4):
+    for moment in range(1, min(whole, 70), 6):
         shared.play(Scenario(0, cases=2, clients=(Client("launch", dies_at=moment), Client("look", starts_s=30.0))))
 
 
@@ -164,7 +164,7 @@ def test_the_same_scenario_ends_the_same_way(tmp_path: Path) -> None:
     seen = []
     for place in ("one", "other"):
         with arena(tmp_path / place) as stage:
-            seen.append([stage.play(from_seed(seed)) for seed in (3, 15, 20)])
+            seen.append([stage.play(from_seed(seed)) for seed in (3, 20)])
     assert seen[0] == seen[1]
 
 

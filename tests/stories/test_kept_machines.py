@@ -270,9 +270,9 @@ def test_a_run_on_a_machine_that_is_not_kept_leaves_no_slot(home: Path) -> None:
 def look_after_everything(stage: Stage) -> None:
     """What `bench status` does about each run, and about holds that nobody settled."""
     world = stage.world()
-    for entry in world.bucket.list("runs/"):
-        run_id = entry.name.split("/")[1]
-        if "/events/" in entry.name and not Engine(stage.world(), run_id).look().over:
+    names = [entry.name for entry in world.bucket.list("runs/") if "/events/" in entry.name]
+    for run_id in dict.fromkeys(name.split("/")[1] for name in names):
+        if not Engine(stage.world(), run_id).look().over:
             Engine(stage.world(), run_id).follow()
     reconcile(world)
 

@@ -62,6 +62,11 @@ class Discovery:
         self.numbers = document["name"] == "batch"
         """Whether enums are also spoken of by number, which is their place in the document (asserted in test_batch)."""
         self.methods = list(self._walk(document["resources"]))
+        self.of_shape: dict[tuple[str, int], list[Method]] = {}
+        """By verb and number of slashes: no variable has one in it."""
+        for method in self.methods:
+            slashes = method.pattern.pattern.count("/") - len(method.variables)  # each variable is matched by a [^/]
+            self.of_shape.setdefault((method.verb, slashes), []).append(method)
 
     @staticmethod
     @cache
@@ -105,8 +110,8 @@ class Discovery:
         # A template with more fixed text is the better match: `images/family/x` is not the image `family`.
         matches = [
             (method, found)
-            for method in self.methods
-            if method.verb == verb and (found := method.pattern.fullmatch(rest))
+            for method in self.of_shape.get((verb, rest.count("/")), ())
+            if (found := method.pattern.fullmatch(rest))
         ]
         if not matches:
             return None

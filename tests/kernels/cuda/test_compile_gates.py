@@ -39,10 +39,11 @@ def disassembler() -> str | None:
 
 
 def samples(architecture: str) -> list[Kernel | Combine]:
-    """The large kernels of both masks, in fp16: what each architecture is most likely to spill in."""
+    """The large causal kernels in fp16: what each architecture is most likely to spill in. All others are compiled by
+    COMPILE_ALL_KERNELS, and pass the same gates wherever they are built."""
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
-    return [Kernel("float16", d, causal, True, chip.large[d, causal]) for d in (64, 128) for causal in (True, False)]
+    return [Kernel("float16", d, True, True, chip.large[d, True]) for d in (64, 128)]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
