@@ -84,7 +84,13 @@ def test_every_client_of_a_bucket_has_the_servers_time(tmp_path: Path, hours: fl
     with EmbeddedCloud(home=tmp_path / "cloud", timeline=timeline) as cloud:
         true = SimulatedClock(timeline.now())
         local = Skewed(true, timedelta(hours=hours))
-        bucket = GoogleBucket(cloud.bucket, endpoint=cloud.storage_url, credentials=Bearer(cloud.token), clock=local)
+        bucket = GoogleBucket(
+            cloud.bucket,
+            endpoint=cloud.storage_url,
+            credentials=Bearer(cloud.token),
+            patience_s=PATIENCE_S,
+            clock=local,
+        )
         said: list[str] = []
         clock = ServerClock(local, bucket.offset, said.append)
         assert abs(clock.now() - timeline.now()) <= timedelta(seconds=1)

@@ -49,6 +49,7 @@ from tests.chaos.deeds import Deeds
 from tests.chaos.guests import guest
 from tests.chaos.scenario import Client
 from tests.stories.stage import SHEET, TimelineClock
+from tests.support.patience import PATIENCE_S
 
 POLICY: Final = Policy(poll_s=10)
 NOBODY: Final = "client-ffffff"
@@ -138,7 +139,7 @@ def world_of(
     """What a client sees, with connections of its own; an observer's without an actor."""
     off = timedelta(seconds=actor.client.off_s if actor else 0)
     local, key = OwnClock(timeline, off), Bearer(cloud.token)
-    plain = GoogleBucket(bucket, endpoint=cloud.storage_url, credentials=key, clock=local)
+    plain = GoogleBucket(bucket, endpoint=cloud.storage_url, credentials=key, patience_s=PATIENCE_S, clock=local)
     clock = rules.clock(local, plain.offset)
     google = GoogleCloud(project=cloud.project, endpoint=cloud.compute_url, credentials=key, clock=clock)
     watched: Any = rules.bucket(Watched(plain, before, after))

@@ -37,6 +37,7 @@ from orchestrator.store.ledger import LedgerStore
 from tests.cli.conftest import Bench
 from tests.support.discovery import Recorder
 from tests.support.memory_bucket import MemoryBucket
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import google_error, in_turn, scripted_server
 
 ADA = "user:ada@example.com"
@@ -250,7 +251,9 @@ def test_a_ledger_that_cannot_be_read_stops_the_caps_alone_and_says_so(site: Any
 
 
 def objects_of(cloud: EmbeddedCloud) -> Any:
-    return GoogleBucket("new-bucket", endpoint=cloud.storage_url, credentials=Bearer(cloud.token))
+    return GoogleBucket(
+        "new-bucket", endpoint=cloud.storage_url, credentials=Bearer(cloud.token), patience_s=PATIENCE_S
+    )
 
 
 def of_the_bucket(cloud: EmbeddedCloud, name: str) -> bytes:

@@ -23,7 +23,7 @@ from orchestrator.core.fleet.names import child_run
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.fleet.batch_story import FLEET, IMAGE, PRICE
 from tests.startup.machine import CASES, ROOT, fast_python, payload, run_spec
-from tests.support.patience import await_truth
+from tests.support.patience import PATIENCE_S, await_truth
 
 SCRIPT = (ROOT / "startup" / "batch" / "task.sh").read_text(encoding="utf-8")
 
@@ -34,7 +34,9 @@ class Site:
     def __init__(self, home: Path) -> None:
         self.cloud = EmbeddedCloud(home)
         credentials = Bearer(self.cloud.token)
-        self.bucket = GoogleBucket(self.cloud.bucket, endpoint=self.cloud.storage_url, credentials=credentials)
+        self.bucket = GoogleBucket(
+            self.cloud.bucket, endpoint=self.cloud.storage_url, credentials=credentials, patience_s=PATIENCE_S
+        )
         self.scheduler = GoogleBatch(
             Service(self.cloud.project, credentials, self.cloud.compute_url, self.cloud.storage_url),
             self.bucket,

@@ -20,7 +20,7 @@ from orchestrator.fleets.follow import Follower, Seen
 from tests.fleet.stage import FleetStage, sweep_of
 from tests.hosts.conftest import Client, client  # noqa: F401
 from tests.support.patience import PATIENCE_S
-from tests.support.slurm import MISSING, SlurmCluster, slurm_cluster
+from tests.support.slurm import MISSING, NOTICED_SOON, SlurmCluster, slurm_cluster
 from tests.support.sshd import SSHD, sshd
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def followed(follower: Follower, until: Callable[[Seen], bool] = lambda seen: se
         if until(seen):
             return seen
         assert time.monotonic() - began < PATIENCE_S, (seen.state.counts, seen.jobs)
-        time.sleep(1)
+        time.sleep(0.3)
 
 
 def test_every_child_is_stored_once_and_the_fleet_settles_its_one_hold(stage: FleetStage) -> None:
@@ -164,7 +164,7 @@ def test_arrays_are_cut_to_what_the_cluster_allows(stage: FleetStage) -> None:
 def test_a_node_without_power_and_a_controller_that_restarts_cost_no_measurement_and_store_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with slurm_cluster(tmp_path / "own", 4, ("l4",)) as cluster:
+    with slurm_cluster(tmp_path / "own", 4, ("l4",), NOTICED_SOON) as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         (tmp_path / "shared").mkdir()
         stage = FleetStage(tmp_path, sweep_of(tmp_path / "shared", ("l4",), 12))

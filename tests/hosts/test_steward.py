@@ -20,7 +20,7 @@ from orchestrator.adapters.host_operations import command
 from startup.host.services import Machine, Server, owns
 from startup.host.spool import BadName, Spool
 from tests.hosts.conftest import base_python, with_stand_ins
-from tests.startup.machine import CASES, ROOT, payload, run_spec
+from tests.startup.machine import CASES, ROOT, held_sleep, payload, run_spec, time_is_up
 from tests.support.patience import await_truth
 
 RUN = f"20261121-040000-host-{os.getpid() & 0xFFFF:04x}"
@@ -34,13 +34,14 @@ class Here:
 
     home: Path
     python: str
+    path: str = "/usr/local/bin:/usr/bin:/bin"
 
     @property
     def cache(self) -> Path:
         return self.home / ".cache" / "spotbench"
 
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        environment = {"HOME": str(self.home), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+        environment = {"HOME": str(self.home), "PATH": self.path}
         ran = subprocess.run(
             command(operation, arguments, self.python),
             capture_output=True,
@@ -148,14 +149,20 @@ def test_a_steward_that_is_ended_by_the_system_counts_as_a_machine_that_is_taken
 
 
 def test_the_host_enforces_the_deadline_alone(here: Here) -> None:
-    # The bootstrap's own watchdog fires at half of a deadline this short.
-    here.start(deadline_s=6, script={"environment": [{"hang": 1}]})
+    stubs = here.home.parent / "stubs"
+    stubs.mkdir()
+    held_sleep(stubs, stubs)
+    here.path = f"{stubs}:{here.path}"
+    here.start(script={"environment": [{"hang": 1}]})
+    await_truth(lambda: any(event["data"].get("phase") == "environment" for event in here.events()), "the harness")
+    time_is_up(stubs)
     here.until_gone()
     assert last_word(here)["outcome"] == "timed_out"
 
 
 def test_a_bootstrap_that_does_not_end_is_killed_at_the_deadline_with_all_it_started(here: Here) -> None:
-    here.start(deadline_s=12, script={"environment": [{"child": 1}, {"hang": 1}]})
+    # The bootstrap's own watchdog fires at half of a deadline this short.
+    here.start(deadline_s=24, script={"environment": [{"child": 1}, {"hang": 1}]})
     child = here.cache / "runs" / VM / "scratch" / "vm" / "out" / "child"
     await_truth(lambda: child.exists() and child.read_text(), "the grandchild")
     pid = int(child.read_text())

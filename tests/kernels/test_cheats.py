@@ -42,7 +42,7 @@ def own(path: Path, **changes: Any) -> dict[str, Any]:
     asked: dict[str, Any] = {
         "workload": {"form": "file", "path": str(path)},
         "implementations": ["*", "*:aa"], "measure": {}, "correctness": {}, "repeats": 6, "warmup": 1,
-        "regime": "burst", "cache": "cold", "seed": 7, "threads": 1, "answer_limit_s": 120,
+        "regime": "burst", "cache": "cold", "seed": 7, "threads": 1, "answer_limit_s": 600,
     }  # fmt: skip
     return asked | changes
 

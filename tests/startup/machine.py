@@ -20,7 +20,7 @@ SCRIPT = ROOT / "startup" / "startup.sh"
 CASES = [f"b1-h2-kv2-q{seq}-k{seq}-d64-full-float16" for seq in (64, 128)]
 
 TIMING = {
-    "request_timeout_s": PATIENCE_S,
+    "request_timeout_s": 10,  # what is not answered is asked again, until the patience is used up
     "retry_first_s": 0.02,
     "retry_max_s": 0.1,
     "storage_patience_s": PATIENCE_S,
@@ -105,13 +105,28 @@ esac"""
 
 def held_sleep(directory: Path, home: Path) -> Path:
     """A `sleep` that lets the watchdog wait for the test and for no clock: what would take more than 10 s lasts until
-    `Machine.time_is_up`, what would take less lasts a second at most."""
+    `time_is_up`, what would take less lasts a second at most."""
     os.mkfifo(home / "time")
     body = f"""seconds=${{1%%.*}}
 if [ "$seconds" -gt 10 ]; then read -r _ <'{home / "time"}'
 elif [ "$seconds" -gt 0 ]; then exec /usr/bin/sleep 1
 else exec /usr/bin/sleep "$1"; fi"""
     return stub(directory, "sleep", body)
+
+
+def time_is_up(home: Path) -> None:
+    """Ends the wait that `held_sleep` holds, as soon as there is one."""
+
+    def told() -> bool:
+        try:
+            handle = os.open(home / "time", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads yet
+            return False
+        os.write(handle, b"up\n")
+        os.close(handle)
+        return True
+
+    await_truth(told)
 
 
 class Machine:
@@ -128,7 +143,7 @@ class Machine:
             "BENCH_VM_DIR": str(home / "vm"),
             "GCE_METADATA_HOST": cloud.host,
             "BENCH_RETRY_PAUSE_S": "0.02",
-            "BENCH_REQUEST_TIMEOUT_S": f"{PATIENCE_S:.0f}",
+            "BENCH_REQUEST_TIMEOUT_S": "10",
             "BENCH_DELETE_TRIES": "20",
             **env,
         }
@@ -173,17 +188,7 @@ class Machine:
 
     def time_is_up(self) -> None:
         """Ends the watchdog's wait, as soon as it waits."""
-
-        def told() -> bool:
-            try:
-                handle = os.open(self.home / "time", os.O_WRONLY | os.O_NONBLOCK)
-            except OSError:  # nobody reads yet
-                return False
-            os.write(handle, b"up\n")
-            os.close(handle)
-            return True
-
-        await_truth(told)
+        time_is_up(self.home)
 
     def wait(self) -> int:
         """Until the script ends."""

@@ -42,6 +42,7 @@ from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
 from tests.support.discovery import Recorder
+from tests.support.patience import PATIENCE_S
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))
@@ -119,7 +120,9 @@ class Stage:
         writer = f"client-{self.clients:06d}"
         clock = TimelineClock(self.timeline)
         key = Bearer(self.cloud.token)
-        bucket = GoogleBucket(self.cloud.bucket, endpoint=self.cloud.storage_url, credentials=key)
+        bucket = GoogleBucket(
+            self.cloud.bucket, endpoint=self.cloud.storage_url, credentials=key, patience_s=PATIENCE_S
+        )
         google = GoogleCloud(project=self.cloud.project, endpoint=self.cloud.compute_url, credentials=key, clock=clock)
 
         def log(run_id: str) -> EventLog:

@@ -20,6 +20,7 @@ from orchestrator.store.events import EventLog
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from tests.stories.stage import RUN, Stage, TimelineClock, good_vm, same_to_the_cent, silent_vm, staged
+from tests.support.patience import PATIENCE_S
 
 OFF = [timedelta(minutes=11), timedelta(hours=2), timedelta(days=1)]
 BOTH_WAYS = [sign * span for span in OFF for sign in (1, -1)]
@@ -44,6 +45,7 @@ def wrong(stage: Stage, off: timedelta, said: list[str] | None = None) -> World:
         stage.cloud.bucket,
         endpoint=stage.cloud.storage_url,
         credentials=key,
+        patience_s=PATIENCE_S,
         clock=local,
     )
     clock = ServerClock(local, bucket.offset, (said if said is not None else []).append)

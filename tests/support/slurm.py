@@ -20,6 +20,13 @@ from pathlib import Path
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "sinfo")
 MISSING = tuple(name for name in PROGRAMS if shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") is None)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom")
+NOTICED_SOON: Mapping[str, str] = {
+    "SlurmdTimeout": "10",
+    "SlurmctldTimeout": "10",
+    "MessageTimeout": "5",
+    "BatchStartTimeout": "5",
+}
+"""Settings of a cluster that notices failures in seconds."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 SETTINGS: Mapping[str, str] = {
@@ -46,11 +53,11 @@ SETTINGS: Mapping[str, str] = {
     "SchedulerParameters": "sched_interval=1,bf_interval=1,sched_min_interval=0,batch_sched_delay=0",
     "CommunicationParameters": "NoAddrCache",
     "ReturnToService": "2",
-    # Failures are noticed in seconds instead of minutes.
-    "SlurmdTimeout": "10",
-    "SlurmctldTimeout": "10",
-    "MessageTimeout": "5",
-    "BatchStartTimeout": "5",
+    # A machine that stands still for a minute is no failure.
+    "SlurmdTimeout": "600",
+    "SlurmctldTimeout": "600",
+    "MessageTimeout": "90",
+    "BatchStartTimeout": "90",
     "KillWait": "3",
     "InactiveLimit": "0",
     "MinJobAge": "600",
