@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kernels.harness.rows import correctness_columns
+from kernels.harness.columns import correctness_columns
 from tests.kernels.harness_process import HarnessProcess, named
 
 PRINTS = """import json
