@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
@@ -23,6 +23,11 @@ from kernels.attention.cuda.launching import Bound
 from kernels.attention.cuda.likeness import Check, check_by_key, find_guard, key_of
 from kernels.attention.cuda.moving import VECTOR_MASK, arguments_of, no_more
 from kernels.attention.cuda.quick import Options, Plans
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from kernels.attention.cuda.backward import BackwardTermsGiven
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Call = Callable[..., Three | None]
@@ -50,8 +55,7 @@ class Binder(Protocol):
         options: Options,
         *,
         dlse: torch.Tensor | None = None,
-        deterministic: bool = False,
-        engine: Engine | None = None,
+        **given: Unpack[BackwardTermsGiven],
     ) -> Bound: ...
 
 

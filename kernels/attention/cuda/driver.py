@@ -192,9 +192,6 @@ class Driver:
         self.check(code, f"encoding a tensor map of sizes {tuple(sizes)}, strides {tuple(strides)}")
         return made
 
-    def unload(self, function: Function) -> None:
-        self.check(self.library.cuModuleUnload(ctypes.c_void_p(function.module)), "unloading a module")
-
 
 @cache
 def driver() -> Driver:

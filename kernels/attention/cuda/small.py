@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
@@ -104,14 +105,29 @@ PREFERRED, FEW_ROWS = ("small-r16k4x16", "small-r16k4x32", "small-s32k4x64"), 40
 They were the fastest on an H200 at batch 2, 8 heads and 64, 128 and 256 keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class SmallKernel:
-    """One entry point. `dependent` kernels wait for the launch before them by themselves."""
+class BlockShape(Protocol):
+    """How a block works: its name, its threads, and the shared memory that it needs for a head dimension."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    def shared_bytes(self, head_dim: int) -> int: ...
+
+
+S = TypeVar("S", bound=BlockShape)
+
+
+@dataclass(frozen=True)
+class Entry(Generic[S]):
+    """One entry point for few keys. `dependent` kernels wait for the launch before them by themselves."""
 
     dtype: str
     head_dim: int
     causal: bool
-    shape: Shape
+    shape: S
     dependent: bool = False
 
     @property
@@ -128,6 +144,11 @@ class SmallKernel:
     @property
     def shared_bytes(self) -> int:
         return self.shape.shared_bytes(self.head_dim)
+
+
+@dataclass(frozen=True)
+class SmallKernel(Entry[Shape]):
+    """One specialisation for warps, with K and V in registers or in shared memory."""
 
     @property
     def source(self) -> str:

@@ -11,8 +11,16 @@ from kernels.attention.cuda.driver import TensorMap
 from kernels.attention.cuda.hopper import map_of
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.planning import ELEMENT_BYTES, Machine, Problem
-from kernels.attention.cuda.small import MAX_GRID_YZ, SHAPES, SmallParameters, exchange_bytes, padded, parameters_of
-from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip
+from kernels.attention.cuda.small import (
+    MAX_GRID_YZ,
+    SHAPES,
+    Entry,
+    SmallParameters,
+    exchange_bytes,
+    padded,
+    parameters_of,
+)
+from kernels.attention.cuda.variants import C_TYPE, Chip
 
 GROUP_ROWS, GROUP_THREADS = 64, 128
 OWN_PLACE_BYTES = 226 * 1024
@@ -100,30 +108,9 @@ GROUP_SHAPES: dict[int, tuple[GroupShape, ...]] = {
 """By padded head dimension. Measurement decides between those that fit a problem."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupKernel:
+@dataclass(frozen=True)
+class GroupKernel(Entry[GroupShape]):
     """One specialisation of `source/small/warpgroups.cuh`."""
-
-    dtype: str
-    head_dim: int
-    causal: bool
-    shape: GroupShape
-    dependent: bool = False
-
-    @property
-    def name(self) -> str:
-        """E.g. `small_bf16_d64_causal_w64k2x128b4c4`."""
-        mask = "causal" if self.causal else "full"
-        name = f"small_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{self.shape.name}"
-        return f"{name}_dependent" if self.dependent else name
-
-    @property
-    def threads(self) -> int:
-        return self.shape.threads
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.shape.shared_bytes(self.head_dim)
 
     @property
     def source(self) -> str:

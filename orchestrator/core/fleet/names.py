@@ -74,14 +74,6 @@ def child_object(fleet: str, index: int) -> str:
     return f"{fleet_prefix(fleet)}children/{index}.json"
 
 
-def claim_object(fleet: str, index: int, attempt: int) -> str:
-    return f"{fleet_prefix(fleet)}claims/{index}-{attempt}.json"
-
-
-def cost_object(fleet: str, index: int, attempt: int) -> str:
-    return f"{fleet_prefix(fleet)}costs/{index}-{attempt}.json"
-
-
 def shard(index: int) -> str:
     """The digit under which a child's line lies."""
     return hashlib.sha256(str(index).encode()).hexdigest()[0]
