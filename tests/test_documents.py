@@ -88,6 +88,20 @@ def test_the_drawing_of_the_parts_is_the_one_that_the_imports_are_held_to() -> N
     assert found[1] == parts_table()
 
 
+def floor(part: str) -> int:
+    """How many parts stand on each other below this one, at most."""
+    return 1 + max(map(floor, MAY_IMPORT[part]), default=-1)
+
+
+def test_every_part_is_drawn_on_the_floor_that_its_imports_give_it() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = text.partition("<!-- begin: floors -->\n```\n")[2].partition("```")[0]
+    floors: dict[int, list[str]] = {}
+    for part in sorted(MAY_IMPORT):
+        floors.setdefault(floor(part), []).append(part)
+    assert drawn == "".join(f"{number}  {'   '.join(floors[number])}\n" for number in sorted(floors, reverse=True))
+
+
 def retired() -> list[str]:
     text = (ROOT / "docs" / "words.md").read_text(encoding="utf-8").partition("## Retired")[2]
     return re.findall(r"^\| `(\w+)` \|", text, re.M)
