@@ -25,6 +25,7 @@ HOW = {"terminate": signal.SIGTERM, "kill": signal.SIGKILL}
 
 def main(how: str) -> int:
     folder = Path(tempfile.mkdtemp(prefix="fleet-reach-"))
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the login node's python3
     (folder / "shared").mkdir()
     with slurm_cluster(folder / "cluster", NODES) as cluster:
         os.environ["SLURM_CONF"] = str(cluster.conf)

@@ -220,7 +220,7 @@ class Slurm:
         # A client that died before it put anything there leaves nothing to look at.
         line = (
             f"cd {shlex.quote(folder + '/node')} 2>/dev/null || {{ echo '{ANSWER}{{}}'; exit 0; }}; "
-            f"python3 -B -m startup.host.cluster {operation} {shlex.quote(folder)}{rest}"
+            f"python3 -m startup.host.cluster {operation} {shlex.quote(folder)}{rest}"
         )
         out = self._run(("sh", "-c", line))
         answer = next((one for one in reversed(out.splitlines()) if one.startswith(ANSWER)), "")

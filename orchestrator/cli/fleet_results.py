@@ -13,18 +13,20 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from orchestrator.analysis.axes import Along, Measured, along
 from orchestrator.analysis.devices import Column, side_by_side
 from orchestrator.cli.fleet_desk import Desk
 from orchestrator.cli.reading import read_report
 from orchestrator.core.errors import LocalError, NotFound
-from orchestrator.core.fleet.children import Child
+from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import MEASURED, FleetState
+from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
 from orchestrator.core.naming import run_of
 from orchestrator.core.results import plain
 from orchestrator.core.run.fold import replay
 from orchestrator.fleets.rows import compose, members, store_rows, tables
-from orchestrator.report import devices
+from orchestrator.report import axes, devices
 from orchestrator.report.page import Page, Section, Text, written
 from orchestrator.wiring import fetch_run, write_atomically
 
@@ -135,14 +137,21 @@ def report_fleet(desk: Desk, into: Path) -> tuple[tuple[Path, ...], dict[str, An
     lines = [f"# {desk.record.fleet}", ""]
     sections: list[Section] = []
     data: list[dict[str, Any]] = []
+    measured: list[Measured] = []
     for by_gpu in asked.values():
         title = next(iter(by_gpu.values()))[0].cell.title
         columns = [_column(desk, state, folder, gpu, children) for gpu, children in by_gpu.items()]
+        measured += [
+            Measured(gpu, _at(children[0].cell), column.times)
+            for (gpu, children), column in zip(by_gpu.items(), columns, strict=True)
+        ]
         found = side_by_side(columns)
         lines += [f"## {title}", "", devices.markdown(found), ""]
         sections += [replace(section, title=f"{title}: {section.title}") for section in devices.sections(found)]
         data.append({"configuration": title, **devices.document(found)})
-    told = {"schema": 1, "fleet": desk.record.fleet, "configurations": data}
+    views = _along(desk.sweep, measured)
+    sections = [*axes.sections(views), *sections]
+    told = {"schema": 1, "fleet": desk.record.fleet, "configurations": data, "axes": axes.document(views)}
     lost = [child for child in state.children if state.line(child).state == "given_up"]
     if lost:
         lines += ["## Not measured", "", *(f"- {c.cell.gpu}, {c.cell.title}: {state.line(c).reason}" for c in lost), ""]
@@ -159,6 +168,26 @@ def report_fleet(desk: Desk, into: Path) -> tuple[tuple[Path, ...], dict[str, An
     except OSError as exc:
         raise LocalError(f"cannot write {folder}: {exc.strerror}", hint="--into names another folder") from exc
     return tuple(folder / name for name in texts), told
+
+
+def _at(cell: Cell) -> dict[str, str]:
+    """Where a cell is on the axes of its sweep, but for its GPU."""
+    return {**({WORKLOAD: cell.workload} if cell.workload else {}), **dict(cell.settings)}
+
+
+def _along(sweep: Sweep, measured: Sequence[Measured]) -> tuple[Along, ...]:
+    """The views along each axis. Chunks of one configuration are one point."""
+    whole: dict[tuple[str, tuple[tuple[str, str], ...]], Measured] = {}
+    for one in measured:
+        key = (one.device, tuple(sorted(one.at.items())))
+        known = whole.get(key)
+        whole[key] = one if known is None else replace(known, times=(*known.times, *one.times))
+    names = {
+        name: [str(value) if name == WORKLOAD else text_of(value) for value in values]
+        for name, values in sweep.axes.items()
+        if name != GPU
+    }
+    return along(names, list(whole.values()))
 
 
 def _column(desk: Desk, state: FleetState, folder: Path, gpu: str, children: Sequence[Child]) -> Column:

@@ -117,10 +117,23 @@ class FleetFetched:
 
 
 @dataclass
+class FleetAxis:
+    """Times along an axis of the sweep: points of each device and implementation."""
+
+    axis: str
+    values: list[str]
+    fixed: dict[str, str]
+    timed: str
+    same_cases: bool
+    lines: list[dict[str, Any]]
+
+
+@dataclass
 class FleetReported:
     schema: Literal[1]
     fleet: str
     configurations: list[dict[str, Any]]
+    axes: list[FleetAxis]
     files: list[str]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import sys
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -50,9 +51,11 @@ SCRIPT = r"""#!/bin/bash
 # What the bootstrap and the agent would do, in a second: one case, told of by events, and the machine's own deletion.
 meta="http://$GCE_METADATA_HOST/computeMetadata/v1/instance/attributes"
 get() { curl --silent --noproxy '*' -H 'Metadata-Flavor: Google' "$meta/$1"; }
-run=$(get bench-run); store=$(get bench-endpoints | sed -E 's/.*"storage": "([^"]*)".*/\1/')
-field() { printf '%s' "$run" | grep -oE "\"$1\": (\"[^\"]*\"|[0-9]+)" | head -n 1 | sed -E 's/^[^:]*: "?([^"]*)"?$/\1/'; }
-id=$(field run_id) vm=$(field vm) attempt=$(field attempt) seq=0
+run=$(get bench-run) endpoints=$(get bench-endpoints)
+[[ $endpoints =~ \"storage\":\ \"([^\"]*)\" ]]; store=${BASH_REMATCH[1]}
+# No process for a field: children that take a second are to spend it on what is tested.
+field() { [[ $run =~ \"$1\":\ (\"([^\"]*)\"|([0-9]+)) ]]; value=${BASH_REMATCH[2]}${BASH_REMATCH[3]}; }
+field run_id; id=$value; field vm; vm=$value; field attempt; attempt=$value; field seed; seed=$value seq=0
 put() { # put OBJECT DATA ONCE
   curl --silent --noproxy '*' -o /dev/null -w '%{http_code}' -X POST --data-binary "$2" \
     "$store/upload/storage/v1/b/b/o?uploadType=media&name=runs%2F$id%2F$1$3"
@@ -64,7 +67,7 @@ event() { # event KIND DATA
     "&ifGenerationMatch=0" >/dev/null
 }
 event vm_booted "{\"vm\":\"$vm\",\"zone\":\"cluster\",\"instance_id\":\"1\",\"attempt\":$attempt}"
-[[ $(field seed) == 13 ]] && { sleep 2; event finished '{"outcome":"failed","exit_code":1,"phase":"build","detail":"no kernel image"}'
+[[ $seed == 13 ]] && { sleep 2; event finished '{"outcome":"failed","exit_code":1,"phase":"build","detail":"no kernel image"}'
   curl --silent --noproxy '*' -X DELETE "$store/compute/v1/x/$vm"; exit 1; }
 there=$(curl --silent --noproxy '*' -o /dev/null -w '%{http_code}' "$store/storage/v1/b/b/o/runs%2F$id%2Fcases%2Fone.csv")
 if [[ $there != 200 ]]; then
@@ -178,6 +181,7 @@ def sweep_of(folder: Path, gpus: Sequence[str], children: int, parallel: int = 8
             "engine": "slurm",
             "axes": {"gpu": list(gpus), "measure.seed": seeds},
             "parallel": parallel,
-            "slurm": {"folder": str(folder)},
+            # By its path: what a version manager puts first on a login shell's PATH costs more than a child does.
+            "slurm": {"folder": str(folder), "python": sys.executable},
         }
     )

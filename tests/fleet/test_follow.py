@@ -10,8 +10,9 @@ from typing import Any
 
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
 from orchestrator.core.naming import LEDGER
+from orchestrator.fleets.decisions import with_jobs
 from orchestrator.fleets.follow import Follower
-from orchestrator.store.fleets import FleetStore
+from orchestrator.store.fleets import FleetStore, JobRecord
 from tests.fleet.stage import FleetStage, sweep_of
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
@@ -138,3 +139,28 @@ def test_a_fleet_writes_the_ledger_twice_however_many_children_it_has_and_howeve
     assert looks >= 3
     assert follower.look().state.counts == {"stored": 200}
     assert bucket.writes[LEDGER] == 2, "one hold, one settlement: children never touch it"
+
+
+class Busy(Forgetful):
+    """Has every job, and every child of it runs."""
+
+    def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
+        return [JobStatus(name, "running", running=1) for name in names]
+
+    def reconcile(self, fleet: str, names: Sequence[str], indexes: Sequence[int]) -> Sequence[ChildSeen]:
+        return [ChildSeen(index, "running", 1, "n1") for index in indexes]
+
+
+def test_one_whole_look_at_ten_thousand_children_that_run_takes_at_most_forty_calls(tmp_path: Path) -> None:
+    stage = FleetStage(tmp_path, sweep_of(tmp_path, ("l4", "t4"), 10_000))
+    stage.launch()
+    first = replace(stage.again(), scheduler=Busy())
+    part = tuple(child.index for child in first.children)
+    job = JobRecord(number=0, gpu="l4", children=part, parallel=8)
+    first.store.decide(lambda one: with_jobs(one, [job], 0))
+    first.step()
+    other = replace(stage.again(), scheduler=Busy())
+    before = stage.bucket.calls
+    seen = other.step()
+    assert seen.state.counts == {"running": 10_000}
+    assert stage.bucket.calls - before <= 40

@@ -38,7 +38,7 @@ def test_a_job_asks_for_no_more_time_than_the_fleet_has_left() -> None:
 
 
 def test_the_interpreter_takes_the_shells_place_so_that_signals_reach_it() -> None:
-    assert "exec python3 -B -m startup.host.child /shared/f" in child_script(PLACE, "/shared/f")
+    assert "exec python3 -m startup.host.child /shared/f" in child_script(PLACE, "/shared/f")
 
 
 QUEUE = """bench-x-0|7|0|COMPLETED|None|node1

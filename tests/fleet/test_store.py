@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core.errors import DocumentUnreadable, NotFound
 from orchestrator.core.fleet.children import expand
-from orchestrator.core.fleet.names import control_object, line_object, lines_prefix
+from orchestrator.core.fleet.names import SHARDS, control_object, line_object, lines_prefix
 from orchestrator.core.fleet.state import ChildLine, encode
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.store.fleets import FleetRecord, FleetStore, listed
@@ -47,6 +47,20 @@ def test_a_look_at_a_thousand_children_takes_nineteen_calls(bucket: MemoryBucket
     assert not mine.control().paused
     assert mine.state(children).counts == {"stored": 1000}
     assert bucket.calls - before == 19
+
+
+def test_ten_thousand_children_take_no_more_calls_than_a_thousand_and_no_second_page() -> None:
+    sweep = SWEEP.model_copy(update={"repeats": 100})
+    bucket, children = MemoryBucket(), expand(sweep, lambda _: ())
+    store(bucket).create(RECORD, children)
+    store(bucket).write([ChildLine(index, "running", 1, "n1") for index in range(len(children))])
+    before = bucket.calls
+    mine = store(bucket)
+    mine.record()
+    assert mine.state(mine.children()).counts == {"running": 10_000}
+    mine.control()
+    assert bucket.calls - before == 19
+    assert max(len(bucket.list(lines_prefix(FLEET, digit))) for digit in SHARDS) < 1000, "what a page has"
 
 
 def test_a_line_counts_only_under_its_own_name(bucket: MemoryBucket) -> None:

@@ -1,0 +1,164 @@
+"""Figures along the axes of a sweep: time against a setting, a line for each device and implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from orchestrator.analysis.axes import Along, Line
+from orchestrator.report.document import limits
+from orchestrator.report.figures import RIGHT, WIDTH
+from orchestrator.report.page import Figure, Part, Section, Text
+from orchestrator.report.palette import SHAPES, Look, looks
+from orchestrator.report.svg import Board, Scale, legend, span
+from orchestrator.report.text import backend, count, digits, shortened, tick, within
+
+LEFT: Final = 86.0
+BOTTOM: Final = 330.0
+MOST_LINES: Final = len(SHAPES)
+"""More than can be told apart: then each implementation has a figure of its own."""
+MOST_FIGURES: Final = 24
+"""More than a person looks at; the JSON has all."""
+LOG_FROM: Final = 8.0
+"""An axis of numbers is logarithmic where the largest is so many times the smallest."""
+
+
+def sections(views: Sequence[Along]) -> list[Section]:
+    """A section for each axis, its figures below each other."""
+    by_axis: dict[str, list[Part]] = {}
+    drawn = 0
+    for view in views:
+        for lines in pictures(view):
+            drawn += 1
+            if drawn <= MOST_FIGURES:
+                by_axis.setdefault(view.axis, []).append(Figure(board(view, lines), caption(view, lines)))
+    made = [Section(f"Along {axis}", parts) for axis, parts in by_axis.items()]
+    if drawn > MOST_FIGURES:
+        rest = Text(f"{MOST_FIGURES} of {drawn} figures; report.json has all of them as data.", "soft")
+        made[-1] = Section(made[-1].title, [*made[-1].parts, rest])
+    return made
+
+
+def pictures(view: Along) -> list[tuple[Line, ...]]:
+    """The lines of each figure of a view."""
+    if len(view.lines) <= MOST_LINES:
+        return [view.lines]
+    names = dict.fromkeys(line.implementation for line in view.lines)
+    return [tuple(line for line in view.lines if line.implementation == name) for name in names]
+
+
+def caption(view: Along, lines: Sequence[Line]) -> str:
+    cases = {point.cases for line in lines for point in line.points}
+    several = max(cases) > 1
+    what = f"geometric means of {count(max(cases), 'case')}" if several else "medians of one case"
+    own = "" if view.alike else ", at each value its own"
+    where = " ".join(f"{name}={value}" for name, value in view.fixed)
+    return f"{where + ': ' if where else ''}{what}{own}, with 95 % intervals; lower is faster."
+
+
+def board(view: Along, lines: Sequence[Line]) -> Board:
+    """Time, on a logarithmic scale, against the axis."""
+    named = _names(lines)
+    look = _looks(lines, named)
+    what = f" ({view.timed})" if view.timed else ""
+    made = Board(WIDTH, BOTTOM + 56, f"Time along {view.axis}{what}")
+    top = legend(made, LEFT, 18, [(shortened(named[line], 30), look[line]) for line in lines], RIGHT) + 8
+    ends = [
+        value
+        for line in lines
+        for point in line.points
+        for value in (point.time_us.low, point.time_us.mid, point.time_us.high)
+        if value > 0  # NaN is not
+    ]
+    y = Scale(*span(ends, log=True, pad=0.08), BOTTOM, top, log=True)
+    for value in y.ticks():
+        made.line(LEFT, y(value), RIGHT, y(value), "grid")
+        made.text(LEFT - 8, y(value) + 4.5, tick(value), "end soft")
+    places = _places(view, made, top)
+    made.text(18, (top + BOTTOM) / 2, f"median µs{what}, logarithmic", "middle", turned=True)
+    for number, line in enumerate(lines):
+        aside = 0.0 if view.numbers is not None else (number - (len(lines) - 1) / 2) * 7.0
+        _draw(made, line, named[line], look[line], {value: x + aside for value, x in places.items()}, y)
+    return made
+
+
+def _draw(board: Board, line: Line, name: str, look: Look, places: Mapping[str, float], y: Scale) -> None:
+    style = f"l{look.colour[1:]}"
+    board.path([(places[point.value], y(point.time_us.mid)) for point in line.points], style)
+    for point in line.points:
+        x, found = places[point.value], point.time_us
+        if found.known:
+            board.line(x, y(found.low), x, y(found.high), style)
+        told = f"{digits(found.mid, 4)} µs {within(found)}".strip()
+        board.mark(x, y(found.mid), look, note=f"{name}, {point.value}: {told}")
+
+
+def _places(view: Along, board: Board, top: float) -> dict[str, float]:
+    """Where each value is, with the axis drawn."""
+    numbers = view.numbers
+    if numbers is None:
+        room = (RIGHT - LEFT) / len(view.values)
+        places = {value: LEFT + room * (at + 0.5) for at, value in enumerate(view.values)}
+        every = max(1, round(60 / room))
+        for at, (value, x) in enumerate(places.items()):
+            if at % every == 0:
+                board.text(x, BOTTOM + 18, shortened(value, max(6, int(room * every / 7.6))), "middle soft")
+    else:
+        log = min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_FROM
+        scale = Scale(*span(numbers, log=log), LEFT, RIGHT, log=log)
+        places = {value: scale(number) for value, number in zip(view.values, numbers, strict=True)}
+        shown: list[float] = []
+        for number in numbers:
+            if all(abs(scale(number) - other) >= 44 for other in shown):
+                shown.append(scale(number))
+                board.text(scale(number), BOTTOM + 18, tick(number), "middle soft")
+    for middle in places.values():
+        board.line(middle, top, middle, BOTTOM, "grid")
+    board.text((LEFT + RIGHT) / 2, BOTTOM + 42, view.axis, "middle")
+    return places
+
+
+def _names(lines: Sequence[Line]) -> dict[Line, str]:
+    """Each line by what sets it apart from the others of its figure."""
+    devices = len({line.device for line in lines}) > 1
+    several = len({line.implementation for line in lines}) > 1
+    return {
+        line: ", ".join(
+            [*([line.device] if devices or not several else []), *([backend(line.implementation)] if several else [])]
+        )
+        for line in lines
+    }
+
+
+def _looks(lines: Sequence[Line], named: Mapping[Line, str]) -> dict[Line, Look]:
+    """An implementation's own look where lines are implementations; else one look after the other."""
+    if len({line.device for line in lines}) == 1:
+        own = looks([line.implementation for line in lines])
+        return {line: own[line.implementation] for line in lines}
+    own = looks([named[line] for line in lines])
+    return {line: own[named[line]] for line in lines}
+
+
+def document(views: Sequence[Along]) -> list[dict[str, Any]]:
+    """The same as data, of every view."""
+    return [
+        {
+            "axis": view.axis,
+            "values": list(view.values),
+            "fixed": dict(view.fixed),
+            "timed": view.timed,
+            "same_cases": view.alike,
+            "lines": [
+                {
+                    "device": line.device,
+                    "implementation": line.implementation,
+                    "points": [
+                        {"value": point.value, "median_us": limits(point.time_us), "cases": point.cases}
+                        for point in line.points
+                    ],
+                }
+                for line in view.lines
+            ],
+        }
+        for view in views
+    ]
