@@ -40,9 +40,9 @@ class GoogleBucket:
     """Implements `orchestrator.ports.Bucket`.
 
     `endpoint` is the base URL of another server that speaks the same protocol; without `credentials`, requests to it
-    carry none. `patience_s` bounds how long one operation is retried while the service does not answer, and how long an
-    answer may take. `calls` counts the HTTP requests that were sent. `clock` is what the server's time is compared
-    with.
+    carry none. `patience_s` bounds how long one operation is retried while the service does not answer, `answer_s` how
+    long one answer may take. `calls` counts the HTTP requests that were sent. `clock` is what the server's time is
+    compared with.
     """
 
     def __init__(
@@ -52,11 +52,12 @@ class GoogleBucket:
         *,
         credentials: Credentials | Signer | None = None,
         patience_s: float = 10.0,
+        answer_s: float = 10.0,
         clock: Clock | None = None,
     ) -> None:
         self._name = name
         self._seen = False
-        self._patience_s = patience_s
+        self._patience_s, self._answer_s = patience_s, min(answer_s, patience_s)
         self._web = Web(signer_of(credentials, endpoint), clock)
         base = (endpoint or STORAGE).rstrip("/")
         objects = f"/storage/v1/b/{quote(name, safe='')}/o"
@@ -184,7 +185,7 @@ class GoogleBucket:
             headers["Content-Length"] = str(length)
 
         def once() -> Reply:
-            return good(self._web.ask(method, url, query, body=body, headers=headers, timeout_s=self._patience_s))
+            return good(self._web.ask(method, url, query, body=body, headers=headers, timeout_s=self._answer_s))
 
         return insisted(once, self._patience_s)
 

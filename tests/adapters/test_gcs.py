@@ -96,6 +96,13 @@ def test_a_passing_trouble_is_waited_out(trouble: Answer) -> None:
         assert len(server.requests) == 3
 
 
+def test_an_answer_that_never_comes_is_asked_for_again_while_there_is_patience() -> None:
+    with scripted_server(in_turn(Stall(), download(b"data"))) as server:
+        blob = GoogleBucket("bench", endpoint=server.url, patience_s=PATIENCE_S, answer_s=0.3).read("x")
+        assert blob is not None
+        assert (blob.data, len(server.requests)) == (b"data", 2)
+
+
 @pytest.mark.parametrize("trouble", [google_error(503, "later"), Drop()])
 def test_an_upload_is_sent_again_with_all_its_bytes_and_the_same_condition(trouble: Answer) -> None:
     with scripted_server(in_turn(trouble, uploaded())) as server:
