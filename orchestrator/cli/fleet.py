@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from orchestrator.cli.fleet_check import check_batch
 from orchestrator.cli.fleet_desk import Desk, begin_fleet, find_fleet, planned
@@ -29,6 +28,7 @@ from orchestrator.cli.fleet_view import (
 )
 from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.screen import screen
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
 from orchestrator.fleets.follow import Seen
@@ -113,7 +113,7 @@ def _show_plan(found: FleetPlan, *, json: bool) -> None:
     if json:
         emit_json(found.document())
         return
-    console = Console(highlight=False)
+    console = screen()
     console.print(jobs_table(found))
     for line in plan_lines(found):
         typer.echo(line)
@@ -170,7 +170,7 @@ def ls(ctx: typer.Context, json: Json = False) -> None:
     if json:
         emit_json({"schema": 1, "fleets": [{"fleet": fleet, **line} for fleet, line in rows]})
     elif rows:
-        Console(highlight=False).print(fleets_table(rows))
+        screen().print(fleets_table(rows))
     else:
         typer.echo("there are no fleets yet: `bench fleet launch --gpu l4,t4` makes one")
 
@@ -349,7 +349,7 @@ def _show(desk: Desk, seen: Seen, *, json: bool) -> None:
     if json:
         emit_json(document(desk.record, seen))
         return
-    console = Console(highlight=False)
+    console = screen()
     for line in seen_lines(desk.record, seen):
         typer.echo(line)
     console.print(gpus_table(seen.state))

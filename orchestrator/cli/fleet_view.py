@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.render import clock, usd
+from orchestrator.cli.screen import Columns
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
 from orchestrator.core.foreign import words
@@ -36,10 +36,10 @@ def plan_lines(plan: FleetPlan) -> list[str]:
     ]
 
 
-def jobs_table(plan: FleetPlan) -> Table:
-    table = Table(box=None, pad_edge=False)
+def jobs_table(plan: FleetPlan) -> Columns:
+    table = Columns(droppable=("hours", "expected", "machines"))
     for head in ("gpu", "children", "machines", "$/h", "worst case", "expected", "hours"):
-        table.add_column(head, justify="left" if head == "gpu" else "right")
+        table.add_column(head, justify="left" if head == "gpu" else "right", no_wrap=True)
     for job in plan.jobs:
         table.add_row(
             job.gpu, str(job.children), str(job.machines), usd(job.usd_per_hour), usd(job.hold),
@@ -48,10 +48,10 @@ def jobs_table(plan: FleetPlan) -> Table:
     return table
 
 
-def quota_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
+def quota_table(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    table = Columns(droppable=("quota",))
     for head in ("gpu", "region", "room for", "quota"):
-        table.add_column(head)
+        table.add_column(head, no_wrap=True)
     for row in rows:
         table.add_row(str(row["gpu"]), str(row["region"]), str(row["room"]), str(row["metric"]))
     return table
@@ -80,26 +80,27 @@ def seen_lines(record: FleetRecord, seen: Seen) -> list[str]:
     return lines
 
 
-def gpus_table(state: FleetState) -> Table:
-    table = Table(box=None, pad_edge=False)
+def gpus_table(state: FleetState) -> Columns:
+    table = Columns()
     shown = [name for name in STATES if state.counts[name]]
-    table.add_column("gpu")
+    table.add_column("gpu", no_wrap=True)
     for name in shown:
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
     for gpu, counts in state.by_gpu().items():
         table.add_row(gpu, *(str(counts[name]) for name in shown))
     return table
 
 
-def odd_table(state: FleetState) -> Table | None:
+def odd_table(state: FleetState) -> Columns | None:
     """The children that did not simply work, and why; None when there are none."""
     odd = [(child, state.line(child)) for child in state.children]
     odd = [(child, line) for child, line in odd if line.reason and line.state != "stored"]
     if not odd:
         return None
-    table = Table(box=None, pad_edge=False)
-    for head in ("child", "gpu", "configuration", "state", "machine", "why"):
-        table.add_column(head, overflow="fold")
+    table = Columns(droppable=("machine", "gpu"))
+    for head in ("child", "gpu", "configuration", "state", "machine"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("why", overflow="fold")
     for child, line in odd[:MOST_ROWS]:
         where = line.machine or "-"
         table.add_row(
@@ -107,7 +108,7 @@ def odd_table(state: FleetState) -> Table | None:
             Text(line.reason),
         )  # fmt: skip
     if len(odd) > MOST_ROWS:
-        table.add_row("", "", "", "", "", f"and {len(odd) - MOST_ROWS} more: --json has all")
+        table.add_row("", "", "", "", "", f"and {len(odd) - MOST_ROWS} more: --json has all", style="dim")
     return table
 
 
@@ -156,12 +157,12 @@ def _child(record: FleetRecord, line: ChildLine, child: Any) -> dict[str, Any]:
     }
 
 
-def fleets_table(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Table:
-    table = Table(box=None, pad_edge=False)
+def fleets_table(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Columns:
+    table = Columns(droppable=("by", "engine", "cost"))
     for head in ("fleet", "engine", "state", "stored", "cost", "by"):
-        table.add_column(head)
+        table.add_column(head, no_wrap=True)
     for fleet, line in rows:
         stored = f"{words(line.get('stored', '?'), 12)}/{words(line.get('children', '?'), 12)}"
         cells = [words(line.get(key, ""), 40) for key in ("engine", "state", "usd", "user")]
-        table.add_row(fleet, cells[0], cells[1], stored, f"${cells[2]}", cells[3])
+        table.add_row(*map(Text, (fleet, cells[0], cells[1], stored, f"${cells[2]}", cells[3])))
     return table

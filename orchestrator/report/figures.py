@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from orchestrator.analysis.roofs import Roof
@@ -17,6 +18,8 @@ from orchestrator.report.text import backend, digits, labels, ratio, shortened, 
 
 WIDTH = 860.0
 RIGHT = WIDTH - 40
+SLIM = 360.0
+"""The width of a phone's screen, less its margins, in CSS pixels: a figure so wide is read there without scrolling."""
 MOST_CASES = 60
 """More rows than a person compares by eye; the tables and files have all."""
 
@@ -150,40 +153,67 @@ def _ratios(
         board.mark(scale(found.mid), at, own, note=note)
 
 
-def roofline(study: Study) -> Board | None:
+def roofline(study: Study, width: float = WIDTH) -> Board | None:
     """Rates by arithmetic intensity, under the roof of the device's data sheet where there is one."""
-    points = [
-        (case, timing)
-        for case in shown(study.cases)
-        if case.work is not None
-        for timing in case.timings
-        if timing.timed and not is_control(timing.implementation)
-    ]
+    look, case_names = looks((study.subject, *study.baselines)), labels(study.case_ids)
+    points, roofs = [], []
+    for case in shown(study.cases):
+        if case.work is None:
+            continue
+        for timing in case.timings:
+            if timing.timed and not is_control(timing.implementation):
+                note = f"{case_names[case.case_id]}, {timing.implementation}: {digits(timing.tflops)} TFLOP/s"
+                points.append(Point(case.work.intensity, timing.tflops, look[timing.implementation], note))
+                roofs += [case.roof] if case.roof is not None else []
+    names = [(backend(name), look[name]) for name in drawn(study)]
+    title = "Rate by arithmetic intensity, and the device's roof"
+    return under_roof(title, "arithmetic intensity, FLOP per byte", names, points, tuple(dict.fromkeys(roofs)), width)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A mark under a roof: FLOP per byte and TFLOP/s, and what is told of it when it is pointed at."""
+
+    intensity: float
+    tflops: float
+    look: Look
+    note: str
+    size: float = 4.5
+
+
+def under_roof(
+    title: str,
+    along: str,
+    names: Sequence[tuple[str, Look]],
+    points: Sequence[Point],
+    roofs: Sequence[Roof],
+    width: float,
+) -> Board | None:
+    """`points` under `roofs`, both axes logarithmic; `along` says what is counted along the lower one. None without
+    points. A figure of `SLIM` is read on a phone as it is."""
     if not points:
         return None
-    names = drawn(study)
-    look, case_names = looks((study.subject, *study.baselines)), labels(study.case_ids)
-    roofs = list(dict.fromkeys(case.roof for case, _ in points if case.roof is not None))
-    intensities = [case.work.intensity for case, _ in points if case.work is not None] + [roof.ridge for roof in roofs]
-    rates = [timing.tflops for _, timing in points] + [roof.tflops for roof in roofs]
-    board = Board(WIDTH, 440, "Rate by arithmetic intensity, and the device's roof")
-    top = legend(board, 76, 18, [(backend(name), look[name]) for name in names], RIGHT) + 10
-    x = Scale(*span(intensities, log=True), 76, RIGHT, log=True)
-    y = Scale(*span(rates, log=True, pad=0.08), 386, top, log=True)
-    for value in x.ticks():
-        board.line(x(value), top, x(value), 386, "grid")
-        board.text(x(value), 404, tick(value), "middle soft")
+    slim = width < WIDTH
+    left, right, ticks = (54.0, width - 8, 4) if slim else (76.0, RIGHT, 7)
+    board = Board(width, 0, title)
+    top = legend(board, left, 18, names, right) + 10
+    foot = top + (250 if slim else 330)
+    board.height = foot + 54
+    x = Scale(*span([*(p.intensity for p in points), *(r.ridge for r in roofs)], log=True), left, right, log=True)
+    y = Scale(*span([*(p.tflops for p in points), *(r.tflops for r in roofs)], log=True, pad=0.08), foot, top, log=True)
+    for value in x.ticks(ticks):
+        board.line(x(value), top, x(value), foot, "grid")
+        board.text(x(value), foot + 18, tick(value), "middle soft")
     for value in y.ticks():
-        board.line(76, y(value), RIGHT, y(value), "grid")
-        board.text(68, y(value) + 4.5, tick(value), "end soft")
-    board.text((76 + RIGHT) / 2, 430, "arithmetic intensity, FLOP per byte (logarithmic)", "middle")
-    board.text(18, (top + 386) / 2, "TFLOP/s (logarithmic)", "middle", turned=True)
+        board.line(left, y(value), right, y(value), "grid")
+        board.text(left - 8, y(value) + 4.5, tick(value), "end soft")
+    kind = "" if slim else " (logarithmic)"
+    board.text((left + right) / 2, foot + 44, along + kind, "middle")
+    board.text(14 if slim else 18, (top + foot) / 2, f"TFLOP/s{kind}", "middle", turned=True)
     for roof in roofs:
         draw_roof(board, roof, x, y)
-    for case, timing in points:
-        assert case.work is not None
-        note = f"{case_names[case.case_id]}, {timing.implementation}: {digits(timing.tflops)} TFLOP/s"
-        board.mark(x(case.work.intensity), y(timing.tflops), look[timing.implementation], note=note)
+    for point in points:
+        board.mark(x(point.intensity), y(point.tflops), point.look, point.size, point.note)
     return board
 
 
@@ -193,7 +223,7 @@ def draw_roof(board: Board, roof: Roof, x: Scale, y: Scale) -> None:
     corner = min(max(roof.ridge, x.low), x.high)
     slope = [(x(begin), y(begin * roof.gb_per_s / 1e3)), (x(corner), y(corner * roof.gb_per_s / 1e3))]
     board.path([*slope, (x(x.high), y(roof.tflops))], "roof")
-    board.text(RIGHT - 6, y(roof.tflops) - 8, f"{digits(roof.tflops)} TFLOP/s by the data sheet", "end strong")
+    board.text(x.end - 6, y(roof.tflops) - 8, f"{digits(roof.tflops)} TFLOP/s by the data sheet", "end strong")
 
 
 def errors(study: Study) -> Board | None:

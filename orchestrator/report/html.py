@@ -112,7 +112,8 @@ def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[t
         f" The roof: {known[0].source}." if known else " No data sheet is known for this device, so there is no roof."
     )
     counted = convention(case.axes for case in part.cases)
-    every: list[Part] = [*drawn(figures.roofline(part), f"TFLOP/s by {counted}.{roof}")]
+    under = f"TFLOP/s by {counted}.{roof}"
+    every: list[Part] = drawn(figures.roofline(part), under, figures.roofline(part, figures.SLIM))
     every += drawn(
         distributions.latencies(part),
         "Every measurement is a dot; boxes hold the middle half, bars stand at medians. The slowest hundredth is "

@@ -47,9 +47,12 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
+    """`slim` is the same drawn for a narrow screen, and shown there in its place."""
+
     kind: ClassVar[str] = "figure"
     board: Board
     caption: str
+    slim: Board | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +217,9 @@ def template() -> Template:
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.j2")
 
 
-def drawn(board: Board | None, caption: str) -> list[Part]:
+def drawn(board: Board | None, caption: str, slim: Board | None = None) -> list[Part]:
     """A figure; nothing where there is none."""
-    return [] if board is None else [Figure(board, caption)]
+    return [] if board is None else [Figure(board, caption, slim)]
 
 
 def verdict(word: str, doubt: str = "") -> Word:

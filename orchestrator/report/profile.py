@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.analysis.profiles import KernelProfile, kernels_of, whole_call_us
-from orchestrator.analysis.roofs import Roof, roof_of, work_of
+from orchestrator.analysis.roofs import roof_of, work_of
 from orchestrator.core.bundled.passes import with_pass
 from orchestrator.core.foreign import words
-from orchestrator.report.figures import RIGHT, WIDTH, draw_roof
+from orchestrator.report.figures import SLIM, WIDTH, Point, under_roof
 from orchestrator.report.page import Fold, Page, Part, Section, Table, Text, drawn, written
 from orchestrator.report.palette import looks
-from orchestrator.report.svg import Board, Scale, legend, span
-from orchestrator.report.text import UNKNOWN, digits, size, tick
+from orchestrator.report.svg import Board
+from orchestrator.report.text import UNKNOWN, digits, size
 
 TORCH = "by PyTorch's profiler, which knows times and no counters"
 NOT_ROWS = (
@@ -150,36 +150,19 @@ def side_by_side(profiles: Sequence[Profiled]) -> tuple[list[str], list[list[str
     return ["", *(name for name, _ in told)], [[name, *(values[name] for _, values in told)] for name in names]
 
 
-def roofline(profiles: Sequence[Profiled], device: str) -> Board | None:
+def roofline(profiles: Sequence[Profiled], device: str, width: float = WIDTH) -> Board | None:
     """Rate by measured intensity, under the data sheet's roof where there is one."""
-    points = [one for one in profiles if one.intensity > 0 and one.tflops > 0]
-    if not points:
-        return None
-    look = looks([one.implementation for one in points])
-    found = (roof_of(device, one.dtype) for one in points)
-    roofs: list[Roof] = list(dict.fromkeys(roof for roof in found if roof is not None))
-    board = Board(WIDTH, 420, "Rate by the arithmetic intensity that was measured, and the device's roof")
-    top = legend(board, 76, 18, [(name, look[name]) for name in look], RIGHT) + 10
-    x = Scale(
-        *span([one.intensity for one in points] + [one.ridge for one in roofs], log=True, pad=0.15), 76, RIGHT, log=True
-    )
-    y = Scale(
-        *span([one.tflops for one in points] + [one.tflops for one in roofs], log=True, pad=0.1), 366, top, log=True
-    )
-    for value in x.ticks():
-        board.line(x(value), top, x(value), 366, "grid")
-        board.text(x(value), 384, tick(value), "middle soft")
-    for value in y.ticks():
-        board.line(76, y(value), RIGHT, y(value), "grid")
-        board.text(68, y(value) + 4.5, tick(value), "end soft")
-    board.text((76 + RIGHT) / 2, 410, "FLOP per byte of DRAM, measured (logarithmic)", "middle")
-    board.text(18, (top + 366) / 2, "TFLOP/s (logarithmic)", "middle", turned=True)
-    for roof in roofs:
-        draw_roof(board, roof, x, y)
-    for one in points:
-        note = f"{one.implementation}: {digits(one.tflops)} TFLOP/s at {digits(one.intensity)} FLOP/B"
-        board.mark(x(one.intensity), y(one.tflops), look[one.implementation], size=6, note=note)
-    return board
+    known = [one for one in profiles if one.intensity > 0 and one.tflops > 0]
+    look = looks([one.implementation for one in known])
+    found = (roof_of(device, one.dtype) for one in known)
+    roofs = tuple(dict.fromkeys(roof for roof in found if roof is not None))
+    points = [
+        Point(one.intensity, one.tflops, look[one.implementation], note, size=6)
+        for one in known
+        if (note := f"{one.implementation}: {digits(one.tflops)} TFLOP/s at {digits(one.intensity)} FLOP/B")
+    ]
+    title = "Rate by the arithmetic intensity that was measured, and the device's roof"
+    return under_roof(title, "FLOP per byte of DRAM, measured", list(look.items()), points, roofs, width)
 
 
 def page(found: Profiles) -> str:
@@ -199,6 +182,7 @@ def _case(profiles: Sequence[Profiled], device: str) -> Sequence[Part]:
     parts += drawn(
         roofline(profiles, device),
         "Each mark is an implementation's whole call: operations as the workload counts them, bytes as DRAM saw them.",
+        roofline(profiles, device, SLIM),
     )
     for one in profiles:
         hints = [f"{hint.rule}: {hint.text}" for kernel in one.kernels for hint in kernel.hints]

@@ -21,7 +21,8 @@ pre{{background:var(--band);padding:.4rem .7rem;margin:.6rem 0;font-size:.85rem}
 details{{margin:1rem 0}}summary{{cursor:pointer;font-weight:600}}
 figure{{margin:.6rem 0}}figcaption{{font-size:.9rem;max-width:52rem}}
 svg{{display:block;min-width:40rem;max-width:62rem;width:100%;height:auto}}
-.wide+.wide{{margin-top:1.1rem}}
+.wide+.wide{{margin-top:1.1rem}}.slim{{display:none}}
+@media screen and (max-width:40rem){{.broad{{display:none}}.slim{{display:block}}.slim svg{{min-width:0}}}}
 .wide{{overflow-x:auto;background:linear-gradient(90deg,var(--paper) 2rem,transparent) 0 0/3rem 100% no-repeat local,
 linear-gradient(270deg,var(--paper) 2rem,transparent) 100% 0/3rem 100% no-repeat local,
 linear-gradient(90deg,var(--cue),transparent) 0 0/.8rem 100% no-repeat scroll,
