@@ -88,20 +88,21 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
         facts.send("correctness", path="correctness.csv", checked=0, failed=0)
         return 0
 
+    if step == "profile":
+        return profile(spec, out, facts)
+
     import torch
 
     from kernels.harness import environment, programs, steps
     from kernels.harness.judging import Session
-    from kernels.harness.profiling import profile_all
 
     if spec.threads:
         torch.set_num_threads(spec.threads)
     device, cache = environment.device(), steps.default_cache()
     own = isinstance(spec.workload, OwnWorkload)
     problem = None if own else spec.workload.problem()
-    arena = None if step == "profile" else steps.arena_of(spec, device)
-    session = Session(spec, out, cache, facts, device, problem, arena)
-    apart = step in ("environment", "profile")
+    session = Session(spec, out, cache, facts, device, problem, steps.arena_of(spec, device))
+    apart = step == "environment"
     if isinstance(spec.workload, OwnWorkload) and spec.workload.form == PROGRAM and not apart:
         return programs.perform(step, session, spec.workload)
     run = {
@@ -109,7 +110,6 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
         "build": steps.build_kernel,
         "correctness": steps.check_all,
         "measure": steps.measure_all,
-        "profile": profile_all,
     }[step]
     try:
         with torch.inference_mode():
@@ -117,6 +117,19 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
     finally:
         if session.arena is not None:
             session.arena.close()
+
+
+def profile(spec: Spec, out: Path, facts: Facts) -> int:
+    """The profiles, each by a process of its own: this one loads PyTorch only where nobody wrote the device down."""
+    from kernels.harness.profiling import Machine, profile_all, recorded
+
+    machine = recorded(out)
+    if machine is None:
+        from kernels.harness import environment
+
+        device = environment.device()
+        machine = Machine(device.type, environment.device_name(device))
+    return profile_all(spec, out, facts, machine)
 
 
 if __name__ == "__main__":

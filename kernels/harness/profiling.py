@@ -11,15 +11,15 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kernels.harness.facts import log
-from kernels.harness.judging import Session
-from kernels.harness.spec import Profile, original
+from kernels.harness.facts import Facts, log
+from kernels.harness.spec import Spec, original
 from kernels.harness.workload import Case
 
 FOLDER: Final = "profile"
@@ -78,83 +78,128 @@ def restricted(parameters: Path) -> bool:
         return False
 
 
-def profile_all(session: Session) -> int:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is profiled on: `cuda` or `cpu`, and the device's name."""
+
+    kind: str
+    device: str
+
+
+def recorded(out: Path) -> Machine | None:
+    """What the environment step wrote down; None where it did not. To ask PyTorch takes seconds of a GPU's time."""
+    try:
+        found = json.loads((out / "environment.json").read_text(encoding="utf-8"))
+        return Machine(str(found["device_kind"]), str(found["device"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def profile_all(spec: Spec, out: Path, facts: Facts, machine: Machine) -> int:
     """One profile for each implementation and case that was asked for; what fails is a line with its reason. Always
-    returns 0: what was measured stands."""
-    asked = session.spec.profile
+    returns 0: what was measured stands. While one is profiled, the texts of the one before are written."""
+    asked = spec.profile
     assert asked is not None, "the step is run only where something is to be profiled"
-    (session.out / FOLDER).mkdir(parents=True, exist_ok=True)
-    known = {case.id: case for case in session.spec.measure}
-    tool = find_tool(session.device.type, asked.set, os.environ)
+    (out / FOLDER).mkdir(parents=True, exist_ok=True)
+    cases = {case.id: case for case in spec.measure}
+    tool = find_tool(machine.kind, asked.set, os.environ)
     if tool.why_not:
         log(f"profile: {tool.why_not}")
     rows: list[dict[str, Any]] = []
-    for case_id in asked.cases:
-        for name in asked.implementations or tuple(dict.fromkeys(map(original, session.spec.implementations))):
-            began = time.monotonic()
-            row = one(session, asked, tool, known.get(case_id), case_id, name)
-            row["seconds"] = round(time.monotonic() - began, 3)
-            rows.append(row)
-            log(f"profiled {name} on {case_id}: {row['reason'] or ', '.join(row['files'])}")
-            for path in row["files"]:
-                session.facts.send("profiled", path=path, case_id=case_id, implementation=name)
-    told = {"schema": 1, "set": asked.set, "device": device_name(session), "profiles": rows}
-    (session.out / SUMMARY).write_text(json.dumps(told, indent=1) + "\n")
-    session.facts.send("profiled", path=SUMMARY, case_id="", implementation="")
+    waiting: deque[Future[dict[str, Any]]] = deque()
+
+    def told(future: Future[dict[str, Any]]) -> None:
+        row = future.result()
+        rows.append(row)
+        log(f"profiled {row['implementation']} on {row['case_id']}: {row['reason'] or ', '.join(row['files'])}")
+        for path in row["files"]:
+            facts.send("profiled", path=path, case_id=row["case_id"], implementation=row["implementation"])
+
+    with ThreadPoolExecutor(1) as writer:
+        for case_id in asked.cases:
+            for name in asked.implementations or tuple(dict.fromkeys(map(original, spec.implementations))):
+                began = time.monotonic()
+                job = Job(spec, out, case_id, name)
+                row = looked_at(job, asked.set, tool, cases.get(case_id))
+                waiting.append(writer.submit(finished, job, tool, row, began))
+                while waiting and waiting[0].done():  # what is whole may be stored before the next has ended
+                    told(waiting.popleft())
+        for future in waiting:
+            told(future)
+    summary = {"schema": 1, "set": asked.set, "device": machine.device, "profiles": rows}
+    (out / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+    facts.send("profiled", path=SUMMARY, case_id="", implementation="")
     return 0
 
 
-def one(session: Session, asked: Profile, tool: Tool, case: Case | None, case_id: str, name: str) -> dict[str, Any]:
-    """The profile of one implementation on one case: its files, or why there is none."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One implementation on one case."""
+
+    spec: Spec
+    out: Path
+    case_id: str
+    implementation: str
+
+    @property
+    def stem(self) -> Path:
+        """Where its files are, without what tells them apart."""
+        return self.out / FOLDER / re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.case_id}--{self.implementation}")
+
+    def kept(self, suffixes: Sequence[str]) -> list[str]:
+        """What there is of these files, relative to the results' folder."""
+        found = [self.stem.parent / f"{self.stem.name}{suffix}" for suffix in suffixes]
+        return [path.relative_to(self.out).as_posix() for path in found if path.is_file()]
+
+
+def looked_at(job: Job, wanted: str, tool: Tool, case: Case | None) -> dict[str, Any]:
+    """A profile as it comes from the device, or why there is none; `finished` adds what is made of it."""
     row: dict[str, Any] = {
-        "case_id": case_id, "implementation": name, "tool": "", "why_not_ncu": tool.why_not, "files": [], "reason": "",
-        "axes": dict(case.axes) if case is not None else {}, "flops": getattr(case, "flops", None) or None,
+        "case_id": job.case_id, "implementation": job.implementation, "tool": "", "why_not_ncu": tool.why_not,
+        "files": [], "reason": "", "axes": dict(case.axes) if case is not None else {},
+        "flops": getattr(case, "flops", None) or None,
     }  # fmt: skip
     if case is None:
         return row | {"reason": "there is no such case in this run"}
-    stem = session.out / FOLDER / re.sub(r"[^A-Za-z0-9._-]", "-", f"{case_id}--{name}")
-    spec = stem.parent / "spec.json"
-    spec.write_text(session.spec.text, encoding="utf-8")
-    child = [
-        sys.executable,
-        "-m",
-        "kernels.harness.profiled",
-        "--spec",
-        str(spec),
-        "--case",
-        case_id,
-        "--implementation",
-        name,
-    ]
+    stem = job.stem
+    file = stem.parent / "spec.json"
+    file.write_text(job.spec.text, encoding="utf-8")
+    child = [sys.executable, "-m", "kernels.harness.profiled", "--spec", str(file)]
+    child += ["--case", job.case_id, "--implementation", job.implementation]
     try:
         if tool.ncu:
-            refused = by_ncu(tool.ncu, asked.set, child, stem)
+            refused = by_ncu(tool.ncu, wanted, child, stem)
             if not refused:
-                return row | {"tool": "ncu", "files": kept(session, stem, NCU_FILES)}
+                return row | {"tool": "ncu"}
             row["why_not_ncu"] = refused
         ran = run([*child, "--out", f"{stem}"])
         if ran.returncode:
             return row | {"reason": last_line(ran) or f"exit code {ran.returncode}"}
-        return row | {"tool": "torch.profiler", "files": kept(session, stem, TORCH_FILES)}
+        return row | {"tool": "torch.profiler", "files": job.kept(TORCH_FILES)}
     except subprocess.TimeoutExpired:
         return row | {"reason": f"it took more than {LIMIT_S:g} s"}
     finally:
-        spec.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
+
+
+def finished(job: Job, tool: Tool, row: dict[str, Any], began: float) -> dict[str, Any]:
+    """The row of a profile with its files, once its texts are written, and the seconds since it was begun."""
+    if row["tool"] == "ncu":
+        try:
+            write_pages(tool.ncu, job.stem)
+            row |= {"files": job.kept(NCU_FILES)}
+        except subprocess.TimeoutExpired:
+            row |= {"reason": f"to read ncu's report took more than {LIMIT_S:g} s", "files": job.kept(NCU_FILES)}
+    return row | {"seconds": round(time.monotonic() - began, 3)}
 
 
 NCU_FILES: Final = (".ncu-rep.gz", ".details.txt", ".metrics.csv", ".rules.csv")
 TORCH_FILES: Final = (".table.json", ".trace.json.gz")
 
 
-def kept(session: Session, stem: Path, suffixes: Sequence[str]) -> list[str]:
-    """What there is of these files, relative to the results' folder."""
-    found = [stem.parent / f"{stem.name}{suffix}" for suffix in suffixes]
-    return [path.relative_to(session.out).as_posix() for path in found if path.is_file()]
-
-
 def by_ncu(ncu: str, wanted: str, child: Sequence[str], stem: Path) -> str:
-    """The report of Nsight Compute, and three texts made of it; empty, or why there is none. Clocks are left as they
-    were for the measurements; only what lies between the profiler's start and stop is replayed."""
+    """Has Nsight Compute make its report; empty, or why there is none. Clocks are left as they were for the
+    measurements; only what lies between the profiler's start and stop is replayed."""
     report = f"{stem}.ncu-rep"
     sections = ["--set", "full"] if wanted == "full" else [part for name in SECTIONS for part in ("--section", name)]
     ran = run(
@@ -169,6 +214,12 @@ def by_ncu(ncu: str, wanted: str, child: Sequence[str], stem: Path) -> str:
         return f"the driver refuses its counters (ERR_NVGPUCTRPERM); {REMEDY}"
     if not Path(report).is_file():
         return f"ncu made no report: {last_line(ran)}"
+    return ""
+
+
+def write_pages(ncu: str, stem: Path) -> None:
+    """Three texts of a report, and the report itself packed. No GPU is needed for it. Raises `TimeoutExpired`."""
+    report = f"{stem}.ncu-rep"
     pages = (
         ("details.txt", ["--page", "details"]),
         ("metrics.csv", ["--page", "raw", "--csv", "--print-units", "base"]),
@@ -181,7 +232,6 @@ def by_ncu(ncu: str, wanted: str, child: Sequence[str], stem: Path) -> str:
     with Path(report).open("rb") as plain, gzip.open(f"{report}.gz", "wb", compresslevel=6) as packed:
         shutil.copyfileobj(plain, packed)
     Path(report).unlink()
-    return ""
 
 
 def run(command: Sequence[str], more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -201,9 +251,3 @@ def run(command: Sequence[str], more: Mapping[str, str] | None = None) -> subpro
 def last_line(ran: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in ran.stdout.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
-
-
-def device_name(session: Session) -> str:
-    from kernels.harness.environment import device_name as named
-
-    return named(session.device)

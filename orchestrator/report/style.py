@@ -32,7 +32,7 @@ table{{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nu
 th,td{{padding:.28rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}}
 th{{font-weight:600;border-bottom:1.5px solid var(--soft);vertical-align:bottom}}
 th:first-child,td:first-child,.left{{text-align:left}}
-td.wrap,th.wrap,td.long{{white-space:normal;text-align:left}}td small{{display:block}}
+td.wrap,th.wrap,td.long,th.long{{white-space:normal;text-align:left}}td small{{display:block}}
 td.long{{overflow-wrap:anywhere}}
 .group{{text-align:center;border-bottom:1px solid var(--line)}}
 .differs{{font-weight:700}}.faster{{color:var(--good);font-weight:600}}.slower{{color:var(--bad);font-weight:600}}

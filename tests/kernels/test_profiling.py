@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,24 @@ from typing import Any
 import pytest
 
 from kernels.harness import profiling
-from kernels.harness.profiling import REMEDY, Tool, by_ncu, find_tool, restricted
+from kernels.harness.profiling import (
+    REMEDY,
+    Machine,
+    Tool,
+    by_ncu,
+    find_tool,
+    profile_all,
+    recorded,
+    restricted,
+    write_pages,
+)
 from kernels.harness.reading import BadSpec
 from kernels.harness.spec import Profile, parse
 from tests.kernels.harness_process import HarnessProcess, shape, spec
 
 CASE = "b1-h2-kv2-q8-k8-d16-full-float32"
 SMALL = {"measure": {"shapes": [shape(8)], "dtypes": ["float32"]}, "implementations": ["sdpa:math"]}
+ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_ncu.py")
 
 
@@ -62,7 +74,9 @@ def fake(tmp_path: Path) -> str:
 def test_ncu_replays_what_lies_between_start_and_stop_and_leaves_its_pages(tmp_path: Path) -> None:
     child = [sys.executable, "-c", "import os; assert os.environ['BENCH_LINE_INFO'] == '1'"]
     stem = tmp_path / "case--bench"
-    assert by_ncu(fake(tmp_path), "roofline", child, stem) == ""
+    ncu = fake(tmp_path)
+    assert by_ncu(ncu, "roofline", child, stem) == ""
+    write_pages(ncu, stem)
     asked = json.loads(Path(f"{stem}.ncu-rep.asked").read_text())
     assert asked[asked.index("--clock-control") + 1] == "none"
     assert asked[asked.index("--profile-from-start") + 1] == "off"
@@ -72,6 +86,74 @@ def test_ncu_replays_what_lies_between_start_and_stop_and_leaves_its_pages(tmp_p
     assert "gpu__time_duration.sum" in Path(f"{stem}.metrics.csv").read_text()
     assert "CPIStall" in Path(f"{stem}.rules.csv").read_text()
     assert "Speed Of Light" in Path(f"{stem}.details.txt").read_text()
+
+
+class Heard:
+    """Takes the place of `Facts`: what was told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def send(self, fact: str, **values: Any) -> None:
+        assert fact == "profiled"
+        self.told.append(values["path"])
+
+
+IN_STEP = """#!/bin/sh
+cd "$(dirname "$0")"
+wait_for() { until [ -e "$1" ]; do sleep 0.02; done; }
+if [ "$1" = --import ]; then touch writing; wait_for second; echo text; exit; fi
+if [ -e first ]; then wait_for writing; touch second; fi
+touch first
+printf NVR > "$3"
+"""
+"""An ncu whose second profile waits for the first one's texts to be begun, and those for the second profile."""
+
+
+def test_while_one_is_profiled_the_texts_of_the_one_before_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ncu = tmp_path / "bin" / "ncu"
+    ncu.parent.mkdir()
+    ncu.write_text(IN_STEP)
+    ncu.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ncu.parent}:{os.environ['PATH']}")
+    heard: Any = Heard()
+    both = {**SMALL, "implementations": ["sdpa:math", "bench"]}
+    asked = parse(json.dumps(spec(**both, profile={"cases": [CASE]})), None)
+    assert profile_all(asked, tmp_path, heard, Machine("cuda", "a GPU")) == 0
+    assert heard.told[-1] == "profile/summary.json"
+    rows = json.loads((tmp_path / "profile/summary.json").read_text())["profiles"]
+    assert [(row["implementation"], row["tool"], row["reason"]) for row in rows] == [
+        ("sdpa:math", "ncu", ""), ("bench", "ncu", "")
+    ]  # fmt: skip
+    assert all(row["seconds"] > 0 for row in rows)
+    assert heard.told[:-1] == [path for row in rows for path in row["files"]]
+    assert len(heard.told) == 9, "a packed report and three texts of each"
+
+
+def test_what_the_environment_step_wrote_down_is_not_asked_of_pytorch_again(tmp_path: Path) -> None:
+    assert recorded(tmp_path) is None
+    (tmp_path / "environment.json").write_text('{"device": "NVIDIA H200", "device_kind": "cuda", "torch": "2"}')
+    assert recorded(tmp_path) == Machine("cuda", "NVIDIA H200")
+    for spoilt in ("[]", "{", '{"device": "x"}'):
+        (tmp_path / "environment.json").write_text(spoilt)
+        assert recorded(tmp_path) is None
+    missing = "b9-h2-kv2-q8-k8-d16-full-float32"
+    program = (
+        "import json, sys; from pathlib import Path; from kernels.harness.__main__ import main;"
+        "code = main(sys.argv[1:]); print('torch' in sys.modules, code, file=sys.stderr)"
+    )
+    out, wanted = tmp_path / "out", tmp_path / "spec.json"
+    out.mkdir()
+    (out / "environment.json").write_text('{"device": "here", "device_kind": "cpu"}')
+    wanted.write_text(json.dumps(spec(**SMALL, profile={"cases": [missing]})))
+    done = subprocess.run(
+        [sys.executable, "-c", program, "profile", "--spec", str(wanted), "--out", str(out), "--no-ack"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stderr.splitlines()[-1] == "False 0"
+    assert json.loads((out / "profile/summary.json").read_text())["device"] == "here"
 
 
 def test_a_program_that_fails_under_ncu_has_no_report_and_a_reason(tmp_path: Path) -> None:
