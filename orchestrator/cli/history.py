@@ -27,6 +27,9 @@ from orchestrator.report.report import Report
 from orchestrator.store.cases import CaseFiles, case_files
 from orchestrator.wiring import Wiring
 
+NARROW = 60
+"""In fewer columns a table would fold the ids of runs: each run has two lines there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -170,6 +173,9 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
     console.print(
         f"[bold]{shown['implementation']}[/] on [bold]{shown['case_id']}[/]{f', {setting}' if setting else ''}"
     )
+    narrow = console.width < NARROW
+    if narrow:
+        console.print(f"over {relative}" if relative else "median µs", style="dim")
     table = Columns(droppable=("payload",))  # rows between tell what of the code was new
     for name in ("run", "commit", "payload"):
         table.add_column(name, no_wrap=True)
@@ -182,13 +188,20 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
         changed = one["change"] in ("faster", "slower")
         word = f"◆ {one['change']} {one['ratio']['mid']:.3f}x" if changed else one["change"] or "first"
         word = ": ".join(part for part in (word, one["doubt"]) if part)
+        if narrow:
+            for words in one["split"]:
+                console.print(words, style="dim", markup=False)
+            told = f"  {value['mid']:.2f}{f' [{limits}]' if limits else ''}  {word}"
+            console.print(f"{one['run_id']}\n{told}", markup=False, style="bold" if changed else None)
+            continue
         for words in one["split"]:
             table.add_row("", "", "", "", "", escape(words), style="dim")
         table.add_row(
             one["run_id"], escape(commit), escape(str(one["payload_sha256"] or "")[:8]), f"{value['mid']:.2f}", limits,
             escape(word), style="bold" if changed else None,
         )  # fmt: skip
-    console.print(table)
+    if not narrow:
+        console.print(table)
     if left_out:
         console.print(
             f"{left_out} runs on other devices or in other regimes are left out; --device, --regime", style="dim"

@@ -171,14 +171,13 @@ def _until_created(engine: Engine, watch: Watch) -> Run:
 
 
 def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
-    run_id = engine.run_id
     try:
         return engine.follow(watch=watch.show, trouble=watch.trouble, until=lambda run: run.kept is not None)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough: a second must not cut the farewell short
         run = engine.look()
         if run.vms or run.taken is not None:
-            watch.say(f"detached; the run goes on. `bench status {run_id}` shows it, `bench stop {run_id}` ends it.")
+            watch.detached(run)
             return run
         engine.request_stop(user, "interrupted before there was a machine")
         return engine.follow()

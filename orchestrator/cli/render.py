@@ -125,10 +125,10 @@ def _phase_row(run: Run, phase: str, span: PhaseSpan | None, now: datetime) -> t
         took, style = clock((now - span.started_at).total_seconds()), "cyan" if run.closed is None else "dim"
     else:
         took, style = f"{span.seconds or 0:.1f} s", "green" if span.exit_code in (0, 10) else "red"
-    return Text(phase, style), Text(took), _phase_note(run, phase, span)
+    return Text(phase, style), Text(took), _phase_note(run, phase)
 
 
-def _phase_note(run: Run, phase: str, span: PhaseSpan) -> RenderableType:
+def _phase_note(run: Run, phase: str) -> RenderableType:
     match phase:
         case "preflight" | "environment" if run.heals:
             return Text("healed: " + ", ".join(dict.fromkeys(heal.what for heal in run.heals)), "yellow")
@@ -140,17 +140,16 @@ def _phase_note(run: Run, phase: str, span: PhaseSpan) -> RenderableType:
             failed = run.correctness.failed
             return Text(f"{run.correctness.checked} checked, {failed} wrong", "red" if failed else "")
         case "measure":
-            return _cases(run, over=span.exit_code is not None)
+            return _cases(run)
         case _:
             return Text("")
 
 
-def _cases(run: Run, *, over: bool) -> RenderableType:
+def _cases(run: Run) -> RenderableType:
     total = run.cases_total
     grid = Table.grid(padding=(0, 1))
-    current = "" if over or run.case is None else run.case.case_id
     bar = ProgressBar(total=max(total, 1), completed=run.cases_done, width=24)
-    grid.add_row(bar, Text(f"{run.cases_done}/{total} cases"), Text(current, "dim"))
+    grid.add_row(bar, Text(f"{run.cases_done}/{total} cases"))
     return grid
 
 
@@ -170,6 +169,9 @@ def _footer(run: Run, now: datetime) -> RenderableType:
     rows += [
         Text(f"{fact.cause}: {fact.detail.splitlines()[0] if fact.detail else ''}", "red") for fact in run.diagnoses
     ]
+    measuring = any(span.phase == "measure" and span.exit_code is None for span in run.spans)
+    if run.case is not None and measuring and run.closed is None:
+        rows.append(Text.assemble(("now   ", "dim"), run.case.case_id))
     if run.measured:
         rows.append(_last_case(run))
     return Group(*rows)
@@ -210,6 +212,7 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
         yield f"run {run.run_id} goes on without this terminal"
         yield f"  bench status {run.run_id}"
         yield f"  bench logs -f {run.run_id}"
+        yield f"  bench stop {run.run_id}     ends it"
         return
     mark = "✓" if run.phase is Phase.SUCCEEDED else "✗"
     took = clock((run.updated_at - run.created_at).total_seconds())

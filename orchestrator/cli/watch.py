@@ -39,6 +39,9 @@ class Watch:
     def planned(self, plan: LaunchPlan) -> None: ...
     def show(self, run: Run) -> None: ...
 
+    def detached(self, run: Run) -> None:  # noqa: ARG002 - a picture shows it once more
+        self.say("detached; the run goes on")
+
     def trouble(self, error: Unavailable, pause_s: float) -> None:
         self.say(f"{error}; trying again in {pause_s:.0f} s (the run itself goes on)")
 
@@ -104,6 +107,9 @@ class LiveWatch(Watch):
 
     def show(self, run: Run) -> None:
         self.view.update(Group(live(run, datetime.now(UTC)), Text(hint(run), "dim")))
+
+    def detached(self, run: Run) -> None:
+        self.view.update(live(run, datetime.now(UTC)))  # what to do now is said below it, by the last words
 
 
 def hint(run: Run) -> str:

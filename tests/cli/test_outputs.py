@@ -192,3 +192,12 @@ def test_what_changes_something_says_what_in_words_and_in_json(
 def test_a_note_is_told_whole(busy: Busy) -> None:
     assert NOTE in busy("costs", "").out
     assert NOTE in " ".join(busy("costs", "").out.split())
+
+
+@pytest.mark.parametrize("name", ["history", "compare", "fetch", "status", "baseline list"])
+def test_at_40_columns_a_runs_id_is_whole(busy: Busy, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = {run for run in busy.runs.values() if run in busy(name, LOOKS[name]).out}
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    narrow = busy(name, LOOKS[name], width=40).out
+    uncut(re.sub("\x1b\\[[0-9;]*m", "", narrow))
+    assert ids == {run for run in busy.runs.values() if run in narrow}

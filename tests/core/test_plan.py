@@ -233,7 +233,7 @@ def test_the_regions_worth_asking_about_are_those_with_a_price() -> None:
 
 def test_the_embedded_cloud_never_claims_to_measure_the_gpu() -> None:
     assert accepted(mode=Mode.EMBEDDED, now=NOON + timedelta(days=999)).notices == (
-        "embedded cloud: this machine's own processor is measured, on grid 'cpu' in the place of 'standard'; no L4 is",
+        "embedded cloud: this machine's own processor is measured, on grid 'cpu' in the place of 'standard'; no L4 is measured",
     )
     assert accepted(shipped("cpu"), mode=Mode.EMBEDDED).notices == (
         "embedded cloud: this machine's own processor is measured, on grid 'cpu'",
@@ -242,7 +242,9 @@ def test_the_embedded_cloud_never_claims_to_measure_the_gpu() -> None:
 
 def test_where_the_embedded_cloud_has_a_gpu_that_one_is_named_and_measured_as_a_gpu_is() -> None:
     here = accepted(mode=Mode.EMBEDDED, here="NVIDIA H200", now=NOON + timedelta(days=999))
-    assert here.notices == ("embedded cloud: this machine's own NVIDIA H200 is measured, on grid 'standard'; no L4 is",)
+    assert here.notices == (
+        "embedded cloud: this machine's own NVIDIA H200 is measured, on grid 'standard'; no L4 is measured",
+    )
     rented = accepted()
     assert (here.mode, here.cases, here.harness) == ("embedded", rented.cases, rented.harness)
     assert accepted(shipped("cpu"), mode=Mode.EMBEDDED, here="NVIDIA H200").notices == (

@@ -18,14 +18,14 @@ def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) ->
     if config.workload is not None:
         own, known = config.workload, len(config.workload.cases)
         cases = f"{known} cases" if known else "as many cases as it says when it is run"
-        instead = "" if config.gpu == "cpu" or not mode.simulated else f"; no {config.gpu.upper()} is"
+        instead = "" if config.gpu == "cpu" or not mode.simulated else f"; no {config.gpu.upper()} is measured"
         where = " on this machine's own processor" if mode.simulated else ""
         return [f"workload {own.name}: {cases}{where}{instead}"]
     if mode.simulated:
         what = f"grid '{grids.measure.name}'"
         if grids.replaced:
             what += f" in the place of '{config.measure.grid.name}'"
-        instead = "" if config.gpu == "cpu" else f"; no {config.gpu.upper()} is"
+        instead = "" if config.gpu == "cpu" else f"; no {config.gpu.upper()} is measured"
         said.append(f"embedded cloud: this machine's own {here or 'processor'} is measured, on {what}{instead}")
     if grids.left_out:
         said.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
