@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,6 +19,7 @@ from orchestrator.core.errors import Unavailable
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
 from orchestrator.core.run.fold import Run
+from orchestrator.wiring import utc_now
 
 
 @contextmanager
@@ -49,8 +50,9 @@ class Watch:
 class PlainWatch(Watch):
     """One line for each thing that changes: for logs, pipes and CI."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, now: Callable[[], datetime] = utc_now) -> None:
         self.console = console
+        self._now = now
         self._said: set[str] = set()
 
     def say(self, text: str) -> None:
@@ -65,14 +67,19 @@ class PlainWatch(Watch):
         self.say(f"plan: {planned(plan)}, {clock(plan.ttl_s)} at most, {usd(plan.ceiling_usd)} at most")
 
     def show(self, run: Run) -> None:
-        at = clock((run.updated_at - run.created_at).total_seconds())
+        now = self._now()
+
+        def since_the_start(moment: datetime) -> str:
+            return clock(max(0.0, (min(moment, now) - run.created_at).total_seconds()))
+
+        at = since_the_start(now)
         for fact in run.exhausted:
             self._once(f"{fact.zone}: {fact.code}", at)
         if run.vm is not None and run.vm.started_at is not None:
             price = f" ({usd(run.vm.usd_per_hour)}/h)" if run.vm.usd_per_hour else ""
-            self._once(f"{run.vm.name} runs in {run.vm.zone}{price}", at)
+            self._once(f"{run.vm.name} runs in {run.vm.zone}{price}", since_the_start(run.vm.started_at))
         for span in run.spans:
-            self._once(f"phase {span.phase} (attempt {span.attempt})", at)
+            self._once(f"phase {span.phase} (attempt {span.attempt})", since_the_start(span.started_at))
         for heal in run.heals:
             self._once(f"healed {heal.what}: {heal.detail}", at)
         for done in run.measured:
@@ -106,10 +113,10 @@ class LiveWatch(Watch):
             self.console.print(Text(f"note: {notice}", "dim"))
 
     def show(self, run: Run) -> None:
-        self.view.update(Group(live(run, datetime.now(UTC)), Text(hint(run), "dim")))
+        self.view.update(Group(live(run, utc_now()), Text(hint(run), "dim")))
 
     def detached(self, run: Run) -> None:
-        self.view.update(live(run, datetime.now(UTC)))  # what to do now is said below it, by the last words
+        self.view.update(live(run, utc_now()))  # what to do now is said below it, by the last words
 
 
 def hint(run: Run) -> str:

@@ -195,6 +195,16 @@ def test_plain_lines_say_each_thing_once() -> None:
     assert "trying again in 3 s" in out.getvalue()
 
 
+def test_a_phase_is_told_with_the_time_at_which_it_began_and_all_else_with_the_time_at_which_it_is_seen() -> None:
+    out = io.StringIO()
+    PlainWatch(Console(file=out, width=200), now=lambda: at(90)).show(replayed(measuring()))
+    lines = [line.split(maxsplit=1) for line in out.getvalue().splitlines()]
+    told = {words: moment for moment, words in lines}
+    assert told["phase preflight (attempt 1)"] == "0:11"
+    assert told["phase measure (attempt 1)"] == "0:19"
+    assert {moment for words, moment in told.items() if words.startswith("case ")} == {"1:30"}
+
+
 def test_the_live_watch_draws_and_speaks() -> None:
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, color_system=None)
