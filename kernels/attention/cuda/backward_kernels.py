@@ -134,9 +134,6 @@ class HopperBackwardKernel:
     causal: bool
 
     threads = 384
-    may_spill = 160
-    """Bytes: what a consumer keeps from one tile of keys to the next, and some of the copying thread's. The loop of
-    products spills nothing."""
 
     @property
     def name(self) -> str:

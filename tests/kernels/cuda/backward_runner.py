@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +15,7 @@ from kernels.attention.cuda.planning import Layout, Machine
 from kernels.attention.cuda.posing import layout, packed_layout
 from kernels.attention.cuda.quick import Options
 from kernels.attention.cuda.variants import SOURCE, Chip, Entry
-from tests.kernels.cuda.compiled import SHIM
+from tests.kernels.cuda.compiled import compiled
 from tests.kernels.cuda.simt_ways import HostBuffers, Program
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -25,21 +23,21 @@ RELATIVE = {torch.bfloat16: 3.0e-3, torch.float16: 3.8e-4}
 """What the norm of a gradient's error may be of the gradient's own: a tenth above the gate of problems with many rows."""
 
 
-def compile_backward(entries: Sequence[Entry], arch: int, folder: Path, *, flags: Sequence[str] = ()) -> Program:
-    """Compile with g++; `arch` is 750 or 800."""
+def compile_backward(
+    entries: Sequence[Entry],
+    arch: int,
+    folder: Path,
+    *,
+    source: Path = SOURCE,
+    flags: Sequence[str] = (),
+    races: bool = False,
+) -> Program:
+    """Compile with g++; `arch` is 750 or 800, `source` where the kernels' files lie."""
     text = "".join(entry.source for entry in entries)
     text += "struct Entry { void (*kernel)(BackwardParams); int threads; };\n"
     table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
     text += f"static const Entry entries[] = {{{table}}};\n"
-    digest = hashlib.sha256(f"{text}{arch}{flags}".encode()).hexdigest()[:12]
-    source, program = folder / f"backward-{digest}.h", folder / f"backward-{digest}"
-    source.write_text(text)
-    command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSIMT_SHIM"]
-    command += [f"-DSIMT_ARCH={arch}", f'-DKERNELS="{source}"', f"-I{SHIM}", f"-I{SOURCE}", *flags]
-    done = subprocess.run(
-        [*command, str(SHIM / "backward.cc"), "-o", str(program)], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[:4000]
+    program = compiled(text, "backward.cc", arch, folder, source=source, flags=flags, races=races)
     return Program(program, tuple(entries))
 
 

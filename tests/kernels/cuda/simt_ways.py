@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from kernels.attention.cuda.launching import Step
-from kernels.attention.cuda.variants import Entry
+from kernels.attention.cuda.variants import SOURCE, Entry
 from tests.kernels.cuda.compiled import compiled
 
 
@@ -77,11 +77,19 @@ class Program:
             at += one.numel()
 
 
-def compile_program(entries: Sequence[Entry], arch: int, folder: Path, *, flags: Sequence[str] = ()) -> Program:
-    """Compile with g++; `arch` is 750 or 800."""
+def compile_program(
+    entries: Sequence[Entry],
+    arch: int,
+    folder: Path,
+    *,
+    source: Path = SOURCE,
+    flags: Sequence[str] = (),
+    races: bool = False,
+) -> Program:
+    """Compile with g++; `arch` is 750 or 800, `source` where the kernels' files lie."""
     text = "".join(entry.source for entry in entries)
     text += "struct Entry { void (*kernel)(AttentionParams); int threads; };\n"
     table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
     text += f"static const Entry entries[] = {{{table}}};\n"
-    program = compiled(text, "ways.cc", arch, folder, flags=flags)
+    program = compiled(text, "ways.cc", arch, folder, source=source, flags=flags, races=races)
     return Program(program, tuple(entries))

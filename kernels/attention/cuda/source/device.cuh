@@ -81,6 +81,11 @@ DEVICE int block_again() {
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
   return x;
 }
+DEVICE int blocks_again() {
+  int x;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(x));
+  return x;
+}
 
 // Two floats rounded to nearest even, `low` in the lower 16 bits.
 template <class T>

@@ -153,7 +153,9 @@ inline void answer(Lane* warp) {
 }
 
 inline void land(const Copy& copy) {
+  const races::Quiet quiet;
   char* to = shared_bytes(copy.to, 16);
+  races::access(current, to, 16, true);
   if (copy.reads)
     std::memcpy(to, copy.from, 16);
   else
@@ -244,6 +246,7 @@ DEVICE void sync_block() { simt::wait(simt::State::AT_BLOCK); }
 DEVICE u32 opaque(u32 x) { return x; }
 DEVICE int thread_again() { return (int)threadIdx.x; }
 DEVICE int block_again() { return (int)blockIdx.x; }
+DEVICE int blocks_again() { return (int)gridDim.x; }
 
 using std::fmaxf;
 

@@ -42,13 +42,12 @@ struct BackwardTile {
   int first, masked;  // query tiles first .. masked - 1 are masked, masked .. p.query_tiles - 1 are not
 };
 
-// False for the surplus heads of the last section. Under a causal mask the first tiles of keys are seen by the most queries: the
+// False for the surplus heads of the last section: only at the end, or a tile would keep in registers what it was before. Under a causal mask the first tiles of keys are seen by the most queries: the
 // longest first, over all heads of a section.
 template <class C>
 DEVICE bool backward_tile_of(const BackwardParams& p, int index, BackwardTile& t) {
   const int section = divide(index, p.section_tiles), within = index - section * (int)p.section_tiles.divisor;
   const int tile = divide(within, p.section), head = section * (int)p.section.divisor + within - tile * (int)p.section.divisor;
-  if (head >= p.all_kv_heads) return false;
   t.batch = divide(head, p.kv_heads), t.kv_head = head - t.batch * (int)p.kv_heads.divisor;
   t.key0 = tile * C::KEYS;
   t.first = 0, t.masked = t.key0 + C::KEYS > p.seq_k ? p.query_tiles : 0;
@@ -57,7 +56,7 @@ DEVICE bool backward_tile_of(const BackwardParams& p, int index, BackwardTile& t
     const int first = seen_from <= 0 ? 0 : seen_from / C::QUERIES, free = free_from <= 0 ? 0 : (free_from + C::QUERIES - 1) / C::QUERIES;
     t.first = min(first, p.query_tiles), t.masked = max(t.masked, min(free, p.query_tiles));
   }
-  return true;
+  return head < p.all_kv_heads;
 }
 
 template <class C>
@@ -145,23 +144,28 @@ struct BackwardProducer {
   // The first queries of a tile of keys set out before the keys, whose places are in use to the end of the tile before.
   __device__ __forceinline__ void run() const {
     BackwardPlace place = {2 | 4};  // an empty ring: the phases before the first count as ended
-    for (int index = (int)blockIdx.x; index < p.items; index = (int)gridDim.x + atomicAdd(p.counter, 1)) {
+    for (int index = (int)blockIdx.x; index < p.items; index = blocks_again() + atomicAdd(p.counter, 1)) {
       BackwardTile t;
       if (!backward_tile_of<C>(p, index, t)) continue;
       int due = (int)opaque((u32)index);  // opaque: or the compiler makes two loops of this one, and has no registers for them
-      int head = t.kv_head * (int)p.group.divisor;
+      int head = t.kv_head * (int)p.group.divisor, n = t.first;
+      place.set_heads((int)p.group.divisor);
 #pragma unroll 1
-      for (place.set_heads((int)p.group.divisor); place.has_heads(); place.next_head(), head++)
-#pragma unroll 1
-        for (int n = t.first; n < p.query_tiles; n++, place.next()) {
+      do {  // one loop over heads and tiles, which has one place where the keys set out: also keys that no query sees
+        if (n < p.query_tiles) {
           barrier_wait(barriers.q_empty(place.stage()), place.parity());
           copy_rows(C::Q, C::SHIFT, q, p.shift, barriers.q_full(place.stage()), place.stage(), n, head, t.batch);
           barrier_wait(barriers.dout_empty(place.stage()), place.parity());
           copy_rows(C::DOUT, C::DELTA, dout, p.delta, barriers.dout_full(place.stage()), place.stage(), n, head, t.batch);
-          if (due >= 0) copy_kv(due, place.k_parity());
-          due = (int)opaque(~0u);
+          place.next();
         }
-      if (due >= 0) copy_kv(due, place.k_parity());
+        if (due >= 0) copy_kv(due, place.k_parity());
+        due = (int)opaque(~0u);
+        if (++n >= p.query_tiles) {
+          n = t.first, head++;
+          place.next_head();
+        }
+      } while (place.has_heads());
       place.next_keys();
     }
     barrier_wait(barriers.k_empty(), place.k_parity());
