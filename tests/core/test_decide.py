@@ -137,6 +137,13 @@ def test_no_word_of_a_machine_from_days_to_come_keeps_a_run_open_whose_client_we
     assert replayed(log.vm(172_800, ev.PhaseStarted(phase="measure", limit_s=9))).updated_at == at(0)
 
 
+def test_a_run_is_as_old_as_its_first_clients_word_whatever_a_machine_says() -> None:
+    log = Log().vm(-40 * 86_400, ev.VmBooted(vm="x", zone=ZONE, attempt=1)).add(0, planned())
+    run = replayed(log.vm(-86_400, ev.Unrecognised(name="run_planned")).add(9, requested()))
+    assert (run.created_at, run.updated_at) == (at(0), at(9))
+    assert replayed(Log().vm(-5, ev.PhaseStarted(phase="measure", limit_s=9))).created_at == at(-5)
+
+
 # --- asked for, not seen ----------------------------------------------------------------------------------------------
 
 

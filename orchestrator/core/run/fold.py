@@ -7,7 +7,7 @@ clients and machines can append without asking each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -19,8 +19,10 @@ from orchestrator.core.run.state import OUTCOMES, VM_PHASES, Phase, PhaseSpan, R
 __all__ = ["OUTCOMES", "VM_PHASES", "Phase", "PhaseSpan", "Run", "Told", "Vm", "evolve", "replay", "started"]
 
 
-def started(event: ev.Event) -> Run:
-    return Run(event.run_id, created_at=event.time, updated_at=event.time)
+def started(ordered: Sequence[ev.Event]) -> Run:
+    """The run before its first fact. It began with a client's first word; a machine dates only what nobody else does."""
+    first = next((event for event in ordered if is_client(event.writer)), ordered[0])
+    return Run(first.run_id, created_at=first.time, updated_at=first.time)
 
 
 def replay(log: Iterable[ev.Event]) -> Run | None:
@@ -29,7 +31,7 @@ def replay(log: Iterable[ev.Event]) -> Run | None:
     ordered = sorted(unique.values(), key=lambda event: event.order)
     if not ordered:
         return None
-    run = started(ordered[0])
+    run = started(ordered)
     for event in ordered:
         run = evolve(run, event)
     return run

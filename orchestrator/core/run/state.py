@@ -154,6 +154,7 @@ class Told:
 class Run:
     run_id: str
     created_at: datetime
+    """When a client first said something."""
     updated_at: datetime
     """When a client last said something: a machine's clock, or what it pretends, moves no decision."""
     plan: ev.RunPlanned | None = None
