@@ -15,19 +15,19 @@ MOST: Final = 1e11
 
 def trouble(answer: Mapping[str, Any], target: Target) -> BenchError | None:
     """What stood in the way of an operation, as an error; None when nothing did."""
-    kind, path = answer.get("trouble"), answer.get("path") or ""
+    kind, path, why = answer.get("trouble"), answer.get("path") or "", answer.get("message") or "it does not say why"
     at = f" ({path})" if path else ""
     if not kind:
         return None
     if kind == "disk_full":
         hint = f"free some space there: `df -h {path or '~'}`; the cache folder may be deleted when no run is on it"
-        return HostUnfit(f"the disk of {target} is full: {answer['message']}{at}", hint=hint)
+        return HostUnfit(f"the disk of {target} is full: {why}{at}", hint=hint)
     if kind == "not_writable":
         hint = f"on {target.called}: `ls -ld {path or '~/.cache'}`; set XDG_CACHE_HOME there to a folder that is yours"
-        return HostUnfit(f"{target} lets nothing be written: {answer['message']}{at}", hint=hint)
+        return HostUnfit(f"{target} lets nothing be written: {why}{at}", hint=hint)
     if kind == "checksum":
-        return Unavailable(f"{target}: {answer['message']}{at}", hint="it is sent again")
-    return HostUnfit(f"{target}: {answer['message']}{at}", hint=f"{target.entry}look at it there")
+        return Unavailable(f"{target}: {why}{at}", hint="it is sent again")
+    return HostUnfit(f"{target}: {why}{at}", hint=f"{target.entry}look at it there")
 
 
 def said(answer: object) -> dict[str, Any]:

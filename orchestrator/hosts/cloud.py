@@ -42,6 +42,9 @@ from orchestrator.hosts.homecoming import Home, bring_home
 from orchestrator.ports import Bucket, Clock, RemoteShell
 from orchestrator.store.hosts import update_host
 
+REFUSED: Final = "refused"
+ABSENT: Final = "absent"
+"""How a run ended that its host never began, and one that it knows nothing of."""
 STOP_S: Final = 75.0
 """A steward ends its run within less (`startup/host/steward.py`)."""
 LATE: Final = timedelta(minutes=5)
@@ -81,20 +84,22 @@ class HostCloud:
         payload = json.loads(request.metadata["bench-payload"])
         try:
             self._ship(target, python, request.name, payload)
+            self._bring_home_earlier(request.zone, run.run_id, request.name)
             # From here on something of the run may be on the host, so the bucket knows of it first.
             self._record(target, python, request.name, run)
             answer = self._ask(target, "start", {"run": self._told(request, run, payload)}, python=python)
         except HostUnfit as exc:
             return Refusal(code="HOST_UNFIT", message=str(exc), scope="all", hint=exc.hint)
-        never = {"ended_at": now, "how": "refused", "removed": True}
+        never = {"ended_at": now, "how": REFUSED, "removed": True}
         if answer.get("trouble") == "busy":
             self._record(target, python, request.name, run.model_copy(update=never))
-            message = f"{target} measures for {answer['message']}; two runs at once would disturb each other"
+            other = answer.get("message") or "another run"
+            message = f"{target} measures for {other}; two runs at once would disturb each other"
             return Refusal(code="HOST_BUSY", message=message, scope="zone", hint=f"`bench status` shows {target}")
         if (error := trouble(answer, target)) is not None:
             if isinstance(error, Unavailable):
                 raise error
-            self._record(target, python, request.name, run.model_copy(update=never))
+            self._end_what_may_have_begun(request)
             return Refusal(code="HOST_UNFIT", message=str(error), scope="all", hint=error.hint)
         instance = self._instance(request.zone, request.name, run, answer)
         known = {"deadline_at": instance.deadline_at, "created_at": instance.started_at or now}
@@ -107,13 +112,13 @@ class HostCloud:
         if record is None or run is None or run.ended_at is not None:
             return
         target = parse_target(record.target)
-        answer = self._ask(target, "stop", {"vm": name})
+        answer = self._state(target, "stop", name)
         until = self.clock.now() + timedelta(seconds=STOP_S)
         while answer.get("exists") and answer.get("status") != "gone":
             if self.clock.now() > until:
                 raise Unavailable(f"{name} on {target} does not end", hint=f"{target.entry}it ends by its deadline")
             self.clock.sleep(0.5)
-            answer = self._ask(target, "state", {"vm": name})
+            answer = self._state(target, "state", name)
         self._settle(record, name, run, answer)
 
     def instance(self, zone: str, name: str) -> Instance | None:
@@ -127,7 +132,7 @@ class HostCloud:
             self._remove(target, record, name, run)
             return None
         try:
-            answer = self._ask(target, "state", {"vm": name})
+            answer = self._state(target, "state", name)
         except Unavailable:
             if self.clock.now() > run.deadline_at + LATE:
                 return None  # it ended by itself; what it stored is brought home when it is seen again
@@ -253,6 +258,18 @@ class HostCloud:
             raise error
         return answer
 
+    def _state(self, target: Target, operation: str, name: str) -> Mapping[str, Any]:
+        """What the host says of a run. Nothing but its clear word that it knows of none means that there is none, and
+        that it is over counts only with a list of what it stored. Raises `HostUnfit` for trouble and for nonsense."""
+        answer = self._checked(target, operation, {"vm": name})
+        there = answer.get("exists")
+        whole = operation == "forget" or (
+            isinstance(answer.get("files"), list) and answer.get("status", "running") in ("running", "gone")
+        )
+        if not isinstance(there, bool) or (there and not whole):
+            raise HostUnfit(f"{target} does not say what became of {name}", hint=f"{target.entry}look at it there")
+        return answer
+
     def _ship(self, target: Target, python: str, name: str, payload: Mapping[str, str]) -> None:
         """Has the payload on the host. It is sent once, whole, and counts only when its sha256 is right."""
         about: dict[str, Any] = {"vm": name, "sha256": payload["sha256"], "size": 0}
@@ -266,6 +283,22 @@ class HostCloud:
         if not place["present"]:
             self._shell(target).put(blob.data, str(place["incoming"]))
             self._checked(target, "accept", {**about, "incoming": place["incoming"]}, python=python)
+
+    def _bring_home_earlier(self, zone: str, run_id: str, but: str) -> None:
+        """What earlier attempts of a run have left on its host, which may have come back after it was given up: what is
+        in the bucket is not measured again."""
+        record = self.record(zone)
+        for name, earlier in (record.open_runs() if record is not None else {}).items():
+            if earlier.run_id == run_id and name != but:
+                self.instance(zone, name)
+
+    def _end_what_may_have_begun(self, request: InstanceRequest) -> None:
+        """After trouble with the start of a run. Where the host does not say that nothing of it is there, the bucket
+        goes on knowing of it, and `bench reap` lists it."""
+        try:
+            self.delete(request.zone, request.name, request.request_id)
+        except BenchError as exc:
+            self.odd[request.name] = f"{request.name} may still be on its host: {exc}"
 
     def _told(self, request: InstanceRequest, run: HostRun, payload: Mapping[str, str]) -> dict[str, Any]:
         """What the host is told of a run: what a VM finds in its metadata, and what the bucket has of it already."""
@@ -311,11 +344,14 @@ class HostCloud:
         )
 
     def _ended(self, run: HostRun) -> tuple[Operation, ...]:
-        """What a cloud's log would say of its end: nothing of a run that was lost."""
-        if run.ended_at is None or run.how == "lost":
+        """What a cloud's log would say of it: that it began, and when it ended, where it was not lost. Nothing of one
+        that the host knows nothing of."""
+        if run.ended_at is None or run.how == ABSENT:
             return ()
         ended = max(run.ended_at, run.deadline_at) if run.how == "deadline" else run.ended_at
-        return (Operation("delete", "DONE", ended, ended),)
+        began = Operation("insert", "DONE", run.created_at, run.created_at)
+        end = Operation("delete", "DONE", ended, ended)
+        return (end,) if run.how == REFUSED else (began,) if run.how == "lost" else (began, end)
 
     def _bring_home(self, target: Target, run: HostRun, answer: Mapping[str, Any]) -> None:
         """Copies what is new in the spool, as far as it is the run's own."""
@@ -330,9 +366,8 @@ class HostCloud:
         if answer.get("exists"):
             self._bring_home(target, run, answer)
         ended = self._at(answer, "ended_at") or self.clock.now()
-        over = run.model_copy(
-            update={"ended_at": max(ended, run.created_at), "how": str(answer.get("ended_by") or "lost")}
-        )
+        how = str(answer.get("ended_by") or "lost") if answer["exists"] else ABSENT
+        over = run.model_copy(update={"ended_at": max(ended, run.created_at), "how": how})
         # Before it is removed there the bucket has all that is to be said of it: a client may die in between.
         self._record(target, record.python, name, over)
         self._remove(target, record, name, over)
@@ -340,7 +375,8 @@ class HostCloud:
     def _remove(self, target: Target, record: HostRecord, name: str, run: HostRun) -> None:
         """Removes what is left of a run that is over. A host that is out of reach is asked again another time."""
         try:
-            self._ask(target, "forget", {"vm": name})
-        except Unavailable:
+            if self._state(target, "forget", name)["exists"]:
+                return
+        except (Unavailable, HostUnfit):
             return
         self._record(target, record.python, name, run.model_copy(update={"removed": True}))

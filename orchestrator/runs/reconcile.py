@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from orchestrator.core.errors import ProviderError
+from orchestrator.core.errors import HostUnfit, ProviderError
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.arming import may_settle
@@ -80,10 +80,10 @@ def _one(world: World, key: str) -> Found:
         return _without_events(world, key, run_id)
     try:
         run = engine.catch_up()
-    except ProviderError as exc:
+    except (ProviderError, HostUnfit) as exc:
         if run.vm is None or not is_host(run.vm.zone):
             raise
-        return Found(key, False, str(exc))  # a host that is switched off: its hold waits, the others need not
+        return Found(key, False, str(exc))  # a host that is switched off, or talks nonsense: the others need not wait
     entry = world.ledger.read().runs[key]
     if entry.settled_usd is not None:
         return Found(key, True, f"{run.phase.value}: ${entry.settled_usd} of ${entry.hold_usd}")

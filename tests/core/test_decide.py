@@ -137,6 +137,11 @@ def test_no_word_of_a_machine_from_days_to_come_keeps_a_run_open_whose_client_we
     assert replayed(log.vm(172_800, ev.PhaseStarted(phase="measure", limit_s=9))).updated_at == at(0)
 
 
+def test_a_run_of_which_machines_alone_have_spoken_is_closed_whatever_time_they_give() -> None:
+    log = Log().vm(86_400, ev.Unrecognised(name="run_planned"))
+    assert isinstance(next_of(log, now=1)[1], do.Close)
+
+
 def test_a_run_is_as_old_as_its_first_clients_word_whatever_a_machine_says() -> None:
     log = Log().vm(-40 * 86_400, ev.VmBooted(vm="x", zone=ZONE, attempt=1)).add(0, planned())
     run = replayed(log.vm(-86_400, ev.Unrecognised(name="run_planned")).add(9, requested()))

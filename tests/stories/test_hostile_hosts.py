@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -11,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.errors import DocumentUnreadable, Unavailable
+from orchestrator.core.errors import DocumentUnreadable, HostUnfit, Unavailable
 from orchestrator.core.hosts import HostRecord, HostRun, Target, parse_target, record_object
+from orchestrator.core.market.machines import Accepted, InstanceRequest
 from orchestrator.core.naming import instance_name, labels
 from orchestrator.core.run import events as ev
 from orchestrator.core.spool import CASE_BYTES, RUN_FILES, sort
 from orchestrator.hosts.cloud import HostCloud
 from orchestrator.store.events import EventLog
+from tests.support.hostile_spool import forged_names
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 
@@ -36,12 +39,17 @@ class Shell:
     answer: Any
     files: Mapping[str, bytes] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    otherwise: dict[str, Any] = field(default_factory=dict)
+    """By operation, what it answers to that alone."""
+    told: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By operation, what it was last told."""
 
     def ask(self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60) -> Any:
         self.asked.append(operation)
+        self.told[operation] = arguments
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        return self.otherwise.get(operation, self.answer)
 
     def put(self, data: bytes, path: str) -> None: ...
 
@@ -70,17 +78,7 @@ def running(*names: str, **more: Any) -> dict[str, Any]:
     return {**told, "files": files, **more}
 
 
-FORGED = (
-    f"runs/{OTHER}/events/20261121T040001.000000Z-client-mallory-000001-stop_requested.json",
-    f"runs/{OTHER}/artifacts/environment.json", f"runs/{OTHER}/cases/a.csv", f"runs/{RUN}/plan.json",
-    "ledger/ledger.json", "baselines/main.json", "hosts/host-evil-000000.json", f"index/{RUN}.json",
-    f"machines/{VM}.json", "payloads/ab.tar.gz", "placement/g2-standard-4.json",
-    f"runs/{RUN}/events/20261121T040001.000000Z-client-mallory-000001-stop_requested.json",
-    f"runs/{RUN}/../{OTHER}/cases/a.csv", f"runs/{RUN}/cases/../../{OTHER}/a.csv", f"runs/{RUN}/cases/a/b.csv",
-    f"runs/{RUN}/artifacts/.git/config", f"runs/{RUN}/artifacts/a/../../../x", f"runs/{RUN}/cases/.csv",
-    f"/runs/{RUN}/cases/a.csv", f"runs/{RUN}//cases/a.csv", f"runs/{RUN}/cases/a\n.csv", f"runs/{RUN}/cases/\x1b[2J.csv",
-    f"runs/{RUN}/events/20261121T040001.000000Z-vm-1-1-phase_started.json",
-)  # fmt: skip
+FORGED = forged_names(RUN, OTHER, VM)
 
 
 @pytest.mark.parametrize("name", FORGED)
@@ -164,6 +162,75 @@ def test_whatever_a_host_answers_it_is_listed_or_gone_and_nothing_crashes(answer
         assert one.name == VM
         assert one.deadline_at is not None
         assert one.deadline_at <= NOW + timedelta(hours=2)
+
+
+def test_what_a_host_measured_before_it_was_given_up_is_home_before_it_measures_again() -> None:
+    name = f"runs/{RUN}/cases/a.csv"
+    over = {"exists": True, "status": "gone", "now": 9.0, "ended_at": 8.0, "files": [[name, 1, 1]], "spool": "/spool"}
+    told = {"forget": {"exists": False}, "prepare": {"present": True}, "start": running()}
+    shell = Shell(over, {name: b"x"}, otherwise=told)
+    payload = {"bucket": "b", "object": "payloads/x.tar.gz", "sha256": "ab" * 32}
+    metadata = {
+        "bench-host": json.dumps({"target": str(BOX), "python": ""}), "bench-payload": json.dumps(payload),
+        "startup-script": "", "bench-run": "{}",
+    }  # fmt: skip
+    request = InstanceRequest(
+        name=instance_name(RUN, 2), zone=BOX.zone, machine_type="host", accelerator=None, accelerator_count=0,
+        provisioning="OWN", max_run_s=600, image="", disk_gb=1, disk_type="", network="", external_ip=False,
+        service_account=None, labels=labels(RUN, 2, "ada", "memory"), metadata=metadata, request_id="x",
+    )  # fmt: skip
+    cloud = hosts(shell)
+    assert isinstance(cloud.insert(request), Accepted)
+    assert shell.told["start"]["run"]["known"] == [name]
+    assert cloud.bucket.read(name) is not None
+
+
+UNCLEAR = [
+    {"trouble": "failed", "message": "x"}, {"trouble": 1}, {}, {"exists": 1}, {"status": "gone"},
+    {"exists": True, "status": "gone"}, {"exists": True, "status": "over", "files": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", UNCLEAR)
+def test_a_run_is_on_its_host_until_the_host_says_in_words_that_it_is_not(answer: Any) -> None:
+    cloud = hosts(Shell(answer))
+    with pytest.raises(HostUnfit):
+        cloud.instance(BOX.zone, VM)
+    with pytest.raises(HostUnfit):
+        cloud.delete(BOX.zone, VM, "x")
+    assert [one.status for one in cloud.instances()] == ["UNREACHABLE"]
+    known = cloud.record(BOX.zone)
+    assert known is not None
+    assert known.runs[VM].ended_at is None
+
+
+@pytest.mark.parametrize("answer", [{"trouble": "busy", "message": "it still runs"}, {"exists": True}, {}])
+def test_what_a_host_did_not_remove_it_is_asked_to_remove_again(answer: Any) -> None:
+    shell = Shell(
+        {"exists": True, "status": "gone", "now": 5.0, "ended_at": 5.0, "files": []}, otherwise={"forget": answer}
+    )
+    cloud = hosts(shell)
+    assert cloud.instances() == ()
+    shell.otherwise = {"forget": {"exists": False}}
+    for removed in (False, True):
+        known = cloud.record(BOX.zone)
+        assert known is not None
+        assert known.runs[VM].removed is removed
+        assert cloud.instances() == ()
+
+
+def test_a_run_whose_client_died_as_it_began_costs_the_time_that_it_was_there() -> None:
+    over = {"exists": True, "status": "gone", "now": 9.0, "ended_at": 8.0, "files": []}
+    for answer, kinds in (
+        ({**over, "ended_by": "itself"}, ["insert", "delete"]),
+        ({**over, "ended_by": "lost"}, ["insert"]),
+        ({"exists": False}, []),
+    ):
+        cloud = hosts(Shell(answer, otherwise={"forget": {"exists": False}}))
+        assert cloud.instances() == ()
+        operations = cloud.operations(BOX.zone, "7")
+        assert [one.kind for one in operations] == kinds
+        assert all(one.ended_at == NOW for one in operations if one.kind == "insert")
 
 
 BROKEN = {

@@ -135,7 +135,8 @@ def _next_machine(run: Run, now: datetime, policy: Policy, offers: Sequence[Offe
     if run.rejected is not None:
         return _give_up(run, now, Phase.FAILED, f"{run.rejected.code}: {run.rejected.message}")
     if offers is None:
-        if now - run.updated_at < timedelta(seconds=policy.insert_limit_s):
+        unspoken = run.plan is None and run.held is None  # machines alone have spoken: no client is about to ask
+        if not unspoken and now - run.updated_at < timedelta(seconds=policy.insert_limit_s):
             return (Wait(policy.poll_s),)
         if run.vm is None:
             return _give_up(

@@ -20,7 +20,7 @@ __all__ = ["OUTCOMES", "VM_PHASES", "Phase", "PhaseSpan", "Run", "Told", "Vm", "
 
 
 def started(ordered: Sequence[ev.Event]) -> Run:
-    """The run before its first fact. It began with a client's first word; a machine dates only what nobody else does."""
+    """The run before its first fact. It began with a client's first word, or a machine's where no client knows it."""
     first = next((event for event in ordered if is_client(event.writer)), ordered[0])
     return Run(first.run_id, created_at=first.time, updated_at=first.time)
 
