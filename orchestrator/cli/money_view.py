@@ -153,7 +153,7 @@ def caps_document(ledger: Ledger) -> dict[str, Any] | None:
 
 def caps_line(ledger: Ledger) -> str:
     if ledger.caps is None:
-        return "this bucket has no caps of its own: `bench budget set --day USD …` binds everybody who uses it"
+        return "this bucket has no caps of its own: `bench budget set --day 5.00` binds everybody who uses it"
     shared = ledger.caps.caps()
     amounts = [f"{window} ${cap}" for window in WINDOWS if (cap := shared.of(window)) is not None]
     return f"caps of this bucket: {', '.join(amounts) or 'none'} (set by {ledger.caps.by}, {iso(ledger.caps.at)})"
