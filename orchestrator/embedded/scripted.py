@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from orchestrator.embedded.documents import stamp
 from orchestrator.embedded.guest import Guest, Machine, MachineFactory
@@ -105,6 +105,12 @@ class ScriptedVm:
             if failure.status != 404:
                 raise
             return None
+
+    def names(self, prefix: str) -> list[str]:
+        """The objects of the run's bucket below a prefix."""
+        query = urlencode({"prefix": prefix, "fields": "items(name),nextPageToken"})
+        listed = json.loads(self.request("GET", f"{self.guest.storage_url}/storage/v1/b/{self.bucket}/o?{query}"))
+        return [str(item["name"]) for item in listed.get("items", ())]
 
     def event(self, kind: str, data: dict[str, Any] | None = None, run_id: str = "") -> None:
         """Append an event to the run, or to another that is measured on this VM, as the agent does."""

@@ -13,7 +13,7 @@ from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.reconcile import reconcile
 from tests.chaos.clients import command, watch
 from tests.chaos.damage import mend
-from tests.chaos.judge import CRASHED, UNENDED, Broken, Ended
+from tests.chaos.judge import CRASHED, LEFT, UNENDED, Broken, Ended
 from tests.chaos.scenario import SWAP
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class Seen:
     clocks: int
     swaps: int
     damaged: int
+    hosted: int
+    """Runs that ran on hosts."""
+    hosts: Mapping[str, int]
+    """How often each kind of weather struck a host."""
 
 
 def done(run: Run) -> bool:
@@ -60,6 +64,7 @@ def aftermath(play: Play) -> Seen:
     leaked = play.judge.alive()
     faults = [fault for fault in play.cloud.weather.document()["faults"] if fault["id"] not in play.before]
     play.cloud.weather.replace({"faults": []})
+    play.hosted.clears_up()
     mend(play)
     world = play.world(None)
     watch.on = True
@@ -68,13 +73,16 @@ def aftermath(play: Play) -> Seen:
         play.timeline.advance(LATEST_SETTLEMENT_S)
         reconcile(world)
         runs = [run for run_id in play.run_ids if (run := last_look(play, world, run_id)) is not None]
-        if play.put:
+        if play.put or play.scenario.hosts:
             all_commands(play, world, [run.run_id for run in runs])
         files = {run.run_id: fetched(play, world, run) for run in runs}
     finally:
         watch.on = False
     play.judged()
     assert not leaked, leaked
+    left = [f"{name} on {box.name}" for box in play.hosted.boxes.values() for name in box.visits]
+    if left:
+        raise Broken(LEFT, ", ".join(left))
     ended = [Ended(run.run_id, run.phase.value, run.over, bool(run.diagnoses)) for run in runs]
     play.judge.at_the_end(ended, play.deeds, files, exact=not play.put)
     fired: dict[str, int] = {}
@@ -94,6 +102,8 @@ def aftermath(play: Play) -> Seen:
         junk=play.put,
         taken_over=len(play.deeds.lent),
         damaged=play.damaged,
+        hosted=len(play.deeds.stays),
+        hosts=play.deeds.hosts,
         clocks=sum(1 for client in play.scenario.clients if client.off_s),
         swaps=sum(fault["fired"] for fault in faults if fault.get("path", "").startswith(SWAP)),
     )
@@ -114,7 +124,7 @@ def all_commands(play: Play, world: World, runs: list[str]) -> None:
 
 def pass_every_deadline(play: Play) -> None:
     for _ in range(200):
-        if not play.judge.alive():
+        if not play.judge.alive() and not play.hosted.busy():
             return
         play.let_pass(60)
 
@@ -133,5 +143,6 @@ def last_look(play: Play, world: World, run_id: str) -> Run | None:
 
 def fetched(play: Play, world: World, run: Run) -> dict[str, bytes]:
     folder = play.arena.home / "fetched" / play.bucket
+    play.hosted.bring_home(world, run.run_id)
     fetch_run(world.bucket, run, folder)
     return {path.stem: path.read_bytes() for path in (folder / run.run_id / "cases").glob("*.csv")}

@@ -61,6 +61,8 @@ class Tally:
     clocks: int = 0
     swaps: int = 0
     damaged: int = 0
+    hosted: int = 0
+    hosts: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     broken: list[Counterexample] = field(default_factory=list)
@@ -68,10 +70,11 @@ class Tally:
     def add(self, seen: Seen) -> None:
         self.played += 1
         for name in ("moments", "checks", "kills", "refused", "machines", "preemptions", "resumes", "cases",
-                     "junk", "taken_over", "clocks", "swaps", "damaged"):  # fmt: skip
+                     "junk", "taken_over", "clocks", "swaps", "damaged", "hosted"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(seen, name))
         self.outcomes.update(seen.outcomes)
         self.fired.update(seen.fired)
+        self.hosts.update(seen.hosts)
 
     def take(self, other: Tally) -> None:
         """Adds what another process has played."""
@@ -100,6 +103,8 @@ class Tally:
             ("answers to swaps that were lost", self.swaps),
             ("ledgers damaged", self.damaged),
             ("documents put into buckets", self.junk),
+            ("runs on hosts", self.hosted),
+            *((f"hosts: {name}", count) for name, count in sorted(self.hosts.items())),
             ("seconds", round(self.seconds)),
         ]
         width = max(len(name) for name, _ in [*rows, *done])

@@ -6,7 +6,7 @@ import hashlib
 import io
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -23,7 +23,8 @@ from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.cli import fetch, reap, status, stop
 from orchestrator.core.config.model import Config
-from orchestrator.core.errors import BenchError
+from orchestrator.core.errors import BenchError, Unavailable
+from orchestrator.core.hosts import Target
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.pricing import PriceSheet
@@ -34,7 +35,9 @@ from orchestrator.core.run.fold import Phase, Run
 from orchestrator.embedded.scripted import Script
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
-from orchestrator.ports import Bucket, Clock, Notifier
+from orchestrator.hosts.cloud import HostCloud
+from orchestrator.hosts.router import ZoneRouter
+from orchestrator.ports import Bucket, Clock, Notifier, RemoteShell
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import Payload
@@ -45,6 +48,7 @@ from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
 from orchestrator.user_settings import Settings
 from orchestrator.wiring import Wiring
+from tests.chaos.boxes import Box
 from tests.chaos.deeds import Deeds
 from tests.chaos.guests import guest
 from tests.chaos.scenario import Client
@@ -66,6 +70,7 @@ class Rules:
     ledger: Callable[[Bucket, Clock], LedgerStore] = LedgerStore
     caps: Callable[[Caps], Caps] = lambda caps: caps
     clock: Callable[[Clock, Callable[[], timedelta]], Clock] = ServerClock
+    hosts: Callable[[Any, Clock, Callable[[Target], Any]], HostCloud] = HostCloud
 
 
 @dataclass
@@ -135,15 +140,20 @@ def world_of(
     actor: Actor | None,
     before: Announce,
     after: Announce,
+    boxes: Mapping[str, Box] | None = None,
 ) -> World:
-    """What a client sees, with connections of its own; an observer's without an actor."""
+    """What a client sees, with connections of its own, to `boxes` too; an observer's without an actor."""
     off = timedelta(seconds=actor.client.off_s if actor else 0)
     local, key = OwnClock(timeline, off), Bearer(cloud.token)
     plain = GoogleBucket(bucket, endpoint=cloud.storage_url, credentials=key, patience_s=PATIENCE_S, clock=local)
     clock = rules.clock(local, plain.offset)
     google = GoogleCloud(project=cloud.project, endpoint=cloud.compute_url, credentials=key, clock=clock)
     watched: Any = rules.bucket(Watched(plain, before, after))
-    rented: Any = Watched(google, before, after)
+    rented: Any = google
+    if boxes:
+        hosts = rules.hosts(watched, clock, lambda target: Watched(boxes[target.name], before, after))
+        rented = ZoneRouter(lambda: google, hosts, lambda: google)  # type: ignore[arg-type,return-value]
+    rented = Watched(rented, before, after)
     images = GoogleImages(project=cloud.project, endpoint=cloud.compute_url, credentials=key, clock=clock)
     caps, writer = rules.caps(actor.caps if actor else Caps()), actor.name if actor else NOBODY
     return World(
@@ -185,8 +195,9 @@ class Desk(Wiring):
         super().__init__(Settings(home=home), say=lambda _: None)
         self.there = world
         self.__dict__.update(
-            bucket=world.bucket, clock=world.clock, ledger=world.ledger, index=world.index, history=world.history
-        )
+            bucket=world.bucket, clock=world.clock, ledger=world.ledger, index=world.index, history=world.history,
+            hosts=hosts_of(world) or HostCloud(world.bucket, world.clock, _no_host),
+        )  # fmt: skip
 
     @property
     def mode(self) -> Mode:
@@ -197,10 +208,20 @@ class Desk(Wiring):
         return self.there.policy
 
     def alive(self) -> tuple[Instance, ...]:
-        return (*self.there.cloud().instances(), *self.hosts.instances())
+        listed = self.there.cloud().instances()
+        return listed if hosts_of(self.there) is not None else (*listed, *self.hosts.instances())
 
     def world(self, config: Config | None = None) -> World:
         return self.there
+
+
+def hosts_of(world: World) -> HostCloud | None:
+    """The part of a client's cloud that is machines of the user's own; None where nobody has any."""
+    return getattr(world.cloud(), "hosts", None)
+
+
+def _no_host(target: Target) -> RemoteShell:
+    raise Unavailable(f"{target} cannot be reached")
 
 
 def command(home: Path, world: World, name: str, run_id: str = "") -> BenchError | None:

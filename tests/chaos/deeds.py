@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
+
+
+@dataclass
+class Stay:
+    """A run on a machine of the user's own."""
+
+    run: str
+    vm: str
+    began: datetime
+    told: tuple[str, str]
+    """The startup script and the payload's sha256 that it was given."""
+    ended: datetime | None = None
 
 
 @dataclass
@@ -17,3 +30,8 @@ class Deeds:
     """(run, machine) of each run that a kept machine of another one took up."""
     at_work: dict[str, datetime] = field(default_factory=dict)
     """When each machine last took up a case."""
+    stays: list[Stay] = field(default_factory=list)
+    forged: list[tuple[str, bytes]] = field(default_factory=list)
+    """Name and content of what a host has offered that is not its to store."""
+    hosts: Counter[str] = field(default_factory=Counter)
+    """How often each kind of weather struck a host."""

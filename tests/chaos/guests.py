@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlencode
 
 from kernels.harness.columns import measurement_columns
 from orchestrator.core.bundled.names import AXES
@@ -152,9 +151,7 @@ def waiting(vm: ScriptedVm, own: str, limit_s: float) -> Any:
 def stored_cases(vm: ScriptedVm, run: str) -> list[str]:
     """What earlier machines have measured, as the agent finds out: by listing the bucket."""
     prefix = f"runs/{run}/cases/"
-    query = urlencode({"prefix": prefix, "fields": "items(name),nextPageToken"})
-    listed = json.loads(vm.request("GET", f"{vm.guest.storage_url}/storage/v1/b/{vm.spec['bucket']}/o?{query}"))
-    return [item["name"].removeprefix(prefix).removesuffix(".csv") for item in listed.get("items", ())]
+    return [name.removeprefix(prefix).removesuffix(".csv") for name in vm.names(prefix)]
 
 
 def finish(vm: ScriptedVm, temper: str, outcome: str, exit_code: int) -> Steps:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -39,10 +39,13 @@ NAMES: Final = (
     "machines reaped that a live run owned",
     "things run that came from the bucket",
     "status, reap, stop or fetch that crashed or gave up",
+    "objects that a host stored and may not store",
+    "runs on hosts that rented a machine, or cost what no owner said",
+    "runs left on a host that is there again",
 )
 (
     LEAKED, UNBOUNDED, UNLABELLED, OVERSPENT, OVER_CAP, RELEASED, MISSING, AGAIN, LOST, UNDIAGNOSED, UNENDED, UNSETTLED,
-    REAPED, OBEYED, CRASHED,
+    REAPED, OBEYED, CRASHED, FOREIGN, RENTED, LEFT,
 ) = NAMES  # fmt: skip
 WINDOWS: Final = ("run", "day", "month", "total")
 LEDGER: Final = "ledger/ledger.json"
@@ -51,6 +54,8 @@ ROUNDING: Final = Decimal("0.00001")
 """Every machine is rounded to six places, up in a hold and half up in a bill."""
 LATENESS: Final = timedelta(seconds=30)
 """A deadline may fire so late; it is part of what a machine can cost."""
+RECENT: Final = 12
+"""So many of the files that were offered last are looked for again at each moment; all of them at the end."""
 EXPLAINS_ITSELF: Final = frozenset({"succeeded", "stopped", "refused"})
 
 
@@ -111,12 +116,25 @@ def books(data: bytes) -> dict[str, list[Entry]] | None:
 class Judge:
     """Watches one scenario: its runs, in its bucket, on a cloud that may have seen others before."""
 
-    def __init__(self, cloud: EmbeddedCloud, bucket: str, runs: Iterable[str], told: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        cloud: EmbeddedCloud,
+        bucket: str,
+        runs: Iterable[str],
+        told: tuple[str, str],
+        hosted: Mapping[str, Decimal] | None = None,
+        forged: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
         self.cloud = cloud
         self.bucket = bucket
         self.runs = frozenset(runs)
         self.told = told
         """The startup script and the payload's sha256 that every machine must have been given: nothing else may run."""
+        self.hosted = hosted or {}
+        """The runs that are on machines of the user's own, with what their owner says that an hour there counts."""
+        self.forged = forged
+        """Name and content of all that hosts have offered so far, and that may never stand in the bucket."""
+        self.looked = 0
         self.launchings: list[Launching] = []
         self.entries: dict[str, list[Entry]] = {}
         self.made_at: dict[str, datetime] = {}
@@ -150,6 +168,10 @@ class Judge:
         self._read_the_ledger()
         now, living = self.cloud.timeline.now(), {vm.account: vm for vm in self.machines()}
         accounts = self.accounts()
+        for account in accounts:
+            hold(RENTED, account.run_id not in self.hosted, f"{account.vm} was rented for a run on a host")
+        self._nothing_forged(self.forged[max(self.looked - RECENT, 0) :])
+        self.looked = len(self.forged)
         for vm in living.values():
             self._in_order(vm, now)
         for account in accounts:
@@ -158,6 +180,14 @@ class Judge:
         self._no_run_over_its_hold(accounts, now)
         worst = [(one, self._at_worst(one, living.get(one.vm_id), now)) for one in accounts]
         self._no_window_over_its_cap([(one, usd) for one, usd in worst if one.run_id not in self.excused])
+
+    def _nothing_forged(self, offered: Iterable[tuple[str, bytes]]) -> None:
+        store = self.cloud.storage.store
+        for name, content in offered:
+            found = store.find(self.bucket, name)
+            if found is not None and found.size == len(content):
+                with store.open(found) as file:
+                    hold(FOREIGN, file.read() != content, name)
 
     def _in_order(self, vm: Vm, now: datetime) -> None:
         admitted, entries = vm.admitted, self.entries.get(vm.run_id or "", [])
@@ -253,11 +283,16 @@ class Judge:
         """What must hold when every deadline has passed and somebody has looked once more. `exact` is False where
         somebody has lied about when machines ended: then what was metered is spent, and no more than was held."""
         hold(LEAKED, not self.alive(), ", ".join(self.alive()))
+        self._nothing_forged(self.forged)
+        for stay in deeds.stays:
+            hold(OBEYED, stay.told == self.told, f"{stay.vm} was told to run {stay.told} on a host")
         for run in runs:
             hold(UNENDED, run.over, f"{run.run_id} is {run.outcome}")
             if run.outcome not in EXPLAINS_ITSELF:
                 hold(UNDIAGNOSED, run.diagnosed, f"{run.run_id} {run.outcome}")
-            if run.run_id not in self.excused:
+            if run.run_id in self.hosted:
+                self._costs_what_its_owner_says(run.run_id, deeds)
+            elif run.run_id not in self.excused:
                 self._settled_as_metered(run.run_id, exact=exact)
             self._nothing_lost(run.run_id, deeds, fetched.get(run.run_id, {}))
 
@@ -273,6 +308,21 @@ class Judge:
         unsure = not exact or any(row.ended_by == "lost" or row.started_at is None for row in rows)
         right = unsure or abs(spent - metered) < CENT / 2
         hold(UNSETTLED, right and spent >= metered - CENT / 2, f"{run_id}: ${spent} for ${metered}")
+
+    def _costs_what_its_owner_says(self, run_id: str, deeds: Deeds) -> None:
+        """No machine of a cloud, and at least the time on the host at its owner's price, at most what was held."""
+        entries, rate = self.entries.get(run_id, []), self.hosted[run_id]
+        there = {stay.vm for stay in deeds.stays}
+        strange = sorted({vm for run, vm, _ in deeds.started if run == run_id} - there)
+        hold(RENTED, not strange, f"{run_id} was measured on {strange}")
+        for entry in entries:
+            hold(UNSETTLED, entry.settled is not None, f"{run_id} still holds ${entry.held}")
+        spent = sum((entry.settled or Decimal(0) for entry in entries), Decimal(0))
+        held = sum((entry.held for entry in entries), Decimal(0))
+        stays = [stay for stay in deeds.stays if stay.run == run_id and stay.ended is not None]
+        seconds = sum(((stay.ended or stay.began) - stay.began).total_seconds() for stay in stays)
+        least = rate * Decimal(seconds) / 3600
+        hold(RENTED, least - CENT / 2 <= spent <= held, f"{run_id}: ${spent} for ${least}, ${held} held")
 
     def _nothing_lost(self, run_id: str, deeds: Deeds, fetched: Mapping[str, bytes]) -> None:
         stored = [(vm, case) for run, vm, case in deeds.stored if run == run_id]

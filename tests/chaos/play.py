@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from orchestrator.adapters.gce_body import instance_body
 from orchestrator.core.config import load as configs
 from orchestrator.core.config.model import Config
-from orchestrator.core.errors import BenchError, BudgetExceeded, Unavailable
+from orchestrator.core.errors import BenchError, BudgetExceeded, HostUnfit, Unavailable
 from orchestrator.core.ledger.budget import Caps, Ledger, SharedCaps, set_caps
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.mode import Mode
@@ -39,7 +40,8 @@ from tests.chaos.aftermath import TURNS, Seen, aftermath, done
 from tests.chaos.clients import PACKED, POLICY, STARTED, Actor, Rules, command, lost_its_kept_machine, watch, world_of
 from tests.chaos.damage import Lost, hurt
 from tests.chaos.deeds import Deeds
-from tests.chaos.judge import OBEYED, UNENDED, WINDOWS, Broken, Judge, Launching
+from tests.chaos.hosted import Hosted
+from tests.chaos.judge import CRASHED, OBEYED, UNENDED, WINDOWS, Broken, Judge, Launching
 from tests.chaos.junk import Place, written
 from tests.chaos.scenario import ZONES, Client, Junk, Meddling, Scenario
 from tests.stories.stage import GRIDS, Heard, Killed
@@ -94,7 +96,9 @@ class Play:
         if scenario.midnight_s:
             self.timeline.advance(to_the_end_of_the_month(self.timeline, scenario.midnight_s))
         start = self.timeline.now()
-        self.run_ids = [f"{start:%Y%m%d-%H%M%S}-l4-{arena.played % 256:02x}{run:02x}" for run in range(scenario.runs)]
+        runs = scenario.runs + len(scenario.hosted)
+        self.run_ids = [f"{start:%Y%m%d-%H%M%S}-l4-{arena.played % 256:02x}{run:02x}" for run in range(runs)]
+        self.hosted = Hosted(self)
         self.moments = 0
         self.depth = 0
         self.kills = 0
@@ -107,7 +111,9 @@ class Play:
         self.meddlings = list(scenario.meddlings)
         self.junk: dict[int, Junk] = {one.moment: one for one in scenario.junk}
         self.before = {fault["id"] for fault in self.cloud.weather.document()["faults"]}
-        self.judge = Judge(self.cloud, bucket, self.run_ids, (PACKED.startup_script, PACKED.sha256))
+        rates = {run: Decimal(box.host.usd_per_hour) for run, box in self.hosted.by_run.items()}
+        told = (PACKED.startup_script, PACKED.sha256)
+        self.judge = Judge(self.cloud, bucket, self.run_ids, told, rates, self.deeds.forged)
         self.ceiling = self.planned("any").ceiling_usd
         self.shared = self.caps_for(scenario.fits) if scenario.shared else Caps()
         if scenario.shared:
@@ -163,7 +169,7 @@ class Play:
             try:
                 self.moment(actor, f"before {call}", arguments)
             except Killed:
-                if call == "insert" and actor is not None and actor.client.late_s:
+                if call == "insert" and actor is not None and actor.client.late_s and not self.on_host(actor):
                     request: InstanceRequest = arguments[0]
                     if actor.client.late_s >= POLICY.insert_limit_s:
                         self.judge.excused.add(actor.run_id)
@@ -173,7 +179,19 @@ class Play:
         def after(call: str, arguments: tuple[Any, ...], _: Any) -> None:
             self.moment(actor, f"after {call}", arguments)
 
-        return world_of(self.cloud, self.timeline, self.bucket, self.arena.rules, self.heard, actor, before, after)
+        boxes = self.hosted.boxes
+        return world_of(
+            self.cloud, self.timeline, self.bucket, self.arena.rules, self.heard, actor, before, after, boxes
+        )
+
+    def on_host(self, actor: Actor) -> bool:
+        return actor.run_id in self.hosted.by_run
+
+    def own_config(self, actor: Actor) -> Config:
+        """What an actor's launch or resumption goes by: its caps, and where its run is."""
+        names = {"run": "per_run_usd", "day": "per_day_usd", "month": "per_month_usd", "total": "total_usd"}
+        caps = [f"budget.{name}={actor.caps.of(window) or AMPLE}" for window, name in names.items()]  # type: ignore[arg-type]
+        return self.config(*caps, *(self.hosted.settings(actor.run_id) if self.on_host(actor) else ()))
 
     def arrives(self, request: InstanceRequest) -> None:
         """A request of a client that is dead by now reaches the cloud."""
@@ -192,6 +210,7 @@ class Play:
         junk = self.junk.pop(self.moments, None)
         if junk is not None:
             self.litter(junk)
+        self.hosted.weather(self.moments)
         for damage in [one for one in self.damages if one.moment <= self.moments]:
             self.damages.remove(damage)
             hurt(self, damage)
@@ -294,9 +313,15 @@ class Play:
         match actor.client.role:
             case "launch":
                 self.judge.launchings.append(self.launching(actor))
-                where = LaunchContext(Mode.GCE, self.bucket, "ada", None, require_cuda=False)
-                actor.plan = self.planned(world.cloud().image(*IMAGE))
-                actor.engine = begin(world, RunOrder(actor.run_id, actor.plan, PACKED, where))
+                own = self.on_host(actor)
+                made = (
+                    self.hosted.planned(world, self.own_config(actor))
+                    if own
+                    else self.planned(world.cloud().image(*IMAGE))
+                )
+                actor.plan = None if own else made
+                order = RunOrder(actor.run_id, made, PACKED, self.where(made.mode))
+                actor.engine = begin(world, order, cold=own)
             case "relaunch":
                 self.judge.launchings.append(self.launching(actor))
                 actor.engine = self.resumed(world, actor)
@@ -313,7 +338,8 @@ class Play:
                 reap(world, findings)
             case "status":
                 actor.over = True
-                command(self.arena.home, world, "status")
+                if isinstance(error := command(self.arena.home, world, "status"), HostUnfit):
+                    raise Broken(CRASHED, f"a host keeps bench status from all else: {error}")
             case _:
                 actor.engine = Engine(world, actor.run_id)
                 return self.go_on(actor, actor.engine)
@@ -329,7 +355,7 @@ class Play:
         lost = lost_its_kept_machine(run)
         settle_owner(engine.world, run.taken.owner, wait=not self.scenario.keep or lost)
         if lost:
-            where = LaunchContext(Mode.GCE, self.bucket, "ada", None, require_cuda=False)
+            where = self.where()
             self.judge.launchings.append(self.launching(actor))
             actor.engine = resume(engine.world, plan_, run_id=run.run_id, where=where, fresh=lambda: PACKED)
             actor.over = False
@@ -339,6 +365,9 @@ class Play:
         live = self.live(run_id)
         owned = live is not None and live.vm is not None and live.vm.name == machine and not live.finished
         self.judge.of_a_reaper(machine, orphan=orphan, owned=owned, deeds=self.deeds)
+
+    def where(self, mode: Mode = Mode.GCE) -> LaunchContext:
+        return LaunchContext(mode, self.bucket, "ada", None, require_cuda=False)
 
     def quiet(self) -> World:
         """A world in which nobody is watched."""
@@ -352,13 +381,10 @@ class Play:
 
     def resumed(self, world: World, actor: Actor) -> Engine:
         """What `bench launch --resume` does."""
-        where = LaunchContext(Mode.GCE, self.bucket, "ada", None, require_cuda=False)
-        names = {"run": "per_run_usd", "day": "per_day_usd", "month": "per_month_usd", "total": "total_usd"}
-        caps = [f"budget.{name}={actor.caps.of(window) or AMPLE}" for window, name in names.items()]  # type: ignore[arg-type]
         stored = stored_plan(world.bucket, actor.run_id)
         site = RentedFrom(Mode.GCE, self.arena.rules.sheet)
-        made = replanned(lambda _: world, self.config(*caps), stored, actor.run_id, site, say=lambda _: None)
-        engine = resume(world, made, run_id=actor.run_id, where=where, fresh=lambda: PACKED)
+        made = replanned(lambda _: world, self.own_config(actor), stored, actor.run_id, site, say=lambda _: None)
+        engine = resume(world, made, run_id=actor.run_id, where=self.where(made.mode), fresh=lambda: PACKED)
         self.resumes += 1
         return engine
 

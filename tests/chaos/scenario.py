@@ -7,6 +7,8 @@ import random
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
+from tests.chaos.host_weather import Host, a_host
+
 Role = Literal["launch", "look", "stop", "reap", "relaunch", "status"]
 Window = Literal["run", "day", "month", "total"]
 Temper = Literal["good", "silent", "lingering", "failing", "wrong", "mute", "dying"]
@@ -93,6 +95,13 @@ class Scenario:
     meddlings: tuple[Meddling, ...] = field(default=())
     junk: tuple[Junk, ...] = ()
     damage: tuple[Damage, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    """Machines of the user's own: their runs come after the `runs` on rented ones."""
+
+    @property
+    def hosted(self) -> tuple[int, ...]:
+        """For each run on a host, in order, which host it is."""
+        return tuple(number for number, host in enumerate(self.hosts) for _ in range(host.runs))
 
     def line(self) -> str:
         """Everything, as one line of JSON that `parse` reads."""
@@ -107,6 +116,7 @@ class Scenario:
         document["windows"] = tuple(document["windows"])
         document["junk"] = tuple(Junk(**one) for one in document["junk"])
         document["damage"] = tuple(Damage(**one) for one in document.get("damage", ()))
+        document["hosts"] = tuple(Host.parse(one) for one in document.get("hosts", ()))
         return cls(**document)
 
     def simpler(self) -> list[Scenario]:
@@ -130,7 +140,15 @@ class Scenario:
             if client.off_s or client.fits:
                 plain_one = replace(client, off_s=0.0, fits=0.0)
                 found.append(replace(self, clients=(*self.clients[:index], plain_one, *self.clients[index + 1 :])))
-        if self.runs > 1:
+        if self.hosts:
+            clients = tuple(client for client in self.clients if client.run < self.runs)
+            found.append(replace(self, hosts=(), clients=clients, meddlings=()))
+            found += [
+                replace(self, hosts=(*self.hosts[:index], one, *self.hosts[index + 1 :]))
+                for index, host in enumerate(self.hosts)
+                for one in host.simpler()
+            ]
+        elif self.runs > 1:
             clients = tuple(client for client in self.clients if client.run == 0)
             found.append(replace(self, runs=1, clients=clients, meddlings=()))
         plain = Scenario(0)
@@ -149,6 +167,30 @@ def without(things: tuple[Any, ...], index: int) -> tuple[Any, ...]:
 
 def from_seed(seed: int) -> Scenario:
     """The scenario of a seed: the same on every machine and in every process."""
+    return with_hosts(on_rented_machines(seed), random.Random(f"{seed}, hosts"))
+
+
+def with_hosts(scenario: Scenario, dice: random.Random) -> Scenario:
+    """The same, in one of three cases with machines of the user's own beside what is rented."""
+    if dice.random() > 0.35:
+        return scenario
+    made = replace(scenario, hosts=tuple(a_host(dice) for _ in range(dice.choice((1, 1, 2)))))
+    clients = list(scenario.clients)
+    for number in range(len(made.hosted)):
+        run, starts_s = scenario.runs + number, dice.choice((0, 0, 3, 40, 200)) + 150 * number
+        dies_on = dice.choice(HOST_DEATHS)
+        dies_at = dice.choice((0, 0, 0, 0, dice.randint(1, 160)))
+        clients.append(Client("launch", run, starts_s, dies_at, dies_on, off_s=_off(dice)))
+        for _ in range(dice.randint(0, 3)):
+            role: Role = dice.choices(("look", "stop", "reap", "relaunch", "status"), (4, 2, 2, 4, 4))[0]  # type: ignore[assignment]
+            later = starts_s + dice.choice((1, 45, 90, 200, 700, 1500))
+            clients.append(Client(role, run, later, dice.choice((0, 0, dice.randint(1, 60))), off_s=_off(dice)))
+    moments = dice.sample(range(1, 300), dice.choice((0, 2, 6)))
+    others = tuple(Meddling(moment, dice.randrange(len(clients))) for moment in sorted(moments))
+    return replace(made, clients=tuple(clients), meddlings=scenario.meddlings + others)
+
+
+def on_rented_machines(seed: int) -> Scenario:
     dice = random.Random(seed)
     runs = dice.choices((1, 2, 3), (5, 4, 1))[0]
     keep = dice.random() < 0.25
@@ -231,6 +273,17 @@ def _damage(dice: random.Random) -> Damage:
 
 
 DEATHS: Final = (*("",) * 5, "before insert", "before insert", "after insert", "before delete", "after delete")
+
+
+HOST_DEATHS: Final = (
+    *("",) * 12,
+    "before insert",
+    "after insert",
+    "before ask",
+    "after ask",
+    "after get",
+    "before delete",
+)
 
 
 def _death(dice: random.Random) -> int:
