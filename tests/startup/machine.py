@@ -181,6 +181,10 @@ class Machine:
                     found.append(int(entry.name))
         return found
 
+    def leaves_nothing(self) -> None:
+        """Returns once no process of it is left: one that was killed takes a moment to go."""
+        await_truth(lambda: self.processes() == [], "the end of its processes")
+
     def hold_time(self) -> Machine:
         """From now on the watchdog waits for `time_is_up`. Before the VM boots."""
         held_sleep(self.bin, self.home)

@@ -37,7 +37,7 @@ def test_a_healthy_run_tells_its_story_stores_its_results_and_deletes_its_vm(tmp
     with cloud_for() as cloud, Machine(cloud, tmp_path) as machine:
         assert machine.wait() == 0
         assert_left_properly(cloud, "succeeded")
-        assert machine.processes() == []
+        machine.leaves_nothing()
         assert cloud.kinds()[0] == "vm_booted"
         phases = [data["phase"] for data in cloud.said("phase_finished")]
         assert phases == ["preflight", "environment", "build", "correctness", "measure", "finish"]
@@ -90,7 +90,7 @@ def test_an_agent_that_is_killed_still_gets_a_last_word_and_its_harness_dies_wit
         assert cloud.said("diagnosed")[-1]["cause"] == "agent_crashed"
         assert cloud.said("vm_exiting") == [{"outcome": "failed", "exit_code": 137}]
         assert len(cloud.said("case_measured")) == 2, "what was measured before is kept"
-        assert machine.processes() == []
+        machine.leaves_nothing()
 
 
 def test_events_that_a_killed_agent_could_not_deliver_are_delivered_by_the_bootstrap(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_watchdog_ends_a_hanging_run_ahead_of_the_deadline(tmp_path: Path) -
         assert machine.wait() == 124
         assert_left_properly(cloud, "timed_out")
         assert cloud.said("diagnosed")[-1]["cause"] == "deadline"
-        assert machine.processes() == []
+        machine.leaves_nothing()
 
 
 def test_the_watchdog_kills_an_agent_that_no_longer_listens_and_never_the_script(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_preempted_vm_says_so_and_goes_within_its_notice(tmp_path: Path) -> No
             cloud.preempt()
             assert machine.wait() == 143
             assert time.monotonic() - began < PATIENCE_S
-            assert machine.processes() == []
+            machine.leaves_nothing()
         assert_left_properly(cloud, "preempted")
         assert len(cloud.said("preempted")) == 1
 

@@ -60,7 +60,7 @@ def assert_gone(cloud: Cloud, machine: Machine, outcome: str = "succeeded") -> N
     assert cloud.kinds()[-1] == "finished"
     assert cloud.journal[-1] == "DELETE instance"
     assert cloud.deleted == 1
-    assert machine.processes() == []
+    machine.leaves_nothing()
 
 
 def test_a_kept_vm_that_nobody_claims_shuts_its_slot_and_goes_at_its_limit(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_an_agent_that_dies_at_another_run_leaves_a_vm_that_deletes_itself(tmp_p
         assert kinds(cloud, NEXT)[0] == "machine_taken"
         assert "finished" not in kinds(cloud, NEXT)
         assert cloud.journal[-1] == "DELETE instance"
-        assert machine.processes() == []
+        machine.leaves_nothing()
 
 
 def test_a_guest_that_fails_ends_as_failed_and_the_vm_goes_with_its_own_run_as_it_was(tmp_path: Path) -> None:
