@@ -142,10 +142,10 @@ def _cell(row: Row, place: int, *, of_value: bool) -> Cell:
 
 
 def _said(against: Against | None) -> str:
+    """The ratio and the verdict; why a machine was in no state to be compared stands once, beside its costs."""
     if against is None:
         return ""
-    doubt = f": {against.doubt}" if against.doubt else ""
-    return f"{ratio(against.ratio.mid)} {WORDS.get(against.verdict.value, against.verdict.value)}{doubt}"
+    return f"{ratio(against.ratio.mid)} {WORDS.get(against.verdict.value, against.verdict.value)}"
 
 
 WORDS: Final = {"slower": "behind", "faster": "ahead"}
