@@ -19,8 +19,28 @@ from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.user_settings import Settings
 from orchestrator.wiring.chosen import configs, configured, utc_now
+from orchestrator.wiring.later import Later
 
 if TYPE_CHECKING:
+    from orchestrator.adapters import (
+        alive,
+        checking,
+        clock,
+        gce,
+        gce_images,
+        gce_market,
+        gcs,
+        google_auth,
+        local_shell,
+        notify,
+        price_book,
+        price_catalog,
+        rest,
+        setup,
+        ssh,
+        this_machine,
+        web,
+    )
     from orchestrator.adapters.gcs import GoogleBucket
     from orchestrator.adapters.google_auth import Bearer
     from orchestrator.adapters.notify import Notifiers
@@ -28,23 +48,67 @@ if TYPE_CHECKING:
     from orchestrator.adapters.setup import Setup
     from orchestrator.adapters.web import Token
     from orchestrator.core.config.model import Config
+    from orchestrator.core.doctor import here, subject
     from orchestrator.core.doctor.subject import Subject
     from orchestrator.core.hosts import Target
     from orchestrator.core.market.machines import Instance
     from orchestrator.core.market.skus import Catalogue
     from orchestrator.core.plan.plan import LaunchPlan
+    from orchestrator.core.run import decide
     from orchestrator.core.run.decide import Policy
+    from orchestrator.doctor import tasks
     from orchestrator.doctor.tasks import Session, Surroundings
+    from orchestrator.hosts import cloud as host_cloud
+    from orchestrator.hosts import planning as host_planning
+    from orchestrator.hosts import router
     from orchestrator.hosts.cloud import HostCloud
     from orchestrator.hosts.router import ZoneRouter
     from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
+    from orchestrator.runs import accounts, engine, planning, replanning, resume, sharing
     from orchestrator.runs.accounts import Accounts
     from orchestrator.runs.engine import World
     from orchestrator.runs.planning import LaunchOptions, RentedFrom
+    from orchestrator.store import baselines, events, stockouts
+    from orchestrator.store import images as image_store
     from orchestrator.store.baselines import BaselineStore
     from orchestrator.store.events import EventLog
     from orchestrator.store.images import Shelf
     from orchestrator.store.stockouts import StockOuts
+else:
+    alive = Later("orchestrator.adapters.alive")
+    checking = Later("orchestrator.adapters.checking")
+    clock = Later("orchestrator.adapters.clock")
+    gce = Later("orchestrator.adapters.gce")
+    gce_images = Later("orchestrator.adapters.gce_images")
+    gce_market = Later("orchestrator.adapters.gce_market")
+    gcs = Later("orchestrator.adapters.gcs")
+    google_auth = Later("orchestrator.adapters.google_auth")
+    local_shell = Later("orchestrator.adapters.local_shell")
+    notify = Later("orchestrator.adapters.notify")
+    price_book = Later("orchestrator.adapters.price_book")
+    price_catalog = Later("orchestrator.adapters.price_catalog")
+    rest = Later("orchestrator.adapters.rest")
+    setup = Later("orchestrator.adapters.setup")
+    ssh = Later("orchestrator.adapters.ssh")
+    this_machine = Later("orchestrator.adapters.this_machine")
+    web = Later("orchestrator.adapters.web")
+    here = Later("orchestrator.core.doctor.here")
+    subject = Later("orchestrator.core.doctor.subject")
+    decide = Later("orchestrator.core.run.decide")
+    tasks = Later("orchestrator.doctor.tasks")
+    host_cloud = Later("orchestrator.hosts.cloud")
+    host_planning = Later("orchestrator.hosts.planning")
+    router = Later("orchestrator.hosts.router")
+    accounts = Later("orchestrator.runs.accounts")
+    engine = Later("orchestrator.runs.engine")
+    planning = Later("orchestrator.runs.planning")
+    replanning = Later("orchestrator.runs.replanning")
+    resume = Later("orchestrator.runs.resume")
+    sharing = Later("orchestrator.runs.sharing")
+    baselines = Later("orchestrator.store.baselines")
+    events = Later("orchestrator.store.events")
+    image_store = Later("orchestrator.store.images")
+    stockouts = Later("orchestrator.store.stockouts")
 
 
 @dataclass
@@ -112,23 +176,17 @@ class Wiring:
     @cached_property
     def key(self) -> Token | None:
         """What the embedded cloud wants to see; None on Google, where the application-default credentials serve."""
-        from orchestrator.adapters.web import Token
-
-        return None if self.address is None else Token(self.address.token)
+        return None if self.address is None else web.Token(self.address.token)
 
     @cached_property
     def credentials(self) -> Bearer | None:
         """The same, for Google's own clients."""
-        from orchestrator.adapters.google_auth import Bearer
-
-        return None if self.address is None else Bearer(self.address.token)
+        return None if self.address is None else google_auth.Bearer(self.address.token)
 
     @cached_property
     def clock(self) -> Clock:
-        from orchestrator.adapters.clock import ServerClock, SystemClock
-
         say = partial(print, file=sys.stderr)  # beside a document on standard output
-        return ServerClock(SystemClock(), lambda: self._bucket.offset(), say)  # noqa: PLW0108 - made when first asked
+        return clock.ServerClock(clock.SystemClock(), lambda: self._bucket.offset(), say)  # noqa: PLW0108 - made when first asked
 
     @cached_property
     def bucket(self) -> Bucket:
@@ -136,11 +194,9 @@ class Wiring:
 
     @cached_property
     def _bucket(self) -> GoogleBucket:
-        from orchestrator.adapters.gcs import GoogleBucket
-
         if self.address is None:
-            return GoogleBucket(self.settings.bucket)
-        return GoogleBucket(self.address.bucket, endpoint=self.address.storage, credentials=self.key)
+            return gcs.GoogleBucket(self.settings.bucket)
+        return gcs.GoogleBucket(self.address.bucket, endpoint=self.address.storage, credentials=self.key)
 
     @property
     def _compute(self) -> dict[str, Any]:
@@ -150,67 +206,48 @@ class Wiring:
 
     @cached_property
     def _cloud(self) -> Cloud:
-        from orchestrator.adapters.gce import GoogleCloud
-
-        return GoogleCloud(**self._compute)
+        return gce.GoogleCloud(**self._compute)
 
     @cached_property
     def shelf(self) -> Shelf:
-        from orchestrator.store.images import ImageStore, Shelf
-
         def images() -> Images:
-            from orchestrator.adapters.gce_images import GoogleImages
+            return gce_images.GoogleImages(**self._compute)
 
-            return GoogleImages(**self._compute)
-
-        return Shelf(ImageStore(self.bucket, self.clock), images)
+        return image_store.Shelf(image_store.ImageStore(self.bucket, self.clock), images)
 
     @cached_property
     def hosts(self) -> HostCloud:
         """The user's own machines. What speaks SSH is loaded when the first of them is spoken to."""
-        from orchestrator.hosts.cloud import HostCloud
-
-        return HostCloud(self.bucket, self.clock, self.shell, self.machine)
+        return host_cloud.HostCloud(self.bucket, self.clock, self.shell, self.machine)
 
     def shell(self, target: Target) -> HostShell:
         """The way into a host: a process here for this machine itself, SSH for every other."""
         if target.machine:
-            from orchestrator.adapters.local_shell import LocalShell
-
-            return LocalShell(target)
-        from orchestrator.adapters.ssh import SshShell
-
-        return SshShell(target)
+            return local_shell.LocalShell(target)
+        return ssh.SshShell(target)
 
     @cached_property
     def machine(self) -> str:
-        from orchestrator.adapters.local_shell import this_machine
-
-        return this_machine()  # what `--host local` stands for
+        return local_shell.this_machine()  # what `--host local` stands for
 
     @cached_property
     def everywhere(self) -> ZoneRouter:
-        from orchestrator.adapters.gce_market import Market
-        from orchestrator.hosts.router import ZoneRouter
-
-        def market() -> Market:
+        def market() -> gce_market.Market:
             if self.address is None:
-                return Market(self.settings.project, clock=self.clock)
-            return Market(self.address.project, self.address.compute, self.key, self.clock)
+                return gce_market.Market(self.settings.project, clock=self.clock)
+            return gce_market.Market(self.address.project, self.address.compute, self.key, self.clock)
 
-        return ZoneRouter(lambda: self._cloud, self.hosts, cache(market))
+        return router.ZoneRouter(lambda: self._cloud, self.hosts, cache(market))
 
     def cloud(self) -> Cloud:
         return self.everywhere
 
     def alive(self) -> tuple[Instance, ...]:
         """Every machine of ours that exists now, asked of the cloud itself without its heavy client."""
-        from orchestrator.adapters.alive import alive
-
         if self.address is None:
-            rented = alive(self.settings.project)
+            rented = alive.alive(self.settings.project)
         else:
-            rented = alive(self.address.project, self.address.compute, self.key)
+            rented = alive.alive(self.address.project, self.address.compute, self.key)
         return (*rented, *self.hosts.instances())
 
     @cached_property
@@ -223,37 +260,25 @@ class Wiring:
 
     @cached_property
     def baselines(self) -> BaselineStore:
-        from orchestrator.store.baselines import BaselineStore
-
-        return BaselineStore(self.bucket, self.clock)
+        return baselines.BaselineStore(self.bucket, self.clock)
 
     @cached_property
     def history(self) -> StockOuts:
-        from orchestrator.store.stockouts import StockOuts
-
-        return StockOuts(self.bucket, self.clock)
+        return stockouts.StockOuts(self.bucket, self.clock)
 
     def log(self, run_id: str) -> EventLog:
-        from orchestrator.store.events import EventLog
-
-        return EventLog(self.bucket, run_id, self.client, self.clock)
+        return events.EventLog(self.bucket, run_id, self.client, self.clock)
 
     def notifier(self, command: str | None, webhook: str | None, *, here: bool = True) -> Notifiers:
-        from orchestrator.adapters.notify import every_way
-
         # Not `self.say` itself: it may be another by then.
-        return every_way(lambda text: self.say(text), command, webhook, here=here)  # noqa: PLW0108
+        return notify.every_way(lambda text: self.say(text), command, webhook, here=here)  # noqa: PLW0108
 
     def accounts(self, config: Config | None = None) -> Accounts:  # under its caps; without one, this user's
-        from orchestrator.runs.accounts import Accounts
-
         budget, alerts = (config.budget, config.alerts) if config is not None else self.settings.money()
-        return Accounts(self.ledger, budget.caps(), self.notifier(alerts.command, alerts.webhook), self.clock)
+        return accounts.Accounts(self.ledger, budget.caps(), self.notifier(alerts.command, alerts.webhook), self.clock)
 
     def world(self, config: Config | None = None) -> World:
-        from orchestrator.runs.engine import World
-
-        return World(
+        return engine.World(
             cloud=self.cloud,
             bucket=self.bucket,
             accounts=self.accounts(config),
@@ -269,14 +294,12 @@ class Wiring:
     @cached_property
     def price_book(self) -> PriceBook:
         """What is known of prices; the embedded cloud's are kept apart, for they are not Google's."""
-        from orchestrator.adapters.price_book import PriceBook
-
-        return PriceBook(configs() / "prices.yaml", self.home / f"prices.{self.mode}.yaml", self._catalogue)
+        return price_book.PriceBook(configs() / "prices.yaml", self.home / f"prices.{self.mode}.yaml", self._catalogue)
 
     def _catalogue(self) -> tuple[Catalogue, str]:
-        from orchestrator.adapters.price_catalog import catalogue_for
-
-        return catalogue_for(self._login, self._rest_endpoints(), self.settings.billing_key, self.subject().project)
+        return price_catalog.catalogue_for(
+            self._login, self._rest_endpoints(), self.settings.billing_key, self.subject().project
+        )
 
     @property
     def reached(self) -> bool:  # whether the project has a name yet: on the embedded cloud, once that was started
@@ -284,20 +307,14 @@ class Wiring:
 
     def subject(self) -> Subject:
         """The project, bucket and service account that checks look at."""
-        from orchestrator.core.doctor.subject import Subject
-
         address, settings = self.address, self.settings
         project, bucket = (address.project, address.bucket) if address else (settings.project, settings.bucket)
         account = settings.service_account or None
-        return Subject(project, bucket, embedded=address is not None, service_account=account)
+        return subject.Subject(project, bucket, embedded=address is not None, service_account=account)
 
     def surroundings(self) -> Surroundings:
         """What the checks of this machine look at."""
-        from orchestrator.adapters import this_machine
-        from orchestrator.core.doctor import here
-        from orchestrator.doctor.tasks import Surroundings
-
-        return Surroundings(
+        return tasks.Surroundings(
             mode=self.mode,
             home=self.home,
             configs=configs(),
@@ -309,67 +326,45 @@ class Wiring:
         )
 
     def checking_session(self) -> Session:
-        from orchestrator.adapters.checking import CheckingSession
-
-        return CheckingSession(self._login, self._rest_endpoints)
+        return checking.CheckingSession(self._login, self._rest_endpoints)
 
     def setup(self, project: str = "") -> Setup:
         """What makes changes: for `init`, and for `doctor --fix`. It is billed to the project that is set up."""
-        from orchestrator.adapters.google_auth import billed_to
-        from orchestrator.adapters.rest import Rest
-        from orchestrator.adapters.setup import Setup
-        from orchestrator.runs.sharing import Sharing
-
-        login = billed_to(self._login(), project or self.settings.project)
+        login = google_auth.billed_to(self._login(), project or self.settings.project)
         storage = self.address.storage if self.address else None
-        rest, sharing = Rest(login, self._rest_endpoints(), changes=True), Sharing(self.accounts(), self.user)
-        return Setup(rest, login, self.home / "settings.yaml", sharing, storage=storage)
+        changes = rest.Rest(login, self._rest_endpoints(), changes=True)
+        shared = sharing.Sharing(self.accounts(), self.user)
+        return setup.Setup(changes, login, self.home / "settings.yaml", shared, storage=storage)
 
     def _login(self) -> Any:
-        from orchestrator.adapters.google_auth import credentials_for
-
-        return self.credentials or credentials_for(None)
+        return self.credentials or google_auth.credentials_for(None)
 
     def _rest_endpoints(self) -> dict[str, str] | None:
-        from orchestrator.adapters.rest import endpoints
-
-        return dict(endpoints(self.address.compute, self.address.storage)) if self.address else None
+        return dict(rest.endpoints(self.address.compute, self.address.storage)) if self.address else None
 
     def configured(self, options: LaunchOptions) -> tuple[Config, str]:
         """As the function; where only a host was named, with the configuration that suits it."""
-        from orchestrator.hosts.planning import with_gpu_of_host
-
-        return configured(with_gpu_of_host(options, self.hosts), self.settings)
+        return configured(host_planning.with_gpu_of_host(options, self.hosts), self.settings)
 
     @property
     def rented_from(self) -> RentedFrom:
-        from orchestrator.runs.planning import RentedFrom
-
-        return RentedFrom(self.mode, self.price_book.current(), self.here)
+        return planning.RentedFrom(self.mode, self.price_book.current(), self.here)
 
     def plan(self, config: Config, name: str) -> LaunchPlan:
         """All that is decided before a cent is spent. Raises what stands in the way, exit codes 2, 3, 4 or 6."""
-        from orchestrator.hosts.planning import plan_for_hosts
-        from orchestrator.runs.planning import plan_on_cloud
-
         world = self.world(config)
         if config.host.targets:
-            return plan_for_hosts(world, self.hosts, config, name, say=self.say)
-        return plan_on_cloud(world, config, name, self.rented_from)
+            return host_planning.plan_for_hosts(world, self.hosts, config, name, say=self.say)
+        return planning.plan_on_cloud(world, config, name, self.rented_from)
 
     def plan_again(self, run_id: str, options: LaunchOptions) -> LaunchPlan:
-        from orchestrator.runs.replanning import replanned
-        from orchestrator.runs.resume import stored_plan
-
-        stored = stored_plan(self.bucket, run_id)
+        stored = resume.stored_plan(self.bucket, run_id)
         today, _ = configured(replace(options, gpu=stored.config.gpu if options.path is None else ""))
-        return replanned(self.world, today, stored, run_id, self.rented_from, say=self.say)
+        return replanning.replanned(self.world, today, stored, run_id, self.rented_from, say=self.say)
 
     @property
     def policy(self) -> Policy:
-        from orchestrator.core.run.decide import Policy
-
         if self.mode.simulated:
             short = {"boot_limit_s": 60, "exit_grace_s": 15, "deadline_slack_s": 40, "insert_limit_s": 60}
-            return Policy(poll_s=0.4, host_patience_s=5, **short)
-        return Policy()
+            return decide.Policy(poll_s=0.4, host_patience_s=5, **short)
+        return decide.Policy()
