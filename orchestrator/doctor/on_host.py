@@ -15,7 +15,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.hosts import Target, gpu_for
 from orchestrator.doctor.runner import Task
 from orchestrator.hosts.admission import needs_of
-from orchestrator.hosts.answers import trouble
+from orchestrator.hosts.answers import looked, trouble
 from orchestrator.hosts.planning import python_of
 from orchestrator.ports import HostShell
 from orchestrator.runs.planning import LaunchOptions
@@ -75,7 +75,7 @@ class _Plan:
         answer = self.shell.ask(operation, {}, python=python, timeout_s=ASK_S)
         if (error := trouble(answer, self.host)) is not None:
             raise error
-        return answer
+        return looked(answer, operation)
 
 
 def _look(host: Target, shell: HostShell, check: HostCheck) -> Verdict:

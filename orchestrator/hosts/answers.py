@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -35,6 +36,41 @@ def said(answer: object) -> dict[str, Any]:
     if not isinstance(answer, Mapping):
         raise HostUnfit("a host answers what no part of bench says", hint="`ssh` there and look at it")
     return {key: log_text(value) if key == "text" else plain(value) for key, value in answer.items()}
+
+
+WORDS: Final = (str,)
+NUMBER: Final = (int, float)
+LOOKS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
+    "probe": {
+        **dict.fromkeys(("platform", "python", "executable", "os", "machine", "cpu", "cache"), WORDS),
+        **dict.fromkeys(("compiler", "busy", "no_gpu"), WORDS),
+        "free_gb": NUMBER,
+        "missing": (list,),
+        "gpus": (list,),
+    },
+    "packages": {**dict.fromkeys(("torch", "cuda", "error", "compiles"), WORDS), "usable": (bool,), "pythons": (list,)},
+}
+"""What a look at a host must say, and of which kind: a launch and the doctor build their verdicts on it."""
+CARD: Final = ("name", "uuid_sha256", "driver", "compute_capability")
+
+
+def looked(answer: object, look: str) -> dict[str, Any]:
+    """The answer of a look of `LOOKS`, made harmless as in `said`, with every key that is needed. Raises `HostUnfit`
+    where it lacks one, or has one of another kind: what answers there is not what was sent."""
+    found = said(answer)
+    odd = [key for key, kinds in LOOKS[look].items() if not isinstance(found.get(key), kinds)]
+    if not odd and look == "probe":
+        cards = found["gpus"]
+        fit = all(isinstance(card, Mapping) and all(isinstance(card.get(k), str) for k in CARD) for card in cards)
+        odd += [] if fit else ["gpus"]
+        odd += [] if re.fullmatch(r"\d{1,4}\.\d{1,4}(\..*)?", found["python"]) else ["python"]
+        odd += [] if all(isinstance(name, str) for name in found["missing"]) else ["missing"]
+        odd += [] if 0 <= found["free_gb"] <= MOST else ["free_gb"]
+    if odd:
+        raise HostUnfit(
+            f"a host answers what no part of bench says of itself: {', '.join(odd)}", hint="`ssh` there and look at it"
+        )
+    return found
 
 
 def seconds(answer: Mapping[str, Any], key: str) -> float:

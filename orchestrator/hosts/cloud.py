@@ -37,7 +37,7 @@ from orchestrator.core.market.machines import (
 )
 from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.core.naming import RUN_LABEL, cases_prefix
-from orchestrator.hosts.answers import said, seconds, trouble
+from orchestrator.hosts.answers import looked, said, seconds, trouble
 from orchestrator.hosts.homecoming import Home, bring_home
 from orchestrator.ports import Bucket, Clock, RemoteShell
 from orchestrator.store.hosts import update_host
@@ -192,11 +192,11 @@ class HostCloud:
 
     def probe(self, target: Target, python: str = "") -> Mapping[str, Any]:
         """What the host is and has, now. Raises what `RemoteShell` raises."""
-        return self._checked(target, "probe", {}, python=python)
+        return looked(self._checked(target, "probe", {}, python=python), "probe")
 
     def validate(self, target: Target, python: str = "") -> Mapping[str, Any]:
         """What only trying can tell: torch is imported, a program is built, the cache folder is written to."""
-        return self._checked(target, "validate", {}, python=python, timeout_s=300)
+        return looked(self._checked(target, "validate", {}, python=python, timeout_s=300), "packages")
 
     def remember(self, target: Target, change: Callable[[HostRecord], HostRecord]) -> None:
         """Changes what the bucket keeps of a host, by compare-and-swap."""
