@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from google.cloud.storage import Client
 from typer.testing import CliRunner
 
 import spotbench
@@ -162,7 +163,16 @@ def test_no_bad_object_stops_a_command_and_the_rest_is_shown(shop: tuple[Bench, 
         assert not Path(bench.home, "pwned").exists()
         assert not list(bench.home.rglob(".git"))
     finally:
-        wiring.bucket._bucket.blob(name).delete()  # type: ignore[attr-defined]
+        forget(wiring, name)
+
+
+def forget(wiring: Wiring, name: str) -> None:
+    """Deletes an object with Google's own client: the product's bucket cannot."""
+    assert wiring.address is not None
+    client = Client(
+        project=wiring.project, credentials=wiring.credentials, client_options={"api_endpoint": wiring.address.storage}
+    )
+    client.bucket(wiring.address.bucket).blob(name).delete()
 
 
 def many(turn: int) -> list[str]:
@@ -210,7 +220,7 @@ def test_no_command_that_came_later_falls_over_bad_objects(
     finally:
         for name in {*names, *(entry.name for entry in wiring.bucket.list("ledger/")), listing_object(FLEET)}:
             if wiring.bucket.read(name) is not None:
-                wiring.bucket._bucket.blob(name).delete()  # type: ignore[attr-defined]
+                forget(wiring, name)
 
 
 def ran_of_the_library(run_id: str) -> None:
@@ -232,4 +242,4 @@ def test_what_is_left_out_is_named_and_the_exit_code_is_16(shop: tuple[Bench, Wi
             assert "error: 1 object was left out, and all else was done" in ran.err
         assert bench("status", "--json", code=16).document["left_out"].keys() == {name}
     finally:
-        wiring.bucket._bucket.blob(name).delete()  # type: ignore[attr-defined]
+        forget(wiring, name)

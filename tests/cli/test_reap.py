@@ -16,7 +16,7 @@ import pytest
 from orchestrator.core.fleet.children import expand
 from orchestrator.core.fleet.names import plan_object
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.ledger.budget import hold
+from orchestrator.core.ledger.budget import HoldTerms, hold
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import artifacts_prefix, instance_name, labels
 from orchestrator.core.run import events as ev
@@ -80,7 +80,9 @@ def test_a_fleet_that_ended_days_ago_and_whose_client_is_gone_holds_no_money_any
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
     store.create(record, expand(sweep, lambda _: ()))
     store.decide(lambda one: with_jobs(one, [JobRecord(number=0, gpu="l4", children=(0,), parallel=1)], 0))
-    wiring.accounts().change(lambda ledger: hold(ledger, fleet, Decimal(7), 14400, record.created_at, "fleet"))
+    wiring.accounts().change(
+        lambda ledger: hold(ledger, fleet, Decimal(7), 14400, record.created_at, HoldTerms("fleet"))
+    )
     wiring.bucket.replace(plan_object(fleet), b"[]", generation=None)  # so that no scheduler of this machine is asked
     bench("reap")
     assert wiring.ledger.read().runs[fleet].settled_usd is None, "it only lists"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded, Unavailable
-from orchestrator.core.ledger.budget import Caps, Entry, hold
+from orchestrator.core.ledger.budget import Caps, Entry, HoldTerms, hold
 from orchestrator.fleets.begin import begin
 from orchestrator.fleets.purse import Purse
 from orchestrator.runs.engine import World
@@ -110,7 +110,7 @@ def test_holds_of_fleets_alone_are_looked_after_where_that_is_asked_for(tmp_path
     dead = Abandoned.of(tmp_path)
     dead.site.clock.sleep(END_S + MARGIN_S)
     run, now = "20261122-040000-l4x0001", dead.site.clock.now()
-    dead.world().accounts.change(lambda ledger: hold(ledger, run, Decimal(1), 3600, now, "l4"))
+    dead.world().accounts.change(lambda ledger: hold(ledger, run, Decimal(1), 3600, now, HoldTerms("l4")))
     (found,) = reconcile(dead.world(), fleets_alone=True)
     assert (found.key, found.settled) == (dead.site.stage.fleet, True)
     assert dead.site.holds()[run].settled_usd is None
