@@ -84,7 +84,7 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     entries = _places(_wanted(bucket, run, folder), left_out)
     fresh = 0
     for entry, path in entries:
-        if not _same(path, entry):
+        if not same(path, entry):
             bucket.download(entry, path)
             fresh += 1
     found = {path.stem: (entry, path) for entry, path in entries if path.parent == folder / "cases"}
@@ -178,7 +178,8 @@ def _repeat(bucket: Bucket, run: Run) -> bytes:
     return json.dumps(kept, indent=1, sort_keys=True).encode() + b"\n" if kept else b""
 
 
-def _same(path: Path, entry: Entry) -> bool:
+def same(path: Path, entry: Entry) -> bool:
+    """Whether the object is here already, byte for byte."""
     try:
         return path.stat().st_size == entry.size and crc32c(path.read_bytes()) == entry.crc32c
     except OSError:

@@ -59,6 +59,9 @@ EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "fleet report": (("bench fleet report last", "one table a case: GPUs as columns"),),
     "fleet resume": (("bench fleet resume last --cap 120", "what is not stored, under another cap"),),
     "fleet retry": (("bench fleet retry last --failed", "children that were given up, once more"),),
+    "fleet sql": (
+        ('bench fleet sql last "SELECT gpu, median(latency_us) FROM rows GROUP BY gpu"', "or of the table children"),
+    ),
     "fleet status": (("bench fleet status last", "what its machines stored is brought home on the way"),),
     "fleet stop": (("bench fleet stop last", "end its machines; what is stored stays"),),
     "fleet watch": (("bench fleet watch last", "until it is over; Ctrl-C only stops watching"),),

@@ -1,5 +1,5 @@
 """`bench fleet`: one question asked of many machines: plan, launch, status, watch, ls, stop, resume, retry, and its
-results: fetch, report, costs."""
+results: fetch, sql, report, costs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 from orchestrator.cli.fleet_check import check_batch
 from orchestrator.cli.fleet_desk import Desk, begin_fleet, find_fleet, planned
 from orchestrator.cli.fleet_results import costs_document, fetch_fleet, report_fleet
+from orchestrator.cli.fleet_sql import sql
 from orchestrator.cli.fleet_view import (
     counts_line,
     document,
@@ -38,6 +39,7 @@ from orchestrator.store.fleets import listed
 app = typer.Typer(no_args_is_help=True, help="One question asked of many machines.")
 
 app.command("check-batch")(check_batch)
+app.command("sql")(sql)
 
 POLL_S = 10.0
 Name = Annotated[str, typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.")]

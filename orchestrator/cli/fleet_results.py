@@ -28,7 +28,7 @@ from orchestrator.core.run.fold import replay
 from orchestrator.fleets.rows import compose, members, store_rows, tables
 from orchestrator.report import axes, devices
 from orchestrator.report.page import Page, Section, Text, written
-from orchestrator.wiring import fetch_run, write_atomically
+from orchestrator.wiring import already_here, fetch_run, write_atomically
 
 READERS = 8
 
@@ -42,6 +42,8 @@ class FetchedFleet:
     downloaded: int
     already_there: int
     left_out: Mapping[str, str]
+    tables: tuple[Path, ...]
+    """Files of all rows; each has columns of its own."""
 
     def document(self) -> dict[str, Any]:
         return {
@@ -58,7 +60,7 @@ class FetchedFleet:
 
 def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> FetchedFleet:
     """All rows of a fleet in `into/<fleet>/measurements.csv.gz`, and `children.csv`; of `runs` (None: of every measured
-    child) its run's folder below `runs/`, of which what is here and right is not fetched again. Raises `LocalError`."""
+    child) its run's folder below `runs/`. What is here and right is not fetched again. Raises `LocalError`."""
     folder, bucket, fleet = into / desk.record.fleet, desk.wiring.bucket, desk.record.fleet
     state = desk.store.state(desk.children)
     found = [child for child in state.children if state.line(child).state in MEASURED]
@@ -71,9 +73,13 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
         there = members(bucket, fleet)
     measured = {child.index for child in found}
     parts = tables(member for index, member in there.items() if index in measured)
+    files: dict[Path, bool] = {}  # and whether it was fetched now
     for place, (columns, part) in enumerate(parts.items(), start=1):
         path = folder / (f"measurements-{place}.csv.gz" if place > 1 else "measurements.csv.gz")
-        bucket.download(compose(bucket, fleet, columns, part), path)
+        entry = compose(bucket, fleet, columns, part)
+        files[path] = not already_here(path, entry)
+        if files[path]:
+            bucket.download(entry, path)
     wanted = found if runs is None else [child for child in runs if child.index in measured]
 
     def one(child: Child) -> Any:
@@ -88,9 +94,10 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
         folder=folder,
         children=len(found),
         rows=sum(member.rows for part in parts.values() for member in part),
-        downloaded=len(parts) + sum(answer.downloaded for answer in fetched),
-        already_there=sum(answer.already_there for answer in fetched),
+        downloaded=sum(files.values()) + sum(answer.downloaded for answer in fetched),
+        already_there=len(files) - sum(files.values()) + sum(answer.already_there for answer in fetched),
         left_out=left_out | {name: why for answer in fetched for name, why in answer.left_out.items()},
+        tables=tuple(files),
     )
 
 

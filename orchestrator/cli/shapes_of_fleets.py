@@ -117,6 +117,30 @@ class FleetFetched:
 
 
 @dataclass
+class SqlColumn:
+    """A column of an answer, and its type in DuckDB's words."""
+
+    name: str
+    type: str
+
+
+@dataclass
+class FleetAsked:
+    """What was fetched, as `fleet fetch` tells it, and the answer: rows of cells in the order of the columns."""
+
+    schema: Literal[1]
+    fleet: str
+    folder: str
+    children: int
+    rows: int
+    downloaded: int
+    already_there: int
+    left_out: dict[str, str]
+    columns: list[SqlColumn]
+    answer: list[list[Any]]
+
+
+@dataclass
 class FleetAxis:
     """Times along an axis of the sweep: points of each device and implementation."""
 
@@ -177,6 +201,7 @@ FLEETS: Final[dict[str, Any]] = {
     "fleet report": FleetReported,
     "fleet resume": FleetSeen,
     "fleet retry": FleetSeen,
+    "fleet sql": FleetAsked,
     "fleet status": FleetSeen,
     "fleet stop": FleetSeen,
     "fleet watch": FleetSeen,

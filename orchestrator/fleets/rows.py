@@ -27,6 +27,13 @@ from orchestrator.ports import Bucket, Entry
 
 OWN: Final = ("child", "gpu", "configuration", "pass")
 """What a row of a fleet has before the columns of its run."""
+TEXTS: Final = frozenset(
+    {
+        "gpu", "configuration", "run_id", "vm", "case_id", "device", "implementation", "backend", "dtype", "regime",
+        "throttle", "torch", "started_at", "skipped", "cache", "warmed", "stopped", "state", "machine", "reason",
+    }
+)  # fmt: skip
+"""Columns of rows, and of the list of children, that are text whatever their cells look like."""
 MOST: Final = 32
 """Sources of one `compose`."""
 WRITERS: Final = 8

@@ -24,20 +24,23 @@ if TYPE_CHECKING:
     from orchestrator.adapters.run_folder import lines as csv_lines
     from orchestrator.adapters.run_folder import open_folder
     from orchestrator.adapters.setup import Setup
+    from orchestrator.adapters.sql import answered as answered_in_sql
+    from orchestrator.adapters.sql import ready as sql_ready
     from orchestrator.adapters.terminal import attach, installed
     from orchestrator.adapters.timer import Timer, install_timer_files
     from orchestrator.adapters.workload_files import files_of
     from orchestrator.core.run.fold import Run
-    from orchestrator.ports import Bucket
+    from orchestrator.ports import Bucket, Entry
 
 __all__ = [
-    "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "ask", "attach",
-    "configs", "configured", "csv_lines", "fetch_run", "files_of", "install_timer_files", "installed",
-    "ncu_pages", "new_run_id", "open_folder", "payload_of", "running", "site_files", "stop_cloud", "utc_now", "wire",
-    "wire_embedded", "write_atomically",
+    "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "already_here", "answered_in_sql", "ask",
+    "attach", "configs", "configured", "csv_lines", "fetch_run", "files_of", "install_timer_files", "installed",
+    "ncu_pages", "new_run_id", "open_folder", "payload_of", "running", "site_files", "sql_ready", "stop_cloud",
+    "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
     "Timer": "timer.Timer",
+    "answered_in_sql": "sql.answered",
     "attach": "terminal.attach",
     "csv_lines": "run_folder.lines",
     "files_of": "workload_files.files_of",
@@ -46,6 +49,7 @@ HANDED_ON: Final = {
     "ncu_pages": "ncu_report.pages_of",
     "open_folder": "run_folder.open_folder",
     "site_files": "site_files",
+    "sql_ready": "sql.ready",
 }
 """What stands behind no port is handed on from here, as commands import no adapter; it is loaded when it is named."""
 
@@ -82,3 +86,10 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     from orchestrator.adapters.fetch import fetch_run
 
     return fetch_run(bucket, run, into)
+
+
+def already_here(path: Path, entry: Entry) -> bool:
+    """Whether an object is here already, byte for byte."""
+    from orchestrator.adapters.fetch import same
+
+    return same(path, entry)
