@@ -91,6 +91,7 @@ RARER: dict[str, tuple[str, ...]] = {
     "fleet costs": ("fleet", "costs", FLEET),
     "fleet fetch": ("fleet", "fetch", FLEET),
     "fleet report": ("fleet", "report", FLEET),
+    "fleet sql": ("fleet", "sql", FLEET, "FROM rows"),
     "fleet stop": ("fleet", "stop", FLEET),
     "fleet retry": ("fleet", "retry", FLEET),
     "image list": ("image", "list"),
