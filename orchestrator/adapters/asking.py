@@ -56,6 +56,14 @@ def good(reply: Reply) -> Reply:
     return reply
 
 
+def stated(reply: Reply) -> Reply:
+    """The answer, if it is a success and a JSON object: a page that is none is not a page without entries.
+    Raises `Refused`, `Lost`."""
+    if not good(reply).is_document:
+        raise Lost("what answered says nothing that the service would: it is no JSON object")
+    return reply
+
+
 def insisted(call: Callable[[], T], patience_s: float) -> T:
     """What `call` gives, sent again after growing pauses of random length until `patience_s` are over. Raises what the
     last try did."""

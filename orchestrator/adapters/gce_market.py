@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.adapters.asking import TROUBLE, good, may_pass, told
+from orchestrator.adapters.asking import TROUBLE, may_pass, stated, told
 from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.patience import patiently
 from orchestrator.adapters.signing import signer_of
@@ -145,7 +145,7 @@ class Market:
         data = None if body is None else json.dumps(body).encode()
         kind = {} if body is None else {"Content-Type": "application/json"}
         method = "GET" if body is None else "POST"
-        return good(
+        return stated(
             self._web.ask(method, f"{self._base}/{path}", body=data, headers=kind, timeout_s=self._request_s)
         ).document
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import google_crc32c
 
-from orchestrator.adapters.asking import Damaged, good, insisted, told
+from orchestrator.adapters.asking import Damaged, good, insisted, stated, told
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.signing import signer_of
 from orchestrator.adapters.web import Body, Refused, Reply, Signer, Web
@@ -166,7 +166,8 @@ class GoogleBucket:
         page: Mapping[str, Any] = {"nextPageToken": ""}
         while "nextPageToken" in page:
             token = page["nextPageToken"]
-            page = self._send("GET", self._objects, {**asked, "pageToken": token} if token else asked).document
+            query = {**asked, "pageToken": token} if token else asked
+            page = self._send("GET", self._objects, query, judged=stated).document
             yield from page.get("items", ())
 
     def _send(
@@ -178,6 +179,7 @@ class GoogleBucket:
         body: Body | None = None,
         kind: str = "",
         length: int | None = None,
+        judged: Callable[[Reply], Reply] = good,
     ) -> Reply:
         """The answer to a request, sent again while that may help. Raises `asking.TROUBLE`."""
         headers = {"Content-Type": kind} if kind else {}
@@ -185,7 +187,7 @@ class GoogleBucket:
             headers["Content-Length"] = str(length)
 
         def once() -> Reply:
-            return good(self._web.ask(method, url, query, body=body, headers=headers, timeout_s=self._answer_s))
+            return judged(self._web.ask(method, url, query, body=body, headers=headers, timeout_s=self._answer_s))
 
         return insisted(once, self._patience_s)
 
@@ -238,7 +240,7 @@ class GoogleBucket:
         body: Body = b"".join(parts()) if isinstance(source, Bytes) else parts
         with self._doing(f"store {self._url(name)}"):
             try:
-                reply = self._send("POST", self._uploads, query, body=body, kind=kind, length=length)
+                reply = self._send("POST", self._uploads, query, body=body, kind=kind, length=length, judged=stated)
             except Refused as exc:
                 if exc.reply.status == 412:
                     return None

@@ -55,11 +55,19 @@ class Reply:
     @property
     def document(self) -> Mapping[str, Any]:
         """The JSON object that it is; empty where it is something else."""
+        return self._object or {}
+
+    @property
+    def is_document(self) -> bool:
+        return self._object is not None
+
+    @property
+    def _object(self) -> dict[str, Any] | None:
         try:
             found = json.loads(self.data)
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
 
     @property
     def reasons(self) -> frozenset[str]:

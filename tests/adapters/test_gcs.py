@@ -60,6 +60,14 @@ def bucket(url: str, patience_s: float = PATIENCE_S) -> GoogleBucket:
     return GoogleBucket("bench", endpoint=url, patience_s=patience_s)
 
 
+@pytest.mark.parametrize("said", [b"<html>sign in to this network</html>", b"", b"[]", b'{"items": ['])
+def test_a_page_that_is_no_listing_is_never_an_empty_bucket(said: bytes) -> None:
+    with scripted_server(lambda _: Reply(data=said)) as server:
+        for use in (lambda: bucket(server.url, 0.5).list("runs/"), lambda: bucket(server.url, 0.5).create("x", b"")):
+            with pytest.raises(Unavailable, match="no JSON object"):
+                use()
+
+
 def test_a_dead_endpoint_costs_no_more_than_the_patience() -> None:
     dead = bucket(f"http://127.0.0.1:{free_port()}", patience_s=0.5)
     for use in (
