@@ -152,7 +152,8 @@ def _alive(wiring: Wiring) -> tuple[Finding, ...]:
 
 def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError | None]:
     """Every run, oldest first; by object what could not be read; and the first that the cloud would not do. Finished
-    runs cost nothing but the one listing; open ones are stepped once. One that cannot be hides no other."""
+    runs cost nothing but the one listing; open ones are driven as far as they go now, so that one whose machine is gone
+    is closed before it is shown. One that cannot be hides no other."""
     lines = []
     left_out: dict[str, str] = {}
     first: BenchError | None = None
@@ -160,7 +161,7 @@ def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError
         line = decode(entry.run_id, entry.status)
         if line is None or not line.over:
             try:
-                state, _ = Engine(wiring.world(), entry.run_id).step()
+                state = Engine(wiring.world(), entry.run_id).catch_up()
             except NotFound:
                 continue
             except CredentialsMissing:

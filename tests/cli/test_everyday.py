@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -18,14 +20,15 @@ from orchestrator.cli.config_keys import known_keys, walk
 from orchestrator.cli.launch import tell_of_the_end
 from orchestrator.core.config.load import load
 from orchestrator.core.config.model import Alerts, Config
-from orchestrator.core.naming import cases_prefix
+from orchestrator.core.ledger.budget import Entry, Ledger
+from orchestrator.core.naming import LEDGER, cases_prefix
 from orchestrator.core.run import events as ev
 from orchestrator.core.setup import asked
 from orchestrator.wiring import configs, wire
 from tests.cli.conftest import Bench
 from tests.cli.test_render import measuring, replayed
 from tests.cli.test_start_up import ROOT, fill
-from tests.core.builders import gone
+from tests.core.builders import gone, planned
 from tests.report.written import csv_text, folder, records
 
 RUN = "20261001-000000-l4-0000"
@@ -147,3 +150,33 @@ def test_the_end_of_a_run_is_told_to_the_command_that_is_told_of_alerts(bench: B
     kind, _, document = (tmp_path / "told").read_text().partition("|")
     assert kind == "run"
     assert json.loads(document)["data"]["outcome"] == "succeeded"
+
+
+def test_a_run_whose_machine_is_gone_is_closed_by_the_very_look_that_finds_it_gone(bench: Bench) -> None:
+    """Its client died; one look at all runs records that the machine is gone, settles, closes and shows it so."""
+    wiring, now = wire(), datetime.now(UTC)
+    vm = f"bench-{RUN}-1"
+    asked_for = ev.InstanceRequested(
+        attempt=1, vm=vm, zone="us-central1-a", machine_type="g2-standard-4", provisioning="SPOT",
+        usd_per_hour=Decimal("0.36"), max_run_s=600, request_id="r",
+    )  # fmt: skip
+    made = ev.InstanceCreated(
+        attempt=1, vm=vm, zone="us-central1-a", instance_id="4711", started_at=now - timedelta(minutes=30),
+        deadline_at=now - timedelta(minutes=20), request_id="r",
+    )  # fmt: skip
+    facts: tuple[tuple[str, ev.Fact], ...] = (
+        ("client-000000", planned(mode="embedded")),
+        ("client-000000", ev.BudgetHeld(hold_usd=Decimal("0.18"))),
+        ("client-000000", asked_for),
+        ("client-000000", made),
+        ("vm-1", ev.VmBooted(vm=vm, zone="us-central1-a", attempt=1)),
+        ("vm-1", ev.Finished(outcome="succeeded")),
+    )
+    for seq, (writer, fact) in enumerate(facts, 1):
+        event = ev.Event(run_id=RUN, time=now - timedelta(minutes=31 - seq), writer=writer, seq=seq, fact=fact)
+        wiring.bucket.create(event.object_name, ev.encode(event))
+    held = Entry(hold_usd=Decimal("0.18"), held_at=now - timedelta(minutes=31), attempt=1, ttl_s=600, pretend=True)
+    wiring.bucket.replace(LEDGER, Ledger(runs={RUN: held}).dump(), generation=None)
+    wiring.index.write(RUN, {})
+    assert [line["phase"] for line in bench("status", "--json").document["runs"]] == ["succeeded"]
+    assert wire().ledger.read().runs[RUN].settled_usd is not None
