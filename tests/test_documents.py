@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from orchestrator.core.permissions import ACCOUNT, BATCH, BUCKET, BUCKET_LOOKER, LAUNCHER, LOOKER, MACHINE, Need
+from orchestrator.core.setup.plan import APIS
 from orchestrator.embedded.climate import CONDITIONS
 from orchestrator.embedded.weather import EVERY_KEY, KEYS
 from tests.test_architecture import MAY_IMPORT
@@ -117,3 +119,49 @@ def test_no_retired_name_comes_back_in_code_or_documents() -> None:
     for path in (p for p in (ROOT / "docs").rglob("*.md") if p.name != "words.md"):
         quoted = set(re.findall(r"`(\w+)`", path.read_text(encoding="utf-8")))
         assert not quoted & names, f"{path.relative_to(ROOT)}: {quoted & names}"
+
+
+# --- pages and the way between them ---------------------------------------------------------------------------------
+
+
+def pages_of(nav: object) -> list[str]:
+    """The pages that a list of contents leads to, in their order."""
+    if isinstance(nav, str):
+        return [nav]
+    below = nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ()
+    return [page for one in below for page in pages_of(one)]
+
+
+def test_the_contents_of_the_site_of_documents_lead_to_every_page_and_to_no_other() -> None:
+    docs, text = ROOT / "docs", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    there = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md") if path.parent.name != "decisions"}
+    assert set(pages_of(yaml.safe_load(text)["nav"])) == there | {"decisions/README.md"}
+
+
+def written_anchor(heading: str) -> str:
+    """The name by which GitHub and mkdocs lead to a heading."""
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.replace("`", "")).strip().lower()
+    return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+
+
+def test_every_link_of_a_page_leads_to_a_file_that_is_there_and_to_a_heading_of_it() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    pages += [path for name in ("docs", "kernels", "configs", "results") for path in (ROOT / name).rglob("*.md")]
+    lost = []
+    for page in pages:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            file, _, anchor = link.partition("#")
+            there = page.parent / file if file else page
+            if "://" in link or link.startswith("mailto:"):
+                continue
+            headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.M) if anchor else []
+            if not there.exists() or (anchor and anchor not in map(written_anchor, headings)):
+                lost.append(f"{page.relative_to(ROOT)}: {link}")
+    assert lost == []
+
+
+def test_as_many_apis_are_enabled_as_the_page_on_google_cloud_says() -> None:
+    numbers = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    said = re.findall(r"enables (\w+) APIs", (ROOT / "docs" / "gce.md").read_text(encoding="utf-8"))
+    assert said == [numbers[len(APIS)]]
