@@ -24,7 +24,7 @@ from orchestrator.core.foreign import document
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.report.profile import NOT_ROWS, TORCH, Profiled, Profiles, figures_of, page, read, side_by_side
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import RunOrder, begin
+from orchestrator.runs.launch import Payload, RunOrder, begin
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, fetch_run, ncu_pages, new_run_id, payload_of, write_atomically
 
@@ -113,12 +113,26 @@ def _profiled(
     )
     with watching(quiet=quiet) as watch:
         wiring.say = watch.say
+        payload = _payload(wiring, run_id, made)
         new = new_run_id(wiring.clock.now(), made.label)
-        order = RunOrder(new, made, payload_of(made.config), launch_context(wiring, made))
+        order = RunOrder(new, made, payload, launch_context(wiring, made))
         engine = begin(wiring.world(made.config), order, say=watch.say)
         ended = engine.follow(watch=watch.show, trouble=watch.trouble, until=lambda one: one.kept is not None)
     raise_for(ended)
     return new
+
+
+def _payload(wiring: Wiring, run_id: str, plan: LaunchPlan) -> Payload:
+    """What the machine will run. The path of a workload is the bucket's word: its files are sent only where they are
+    those that the run's machines had. Raises `ConfigError`."""
+    payload = payload_of(plan.config)
+    own, run = plan.config.workload, Engine(wiring.world(), run_id).look()
+    if own is not None and (run.payload is None or run.payload.sha256 != payload.sha256):
+        raise ConfigError(
+            f"what is at {own.path} is not what {run_id} ran: nothing is sent",
+            hint="`bench launch FILE --set 'profile.cases=[CASE]'` measures and profiles a workload as it is now",
+        )
+    return payload
 
 
 def _case_of(plan: LaunchPlan, text: str) -> str:

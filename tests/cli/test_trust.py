@@ -13,6 +13,7 @@ from orchestrator.core.ledger.budget import Approved, Entry, Ledger, authorize
 from orchestrator.core.naming import LEDGER, plan_object
 from orchestrator.core.plan.document import plan_document
 from orchestrator.core.run import events as ev
+from orchestrator.core.template import written
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
@@ -111,3 +112,19 @@ def test_a_run_that_has_cost_something_goes_on_under_the_same_caps(bench: Bench)
     assert (made.ceiling_usd, made.ttl_s) == (ours.ceiling_usd, ours.ttl_s)
     fits = authorize(wiring.ledger.read(), made.config.budget.caps(), made.ceiling_usd, now, run_id=f"{RUN}+1")
     assert isinstance(fits, Approved)
+
+
+def test_no_files_are_sent_from_a_path_that_a_stored_plan_names(bench: Bench, tmp_path: Path) -> None:
+    """As somebody makes it up who wants to read what lies on the computer of whoever profiles the run."""
+    private = tmp_path / "private.py"
+    private.write_text(written("private"))
+    wiring = wire()
+    planted(wiring, workload={"path": str(private), "name": "private", "form": "file", "cases": ["n16"]})
+    blob = wiring.bucket.read(plan_object(RUN))
+    assert blob is not None
+    stored = json.loads(blob.data) | {"ceiling_usd": "100"}
+    wiring.bucket.replace(plan_object(RUN), json.dumps(stored).encode(), generation=None)
+    refused = bench("profile", RUN, "--case", "n16", code=2).err
+    assert "nothing is sent" in refused
+    assert list(wiring.bucket.list("payloads/")) == []
+    assert alive(bench) == []
