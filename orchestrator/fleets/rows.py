@@ -34,6 +34,8 @@ TEXTS: Final = frozenset(
     }
 )  # fmt: skip
 """Columns of rows, and of the list of children, that are text whatever their cells look like."""
+DIGITS: Final = 12
+"""No child has rows whose number has so many."""
 MOST: Final = 32
 """Sources of one `compose`."""
 WRITERS: Final = 8
@@ -94,7 +96,8 @@ def members(bucket: Bucket, fleet: str) -> dict[int, Member]:
     for entry in bucket.list(rows_prefix(fleet)):
         index = entry.name.removeprefix(rows_prefix(fleet)).removesuffix(".csv.gz")
         rows = entry.metadata.get("rows", "")
-        if index.isdecimal() and rows.isdecimal() and entry.name == rows_object(fleet, int(index)):
+        counted = rows.isdecimal() and len(rows) < DIGITS
+        if counted and index.isdecimal() and entry.name == rows_object(fleet, int(index)):
             columns = tuple(entry.metadata.get("columns", "").split(","))
             found[int(index)] = Member(entry, int(index), columns, int(rows))
     return found

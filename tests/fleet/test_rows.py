@@ -107,3 +107,10 @@ def test_rows_of_other_columns_are_a_table_of_their_own_and_what_is_none_of_ours
     found = {columns: [one.index for one in part] for columns, part in tables(members(bucket, FLEET).values()).items()}
     assert found == {("a", "b"): [0, 2], ("a", "b", "c"): [1]}
     assert list(found) == [("a", "b"), ("a", "b", "c")]
+
+
+def test_a_count_of_rows_that_no_child_has_is_no_childs() -> None:
+    bucket = MemoryBucket()
+    for index, rows in enumerate(("9" * 5000, "-1", "two", "")):
+        bucket.replace(rows_object(FLEET, index), b"", generation=0, metadata={"columns": "a", "rows": rows})
+    assert members(bucket, FLEET) == {}
