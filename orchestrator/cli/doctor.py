@@ -68,6 +68,7 @@ def _host(ctx: typer.Context, name: str, asked: LaunchOptions, *, json: bool) ->
     """The page of a host and of this machine. Exits."""
     wiring, begun = options(ctx).wiring(), time.monotonic()
     target = parse_target(name, wiring.machine)
+    wiring.name_hosts((name,))
     shell = wiring.shell(target)
     try:
         here = here_tasks(wiring.surroundings(), None)

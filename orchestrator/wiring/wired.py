@@ -6,7 +6,7 @@ import getpass
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         gcs,
         google_auth,
         local_shell,
+        named,
         notify,
         price_book,
         price_catalog,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
     from orchestrator.adapters.gcs import GoogleBucket
     from orchestrator.adapters.google_auth import Bearer
+    from orchestrator.adapters.named import Named
     from orchestrator.adapters.notify import Notifiers
     from orchestrator.adapters.price_book import PriceBook
     from orchestrator.adapters.setup import Setup
@@ -84,6 +86,7 @@ else:
     gcs = Later("orchestrator.adapters.gcs")
     google_auth = Later("orchestrator.adapters.google_auth")
     local_shell = Later("orchestrator.adapters.local_shell")
+    named = Later("orchestrator.adapters.named")
     notify = Later("orchestrator.adapters.notify")
     price_book = Later("orchestrator.adapters.price_book")
     price_catalog = Later("orchestrator.adapters.price_catalog")
@@ -221,10 +224,15 @@ class Wiring:
         return host_cloud.HostCloud(self.bucket, self.clock, self.shell, self.machine)
 
     def shell(self, target: Target) -> HostShell:
-        """The way into a host: a process here for this machine itself, SSH for every other."""
-        if target.machine:
+        """The way into a host that a command of this user's has named: a process here for this machine itself, SSH for
+        every other. Raises `Unavailable`."""
+        if self.named.reachable(target).machine:
             return local_shell.LocalShell(target)
         return ssh.SshShell(target)
+
+    @cached_property
+    def named(self) -> Named:
+        return named.Named(self.home / "named")
 
     @cached_property
     def machine(self) -> str:
@@ -344,7 +352,15 @@ class Wiring:
 
     def configured(self, options: LaunchOptions) -> tuple[Config, str]:
         """As the function; where only a host was named, with the configuration that suits it."""
-        return configured(host_planning.with_gpu_of_host(options, self.hosts), self.settings)
+        self.name_hosts(options.hosts)
+        config, name = configured(host_planning.with_gpu_of_host(options, self.hosts), self.settings)
+        self.name_hosts(config.host.targets)
+        return config, name
+
+    def name_hosts(self, texts: Sequence[str]) -> None:
+        """This user has named these hosts; only such a one is ever connected to."""
+        if texts:
+            self.named.add_hosts(texts, self.machine)
 
     @property
     def rented_from(self) -> RentedFrom:
@@ -359,6 +375,8 @@ class Wiring:
 
     def plan_again(self, run_id: str, options: LaunchOptions) -> LaunchPlan:
         stored = resume.stored_plan(self.bucket, run_id)
+        if stored.mode is Mode.HOST:
+            self.named.chosen([offer.host for offer in stored.offers], run_id)
         today, _ = configured(replace(options, gpu=stored.config.gpu if options.path is None else ""))
         return replanning.replanned(self.world, today, stored, run_id, self.rented_from, say=self.say)
 
