@@ -12,10 +12,12 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli import fleet_trust as trust
 from orchestrator.cli.fleet_check import check_batch
 from orchestrator.cli.fleet_desk import Desk, begin_fleet, find_fleet, planned
 from orchestrator.cli.fleet_results import costs_document, fetch_fleet, report_fleet
 from orchestrator.cli.fleet_sql import sql
+from orchestrator.cli.fleet_trust import Accept
 from orchestrator.cli.fleet_view import (
     counts_line,
     document,
@@ -147,10 +149,11 @@ def status(
     ctx: typer.Context,
     fleet: Name = "last",
     look: Annotated[bool, typer.Option("--look", help="Only look: ask no scheduler, bring nothing home.")] = False,
+    accept: Accept = "",
     json: Json = False,
 ) -> None:
     """Show how far a fleet is; what its machines stored is brought home, what is missing is started."""
-    desk = _desk(ctx, fleet, json=json)
+    desk = _desk(ctx, fleet, json=json, accept=accept)
     seen = desk.follower().step() if desk.scheduled and not look else desk.runs().look()
     _show(desk, seen, json=json)
 
@@ -178,9 +181,9 @@ def ls(ctx: typer.Context, json: Json = False) -> None:
 
 
 @app.command("stop")
-def stop(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
+def stop(ctx: typer.Context, fleet: Name = "last", accept: Accept = "", json: Json = False) -> None:
     """End a fleet's machines. What is stored stays."""
-    desk = _desk(ctx, fleet, json=json)
+    desk = _desk(ctx, fleet, json=json, accept=accept)
     if desk.scheduled:
         seen = desk.follower().stop(desk.wiring.user)
     else:
@@ -195,10 +198,11 @@ def resume(
     cap: Cap = "",
     wall_minutes: Wall = 0,
     detach: Detach = False,
+    accept: Accept = "",
     json: Json = False,
 ) -> None:
     """Go on with what is not stored, after a pause, a stop or a lost client."""
-    desk = _desk(ctx, fleet, json=json)
+    desk = _desk(ctx, fleet, json=json, accept=accept).believed()
     if cap:
         desk = desk.under(_dollars(cap))
     if desk.scheduled:
@@ -216,7 +220,7 @@ def retry(
     json: Json = False,
 ) -> None:
     """Try children again that failed or were lost; with --failed, those that were given up too."""
-    desk = _desk(ctx, fleet, json=json)
+    desk = _desk(ctx, fleet, json=json).believed()
     seen = desk.runs().look()
     again = [line for line in seen.state.lines.values() if line.state == "given_up" and failed]
     fresh = [replace(line, state="waiting", attempt=line.attempt + 1, reason="", failed_on=()) for line in again]
@@ -286,11 +290,13 @@ def _dollars(text: str) -> Decimal:
     return found
 
 
-def _desk(ctx: typer.Context, fleet: str, *, json: bool) -> Desk:
+def _desk(ctx: typer.Context, fleet: str, *, json: bool, accept: str = "") -> Desk:
     """The fleet of that name; what is said on the way goes where the answer does not."""
     wiring = options(ctx).wiring()
     wiring.say = _voice(json=json)
-    return Desk.of(wiring, find_fleet(wiring, fleet))
+    desk = Desk.of(wiring, find_fleet(wiring, fleet))
+    trust.accept(wiring, desk.store, accept)
+    return desk
 
 
 def _voice(*, json: bool) -> Callable[[str], None]:
@@ -300,7 +306,7 @@ def _voice(*, json: bool) -> Callable[[str], None]:
 def _drive(desk: Desk, *, json: bool, detach: bool = False) -> None:
     """To the end of the fleet, or until Ctrl-C; then its state, and an exit code by what it came to."""
     if not desk.scheduled:
-        runs = desk.runs()
+        runs = desk.believed().runs()
         try:
             seen = runs.follow()
         except BudgetExceeded:

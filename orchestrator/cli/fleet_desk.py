@@ -10,6 +10,7 @@ from decimal import Decimal
 from functools import cache
 from pathlib import Path
 
+from orchestrator.cli import fleet_trust as trust
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.fleet.children import Cell, Child
@@ -103,6 +104,14 @@ class Desk:
         store = FleetStore(wiring.bucket, wiring.clock, fleet)
         return cls(wiring, store, store.record(), store.children())
 
+    def believed(self) -> Desk:
+        """The same, for what it asks for to be done, its hosts those of this user's own choice. Raises `ConfigError`
+        where that was only found in the bucket."""
+        trust.check(self.wiring, self.store, self.sweep, self.children)
+        login = (self.sweep.slurm.login or "local",) if self.record.engine == "slurm" else ()
+        self.wiring.name_hosts((*self.sweep.hosts, *login))
+        return self
+
     def under(self, cap: Decimal) -> Desk:
         """The same under another cap of its own."""
         sweep = self.record.sweep.model_copy(update={"cap_usd": cap})
@@ -117,7 +126,8 @@ class Desk:
         return self.record.sweep
 
     def follower(self) -> Follower:
-        """For a fleet that a scheduler runs."""
+        """For a fleet that a scheduler runs. Raises `ConfigError` for one that is not believed."""
+        self.believed()
         wiring, configured = self.wiring, configurations(self.wiring, self.sweep)
 
         @cache
@@ -226,4 +236,5 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
         check_gate(wiring)
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
     begin(store, record, plan.children, Purse(wiring.world(), record) if scheduled else None)
+    trust.remember(wiring, store)
     return Desk(wiring, store, record, plan.children)

@@ -5,6 +5,7 @@ The lines are the metadata of small objects under sixteen prefixes, so that sixt
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from orchestrator.core.fleet import names
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.state import ChildLine, FleetState, decode, encode, fold, merge
 from orchestrator.core.fleet.sweep import EngineName, Sweep
+from orchestrator.core.foreign import document
 from orchestrator.core.mode import Mode
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.swap import Document, swap
@@ -100,23 +102,39 @@ class FleetStore:
         self.fleet = fleet
         self._written: dict[int, ChildLine] = {}
         self._listed: dict[str, str] = {}
+        self._documents: dict[str, str] = {}
         self._control = control_document(fleet, bucket.name)
+
+    @property
+    def digest(self) -> str:
+        """Of what the fleet was launched as: of its record and its list of children, as they were read or stored."""
+        both = (names.spec_object(self.fleet), names.plan_object(self.fleet))
+        return hashlib.sha256(" ".join(self._documents.get(name, "") for name in both).encode()).hexdigest()
 
     def create(self, record: FleetRecord, children: Sequence[Child]) -> None:
         """Stores what was asked for, before anything is started."""
         plan = json.dumps(lists.document(children), separators=(",", ":")).encode()
-        self.bucket.create(names.plan_object(self.fleet), plan)
-        self.bucket.create(names.spec_object(self.fleet), record.model_dump_json(by_alias=True).encode())
+        for name, data in (
+            (names.plan_object(self.fleet), plan),
+            (names.spec_object(self.fleet), record.model_dump_json(by_alias=True).encode()),
+        ):
+            self.bucket.create(name, data)
+            self._documents[name] = hashlib.sha256(data).hexdigest()
 
     def record(self) -> FleetRecord:
         """Raises `NotFound`, `DocumentUnreadable`."""
-        blob = self.bucket.read(names.spec_object(self.fleet))
+        name = names.spec_object(self.fleet)
+        blob = self.bucket.read(name)
         if blob is None:
             raise NotFound(f"there is no fleet {self.fleet}", hint="`bench fleet ls` lists the fleets in this bucket")
         try:
-            return FleetRecord.model_validate_json(blob.data)
-        except ValidationError as exc:
-            raise self._unreadable(names.spec_object(self.fleet)) from exc
+            found = FleetRecord.model_validate(document(blob.data))
+        except ValueError as exc:
+            raise self._unreadable(name) from exc
+        if found.fleet != self.fleet:  # its name becomes a folder's
+            raise self._unreadable(name)
+        self._documents[name] = hashlib.sha256(blob.data).hexdigest()
+        return found
 
     def children(self) -> tuple[Child, ...]:
         """Raises `NotFound`, `DocumentUnreadable`."""
@@ -125,9 +143,11 @@ class FleetStore:
         if blob is None:
             raise NotFound(f"{self.fleet} has no plan", hint="its client died before it began: launch again")
         try:
-            return lists.read(json.loads(blob.data))
+            found = lists.read(json.loads(blob.data))
         except (ValueError, RecursionError) as exc:
             raise self._unreadable(name) from exc
+        self._documents[name] = hashlib.sha256(blob.data).hexdigest()
+        return found
 
     def control(self) -> Control:
         """Raises `DocumentUnreadable`."""

@@ -16,6 +16,8 @@ from typing import Any
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import MOST_CHILDREN
 from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
+from orchestrator.core.foreign import words
+from orchestrator.core.market.catalog import lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,10 @@ def _read(data: Any) -> Iterator[Child]:
     ]
     if len(data["children"]) > MOST_CHILDREN:
         raise ValueError("more children than a fleet can have")
+    for cell, pieces in found:
+        text = "".join((cell.title, *itertools.chain(*pieces.values())))
+        if lookup(cell.gpu) is None or words(cell.gpu) != cell.gpu or words(text, len(text)) != text:
+            raise ValueError("a cell that no sweep has")
     for index, (number, repeat, chunk) in enumerate(data["children"]):
         cell, pieces = found[int(number)]
         yield Child(index, cell, int(repeat), int(chunk), pieces[int(chunk)])

@@ -1,0 +1,70 @@
+"""A fleet that is found in the bucket: driven only where it was launched from here, or its digest was given.
+
+What a fleet asks for decides which machines are connected to, which accounts and images are used, and what is told of
+alerts. Every machine can write to the bucket, so a document there is no reason to do any of it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.fleet.children import Child
+from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.foreign import words
+from orchestrator.store.fleets import FleetStore
+from orchestrator.wiring import Wiring
+
+SHORTEST: Final = 12
+"""So many digits of a digest are enough to name a fleet's documents."""
+Accept = Annotated[
+    str, typer.Option("--accept", metavar="SHA256", help="Drive this fleet, which was not launched from here.")
+]
+
+
+def remember(wiring: Wiring, store: FleetStore) -> None:
+    """This user has launched, or accepted, the fleet as it is."""
+    wiring.named.add(_name(store))
+
+
+def believed(wiring: Wiring, store: FleetStore) -> bool:
+    """Whether what was read of a fleet is what this user launched or accepted."""
+    return _name(store) in wiring.named
+
+
+def accept(wiring: Wiring, store: FleetStore, digest: str) -> None:
+    """Raises `ConfigError` where that is not the digest of the fleet as it is in the bucket."""
+    if not digest:
+        return
+    if len(digest) < SHORTEST or not store.digest.startswith(digest):
+        raise ConfigError(
+            f"--accept {words(digest, 80)}: {store.fleet} is {store.digest[:SHORTEST]} in the bucket",
+            hint=f"`bench fleet status --look {store.fleet}` shows it; at least {SHORTEST} digits",
+        )
+    remember(wiring, store)
+
+
+def check(wiring: Wiring, store: FleetStore, sweep: Sweep, children: tuple[Child, ...]) -> None:
+    """Raises `ConfigError` for a fleet that is not believed."""
+    if not believed(wiring, store):
+        raise ConfigError(
+            f"{store.fleet} was not launched from here, and what it asks for was found in the bucket: "
+            f"{asked_of(sweep, children)}",
+            hint=f"if that is wanted: `bench fleet resume {store.fleet} --accept {store.digest[:SHORTEST]}`; "
+            f"`bench fleet status --look {store.fleet}` only looks",
+        )
+
+
+def asked_of(sweep: Sweep, children: tuple[Child, ...]) -> str:
+    """What a fleet would have done here, for a person who decides about it: where first, then its settings."""
+    where = [*sweep.hosts, *filter(None, (sweep.slurm.login, sweep.slurm.folder, sweep.config))]
+    cells = {child.cell for child in children}
+    told = [*sweep.overrides, *sorted({text for cell in cells for text in (*cell.overrides, cell.workload) if text})]
+    own = [text for text in told if not text.startswith(("measure.", "correctness."))]
+    return words("; ".join([f"engine {sweep.engine}", *where, *own]), 600)
+
+
+def _name(store: FleetStore) -> str:
+    return f"fleet {store.fleet} {store.digest}"
