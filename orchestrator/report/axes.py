@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from orchestrator.analysis.axes import Along, Line
 from orchestrator.report.document import limits
-from orchestrator.report.figures import RIGHT, WIDTH
+from orchestrator.report.figures import RIGHT, SLIM, WIDTH
 from orchestrator.report.page import Figure, Part, Section, Text
 from orchestrator.report.palette import SHAPES, Look, looks
-from orchestrator.report.svg import Board, Scale, legend, span
+from orchestrator.report.svg import Area, Board, Scale, legend, span
 from orchestrator.report.text import backend, count, digits, shortened, tick, within
 
 LEFT: Final = 86.0
@@ -31,7 +31,8 @@ def sections(views: Sequence[Along]) -> list[Section]:
         for lines in pictures(view):
             drawn += 1
             if drawn <= MOST_FIGURES:
-                by_axis.setdefault(view.axis, []).append(Figure(board(view, lines), caption(view, lines)))
+                one = Figure(board(view, lines), caption(view, lines), board(view, lines, SLIM))
+                by_axis.setdefault(view.axis, []).append(one)
     made = [Section(f"Along {axis}", parts) for axis, parts in by_axis.items()]
     if drawn > MOST_FIGURES:
         rest = Text(f"{MOST_FIGURES} of {drawn} figures; report.json has all of them as data.", "soft")
@@ -56,13 +57,17 @@ def caption(view: Along, lines: Sequence[Line]) -> str:
     return f"{where + ': ' if where else ''}{what}{own}, with 95 % intervals; lower is faster."
 
 
-def board(view: Along, lines: Sequence[Line]) -> Board:
-    """Time, on a logarithmic scale, against the axis."""
+def board(view: Along, lines: Sequence[Line], width: float = WIDTH) -> Board:
+    """Time, on a logarithmic scale, against the axis. A figure of `SLIM` is read on a phone as it is."""
     named = _names(lines)
     look = _looks(lines, named)
     what = f" ({view.timed})" if view.timed else ""
-    made = Board(WIDTH, BOTTOM + 56, f"Time along {view.axis}{what}")
-    top = legend(made, LEFT, 18, [(shortened(named[line], 30), look[line]) for line in lines], RIGHT) + 8
+    left, right = (66.0, width - 8) if width < WIDTH else (LEFT, RIGHT)
+    names = [(shortened(named[line], 30), look[line]) for line in lines]
+    made = Board(width, 0, f"Time along {view.axis}{what}")
+    top = legend(made, left, 18, names, right) + 8
+    foot = max(BOTTOM, top + 250)
+    made.height = foot + 56
     ends = [
         value
         for line in lines
@@ -70,14 +75,14 @@ def board(view: Along, lines: Sequence[Line]) -> Board:
         for value in (point.time_us.low, point.time_us.mid, point.time_us.high)
         if value > 0  # NaN is not
     ]
-    y = Scale(*span(ends, log=True, pad=0.08), BOTTOM, top, log=True)
+    y = Scale(*span(ends, log=True, pad=0.08), foot, top, log=True)
     for value in y.ticks():
-        made.line(LEFT, y(value), RIGHT, y(value), "grid")
-        made.text(LEFT - 8, y(value) + 4.5, tick(value), "end soft")
-    places = _places(view, made, top)
-    made.text(18, (top + BOTTOM) / 2, f"median µs{what}, logarithmic", "middle", turned=True)
+        made.line(left, y(value), right, y(value), "grid")
+        made.text(left - 8, y(value) + 4.5, tick(value), "end soft")
+    places = _places(view, made, Area(left, top, right - left), foot)
+    made.text(12 if width < WIDTH else 18, (top + foot) / 2, f"median µs{what}, logarithmic", "middle", turned=True)
     for number, line in enumerate(lines):
-        aside = 0.0 if view.numbers is not None else (number - (len(lines) - 1) / 2) * 7.0
+        aside = 0.0 if view.numbers is not None else (number - (len(lines) - 1) / 2) * (7.0 if width == WIDTH else 3.5)
         _draw(made, line, named[line], look[line], {value: x + aside for value, x in places.items()}, y)
     return made
 
@@ -93,28 +98,29 @@ def _draw(board: Board, line: Line, name: str, look: Look, places: Mapping[str, 
         board.mark(x, y(found.mid), look, note=f"{name}, {point.value}: {told}")
 
 
-def _places(view: Along, board: Board, top: float) -> dict[str, float]:
-    """Where each value is, with the axis drawn."""
+def _places(view: Along, board: Board, area: Area, foot: float) -> dict[str, float]:
+    """Where each value is, with the axis drawn at `foot`."""
+    left, right = area.x, area.x + area.width
     numbers = view.numbers
     if numbers is None:
-        room = (RIGHT - LEFT) / len(view.values)
-        places = {value: LEFT + room * (at + 0.5) for at, value in enumerate(view.values)}
+        room = (right - left) / len(view.values)
+        places = {value: left + room * (at + 0.5) for at, value in enumerate(view.values)}
         every = max(1, round(60 / room))
         for at, (value, x) in enumerate(places.items()):
             if at % every == 0:
-                board.text(x, BOTTOM + 18, shortened(value, max(6, int(room * every / 7.6))), "middle soft")
+                board.text(x, foot + 18, shortened(value, max(6, int(room * every / 7.6))), "middle soft")
     else:
         log = min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_FROM
-        scale = Scale(*span(numbers, log=log), LEFT, RIGHT, log=log)
+        scale = Scale(*span(numbers, log=log), left, right, log=log)
         places = {value: scale(number) for value, number in zip(view.values, numbers, strict=True)}
         shown: list[float] = []
         for number in numbers:
             if all(abs(scale(number) - other) >= 44 for other in shown):
                 shown.append(scale(number))
-                board.text(scale(number), BOTTOM + 18, tick(number), "middle soft")
+                board.text(scale(number), foot + 18, tick(number), "middle soft")
     for middle in places.values():
-        board.line(middle, top, middle, BOTTOM, "grid")
-    board.text((LEFT + RIGHT) / 2, BOTTOM + 42, view.axis, "middle")
+        board.line(middle, area.y, middle, foot, "grid")
+    board.text((left + right) / 2, foot + 42, view.axis, "middle")
     return places
 
 

@@ -9,12 +9,12 @@ from orchestrator.analysis.fingerprint import MATTERS, NAMES
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.report.comparison import Comparison, fingerprint
-from orchestrator.report.figures import RIGHT, WIDTH, fitting, rows_frame, shown, stacked
+from orchestrator.report.figures import NAMED, RIGHT, SLIM, WIDTH, fitting, rows_frame, shown, stacked
 from orchestrator.report.markdown import cell
 from orchestrator.report.page import Cell, Page, Part, Section, Table, Text, Word, drawn, verdict, written
 from orchestrator.report.palette import Look
 from orchestrator.report.report import Report
-from orchestrator.report.svg import Board, Scale, legend, span
+from orchestrator.report.svg import Area, Board, Scale, legend, span
 from orchestrator.report.text import UNKNOWN, common_parts, digits, energy, labels, percent, ratio, within
 
 LOOKS: Mapping[Verdict, Look] = {
@@ -79,6 +79,7 @@ def _changes(one: Comparison, names: Mapping[str, str]) -> Iterable[Part]:
         ratios(one, names),
         f"{who}how many times as fast as before, with the 95 % interval. The grey band is the noise and the "
         f"tolerance of {percent(one.tolerance)}: a mark within it means nothing. {shared}",
+        ratios(one, names, SLIM),
     )
     several = len(one.implementations) > 1
     for setting in one.settings:
@@ -134,8 +135,9 @@ def _brief(key: str, value: object) -> str:
     return str(value)[:12] if "sha256" in key else str(value)
 
 
-def ratios(one: Comparison, names: Mapping[str, str]) -> Board | None:
-    """Ratios with their intervals, case by case, the settings side by side on one scale."""
+def ratios(one: Comparison, names: Mapping[str, str], width: float = WIDTH) -> Board | None:
+    """Ratios with their intervals, case by case, the settings side by side on one scale, or in a figure of `SLIM` one
+    below the other."""
     keys = shown(list(dict.fromkeys((change.case_id, change.implementation) for change in one.changes)))
     marked = [change for change in one.changes if (change.case_id, change.implementation) in keys]
     if not marked:
@@ -143,34 +145,56 @@ def ratios(one: Comparison, names: Mapping[str, str]) -> Board | None:
     ends = [1.0, 1 + one.tolerance, 1 / (1 + one.tolerance)]
     for change in marked:
         ends += [change.ratio.low, change.ratio.high] if change.ratio.known else [change.ratio.mid]
-    settings = one.settings
-    gap, height = 22.0, 28.0
-    several = len(one.implementations) > 1
-    start, titles = fitting([f"{names[case_id]}{f', {who}' if several else ''}" for case_id, who in keys])
-    width = (RIGHT - start - gap * (len(settings) - 1)) / len(settings)
-    lefts = [start + place * (width + gap) for place in range(len(settings))]
-    scales = {
-        setting: Scale(*span(ends, log=True), left, left + width, log=True)
-        for setting, left in zip(settings, lefts, strict=True)
-    }
-    board = Board(WIDTH, 0, "Ratio of each case to the run before, with its interval")
-    top = legend(board, start, 18, [(verdict.value, look) for verdict, look in LOOKS.items()], RIGHT) + 24
-    if len(settings) > 1:
-        for setting, left in zip(settings, lefts, strict=True):
-            board.text(left + width / 2, top, setting.name or "regime unknown", "middle strong")
-        top += 26
-    tops = {key: y for key, (y, _) in zip(keys, stacked(top, len(keys), height), strict=True)}
-    last = max(tops.values()) + height
-    unit = "times as fast as before (logarithmic; right of 1 is faster)"
-    rows_frame(board, tuple(scales.values()), [(y, height) for y in tops.values()], titles, unit, start)
-    board.height = last + 52
-    for change in marked:
-        y = tops[change.case_id, change.implementation]
-        _mark(board, change, one.tolerance, scales[change.setting], y, height, names[change.case_id])
-    for scale in scales.values():
-        for y in tops.values():
-            board.line(scale(1), y, scale(1), y + height, "axis")
+    several, slim = len(one.implementations) > 1, width < WIDTH
+    told = [f"{names[case_id]}{f', {who}' if several else ''}" for case_id, who in keys]
+    start, titles = fitting(told)
+    start, right = (12.0, width - 12) if slim else (start, RIGHT)
+    board = Board(width, 0, "Ratio of each case to the run before, with its interval")
+    top = legend(board, start, 18, [(verdict.value, look) for verdict, look in LOOKS.items()], right) + 24
+    rows = dict(zip(keys, titles, strict=True))
+    for settings in [[setting] for setting in one.settings] if slim else [one.settings]:
+        area = Area(start, top, right - start)
+        scales = _scales(board, settings, area, span(ends, log=True), named=len(one.settings) > 1)
+        _rows(board, [change for change in marked if change.setting in scales], scales, rows, names, one.tolerance)
+        top = board.height + 28
     return board
+
+
+def _scales(
+    board: Board, settings: Sequence[Setting], area: Area, ends: tuple[float, float], *, named: bool
+) -> dict[Setting, Scale]:
+    """The settings side by side in an area, each with its name above it; `board.height` is where their rows begin."""
+    gap = 22.0
+    width = (area.width - gap * (len(settings) - 1)) / len(settings)
+    lefts = [area.x + place * (width + gap) for place in range(len(settings))]
+    if named:
+        for setting, left in zip(settings, lefts, strict=True):
+            board.text(left + width / 2, area.y, setting.name or "regime unknown", "middle strong")
+    board.height = area.y + (26 if named else 0)
+    return {setting: Scale(*ends, left, left + width, log=True) for setting, left in zip(settings, lefts, strict=True)}
+
+
+def _rows(
+    board: Board,
+    changes: Sequence[Change],
+    scales: Mapping[Setting, Scale],
+    rows: Mapping[tuple[str, str], str],
+    names: Mapping[str, str],
+    tolerance: float,
+) -> None:
+    """A row for each case and implementation of `rows`, from the foot of the board on."""
+    above = NAMED if board.width < WIDTH else 0.0
+    height, all_scales = 28.0 + above, tuple(scales.values())
+    tops = {key: y for key, (y, _) in zip(rows, stacked(board.height, len(rows), height), strict=True)}
+    unit = "times as fast as before (logarithmic; right of 1 is faster)"
+    rows_frame(board, all_scales, [(y, height) for y in tops.values()], list(rows.values()), unit, all_scales[0].begin)
+    board.height = max(tops.values()) + height + 52
+    for change in changes:
+        y = tops[change.case_id, change.implementation] + above
+        _mark(board, change, tolerance, scales[change.setting], y, height - above, names[change.case_id])
+    for scale in all_scales:
+        for y in tops.values():
+            board.line(scale(1), y + above, scale(1), y + height, "axis")
 
 
 def _mark(board: Board, change: Change, tolerance: float, scale: Scale, y: float, height: float, name: str) -> None:

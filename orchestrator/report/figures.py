@@ -13,7 +13,7 @@ from orchestrator.analysis.study import Case, Study
 from orchestrator.core.bundled.names import SLOWEST
 from orchestrator.core.results import is_control
 from orchestrator.report.palette import Look, looks
-from orchestrator.report.svg import Board, Scale, legend, span
+from orchestrator.report.svg import Area, Board, Scale, legend, span
 from orchestrator.report.text import backend, digits, labels, ratio, shortened, tick, within
 
 WIDTH = 860.0
@@ -65,6 +65,10 @@ IN_VIEW = 420.0
 AXIS = 24.0
 
 
+NAMED = 18.0
+"""What a row is higher by in a figure of `SLIM`, where its name stands above what is drawn."""
+
+
 def rows_frame(
     board: Board,
     scales: Sequence[Scale],
@@ -75,12 +79,14 @@ def rows_frame(
 ) -> None:
     """Row bands with their names, and for each scale an axis above and below, and wherever rows leave room. `tops` are
     (top, height) of each row."""
+    slim = board.width < WIDTH
     first, last = tops[0][0], tops[-1][0] + tops[-1][1]
     between = [below for (top, height), (below, _) in itertools.pairwise(tops) if below > top + height]
     for place, (top, height) in enumerate(tops):
         if place % 2 == 0:
-            board.box(0, top, WIDTH, height, "band")
-        board.text(left - 14, top + height / 2 + 4.5, names[place], "end")
+            board.box(0, top, board.width, height, "band")
+        if not slim:
+            board.text(left - 14, top + height / 2 + 4.5, names[place], "end")
     for scale in scales:
         for value in scale.ratios():
             x = scale(value)
@@ -90,49 +96,72 @@ def rows_frame(
                 board.text(x, y - 8, tick(value), "middle soft")
             if last - first > 300:
                 board.text(x, last + 18, tick(value), "middle soft")
-    board.text((left + RIGHT) / 2, last + (40 if last - first > 300 else 24), unit, "middle")
+    for (top, _), name in zip(tops, names, strict=True):
+        if slim:  # above the lines of the grid
+            board.text(8, top + 14, name)
+    board.text((left + scales[-1].end) / 2, last + (40 if last - first > 300 else 24), unit, "middle")
 
 
-def speedup(study: Study, *, everything: bool = False) -> Board | None:
-    """The subject against each baseline, case by case, with intervals, the settings side by side on one scale; the grey
-    band is the case's noise floor in that setting. Without `everything`, without what is left out."""
+def speedup(study: Study, *, everything: bool = False, width: float = WIDTH) -> Board | None:
+    """The subject against each baseline, case by case, with intervals, the settings side by side on one scale (in a
+    figure of `SLIM` one below the other); the grey band is the case's noise floor in that setting. Without
+    `everything`, without what is left out."""
     parts = [part for part in study.parts() if part.contrasts]
     if not parts:
         return None
     compared = {case.case_id for part in parts for case in part.cases if case.contrasts}
     ids = shown([case_id for case_id in study.case_ids if case_id in compared])
     look, names = looks((study.subject, *study.baselines)), labels(study.case_ids)
-    absent = left_out(study, everything=everything)
+    absent, slim = left_out(study, everything=everything), width < WIDTH
     baselines = [name for name in drawn(study) if name != study.subject and name not in absent]
-    start, titles = fitting([names[case_id] for case_id in ids])
+    told = {case_id: names[case_id] for case_id in ids}
+    start, right = (12.0, width - 12) if slim else (fitting(list(told.values()))[0], RIGHT)
     ends = [1.0]
     for contrast in (one for part in parts for one in part.contrasts if one.case_id in ids):
         if contrast.baseline in absent:
             continue
         found = contrast.paired.ratio
         ends += [found.low, found.mid, found.high] if found.known else [found.mid]
-    height, gap = 12.0 + 13 * len(baselines), 22.0
-    width = (RIGHT - start - gap * (len(parts) - 1)) / len(parts)
-    board = Board(WIDTH, 0, f"Speed-up of {study.subject} over each baseline, by case")
-    top = legend(board, start, 18, [(f"over {backend(name)}", look[name]) for name in baselines], RIGHT) + 24
-    lefts = [start + place * (width + gap) for place in range(len(parts))]
-    if len(parts) > 1:
+    board = Board(width, 0, f"Speed-up of {study.subject} over each baseline, by case")
+    top = legend(board, start, 18, [(f"over {backend(name)}", look[name]) for name in baselines], right) + 24
+    own = {name: look[name] for name in baselines}
+    for beside in [[part] for part in parts] if slim else [parts]:
+        area = Area(start, top, right - start)
+        _panels(board, beside, area, span(ends, log=True), told, own)
+        top = board.height + 28
+    return board
+
+
+def _panels(
+    board: Board,
+    parts: Sequence[Study],
+    area: Area,
+    ends: tuple[float, float],
+    names: Mapping[str, str],
+    look: Mapping[str, Look],
+) -> None:
+    """Settings side by side in an area, on one scale: a row for each case of `names`, the board as high as it takes."""
+    gap, named = 22.0, NAMED if board.width < WIDTH else 0.0
+    height = 12.0 + 13 * len(look) + named
+    width = (area.width - gap * (len(parts) - 1)) / len(parts)
+    lefts = [area.x + place * (width + gap) for place in range(len(parts))]
+    top, several = area.y, len(parts) > 1 or bool(named)
+    if several and parts[0].settings[0].name:
         for left, part in zip(lefts, parts, strict=True):
             board.text(left + width / 2, top, part.settings[0].name, "middle strong")
         top += 26
-    scales = [Scale(*span(ends, log=True), left, left + width, log=True) for left in lefts]
-    tops = stacked(top, len(ids), height)
+    scales = [Scale(*ends, left, left + width, log=True) for left in lefts]
+    tops = stacked(top, len(names), height)
     unit = "times as fast (logarithmic; right of 1 is faster)"
-    rows_frame(board, scales, tops, titles, unit, start)
+    rows_frame(board, scales, tops, fitting(list(names.values()))[1], unit, area.x)
     board.height = tops[-1][0] + height + 52
     for scale, part in zip(scales, parts, strict=True):
         own = {case.case_id: case for case in part.cases}
-        for (y, _), case_id in zip(tops, ids, strict=True):
+        for (y, _), case_id in zip(tops, names, strict=True):
             if case_id in own:
-                _ratios(board, scale, y, height, own[case_id], names[case_id], {one: look[one] for one in baselines})
+                _ratios(board, scale, y + named, height - named, own[case_id], names[case_id], look)
         for y, _ in tops:
-            board.line(scale(1), y, scale(1), y + height, "axis")
-    return board
+            board.line(scale(1), y + named, scale(1), y + height, "axis")
 
 
 def _ratios(
@@ -226,9 +255,10 @@ def draw_roof(board: Board, roof: Roof, x: Scale, y: Scale) -> None:
     board.text(x.end - 6, y(roof.tflops) - 8, f"{digits(roof.tflops)} TFLOP/s by the data sheet", "end strong")
 
 
-def errors(study: Study) -> Board | None:
+def errors(study: Study, width: float = WIDTH) -> Board | None:
     """Largest difference from the exact answer, case by case, the subject beside PyTorch's own backends. The inputs are
     the same in every regime, so a case has one row."""
+    slim = width < WIDTH
     worst: dict[str, dict[str, float]] = {case_id: {} for case_id in shown(study.case_ids)}
     for case in study.cases:
         for t in case.timings:
@@ -241,13 +271,15 @@ def errors(study: Study) -> Board | None:
         return None
     look, names = looks((study.subject, *study.baselines)), labels(study.case_ids)
     start, titles = fitting([names[case_id] for case_id, _ in rows])
-    scale = Scale(*span(values, log=True), start, RIGHT, log=True)
-    board = Board(WIDTH, 100, "Largest absolute error, by case")
+    start, right, named = (12.0, width - 12, NAMED) if slim else (start, RIGHT, 0.0)
+    scale = Scale(*span(values, log=True), start, right, log=True)
+    board = Board(width, 100, "Largest absolute error, by case")
     present = [name for name in (study.subject, *study.baselines) if any(name in found for _, found in rows)]
-    top = legend(board, start, 18, [(backend(name), look[name]) for name in present], RIGHT) + 24
-    height = 26.0
+    top = legend(board, start, 18, [(backend(name), look[name]) for name in present], right) + 24
+    height = 26.0 + named
     tops = stacked(top, len(rows), height)
-    unit = "largest absolute error against a float64 reference (logarithmic; left is better)"
+    against = " against a float64 reference (logarithmic; left is better)"
+    unit = "largest absolute error" + (" (left is better)" if slim else against)
     rows_frame(board, [scale], tops, titles, unit, start)
     board.height = tops[-1][0] + height + 52
     for (y, _), (case_id, found) in zip(tops, rows, strict=True):
@@ -255,5 +287,5 @@ def errors(study: Study) -> Board | None:
         for place, name in enumerate(reversed(drawn_names)):
             shift = (place - (len(drawn_names) - 1) / 2) * 3.0
             note = f"{names[case_id]}, {name}: {digits(found[name])}"
-            board.mark(scale(found[name]), y + height / 2 + shift, look[name], 4.0, note)
+            board.mark(scale(found[name]), y + (height + named) / 2 + shift, look[name], 4.0, note)
     return board

@@ -33,8 +33,7 @@ def page(
     ]
     for part in study.parts():
         sections += [Section(title, parts) for title, parts in _part(part, names, several=len(study.settings) > 1)]
-    errors = "On the very inputs that were timed. What fails its check is not timed."
-    sections.append(Section("Correctness", drawn(figures.errors(study), errors + _fewer(len(study.case_ids)))))
+    sections.append(Section("Correctness", _errors(study)))
     if words := report.second_clock():
         sections.append(Section("A second clock", [Text(words), tables.second_clock(study, report.clock, names)]))
     sections.append(Section("Not timed", tables.not_timed(study)))
@@ -94,7 +93,13 @@ def _speedups(study: Study, *, everything: bool) -> list[Part]:
         "Each mark is the median of the ratios of latencies measured in the same block, with its 95 % interval. "
         f"The grey band is what {study.subject} shows against itself: a mark within it means nothing.{beside}"
         f"{without}{_fewer(len(study.case_ids))}",
+        figures.speedup(study, everything=everything, width=figures.SLIM),
     )
+
+
+def _errors(study: Study) -> list[Part]:
+    told = f"On the very inputs that were timed. What fails its check is not timed.{_fewer(len(study.case_ids))}"
+    return drawn(figures.errors(study), told, figures.errors(study, figures.SLIM))
 
 
 def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[tuple[str, list[Part]]]:
@@ -102,7 +107,7 @@ def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[t
     title = part.settings[0].name.capitalize() if several else "Measurements"
     parts: list[Part] = [Text(part.settings[0].meaning, "soft")] if several and part.settings[0].meaning else []
     board, caption = rates.by_size(part)
-    parts += drawn(board, caption)
+    parts += drawn(board, caption, rates.by_size(part, figures.SLIM)[0])
     if part.contrasts:
         parts += [_shared(part, CORRECTED), tables.verdicts(part, names)]
     if any(timing.timed for case in part.cases for timing in case.timings):

@@ -10,7 +10,7 @@ from orchestrator.analysis.study import Case, Study
 from orchestrator.analysis.timings import Timing
 from orchestrator.core.bundled import names
 from orchestrator.core.bundled.work import convention
-from orchestrator.report.figures import RIGHT, WIDTH, drawn
+from orchestrator.report.figures import WIDTH, drawn
 from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
 from orchestrator.report.text import backend, digits, shortened, tick
@@ -32,7 +32,7 @@ class Plotted:
         return f"{self.unit} by {self.axis.replace('_', ' ')}"
 
 
-def by_size(part: Study) -> tuple[Board | None, str]:
+def by_size(part: Study, width: float = WIDTH) -> tuple[Board | None, str]:
     """The figure of one setting, and what is under it. There is none where no axis of numbers has two values."""
     cases = [case for case in part.cases if any(timing.timed for timing in case.timings)]
     axis = size_axis([case.axes for case in cases])
@@ -47,7 +47,7 @@ def by_size(part: Study) -> tuple[Board | None, str]:
     if not kept:
         return None, ""
     fewer = f" Of {len(kept)} panels {MOST_PANELS} are drawn." if len(kept) > MOST_PANELS else ""
-    board = _board(dict(list(kept.items())[:MOST_PANELS]), plotted, names, part)
+    board = _board(dict(list(kept.items())[:MOST_PANELS]), plotted, names, part, width)
     counted = f" Operations by {convention(case.axes for case in cases)}." if plotted.unit == "TFLOP/s" else ""
     bars = "Medians; bars are their 95 % intervals, where they are wider than a mark."
     return board, f"{plotted.title}. {bars}{counted}{fewer}"
@@ -84,11 +84,13 @@ def _rate(cases: Sequence[Case]) -> tuple[str, Rate]:
     return "TFLOP/s", lambda _, timing: timing.tflops
 
 
-def _board(panels: Mapping[str, Sequence[Case]], plotted: Plotted, names: Sequence[str], part: Study) -> Board:
+def _board(
+    panels: Mapping[str, Sequence[Case]], plotted: Plotted, names: Sequence[str], part: Study, width: float
+) -> Board:
     look = looks((part.subject, *part.baselines))
-    board = Board(WIDTH, 0, f"{plotted.title}, one line an implementation")
-    top = legend(board, 60, 18, [(backend(name), look[name]) for name in names], RIGHT) + 8
-    areas, bottom = tiled(len(panels), WIDTH, 30.0, top, 250.0)
+    board = Board(width, 0, f"{plotted.title}, one line an implementation")
+    top = legend(board, 60, 18, [(backend(name), look[name]) for name in names], width - 40) + 8
+    areas, bottom = tiled(len(panels), width, 30.0, top, 250.0)
     for (title, cases), area in zip(panels.items(), areas, strict=True):
         _panel(board, title, cases, plotted, {name: look[name] for name in names}, area)
     board.height = bottom + 4
@@ -111,7 +113,7 @@ def _panel(
     across = Scale(*span(sizes, log=True), x + 62, x + width - 14, log=True)
     low, high = span(values, log=True) if "µs" in unit else (0.0, max(values) * 1.06)
     up = Scale(low, high, y + 196, y + 30, log="µs" in unit)
-    board.text(x + 62, y + 18, shortened(title, 40), "strong")
+    board.text(x + 62, y + 18, shortened(title, min(40, int((width - 62) / 8))), "strong")
     for value in up.ticks(5):
         board.line(x + 62, up(value), x + width - 14, up(value), "grid")
         board.text(x + 55, up(value) + 4.5, tick(value), "end soft")

@@ -62,8 +62,9 @@ class Area:
 
 
 def tiled(count: int, width: float, gap: float, top: float, height: float) -> tuple[list[Area], float]:
-    """Room for `count` panels, two beside each other unless there is one, and where the last row of them ends."""
-    columns = 2 if count > 1 else 1
+    """Room for `count` panels, two beside each other unless there is one or it is narrow, and where the last row of
+    them ends."""
+    columns = 2 if count > 1 and width >= 600 else 1
     each = (width - gap * (columns - 1)) / columns
     areas = [Area((place % columns) * (each + gap), top + (place // columns) * height, each) for place in range(count)]
     return areas, top - (-count // columns) * height

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.analysis.axes import Along, Line, Point
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.report import axes
+from orchestrator.report.figures import SLIM, WIDTH
 from orchestrator.report.page import Figure, Page, Text, written
 
 
@@ -32,10 +33,12 @@ def view(
 @pytest.mark.parametrize(
     "values", [("16", "64", "256"), ("1", "2", "3"), ("cold", "warm"), ("rmsnorm.py", "softmax.py")]
 )
-def test_every_point_is_drawn_once_with_its_interval_inside_the_board(values: Sequence[str]) -> None:
+@pytest.mark.parametrize("width", [WIDTH, SLIM])
+def test_every_point_is_drawn_once_with_its_interval_inside_the_board(values: Sequence[str], width: float) -> None:
     found = view(values)
     (lines,) = axes.pictures(found)
-    board = axes.board(found, lines)
+    board = axes.board(found, lines, width)
+    assert board.width == width
     svg = board.svg()
     assert svg.count("<title>") == len(values) * 4
     assert "l4, bench" in svg

@@ -105,6 +105,36 @@ def test_axe_finds_nothing_wrong_on_any_kind_of_page(page: Page, pages: Path) ->
     assert found == []
 
 
+PUSHED = (
+    "[...document.querySelectorAll('{} > div')]"
+    ".filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth).length"
+)
+CUT = (
+    "[...document.querySelectorAll('{} svg')].filter(one => one.checkVisibility()).reduce((n, svg) => n + "
+    "[...svg.querySelectorAll('text')].filter(one => {{const b = one.getBBox(); return !one.hasAttribute('transform') && "
+    "(b.x < -1 || b.x + b.width > svg.viewBox.baseVal.width + 1)}}).length, 0)"
+)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        f"cases/{CASE}.html",
+        "report.html#speed-up-by-case",
+        "report.html#burst-cold",
+        "report.html#correctness",
+        "compare.html",
+    ],
+)
+def test_a_figure_is_read_on_a_phone_without_being_pushed_sideways(page: Page, pages: Path, kind: str) -> None:
+    page.look(390)
+    file, _, section = kind.partition("#")
+    page.open((pages / file).as_uri())
+    within = f"#{section} figure" if section else "figure"
+    assert page.run(f"document.querySelectorAll('{within}').length") > 0
+    assert (page.run(PUSHED.format(within)), page.run(CUT.format(within))) == (0, 0)
+
+
 def test_words_and_choices_narrow_the_index_and_stand_in_the_address(page: Page, pages: Path) -> None:
     page.look(1280)
     page.open((pages / "index.html").as_uri())

@@ -10,6 +10,7 @@ from orchestrator.analysis.history import Point, Reading, history
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.results import case_order
+from orchestrator.report.figures import SLIM, WIDTH
 from orchestrator.report.page import Cell, Choice, Figure, Finder, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.site.digest import CaseDigest, Digest, unpacked
 from orchestrator.report.site.links import CASES, case_page, nav, run_page, to
@@ -101,7 +102,10 @@ METHOD: Final = (
 
 def section(series: Series, runs: Sequence[tuple[Digest, CaseDigest]], points: Sequence[Point], own: str) -> Section:
     parts: list[Part] = [Text(f"{series.subject}, {series.unit}. {summary(points)}", "lead")]
-    board = timeline(points, series.title, series.unit, relative=bool(series.relative_to))
+    board, slim = (
+        timeline(points, series.title, series.unit, relative=bool(series.relative_to), width=width)
+        for width in (WIDTH, SLIM)
+    )
     if board is not None:
         fewer = f" The newest {MOST} of {len(runs)} runs." if len(runs) > MOST else ""
         parts.append(
@@ -109,6 +113,7 @@ def section(series: Series, runs: Sequence[tuple[Digest, CaseDigest]], points: S
                 board,
                 "Each mark is a run, oldest on the left, with its 95 % interval; the line is the level that it is "
                 f"compared with. Dashed uprights: the code or a library is another from here on.{fewer}",
+                slim,
             )
         )
     rows = [_row(point, own, relative=bool(series.relative_to)) for point in reversed(points)]

@@ -13,7 +13,6 @@ from orchestrator.report.svg import Board, Scale, legend, span
 from orchestrator.report.text import digits, tick, within
 
 LEFT: Final = 76.0
-TOP: Final = 44.0
 BOTTOM: Final = 244.0
 LOOKS: Final = {
     "faster": Look("c2", "triangle"),
@@ -26,25 +25,27 @@ LOOKS: Final = {
 WORDS: Final = {"neither": "neither faster nor slower"}
 
 
-def timeline(points: Sequence[Point], title: str, unit: str, *, relative: bool) -> Board | None:
-    """None where there is but one run."""
+def timeline(points: Sequence[Point], title: str, unit: str, *, relative: bool, width: float = WIDTH) -> Board | None:
+    """None where there is but one run. A figure of `SLIM` is read on a phone as it is."""
     if len(points) < 2:
         return None
     ends = [end for point in points for end in _ends(point)]
-    up = Scale(*span(ends, log=True, pad=0.12), BOTTOM, TOP, log=True)
-    across = Scale(0, len(points) - 1, LEFT + 16, RIGHT - 8)
+    left, right = (64.0, width - 8) if width < WIDTH else (LEFT, RIGHT)
+    across = Scale(0, len(points) - 1, left + 16, right - 8)
     changes = sum(point.change in (Verdict.FASTER, Verdict.SLOWER) for point in points)
     told = f"{title}: {len(points)} runs, {changes} changes, newest {digits(points[-1].reading.value.mid)} {unit}"
-    board = Board(WIDTH, BOTTOM + 58, told)
+    board = Board(width, BOTTOM + 58, told)
     used = dict.fromkeys(_kind(point) for point in points)
-    legend(board, LEFT, 18, [(WORDS.get(name, name), LOOKS[name]) for name in LOOKS if name in used], RIGHT)
+    names = [(WORDS.get(name, name), LOOKS[name]) for name in LOOKS if name in used]
+    top = legend(board, left, 18, names, right) + 14
+    up = Scale(*span(ends, log=True, pad=0.12), BOTTOM, top, log=True)
     for at in up.ratios(22) if relative else up.ticks(6):
-        board.line(LEFT, up(at), RIGHT, up(at), "grid")
-        board.text(LEFT - 8, up(at) + 4.5, f"{tick(at)}{'×' if relative else ''}", "end soft")
+        board.line(left, up(at), right, up(at), "grid")
+        board.text(left - 8, up(at) + 4.5, f"{tick(at)}{'×' if relative else ''}", "end soft")
     if relative and up.low < 1 < up.high:
-        board.line(LEFT, up(1), RIGHT, up(1), "axis")
-    board.text(16, (TOP + BOTTOM) / 2, unit, "middle", turned=True)
-    _days(board, points, across)
+        board.line(left, up(1), right, up(1), "axis")
+    board.text(12 if width < WIDTH else 16, (top + BOTTOM) / 2, unit, "middle", turned=True)
+    _days(board, points, across, top)
     _levels(board, points, across, up)
     for place, point in enumerate(points):
         x, value, look = across(place), point.reading.value, LOOKS[_kind(point)]
@@ -71,18 +72,19 @@ def _kind(point: Point) -> str:
     return "not judged" if point.doubt else "neither"
 
 
-def _days(board: Board, points: Sequence[Point], across: Scale) -> None:
+def _days(board: Board, points: Sequence[Point], across: Scale, top: float) -> None:
     """The day of each run under it, as far as there is room."""
     last = -1e9
     for place, point in enumerate(points):
         day, x = point.reading.run_id[:8], across(place)
         if point.split:
-            board.path([(x, TOP), (x, BOTTOM)], "split")
+            board.path([(x, top), (x, BOTTOM)], "split")
         board.line(x, BOTTOM, x, BOTTOM + 4, "axis")
-        if x - last >= 96 and x + 36 <= WIDTH:
+        if x - last >= 96 and x + 36 <= board.width:
             board.text(x, BOTTOM + 20, f"{day[:4]}-{day[4:6]}-{day[6:8]}", "middle soft")
             last = x
-    board.text((LEFT + RIGHT) / 2, BOTTOM + 44, "runs in the order in which they were begun", "middle soft")
+    middle = (across.begin + across.end) / 2
+    board.text(middle, BOTTOM + 44, "runs in the order in which they were begun", "middle soft")
 
 
 def _levels(board: Board, points: Sequence[Point], across: Scale, up: Scale) -> None:
