@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import importlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from typing import Any, Final
 from orchestrator.core.errors import ConfigError, LocalError
 
 PACKAGE: Final = "duckdb"
+LEAST: Final = 2
+"""Before 2.0 locked settings leave `enable_logging` open, which writes files."""
 ALONE: Final = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -40,9 +43,16 @@ class Answer:
 
 
 def ready(package: str = PACKAGE) -> None:
-    """Raises `LocalError` where DuckDB is not installed."""
+    """Raises `LocalError` where DuckDB is not installed, or one that cannot be shut off."""
     if importlib.util.find_spec(package) is None:
-        raise LocalError("queries are answered by DuckDB, which is not installed", hint="`pip install 'duckdb>=1.4'`")
+        raise LocalError("queries are answered by DuckDB, which is not installed", hint="`pip install 'duckdb>=2.0'`")
+    version = importlib.metadata.version(package)
+    major = version.partition(".")[0]
+    if major.isdecimal() and int(major) < LEAST:
+        raise LocalError(
+            f"DuckDB {version} is installed, which lets a query write files: 2.0 does not",
+            hint="`pip install --upgrade 'duckdb>=2.0'`",
+        )
 
 
 @contextmanager
@@ -50,7 +60,9 @@ def answered(tables: Mapping[str, Sequence[Path]], words: Collection[str], query
     """The answer to `query` over `tables`: each is all of its files, the columns of any of them. A column is text if it
     is one of `words` or has a cell that is no number; empty cells are NULL. Nothing is written.
 
-    Raises `ConfigError` for a query that fails, in DuckDB's words; `LocalError` for a file that cannot be read."""
+    Raises `ConfigError` for a query that fails, in DuckDB's words; `LocalError` for a file that cannot be read, and
+    what `ready` raises."""
+    ready()
     duckdb: Any = importlib.import_module(PACKAGE)
     try:
         base = duckdb.connect(":memory:", config=ALONE)

@@ -147,4 +147,19 @@ def test_without_duckdb_the_line_that_installs_it_is_given() -> None:
     with pytest.raises(BenchError) as refused:
         ready("no_such_package")
     assert refused.value.exit_code == 11
-    assert refused.value.hint == "`pip install 'duckdb>=1.4'`"
+    assert refused.value.hint == "`pip install 'duckdb>=2.0'`"
+
+
+def test_a_duckdb_that_cannot_be_shut_off_is_refused_and_one_that_can_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.4.0, tried, writes a file for `CALL enable_logging(storage = 'file', ...)` with its settings locked."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, version in (("older_duck", "1.4.0"), ("newer_duck", "10.1.0")):
+        (tmp_path / f"{name}.py").write_text("")
+        (tmp_path / f"{name}-{version}.dist-info").mkdir()
+        (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    with pytest.raises(LocalError, match=r"1\.4\.0") as refused:
+        ready("older_duck")
+    assert refused.value.hint == "`pip install --upgrade 'duckdb>=2.0'`"
+    ready("newer_duck")

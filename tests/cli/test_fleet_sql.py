@@ -110,7 +110,7 @@ def test_without_duckdb_nothing_is_fetched_and_the_remedy_is_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     ran = fleet("fleet", "sql", FLEET, MEDIANS, code=11)
-    assert "pip install 'duckdb>=1.4'" in ran.err
+    assert "pip install 'duckdb>=2.0'" in ran.err
     assert not (fleet.home / "results").exists()
 
 
