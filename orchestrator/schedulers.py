@@ -59,6 +59,7 @@ def batch_of(wiring: Wiring, gate: Callable[[], None]) -> GoogleBatch:
         script=task_script(),
         image=wiring.cloud().image,
         gate=gate,
+        known=wiring.named,
     )
 
 

@@ -16,10 +16,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.adapters.batch_body import job_body, order_body, template_body, variables_of, with_one_limit
-from orchestrator.adapters.batch_record import JobRecord, Records
+from orchestrator.adapters.batch_record import JobRecord, Known, Records
 from orchestrator.adapters.batch_words import Words
 from orchestrator.adapters.payload import bundle_root
-from orchestrator.core.errors import NotFound, ProviderError
+from orchestrator.core.errors import ConfigError, NotFound, ProviderError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
@@ -55,7 +55,7 @@ class Service:
 
 class GoogleBatch:
     """Jobs of one project. `gate` raises where a fleet may not be launched; `image` gives the dated image of a project
-    and family."""
+    and family; `known` remembers what was asked for."""
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class GoogleBatch:
         script: str,
         image: Callable[[str, str], str],
         gate: Callable[[], None],
+        known: Known,
     ) -> None:
         self.project = service.project
         self.service = service
@@ -74,6 +75,7 @@ class GoogleBatch:
         self.script = script
         self.image = image
         self.gate = gate
+        self.known = known
         self.records = Records(bucket)
         self._words: dict[str, Words] = {}
         self._jobs: dict[str, tuple[datetime, batch_v1.Job | None]] = {}
@@ -204,9 +206,9 @@ class GoogleBatch:
         with ThreadPoolExecutor(WRITERS) as pool:
             list(pool.map(store, range(len(children))))
         self.bucket.create(rules.job_object(job.fleet, job.name), json.dumps({"children": children}).encode())
-        return self.records.create(
-            JobRecord(job.fleet, job.name, job.gpu, children, tuple(job.regions), template, bodies, job.ends_at)
-        )
+        made = JobRecord(job.fleet, job.name, job.gpu, children, tuple(job.regions), template, bodies, job.ends_at)
+        self.known.add(made.asked)
+        return self.records.create(made)
 
     def _before(self, record: JobRecord) -> str:
         """A job of the same fleet and GPU that is not over; empty when there is none. Its machines count too."""
@@ -232,6 +234,11 @@ class GoogleBatch:
 
         from orchestrator.adapters.google_errors import translated
 
+        if record.asked not in self.known:  # machines can write to the bucket
+            raise ConfigError(
+                f"what {record.name} would ask for was found in the bucket, and is not what was asked for from here",
+                hint=f"`bench fleet stop {record.fleet}`, then `bench fleet resume {record.fleet}` asks anew",
+            )
         try:
             self._templates.insert(record.template)
         except ProviderError as exc:

@@ -3,11 +3,12 @@ changed by compare-and-swap, so that every client sees the same job."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from orchestrator.core.errors import DocumentUnreadable, Unavailable
 from orchestrator.core.fleet.batch import record_object
@@ -48,6 +49,12 @@ class JobRecord:
     def body(self) -> Mapping[str, Any]:
         return self.jobs[min(self.at, len(self.jobs) - 1)]
 
+    @property
+    def asked(self) -> str:
+        """What is asked for by it, which never changes, in a digest."""
+        never = [self.children, self.regions, self.template, self.jobs, self.ends_at.isoformat()]
+        return f"job {self.name} {hashlib.sha256(json.dumps(never, sort_keys=True).encode()).hexdigest()}"
+
     def dump(self) -> bytes:
         document = asdict(self) | {"schema": 1, "ends_at": self.ends_at.isoformat()}
         return json.dumps(document | {"since": self.since.isoformat() if self.since else None}).encode()
@@ -69,6 +76,13 @@ class JobRecord:
                 f"{name} is not the record of a job on Batch: {exc}", hint="`bench fleet stop` ends the fleet's jobs"
             ) from exc
         return record
+
+
+class Known(Protocol):
+    """What was asked for from here: kept where nothing from a bucket is written."""
+
+    def __contains__(self, what: str, /) -> bool: ...
+    def add(self, what: str, /) -> None: ...
 
 
 class Records:

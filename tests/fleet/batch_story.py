@@ -149,6 +149,7 @@ class Story:
         self.looks = 0
         self.open = set(range(children))
         """Those that are not known to be measured."""
+        self.known: set[str] = set()
         self.scheduler = self.fresh()
         self.jobs: list[JobSpec] = []
         self.ends: list[datetime] = []
@@ -162,6 +163,7 @@ class Story:
             script="#!/bin/bash\n",
             image=lambda _project, _family: IMAGE,
             gate=lambda: None,
+            known=self.known,
         )
 
     def close(self) -> None:

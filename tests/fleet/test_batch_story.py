@@ -5,6 +5,7 @@ A few fleets here; `scripts/fleet_chaos.py` plays as many, of a thousand childre
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.fleet.batch import record_object
 from tests.fleet.batch_judge import Seen, broken
 from tests.fleet.batch_story import shape, story
 
@@ -54,6 +57,30 @@ def test_one_look_asks_once_for_a_job_and_never_again_for_one_that_is_over(tmp_p
             told.timeline.sleep(60)
             told.scheduler.counts([job.name])
         assert len(asked) <= moments + 1
+
+
+def test_a_job_whose_record_in_the_bucket_was_rewritten_is_not_asked_for(tmp_path: Path) -> None:
+    with story(tmp_path / "cloud", 1, children=2, parallel=1, wall_s=3600, calm=True) as told:
+        told.hold()
+        first, second = told.job([0], {}), told.job([1], {})
+        told.scheduler.submit([first, second])
+        waiting = told.scheduler.records.read(second.fleet, second.name)
+        assert waiting is not None
+        assert waiting.stage == "waiting"
+        template = json.loads(json.dumps(waiting.template))
+        template["properties"]["serviceAccounts"][0]["email"] = "owner@p.iam.gserviceaccount.com"
+        forged = replace(waiting, template=template)
+        told.bucket.replace(record_object(second.fleet, second.name), forged.dump(), generation=None)
+        told.scheduler.cancel([first.name])
+
+        def looked_at_until_the_first_is_over() -> None:
+            for _ in range(20):
+                told.timeline.sleep(30)
+                told.fresh().reconcile(second.fleet, [first.name, second.name], [0, 1])
+
+        with pytest.raises(ConfigError, match="found in the bucket"):
+            looked_at_until_the_first_is_over()
+        told.scheduler.cancel([second.name])
 
 
 @pytest.fixture(scope="module")

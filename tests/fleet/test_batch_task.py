@@ -45,6 +45,7 @@ class Site:
             script=SCRIPT.replace("\n", f"\nexport PATH={fast_python(home / 'stubs').parent}:$PATH\n", 1),
             image=lambda _project, _family: IMAGE,
             gate=lambda: None,
+            known=set(),
         )
 
     def job(self, *specs: dict[str, Any]) -> JobSpec:
