@@ -16,8 +16,11 @@ from orchestrator.core.results import is_control
 
 
 def planned(plan: LaunchPlan) -> str:
-    """How much is measured of each implementation: `12 cases x 50 repeats x 2 regimes`."""
-    words = f"{len(plan.cases)} cases x {plan.harness['repeats']} repeats"
+    """How much is measured of each implementation: `12 cases x 50 repeats x 2 regimes`. Of a workload of the user's own
+    whose axes are narrowed, or that tells its cases when it is run alone, no more is known."""
+    narrowed = "workload" in plan.harness and plan.harness["measure"].get("axes")
+    cases = f"{'at most ' if narrowed else ''}{len(plan.cases)} cases" if plan.cases else "its cases"
+    words = f"{cases} x {plan.harness['repeats']} repeats"
     return f"{words} x 2 regimes" if plan.harness["regime"] == BOTH else words
 
 
@@ -26,10 +29,8 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     facts.add_column(style="dim")
     facts.add_column()
     names = [name for name in plan.harness["implementations"] if not is_control(name)]
-    facts.add_row(
-        "measures",
-        f"{planned(plan)} x {len(names)} implementations",
-    )
+    who = "all its implementations" if "*" in names else f"{len(names)} implementations"
+    facts.add_row("measures", f"{planned(plan)} x {who}")
     owned = plan.offers[0].provisioning == PROVISIONING
     for name, text in _owned(plan) if owned else _rented(plan):
         facts.add_row(name, text)

@@ -16,9 +16,11 @@ from orchestrator.cli.plan_view import plan_view
 from orchestrator.cli.render import ago, alive_line, clock, ending_lines, live, runs_table, usd
 from orchestrator.cli.results_view import results_view
 from orchestrator.cli.watch import LiveWatch, PlainWatch, Watch, watching
+from orchestrator.core.config.model import Workload
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.ledger.budget import Caps, Ledger
+from orchestrator.core.mode import Mode
 from orchestrator.core.plan.on_hosts import plan_on_hosts
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
@@ -102,6 +104,23 @@ def test_a_plan(snapshot: SnapshotAssertion) -> None:
     made = accepted(asked("gpu: l4", "zones=[us-central1-a, us-east4-a]"))
     assert shown(plan_view(made)) == snapshot
     assert "more zones" in shown(plan_view(accepted(asked("gpu: l4")), most=2))
+
+
+@pytest.mark.parametrize(
+    ("cases", "axes", "said"),
+    [
+        (("rows64", "rows512"), {}, "2 cases x 50 repeats x all its implementations"),
+        (("rows64", "rows512"), {"rows": (64,)}, "at most 2 cases x 50 repeats x all its implementations"),
+        ((), {}, "its cases x 50 repeats x all its implementations"),
+    ],
+)
+def test_a_plan_of_a_workload_claims_no_more_than_is_known_of_it(
+    cases: tuple[str, ...], axes: dict[str, tuple[int]], said: str
+) -> None:
+    own = Workload(path="norm.py", name="norm", cases=cases, axes=axes)
+    made = accepted(asked("gpu: l4").model_copy(update={"workload": own}), mode=Mode.EMBEDDED)
+    assert f"measures  {said}" in shown(plan_view(made))
+    assert ("those of rows 64" in made.notices[0]) is bool(axes)
 
 
 def test_a_plan_for_a_machine_of_ones_own_speaks_of_no_rent() -> None:

@@ -18,6 +18,9 @@ def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) ->
     if config.workload is not None:
         own, known = config.workload, len(config.workload.cases)
         cases = f"{known} cases" if known else "as many cases as it says when it is run"
+        if own.axes:
+            only = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in own.axes.items())
+            cases = f"of {cases} those of {only}"
         instead = "" if config.gpu == "cpu" or not mode.simulated else f"; no {config.gpu.upper()} is measured"
         where = " on this machine's own processor" if mode.simulated else ""
         return [f"workload {own.name}: {cases}{where}{instead}"]
