@@ -31,6 +31,7 @@ from orchestrator.ports import (
     Refusal,
 )
 from orchestrator.runs.accounts import Accounts
+from orchestrator.runs.looking import looked_for
 from orchestrator.runs.metering import cost_by_the_cloud
 from orchestrator.runs.run_log import diagnosis_of, keep_serial
 from orchestrator.runs.validation import lacks_image, note_validation, on_base_image
@@ -188,13 +189,7 @@ class Engine:
         vm = run.vm
         if vm is None or not vm.open:
             return do.Observation(None)
-        cloud = self.world.cloud()
-        instance = cloud.instance(vm.zone, vm.name)
-        if instance is not None:
-            return do.Observation(instance)
-        if vm.instance_id:
-            return do.Observation(None, cloud.operations(vm.zone, vm.instance_id))
-        return do.Observation(None, cloud.operations_by_name(vm.zone, vm.name))
+        return do.Observation(*looked_for(self.world.cloud(), vm))
 
     def perform(self, command: do.Command, run: Run) -> bool:
         """Does it. False when another client is at it, or knows more: look again later, and do nothing else."""

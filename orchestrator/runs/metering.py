@@ -11,6 +11,7 @@ from orchestrator.core.hosts import is_host
 from orchestrator.core.run import decide as do
 from orchestrator.core.run.fold import Run, Vm
 from orchestrator.ports import Cloud
+from orchestrator.runs.looking import looked_for
 
 
 def cost_by_the_cloud(
@@ -29,14 +30,11 @@ def cost_by_the_cloud(
         if is_host(vm.zone) or (vm.zone, vm.name) in found_gone:
             total += vm.cost(now)
             continue
-        instance = cloud().instance(vm.zone, vm.name)
+        instance, told = looked_for(cloud(), vm)
         if instance is not None:
             if instance.status != "STOPPING":
                 delete(vm)
             return None
-        told = cloud().operations(vm.zone, vm.instance_id) if vm.instance_id else ()
-        if not any(op.kind == "insert" for op in told):  # an id that the cloud never gave
-            told = cloud().operations_by_name(vm.zone, vm.name)
         ended, how = do.end_of(vm, told, vm.started_at, now)
         total += replace(vm, gone_at=vm.gone_at if how == "lost" else max(vm.gone_at, ended)).cost(now)
     return total

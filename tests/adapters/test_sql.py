@@ -134,7 +134,11 @@ def test_a_pivot_has_devices_as_columns(two: list[Path]) -> None:
     assert [name for name, _ in columns] == ["rows", "7", "L4", "T4"]
 
 
-@pytest.mark.parametrize("data", [b"", b"\x1f\x8b\x00 not gzip", gzip.compress(b"a,b\n1,2\n")[:-9], None])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x1f\x8b\x00 not gzip", gzip.compress(b"a,b\n1,2\n", mtime=0)[:-9], None],
+    ids=["empty", "not gzip", "cut short", "gone"],
+)
 def test_a_file_that_is_not_whole_is_named(tmp_path: Path, data: bytes | None) -> None:
     file = tmp_path / "a.csv.gz"
     if data is not None:

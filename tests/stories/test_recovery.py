@@ -314,3 +314,37 @@ def test_a_payload_that_is_gone_or_not_what_its_name_says_is_never_run(home: Pat
             bucket.replace(plan_object(RUN), nonsense, generation=None)
             with pytest.raises(ConfigError, match="is no JSON"):
                 resumed(stage)
+
+
+class Between:
+    """A cloud whose first request for a machine outlives its client, and is done between two looks of another one."""
+
+    def __init__(self, cloud: Any) -> None:
+        self.cloud, self.asked = cloud, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cloud, name)
+
+    def insert(self, request: Any) -> Any:
+        self.asked.append(request)
+        raise Killed
+
+    def operations_by_name(self, zone: str, name: str) -> Any:
+        while self.asked:
+            self.cloud.insert(self.asked.pop())
+        return self.cloud.operations_by_name(zone, name)
+
+
+def test_a_machine_that_is_made_between_the_two_looks_of_a_client_is_not_called_lost(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        world = stage.world()
+        between = Between(world.cloud())
+        object.__setattr__(world, "cloud", lambda: between)
+        with pytest.raises(Killed):
+            stage.begin(world).follow()
+        run = Engine(world, RUN).follow()
+        assert run.phase is Phase.SUCCEEDED
+        assert [vm.how for vm in run.vms] == ["deleted"]
+        assert [row["vm"] for row in stage.bill()] == [vm.name for vm in run.vms]
+        assert run.settled is not None
+        assert same_to_the_cent(run.settled.cost_usd, stage.billed())
