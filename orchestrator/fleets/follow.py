@@ -162,6 +162,7 @@ class Follower:
                 ]
             ),
             generation,
+            lasts,
         )
         return self.store.decide(lambda one: held_anew(one, generation, ends_at))
 
@@ -299,13 +300,19 @@ class Follower:
         return control
 
     def submit(self, state: FleetState, control: Control, jobs: Sequence[JobRecord]) -> None:
-        """Hands jobs to the scheduler. Those that it has already are left as they are."""
-        for text in self.scheduler.submit([self._spec(state, control, job) for job in jobs]):
+        """Hands jobs to the scheduler. Those that it has already are left as they are. Where they cost money, what was
+        decided in the bucket, where machines write too, gives them no more machines and no more time than is held."""
+        ends_at = self._ends_at(control)
+        if self.record.hold_usd:
+            ends_at = min(ends_at, self.purse.until(control.generation))
+            most = self.record.machines
+            jobs = [job.model_copy(update={"parallel": min(job.parallel, most.get(job.gpu, 1))}) for job in jobs]
+        for text in self.scheduler.submit([self._spec(state, job, ends_at) for job in jobs]):
             self.say(text)
         count = sum(len(job.children) for job in jobs)
         self.say(f"{count} children in {len(jobs)} job{'s' if len(jobs) != 1 else ''} on {self.scheduler.name}")
 
-    def _spec(self, state: FleetState, control: Control, job: JobRecord) -> JobSpec:
+    def _spec(self, state: FleetState, job: JobRecord, ends_at: datetime) -> JobSpec:
         price = self._price(job.gpu)
         children = [self.children[index] for index in job.children if index < len(self.children)]
         orders = [self.orders.order(child, state.line(child).attempt + 1, price) for child in children]
@@ -317,7 +324,7 @@ class Follower:
             machine_type=plans[0].config.machine_type,
             children=tuple(orders),
             parallel=job.parallel,
-            ends_at=self._ends_at(control),
+            ends_at=ends_at,
             child_s=max(plan.ttl_s for plan in plans),
             payload=self.payload(children[0].cell.workload),
             usd_per_hour=price,

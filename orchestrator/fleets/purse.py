@@ -23,13 +23,18 @@ class Purse:
     world: World
     record: FleetRecord
 
-    def take(self, usd: Decimal, generation: int = 0) -> None:
-        """Holds `usd`. Taken twice it is one hold. Raises `BudgetExceeded`."""
-        self._with_open_holds_settled(lambda: self._take(usd, generation))
+    def take(self, usd: Decimal, generation: int = 0, lasts: timedelta | None = None) -> None:
+        """Holds `usd` for so long; as long as the fleet was to last, if nothing is said. Taken twice it is one hold.
+        Raises `BudgetExceeded`."""
+        self._with_open_holds_settled(lambda: self._take(usd, generation, lasts or self._lasts))
 
-    def _take(self, usd: Decimal, generation: int) -> Refused | None:
+    @property
+    def _lasts(self) -> timedelta:
+        return self.record.ends_at - self.record.created_at
+
+    def _take(self, usd: Decimal, generation: int, lasts: timedelta) -> Refused | None:
         now, key = self.world.clock.now(), hold_key(self.record.fleet, generation)
-        ttl_s = int((self.record.ends_at - self.record.created_at) / timedelta(seconds=1))
+        ttl_s = int(lasts / timedelta(seconds=1))
         pretend = self.record.mode.simulated
 
         def change(ledger: Ledger) -> Ledger | Refused:
@@ -63,6 +68,13 @@ class Purse:
         """Whether machines may be asked for: the hold is there and not settled, or the fleet costs nothing."""
         entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, generation))
         return not self.record.hold_usd or (entry is not None and entry.settled_usd is None)
+
+    def until(self, generation: int = 0) -> datetime:
+        """When the time is over that was paid for, by the ledger: no machine can write there."""
+        entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, generation))
+        if entry is None:
+            return self.record.ends_at
+        return entry.held_at + timedelta(seconds=entry.ttl_s)
 
     def settle(self, usd: Decimal, generation: int = 0) -> None:
         """Replaces every hold up to `generation` by what was spent, once. `usd` is what the fleet has cost in all: what

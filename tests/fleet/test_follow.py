@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_what_the_scheduler_has_forgotten_for_a_minute_is_submitted_under_anothe
     assert len({job.name for job in scheduler.submitted}) == 4
     children = sorted(child.index for job in scheduler.submitted[2:] for child in job.children)
     assert children == list(range(8))
+
+
+def test_no_word_in_the_bucket_gives_a_fleet_more_machines_or_more_time_than_its_hold_pays_for(tmp_path: Path) -> None:
+    follower, scheduler, _ = followed(tmp_path)
+    forged = JobRecord(number=7, gpu="l4", children=(0, 1), parallel=500)
+    late = follower.record.ends_at + timedelta(days=300)
+    control = follower.store.control().model_copy(update={"jobs": (forged,), "ends_at": late})
+    follower.submit(follower.look().state, control, [forged])
+    (sent,) = scheduler.submitted
+    assert sent.parallel == follower.record.machines["l4"] < 500
+    assert sent.ends_at <= follower.record.ends_at + timedelta(minutes=1)
 
 
 def test_a_fleet_whose_time_is_over_ends_its_jobs_says_so_and_settles(tmp_path: Path) -> None:
