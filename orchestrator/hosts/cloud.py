@@ -87,22 +87,29 @@ class HostCloud:
             self._bring_home_earlier(request.zone, run.run_id, request.name)
             # From here on something of the run may be on the host, so the bucket knows of it first.
             self._record(target, python, request.name, run)
-            answer = self._ask(target, "start", {"run": self._told(request, run, payload)}, python=python)
         except HostUnfit as exc:
             return Refusal(code="HOST_UNFIT", message=str(exc), scope="all", hint=exc.hint)
-        never = {"ended_at": now, "how": REFUSED, "removed": True}
+        try:
+            return self._start(target, python, request, run, payload)
+        except HostUnfit as exc:
+            self._end_what_may_have_begun(request)
+            return Refusal(code="HOST_UNFIT", message=str(exc), scope="all", hint=exc.hint)
+
+    def _start(
+        self, target: Target, python: str, request: InstanceRequest, run: HostRun, payload: Mapping[str, str]
+    ) -> Accepted | Refusal:
+        """Raises `HostUnfit` where something of the run may have begun: trouble, or an answer that says nothing."""
+        answer = self._ask(target, "start", {"run": self._told(request, run, payload)}, python=python)
         if answer.get("trouble") == "busy":
+            never = {"ended_at": run.created_at, "how": REFUSED, "removed": True}
             self._record(target, python, request.name, run.model_copy(update=never))
             other = answer.get("message") or "another run"
             message = f"{target} measures for {other}; two runs at once would disturb each other"
             return Refusal(code="HOST_BUSY", message=message, scope="zone", hint=f"`bench status` shows {target}")
         if (error := trouble(answer, target)) is not None:
-            if isinstance(error, Unavailable):
-                raise error
-            self._end_what_may_have_begun(request)
-            return Refusal(code="HOST_UNFIT", message=str(error), scope="all", hint=error.hint)
+            raise error
         instance = self._instance(request.zone, request.name, run, answer)
-        known = {"deadline_at": instance.deadline_at, "created_at": instance.started_at or now}
+        known = {"deadline_at": instance.deadline_at, "created_at": instance.started_at or run.created_at}
         self._record(target, python, request.name, run.model_copy(update=known))
         return Accepted(instance)
 

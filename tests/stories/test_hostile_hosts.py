@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.errors import DocumentUnreadable, HostUnfit, Unavailable
 from orchestrator.core.hosts import HostRecord, HostRun, Target, parse_target, record_object
-from orchestrator.core.market.machines import Accepted, InstanceRequest
+from orchestrator.core.market.machines import Accepted, InstanceRequest, Refusal
 from orchestrator.core.naming import instance_name, labels
 from orchestrator.core.run import events as ev
 from orchestrator.core.spool import CASE_BYTES, RUN_FILES, sort
@@ -164,25 +164,36 @@ def test_whatever_a_host_answers_it_is_listed_or_gone_and_nothing_crashes(answer
         assert one.deadline_at <= NOW + timedelta(hours=2)
 
 
-def test_what_a_host_measured_before_it_was_given_up_is_home_before_it_measures_again() -> None:
-    name = f"runs/{RUN}/cases/a.csv"
-    over = {"exists": True, "status": "gone", "now": 9.0, "ended_at": 8.0, "files": [[name, 1, 1]], "spool": "/spool"}
-    told = {"forget": {"exists": False}, "prepare": {"present": True}, "start": running()}
-    shell = Shell(over, {name: b"x"}, otherwise=told)
+def request(attempt: int) -> InstanceRequest:
     payload = {"bucket": "b", "object": "payloads/x.tar.gz", "sha256": "ab" * 32}
     metadata = {
         "bench-host": json.dumps({"target": str(BOX), "python": ""}), "bench-payload": json.dumps(payload),
         "startup-script": "", "bench-run": "{}",
     }  # fmt: skip
-    request = InstanceRequest(
-        name=instance_name(RUN, 2), zone=BOX.zone, machine_type="host", accelerator=None, accelerator_count=0,
+    return InstanceRequest(
+        name=instance_name(RUN, attempt), zone=BOX.zone, machine_type="host", accelerator=None, accelerator_count=0,
         provisioning="OWN", max_run_s=600, image="", disk_gb=1, disk_type="", network="", external_ip=False,
-        service_account=None, labels=labels(RUN, 2, "ada", "memory"), metadata=metadata, request_id="x",
+        service_account=None, labels=labels(RUN, attempt, "ada", "memory"), metadata=metadata, request_id="x",
     )  # fmt: skip
+
+
+def test_what_a_host_measured_before_it_was_given_up_is_home_before_it_measures_again() -> None:
+    name = f"runs/{RUN}/cases/a.csv"
+    over = {"exists": True, "status": "gone", "now": 9.0, "ended_at": 8.0, "files": [[name, 1, 1]], "spool": "/spool"}
+    told = {"forget": {"exists": False}, "prepare": {"present": True}, "start": running()}
+    shell = Shell(over, {name: b"x"}, otherwise=told)
     cloud = hosts(shell)
-    assert isinstance(cloud.insert(request), Accepted)
+    assert isinstance(cloud.insert(request(2)), Accepted)
     assert shell.told["start"]["run"]["known"] == [name]
     assert cloud.bucket.read(name) is not None
+
+
+@pytest.mark.parametrize("answer", [[], None, "yes", {}, {"exists": 1}, {"trouble": "failed", "message": "x"}])
+def test_a_start_that_nobody_can_tell_of_is_ended_on_the_host(answer: Any) -> None:
+    shell = Shell({"exists": False}, otherwise={"prepare": {"present": True}, "start": answer})
+    refused = hosts(shell).insert(request(2))
+    assert isinstance(refused, Refusal)
+    assert shell.asked[shell.asked.index("start") :].count("stop") == 1
 
 
 UNCLEAR = [
