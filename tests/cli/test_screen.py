@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import shlex
 import termios
 
 import pytest
@@ -106,7 +107,7 @@ def test_the_help_of_each_command_has_plain_words_and_an_example_that_is_underst
     for line, about in examples:
         assert line in out
         assert about in out
-        parsed(tuple(line.split("|")[0].split(">")[0].split()[1:]))
+        parsed(tuple(shlex.split(line.split("|")[0].split(">")[0])[1:]))
 
 
 def test_an_option_of_one_value_is_refused_when_it_is_given_twice(bench: Bench) -> None:
