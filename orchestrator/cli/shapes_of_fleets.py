@@ -125,17 +125,9 @@ class SqlColumn:
 
 
 @dataclass
-class FleetAsked:
+class FleetAsked(FleetFetched):
     """What was fetched, as `fleet fetch` tells it, and the answer: rows of cells in the order of the columns."""
 
-    schema: Literal[1]
-    fleet: str
-    folder: str
-    children: int
-    rows: int
-    downloaded: int
-    already_there: int
-    left_out: dict[str, str]
     columns: list[SqlColumn]
     answer: list[list[Any]]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import struct
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ from kernels.attention.cuda.launching import Step
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.variants import SOURCE, Entry
 from tests.kernels.cuda.backward_runner import Posed, Three
-from tests.kernels.cuda.compiled import compiled
-from tests.kernels.cuda.hopper_runner import Failed, Schedule
-from tests.kernels.cuda.simt_ways import HostBuffers, span
+from tests.kernels.cuda.compiled import answered, compiled
+from tests.kernels.cuda.hopper_runner import Schedule
+from tests.kernels.cuda.simt_ways import HostBuffers, fill, span
 from tests.kernels.cuda.stub_driver import HOPPER
 
 MAPPED = "void (*mapped)(TensorMap, TensorMap, TensorMap, TensorMap, BackwardParams)"
@@ -52,15 +51,7 @@ class Backward90:
             data.append(struct.pack("6i", index, step.entry.shared_bytes, *step.grid, len(maps)))
             data += [ctypes.string_at(ctypes.addressof(one), 128) for one in maps]
             data.append(bytes(parameters))
-        given, made = scratch / "in.bin", scratch / "out.bin"
-        given.write_bytes(b"".join(data))
-        done = subprocess.run([str(self.path), str(given), str(made)], capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            raise Failed(f"exit {done.returncode}: {done.stderr[:4000]}")
-        answer, at = bytearray(made.read_bytes()), 0
-        for one in spans:
-            one.copy_(torch.frombuffer(answer, dtype=torch.uint8, offset=at, count=one.numel()))
-            at += one.numel()
+        fill(spans, answered(self.path, b"".join(data), scratch))
 
 
 def compile_backward90(

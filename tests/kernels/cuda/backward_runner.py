@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,31 +14,16 @@ from kernels.attention.cuda.backward_plan import BackwardProblem, Gradients, Pai
 from kernels.attention.cuda.planning import Layout, Machine
 from kernels.attention.cuda.posing import layout, packed_layout
 from kernels.attention.cuda.quick import Options
-from kernels.attention.cuda.variants import SOURCE, Chip, Entry
-from tests.kernels.cuda.compiled import compiled
-from tests.kernels.cuda.simt_ways import HostBuffers, Program
+from kernels.attention.cuda.variants import Chip
+from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 RELATIVE = {torch.bfloat16: 3.0e-3, torch.float16: 3.8e-4}
 """What the norm of a gradient's error may be of the gradient's own: a tenth above the gate of problems with many rows."""
 
 
-def compile_backward(
-    entries: Sequence[Entry],
-    arch: int,
-    folder: Path,
-    *,
-    source: Path = SOURCE,
-    flags: Sequence[str] = (),
-    races: bool = False,
-) -> Program:
-    """Compile with g++; `arch` is 750 or 800, `source` where the kernels' files lie."""
-    text = "".join(entry.source for entry in entries)
-    text += "struct Entry { void (*kernel)(BackwardParams); int threads; };\n"
-    table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
-    text += f"static const Entry entries[] = {{{table}}};\n"
-    program = compiled(text, "backward.cc", arch, folder, source=source, flags=flags, races=races)
-    return Program(program, tuple(entries))
+compile_backward = partial(compile_program, parameters="BackwardParams", main="backward.cc")
+"""As `compile_program`, of the portable backward kernels."""
 
 
 @dataclass(frozen=True)

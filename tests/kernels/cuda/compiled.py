@@ -53,6 +53,20 @@ def compiled(
     return program
 
 
+class Failed(AssertionError):
+    """A program that ended with another code than 0, and what it said."""
+
+
+def answered(program: Path, given: bytes, scratch: Path) -> bytearray:
+    """What the program writes when it is given these bytes, both in files of `scratch`. Raises Failed."""
+    asked, made = scratch / "in.bin", scratch / "out.bin"
+    asked.write_bytes(given)
+    done = subprocess.run([str(program), str(asked), str(made)], capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise Failed(f"exit {done.returncode}: {done.stderr[:4000]}")
+    return bytearray(made.read_bytes())
+
+
 def with_rules(command: Sequence[str], part: Path) -> list[list[str]]:
     """The same program with the rules about races, which are not compiled as it is, and without the sanitizer's library."""
     own, rules = f"{part}.o", f"{part}.rules.o"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ import torch
 from kernels.attention.cuda.driver import TensorMap
 from kernels.attention.cuda.launching import Step
 from kernels.attention.cuda.variants import SOURCE, Entry
-from tests.kernels.cuda.compiled import compiled
-from tests.kernels.cuda.simt_ways import span
+from tests.kernels.cuda.compiled import answered, compiled
+from tests.kernels.cuda.simt_ways import fill, span
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,6 @@ RELEASING = Schedule(late_products=True)
 SHUFFLED = Schedule(late_copies=True, late_products=True, reverse=True, seed=5)
 
 
-class Failed(Exception):
-    """The program ended with this complaint."""
-
-
 @dataclass(frozen=True)
 class HopperProgram:
     """Some kernels that are given three tensor maps and one structure."""
@@ -75,15 +70,7 @@ class HopperProgram:
         data += [one.numpy().tobytes() for one in spans]
         data += [ctypes.string_at(ctypes.addressof(one), 128) for one in maps]
         data += [struct.pack(f"{len(offsets)}i", *offsets), bytes(parameters)]
-        given, made = scratch / "in.bin", scratch / "out.bin"
-        given.write_bytes(b"".join(data))
-        done = subprocess.run([str(self.path), str(given), str(made)], capture_output=True, text=True, timeout=600)
-        if done.returncode:
-            raise Failed(f"exit {done.returncode}: {done.stderr[:2000]}")
-        answer, at = bytearray(made.read_bytes()), 0
-        for one in spans:
-            one.copy_(torch.frombuffer(answer, dtype=torch.uint8, offset=at, count=one.numel()))
-            at += one.numel()
+        fill(spans, answered(self.path, b"".join(data), scratch))
 
 
 def compile_hopper(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from kernels.attention.cuda.planning import Launch, Machine, check
 from kernels.attention.cuda.portable import parameters_of
 from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.variants import Entry, Kernel, Tile, chip_of
-from tests.kernels.cuda.compiled import compiled
+from tests.kernels.cuda.compiled import answered, compiled
 
 
 class Job(ctypes.Structure):
@@ -92,11 +91,7 @@ class Runner:
             partial_out=splits * rows * problem.head_dim * 4 if splits > 1 else 0,
             partial_lse=splits * rows * 4 if splits > 1 else 0,
         )
-        given, made = scratch / "in.bin", scratch / "out.bin"
-        given.write_bytes(bytes(job) + bytes(parameters) + b"".join(storages))
-        done = subprocess.run([str(self.program), str(given), str(made)], capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[:2000]}"
-        data = bytearray(made.read_bytes())
+        data = answered(self.program, bytes(job) + bytes(parameters) + b"".join(storages), scratch)
         filled = torch.frombuffer(data[: job.out], dtype=out.dtype)
         result = torch.as_strided(filled, out.shape, out.stride())
         lse = torch.frombuffer(data[job.out :], dtype=torch.float32).view(out.shape[:3])

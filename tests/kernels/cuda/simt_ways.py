@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from kernels.attention.cuda.launching import Step
 from kernels.attention.cuda.variants import SOURCE, Entry
-from tests.kernels.cuda.compiled import compiled
+from tests.kernels.cuda.compiled import answered, compiled
 
 
 @dataclass
@@ -39,6 +38,14 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes from a tensor's first element to its last, holes included."""
     length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return torch.as_strided(tensor, (length,), (1,)).view(torch.uint8)
+
+
+def fill(spans: Sequence[torch.Tensor], answer: bytearray) -> None:
+    """Copies what a program wrote of the spans, one behind the other, into them."""
+    at = 0
+    for one in spans:
+        one.copy_(torch.frombuffer(answer, dtype=torch.uint8, offset=at, count=one.numel()))
+        at += one.numel()
 
 
 @dataclass(frozen=True)
@@ -67,14 +74,7 @@ class Program:
             index = names.index(step.entry.name)
             data.append(struct.pack("6i", index, step.entry.shared_bytes, *step.grid, 0))
             data.append(ctypes.string_at(ctypes.addressof(step.arguments[0]), ctypes.sizeof(step.arguments[0])))
-        given, made = scratch / "in.bin", scratch / "out.bin"
-        given.write_bytes(b"".join(data))
-        done = subprocess.run([str(self.path), str(given), str(made)], capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[:2000]}"
-        answer, at = bytearray(made.read_bytes()), 0
-        for one in spans:
-            one.copy_(torch.frombuffer(answer, dtype=torch.uint8, offset=at, count=one.numel()))
-            at += one.numel()
+        fill(spans, answered(self.path, b"".join(data), scratch))
 
 
 def compile_program(
@@ -85,11 +85,14 @@ def compile_program(
     source: Path = SOURCE,
     flags: Sequence[str] = (),
     races: bool = False,
+    parameters: str = "AttentionParams",
+    main: str = "ways.cc",
 ) -> Program:
-    """Compile with g++; `arch` is 750 or 800, `source` where the kernels' files lie."""
+    """Compile with g++; `arch` is 750 or 800, `source` where the kernels' files lie, `parameters` the type of what they
+    are launched with, and `main` the program around them."""
     text = "".join(entry.source for entry in entries)
-    text += "struct Entry { void (*kernel)(AttentionParams); int threads; };\n"
+    text += f"struct Entry {{ void (*kernel)({parameters}); int threads; }};\n"
     table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
     text += f"static const Entry entries[] = {{{table}}};\n"
-    program = compiled(text, "ways.cc", arch, folder, source=source, flags=flags, races=races)
+    program = compiled(text, main, arch, folder, source=source, flags=flags, races=races)
     return Program(program, tuple(entries))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.small import SmallKernel, parameters_of
-from tests.kernels.cuda.compiled import compiled
+from tests.kernels.cuda.compiled import answered, compiled
 from tests.kernels.cuda.simt_runner import storage_of
 
 
@@ -65,11 +64,7 @@ class SmallRunner:
             out=len(storages[3]),
             lse=problem.batch * problem.heads * problem.seq_q * 4 if with_lse else 0,
         )
-        given, made = scratch / "in.bin", scratch / "out.bin"
-        given.write_bytes(bytes(job) + bytes(parameters) + b"".join(storages))
-        done = subprocess.run([str(self.program), str(given), str(made)], capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[:2000]}"
-        data = bytearray(made.read_bytes())
+        data = answered(self.program, bytes(job) + bytes(parameters) + b"".join(storages), scratch)
         filled = torch.frombuffer(data[: job.out], dtype=out.dtype)
         result = torch.as_strided(filled, out.shape, out.stride())
         if not with_lse:

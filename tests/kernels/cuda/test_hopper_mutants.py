@@ -15,12 +15,12 @@ from kernels.attention.cuda.backward_kernels import HopperBackwardKernel
 from kernels.attention.cuda.hopper import HopperKernel, Shape
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
 from kernels.attention.cuda.variants import SOURCE
+from tests.kernels.cuda.compiled import Failed
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import (
     RELEASING,
     SHUFFLED,
     WAITING,
-    Failed,
     HopperProgram,
     Schedule,
     compile_hopper,

@@ -19,8 +19,9 @@ from kernels.attention.cuda.hopper import HopperKernel, Shape
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape, single
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90
 from tests.kernels.cuda.backward_runner import RELATIVE, errors
+from tests.kernels.cuda.compiled import Failed
 from tests.kernels.cuda.hopper_cases import Case, attend, draw
-from tests.kernels.cuda.hopper_runner import SHUFFLED, Failed, HopperProgram, Schedule, compile_hopper
+from tests.kernels.cuda.hopper_runner import SHUFFLED, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
 from tests.kernels.cuda.test_backward90_simt import posed_for
 from tests.kernels.cuda.test_hopper_mutants import OUTPUT_END, Mutant, lines, without
