@@ -304,7 +304,6 @@ class Follower:
         decided in the bucket, where machines write too, gives them no more machines and no more time than is held."""
         ends_at = self._ends_at(control)
         if self.record.hold_usd:
-            ends_at = min(ends_at, self.purse.until(control.generation))
             most = self.record.machines
             jobs = [job.model_copy(update={"parallel": min(job.parallel, most.get(job.gpu, 1))}) for job in jobs]
         for text in self.scheduler.submit([self._spec(state, job, ends_at) for job in jobs]):
@@ -374,4 +373,6 @@ class Follower:
         return self.record.usd_per_hour.get(gpu, Decimal(0))
 
     def _ends_at(self, control: Control) -> datetime:
-        return control.ends_at or self.record.ends_at
+        """As the bucket says, where machines write too, and no later than what is held for it lasts."""
+        told = control.ends_at or self.record.ends_at
+        return min(told, self.purse.until(control.generation)) if self.record.hold_usd else told

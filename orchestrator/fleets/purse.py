@@ -70,11 +70,9 @@ class Purse:
         return not self.record.hold_usd or (entry is not None and entry.settled_usd is None)
 
     def until(self, generation: int = 0) -> datetime:
-        """When the time is over that was paid for, by the ledger: no machine can write there."""
+        """When the time is over that was paid for; as the record says where nothing is held."""
         entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, generation))
-        if entry is None:
-            return self.record.ends_at
-        return entry.held_at + timedelta(seconds=entry.ttl_s)
+        return entry.lasts_until if entry is not None else self.record.ends_at
 
     def settle(self, usd: Decimal, generation: int = 0) -> None:
         """Replaces every hold up to `generation` by what was spent, once. `usd` is what the fleet has cost in all: what

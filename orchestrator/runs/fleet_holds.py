@@ -27,10 +27,10 @@ GIVEN_UP: Final = timedelta(days=1)
 """So long after a fleet's end its scheduler is asked, before its hold counts as spent."""
 
 
-def looked_after(world: World, fleet: str, margin: timedelta, *, eager: bool) -> str:
+def looked_after(world: World, fleet: str, entry: Entry, margin: timedelta, *, eager: bool) -> str:
     """Asks the scheduler of a fleet whose end is past, or whose client may be dead (`eager`), and settles what is over.
     Returns why nothing could be asked; empty where it was."""
-    ends_at = _ends_at(world, fleet)
+    ends_at = _ends_at(world, fleet, entry)
     if ends_at is None or (world.clock.now() < ends_at + margin and not eager):
         return ""
     if world.fleets is None:
@@ -42,19 +42,19 @@ def looked_after(world: World, fleet: str, margin: timedelta, *, eager: bool) ->
     return ""
 
 
-def forgotten(world: World, fleet: str, margin: timedelta) -> bool:
+def forgotten(world: World, fleet: str, entry: Entry, margin: timedelta) -> bool:
     """Whether a fleet ended so long ago that nothing of it can be there, whatever its scheduler might say."""
-    ends_at = _ends_at(world, fleet)
+    ends_at = _ends_at(world, fleet, entry)
     if ends_at is None or world.clock.now() < ends_at + margin + GIVEN_UP:
         return False
     return FleetStore(world.bucket, world.clock, fleet).record().mode is Mode.HOST or not _alive(world, fleet)
 
 
-def _ends_at(world: World, fleet: str) -> datetime | None:
-    """After this no machine of a fleet lives; None where nothing readable says so."""
+def _ends_at(world: World, fleet: str, entry: Entry) -> datetime | None:
+    """After this no machine of a fleet lives that this hold is for; None where nothing readable says so."""
     store = FleetStore(world.bucket, world.clock, fleet)
     try:
-        return store.control().ends_at or store.record().ends_at
+        return min(store.control().ends_at or store.record().ends_at, entry.lasts_until)
     except (NotFound, DocumentUnreadable):
         return None
 

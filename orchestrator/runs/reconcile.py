@@ -63,11 +63,11 @@ def _of_fleet(world: World, key: str, *, eager: bool) -> Found:
     settled = unused(world, fleet, int(key.partition("+")[2] or 0), entry, MARGIN)
     if settled is not None:
         return _settled(world, key, entry, *settled)
-    why = looked_after(world, fleet, MARGIN, eager=eager)
+    why = looked_after(world, fleet, entry, MARGIN, eager=eager)
     entry = world.ledger.read().runs[key]
     if entry.settled_usd is not None:
         return Found(key, True, f"its fleet is over: ${entry.settled_usd} of ${entry.hold_usd}")
-    if why and forgotten(world, fleet, MARGIN):
+    if why and forgotten(world, fleet, entry, MARGIN):
         return _settled(world, key, entry, entry.hold_usd, "its scheduler says nothing: all of it counts as spent")
     return Found(key, False, why or f"a fleet: `bench fleet status {fleet}` looks after it")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -64,6 +65,15 @@ def test_a_fleet_whose_end_is_past_is_asked_for_and_its_hold_settled_at_what_it_
     found = dead.later(END_S + MARGIN_S)
     assert (found.settled, dead.entry.settled_usd) == (True, 0), "no child of it ever began"
     assert dead.site.scheduler.jobs == {}, "its jobs were ended first"
+
+
+def test_no_word_in_the_bucket_keeps_dollars_held_beyond_the_time_that_they_are_held_for(tmp_path: Path) -> None:
+    dead = Abandoned.of(tmp_path)
+    store = FleetStore(dead.site.stage.bucket, dead.site.clock, dead.site.stage.fleet)
+    far = dead.site.clock.now() + timedelta(days=300)
+    store.decide(lambda one: one.model_copy(update={"ends_at": far}))
+    found = dead.later(END_S + MARGIN_S)
+    assert (found.settled, dead.entry.settled_usd) == (True, 0)
 
 
 def test_until_its_end_a_fleet_is_left_to_its_client_unless_money_is_needed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Final, Literal
 
@@ -76,6 +76,11 @@ class Entry(_Document):
     """The caps under which the hold was taken: whoever settles it judges their thresholds too."""
     pretend: bool = False
     """Of the embedded cloud: an account of its own, which real dollars neither fill nor are kept out by."""
+
+    @property
+    def lasts_until(self) -> datetime:
+        """When the time is over that was paid for. No machine can write here."""
+        return self.held_at + timedelta(seconds=self.ttl_s)
 
     @property
     def spent(self) -> Decimal:
