@@ -1,7 +1,8 @@
-"""`python3 scripts/fleet_reach.py [terminate|kill]`: 200 children on 8 Slurm nodes of this machine.
+"""`python3 scripts/fleet_reach.py [terminate|kill] [SECONDS]`: 200 children on 8 Slurm nodes of this machine.
 
-Two nodes lose their power, then the controller restarts (`terminate`, the default) or is killed. Needs root, slurmctld,
-slurmd and slurm-client.
+Two nodes lose their power, then the controller restarts (`terminate`, the default) or is killed. SECONDS is the
+cluster's `SlurmdTimeout`, after which Slurm holds a node that says nothing for dead: 10, where Slurm's own default is
+300. Needs root, slurmctld, slurmd and slurm-client.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.fleet.stage import FleetStage, sweep_of
-from tests.support.slurm import slurm_cluster
+from tests.support.slurm import NOTICED_SOON, slurm_cluster
 
 CHILDREN, NODES, LIMIT_S = 200, 8, 900.0
 HOW = {"terminate": signal.SIGTERM, "kill": signal.SIGKILL}
 
 
-def main(how: str) -> int:
+def main(how: str, dead_after_s: str) -> int:
     folder = Path(tempfile.mkdtemp(prefix="fleet-reach-"))
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the login node's python3
     (folder / "shared").mkdir()
-    with slurm_cluster(folder / "cluster", NODES) as cluster:
+    settings = {**NOTICED_SOON, "SlurmdTimeout": dead_after_s}
+    with slurm_cluster(folder / "cluster", NODES, settings=settings) as cluster:
         os.environ["SLURM_CONF"] = str(cluster.conf)
         stage = FleetStage(folder, sweep_of(folder / "shared", ("l4",), CHILDREN, parallel=NODES))
         follower, began, broken = stage.launch(), time.monotonic(), 0
@@ -55,4 +57,4 @@ def main(how: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1] if len(sys.argv) > 1 else "terminate"))
+    raise SystemExit(main(*[*sys.argv[1:], *("terminate", "10")[len(sys.argv) - 1 :]]))

@@ -22,7 +22,8 @@ from typing import Any, Final
 from orchestrator.adapters.host_operations import ANSWER
 from orchestrator.core.errors import BenchError, ConfigError, HostUnfit, PermissionDenied, Unavailable
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
-from orchestrator.core.fleet.slurm import Task, child_script, max_array, sbatch, squeue, status, tasks
+from orchestrator.core.fleet.names import job_name
+from orchestrator.core.fleet.slurm import Task, child_script, max_array, sbatch, scancel, squeue, status, tasks
 from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.foreign import log_text, words
 from orchestrator.core.spool import sort
@@ -64,11 +65,25 @@ class Slurm:
             if job.name in there or self._noted(folder, job):
                 continue
             self._spread(folder, job)
+            self._withdraw(folder, job)
             number = self._sbatch(job, folder).partition(";")[0]
             self._run(
                 ("sh", "-c", f"echo {shlex.quote(number)} > {shlex.quote(f'{folder}/jobs/{job.number}.submitted')}")
             )
         return said
+
+    def _withdraw(self, folder: str, job: JobSpec) -> None:
+        """Ends what is left of a job's children in earlier ones: on a node that Slurm holds for alive, or for dead and
+        would requeue, it would be a second copy."""
+        names = [job_name(job.fleet, number) for number in range(job.number)]
+        wanted, orders = {child.index for child in job.children}, self._children(folder, names)
+        left: dict[str, list[Task]] = {}
+        for task in self._queue(names):
+            order = orders.get(task.job, ())
+            if (task.queued or task.running) and task.place < len(order) and order[task.place] in wanted:
+                left.setdefault(task.job, []).append(task)
+        for name, found in left.items():
+            self._run(scancel(name, found))
 
     def _sbatch(self, job: JobSpec, folder: str) -> str:
         """Submits a job. Where the answer is lost the queue is asked for it by name before it is sent again."""
@@ -93,15 +108,22 @@ class Slurm:
         self._bring_home(fleet, found)
         wanted = set(indexes)
         children = self._children(folder, names)
+        quiet = _seconds(found.get("silent"))
         queue: dict[int, Task] = {}
+        silent: dict[int, str] = {}
         for task in seen:
             order = children.get(task.job, ())
             if task.place < len(order):
                 index = order[task.place]
-                if index not in queue or task.running:
+                if task.at_work and task.sign in quiet:
+                    silent[index] = f"{task.node} has given no sign of life for {quiet[task.sign]} s"
+                elif index not in queue or task.rank > queue[index].rank:
                     queue[index] = task
         claims, ended = _latest(found.get("claims"), "machine"), _latest(found.get("ended"), "machine")
-        return [_seen(index, queue.get(index), claims.get(index), ended.get(index)) for index in sorted(wanted)]
+        return [
+            _seen(index, queue.get(index), claims.get(index), ended.get(index), silent.get(index, ""))
+            for index in sorted(wanted)
+        ]
 
     def cancel(self, names: Sequence[str]) -> None:
         for name in names:
@@ -147,7 +169,7 @@ class Slurm:
         base = shlex.quote(folder)
         self._run(("sh", "-c", f"umask 077; mkdir -p {base}"))
         self.shell.put(_archive(files), parcel)
-        inside = "mkdir -p claims ended done spool log incoming jobs"
+        inside = "mkdir -p claims ended done spool log incoming jobs alive"
         self._run(("sh", "-c", f"cd {base} && tar xzf {shlex.quote(parcel)} && rm {shlex.quote(parcel)} && {inside}"))
 
     def _children(self, folder: str, names: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
@@ -291,6 +313,11 @@ def _steward(payload: bytes) -> dict[str, bytes]:
         }
 
 
+def _seconds(found: Any) -> dict[str, int]:
+    """For how long tasks have been silent, by their signs' names."""
+    return {name: value for name, value in found.items() if type(value) is int} if isinstance(found, dict) else {}
+
+
 def _latest(documents: Any, required: str) -> dict[int, Mapping[str, Any]]:
     """The document of each child's latest attempt."""
     found: dict[int, Mapping[str, Any]] = {}
@@ -303,9 +330,11 @@ def _latest(documents: Any, required: str) -> dict[int, Mapping[str, Any]]:
     return found
 
 
-def _seen(index: int, task: Task | None, claim: Mapping[str, Any] | None, end: Mapping[str, Any] | None) -> ChildSeen:
+def _seen(
+    index: int, task: Task | None, claim: Mapping[str, Any] | None, end: Mapping[str, Any] | None, silent: str = ""
+) -> ChildSeen:
     """What is known of a child. What it wrote counts before what Slurm says; a job that is gone without a word of its
-    child's has lost it."""
+    child's has lost it. `silent`: why one that Slurm holds for running does not count."""
     attempt = int(claim["attempt"]) if claim else 0
     machine = words(str(claim["machine"]), 100) if claim else ""
     if end is not None and (end["attempt"] == attempt or end.get("exit_code") in (0, 10)):
@@ -319,6 +348,8 @@ def _seen(index: int, task: Task | None, claim: Mapping[str, Any] | None, end: M
         return ChildSeen(index, "running", attempt, machine or task.node)
     if task is not None and task.queued:
         return ChildSeen(index, "queued", attempt, "", task.reason)
+    if silent:
+        return ChildSeen(index, "lost", attempt, machine, silent, silent=True)
     if claim is not None:
         return ChildSeen(index, "lost", attempt, machine, task.state if task else "the cluster forgot its job")
     return ChildSeen(index, "absent", 0, "", task.state if task else "")

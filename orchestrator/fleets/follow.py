@@ -267,10 +267,12 @@ class Follower:
         now = self.world.clock.now()
         ever = {index for job in control.jobs if job.number >= control.cancelled for index in job.children}
         word = {one.index: one.state for one in found}
+        silent = {one.index for one in found if one.silent} & again
         due = []
         for child in state.open:
             busy = word.get(child.index) in ("queued", "running")
-            if child.index in ever and (busy or not self._overdue(child.index, now, child.index in again)):
+            waits = busy or not (child.index in silent or self._overdue(child.index, now, child.index in again))
+            if child.index in ever and waits:
                 if busy:
                     self._missing_since.pop(child.index, None)
                 continue

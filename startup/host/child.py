@@ -9,6 +9,7 @@ attempt, and then the steward looks after its run as on any host; what it stores
     spool/<index>/            objects by name, of all attempts: a case that is there is not measured again
     ended/<index>-<n>.json    how an attempt ended
     done/<index>.json         created once, when there is nothing left to measure
+    alive/<job>-<place>.<node> touched every few seconds while a child is at it (`alive.py`)
     log/                      what each attempt has printed
 
 Exit codes: 0 measured, 10 measured and an implementation was wrong, 75 ended by a signal, 1 anything else.
@@ -26,6 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from startup.host.alive import beating
 from startup.host.places import read_json, write_json
 from startup.host.spool import Spool
 from startup.host.steward import Steward
@@ -168,7 +170,8 @@ def main(fleet: Path, number: str) -> int:
         sys.stderr.write(f"job {number} has no child {place}\n")
         return FAILED
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return measured(fleet, int(job["children"][place]))
+    with beating(fleet / "alive" / f"{number}-{place}.{node()}"):
+        return measured(fleet, int(job["children"][place]))
 
 
 if __name__ == "__main__":

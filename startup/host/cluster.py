@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from startup.host.alive import silent
 from startup.host.hand import ANSWER
 from startup.host.places import read_json, write_json
 
@@ -26,7 +27,8 @@ MARGIN_S = 60.0
 
 
 def look(fleet: Path, _: dict[str, Any]) -> dict[str, Any]:
-    """Every claim and every end, and what was stored since everything was brought home, by child."""
+    """Every claim and every end, what was stored since everything was brought home, by child, and whose nodes have gone
+    silent."""
     home = read_json(fleet / "home.json") or {}
     since = float(home.get("since", 0)) - MARGIN_S
     began = time.time()
@@ -35,6 +37,7 @@ def look(fleet: Path, _: dict[str, Any]) -> dict[str, Any]:
         "now": began,
         "claims": documents(fleet / "claims"),
         "ended": documents(fleet / "ended"),
+        "silent": silent(fleet, began),
         "stored": {child: found for child, found in stored.items() if found},
     }
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -81,13 +81,14 @@ curl --silent --noproxy '*' -X DELETE "$store/compute/v1/x/$vm"
 """
 
 
-def payload() -> PayloadRef:
-    """`startup/` as it is, for the nodes; what the machine runs is `SCRIPT`."""
+def payload(instead: Mapping[str, Path] | None = None, script: str = SCRIPT) -> PayloadRef:
+    """`startup/` as it is, or with other files `instead`, for the nodes; what the machine runs is `script`."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz") as tar:
         for path in sorted((bundle_root() / "startup").rglob("*.py")):
-            tar.add(path, arcname=f"startup/{path.relative_to(bundle_root() / 'startup').as_posix()}")
-    return PayloadRef("b", "payloads/x.tar.gz", "ab" * 32, SCRIPT, made.getvalue())
+            name = f"startup/{path.relative_to(bundle_root() / 'startup').as_posix()}"
+            tar.add((instead or {}).get(name, path), arcname=name)
+    return PayloadRef("b", "payloads/x.tar.gz", "ab" * 32, script, made.getvalue())
 
 
 def configured(cell: Cell) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.adapters.payload import bundle_root
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.adapters.ssh import SshShell
 from orchestrator.core.errors import ConfigError
@@ -17,7 +19,7 @@ from orchestrator.core.fleet.names import job_name
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
 from orchestrator.fleets.follow import Follower, Seen
-from tests.fleet.stage import FleetStage, sweep_of
+from tests.fleet.stage import SCRIPT, FleetStage, payload, sweep_of
 from tests.hosts.conftest import Client, client  # noqa: F401
 from tests.support.patience import PATIENCE_S
 from tests.support.slurm import MISSING, NOTICED_SOON, SlurmCluster, slurm_cluster
@@ -177,3 +179,29 @@ def test_a_node_without_power_and_a_controller_that_restarts_cost_no_measurement
         seen = followed(follower)
     assert seen.state.counts == {"stored": 12}
     assert len(stage.stored()) == 12
+
+
+def test_a_node_that_falls_silent_is_not_waited_for_until_slurm_misses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signs = tmp_path / "alive.py"  # nodes' programs, which wait a minute, in a test's time
+    text = (bundle_root() / "startup" / "host" / "alive.py").read_text(encoding="utf-8")
+    for name, seconds in {"BEAT_S": 0.5, "SILENT_S": 4, "UNBEGUN_S": 8, "SURE_S": 2}.items():
+        text = re.sub(rf"^{name} = .*$", f"{name} = {seconds}", text, flags=re.MULTILINE)
+    signs.write_text(text, encoding="utf-8")
+    with slurm_cluster(tmp_path / "own", 2, ("l4",), {"SlurmdTimeout": "3600"}) as cluster:
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        (tmp_path / "shared").mkdir()
+        parcel = payload({"startup/host/alive.py": signs}, SCRIPT.replace("${PACE:-1}", "5"))
+        stage = FleetStage(tmp_path, sweep_of(tmp_path / "shared", ("l4",), 2), parcel=parcel)
+        follower = stage.launch()
+        followed(follower, lambda seen: any(claim["machine"] == "node2" for claim in stage.claims()))
+        cluster.cut_power("node2")
+        seen = followed(follower)
+        assert seen.state.counts == {"stored": 2}
+        assert len(stage.stored()) == 2
+        last = max(follower.store.control().jobs, key=lambda job: job.number)
+        assert last.number > 0, "the child of the dead node was asked for again"
+        queue = cluster.run("squeue", "-h", "-a", "-o", "%j|%t|%N")
+        assert f"{job_name(stage.fleet, 0)}|CG|node2" in queue, "and its first job is never requeued"
+        assert "DOWN" not in cluster.run("sinfo", "-h", "-N", "-o", "%T").upper(), "though Slurm holds it for alive"

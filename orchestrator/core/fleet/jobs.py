@@ -96,6 +96,8 @@ class ChildSeen:
     machine: str = ""
     reason: str = ""
     exit_code: int | None = None
+    silent: bool = False
+    """Lost by its own silence, whatever its scheduler still says of its machine: that is not waited for."""
 
 
 def cut(children: Sequence[Child], most: int) -> tuple[tuple[Child, ...], ...]:

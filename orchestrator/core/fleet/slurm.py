@@ -37,8 +37,24 @@ class Task:
     node: str
 
     @property
+    def sign(self) -> str:
+        """What its sign of life is called in the shared folder. A task that starts again on another node has another
+        one there."""
+        return f"{self.job.rpartition('-')[2]}-{self.place}.{self.node}"
+
+    @property
+    def rank(self) -> tuple[bool, bool]:
+        """Of several that a child has had, the one that counts is the largest."""
+        return self.running, self.queued
+
+    @property
     def queued(self) -> bool:
         return self.state in QUEUED
+
+    @property
+    def at_work(self) -> bool:
+        """Whether its processes are to be running, or ending, now: one that is suspended gives no signs."""
+        return self.state in ("RUNNING", "COMPLETING")
 
     @property
     def running(self) -> bool:
@@ -76,16 +92,24 @@ def sbatch(job: JobSpec, cluster: Cluster, fleet_folder: str, now: datetime) -> 
 
 def child_script(cluster: Cluster, fleet_folder: str) -> str:
     """What a node runs. The interpreter takes the shell's place, so that Slurm's signals reach it. The first child
-    leaves the compiled modules in the shared folder, for all others: compiling is a sixth of what one costs."""
+    leaves the compiled modules in the shared folder, for all others: compiling is a sixth of what one costs. A node
+    that dies before the interpreter has begun leaves an empty sign of life, where the program gives any."""
+    name = '"$1-${SLURM_ARRAY_TASK_ID:-0}.${SLURMD_NODENAME:-$SLURM_JOB_NODELIST}"'
     return (
         "#!/bin/bash\n"
         f"cd {shlex.quote(fleet_folder + '/node')} || exit 1\n"
+        f"[ -e startup/host/alive.py ] && : > {shlex.quote(fleet_folder + '/alive')}/{name}\n"
         f'exec {cluster.python} -m startup.host.child {shlex.quote(fleet_folder)} "$1"\n'
     )
 
 
 def squeue(names: Sequence[str]) -> tuple[str, ...]:
     return ("squeue", "--noheader", "--array", "--states=all", f"--name={','.join(names)}", f"--format={FORMAT}")
+
+
+def scancel(job: str, found: Iterable[Task]) -> tuple[str, ...]:
+    """Ends these tasks, as far as they are that job's: a controller that died may have given their ids to others."""
+    return ("scancel", "--quiet", f"--name={job}", *(f"{task.id}_{task.place}" for task in found))
 
 
 def tasks(text: str) -> tuple[Task, ...]:
