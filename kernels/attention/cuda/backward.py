@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.attention.cuda import inputs
-from kernels.attention.cuda.backward_plan import (
-    BackwardProblem,
-    Gradients,
-    HopperBackward,
-    PairBackward,
-    backward_ways,
-)
+from kernels.attention.cuda.backward_plan import BackwardProblem, Gradients, HopperBackward
+from kernels.attention.cuda.backward_ways import BackwardWay, backward_ways
 from kernels.attention.cuda.driver import driver
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.errors import Unsupported
@@ -25,7 +20,6 @@ from kernels.attention.cuda.planning import Layout, Problem, check_kind
 from kernels.attention.cuda.posing import layout, packed_layout, problem_of, varlen_problem_of
 from kernels.attention.cuda.quick import Options, lse_shape
 
-BackwardWay = PairBackward | HopperBackward
 NAMES = ("q", "k", "v")
 
 

@@ -87,25 +87,22 @@ def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     return None
 
 
-def parameters_of(problem: BackwardProblem, stat_rows: int, buffers: Buffers) -> BackwardParameters:
-    """Of every kernel but for the grids; asks for memory for what each row has."""
+def parameters_of(problem: BackwardProblem) -> BackwardParameters:
+    """Of every kernel but for the grids and the memory for what each row has."""
     f, g = problem.forward, problem.gradients
-    stats = problem.heads * stat_rows * 4
     places = {"q": f.q, "k": f.k, "v": f.v, "out": f.out, "dout": g.dout, "dq": g.dq, "dk": g.dk, "dv": g.dv}
     made = BackwardParameters(
         **{name: layout.address for name, layout in places.items()},
         **{f"at_{name}": strides(layout) for name, layout in places.items()},
         lse=problem.lse,
         dlse=problem.dlse,
-        shift=buffers.scratch(stats),
-        delta=buffers.scratch(stats),
         heads=Divisor.of(f.heads),
         kv_heads=Divisor.of(f.kv_heads),
         group=Divisor.of(f.group),
         tiles=Divisor.of(1),
         section=Divisor.of(1),
         section_tiles=Divisor.of(1),
-        stat_rows=Divisor.of(stat_rows),
+        stat_rows=Divisor.of(1),
         all_heads=problem.heads,
         all_kv_heads=problem.heads // f.group,
         seq_q=problem.rows,
@@ -121,6 +118,13 @@ def parameters_of(problem: BackwardProblem, stat_rows: int, buffers: Buffers) ->
     if f.mask:
         made.mask, made.mask_key = f.mask.address, f.mask.key
         made.at_mask = Strides(f.mask.batch, f.mask.head, f.mask.row)
+    return made
+
+
+def with_numbers(problem: BackwardProblem, stat_rows: int, buffers: Buffers) -> BackwardParameters:
+    """The same, with memory for what each row has."""
+    made, size = parameters_of(problem), problem.heads * stat_rows * 4
+    made.shift, made.delta, made.stat_rows = buffers.scratch(size), buffers.scratch(size), Divisor.of(stat_rows)
     return made
 
 
@@ -157,7 +161,7 @@ class PairBackward:
         f = problem.forward
         check_kind(f, self.machine)
         prepare = PrepareKernel(f.dtype, padded(f.head_dim), problem.is_vector, False)
-        parameters = parameters_of(problem, problem.rows, buffers)
+        parameters = with_numbers(problem, problem.rows, buffers)
         steps = [preparing(prepare, problem, problem.rows, parameters)]
         for keys, heads, length in ((True, f.kv_heads, f.seq_k), (False, f.heads, f.seq_q)):
             kernel, own = self.kernel(problem, keys=keys), copied(parameters)
@@ -189,7 +193,7 @@ class HopperBackward:
         f, size, kernel = problem.forward, padded(problem.forward.head_dim), self.kernel(problem)
         query_tiles, key_tiles = -(-f.seq_q // kernel.queries), -(-f.seq_k // HOPPER_KEYS)
         stat_rows = query_tiles * kernel.queries
-        parameters = parameters_of(problem, stat_rows, buffers)
+        parameters = with_numbers(problem, stat_rows, buffers)
         parameters.sums = buffers.scratch(problem.heads * query_tiles * SUMS_OF_BLOCK * 4)
         parameters.query_tiles = query_tiles
         steps = [preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters)]
@@ -243,9 +247,3 @@ def map_of(problem: BackwardProblem, name: str, box_rows: int) -> TensorMap:
     )
     made.tensor = name
     return made
-
-
-def backward_ways(problem: BackwardProblem, machine: Machine) -> list[PairBackward | HopperBackward]:
-    """Every way of computing the problem, the one to take first unless the result must be the same in every run."""
-    pair = PairBackward(machine)
-    return [HopperBackward(machine), pair] if hopper_refusal(problem, machine) is None else [pair]

@@ -145,10 +145,11 @@ def relaunching(
         if stream is not None and current != stream:
             return None
         made = torch.empty_like(tensors[0]), torch.empty_like(tensors[1]), torch.empty_like(tensors[2])
-        workspace = torch.empty(size, dtype=torch.uint8, device=device)
-        start = workspace.data_ptr()
         addresses += [x.data_ptr() for x in made]
-        addresses += [start + offset for offset in offsets]
+        if size:
+            workspace = torch.empty(size, dtype=torch.uint8, device=device)
+            start = workspace.data_ptr()
+            addresses += [start + offset for offset in offsets]
         addresses += constants
         for argument, read in writers:
             PACK_POINTERS(argument, 0, *read(addresses))

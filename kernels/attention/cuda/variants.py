@@ -26,7 +26,8 @@ HEADERS = (
         f"small/{name}.cuh"
         for name in ("instructions", "problem", "scores", "exchange", "registers", "shared", "warpgroups")
     ),
-    *(f"backward/{name}.cuh" for name in ("problem", "prepare", "pair", "instructions", "wgmma", "hopper", "convert")),
+    *(f"backward/{name}.cuh" for name in ("problem", "products", "prepare", "pair", "small")),
+    *(f"backward/{name}.cuh" for name in ("instructions", "wgmma", "hopper", "convert")),
 )
 
 C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}

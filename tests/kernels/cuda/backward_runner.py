@@ -11,6 +11,7 @@ import torch
 
 from kernels.attention.cuda.backward import NAMES, problem_for
 from kernels.attention.cuda.backward_plan import BackwardProblem, Gradients, PairBackward
+from kernels.attention.cuda.backward_small import SmallBackward
 from kernels.attention.cuda.planning import Layout, Machine
 from kernels.attention.cuda.posing import layout, packed_layout
 from kernels.attention.cuda.quick import Options
@@ -134,6 +135,20 @@ def run_pair(
     gradients, buffers = posed.gradients(), HostBuffers()
     steps = PairBackward(Machine(chip, 1, 1 << 20)).steps(posed.problem(gradients), buffers)  # type: ignore[arg-type]
     tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients, *buffers.memory]
+    if posed.dlse is not None:
+        tensors.append(posed.dlse)
+    program.run(steps, tensors, scratch, eager=eager, reverse=reverse)
+    return gradients
+
+
+def run_small(
+    program: Program, posed: Posed, way: SmallBackward, scratch: Path, *, eager: bool = False, reverse: bool = False
+) -> Three:
+    """The gradients by the one launch, which is given no memory but theirs."""
+    gradients, buffers = posed.gradients(), HostBuffers()
+    steps = way.steps(posed.problem(gradients), buffers)  # type: ignore[arg-type]
+    assert not buffers.memory
+    tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients]
     if posed.dlse is not None:
         tensors.append(posed.dlse)
     program.run(steps, tensors, scratch, eager=eager, reverse=reverse)

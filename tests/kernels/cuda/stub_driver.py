@@ -25,6 +25,7 @@ from kernels.attention.cuda.backward_kernels import (
     PairKernel,
     PrepareKernel,
 )
+from kernels.attention.cuda.backward_small import SmallBackwardKernel
 from kernels.attention.cuda.counters import Counters
 from kernels.attention.cuda.driver import Function, TensorMap, driver
 from kernels.attention.cuda.engine import Engine
@@ -149,7 +150,7 @@ def sizes_of(entry: Entry) -> list[int]:
         return [ctypes.sizeof(TensorMap)] * 3 + [ctypes.sizeof(HopperParameters)]
     if isinstance(entry, HopperBackwardKernel):
         return [ctypes.sizeof(TensorMap)] * 4 + [ctypes.sizeof(BackwardParameters)]
-    if isinstance(entry, PairKernel | PrepareKernel | ConvertKernel):
+    if isinstance(entry, PairKernel | PrepareKernel | ConvertKernel | SmallBackwardKernel):
         return [ctypes.sizeof(BackwardParameters)]
     return [ctypes.sizeof(Parameters)]
 

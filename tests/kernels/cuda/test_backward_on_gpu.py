@@ -10,6 +10,7 @@ import torch
 
 from kernels.attention.cuda import attention, attention_varlen
 from kernels.attention.cuda.backward import bind_backward
+from kernels.attention.cuda.backward_small import small_ways
 from kernels.attention.cuda.compiler import Target
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.quick import Options
@@ -159,8 +160,66 @@ def test_streams_may_run_backward_passes_at_the_same_time() -> None:
     assert all(max(errors(found, posed.exact)) <= RELATIVE[BF16] for found in made)
 
 
+FEW = [
+    (2, 8, 8, 128, 128, 64),
+    (2, 8, 8, 64, 64, 64),
+    (1, 8, 2, 32, 100, 128),
+    (2, 4, 4, 197, 197, 64),
+    (1, 6, 2, 130, 256, 96),
+    (2, 8, 8, 512, 512, 64),
+    (1, 4, 4, 500, 512, 128),
+    (1, 2, 1, 1, 1, 40),
+]
+
+
+@pytest.mark.parametrize("causal", [None, "top-left", "bottom-right"])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("shape", FEW)
+def test_every_way_over_few_keys_is_as_close_to_float64_as_the_element_type_allows(
+    shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, causal: str | None
+) -> None:
+    posed = on_gpu(pose(dtype, *shape, Options(causal is not None, alignment=causal or "top-left")))
+    problem, allowed = posed.problem(posed.gradients()), RELATIVE[dtype]
+    ways = small_ways(problem, engine_of(DEV).machine)
+    assert ways
+    for way in ways:
+        found = gradients(posed, way=way.name)
+        assert all(x.isfinite().all() for x in found)
+        assert shape[4] == 1 or max(errors(found, posed.exact)) <= allowed, (way.name, errors(found, posed.exact))
+
+
+def test_one_launch_over_few_keys_gives_the_same_bits_ten_thousand_times_and_in_graphs() -> None:
+    posed = on_gpu(pose(BF16, 2, 8, 8, 128, 128, 64, Options(True)))
+    first, found = gradients(posed, way="backward-small"), posed.gradients()
+    run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options, way="backward-small")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(100):
+            run()
+    differing = torch.zeros((), dtype=torch.int64, device=DEV)
+    for number in range(100):
+        for gradient in found:
+            gradient.fill_(math.nan)
+        graph.replay()
+        if number % 10 == 0:
+            run()
+        for one, other in zip(found, first, strict=True):
+            differing += (one != other).sum()
+    assert int(differing) == 0
+
+
+@pytest.mark.parametrize("target", ["compute_80"])
+def test_the_code_of_ampere_has_the_same_gradients_over_few_keys(target: str) -> None:
+    engine = Engine(DEV, target=Target(target))
+    for head_dim in (64, 128):
+        posed = on_gpu(pose(FP16, 1, 4, 2, 100, 120, head_dim, Options(True)))
+        found = gradients(posed, engine=engine, way="backward-small")
+        assert max(errors(found, posed.exact)) <= RELATIVE[FP16]
+
+
 def test_the_engine_of_the_device_has_a_way_for_plain_problems() -> None:
-    posed = on_gpu(pose(BF16, 1, 2, 2, 128, 128, 128, Options()))
-    found = posed.gradients()
-    run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options)
-    assert run.way == ("backward90" if engine_of(DEV).machine.hopper else "backward-pair")
+    for rows, hopper, other in ((600, "backward90", "backward-pair"), (128, "backward-small", "backward-small")):
+        posed = on_gpu(pose(BF16, 1, 2, 2, rows, rows, 128, Options()))
+        found = posed.gradients()
+        run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options)
+        assert run.way.startswith(hopper if engine_of(DEV).machine.hopper else other)

@@ -13,9 +13,16 @@ from kernels.attention.cuda.backward_plan import (
     Gradients,
     HopperBackward,
     PairBackward,
-    backward_ways,
     hopper_refusal,
 )
+from kernels.attention.cuda.backward_small import (
+    MOST_ROWS,
+    SmallBackward,
+    every_small_kernel,
+    small_refusal,
+    small_ways,
+)
+from kernels.attention.cuda.backward_ways import backward_ways
 from kernels.attention.cuda.build import Resources, check_gates
 from kernels.attention.cuda.errors import BuildFailed
 from kernels.attention.cuda.planning import Layout, Lengths, Machine, Mask, Problem
@@ -39,7 +46,8 @@ def posed(
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_every_kernel_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> None:
-    entries = [*every_backward_kernel(chip), *(every_hopper_kernel() if chip is HOPPER else ())]
+    entries = [*every_backward_kernel(chip), *every_small_kernel(chip)]
+    entries += every_hopper_kernel() if chip is HOPPER else ()
     assert len({entry.name for entry in entries}) == len(entries)
     for entry in entries:
         assert entry.shared_bytes <= chip.shared_bytes_per_block
@@ -86,6 +94,58 @@ def test_plain_and_causal_problems_are_hoppers_where_there_is_one() -> None:
 )
 def test_sections_are_equal_and_one_where_there_are_few_tiles(sizes: dict[str, Any], heads: int) -> None:
     assert HopperBackward(MACHINE).heads_of_section(posed(**sizes)) == heads
+
+
+FEW = {"batch": 2, "heads": 8, "kv_heads": 8, "seq": 128, "head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows"),
+    [
+        ({"seq": 32}, 32),
+        ({"seq": 128}, 32),  # 64 blocks that keep keys, 64 that keep queries
+        ({"seq": 197}, 64),
+        ({"seq": 256}, 64),
+        ({"seq": 512}, 128),
+        ({"seq": 512, "heads": 64, "kv_heads": 64}, 128),
+        ({"seq": 128, "head_dim": 128}, 32),
+    ],
+)
+def test_a_block_keeps_the_fewest_rows_with_which_each_has_an_sm(sizes: dict[str, Any], rows: int) -> None:
+    assert small_ways(posed(**{**FEW, **sizes}), MACHINE)[0].shape.rows == rows
+
+
+def kinds(problem: BackwardProblem, machine: Machine = MACHINE) -> list[type]:
+    return list(dict.fromkeys(type(way) for way in backward_ways(problem, machine)))
+
+
+def test_few_keys_are_one_launch_where_that_is_sure_to_pay() -> None:
+    for seq, group in ((1, 1), (64, 1), (128, 1), (128, 4)):
+        problem = posed(**{**FEW, "seq": seq, "kv_heads": 8 // group})
+        assert kinds(problem) == [SmallBackward, HopperBackward, PairBackward]
+    # Not measured against the other: more keys, and more blocks than there are SMs.
+    assert kinds(posed(**{**FEW, "seq": 256})) == [HopperBackward, SmallBackward, PairBackward]
+    assert kinds(posed(**{**FEW, "batch": 64})) == [HopperBackward, PairBackward, SmallBackward]
+    assert kinds(posed(**{**FEW, "seq": 256}), replace(MACHINE, hopper=False)) == [SmallBackward, PairBackward]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mask": Mask("bool", 0, 0, 0, 0, 1)}, "no masks"),
+        ({"lengths": Lengths(0, 0, 10, True)}, "no packed sequences"),
+        ({"head_dim": 256}, "up to 128"),
+        ({"head_dim": 100}, "16 bytes"),
+        ({"seq_q": MOST_ROWS + 1}, "up to 512"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_kernels_for_few_keys_do_not_take_has_another_way(changes: dict[str, Any], reason: str) -> None:
+    problem = posed(**{**FEW, **changes})
+    assert reason in (small_refusal(problem, MACHINE) or "")
+    assert SmallBackward not in kinds(problem)
+    turing = next(chip for chip in CHIPS if chip.name == "turing")
+    assert small_ways(posed(**FEW), replace(MACHINE, chip=turing, hopper=False)) == []
 
 
 def test_no_kernel_may_spill() -> None:

@@ -91,7 +91,7 @@ def test_a_remembered_pass_launches_what_a_fresh_one_would(
     stub: Stub, engine: OnCpu, quick_backward: QuickBackward, bound: Counted
 ) -> None:
     chance = random.Random(3)
-    shapes = [(2, 4, 2, 64, 64), (1, 2, 2, 300, 128), (1, 4, 1, 33, 40), (1, 1, 1, 20, 200)]
+    shapes = [(2, 4, 2, 64, 64), (1, 2, 2, 600, 128), (1, 4, 1, 33, 40), (1, 1, 1, 20, 200)]
     for _ in range(60):
         given = draw(*chance.choice(shapes), dlse=chance.random() < 0.3)
         options = Options(chance.random() < 0.5, chance.choice((None, 0.25)), return_lse=True)
@@ -102,7 +102,8 @@ def test_a_remembered_pass_launches_what_a_fresh_one_would(
             assert_is_of(launch, given, made)
         sums = [parameters(one) for one in launches]
         assert len({(one.shift, one.delta, one.sums) for one in sums}) == 1
-        assert len({one for one in (sums[0].shift, sums[0].delta, sums[0].sums) if one}) == 2 + bool(sums[0].sums)
+        workspace = {one for one in (sums[0].shift, sums[0].delta, sums[0].sums) if one}
+        assert len(workspace) == (0 if len(launches) == 1 else 2 + bool(sums[0].sums))
         middle, known = stub.launches, bound.count
         tensors = dict(zip("qkv", given, strict=False))
         dlse = given[6] if len(given) > 6 else None
@@ -153,7 +154,7 @@ def test_streams_and_captures_have_counters_of_their_own(stub: Stub, bound: Coun
     quick_backward = QuickBackward(lambda device: engine, bound)
 
     def counter() -> int:
-        quick_backward.compute(draw(1, 2, 2, 64, 64), Options(return_lse=True))
+        quick_backward.compute(draw(1, 2, 2, 600, 64), Options(return_lse=True))
         return int(parameters(stub.launch(stub.launches - 2)).counter)
 
     first, again = counter(), counter()
@@ -168,10 +169,36 @@ def test_streams_and_captures_have_counters_of_their_own(stub: Stub, bound: Coun
     assert bound.count == 2 + len(captured)
 
 
+def test_a_pass_over_few_keys_is_one_launch_without_state_on_any_stream_and_in_any_capture(
+    stub: Stub, engine: OnCpu, quick_backward: QuickBackward, bound: Counted
+) -> None:
+    def launched() -> None:
+        given, before = draw(2, 8, 8, 128, 64), stub.launches
+        made = quick_backward.compute(given, Options(True, return_lse=True))
+        assert stub.launches - before == 1
+        launch = stub.launch()
+        assert launch.name.startswith(b"backward_small_bf16_d64_")
+        assert launch.stream == engine.host.stream
+        assert_is_of(launch, given, made)
+        found = parameters(launch)
+        assert not any((found.shift, found.delta, found.sums, found.counter))
+
+    for stream in (0x1000, 0x2000):
+        engine.host.stream = stream
+        launched()
+        launched()
+    assert bound.count == 2
+    with stub.capture(engine.host):
+        for _ in range(3):
+            launched()
+    launched()
+    assert bound.count == 5
+
+
 def test_the_deterministic_mode_is_a_plan_of_its_own(stub: Stub, bound: Counted) -> None:
     engine = OnCpu(hopper=True)
     quick_backward = QuickBackward(lambda device: engine, bound)
-    given = draw(1, 2, 2, 64, 64)
+    given = draw(1, 2, 2, 600, 64)
     quick_backward.compute(given, Options(return_lse=True))
     assert stub.launch().name.startswith(b"backward_convert")
     torch.use_deterministic_algorithms(True)
@@ -275,7 +302,7 @@ def test_a_call_that_wants_gradients_goes_straight_unless_somebody_watches(stub:
     out = quick.attention(q, k, v, True, None, "top-left", False)
     assert isinstance(out, torch.Tensor)
     out.sum().backward()
-    assert (slow, stub.launches - before) == ([], 4)
+    assert (slow, stub.launches - before) == ([], 2)
     assert all(x.grad is not None and x.grad.shape == x.shape for x in (q, k, v))
     with Watching():
         quick.attention(q, k, v, True, None, "top-left", False)

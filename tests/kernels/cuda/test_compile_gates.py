@@ -12,6 +12,7 @@ import pytest
 
 from kernels.attention.cuda import decode, general
 from kernels.attention.cuda.backward_kernels import HopperBackwardKernel, every_backward_kernel, pair_kernel
+from kernels.attention.cuda.backward_small import every_small_kernel
 from kernels.attention.cuda.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
 from kernels.attention.cuda.variants import Combine, Kernel, chip_of, table
@@ -87,6 +88,19 @@ def test_the_backward_kernels_with_the_most_registers_compile_without_spills(com
         assert built.resources.spill_bytes == 0
 
 
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+def test_the_backward_kernels_for_few_keys_compile_without_spills(
+    architecture: str, compiler: Compiler, cache: Cache
+) -> None:
+    chip = chip_of(Target(architecture).capability)
+    assert chip is not None
+    for dtype in ("float16", "bfloat16"):
+        entries = [entry for entry in every_small_kernel(chip) if entry.dtype == dtype and entry.shape.groups == 4]
+        for built in build_all(entries[-1:], Target(architecture), compiler, cache, 2):
+            assert built.resources is not None
+            assert built.resources.spill_bytes == 0
+
+
 def test_the_scalar_and_the_joining_kernel_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
     chip = chip_of(75)
     assert chip is not None
@@ -145,4 +159,5 @@ def test_every_kernel_made_on_demand_passes_its_gates(architecture: str, compile
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
     entries = [*general.every_kernel(chip), *decode.every_kernel(chip), *every_backward_kernel(chip)]
+    entries += every_small_kernel(chip)
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)

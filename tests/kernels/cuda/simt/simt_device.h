@@ -7,6 +7,7 @@
 #pragma once
 #undef _FORTIFY_SOURCE  // its longjmp takes a switch between fibers for a mistake
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -249,6 +250,8 @@ DEVICE int block_again() { return (int)blockIdx.x; }
 DEVICE int blocks_again() { return (int)gridDim.x; }
 
 using std::fmaxf;
+using std::max;
+using std::min;
 
 template <class T>
 DEVICE u32 pack(float low, float high);

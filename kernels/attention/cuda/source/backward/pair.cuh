@@ -6,7 +6,7 @@
 // What is kept is the rows of the scores, what passes by is their columns. Weights never leave registers: the accumulators of the
 // scores, packed to 16 bits, are the operands of the next product.
 #pragma once
-#include "backward/problem.cuh"
+#include "backward/products.cuh"
 #include "scope.cuh"
 
 // A block keeps ROWS rows, 16 to a warp, and takes COLUMNS at a time. OUT columns of the results are computed by a block: the
@@ -45,47 +45,6 @@ struct PairBlock {
   }
   __device__ __forceinline__ i64 stat_row(int head) const {
     return (batch_of_tensor() * (int)p.heads.divisor + head) * (int)p.stat_rows.divisor + e.q_start;
-  }
-
-  // x y^T for the warp's 16 rows of x and all rows of y.
-  __device__ __forceinline__ void multiply(float (&c)[C::NS][4], u32 x_tile, u32 y_tile) const {
-    const u32 x = x_tile + swizzled<C>(warp_row + (lane & 15), lane >> 4);
-    const u32 y = y_tile + swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
-#pragma unroll
-    for (int j = 0; j < C::NS; j++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) c[j][i] = 0.0f;
-#pragma unroll
-    for (int kk = 0; kk < C::KQ; kk++) {
-      u32 a[4];
-      load_matrices(a, x ^ (kk << 5));
-#pragma unroll
-      for (int j = 0; j < C::NS; j += 2) {
-        u32 b[4];
-        load_matrices(b, (y ^ (kk << 5)) + j * 8 * C::ROW_BYTES);
-        mma<T>(c[j], a, b[0], b[1]);
-        mma<T>(c[j + 1], a, b[2], b[3]);
-      }
-    }
-  }
-
-  // out += x y, for x in registers, y's rows along the sum, of which OUT columns from `column` on.
-  __device__ __forceinline__ void accumulate(float (&out)[C::NOUT][4], const float (&x)[C::NS][4], u32 y_tile, int column) const {
-    const u32 y = y_tile + swizzled<C>(lane & 15, lane >> 4);
-#pragma unroll
-    for (int kk = 0; kk < C::KV; kk++) {
-      u32 a[4];
-#pragma unroll
-      for (int part = 0; part < 4; part++)
-        a[part] = pack<T>(x[2 * kk + part / 2][part % 2 * 2], x[2 * kk + part / 2][part % 2 * 2 + 1]);
-#pragma unroll
-      for (int j = 0; j < C::NOUT; j += 2) {
-        u32 b[4];
-        load_matrices_transposed(b, (y ^ ((j + column / 8) << 4)) + kk * 16 * C::ROW_BYTES);
-        mma<T>(out[j], a, b[0], b[1]);
-        mma<T>(out[j + 1], a, b[2], b[3]);
-      }
-    }
   }
 
   __device__ __forceinline__ bool is_seen(int query, int key) const {
@@ -212,14 +171,14 @@ struct PairBlock {
       copy<C::BN>(passing, y1 + column0 * row1, row1, columns - column0);
       copy<C::BN>(passing + C::TILE_BYTES, y2 + column0 * row2, row2, columns - column0);
       landed();
-      multiply(score, kept, passing);
-      multiply(slope, kept + C::Q_BYTES, passing + C::TILE_BYTES);
+      multiply_turned<C>(score, kept, passing, warp_row, lane);
+      multiply_turned<C>(slope, kept + C::Q_BYTES, passing + C::TILE_BYTES, warp_row, lane);
       if (is_open(row0, column0))
         weigh<true>(head, row0, column0);
       else
         weigh<false>(head, row0, column0);
-      if constexpr (C::KEYS) accumulate(second, score, passing + C::TILE_BYTES, column);
-      accumulate(first, slope, passing, column);
+      if constexpr (C::KEYS) accumulate<C>(second, score, passing + C::TILE_BYTES, column, lane);
+      accumulate<C>(first, slope, passing, column, lane);
     }
   }
 
