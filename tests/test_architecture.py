@@ -217,6 +217,9 @@ MANY_PARAMETERS = {
     "kernels/attention/cuda/binding.py bind_varlen": "the tensors of the call that it binds",
     "kernels/attention/cuda/posing.py problem_of": "the tensors of a call, and what a row sees",
     "kernels/attention/cuda/posing.py varlen_problem_of": "the same of packed tensors",
+    "kernels/attention/cuda/paged.py attention_paged": "a paged cache's tensors, and keywords as the others have them",
+    "kernels/attention/cuda/binding.py bind_paged": "the tensors of the call that it binds",
+    "kernels/attention/cuda/posing_paged.py paged_problem_of": "the same of keys in pages",
     "orchestrator/embedded/server.py __init__": "what a cloud can be started with, each by its name",
 }
 

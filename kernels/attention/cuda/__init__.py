@@ -4,6 +4,7 @@ from kernels.attention.cuda.errors import CudaError, Unsupported
 from kernels.attention.cuda.explaining import Explanation, explain
 from kernels.attention.cuda.kernel import CudaKernel, kernel
 from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.paged import attention_paged, bind_paged
 from kernels.attention.cuda.varlen import attention_varlen, bind_varlen
 
 __all__ = [
@@ -12,8 +13,10 @@ __all__ = [
     "Explanation",
     "Unsupported",
     "attention",
+    "attention_paged",
     "attention_varlen",
     "bind",
+    "bind_paged",
     "bind_varlen",
     "explain",
     "kernel",

@@ -19,6 +19,7 @@ from kernels.attention.cuda.launching import Bound, Buffers, Way
 from kernels.attention.cuda.planning import Problem, check_kind, plan
 from kernels.attention.cuda.portable import Portable
 from kernels.attention.cuda.posing import Window, problem_of, varlen_problem_of
+from kernels.attention.cuda.posing_paged import paged_problem_of
 from kernels.attention.cuda.quick import Options
 
 
@@ -170,6 +171,35 @@ def bind_varlen(  # noqa: PLR0913 - the tensors of a call
     return bind_problem(problem, tensors, out, terms, torch.Size((q.shape[1], q.shape[0])))
 
 
+def bind_paged(  # noqa: PLR0913 - the tensors of a call
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    block_table: torch.Tensor,
+    seqused_k: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    **given: Unpack[TermsGiven],
+) -> Bound:
+    """A call with its tensors bound; table and lengths are read anew on the device by every call. As `attention_paged`.
+
+    `lse`, if given, is contiguous float32 [B, H, S_q], or [H, total_q] where q is packed; `causal_alignment` is
+    `bottom-right` unless told otherwise.
+    """
+    given.setdefault("causal_alignment", "bottom-right")
+    terms = Terms(**given)
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seqused_k": seqused_k}
+    tensors |= {} if cu_seqlens_q is None else {"cu_seqlens_q": cu_seqlens_q}
+    check_tensors(tensors, out, terms)
+    rest = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
+    problem = paged_problem_of(q, k_cache, v_cache, out, tensors, max_seqlen_q, max_seqlen_k, **rest)  # type: ignore[arg-type]
+    sums = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
+    return bind_problem(problem, tensors, out, terms, torch.Size(sums))
+
+
 def bind_call(
     tensors: dict[str, torch.Tensor],
     out: torch.Tensor,
@@ -192,6 +222,11 @@ def bind_call(
         "splits": splits,
         "buffers": buffers,
     }
+    if options.paged:
+        table, lengths, starts = tensors["block_table"], tensors["k_lengths"], tensors.get("q_starts")
+        longest_q, longest_k = (None if one == -1 else one for one in options.longest or (-1, -1))
+        longest = {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+        return bind_paged(q, k, v, out, table, lengths, cu_seqlens_q=starts, **longest, **terms)
     if options.longest is None:
         return bind(q, k, v, out, attn_mask=tensors.get("mask"), **terms)
     return bind_varlen(q, k, v, out, tensors["q_starts"], tensors["k_starts"], *options.longest, **terms)

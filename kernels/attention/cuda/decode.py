@@ -44,11 +44,13 @@ class DecodeKernel:
     dtype: str
     head_dim: int
     tile: DecodeTile
+    paged: bool = False
 
     @property
     def name(self) -> str:
-        """The entry point's name, e.g. `decode_bf16_d128_16x16w8s3`."""
-        return f"decode_{SHORT[self.dtype]}_d{self.head_dim}_{self.tile.name}"
+        """The entry point's name, e.g. `decode_bf16_d128_16x16w8s3`, `decode_paged_bf16_d128_16x16w8s3`."""
+        kind = "decode_paged" if self.paged else "decode"
+        return f"{kind}_{SHORT[self.dtype]}_d{self.head_dim}_{self.tile.name}"
 
     @property
     def threads(self) -> int:
@@ -65,8 +67,10 @@ class DecodeKernel:
         """A translation unit whose one entry point is this kernel."""
         t = self.tile
         config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {t.rows // 16}, {t.keys}, {t.warps}, {t.stages}"
+        config += ", true" if self.paged else ""
         call = f"attention_decode<DecodeConfig<{config}>>(p)"
-        return entry_point(self.name, self.threads, call, header="decode.cuh")
+        # Left to itself the compiler aims at two blocks an SM, which shared memory has no room for, and spills.
+        return entry_point(self.name, self.threads, call, header="decode.cuh", blocks=1 if self.paged else None)
 
 
 TILES = {
@@ -103,8 +107,8 @@ TILES = {
 
 def every_kernel(chip: Chip) -> Iterator[DecodeKernel]:
     """All that a plan chooses on a chip."""
-    for dtype, ((head_dim, _), tile) in itertools.product(chip.dtypes, TILES[chip.name].items()):
-        yield DecodeKernel(dtype, head_dim, tile)
+    for paged, dtype, ((head_dim, _), tile) in itertools.product((False, True), chip.dtypes, TILES[chip.name].items()):
+        yield DecodeKernel(dtype, head_dim, tile, paged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ def plan_decode(
 ) -> DecodeLaunch:
     """How to decode a problem for which there is no `why_not`. The options override the choice."""
     tile = tile or tile_for(problem, machine.chip)
-    kernel = DecodeKernel(problem.dtype, padded(problem.head_dim), tile)
+    kernel = DecodeKernel(problem.dtype, padded(problem.head_dim), tile, problem.pages is not None)
     rows = problem.seq_q * problem.group
     row_tiles = -(-rows // tile.rows)
     items = problem.batch * problem.kv_heads * row_tiles

@@ -55,7 +55,8 @@ def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
 
 def by_costs(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:
     """The way that should take the least time. Lengths that only the device knows have no cost."""
-    made = None if costs is None or problem.lengths is not None else costs.cheapest(found, problem, machine)
+    unknown = problem.lengths is not None or problem.pages is not None
+    made = None if costs is None or unknown else costs.cheapest(found, problem, machine)
     return None if made is None else (made[0], f"about {made[1]:.3g} us by its tiles, keys and bytes: the least of all")
 
 

@@ -137,6 +137,7 @@ def words(problem: Problem) -> str:
         *(["window"] if problem.window_offset is not None else []),
         *(["mask"] if problem.mask is not None else []),
         *(["varying lengths"] if problem.lengths is not None else []),
+        *([f"keys in pages of {problem.pages.size}"] if problem.pages is not None else []),
     ]
     sizes = (
         f"batch {problem.batch}, {heads} heads, {problem.seq_q} queries, {problem.seq_k} keys, D = {problem.head_dim}"

@@ -31,14 +31,17 @@ from kernels.attention.cuda.variants import (
     padded,
 )
 
+PAGED = "paged"
+"""In the place of a mask: keys in pages. There is no kernel with both."""
 MASK_TYPES = {
     None: "NoMask",
     "bool": "BoolMask",
     "float16": "HalfMask",
     "bfloat16": "BFloat16Mask",
     "float32": "FloatMask",
+    PAGED: "PagedKeys",
 }
-MASK_SHORT = {None: "free", "bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+MASK_SHORT = {None: "free", "bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", PAGED: PAGED}
 WIDE_64 = Tile(128, 64, 4, 2, False)
 """For many rows at head dimension 64 where no mask takes registers."""
 NARROW_128, NARROW_256 = Tile(64, 32, 4, 1, True), Tile(64, 32, 4, 1, False)
@@ -46,7 +49,7 @@ NARROW_128, NARROW_256 = Tile(64, 32, 4, 1, True), Tile(64, 32, 4, 1, False)
 
 @dataclass(frozen=True, slots=True)
 class GeneralKernel:
-    """A specialisation of `attention_general` in `source/fa2.cuh`; `mask` is the mask's element type, if any."""
+    """A specialisation of `attention_general` in `source/fa2.cuh`; `mask` is a mask's element type, PAGED or None."""
 
     dtype: str
     head_dim: int
@@ -111,24 +114,29 @@ def tile_for(problem: Problem, machine: Machine) -> Tile:
     if has_room(machine.chip, size, **kind) and blocks > machine.sm_count:
         return WIDE_64
     tile = base_tile(machine.chip, size, **kind)
-    return NARROW_256 if problem.lengths and size == 256 and tile.keys > NARROW_256.keys else tile
+    unknown = problem.lengths or problem.pages
+    return NARROW_256 if unknown and size == 256 and tile.keys > NARROW_256.keys else tile
 
 
 def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
     """All that a plan can choose on a chip."""
     for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
+        unmasked = base_tile(chip, size, vector=vector, masked=False)
+        narrow = size == 256 and unmasked.keys > NARROW_256.keys
         for mask in (None, "bool", dtype, "float32"):
             yield GeneralKernel(
                 dtype, size, vector, mask, base_tile(chip, size, vector=vector, masked=mask is not None)
             )
-        if size == 256 and base_tile(chip, size, vector=vector, masked=False).keys > NARROW_256.keys:
+        yield GeneralKernel(dtype, size, vector, PAGED, NARROW_256 if narrow else unmasked)
+        if narrow:
             yield GeneralKernel(dtype, size, vector, None, NARROW_256)
         if has_room(chip, size, vector=vector, masked=False):
             yield GeneralKernel(dtype, size, vector, None, WIDE_64)
+            yield GeneralKernel(dtype, size, vector, PAGED, WIDE_64)
 
 
 def kernel_for(problem: Problem, tile: Tile) -> GeneralKernel:
-    mask = problem.mask.dtype if problem.mask else None
+    mask = problem.mask.dtype if problem.mask else PAGED if problem.pages else None
     return GeneralKernel(problem.dtype, padded(problem.head_dim), problem.is_vector, mask, tile)
 
 

@@ -203,6 +203,8 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
         return "a mask's rows must be contiguous, begin on 16 bytes (8 if boolean) and have a multiple of 8 keys"
     if problem.sign != 1:
         return "no scales that are not positive"
+    if problem.pages is not None:
+        return "no keys in pages"
     if problem.dtype not in C_TYPE or problem.head_dim > HEAD_DIMS[-1] or not problem.is_vector:
         return "head dimensions up to 256, rows that begin on 16 bytes"
     if not all(maps(getattr(problem, name), sizes_of(problem, name)) for name in "qkv"):

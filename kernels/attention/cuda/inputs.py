@@ -47,7 +47,7 @@ def refuse_derivatives(tensors: Mapping[str, torch.Tensor]) -> None:
     if wants:
         raise Unsupported(
             f"{', '.join(wants)} want a gradient, and this has no backward pass (bound calls, out=, engine=, masks, "
-            "second derivatives): detach them, or call this under torch.no_grad()"
+            "paged caches, second derivatives): detach them, or call this under torch.no_grad()"
         )
     refuse_tangents(tensors)
 

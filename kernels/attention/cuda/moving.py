@@ -21,7 +21,7 @@ Call = Callable[..., Answer | None]
 """Takes a call's tensors; None if they need another plan after all."""
 
 VECTOR_MASK = 15
-ADDRESSED = ("q", "k", "v", "out", "lse", "mask", "q_starts", "k_starts")
+ADDRESSED = ("q", "k", "v", "out", "lse", "mask", "q_starts", "k_starts", "block_table", "k_lengths")
 """The fields of kernel arguments that hold the address of the tensor of that name."""
 OUT, LSE = ADDRESSED.index("out"), ADDRESSED.index("lse")
 ALIGNED = 4

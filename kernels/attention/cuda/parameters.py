@@ -46,4 +46,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("window_offset", "align_ends")),
         *((name, Divisor) for name in ("pack", "packs")),
         *((name, ctypes.c_uint32) for name in ("q_keep", "q_flip")),
+        *((name, ctypes.c_void_p) for name in ("block_table", "k_lengths")),
+        ("table_row", ctypes.c_int64),
+        ("page", Divisor),
     ]

@@ -62,12 +62,29 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
+class Pages:
+    """K and V in pages of `size` keys. Sequence b's key j lies in page `table[b][j // size]`, at row j % size.
+
+    `table` and `lengths`, the keys of each sequence, are addresses of int32 on the device; `row` is the table's stride
+    in entries and `most` the number of keys that a row of it can name. The layouts of K and V have pages for batches.
+    With `align_ends` the limits of what a row sees count from the last key for the last row of each sequence.
+    """
+
+    table: int
+    lengths: int
+    row: int
+    size: int
+    most: int
+    align_ends: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One attention call without its data.
 
     Row r of Q sees the keys up to r + causal_offset if `causal`, and from r + window_offset on if that is a number.
-    With `lengths`, `batch` counts sequences and `seq_q` and `seq_k` are the longest. `sign` is that of the scale: -1, 0
-    or 1; kernels are given its absolute value, and 1 in the place of 0.
+    With `lengths`, `batch` counts sequences and `seq_q` and `seq_k` are the longest; with `pages` `seq_k` is. `sign` is
+    that of the scale: -1, 0 or 1; kernels are given its absolute value, and 1 in the place of 0.
     """
 
     dtype: str
@@ -87,11 +104,13 @@ class Problem:
     mask: Mask | None = None
     lengths: Lengths | None = None
     sign: int = 1
+    pages: Pages | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no window, mask, lengths or odd scale: what the kernels without features compute."""
-        return self.window_offset is None and self.mask is None and self.lengths is None and self.sign == 1
+        """Whether it has no window, mask, lengths, pages or odd scale: what the kernels without features compute."""
+        features = (self.window_offset, self.mask, self.lengths, self.pages)
+        return self.sign == 1 and all(feature is None for feature in features)
 
     @property
     def has_keys(self) -> bool:

@@ -98,4 +98,9 @@ def parameters_but_launch(problem: Problem, scale: float) -> Parameters:
     if lengths:
         parameters.q_starts, parameters.k_starts = lengths.q_starts, lengths.k_starts
         parameters.align_ends = lengths.align_ends
+    if problem.pages:
+        pages = problem.pages
+        parameters.block_table, parameters.k_lengths = pages.table, pages.lengths
+        parameters.table_row, parameters.page = pages.row, Divisor.of(pages.size)
+        parameters.seq_k, parameters.align_ends = pages.most, pages.align_ends
     return parameters

@@ -30,12 +30,15 @@ MOST_RECENT = 8
 PLANS_PER_GENERATION = 128
 """A thread keeps the plans used since the last but one time that so many new ones had come."""
 QKV = ("q", "k", "v")
+PAGED = (*QKV, "block_table", "k_lengths")
+"""The tensors of a call whose keys are in pages; `q_starts` and `out` may follow."""
 
 
 class Options(NamedTuple):
-    """All of a call but its tensors, whose names are in `names`: q, k, v; mask; q_starts, k_starts; out.
+    """All of a call but its tensors, whose names are in `names`: q, k, v; mask; q_starts, k_starts; block_table,
+    k_lengths; out.
 
-    `longest`: the longest sequences of Q and of K, where they are packed.
+    `longest`: the longest sequences of Q and of K, where they are packed or keys are in pages; -1 where nobody said.
     """
 
     causal: bool = False
@@ -45,6 +48,11 @@ class Options(NamedTuple):
     window: Window | None = None
     names: tuple[str, ...] = QKV
     longest: tuple[int, int] | None = None
+
+    @property
+    def paged(self) -> bool:
+        """Whether the keys are in pages."""
+        return "block_table" in self.names
 
 
 class Binder(Protocol):
@@ -157,7 +165,7 @@ class Quick:
         inputs.refuse_strange(given)
         inputs.refuse_tangents(given)
         wanting = inputs.wanting(given)
-        if not set(wanting) <= set(QKV) or "out" in given:
+        if not set(wanting) <= set(QKV) or "out" in given or options.paged:
             inputs.refuse_derivatives(given)
         tracing = torch._C._get_tracing_state() is not None
         strange = any(type(x) not in inputs.PLAIN_TYPES for x in tensors) or tensors[0].device.type == "meta"
@@ -230,6 +238,8 @@ def recent_key(options: Options) -> tuple[object, ...]:
 
 def lse_shape(q: torch.Tensor, options: Options) -> tuple[int, ...]:
     """Of the log-sum-exp: [B, H, S_q], or [H, total_q] where sequences are packed."""
+    if options.paged and q.dim() == 4:
+        return q.shape[0], q.shape[2], q.shape[1]
     return tuple(q.shape[:3]) if options.longest is None else (q.shape[1], q.shape[0])
 
 

@@ -10,7 +10,8 @@ import torch
 
 from kernels.attention.cuda import inputs
 from kernels.attention.cuda.posing import check_rank, check_shapes
-from kernels.attention.cuda.quick import QKV, Answer, Options
+from kernels.attention.cuda.posing_paged import check_paged_shapes
+from kernels.attention.cuda.quick import PAGED, QKV, Answer, Options
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Compute = Callable[[tuple[torch.Tensor, ...], Options], Answer]
@@ -25,6 +26,11 @@ library.define(
 library.define(
     "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor q_starts, Tensor k_starts, int longest_q, int longest_k, "
     "bool causal, float scale, str alignment, int left, int right) -> (Tensor, Tensor)"
+)
+library.define(
+    "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqused_k, "
+    "Tensor? cu_seqlens_q, int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right) "
+    "-> (Tensor, Tensor)"
 )
 
 
@@ -42,7 +48,9 @@ def window(left: int, right: int) -> tuple[int, int] | None:
 def as_operator(tensors: dict[str, torch.Tensor], options: Options) -> Answer:
     """A call that PyTorch's compiler, modes and subclasses can see."""
     q, k, v = tensors["q"], tensors["k"], tensors["v"]
-    if torch._C._get_tracing_state() is None:
+    if torch._C._get_tracing_state() is None and options.paged:
+        check_paged_shapes(q, k, v, "q_starts" in tensors)
+    elif torch._C._get_tracing_state() is None:
         check_rank(q, k, v, 4 if options.longest is None else 3)
         check_shapes(q, k, v, (0,) if options.longest is None else ())
     name, given = operator_arguments(tensors, options)
@@ -55,6 +63,9 @@ def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tu
     q, k, v = tensors["q"], tensors["k"], tensors["v"]
     scale = 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
     rest = (options.causal, scale, options.alignment, *sides(options.window))
+    if options.paged:
+        pages = tensors["block_table"], tensors["k_lengths"], tensors.get("q_starts")
+        return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *rest)
     if options.longest is None:
         return "attention", (q, k, v, *rest, tensors.get("mask"))
     return "attention_varlen", (q, k, v, tensors["q_starts"], tensors["k_starts"], *options.longest, *rest)
@@ -79,15 +90,30 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
         names, longest = (*QKV, "q_starts", "k_starts"), (longest_q, longest_k)
         return run(tuple(tensors), Options(causal, scale, alignment, True, window(left, right), names, longest))
 
-    return {"attention": attention, "attention_varlen": attention_varlen}
+    def attention_paged(*given: Any) -> Pair:
+        *pages, starts, longest_q, longest_k, causal, scale, alignment, left, right = given
+        tensors, names = (tuple(pages), PAGED) if starts is None else ((*pages, starts), (*PAGED, "q_starts"))
+        longest = longest_q, longest_k
+        return run(tensors, Options(causal, scale, alignment, True, window(left, right), names, longest))
+
+    return {"attention": attention, "attention_varlen": attention_varlen, "attention_paged": attention_paged}
+
+
+def without_gradient(*given: Any) -> Pair:
+    """What autograd is told of `attention_paged`: a result that would have to carry a gradient is refused."""
+    names = ("q", "k_cache", "v_cache")
+    inputs.refuse_derivatives(dict(zip(names, given, strict=False)))
+    with torch._C._AutoDispatchBelowAutograd():
+        pair: Pair = torch.ops.spotbench.attention_paged.default(*given)
+    return pair
 
 
 def register(compute: Compute) -> None:
     """Gives the operators their kernels and what the compiler's tracing needs; `gradients.register` the rest."""
     for name, kernel in kernels_of(compute).items():
         library.impl(name, kernel, "CUDA")
-        sums = padded_sums if name == "attention" else packed_sums
-        torch.library.register_fake(f"spotbench::{name}", shapes(sums), lib=library)
+        torch.library.register_fake(f"spotbench::{name}", shapes(SUMS[name]), lib=library)
+    library.impl("attention_paged", without_gradient, "Autograd")
 
 
 def padded_sums(q: torch.Tensor) -> tuple[int, ...]:
@@ -96,6 +122,14 @@ def padded_sums(q: torch.Tensor) -> tuple[int, ...]:
 
 def packed_sums(q: torch.Tensor) -> tuple[int, ...]:
     return (q.shape[1], q.shape[0])
+
+
+def paged_sums(q: torch.Tensor) -> tuple[int, ...]:
+    return (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else packed_sums(q)
+
+
+SUMS = {"attention": padded_sums, "attention_varlen": packed_sums, "attention_paged": paged_sums}
+"""The shapes of the operators' log-sum-exps, by that of Q."""
 
 
 def shapes(sums: Callable[[torch.Tensor], tuple[int, ...]]) -> Callable[..., Pair]:

@@ -16,7 +16,7 @@ from kernels.attention.cuda.parameters import Parameters
 
 SOURCE = Path(__file__).parent / "source"
 HEADERS = (
-    *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "scope.cuh", "block.cuh", "results.cuh"),
+    *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "scope.cuh", "paged.cuh", "block.cuh", "results.cuh"),
     *("fa2.cuh", "decode.cuh", "naive.cuh", "tiled.cuh"),
     *(
         f"hopper/{name}.cuh"
@@ -129,14 +129,15 @@ def rung_entry_point(rung: str, name: str, threads: int, arguments: str) -> str:
     return entry_point(name, threads, f"attention_{rung}<{arguments}>(p)", header=f"{rung}.cuh")
 
 
-def entry_point(name: str, threads: int, call: str, *, header: str = "fa2.cuh") -> str:
-    """An `extern "C"` kernel, so that its name is the same for every compiler.
+def entry_point(name: str, threads: int, call: str, *, header: str = "fa2.cuh", blocks: int | None = None) -> str:
+    """An `extern "C"` kernel, so that its name is the same for every compiler. `blocks`: how many of them an SM is to
+    have registers for at least, where the compiler shall not decide.
 
     It refuses to compile if the two sides disagree about the parameters' size.
     """
     return (
         f'#include "{header}"\n'
-        f'extern "C" __global__ void __launch_bounds__({threads})\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}{"" if blocks is None else f", {blocks}"})\n'
         f"{name}(const __grid_constant__ AttentionParams p) {{\n  {call};\n}}\n"
         f'static_assert(sizeof(AttentionParams) == {ctypes.sizeof(Parameters)}, "parameters differ");\n'
     )

@@ -1,4 +1,4 @@
-"""What windows, masks, lengths and packed heads cost, against the plain kernel and PyTorch: made on the spot.
+"""What windows, masks, lengths, packed heads and pages cost, against the plain kernel and PyTorch: made on the spot.
 
     python -m kernels.attention.cuda.campaign.features
 
@@ -22,6 +22,7 @@ from kernels.attention.cuda.engine import engine_of
 from kernels.attention.cuda.general import General, plan_general
 from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.paged import bind_paged
 from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.varlen import bind_varlen
 from kernels.harness.timers import timer_for
@@ -41,6 +42,19 @@ def general(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, 
     problem = problem_of(q, k, v, out, causal=causal, alignment="bottom-right")
     way = General(plan_general(problem, engine.machine, pack=pack))
     return Bound.of(way, problem, q.shape[3] ** -0.5, Buffers.now(engine), (q, k, v, out))
+
+
+def paged(queries: int, page: int | None, head_dim: int, *, batch: int = 4, keys: int = 8192) -> Bound:
+    """32 heads of Q and 8 of K and V over pages in random order; over keys one behind the other without a page."""
+    q = randn(batch, queries, 32, head_dim)
+    k, v = (randn(batch, keys, 8, head_dim) for _ in range(2))
+    if page is None:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return bind(q, k, v, torch.empty_like(q), causal=True, causal_alignment="bottom-right")
+    k, v = (x.view(-1, page, 8, head_dim) for x in (k, v))
+    table = torch.randperm(k.shape[0], device="cuda", dtype=torch.int32).view(batch, -1)
+    lengths = torch.full((batch,), keys, device="cuda", dtype=torch.int32)
+    return bind_paged(q, k, v, torch.empty_like(q), table, lengths, causal=True)
 
 
 def efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Call:
@@ -82,6 +96,10 @@ def problems(head_dim: int) -> Iterator[tuple[str, dict[str, Call]]]:
     packed_heads = general(q, k, v, causal=True, pack=8)
     single = general(q, k, v, causal=True, pack=1)
     yield "16 queries, 32/4 heads, 8192 keys", {"packed": packed_heads, "head by head": single}
+    for queries in (1, 512):
+        row, *pages = (paged(queries, page, head_dim) for page in (None, 16, 64))
+        contenders: dict[str, Call] = {"in a row": row, "pages of 16": pages[0], "pages of 64": pages[1]}
+        yield f"{queries} queries, 32/8 heads, 4 sequences of 8192 keys", contenders
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 // What one block does: which rows and keys are its own, and when copies, barriers and arithmetic take their turns.
 #pragma once
-#include "scope.cuh"
+#include "paged.cuh"
 
 // Which output rows and which keys this block works on.
 struct Work {
@@ -52,7 +52,7 @@ struct Block {
   const AttentionParams& p;
   int first, last;             // as in Work
   Warp<C> warp;
-  const char *k, *v;           // this thread's first chunk of the next K tile, of the V tile beside it
+  const char *k, *v;           // this thread's first chunk of the next K tile, of the V tile beside it; of the first page's first row
   u32 q_tile;                  // shared memory: Q, then stages of K and V
   u32 q_lane;                  // where this lane's ldmatrix rows of Q start
   typename ScopeIf<C::GENERAL>::Type scope;
@@ -120,7 +120,39 @@ struct Block {
     warp.template softmax<MASKED>(C::HAS_MASK ? 1.0f : p.scale_log2);
   }
 
-  __device__ __forceinline__ void next_tile() { k -= (u32)C::BN * p.k_row, v -= (u32)C::BN * p.v_row; }
+  __device__ __forceinline__ void next_tile() {
+    if constexpr (!C::PAGED) k -= (u32)C::BN * p.k_row, v -= (u32)C::BN * p.v_row;
+  }
+
+  // Tile n of K or V, the one at hand, from this thread's first chunk in shared memory on.
+  template <bool BOUNDED>
+  __device__ __forceinline__ void copy_k(u32 first, int n, const Share& share) const {
+    if constexpr (C::PAGED)
+      copy_paged_tile<C, BOUNDED>(p, scope, first, k, p.k_batch, p.k_row, n, share);
+    else
+      copy_tile<C, C::BN, BOUNDED>(first, k, p.k_row, BOUNDED ? keys() - n * C::BN : C::BN, share);
+  }
+  template <bool BOUNDED>
+  __device__ __forceinline__ void copy_v(u32 first, int n, const Share& share) const {
+    if constexpr (C::PAGED)
+      copy_paged_tile<C, BOUNDED>(p, scope, first, v, p.v_batch, p.v_row, n, share);
+    else
+      copy_tile<C, C::BN, BOUNDED>(first, v, p.v_row, BOUNDED ? keys() - n * C::BN : C::BN, share);
+  }
+  template <class ROWS>
+  __device__ __forceinline__ void load_k(ROWS& to, int n, int rows, const Share& share) const {
+    if constexpr (C::PAGED)
+      load_paged_tile<C>(p, scope, to, k, p.k_batch, p.k_row, n, share);
+    else
+      to.load(k, p.k_row, rows, share);
+  }
+  template <class ROWS>
+  __device__ __forceinline__ void load_v(ROWS& to, int n, int rows, const Share& share) const {
+    if constexpr (C::PAGED)
+      load_paged_tile<C>(p, scope, to, v, p.v_batch, p.v_row, n, share);
+    else
+      to.load(v, p.v_row, rows, share);
+  }
 
   // Two stages: the next tile's K and V are on their way during the whole of this one. One barrier a tile: it publishes the
   // tile that has landed, and tells that every warp has left the stage about to be overwritten.
@@ -133,8 +165,8 @@ struct Block {
     if (n > first) {
       next_tile();
       const Share share = share_again();
-      copy_tile<C, C::BN, false>(chunk(share) + other, k, p.k_row, C::BN, share);
-      copy_tile<C, C::BN, false>(chunk(share) + other + C::TILE_BYTES, v, p.v_row, C::BN, share);
+      copy_k<false>(chunk(share) + other, n - 1, share);
+      copy_v<false>(chunk(share) + other + C::TILE_BYTES, n - 1, share);
       copy_async_commit();
     }
     if (active<MASKED>(n)) {
@@ -154,7 +186,7 @@ struct Block {
       copy_async_wait<0>();
       sync_block();  // K has landed; every warp has left V
       const Share share = share_again();
-      copy_tile<C, C::BN, MASKED>(chunk(share) + C::TILE_BYTES, v, p.v_row, keys() - n * C::BN, share);
+      copy_v<MASKED>(chunk(share) + C::TILE_BYTES, n, share);
       copy_async_commit();
       if (computes) masked_scores<MASKED>(n, 0);
       copy_async_wait<0>();
@@ -162,7 +194,7 @@ struct Block {
       if (n > first) {
         next_tile();
         const Share share = share_again();
-        copy_tile<C, C::BN, false>(chunk(share), k, p.k_row, C::BN, share);
+        copy_k<false>(chunk(share), n - 1, share);
         copy_async_commit();
       }
       if (computes) {
@@ -174,13 +206,13 @@ struct Block {
 #endif
     const Share share = share_again();
     Staged<C, C::BN> next;
-    next.load(v, p.v_row, keys() - n * C::BN, share);
+    load_v(next, n, keys() - n * C::BN, share);
     sync_block();  // K has landed; every warp has left V
     if (computes) masked_scores<MASKED>(n, 0);
     next.store(chunk(share) + C::TILE_BYTES);
     if (n > first) {
       next_tile();
-      next.load(k, p.k_row, C::BN, share);
+      load_k(next, n - 1, C::BN, share);
     }
     if (computes) softmax<MASKED>();
     sync_block();  // V has landed; every warp has left K
@@ -212,7 +244,7 @@ struct Block {
   __device__ __forceinline__ void all_tiles(const char* q, int q_rows, const Share& share) {
     const u32 chunk = this->chunk(share);
     int n = last - 1;
-    k += (i64)n * ((u32)C::BN * p.k_row), v += (i64)n * ((u32)C::BN * p.v_row);
+    if constexpr (!C::PAGED) k += (i64)n * ((u32)C::BN * p.k_row), v += (i64)n * ((u32)C::BN * p.v_row);
     if (C::ASYNC && !share.valid) {
       zero_tile<C, C::BM>(chunk - C::Q_BYTES);
       for (int i = 0; i < 2 * C::STAGES; i++) zero_tile<C, C::BN>(chunk + i * C::TILE_BYTES);
@@ -222,11 +254,11 @@ struct Block {
     else
       copy_tile<C, C::BM, true>(chunk - C::Q_BYTES, q, p.q_row, q_rows, share);
     const u32 stage = C::STAGES == 2 && (n & 1) ? STAGE_BYTES : 0;
-    copy_tile<C, C::BN, true>(chunk + stage, k, p.k_row, keys() - n * C::BN, share);
+    copy_k<true>(chunk + stage, n, share);
 #if HAS_ASYNC_COPY
     if constexpr (C::ASYNC) {
       if constexpr (C::STAGES == 2)
-        copy_tile<C, C::BN, true>(chunk + stage + C::TILE_BYTES, v, p.v_row, keys() - n * C::BN, share);
+        copy_v<true>(chunk + stage + C::TILE_BYTES, n, share);
       copy_async_commit();
       if constexpr (C::Q_IN_REGISTERS) copy_async_wait<0>();
     }

@@ -9,14 +9,15 @@
 //   Packed groups: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023, for the sharing itself.
 //   Split keys: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023.
 #pragma once
-#include "scope.cuh"
+#include "paged.cuh"
 
-template <class T_, int D_, int MI_, int KEYS_, int WARPS_, int STAGES_>
+template <class T_, int D_, int MI_, int KEYS_, int WARPS_, int STAGES_, bool PAGED_ = false>
 struct DecodeConfig {
   typedef T_ T;
   static constexpr int D = D_, MI = MI_, KEYS = KEYS_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr bool VECTOR = true, ASYNC = HAS_ASYNC_COPY, CAUSAL = true;
   static constexpr bool Q_IN_REGISTERS = MI * D <= 128;
+  static constexpr bool PAGED = PAGED_;  // keys in pages, as a table says
 
   static constexpr int BM = MI * 16, BN = KEYS, THREADS = WARPS * 32;
   static constexpr int ROW_BYTES = D * 2;
@@ -30,6 +31,7 @@ struct DecodeConfig {
 
   static_assert(D == 64 || D == 128 || D == 256, "a row is 8, 16 or 32 chunks");
   static_assert(KEYS % 16 == 0 && KEYS % ROWS_PER_PASS == 0, "tiles are made of 16-key fragments");
+  static_assert(!PAGED || KEYS == 16 || KEYS == 32, "a lane knows the page of one key of a tile");
   static_assert(STAGES == 1 || ASYNC, "only asynchronous copies can run tiles ahead");
   static_assert(BM * D * 4 <= RING_BYTES, "a warp's part of the output takes the place of its ring");
   static_assert((WARPS + 1) * BM * 8 <= Q_BYTES, "the rows' sums take the place of Q");
@@ -41,7 +43,7 @@ struct DecodeWarp {
   const AttentionParams& p;
   const Scope& scope;
   Warp<C> warp;
-  const char *k, *v;  // this lane's chunk of this lane's first row
+  const char *k, *v;  // this lane's chunk of this lane's first row; of the first page's first row
   int lane;
   int valid;          // whether the lane's chunk lies inside the head dimension
   u32 q_lane;         // where this lane's ldmatrix rows of Q start
@@ -63,13 +65,37 @@ struct DecodeWarp {
   __device__ __forceinline__ void fetch(u32 first, const char* source, u32 row_stride, int n) const {
     if (n < scope.last && valid) {
       source += (i64)n * C::KEYS * row_stride;
-      if ((n + 1) * C::KEYS <= scope.seq_k) {
+      copy_rows(first, source, row_stride, n);
+    }
+    copy_async_commit();
+  }
+
+  // The tile's rows, one behind the other from this lane's first on.
+  __device__ __forceinline__ void copy_rows(u32 first, const char* source, u32 row_stride, int n) const {
+    if ((n + 1) * C::KEYS <= scope.seq_k) {
 #pragma unroll
-        for (int i = 0; i < C::PASSES; i++, source += (u32)C::ROWS_PER_PASS * row_stride) copy_async(chunk_of(first, i), source);
+      for (int i = 0; i < C::PASSES; i++, source += (u32)C::ROWS_PER_PASS * row_stride) copy_async(chunk_of(first, i), source);
+    } else {
+      for (int i = 0; i < C::PASSES; i++) {
+        const bool inside = has_row(n, i);
+        copy_async_or_zero(chunk_of(first, i), inside ? source + i * C::ROWS_PER_PASS * (i64)row_stride : source, inside);
+      }
+    }
+  }
+
+  // The same where the tile's keys lie in `pages`, as `pages_of` gave them.
+  __device__ __forceinline__ void fetch_paged(u32 first, const char* first_page, i64 page_stride, u32 row_stride, int n, int pages) const {
+    if (n < scope.last) {
+      if (tile_has_one_page()) {
+        const char* source = first_page + offset_of_key(p, n * C::KEYS, pages, page_stride, row_stride);
+        if (valid) copy_rows(first, source + (i64)(lane / C::CHUNKS) * row_stride, row_stride, n);
       } else {
+#pragma unroll
         for (int i = 0; i < C::PASSES; i++) {
-          const bool inside = has_row(n, i);
-          copy_async_or_zero(chunk_of(first, i), inside ? source + i * C::ROWS_PER_PASS * (i64)row_stride : source, inside);
+          const int row = lane / C::CHUNKS + i * C::ROWS_PER_PASS, key = n * C::KEYS + row;
+          const int page = shuffle(pages, row);
+          const char* source = first_page + offset_of_key(p, key, page, page_stride, row_stride);
+          if (valid) copy_async_or_zero(chunk_of(first, i), source, key < scope.seq_k);
         }
       }
     }
@@ -77,11 +103,63 @@ struct DecodeWarp {
   }
 #endif
 
+  // Tile n of K or V into the ring.
+  __device__ __forceinline__ void fetch_k(u32 first, int n, int pages) const {
+#if HAS_ASYNC_COPY
+    if constexpr (C::PAGED)
+      fetch_paged(first, k, p.k_batch, p.k_row, n, pages);
+    else
+      fetch(first, k, p.k_row, n);
+#endif
+  }
+  __device__ __forceinline__ void fetch_v(u32 first, int n, int pages) const {
+#if HAS_ASYNC_COPY
+    if constexpr (C::PAGED)
+      fetch_paged(first, v, p.v_batch, p.v_row, n, pages);
+    else
+      fetch(first, v, p.v_row, n);
+#endif
+  }
+
+  __device__ __forceinline__ bool tile_has_one_page() const { return (p.page.divisor & (C::KEYS - 1)) == 0; }
+
+  // The pages of tile n, where keys have pages: lane l has that of the tile's key l % KEYS, or of the sequence's last key. It is
+  // asked for a tile ahead: the copies that need it do not wait for it.
+  __device__ __forceinline__ int pages_of(int n) const {
+    if constexpr (C::PAGED) {
+      if (n >= scope.last) return 0;
+      const int key = n * C::KEYS + (lane & (C::KEYS - 1)), last = scope.seq_k - 1;
+      return page_of_key(p, scope, key < last ? key : last);
+    }
+    return 0;
+  }
+
   __device__ __forceinline__ void load(Chunk (&chunk)[C::PASSES], const char* source, u32 row_stride, int n) const {
     source += (i64)n * C::KEYS * row_stride;
 #pragma unroll
     for (int i = 0; i < C::PASSES; i++, source += (u32)C::ROWS_PER_PASS * row_stride)
       chunk[i] = n < scope.last && valid && has_row(n, i) ? *(const Chunk*)source : Chunk{0, 0, 0, 0};
+  }
+  __device__ __forceinline__ void load_paged(Chunk (&chunk)[C::PASSES], const char* first_page, i64 page_stride, u32 row_stride, int n, int pages) const {
+#pragma unroll
+    for (int i = 0; i < C::PASSES; i++) {
+      const int row = lane / C::CHUNKS + i * C::ROWS_PER_PASS;
+      const int page = shuffle(pages, row);
+      const char* source = first_page + offset_of_key(p, n * C::KEYS + row, page, page_stride, row_stride);
+      chunk[i] = n < scope.last && valid && has_row(n, i) ? *(const Chunk*)source : Chunk{0, 0, 0, 0};
+    }
+  }
+  __device__ __forceinline__ void load_k(Chunk (&chunk)[C::PASSES], int n, int pages) const {
+    if constexpr (C::PAGED)
+      load_paged(chunk, k, p.k_batch, p.k_row, n, pages);
+    else
+      load(chunk, k, p.k_row, n);
+  }
+  __device__ __forceinline__ void load_v(Chunk (&chunk)[C::PASSES], int n, int pages) const {
+    if constexpr (C::PAGED)
+      load_paged(chunk, v, p.v_batch, p.v_row, n, pages);
+    else
+      load(chunk, v, p.v_row, n);
   }
   __device__ __forceinline__ void store(u32 first, const Chunk (&chunk)[C::PASSES]) const {
 #pragma unroll
@@ -93,20 +171,22 @@ struct DecodeWarp {
   __device__ __forceinline__ void all_tiles(int first) {
 #if HAS_ASYNC_COPY
     u32 stage = 0;
+    int pages = pages_of(first + C::STAGES * C::WARPS);
     for (int n = first; n < scope.last; n += C::WARPS) {
       const int ahead = n + C::STAGES * C::WARPS;
       copy_async_wait<2 * C::STAGES - 1>();
       sync_warp();
       warp.scores(q_lane, k_lane() + stage);
       sync_warp();
-      fetch(first_chunk() + stage, k, p.k_row, ahead);
+      fetch_k(first_chunk() + stage, ahead, pages);
       if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
       warp.template softmax<true>(p.scale_log2);
       copy_async_wait<2 * C::STAGES - 1>();
       sync_warp();
       warp.template accumulate<true>(v_lane() + stage);
       sync_warp();
-      fetch(first_chunk() + stage + C::TILE_BYTES, v, p.v_row, ahead);
+      fetch_v(first_chunk() + stage + C::TILE_BYTES, ahead, pages);
+      pages = pages_of(ahead + C::WARPS);
       stage = stage + 2 * C::TILE_BYTES == C::RING_BYTES ? 0 : stage + 2 * C::TILE_BYTES;
     }
 #else
@@ -114,9 +194,10 @@ struct DecodeWarp {
       for (int n = first; n < scope.last; n += C::WARPS) {
         Chunk tile[C::PASSES];
         sync_warp();
-        load(tile, k, p.k_row, n);
+        const int pages = pages_of(n);
+        load_k(tile, n, pages);
         store(first_chunk(), tile);
-        load(tile, v, p.v_row, n);
+        load_v(tile, n, pages);
         store(first_chunk() + C::TILE_BYTES, tile);
         sync_warp();
         warp.scores(q_lane, k_lane());
@@ -127,15 +208,18 @@ struct DecodeWarp {
       return;
     }
     Chunk k_next[C::PASSES], v_next[C::PASSES];
-    load(k_next, k, p.k_row, first);
-    load(v_next, v, p.v_row, first);
+    int pages = pages_of(first);
+    load_k(k_next, first, pages);
+    load_v(v_next, first, pages);
+    pages = pages_of(first + C::WARPS);
     for (int n = first; n < scope.last; n += C::WARPS) {
       sync_warp();
       store(first_chunk(), k_next);
       store(first_chunk() + C::TILE_BYTES, v_next);
       sync_warp();
-      load(k_next, k, p.k_row, n + C::WARPS);
-      load(v_next, v, p.v_row, n + C::WARPS);
+      load_k(k_next, n + C::WARPS, pages);
+      load_v(v_next, n + C::WARPS, pages);
+      pages = pages_of(n + 2 * C::WARPS);
       warp.scores(q_lane, k_lane());
       if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
       warp.template softmax<true>(p.scale_log2);
@@ -152,11 +236,14 @@ struct DecodeWarp {
       for (int tile = 0; tile < 2 * C::STAGES; tile++)
 #pragma unroll
         for (int i = 0; i < C::PASSES; i++) store_shared(chunk_of(chunk + tile * C::TILE_BYTES, i), Chunk{0, 0, 0, 0});
+    int pages[C::STAGES];
+#pragma unroll
+    for (int stage = 0; stage < C::STAGES; stage++) pages[stage] = pages_of(first + stage * C::WARPS);
 #pragma unroll
     for (int stage = 0; stage < C::STAGES; stage++) {
       const u32 to = chunk + stage * 2 * C::TILE_BYTES;
-      fetch(to, k, p.k_row, first + stage * C::WARPS);
-      fetch(to + C::TILE_BYTES, v, p.v_row, first + stage * C::WARPS);
+      fetch_k(to, first + stage * C::WARPS, pages[stage]);
+      fetch_v(to + C::TILE_BYTES, first + stage * C::WARPS, pages[stage]);
     }
 #endif
   }
@@ -373,8 +460,13 @@ DEVICE void attention_decode(const AttentionParams& p) {
     of.q_lane = q_tile + swizzled<C>(lane & 15, lane >> 4);
     of.ring = rings + w * C::RING_BYTES;
     const i64 row0 = lane / C::CHUNKS, chunk0 = lane % C::CHUNKS * 16;
-    of.k = first_k_row(p, scope) + row0 * p.k_row + chunk0;
-    of.v = first_v_row(p, scope) + row0 * p.v_row + chunk0;
+    if constexpr (C::PAGED) {
+      of.k = first_k_page(p, scope) + chunk0;
+      of.v = first_v_page(p, scope) + chunk0;
+    } else {
+      of.k = first_k_row(p, scope) + row0 * p.k_row + chunk0;
+      of.v = first_v_row(p, scope) + row0 * p.v_row + chunk0;
+    }
     copy_q<C>(p, scope, q_tile, thread);  // first: behind the tiles it would come last, and nothing could begin
     of.start(scope.first + w);
 #if HAS_ASYNC_COPY

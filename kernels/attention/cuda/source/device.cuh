@@ -60,6 +60,7 @@ DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 
 DEVICE u32 multiply_high(u32 x, u32 y) { return __umulhi(x, y); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+DEVICE int shuffle(int x, int lane) { return __shfl_sync(~0u, x, lane); }
 DEVICE bool any_lane(bool x) { return __any_sync(~0u, x) != 0; }
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }

@@ -68,8 +68,13 @@ DEVICE void attention_general(const AttentionParams& p) {
       const int thread = thread_again(), lane = thread & 31, warp_row = (thread >> 5) * C::MI * 16;
       const Share share = share_of_thread<C>(thread, p.head_dim);
       block.first = scope.first, block.last = scope.last;
-      block.k = first_k_row(p, scope) + (u32)share.row0 * p.k_row + share.chunk * 16;
-      block.v = first_v_row(p, scope) + (u32)share.row0 * p.v_row + share.chunk * 16;
+      if constexpr (C::PAGED) {
+        block.k = first_k_page(p, scope) + share.chunk * 16;
+        block.v = first_v_page(p, scope) + share.chunk * 16;
+      } else {
+        block.k = first_k_row(p, scope) + (u32)share.row0 * p.k_row + share.chunk * 16;
+        block.v = first_v_row(p, scope) + (u32)share.row0 * p.v_row + share.chunk * 16;
+      }
       block.q_tile = q_tile;
       block.q_lane = q_tile + swizzled<C>(warp_row + (lane & 15), lane >> 4);
       block.warp.clear();

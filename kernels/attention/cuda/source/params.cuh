@@ -50,6 +50,12 @@ struct AttentionParams {
   Divisor pack;           // heads of Q that share a head of K and V and are computed as rows of one tile: 1 or group
   Divisor packs;          // packs in a batch
   u32 q_keep, q_flip;     // Q's bits are masked by the one and flipped by the other: a scale of 0 or less, as scale_log2 is positive
+
+  // Read only by the kernels of paged keys, where k_batch and v_batch are strides of pages and seq_k all keys a table can name.
+  const int* block_table;  // [batch, table_row]: the pages of a sequence, in the order of its keys
+  const int* k_lengths;    // keys of a sequence
+  i64 table_row;           // stride in entries
+  Divisor page;            // keys of a page
 };
 
 // "No limit" for causal_offset; its negative for window_offset. Adding two lengths below 2^30 to it does not overflow.

@@ -21,9 +21,12 @@ DEVICE Scope scope_of(const AttentionParams& p, int pack, int row_tile) {
   s.batch = divide(pack, p.packs);
   s.first_head = (pack - s.batch * (int)p.packs.divisor) * (int)p.pack.divisor;
   s.kv_head = divide(s.first_head, p.group);
-  s.q_start = p.q_starts ? p.q_starts[s.batch] : 0, s.k_start = p.k_starts ? p.k_starts[s.batch] : 0;
+  s.q_start = p.q_starts ? p.q_starts[s.batch] : 0, s.k_start = !C::PAGED && p.k_starts ? p.k_starts[s.batch] : 0;
   s.seq_q = p.q_starts ? p.q_starts[s.batch + 1] - s.q_start : p.seq_q;
-  s.seq_k = p.k_starts ? p.k_starts[s.batch + 1] - s.k_start : p.seq_k;
+  if constexpr (C::PAGED)
+    s.seq_k = p.k_lengths[s.batch] < p.seq_k ? p.k_lengths[s.batch] : p.seq_k;
+  else
+    s.seq_k = p.k_starts ? p.k_starts[s.batch + 1] - s.k_start : p.seq_k;
   const int shift = p.align_ends ? s.seq_k - s.seq_q : 0;
   s.below = p.window_offset + shift, s.above = p.causal_offset + shift;
 

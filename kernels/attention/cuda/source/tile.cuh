@@ -2,14 +2,15 @@
 #pragma once
 #include "params.cuh"
 
-// What a kernel knows beyond its tile: nothing, or windows, packed heads and sequences of many lengths, with a kind of mask. A
-// boolean mask says which keys are seen; the others are added to the scaled scores.
+// What a kernel knows beyond its tile: nothing, or windows, packed heads and sequences of many lengths, with a kind of mask or with
+// keys in pages. A boolean mask says which keys are seen; the others are added to the scaled scores.
 struct Plain {};
 struct NoMask {};
 struct BoolMask {};
 struct HalfMask {};
 struct BFloat16Mask {};
 struct FloatMask {};
+struct PagedKeys {};
 
 template <class A, class B>
 struct Same {
@@ -27,7 +28,8 @@ struct Config {
   static constexpr bool GENERAL = !Same<Mask, Plain>::value;
   // Has registers to take one row tile after the other, where sequences are longer than the host was told.
   static constexpr bool REPEATS = GENERAL && (D_ <= 128 || BN_ <= 32);
-  static constexpr bool HAS_MASK = GENERAL && !Same<Mask, NoMask>::value;
+  static constexpr bool PAGED = Same<Mask, PagedKeys>::value;
+  static constexpr bool HAS_MASK = GENERAL && !PAGED && !Same<Mask, NoMask>::value;
   typedef T_ T;
   static constexpr int D = D_, BM = BM_, BN = BN_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_, CAUSAL = CAUSAL_;

@@ -137,6 +137,9 @@ inline void answer(Lane* warp) {
     case Request::SHUFFLE:
       for (int l = 0; l < 32; l++) warp[l].word = words[l ^ warp[l].number];
       break;
+    case Request::SHUFFLE_FROM:
+      for (int l = 0; l < 32; l++) warp[l].word = words[warp[l].number & 31];
+      break;
     case Request::FIRST:
       for (int l = 0; l < 32; l++) warp[l].word = words[0];
       break;
@@ -237,6 +240,12 @@ DEVICE u32 shuffle_xor(u32 x, int mask) {
   return simt::lane().word;
 }
 DEVICE float shuffle_xor(float x, int mask) { return __int_as_float((int)shuffle_xor((u32)__float_as_int(x), mask)); }
+DEVICE int shuffle(int x, int lane) {
+  simt::lane().word = (u32)x;
+  simt::lane().number = lane;
+  simt::ask(simt::Request::SHUFFLE_FROM);
+  return (int)simt::lane().word;
+}
 DEVICE bool any_lane(bool x) {
   simt::lane().flag = x;
   simt::ask(simt::Request::ANY);

@@ -20,7 +20,7 @@ struct Index {
 };
 
 enum class State { READY, AT_WARP, AT_BLOCK, DONE, ELSEWHERE };  // elsewhere: simt_hopper.h knows what it waits for
-enum class Request { NONE, SYNC, SHUFFLE, FIRST, ANY, MMA, MATRICES, MATRICES_TRANSPOSED, STORE_MATRICES };
+enum class Request { NONE, SYNC, SHUFFLE, SHUFFLE_FROM, FIRST, ANY, MMA, MATRICES, MATRICES_TRANSPOSED, STORE_MATRICES };
 
 struct Copy {
   u32 to;

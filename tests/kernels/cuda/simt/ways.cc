@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
     AttentionParams p;
     take(&launch, sizeof launch), take(&p, sizeof p);
     move(p.q), move(p.k), move(p.v), move(p.out), move(p.lse), move(p.partial_out), move(p.partial_lse);
-    move(p.tickets), move(p.q_starts), move(p.k_starts), move(p.mask);
+    move(p.tickets), move(p.q_starts), move(p.k_starts), move(p.mask), move(p.block_table), move(p.k_lengths);
     const Entry& entry = entries[launch.entry];
     simt::launch({(unsigned)launch.x, (unsigned)launch.y, 1}, entry.threads, launch.shared, [&] { entry.kernel(p); });
   }
