@@ -1,45 +1,61 @@
-"""What a shell offers after the tabulator key: runs, cases, GPUs, configurations and their keys. Nothing is asked of a
-cloud for it: runs are those that were seen last, cases those that were fetched."""
+"""What a shell offers after the tabulator key: runs, fleets, cases, GPUs, configurations and their keys. Nothing is
+asked of a cloud for it: runs and fleets are those that were seen last, cases those that were fetched."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.core.errors import LocalError
+from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.naming import is_run_id
 from orchestrator.user_settings import load_settings
 from orchestrator.wiring import configs, write_atomically
 
 SEEN = "seen-runs.json"
+SEEN_FLEETS = "seen-fleets.json"
 MOST = 200
 LOCAL = Path("results/local")
 
 
 def remember(home: Path, run_ids: Sequence[str]) -> None:
     """Notes the newest runs of a listing; a home that cannot be written changes nothing but what a shell offers."""
-    newest = sorted(run_ids)[-MOST:]
-    if newest == seen(home):
+    _remember(home / SEEN, run_ids, is_run_id)
+
+
+def remember_fleets(home: Path, fleets: Sequence[str]) -> None:
+    """The same for fleets."""
+    _remember(home / SEEN_FLEETS, fleets, is_fleet_id)
+
+
+def _remember(file: Path, names: Sequence[str], one_of_ours: Callable[[str], bool]) -> None:
+    newest = sorted(names)[-MOST:]
+    if newest == _seen(file, one_of_ours):
         return
     try:
-        write_atomically(home / SEEN, json.dumps(newest).encode())
+        write_atomically(file, json.dumps(newest).encode())
     except LocalError:
         return
 
 
-def seen(home: Path) -> list[str]:
+def _seen(file: Path, one_of_ours: Callable[[str], bool]) -> list[str]:
     try:
-        found = json.loads((home / SEEN).read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [one for one in found if isinstance(one, str) and is_run_id(one)] if isinstance(found, list) else []
+    return [one for one in found if isinstance(one, str) and one_of_ours(one)] if isinstance(found, list) else []
 
 
 def known_runs(incomplete: str) -> list[str]:
     """The runs that were listed last, newest first, and `last`."""
-    return _fitting(["last", *reversed(seen(load_settings().home))], incomplete)
+    return _fitting(["last", *reversed(_seen(load_settings().home / SEEN, is_run_id))], incomplete)
+
+
+def known_fleets(incomplete: str) -> list[str]:
+    """The fleets that were listed last, newest first, and `last`."""
+    return _fitting(["last", *reversed(_seen(load_settings().home / SEEN_FLEETS, is_fleet_id))], incomplete)
 
 
 def known_cases(incomplete: str) -> list[str]:

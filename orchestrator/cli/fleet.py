@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import fleet_trust as trust
+from orchestrator.cli.completing import known_fleets, known_gpus, remember_fleets
+from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.fleet_check import check_batch
 from orchestrator.cli.fleet_desk import Desk, begin_fleet, find_fleet, planned
 from orchestrator.cli.fleet_results import costs_document, fetch_fleet, report_fleet
@@ -44,7 +46,10 @@ app.command("check-batch")(check_batch)
 app.command("sql")(sql)
 
 POLL_S = 10.0
-Name = Annotated[str, typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.", autocompletion=known_fleets),
+]
 Cap = Annotated[str, typer.Option("--cap", metavar="USD", help="The most that the fleet may hold and spend.")]
 Wall = Annotated[int, typer.Option("--wall-minutes", help="After so long no machine of it exists.", min=0)]
 Detach = Annotated[bool, typer.Option("--detach", help="Return once the scheduler has it.")]
@@ -56,9 +61,13 @@ class SweepOptions:
 
     sweep: Annotated[Path | None, typer.Argument(metavar="[SWEEP]", help="A sweep in YAML.")] = None
     gpu: Annotated[
-        list[str] | None, typer.Option("--gpu", metavar="A,B", help="GPUs, where there is no sweep file.")
+        list[str] | None,
+        typer.Option("--gpu", metavar="A,B", help="GPUs, where there is no sweep file.", autocompletion=known_gpus),
     ] = None
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=A,B", help="A setting and its values.")] = None
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=A,B", help="A setting and its values.", autocompletion=known_keys),
+    ] = None
     config: Annotated[str, typer.Option("--config", help="The configuration that every child begins from.")] = ""
     engine: Annotated[str, typer.Option("--engine", help="cloud, slurm, batch or hosts.")] = ""
     cap: Cap = ""
@@ -171,7 +180,9 @@ def watch(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
 @app.command("ls")
 def ls(ctx: typer.Context, json: Json = False) -> None:
     """List the fleets in the bucket."""
-    rows = listed(options(ctx).wiring().bucket)
+    wiring = options(ctx).wiring()
+    rows = listed(wiring.bucket)
+    remember_fleets(wiring.home, [fleet for fleet, _ in rows])
     if json:
         emit_json({"schema": 1, "fleets": [{"fleet": fleet, **line} for fleet, line in rows]})
     elif rows:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from orchestrator.cli import fleet_trust as trust
+from orchestrator.cli.completing import remember_fleets
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.fleet.children import Cell, Child
@@ -40,6 +41,7 @@ def find_fleet(wiring: Wiring, text: str) -> str:
     if is_fleet_id(text):
         return text
     names = [fleet for fleet, _ in listed(wiring.bucket)]
+    remember_fleets(wiring.home, names)
     if not names:
         raise NotFound("there are no fleets in this bucket", hint="`bench fleet launch --gpu l4,t4` makes one")
     found = names[-1:] if text == "last" else [name for name in names if text in name]

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.text import Text
 
+from orchestrator.cli.completing import known_fleets
 from orchestrator.cli.fleet_desk import Desk, find_fleet
 from orchestrator.cli.fleet_results import fetch_fleet
 from orchestrator.cli.options import Json, emit_json, options
@@ -30,7 +31,12 @@ NUMBERS: Final = ("INT", "DOUBLE", "FLOAT", "DECIMAL")
 
 def sql(
     ctx: typer.Context,
-    fleet: Annotated[str, typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.")],
+    fleet: Annotated[
+        str,
+        typer.Argument(
+            metavar="FLEET", help="A fleet, a unique part of its name, or `last`.", autocompletion=known_fleets
+        ),
+    ],
     query: Annotated[str, typer.Argument(metavar="QUERY", help="SQL over the tables rows and children.")],
     into: Annotated[Path, typer.Option("--into", help="Where `fetch` puts fleets.")] = Path("results/local"),
     json: Json = False,

@@ -31,12 +31,13 @@ def resumed(control: Control) -> Control:
     return control.model_copy(update={"paused": "", "stopped": "", "persisted": True})
 
 
-def held_anew(control: Control, generation: int, ends_at: datetime) -> Control:
-    """It goes on under the hold of `generation`. As it was where that hold has been given back or overtaken."""
+def held_anew(control: Control, generation: int, held_at: datetime, ends_at: datetime) -> Control:
+    """It goes on under the hold of `generation`, taken at `held_at`. As it was where that hold has been given back or
+    overtaken."""
     if control.generation >= generation:
         return control
     number = following(control)
-    fresh = {"generation": generation, "ends_at": ends_at, "first_job": number, "cancelled": number}
+    fresh = {"generation": generation, "held_at": held_at, "ends_at": ends_at, "first_job": number, "cancelled": number}
     return resumed(control).model_copy(update=fresh)
 
 

@@ -164,7 +164,7 @@ class Follower:
             generation,
             lasts,
         )
-        return self.store.decide(lambda one: held_anew(one, generation, ends_at))
+        return self.store.decide(lambda one: held_anew(one, generation, now, ends_at))
 
     # --- what children did ---
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from datetime import datetime
+from fractions import Fraction
 
 from orchestrator.core.errors import DocumentUnreadable, NotFound
 from orchestrator.core.ledger.budget import Entry, Ledger, LedgerUnreadable
 from orchestrator.core.ledger.rebuild import rebuilt, with_fleets
+from orchestrator.core.market.pricing import DEADLINE_SLACK_S, round_up
 from orchestrator.core.naming import LEDGER, hold_key, is_run_id, parse_event_object
 from orchestrator.runs.engine import World
-from orchestrator.store.fleets import FleetStore, listed
+from orchestrator.store.fleets import Control, FleetStore, listed
 from orchestrator.store.ledger import DOCUMENT, MONEY_EVENTS
 from orchestrator.store.swap import swap
 
@@ -44,8 +48,7 @@ def rebuild(world: World) -> Rebuilt:
 
 
 def _of_fleet(world: World, fleet: str) -> dict[str, Entry]:
-    """The holds of a fleet, none of them settled: whoever looks at it next (`bench fleet status`) settles what is over.
-    What a later generation held is not written down, and never was more than the first."""
+    """The holds of a fleet, none of them settled: whoever looks at it next settles what is over."""
     store = FleetStore(world.bucket, world.clock, fleet)
     try:
         record, control = store.record(), store.control()
@@ -59,7 +62,21 @@ def _of_fleet(world: World, fleet: str) -> dict[str, Entry]:
         pretend=record.mode.simulated,
     )  # fmt: skip
     generations = [one for one in range(control.generation + 1) if one not in control.void]
-    return {hold_key(fleet, generation): entry for generation in generations}
+    found = dict.fromkeys(generations, entry)
+    if control.generation in found and control.generation and control.ends_at is not None:
+        found[control.generation] = _latest(entry, control, control.ends_at, world.clock.now())
+    return {hold_key(fleet, generation): one for generation, one in found.items()}
+
+
+def _latest(first: Entry, control: Control, ends_at: datetime, now: datetime) -> Entry:
+    """The hold of a fleet's latest generation, which lasts until that ends. How much it was is not written down: it was
+    for no more machines than the first, so where it lasts longer it is that much more, and never less."""
+    lasts = first.lasts_until - first.held_at
+    held_at = max(first.held_at, min(control.held_at or now, ends_at - lasts, now))
+    ttl_s = max(first.ttl_s, math.ceil((ends_at - held_at).total_seconds()))
+    longer = Fraction(ttl_s + DEADLINE_SLACK_S, first.ttl_s + DEADLINE_SLACK_S)
+    usd = round_up(Fraction(first.hold_usd) * longer)
+    return first.model_copy(update={"held_at": held_at, "ttl_s": ttl_s, "hold_usd": max(first.hold_usd, usd)})
 
 
 def _has_money(name: str) -> str:

@@ -87,6 +87,8 @@ class Control(_Stored):
     """How often it was resumed after its hold was settled."""
     ends_at: datetime | None = None
     """Of the latest generation, where that is another."""
+    held_at: datetime | None = None
+    """When the hold of the latest generation was taken, where that is another."""
     first_job: Count = 0
     """Jobs below this number were asked for under the holds of earlier generations."""
     void: tuple[Count, ...] = ()

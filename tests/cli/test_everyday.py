@@ -15,11 +15,20 @@ import typer
 import yaml
 
 from orchestrator.cli import init
-from orchestrator.cli.completing import SEEN, known_cases, known_configs, known_gpus, known_runs
+from orchestrator.cli.completing import (
+    SEEN,
+    SEEN_FLEETS,
+    known_cases,
+    known_configs,
+    known_fleets,
+    known_gpus,
+    known_runs,
+)
 from orchestrator.cli.config_keys import known_keys, walk
 from orchestrator.cli.launch import tell_of_the_end
 from orchestrator.core.config.load import load
 from orchestrator.core.config.model import Alerts, Config
+from orchestrator.core.fleet.names import listing_object
 from orchestrator.core.ledger.budget import Entry, Ledger
 from orchestrator.core.naming import LEDGER, cases_prefix
 from orchestrator.core.run import events as ev
@@ -82,16 +91,34 @@ def test_a_shell_is_offered_runs_cases_gpus_configurations_and_keys(bench: Bench
     assert known_cases("b1") == ["b1-h2"]
 
 
-def test_a_note_of_runs_that_is_damaged_offers_none(bench: Bench) -> None:
-    (bench.home / SEEN).write_text('{"a": 1}')
-    assert known_runs("") == ["last"]
-    (bench.home / SEEN).write_text('["; rm -rf", 1]')
-    assert known_runs("") == ["last"]
+def test_a_shell_is_offered_the_fleets_that_were_listed_last_newest_first(bench: Bench) -> None:
+    assert known_fleets("") == ["last"]
+    fleets = [f"fleet-20261122-04050{second}-7f3a" for second in range(3)]
+    for fleet in (*fleets, "fleet-; rm -rf"):
+        wire().bucket.replace(listing_object(fleet), b"{}", generation=None, metadata={"state": "over"})
+    bench("fleet", "ls")
+    assert known_fleets("") == ["last", *reversed(fleets)]
+    (bench.home / SEEN_FLEETS).unlink()
+    bench("fleet", "fetch", "last", code=None)
+    assert known_fleets("fleet-20261122-040501") == [fleets[1]]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_note_that_is_damaged_offers_none(bench: Bench) -> None:
+    for note, known in ((SEEN, known_runs), (SEEN_FLEETS, known_fleets)):
+        for text in ('{"a": 1}', '["; rm -rf", 1]', "[torn", ""):
+            (bench.home / note).write_text(text)
+            assert known("") == ["last"]
+
+
 @pytest.mark.parametrize(
-    ("words", "offered"), [("bench status la", "last"), ("bench plan --set run.att", "run.attempts=")]
+    ("shell", "words", "offered"),
+    [
+        *((shell, "bench status la", "last") for shell in ("bash", "zsh", "fish")),
+        *((shell, "bench plan --set run.att", "run.attempts=") for shell in ("bash", "zsh", "fish")),
+        ("bash", "bench fleet status la", "last"),
+        ("bash", "bench fleet sql la", "last"),
+        ("bash", "bench fleet plan --set run.att", "run.attempts="),
+    ],
 )
 def test_each_shell_gets_what_fits(bench: Bench, shell: str, words: str, offered: str) -> None:
     asked_ = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -16,9 +17,12 @@ from orchestrator.core.fleet.children import expand
 from orchestrator.core.fleet.names import plan_object, spec_object
 from orchestrator.core.fleet.sweep import Sweep, parse
 from orchestrator.core.mode import Mode
-from orchestrator.store.fleets import FleetRecord, FleetStore
+from orchestrator.fleets.decisions import with_jobs
+from orchestrator.runs.reconcile import reconcile
+from orchestrator.store.fleets import FleetRecord, FleetStore, JobRecord
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
+from tests.support.simulated_clock import SimulatedClock
 
 FLEET = "fleet-20261122-040506-0bad"
 
@@ -94,6 +98,23 @@ def test_a_fleet_is_believed_where_it_was_launched_until_somebody_rewrites_it(
             Desk.of(wire(), fleet).believed()
         wiring.bucket.replace(name, blob.data, generation=None)
     Desk.of(wire(), fleet).believed()
+
+
+def test_no_price_in_a_record_that_somebody_rewrote_is_what_a_fleet_is_settled_at(bench: Bench, tmp_path: Path) -> None:
+    wiring = wire()
+    asked = sweep(engine="slurm", usd_per_hour="0.05", slurm={"folder": str(tmp_path)})
+    desk = begin_fleet(wiring, planned(wiring, asked))
+    fleet, hold = desk.record.fleet, desk.record.hold_usd
+    desk.store.decide(lambda one: with_jobs(one, [JobRecord(number=0, gpu="l4", children=(0,), parallel=1)], 0))
+    cheap = desk.record.model_copy(update={"usd_per_hour": {"l4": Decimal("0.000001")}, "hold_usd": Decimal(0)})
+    wiring.bucket.replace(spec_object(fleet), cheap.model_dump_json(by_alias=True).encode(), generation=None)
+    for command in ("status", "watch", "stop", "resume"):
+        assert "was not launched from here" in bench("fleet", command, fleet, code=2).err
+    world = wiring.world()
+    for hours, settled in ((5, None), (30, hold)):
+        later = replace(world, clock=SimulatedClock(desk.record.created_at + timedelta(hours=hours)))
+        reconcile(later, eager=True)
+        assert wiring.ledger.read().runs[fleet].settled_usd == settled, "nobody can say what it cost: all of it"
 
 
 def test_a_digest_from_the_command_line_is_what_lets_a_fleet_of_others_be_driven(bench: Bench) -> None:

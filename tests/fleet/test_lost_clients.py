@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from orchestrator.core.naming import LEDGER
 from orchestrator.fleets.follow import Follower
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import World
+from orchestrator.runs.rebuild import rebuild
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.fleets import FleetStore, listed
 from orchestrator.store.ledger import LedgerStore
@@ -179,6 +181,47 @@ def test_a_fleet_that_is_resumed_after_its_time_settles_the_hold_that_its_dead_c
     site.client().stop("ada")
     site.client().purse.settle(held[0] + Decimal("0.25"), 1)
     assert all(entry.settled_usd is not None for entry in site.holds().values())
+
+
+@pytest.mark.parametrize("wall", [None, timedelta(hours=1), timedelta(hours=9)])
+def test_a_fleet_that_was_resumed_goes_on_to_its_own_end_under_a_ledger_that_was_rebuilt(
+    tmp_path: Path, wall: timedelta | None
+) -> None:
+    site = Site.of(tmp_path, MemoryBucket())
+    launched(site)
+    site.clock.sleep(DAY_S)
+    site.client().step()
+    control = site.client().resume(wall=wall)
+    site.client().step()
+    before = site.holds()[f"{site.stage.fleet}+1"]
+    site.clock.sleep(600)
+    site.stage.bucket.replace(LEDGER, b"{}", generation=None)
+    rebuild(site.stage.world())
+    after = site.holds()[f"{site.stage.fleet}+1"]
+    assert after.hold_usd >= before.hold_usd, "never less than what was held"
+    assert after.held_at <= before.held_at
+    assert control.ends_at is not None
+    assert control.ends_at <= after.lasts_until
+    assert site.client().step().control.paused == ""
+    site.clock.sleep((control.ends_at - site.clock.now()).total_seconds())
+    assert "minutes are over" in site.client().step().control.paused
+
+
+def test_no_word_in_the_bucket_makes_a_rebuilt_hold_shorter_or_less_than_the_fleets_own(tmp_path: Path) -> None:
+    site = Site.of(tmp_path, MemoryBucket())
+    launched(site)
+    site.client().stop("ada")
+    site.client().resume()
+    before, now = site.holds()[f"{site.stage.fleet}+1"], site.clock.now()
+    for ends_at in (now - timedelta(days=300), now, now + timedelta(hours=3)):
+        for held_at in (None, now, now + timedelta(days=300), ends_at):
+            forged = {"ends_at": ends_at, "held_at": held_at}
+            site.client().store.decide(lambda one, forged=forged: one.model_copy(update=forged))
+            site.stage.bucket.replace(LEDGER, b"{}", generation=None)
+            rebuild(site.stage.world())
+            after = site.holds()[f"{site.stage.fleet}+1"]
+            assert after.hold_usd >= before.hold_usd
+            assert after.ttl_s >= before.ttl_s
 
 
 def test_what_several_holds_paid_for_is_counted_once(tmp_path: Path) -> None:
