@@ -31,14 +31,16 @@ class FastP:
 
 def fast_p(study: Study) -> tuple[FastP, ...]:
     """The measure of each kernel of a run in KernelBench's form, whose first baseline is `eager`; nothing of others.
-    A problem that a kernel was wrong on, or not timed on, is one that it did not solve."""
+    Where there is no kernel, it is that of `compiled`: problems alone compare PyTorch's two ways. A problem that a
+    kernel was wrong on, or not timed on, is one that it did not solve."""
     found = []
     for part in study.parts():
         timings = [timing for case in part.cases for timing in case.timings]
         if not any(one.implementation == EAGER and one.backend == f"baseline_{EAGER}" for one in timings):
             continue
         names = dict.fromkeys(one.implementation for one in timings if ":" not in one.implementation)
-        for name in [one for one in names if one not in BASELINES]:
+        kernels = [one for one in names if one not in BASELINES]
+        for name in kernels or [one for one in names if one != EAGER]:
             ratios = []
             for case in part.cases:
                 medians = {one.implementation: one.median_us.mid for one in case.timings if one.timed}

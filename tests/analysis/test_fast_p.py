@@ -48,6 +48,11 @@ def test_it_is_told_in_the_report_and_in_its_document() -> None:
     assert document(report)["fast_p"][0]["shares"] == {"0": 0.75, "1": 0.5, "1.5": 0.25, "2": 0.25}
 
 
+def test_problems_without_a_kernel_tell_it_of_the_compiled_baseline() -> None:
+    (compiled,) = fast_p(read(("a", "eager", 30.0), ("a", "compiled", 12.0), ("b", "eager", 8.0), ("b", "compiled", 9.0)))
+    assert (compiled.implementation, compiled.solved) == ("compiled", (2, 1, 1, 1))
+
+
 def test_a_run_in_another_form_has_none() -> None:
     others = (("a", "torch", 30.0), ("a", "mine", 10.0))
     assert fast_p(read(*others)) == ()
