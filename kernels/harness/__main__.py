@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kernels import LINE_INFO
 from kernels.harness.facts import CRASHED, Facts, log
 from kernels.harness.gates import environment_gates
 from kernels.harness.own import OwnWorkload
@@ -41,7 +43,10 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     facts = Facts(acknowledged=not asked.no_ack)
     try:
-        return perform(asked.step, read_spec(asked.spec, asked.step), asked.out, facts)
+        spec = read_spec(asked.spec, asked.step)
+        if spec.profile is not None:  # in every step: what is profiled is what was built and measured
+            os.environ[LINE_INFO] = "1"
+        return perform(asked.step, spec, asked.out, facts)
     except BadSpec as exc:
         facts.send("problem", cause="unknown", detail=f"bad spec: {exc}")
         return BAD_SPEC

@@ -207,8 +207,7 @@ def by_ncu(ncu: str, wanted: str, child: Sequence[str], stem: Path) -> str:
             ncu, "--force-overwrite", "--export", report, "--clock-control", "none", "--profile-from-start", "off",
             "--launch-count", str(KERNELS), "--target-processes", "all", "--import-source", "yes", *sections,
             *child,
-        ],
-        {"BENCH_LINE_INFO": "1"},
+        ]
     )  # fmt: skip
     if "ERR_NVGPUCTRPERM" in ran.stdout:
         return f"the driver refuses its counters (ERR_NVGPUCTRPERM); {REMEDY}"
@@ -234,7 +233,7 @@ def write_pages(ncu: str, stem: Path) -> None:
     Path(report).unlink()
 
 
-def run(command: Sequence[str], more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """A command, its two outputs as one. Raises `TimeoutExpired`."""
     return subprocess.run(
         list(command),
@@ -244,7 +243,6 @@ def run(command: Sequence[str], more: Mapping[str, str] | None = None) -> subpro
         text=True,
         errors="replace",
         timeout=LIMIT_S,
-        env={**os.environ, **(more or {})},
     )
 
 

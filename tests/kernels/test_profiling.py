@@ -72,7 +72,7 @@ def fake(tmp_path: Path) -> str:
 
 
 def test_ncu_replays_what_lies_between_start_and_stop_and_leaves_its_pages(tmp_path: Path) -> None:
-    child = [sys.executable, "-c", "import os; assert os.environ['BENCH_LINE_INFO'] == '1'"]
+    child = [sys.executable, "-c", "pass"]
     stem = tmp_path / "case--bench"
     ncu = fake(tmp_path)
     assert by_ncu(ncu, "roofline", child, stem) == ""
@@ -154,6 +154,25 @@ def test_what_the_environment_step_wrote_down_is_not_asked_of_pytorch_again(tmp_
     )  # fmt: skip
     assert done.stderr.splitlines()[-1] == "False 0"
     assert json.loads((out / "profile/summary.json").read_text())["device"] == "here"
+
+
+@pytest.mark.parametrize(("asked", "flag"), [({"profile": {"cases": [CASE]}}, True), ({}, False)])
+def test_what_is_profiled_is_what_was_built_and_nothing_is_compiled_for_it(
+    tmp_path: Path, asked: dict[str, Any], flag: bool
+) -> None:
+    """Kernels are cached under their flags, so each step of a run has to have the same ones."""
+    program = (
+        "import sys; from kernels.harness.__main__ import main; from kernels.attention.cuda.compiler import flags;"
+        "print(main(sys.argv[1:]), '-lineinfo' in flags(), file=sys.stderr)"
+    )
+    wanted = tmp_path / "spec.json"
+    wanted.write_text(json.dumps(spec(**{**SMALL, "implementations": ["sdpa:math"]}, **asked)))
+    for step in ("build", "profile") if flag else ("build",):
+        done = subprocess.run(
+            [sys.executable, "-c", program, step, "--spec", str(wanted), "--out", str(tmp_path / "out"), "--no-ack"],
+            capture_output=True, text=True, check=True, cwd=ROOT,
+        )  # fmt: skip
+        assert done.stderr.splitlines()[-1] == f"0 {flag}"
 
 
 def test_a_program_that_fails_under_ncu_has_no_report_and_a_reason(tmp_path: Path) -> None:

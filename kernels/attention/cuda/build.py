@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.attention.cuda.compiler import FLAGS, Compiled, Compiler, Target
+from kernels.attention.cuda.compiler import Compiled, Compiler, Target, flags
 from kernels.attention.cuda.variants import Chip, Entry, chip_of, headers
 from kernels.attention.interface import BuildFailed
 
@@ -82,7 +82,7 @@ class Cache:
         self.folder = folder
 
     def path(self, entry: Entry, target: Target, compiler: Compiler) -> Path:
-        key = "\0".join((source_sha256([entry]), *FLAGS, compiler.name, compiler.version, target.name))
+        key = "\0".join((source_sha256([entry]), *flags(), compiler.name, compiler.version, target.name))
         digest = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self.folder / f"{digest}-{target.name}-{entry.name}.{'ptx' if target.is_ptx else 'cubin'}"
 

@@ -21,14 +21,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from kernels import LINE_INFO
 from kernels.attention.interface import BuildFailed
 
-LINE_INFO = ("-lineinfo",) if os.environ.get("BENCH_LINE_INFO") else ()
-"""For profilers: which line an instruction came from. The code is the same, the image is not."""
-FLAGS = ("-std=c++17", "--ptxas-options=-v", *LINE_INFO)
+LANGUAGE = "-std=c++17"
 NO_COMPILER_REMEDY = "install a CUDA build of PyTorch (its wheels contain NVRTC), or put nvcc on PATH"
 COMPILE_TIMEOUT_S = 300.0
 WORKER = Path(__file__).with_name("nvrtc_worker.py")
+
+
+def flags() -> tuple[str, ...]:
+    """What every kernel is compiled with, beside its target."""
+    return (LANGUAGE, "--ptxas-options=-v", *(("-lineinfo",) if os.environ.get(LINE_INFO) else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class Nvrtc:
             "builtins": [str(p) for p in sorted(folder.glob("libnvrtc-builtins.so.*")) if ".alt." not in p.name],
             "headers": dict(headers),
             "sources": list(sources),
-            "options": [f"-arch={target.name}", *(FLAGS[:1] if target.is_ptx else FLAGS)],
+            "options": [f"-arch={target.name}", *((LANGUAGE,) if target.is_ptx else flags())],
             "kind": "PTX" if target.is_ptx else "CUBIN",
         }
         try:
@@ -160,7 +164,7 @@ class Nvcc:
                 "-I.",
                 f"-{kind}",
                 f"-arch={target.name}",
-                *FLAGS,
+                *flags(),
                 "-o",
                 f"kernel.{kind}",
                 "kernel.cu",

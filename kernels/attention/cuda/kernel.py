@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kernels.attention.cuda.build import describe, source_sha256
-from kernels.attention.cuda.compiler import FLAGS
+from kernels.attention.cuda.compiler import flags
 from kernels.attention.cuda.engine import Engine, engines
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unavailable
 from kernels.attention.cuda.operator import attention, bind
@@ -53,7 +53,7 @@ class CudaKernel:
             implementation="bench",
             compiler=compiler.name,
             compiler_version=compiler.version,
-            flags=(f"-arch={engine.target.name}", *FLAGS),
+            flags=(f"-arch={engine.target.name}", *flags()),
             seconds=time.perf_counter() - started,
             cached=all(one.cached for one in built),
             source_sha256=source_sha256(engine.entries()),
