@@ -49,7 +49,9 @@ def test_it_is_told_in_the_report_and_in_its_document() -> None:
 
 
 def test_problems_without_a_kernel_tell_it_of_the_compiled_baseline() -> None:
-    (compiled,) = fast_p(read(("a", "eager", 30.0), ("a", "compiled", 12.0), ("b", "eager", 8.0), ("b", "compiled", 9.0)))
+    (compiled,) = fast_p(
+        read(("a", "eager", 30.0), ("a", "compiled", 12.0), ("b", "eager", 8.0), ("b", "compiled", 9.0))
+    )
     assert (compiled.implementation, compiled.solved) == ("compiled", (2, 1, 1, 1))
 
 
