@@ -131,6 +131,7 @@ class HopperParameters(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("mask_batch", "mask_head", "mask_row")),
         *((name, ctypes.c_void_p) for name in ("q_starts", "k_starts")),
         *((name, ctypes.c_int32) for name in ("sequences", "align_ends")),
+        ("batches", Divisor),
     ]
 
 
@@ -308,6 +309,8 @@ class HopperWay:
             mask = problem.mask
             parameters.mask, parameters.mask_batch = mask.address, mask.batch
             parameters.mask_head, parameters.mask_row = mask.head, mask.row
+            if mask.batch == 0 and mask.head != 0:  # of a head, for all batches: they follow each other
+                parameters.batches = Divisor.of(problem.batch)
         if problem.lengths is not None:
             lengths = problem.lengths
             parameters.q_starts, parameters.k_starts = lengths.q_starts, lengths.k_starts

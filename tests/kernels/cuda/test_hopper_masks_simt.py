@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from kernels.attention.cuda import hopper
-from kernels.attention.cuda.hopper import MASKED_SHAPES, HopperKernel, Shape
+from kernels.attention.cuda.hopper import MASKED_SHAPES, HopperKernel, HopperWay, Shape
 from kernels.attention.cuda.planning import Layout, Machine, Mask, Problem
+from kernels.attention.cuda.posing import problem_of
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
+from tests.kernels.cuda.simt_ways import HostBuffers
 from tests.kernels.cuda.stub_driver import HOPPER, can_stub, stub_libcuda
 
 pytestmark = pytest.mark.skipif(
@@ -71,6 +73,30 @@ def test_a_mask_is_broadcast_over_batches_heads_and_rows(
 ) -> None:
     tensors, case = draw(kernel, 2, 3, 3, 65, 72), case_of(kernel, mask_for(kernel, *shape))
     assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, SHUFFLED, case)) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "following"),
+    [((1, 3, 65, 72), 2), ((3, 65, 72), 2), ((1, 1, 65, 72), 0), ((2, 3, 65, 72), 0), ((2, 1, 65, 72), 0)],
+)
+def test_batches_that_share_a_heads_mask_follow_each_other(
+    program: HopperProgram, shape: tuple[int, ...], following: int
+) -> None:
+    del program  # the library is in place while it lives
+    q, k, v = draw(FLOAT, 2, 3, 3, 65, 72)
+    mask = mask_for(FLOAT, *shape)
+    posed = problem_of(q, k, v, torch.empty_like(q), causal=False, alignment="top-left", window=None, mask=mask)
+    way = HopperWay(FLOAT, Machine(HOPPER, 4, 50 << 20, hopper=True))
+    [step] = way.steps(posed, 0.1, HostBuffers())  # type: ignore[arg-type]
+    assert step.arguments[-1].batches.divisor == following
+
+
+def test_a_mask_of_32_bits_is_sent_for_ahead_over_many_tiles_and_never_outside_of_it(
+    program: HopperProgram, tmp_path: Path
+) -> None:
+    for seq_q, seq_k in ((70, 520), (10, 8)):
+        tensors, case = draw(FLOAT, 2, 2, 2, seq_q, seq_k), Case(mask=mask_for(FLOAT, 1, 2, seq_q, seq_k))
+        assert complaint(FLOAT, tensors, case, *attend(program, FLOAT, tensors, tmp_path, SHUFFLED, case)) is None
 
 
 @pytest.mark.parametrize("kernel", [BOOL, BRAIN, FLOAT], ids=lambda kernel: kernel.name)

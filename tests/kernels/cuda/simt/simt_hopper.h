@@ -222,6 +222,12 @@ DEVICE T load_global_or_zero(const char* from, bool there) {
   return found;
 }
 
+DEVICE void prefetch_global(const char* from) {
+  for (const simt::Span& span : simt::global_memory)
+    if (from >= span.from && from < span.from + span.size) return;
+  simt::fail("a prefetch outside of every buffer");
+}
+
 DEVICE void store_global(char* to, const Chunk& c) {
   if ((uintptr_t)to % 16) simt::fail("misaligned store");
   for (const simt::Span& span : simt::global_memory)

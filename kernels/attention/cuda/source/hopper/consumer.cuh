@@ -23,6 +23,7 @@ struct Consumer {
   float top[2], sum[2], correction[2];
   MaskTile<typename C::Mask, C::KEYS> given;  // the mask of the tile whose scores come next
 
+  static constexpr int TILES_AHEAD = 2;
   static constexpr int UNITS = 16;  // wgmma counts shared memory in 16 bytes
   static constexpr int BOTH_TURNS = 2 * C::WARPGROUP_THREADS;
 
@@ -86,6 +87,8 @@ struct Consumer {
       const int row = first_row(tile), last = p.seq_q - 1;
       const char* const rows[2] = {head + min(row, last) * p.mask_row, head + min(row + 8, last) * p.mask_row};
       given.fetch(rows, n * C::KEYS, p.seq_k, lane);
+      // Elements of 32 bits come faster than memory answers: the mask of a tile is sent for two tiles before it is fetched.
+      if (C::Mask::BYTES == 4 && n - TILES_AHEAD >= tile.first) given.bring(rows, (n - TILES_AHEAD) * C::KEYS, lane);
     }
   }
 

@@ -98,6 +98,9 @@ DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;
 DEVICE int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 DEVICE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
+// Only a hint: has the line brought to the L2 cache.
+DEVICE void prefetch_global(const char* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 template <class T>
 DEVICE T load_global_or_zero(const char* from, bool there);
 

@@ -49,6 +49,15 @@ struct MaskTile {
       }
   }
 
+  // Has the mask of a later tile brought as far as the L2 cache: a quad's lanes share out the lines of its two rows.
+  static __device__ __forceinline__ void bring(const char* const (&row)[2], int column, int lane) {
+    constexpr int LINE = 128, LINES = (KEYS * M::BYTES + LINE - 1) / LINE;
+    static_assert(LINES <= 4, "a lane has a line");
+    if ((lane & 3) < LINES)
+#pragma unroll
+      for (int r = 0; r < 2; r++) prefetch_global(row[r] + (i64)column * M::BYTES + (lane & 3) * LINE);
+  }
+
   // Scores of the lane become scale score + mask, in units of the natural exponent.
   template <class SCORES>
   __device__ __forceinline__ void add_to(SCORES& score, float scale, int lane) const {

@@ -25,4 +25,5 @@ struct HopperParams {
   const int* k_starts;
   int sequences;          // of which some may be empty; `tiles` is then no less than there can be, and seq_q all rows there are
   int align_ends;         // both offsets count from the last key of a sequence for its last row
+  Divisor batches;        // read only by kernels that HAS_TENSOR: how many share a head's mask and follow each other; or 0, 1
 };

@@ -142,8 +142,13 @@ DEVICE bool tile_of(const HopperParams& p, int index, Tile& tile) {
     row_tile = within - head * (int)p.row_tiles.divisor;
   }
   if (head_of_all >= p.all_heads) return false;
-  tile.batch = divide(head_of_all, p.heads);
-  tile.head = head_of_all - tile.batch * (int)p.heads.divisor;
+  if (C::HAS_TENSOR && p.batches.divisor > 1) {  // so that a head's mask is read once, and then from the L2 cache
+    tile.head = divide(head_of_all, p.batches);
+    tile.batch = head_of_all - tile.head * (int)p.batches.divisor;
+  } else {
+    tile.batch = divide(head_of_all, p.heads);
+    tile.head = head_of_all - tile.batch * (int)p.heads.divisor;
+  }
   tile.row0 = row_tile * C::ROWS;
   find_keys<C>(p, tile);
   return true;
