@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import ipaddress
 import os
 import shutil
@@ -54,6 +56,10 @@ hypothesis.settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What was compiled once is kept, here and for every process that a test starts, as a user's Python does: to
+    # compile tests and product anew is half of what collecting costs, in each worker.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in list(os.environ):
         if name.startswith(LEAKS):
             del os.environ[name]
@@ -69,6 +75,18 @@ def pytest_configure(config: pytest.Config) -> None:
     made = compiler_cache.install()
     if made is not None:
         config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Workers that begin together would each compile every file of tests: each compiles its share first."""
+    told = getattr(session.config, "workerinput", None)
+    if told is None or session.config.args != session.config.getini("testpaths"):
+        return
+    first, of = int(told["workerid"].removeprefix("gw")), int(told["workercount"])
+    for path in sorted((ROOT / "tests").rglob("test_*.py"))[first::of]:
+        # What cannot be imported says so when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 TOGETHER = (

@@ -7,12 +7,13 @@ import re
 import shlex
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.support.printed import HOLE, SPAN, fenced, lines, sources
+from tests.support.printed import HOLE, SPAN, fenced, lines, messages
 from tests.support.remedies import PROGRAMS, wrong_with
 
 PROSE: Final = {"gcloud": {"for", "terraform", "commands", "is", "adds"}, "terraform": {"and"}}
@@ -54,6 +55,7 @@ GCLOUD: Final = {
 """What is printed, with the flags that go with it; gcloud's own list of commands, where it is, must have each."""
 
 
+@cache
 def commands() -> list[tuple[str, str]]:
     return [(where, line) for where, line in lines() if line.split(" ")[1] not in PROSE[line.split(" ")[0]]]
 
@@ -122,7 +124,7 @@ def test_the_table_is_gclouds_own() -> None:
 
 def spans() -> list[tuple[str, str]]:
     """What the product's messages put between backticks, or are as a whole, and begins with a program's name."""
-    said = [(where, text) for where, text in sources() if where.endswith(".py")]
+    said = list(messages())
     whole = [(where, text) for where, text in said if text.split(" ")[0] not in WORDS]
     found = [*whole, *((where, one) for where, text in said for one in SPAN.findall(text))]
     kept = [(where, one.replace(HOLE, "hole")) for where, one in found if one.split(" ")[0] in PROGRAMS and " " in one]

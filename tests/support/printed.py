@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -44,12 +45,17 @@ def strings(path: Path) -> Iterator[str]:
             yield text
 
 
-def sources() -> Iterator[tuple[str, str]]:
-    """Name and text: each string of the product, each page of its documents."""
+def messages(*naming: str) -> Iterator[tuple[str, str]]:
+    """Module and text of each string of the product; with words, of the modules that have one of them somewhere."""
     for folder in CODE:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for text in strings(path):
-                yield path.relative_to(ROOT).as_posix(), text
+            if not naming or any(word in path.read_text(encoding="utf-8") for word in naming):
+                for text in strings(path):
+                    yield path.relative_to(ROOT).as_posix(), text
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Name and text of each page of the documents."""
     for path in [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]:
         if path.name != "CHANGELOG.md":
             yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8").replace("\\\n", " ")
@@ -58,7 +64,7 @@ def sources() -> Iterator[tuple[str, str]]:
 def lines() -> list[tuple[str, str]]:
     """Where, and the command: each begins with `gcloud` or `terraform`."""
     found = []
-    for where, text in sources():
+    for where, text in chain(messages(*TAUGHT), pages()):
         for match in WHERE.finditer(text):
             rest = text[match.start() :]
             end = END.search(rest)
@@ -69,8 +75,7 @@ def lines() -> list[tuple[str, str]]:
 def fenced() -> Iterator[tuple[str, str]]:
     """The lines of documents that stand in a fence, with `$ ` in front or as they are, and begin with a program's
     name."""
-    for where, text in sources():
-        if where.endswith(".md"):
-            for block in re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-                for line in block.splitlines():
-                    yield where, re.split(r" {3,}|  #", line)[0].removeprefix("$ ").strip()
+    for where, text in pages():
+        for block in re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            for line in block.splitlines():
+                yield where, re.split(r" {3,}|  #", line)[0].removeprefix("$ ").strip()
