@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tests.support.patience import PATIENCE_S
+from tests.support.torch_forks import Fork, TorchForks
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDED: dict[str, Any] = {"fact": "(the facts ended)"}
@@ -45,8 +47,15 @@ def spec(**changes: Any) -> dict[str, Any]:
     return small | changes
 
 
+@cache
+def forks() -> TorchForks:
+    """One for this process and its tests."""
+    return TorchForks()
+
+
 class HarnessProcess:
-    """One step of the harness; killed, if need be, when the `with` block ends."""
+    """One step of the harness; killed, if need be, when the `with` block ends. With `fresh` it imports torch itself, as
+    it does on a machine, where the import is what a test is about."""
 
     def __init__(
         self,
@@ -58,17 +67,23 @@ class HarnessProcess:
         cache: Path | None = None,
         options: tuple[str, ...] = (),
         environ: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> None:
         self.out = directory / "out"
         path = directory / "spec.json"
         path.write_text(spec if isinstance(spec, str) else json.dumps(spec))
-        command = [sys.executable, "-m", "kernels.harness", step, "--spec", str(path), "--out", str(self.out), *options]
+        arguments = [step, "--spec", str(path), "--out", str(self.out), *options]
         env = {**os.environ, "BENCH_KERNEL_CACHE": str(cache or directory / "cache"), **(environ or {})}
         self.log_path = directory / "log.txt"
         self.log_file = self.log_path.open("w")
-        self.process = subprocess.Popen(
-            command, cwd=root, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log_file
-        )
+        self.process: Fork | subprocess.Popen[str]
+        if fresh:
+            pipe, command = subprocess.PIPE, [sys.executable, "-m", "kernels.harness", *arguments]
+            self.process = subprocess.Popen(
+                command, cwd=root, env=env, text=True, stdin=pipe, stdout=pipe, stderr=self.log_file
+            )
+        else:
+            self.process = forks().start("kernels.harness", *arguments, cwd=root, environ=env, log=self.log_file)
         self.facts: queue.Queue[dict[str, Any]] = queue.Queue()
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()

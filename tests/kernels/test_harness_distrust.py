@@ -124,7 +124,7 @@ def test_a_library_that_does_not_import_is_a_failed_gate_with_its_cause(
 ) -> None:
     root = payload(tmp_path)
     (root / f"{module}.py").write_text(f"raise {fault}")
-    with HarnessProcess("environment", spec(), tmp_path, root=root) as harness:
+    with HarnessProcess("environment", spec(), tmp_path, root=root, fresh=True) as harness:
         code, facts = harness.finish()
     assert code == 21
     failed = named(facts, "gate")[-1]
