@@ -159,7 +159,7 @@ def spare() -> None:
         if not code.startswith("from multiprocessing.forkserver import main"):
             return as_it_was(path, args, passfds)
         util.spawnv_passfds = as_it_was  # type: ignore[assignment]
-        told = {"code": code, "handles": list(passfds), "environ": dict(os.environ), "cwd": os.getcwd()}
+        told = {"code": code, "handles": list(passfds), "environ": dict(os.environ), "cwd": str(Path.cwd())}
         socket.send_fds(ours, [json.dumps(told).encode()], list(passfds))
         ours.close()
         return pid
