@@ -61,9 +61,10 @@ def test_every_way_is_as_close_to_float64_as_the_element_type_allows(
     shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, causal: str | None
 ) -> None:
     posed = on_gpu(pose(dtype, *shape, Options(causal is not None, alignment=causal or "top-left")))
-    for deterministic in (False, True):
-        found = errors(gradients(posed, deterministic=deterministic), posed.exact)
-        assert max(found) <= RELATIVE[dtype], (found, deterministic)
+    every: list[dict[str, Any]] = [{}, {"deterministic": True}, {"way": "backward-pair"}]
+    for how in every:
+        found = errors(gradients(posed, **how), posed.exact)
+        assert max(found) <= RELATIVE[dtype], (found, how)
 
 
 @pytest.mark.parametrize("target", ["compute_75", "compute_80"])
@@ -71,11 +72,13 @@ def test_every_way_is_as_close_to_float64_as_the_element_type_allows(
 def test_the_code_of_older_chips_has_the_same_gradients(target: str, head_dim: int) -> None:
     engine = Engine(DEV, target=Target(target))
     posed = on_gpu(pose(FP16, 1, 4, 2, 200, 150, head_dim, Options(True)))
-    assert max(errors(gradients(posed, engine=engine), posed.exact)) <= RELATIVE[FP16]
+    for way in (None, "backward-pair"):
+        assert max(errors(gradients(posed, engine=engine, way=way), posed.exact)) <= RELATIVE[FP16]
 
 
-def test_the_deterministic_mode_gives_the_same_bits_a_thousand_times() -> None:
-    posed = on_gpu(pose(BF16, 2, 4, 2, 500, 500, 64, Options(True)))
+@pytest.mark.parametrize("rows", [500, 600])  # in one launch, and by the pair
+def test_the_deterministic_mode_gives_the_same_bits_a_thousand_times(rows: int) -> None:
+    posed = on_gpu(pose(BF16, 2, 4, 2, rows, rows, 64, Options(True)))
     first = gradients(posed, deterministic=True)
     found = posed.gradients()
     run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options, deterministic=True)
