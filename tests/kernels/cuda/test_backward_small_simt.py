@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kernels.attention.cuda.backward_small import SHAPES, SmallBackward, SmallBackwardKernel, SmallShape
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.quick import Options
+from kernels.attention.cuda.variants import SOURCE
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, compile_backward, errors, pose, run_small, seen_of
 from tests.kernels.cuda.simt_ways import Program
 from tests.kernels.cuda.stub_driver import HOPPER
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 HALF, BRAIN = torch.float16, torch.bfloat16
 MACHINE = Machine(HOPPER, 132, 60 << 20, hopper=True)
 ALL = [(size, shape) for size, shapes in SHAPES.items() for shape in shapes]
-RACING = [(64, SmallShape(32, 2, 32)), (64, SmallShape(128, 1, 32))]
+RACING = [SmallShape(32, 2, 32), SmallShape(128, 1, 32)]
 NAMES = {"ids": lambda value: value.name if isinstance(value, SmallShape) else str(value)}
 
 
@@ -151,13 +152,12 @@ def passes(program: Program, scratch: Path, shapes: list[SmallShape]) -> None:
             run_small(program, posed, SmallBackward(MACHINE, shape), scratch, eager=eager)
 
 
-def racing(folder: Path, source: Path | None = None) -> Program:
-    entries = [kernel(size, shape, "bfloat16") for size, shape in RACING]
-    return compile_backward(entries, 800, folder, races=True, **({} if source is None else {"source": source}))
+def racing(folder: Path, shapes: list[SmallShape], source: Path = SOURCE) -> Program:
+    return compile_backward([kernel(64, shape, "bfloat16") for shape in shapes], 800, folder, races=True, source=source)
 
 
 def test_the_backward_pass_over_few_keys_has_no_race(tmp_path: Path) -> None:
-    passes(racing(tmp_path), tmp_path, [shape for _, shape in RACING])
+    passes(racing(tmp_path, RACING), tmp_path, RACING)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,6 @@ def test_the_backward_pass_over_few_keys_has_no_race(tmp_path: Path) -> None:
     ids=["tile", "places of tiles", "exchange", "stage"],
 )  # fmt: skip
 def test_a_barrier_left_out_or_a_place_filled_early_is_found(tmp_path: Path, old: str, new: str) -> None:
-    program = racing(tmp_path, mistaken(tmp_path, "backward/small.cuh", old, new))
+    program = racing(tmp_path, RACING[:1], mistaken(tmp_path, "backward/small.cuh", old, new))
     with pytest.raises(AssertionError, match="a race: "):
-        passes(program, tmp_path, [SmallShape(32, 2, 32)])
+        passes(program, tmp_path, RACING[:1])
