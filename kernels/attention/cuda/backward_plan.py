@@ -18,7 +18,8 @@ from kernels.attention.cuda.backward_kernels import (
 )
 from kernels.attention.cuda.driver import TensorMap, driver
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.hopper import CHUNK_COLUMNS, L2_SHARE, maps
+from kernels.attention.cuda.hopper import L2_SHARE, maps
+from kernels.attention.cuda.hopper_kernels import CHUNK_COLUMNS
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import UNLIMITED, Divisor
 from kernels.attention.cuda.planning import ELEMENT_BYTES, LOG2_E, MAX_BLOCKS, Layout, Machine, Problem, check_kind

@@ -111,8 +111,10 @@ def terms(way: object, problem: Problem, machine: Machine) -> Terms | None:
 @terms.register
 def _(way: HopperWay, problem: Problem, machine: Machine) -> Terms:
     shape, sms = way.kernel.shape, machine.sm_count
-    found = load(key_tiles(problem, shape.rows, shape.keys), problem.batch * problem.heads, sms, sms)
-    return (1.0, found.tiles, found.keys, found.even, megabytes(problem), 0.0)
+    tiles = key_tiles(problem, shape.rows, shape.keys)
+    parted = [max(1, -(-one // way.parts)) for one in tiles]
+    found = load(parted, problem.batch * problem.heads * way.parts, sms, sms)
+    return (1.0, found.tiles, found.keys, found.even, megabytes(problem), joined_megabytes(problem, way.parts))
 
 
 def of_grid(problem: Problem, machine: Machine, tiles: list[int], copies: int, slots: int, parts: int) -> Terms:

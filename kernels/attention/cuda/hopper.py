@@ -1,4 +1,4 @@
-"""The kernels for Hopper: which there are, what they are given, and when they can be used.
+"""The kernels for Hopper as ways of computing a problem: when they can be used, and their launches.
 
 A kernel reads Q, K and V through tensor maps, which the driver encodes from addresses and strides. What a map cannot
 describe (rows that do not begin on 16 bytes, heads broadcast with stride 0) is left to the portable kernel.
@@ -6,12 +6,24 @@ describe (rows that do not begin on 16 bytes, heads broadcast with stride 0) is 
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
-from itertools import product
 
 from kernels.attention.cuda.driver import TensorMap, driver
+from kernels.attention.cuda.hopper_kernels import (
+    CHUNK_COLUMNS,
+    HEAD_DIMS,
+    MASK_BYTES,
+    MASKED_SHAPES,
+    PACKED_SHAPES,
+    PAGED_SHAPES,
+    SHAPES,
+    SPLIT_SHAPES,
+    WIDER,
+    HopperKernel,
+    HopperParameters,
+    Shape,
+)
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
 from kernels.attention.cuda.planning import (
@@ -23,171 +35,22 @@ from kernels.attention.cuda.planning import (
     Machine,
     Mask,
     Problem,
+    fewest_parts,
     section_for,
 )
-from kernels.attention.cuda.variants import C_TYPE, SHORT
+from kernels.attention.cuda.portable import joining, make_room_for_parts, parameters_but_launch
+from kernels.attention.cuda.variants import C_TYPE
 
-WARPGROUP_THREADS, WARPGROUP_ROWS = 128, 64
-MASK_TYPES = {
-    "bool": "BoolTensor",
-    "float16": "HalfTensor<Half>",
-    "bfloat16": "HalfTensor<BFloat16>",
-    "float32": "FloatTensor",
-}
-MASK_SHORT = {"bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-MASK_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4}
-MASK_COLUMNS = 8
-"""What a lane fetches of a row of a mask at once; there must be no half of it at a row's end."""
-CHUNK_COLUMNS = 64
-HEAD_DIMS = (32, 64, 96, 128, 160, 192, 256)
-"""What a kernel's products are wide; shared memory holds whole chunks of 64 columns."""
 MAP_STRIDE_LIMIT = 2**40  # bytes, of cuTensorMapEncodeTiled
 L2_SHARE = 0.64
 """Of the L2 cache, for the K and V of a section of heads: half of it is as far from an SM as memory is near."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How a block works: consumer warpgroups of 64 rows, keys a tile, tiles of K and V in flight."""
-
-    warpgroups: int
-    keys: int
-    stages: int
-    ping_pong: bool = False
-
-    @property
-    def rows(self) -> int:
-        return self.warpgroups * WARPGROUP_ROWS
-
-    @property
-    def name(self) -> str:
-        """E.g. `192x128s2p`: 192 rows, 128 keys, 2 stages; p for ping-pong."""
-        return f"{self.rows}x{self.keys}s{self.stages}{'p' if self.ping_pong else ''}"
-
-    def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory for a padded head dimension: Q once, K and V a stage."""
-        columns = -(-head_dim // CHUNK_COLUMNS) * CHUNK_COLUMNS
-        return (self.rows + 2 * self.stages * self.keys) * columns * ELEMENT_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class HopperKernel:
-    """One specialisation of `source/hopper/fa90.cuh`. `head_dim` is padded; `right`, `left`: which edges are masked."""
-
-    dtype: str
-    head_dim: int
-    right: bool
-    left: bool
-    shape: Shape
-    mask: str | None = None
-    """The element type of a mask that is a tensor."""
-    packed: bool = False
-    """Whether it takes sequences of different lengths, one behind the other."""
-
-    @property
-    def name(self) -> str:
-        mask = {(False, False): "full", (True, False): "causal", (True, True): "window", (False, True): "tail"}
-        tensor = "" if self.mask is None else f"_{MASK_SHORT[self.mask]}"
-        tensor += "_packed" if self.packed else ""
-        return f"fa90_{SHORT[self.dtype]}_d{self.head_dim}_{mask[self.right, self.left]}{tensor}_{self.shape.name}"
-
-    @property
-    def threads(self) -> int:
-        return (self.shape.warpgroups + 1) * WARPGROUP_THREADS
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.shape.shared_bytes(self.head_dim)
-
-    @property
-    def source(self) -> str:
-        s = self.shape
-        numbers = ", ".join(map(str, (self.head_dim, s.warpgroups, s.keys, s.stages)))
-        flags = ", ".join(str(flag).lower() for flag in (self.right, self.left, s.ping_pong))
-        tensor = ", NoTensor, true" if self.packed else f", {MASK_TYPES[self.mask]}" if self.mask else ""
-        config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}{tensor}>"
-        maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in "qkv")
-        parameters = f"{maps}, const __grid_constant__ HopperParams p"
-        return (
-            f'#include "hopper/fa90.cuh"\n'
-            f'extern "C" __global__ void __launch_bounds__({self.threads}, 1)\n'
-            f"{self.name}({parameters}) {{\n  attention_fa90<{config}>(q, k, v, p);\n}}\n"
-            f'static_assert(sizeof(HopperParams) == {ctypes.sizeof(HopperParameters)}, "parameters differ");\n'
-            f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
-        )
-
-
-class HopperParameters(ctypes.Structure):
-    """`HopperParams` of `source/hopper/problem.cuh`, field for field."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("out", "lse", "counter")),
-        *((name, ctypes.c_int64) for name in ("out_batch", "out_head", "out_row")),
-        *((name, Divisor) for name in ("heads", "group", "row_tiles", "section", "section_tiles")),
-        *((name, ctypes.c_int32) for name in ("all_heads", "tiles", "seq_q", "seq_k", "head_dim")),
-        *((name, ctypes.c_int32) for name in ("last_offset", "first_offset")),
-        ("scale_log2", ctypes.c_float),
-        ("mask", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("mask_batch", "mask_head", "mask_row")),
-        *((name, ctypes.c_void_p) for name in ("q_starts", "k_starts")),
-        *((name, ctypes.c_int32) for name in ("sequences", "align_ends")),
-        ("batches", Divisor),
-    ]
-
-
-FULL, CAUSAL = False, True
-
-
-def turns(warpgroups: int, keys: int, stages: int) -> Shape:
-    """With ping-pong."""
-    return Shape(warpgroups, keys, stages, ping_pong=True)
-
-
-SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
-    (32, FULL): (turns(3, 128, 3), turns(4, 64, 4), turns(2, 128, 3)),
-    (32, CAUSAL): (turns(3, 128, 3), turns(4, 64, 4), Shape(2, 64, 4)),
-    (64, FULL): (turns(3, 128, 2), turns(4, 64, 4), turns(2, 128, 3)),
-    (64, CAUSAL): (turns(3, 128, 2), Shape(4, 64, 4), turns(4, 64, 4), Shape(2, 64, 4)),
-    (96, FULL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 176, 2), turns(3, 96, 2)),
-    (96, CAUSAL): (Shape(2, 128, 2), turns(2, 128, 2), turns(3, 96, 2), Shape(2, 64, 4)),
-    (128, FULL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 176, 2), turns(2, 64, 4)),
-    (128, CAUSAL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 64, 4)),
-    (160, FULL): (Shape(2, 112, 2), turns(2, 112, 2), Shape(2, 96, 2)),
-    (160, CAUSAL): (Shape(2, 112, 2), turns(2, 96, 2), Shape(2, 64, 3)),
-    (192, FULL): (Shape(2, 112, 2), turns(2, 112, 2), Shape(2, 96, 2)),
-    (192, CAUSAL): (Shape(2, 112, 2), turns(2, 96, 2), Shape(2, 64, 3)),
-    (256, FULL): (Shape(2, 80, 2), turns(2, 80, 2), turns(2, 64, 2)),
-    (256, CAUSAL): (Shape(2, 80, 2), turns(2, 80, 2), Shape(2, 64, 2)),
-}
-"""The shapes that won somewhere, by padded head dimension and mask; the first is for what was not measured."""
-WIDER = {32: 64, 96: 128}
-"""Kernels of another width that compute a head dimension too: the wider are older, and may be as fast."""
-
-MASKED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
-    (64, False): (turns(2, 128, 3),),
-    (64, True): (turns(2, 96, 3),),
-    (128, False): (turns(2, 128, 2),),
-    (128, True): (Shape(2, 96, 2),),
-    (160, False): (Shape(2, 96, 2),),
-    (160, True): (Shape(2, 64, 3),),
-    (192, False): (Shape(2, 96, 2),),
-    (192, True): (Shape(2, 64, 3),),
-}
-"""The same with a mask that is a tensor, by whether its elements take more than 16 bits: keys in groups of 32. At 256
-columns there are no registers for one."""
-
-PACKED_SHAPES = SHAPES | {
-    (64, CAUSAL): (turns(2, 128, 3), Shape(2, 64, 4)),
-    (256, CAUSAL): (Shape(2, 64, 2),),
-}
-"""The same for packed sequences, whose limits take a few registers more."""
-
-
-def table() -> Iterator[HopperKernel]:
-    """Every kernel without a window, which is built on demand."""
-    for (head_dim, right), shapes in SHAPES.items():
-        for shape, dtype in product(shapes, C_TYPE):
-            yield HopperKernel(dtype, head_dim, right, False, shape)
+MASK_COLUMNS = 8
+"""What a lane fetches of a row of a mask at once; there must be no half of it at a row's end."""
+LEAST_TILES_OF_PART = 4
+"""Of keys: fewer, and joining the parts costs more than it saves."""
+MOST_PARTS = 64
+LEAST_ROWS_OVER_PAGES, LEAST_PIECE = 128, 16
+"""Queries of a sequence and keys of a copy, below which the portable kernel takes less."""
 
 
 def maps(layout: Layout, sizes: tuple[int, int, int]) -> bool:
@@ -204,8 +67,8 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
         return "a mask's rows must be contiguous, begin on 16 bytes (8 if boolean) and have a multiple of 8 keys"
     if problem.sign != 1:
         return "no scales that are not positive"
-    if problem.pages is not None:
-        return "no keys in pages"
+    if problem.pages is not None and not follows(problem):
+        return "keys in pages of a multiple of 16 keys, head dimensions to 128, and queries that follow each other"
     if problem.dtype not in C_TYPE or problem.head_dim > HEAD_DIMS[-1] or not problem.is_vector:
         return "head dimensions up to 256, rows that begin on 16 bytes"
     if not all(maps(getattr(problem, name), sizes_of(problem, name)) for name in "qkv"):
@@ -216,9 +79,30 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
 def sizes_of(problem: Problem, name: str) -> tuple[int, int, int]:
     """Batches, heads and rows of `q`, `k` or `v` as it lies in memory: packed sequences are one batch."""
     heads, rows = (problem.heads, problem.seq_q) if name == "q" else (problem.kv_heads, problem.seq_k)
+    if problem.pages is not None:
+        return (1, heads, total_rows(problem)) if name == "q" else (problem.pages.count, heads, problem.pages.size)
     if problem.lengths is None:
         return problem.batch, heads, rows
     return 1, heads, problem.lengths.total_q if name == "q" else problem.lengths.total_k
+
+
+def follows(problem: Problem) -> bool:
+    """Whether the kernel for keys in pages computes a problem with such."""
+    assert problem.pages is not None
+    apart = problem.seq_q * problem.q.row, problem.seq_q * problem.out.row
+    in_a_row = problem.lengths is not None or problem.batch == 1 or (problem.q.batch, problem.out.batch) == apart
+    enough = problem.seq_q >= LEAST_ROWS_OVER_PAGES and widths(problem.head_dim)[0] in PAGED_SHAPES
+    return in_a_row and enough and piece_of(problem.pages.size) >= LEAST_PIECE
+
+
+def piece_of(page: int) -> int:
+    """How many keys of a tile one copy moves, all of one page."""
+    return math.gcd(page, *(shape.keys for shape in PAGED_SHAPES.values()))
+
+
+def total_rows(problem: Problem) -> int:
+    """Of Q over all sequences, where they follow each other."""
+    return problem.lengths.total_q if problem.lengths else problem.batch * problem.seq_q
 
 
 def fetches(mask: Mask, keys: int) -> bool:
@@ -233,13 +117,35 @@ def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     if refusal(problem, machine) is not None:
         return []
     windowed, packed = problem.window_offset is not None, problem.lengths is not None
+    if problem.pages is not None:
+        width = widths(problem.head_dim)[0]
+        kernel = HopperKernel(
+            problem.dtype, width, problem.causal, windowed, PAGED_SHAPES[width], packed=True, paged=True
+        )
+        return [HopperWay(kernel, machine)]
     tensor = problem.mask.dtype if problem.mask else None
     found = [
         HopperWay(HopperKernel(problem.dtype, head_dim, problem.causal, windowed, shape, tensor, packed), machine)
         for head_dim in widths(problem.head_dim)
         for shape in shapes_for(head_dim, problem.causal, tensor, packed)
     ]
+    found += split_ways(problem, machine)
     return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
+
+
+def split_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
+    """The kernel that cuts keys into parts, where row tiles alone leave half of the SMs without work. Until it has a
+    price it is taken where it is asked for by its name."""
+    head_dim = widths(problem.head_dim)[0]
+    if not problem.is_plain or head_dim not in SPLIT_SHAPES:
+        return []
+    shape = SPLIT_SHAPES[head_dim]
+    kernel = HopperKernel(problem.dtype, head_dim, problem.causal, False, shape, split=True)
+    rows = HopperWay(kernel, machine).tiles(problem)
+    most = min(MOST_PARTS, -(-problem.seq_k // shape.keys) // LEAST_TILES_OF_PART)
+    if 2 * rows > machine.sm_count or most < 2:
+        return []
+    return [HopperWay(kernel, machine, fewest_parts(rows, machine.sm_count, most))]
 
 
 def shapes_for(head_dim: int, causal: bool, tensor: str | None, packed: bool) -> tuple[Shape, ...]:
@@ -266,17 +172,23 @@ class HopperWay:
 
     kernel: HopperKernel
     machine: Machine
+    parts: int = 1
 
     @property
     def name(self) -> str:
-        """E.g. `fa90-192x128s2p`; `fa90-192x96s2p-d96` for a kernel that is narrower than the usual one."""
-        head_dim = self.kernel.head_dim
-        return f"fa90-{self.kernel.shape.name}{f'-d{head_dim}' if head_dim in WIDER else ''}"
+        """E.g. `fa90-192x128s2p`; `fa90-192x96s2p-d96` for a kernel that is narrower than the usual one; with the keys
+        in 8 parts `fa90-128x128s2p-split-8`."""
+        head_dim, parts = self.kernel.head_dim, f"-split-{self.parts}" if self.kernel.split else ""
+        return f"fa90-{self.kernel.shape.name}{f'-d{head_dim}' if head_dim in WIDER else ''}{parts}"
 
     def tiles(self, problem: Problem) -> int:
-        """Tiles of rows over all sections of heads; no less than there can be in packed sequences."""
-        if problem.lengths is not None:
-            return problem.heads * (problem.lengths.total_q // self.kernel.shape.rows + problem.batch)
+        """Tiles of rows over all sections of heads and parts; no less than there can be in packed sequences."""
+        return self.parts * self.tiles_of_part(problem)
+
+    def tiles_of_part(self, problem: Problem) -> int:
+        """Those of one part."""
+        if problem.lengths is not None or problem.pages is not None:
+            return problem.heads * (total_rows(problem) // self.kernel.shape.rows + problem.batch)
         heads = section(problem, self.machine)
         return -(-problem.batch * problem.heads // heads) * heads * -(-problem.seq_q // self.kernel.shape.rows)
 
@@ -316,8 +228,33 @@ class HopperWay:
             parameters.q_starts, parameters.k_starts = lengths.q_starts, lengths.k_starts
             parameters.sequences, parameters.align_ends = problem.batch, lengths.align_ends
             parameters.seq_q = lengths.total_q
-        q, k, v = map_of(problem, "q", shape.rows), *(map_of(problem, name, shape.keys) for name in "kv")
-        return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (q, k, v, parameters))]
+        if problem.pages is not None:
+            self.page(problem, parameters)
+        joined = self.join(problem, scale, buffers, parameters)
+        keys = shape.keys if problem.pages is None else parameters.piece
+        q, k, v = map_of(problem, "q", shape.rows), *(map_of(problem, name, keys) for name in "kv")
+        return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (q, k, v, parameters)), *joined]
+
+    def page(self, problem: Problem, parameters: HopperParameters) -> None:
+        """What there is to say of pages. Queries that are not packed are sequences of one length."""
+        pages = problem.pages
+        assert pages is not None
+        parameters.block_table, parameters.k_lengths = pages.table, pages.lengths
+        parameters.table_row, parameters.page = pages.row, Divisor.of(pages.size)
+        parameters.pages, parameters.piece, parameters.queries = pages.count, piece_of(pages.size), problem.seq_q
+        parameters.sequences, parameters.align_ends = problem.batch, pages.align_ends
+        parameters.seq_q, parameters.seq_k = total_rows(problem), pages.most
+
+    def join(self, problem: Problem, scale: float, buffers: Buffers, parameters: HopperParameters) -> list[Step]:
+        """The launch that joins the parts, if there are parts; they get their memory here."""
+        if not self.kernel.split:
+            return []
+        own = parameters_but_launch(problem, scale)
+        own.lse, own.splits = buffers.lse, self.parts
+        make_room_for_parts(problem, own, buffers)
+        parameters.partial_out, parameters.partial_lse = own.partial_out, own.partial_lse
+        parameters.splits, parameters.part_tiles = self.parts, Divisor.of(self.tiles_of_part(problem))
+        return [joining(problem, own)]
 
 
 def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:

@@ -47,9 +47,9 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
     q is [B, S_q, H, D]; or, with `cu_seqlens_q`, int32 [B + 1] on the device, [total_q, H, D], as for
     `attention_varlen`. The queries of a sequence are its last ones: `causal_alignment` is `bottom-right` unless told
     otherwise. `max_seqlen_q` and `max_seqlen_k` choose kernels, and every row is computed whatever they are; by default
-    they are all rows of q, and what the table has room for. The rest is as for `attention`. The output is like q; the
-    log-sum-exp float32 [B, H, S_q] or [H, total_q]. There is no gradient: an input that wants one is refused. Under
-    torch.compile it becomes the operator spotbench::attention_paged.
+    they are the average of q's sequences, and what the table has room for. The rest is as for `attention`. The output
+    is like q; the log-sum-exp float32 [B, H, S_q] or [H, total_q]. There is no gradient: an input that wants one is
+    refused. Under torch.compile it becomes the operator spotbench::attention_paged.
     """
     longest = hinted("max_seqlen_q", max_seqlen_q), hinted("max_seqlen_k", max_seqlen_k)
     given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "k_lengths": seqused_k}

@@ -66,8 +66,9 @@ class Pages:
     """K and V in pages of `size` keys. Sequence b's key j lies in page `table[b][j // size]`, at row j % size.
 
     `table` and `lengths`, the keys of each sequence, are addresses of int32 on the device; `row` is the table's stride
-    in entries and `most` the number of keys that a row of it can name. The layouts of K and V have pages for batches.
-    With `align_ends` the limits of what a row sees count from the last key for the last row of each sequence.
+    in entries, `most` the number of keys that a row of it can name, and `count` how many pages the cache has. The
+    layouts of K and V have pages for batches. With `align_ends` the limits of what a row sees count from the last key
+    for the last row of each sequence.
     """
 
     table: int
@@ -76,6 +77,7 @@ class Pages:
     size: int
     most: int
     align_ends: bool
+    count: int
 
 
 @dataclass(frozen=True, slots=True)

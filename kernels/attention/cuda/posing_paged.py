@@ -86,10 +86,12 @@ def pages_layout(cache: torch.Tensor, name: str) -> Layout:
 def queries_of(
     q: torch.Tensor, out: torch.Tensor, starts: torch.Tensor | None, max_seqlen_q: int | None, align_ends: bool
 ) -> tuple[int, Lengths | None, Layout, Layout]:
-    """The longest sequence of queries, where sequences begin if they are packed, and how q and out lie."""
+    """The longest sequence of queries, where sequences begin if they are packed, and how q and out lie. Where nobody
+    said how long packed ones are, they are planned for as all alike."""
     if starts is None:
         return q.shape[1], None, layout(q.transpose(1, 2), "q"), layout(out.transpose(1, 2), "out")
-    longest = q.shape[0] if max_seqlen_q is None else longest_of("max_seqlen_q", max_seqlen_q)
+    average = -(-q.shape[0] // max(1, starts.shape[0] - 1))
+    longest = average if max_seqlen_q is None else longest_of("max_seqlen_q", max_seqlen_q)
     lengths = Lengths(starts.data_ptr(), 0, q.shape[0], align_ends)
     return hint(longest, q.shape[0]), lengths, packed_layout(q, "q"), packed_layout(out, "out")
 
@@ -134,5 +136,13 @@ def paged_problem_of(  # noqa: PLR0913 - the tensors of a call
         out=out_layout,
         window_offset=left,
         lengths=lengths,
-        pages=Pages(table.data_ptr(), given["seqused_k"].data_ptr(), table.stride(0), size, most, align_ends),
+        pages=Pages(
+            table.data_ptr(),
+            given["seqused_k"].data_ptr(),
+            table.stride(0),
+            size,
+            most,
+            align_ends,
+            k_cache.shape[0],
+        ),
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from kernels.attention.cuda import hopper
-from kernels.attention.cuda.hopper import HopperKernel, HopperWay
+from kernels.attention.cuda.hopper import HopperWay
+from kernels.attention.cuda.hopper_kernels import HopperKernel
 from kernels.attention.cuda.launching import Step
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.posing import problem_of

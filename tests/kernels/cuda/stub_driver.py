@@ -29,7 +29,7 @@ from kernels.attention.cuda.backward_small import SmallBackwardKernel
 from kernels.attention.cuda.counters import Counters
 from kernels.attention.cuda.driver import Function, TensorMap, driver
 from kernels.attention.cuda.engine import Engine
-from kernels.attention.cuda.hopper import HopperKernel, HopperParameters
+from kernels.attention.cuda.hopper_kernels import HopperKernel, HopperParameters
 from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.small import SmallKernel, SmallParameters

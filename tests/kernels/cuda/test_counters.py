@@ -15,7 +15,7 @@ import torch
 
 from kernels.attention.cuda.counters import PER_THREAD_STREAM, Counters
 from kernels.attention.cuda.errors import CudaError
-from kernels.attention.cuda.hopper import HopperParameters
+from kernels.attention.cuda.hopper_kernels import HopperParameters
 from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.parameters import Parameters

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kernels.attention.cuda import hopper, wgmma
+from kernels.attention.cuda import hopper, hopper_kernels, wgmma
 from kernels.attention.cuda.planning import Layout, Machine, Problem
 from kernels.attention.cuda.variants import chip_of
 
@@ -32,7 +32,7 @@ def test_the_wgmma_wrappers_are_what_their_script_writes() -> None:
 
 
 def test_every_kernel_has_a_name_of_its_own_and_fits_a_block() -> None:
-    kernels = list(hopper.table())
+    kernels = list(hopper_kernels.table())
     assert len({kernel.name for kernel in kernels}) == len(kernels)
     assert CHIP is not None
     for kernel in kernels:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from kernels.attention.cuda import hopper
-from kernels.attention.cuda.hopper import MASKED_SHAPES, HopperKernel, HopperWay, Shape
+from kernels.attention.cuda.hopper import HopperWay
+from kernels.attention.cuda.hopper_kernels import MASKED_SHAPES, HopperKernel, Shape
 from kernels.attention.cuda.planning import Layout, Machine, Mask, Problem
 from kernels.attention.cuda.posing import problem_of
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw

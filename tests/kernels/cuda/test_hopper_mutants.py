@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels.attention.cuda.backward_kernels import HopperBackwardKernel
-from kernels.attention.cuda.hopper import HopperKernel, Shape
+from kernels.attention.cuda.hopper_kernels import HopperKernel, Shape
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
 from kernels.attention.cuda.variants import SOURCE
 from tests.kernels.cuda.compiled import Failed

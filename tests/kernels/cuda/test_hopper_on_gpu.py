@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from kernels.attention.cuda import hopper
+from kernels.attention.cuda import hopper, hopper_kernels
 from kernels.attention.cuda.build import build_all
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import Unsupported
@@ -32,7 +32,9 @@ def engine() -> Engine:
     engine = Engine(torch.device(DEV))
     if not engine.machine.hopper:
         pytest.skip("not a Hopper chip")
-    build_all(list(hopper.table()), engine.target, engine.find_compiler(), engine.cache)  # in parallel; later cached
+    build_all(
+        list(hopper_kernels.table()), engine.target, engine.find_compiler(), engine.cache
+    )  # in parallel; later cached
     return engine
 
 
@@ -179,5 +181,5 @@ def test_a_layout_without_a_tensor_map_goes_the_portable_way(engine: Engine) -> 
 
 
 def test_nothing_spills_and_wgmma_is_never_serialised(engine: Engine) -> None:
-    built = build_all(list(hopper.table()), engine.target, engine.find_compiler(), engine.cache)
+    built = build_all(list(hopper_kernels.table()), engine.target, engine.find_compiler(), engine.cache)
     assert all(one.resources is not None and one.resources.spill_bytes == 0 for one in built)

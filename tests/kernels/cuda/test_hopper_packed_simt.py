@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.hopper import SHAPES, HopperKernel, HopperWay, Shape
+from kernels.attention.cuda.hopper import HopperWay
+from kernels.attention.cuda.hopper_kernels import SHAPES, HopperKernel, Shape
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.posing import varlen_problem_of
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper

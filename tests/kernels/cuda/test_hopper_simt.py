@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.hopper import SHAPES, HopperKernel, Shape
+from kernels.attention.cuda.hopper_kernels import SHAPES, HopperKernel, Shape
 from tests.kernels.cuda.hopper_cases import Case, Tensors, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import (
     RELEASING,

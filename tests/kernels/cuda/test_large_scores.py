@@ -16,7 +16,7 @@ import torch
 
 from kernels.attention.cuda.decode import Decode, DecodeKernel, DecodeTile, plan_decode
 from kernels.attention.cuda.general import General, GeneralKernel, plan_general
-from kernels.attention.cuda.hopper import SHAPES, HopperKernel
+from kernels.attention.cuda.hopper_kernels import SHAPES, HopperKernel
 from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.planning import Machine, plan
 from kernels.attention.cuda.portable import Portable

@@ -15,15 +15,18 @@ from kernels.attention.cuda import attention_paged, bind_paged
 from kernels.attention.cuda.binding import bind_call
 from kernels.attention.cuda.decode import Decode
 from kernels.attention.cuda.dispatch import choose, ways
+from kernels.attention.cuda.driver import TensorMap
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.general import General, every_kernel, plan_general
+from kernels.attention.cuda.hopper import HopperWay
+from kernels.attention.cuda.hopper_kernels import HopperParameters
 from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.planning import Layout, Machine, Pages, Problem
 from kernels.attention.cuda.quick import Options, Quick
 from kernels.attention.cuda.registered import as_operator, kernels_of
 from kernels.attention.cuda.variants import CHIPS, Chip
 from tests.kernels.cuda.paged_cases import Cache, draw_cache
-from tests.kernels.cuda.stub_driver import OnCpu, Stub, can_stub
+from tests.kernels.cuda.stub_driver import Map, OnCpu, Stub, can_stub
 
 needs_stub = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
@@ -57,16 +60,18 @@ def problem(*, seq_q: int = 1, group: int = 4, head_dim: int = 128, seq_k: int =
     kv = Layout(page * 8 * head_dim, head_dim, 8 * head_dim)
     heads = 8 * group
     q = Layout(seq_q * heads * head_dim, head_dim, heads * head_dim)
-    pages = Pages(16, 16, 1000, page, 1000 * page, True)
+    pages = Pages(16, 16, 1000, page, 1000 * page, True, 5000)
     return Problem("bfloat16", 4, heads, 8, seq_q, seq_k, head_dim, True, 0, q, kv, kv, q, pages=pages)
 
 
 def test_few_queries_are_decoded_and_many_are_not() -> None:
     machine = Machine(HOPPER, 132, 50 << 20, hopper=True)
     assert isinstance(choose(problem(), machine)[0], Decode)
-    assert isinstance(choose(problem(seq_q=512), machine)[0], General)
-    names = [way.name for way in ways(problem(), machine)]
-    assert all(name.startswith(("decode", "general")) for name in names)
+    assert isinstance(choose(problem(seq_q=512), machine)[0], HopperWay)
+    assert isinstance(choose(problem(seq_q=512, page=24), machine)[0], General)
+    assert isinstance(choose(problem(seq_q=512), dataclasses.replace(machine, hopper=False))[0], General)
+    assert [way.name.split("-")[0] for way in ways(problem(), machine)] == ["general", "decode"]
+    assert [way.name.split("-")[0] for way in ways(problem(seq_q=512), machine)] == ["fa90", "general"]
 
 
 @given(
@@ -105,6 +110,25 @@ def test_a_remembered_call_writes_its_own_tensors_addresses(stub: Stub, quick: Q
             seen.add(stub.launch(before).name)
     assert any(name.startswith(b"decode_paged_fp16_d128") for name in seen)
     assert any(name.startswith(b"general_fp16_d128_paged_vector") for name in seen)
+
+
+@needs_stub
+@pytest.mark.parametrize("queries", [140, (140, 130)])
+def test_hopper_is_given_a_map_of_the_pages(stub: Stub, quick: Quick, queries: int | tuple[int, ...]) -> None:
+    for seed in range(3):
+        cache = draw_cache((600, 130), queries, page=32, heads=8, head_dim=128, seed=seed)
+        out, lse = call(quick, cache, causal=True, return_lse=True, alignment="bottom-right")
+        launch = stub.launch()
+        assert launch.name.startswith(b"fa90_fp16_d128_causal_paged")
+        maps = [Map.from_buffer_copy(bytes(launch.argument(number, TensorMap))) for number in range(3)]
+        assert [one.address for one in maps] == [x.data_ptr() for x in (cache.q, cache.k, cache.v)]
+        assert list(maps[0].sizes) == [128, cache.q.numel() // 8 // 128, 8, 1]
+        assert list(maps[1].sizes) == [128, 32, 2, cache.k.shape[0]]
+        assert list(maps[1].box) == [64, 32, 1, 1]
+        given = launch.argument(3, HopperParameters)
+        assert (given.block_table, given.k_lengths) == (cache.table.data_ptr(), cache.lengths.data_ptr())
+        assert (given.out, given.lse) == (out.data_ptr(), lse.data_ptr())
+        assert (given.piece, given.pages, given.page.divisor) == (32, cache.k.shape[0], 32)
 
 
 @needs_stub

@@ -129,6 +129,7 @@ def test_a_chunk_of_a_prompt_agrees_with_float64_and_sdpa(engine: Engine, page: 
         sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim, "dtype": dtype, "device": DEV}
         cache = draw_cache((700, 2000, 513), 512, page=page, shared=2, **sizes)  # type: ignore[arg-type]
         cases.append((f"{dtype} d{head_dim}", verdict(engine, cache)))
+        cases.append((f"{dtype} d{head_dim} general", verdict(engine, cache, way="general")))
         packed = draw_cache((700, 2000, 0, 513), (100, 1, 3, 513), page=page, **sizes)  # type: ignore[arg-type]
         cases.append((f"{dtype} d{head_dim} packed", verdict(engine, packed)))
     assert failures(cases) == []

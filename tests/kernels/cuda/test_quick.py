@@ -15,7 +15,7 @@ import torch
 from kernels.attention.cuda.binding import bind_call
 from kernels.attention.cuda.driver import TensorMap
 from kernels.attention.cuda.errors import CudaError, Unsupported
-from kernels.attention.cuda.hopper import HopperParameters
+from kernels.attention.cuda.hopper_kernels import HopperParameters
 from kernels.attention.cuda.likeness import check_by_guard, check_by_key
 from kernels.attention.cuda.moving import Answer
 from kernels.attention.cuda.operator import attention, bind

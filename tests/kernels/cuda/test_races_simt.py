@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
-from kernels.attention.cuda.hopper import HopperKernel, Shape
+from kernels.attention.cuda.hopper_kernels import HopperKernel, Shape
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape, single
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90
 from tests.kernels.cuda.backward_runner import RELATIVE, errors

@@ -267,7 +267,12 @@ struct Consumer {
   __device__ __forceinline__ void write(const Tile& tile) {
     i64 to_first = tile.batch * p.out_batch, first = ((i64)tile.batch * (int)p.heads.divisor + tile.head) * p.seq_q;
     int seq_q = p.seq_q;
-    if constexpr (C::PACKED) {  // read again: kept in registers since the tile began they would be two too many
+    if constexpr (C::PAGED) {
+      const int start = start_of<C>(p, tile.batch);
+      seq_q = start_of<C>(p, tile.batch + 1) - start;
+      to_first = start * p.out_row;
+      first = p.q_starts ? (i64)tile.head * p.seq_q + start : ((i64)tile.batch * (int)p.heads.divisor + tile.head) * p.queries;
+    } else if constexpr (C::PACKED) {  // read again: kept in registers since the tile began they would be two too many
       const volatile int* starts = p.q_starts + tile.batch;
       const int start = starts[0];
       seq_q = starts[1] - start;
@@ -297,6 +302,26 @@ struct Consumer {
     }
   }
 
+  // The same as one of several parts, in float32.
+  __device__ __forceinline__ void write_part(const Tile& tile) {
+    const i64 first = ((i64)tile.part * p.all_heads + tile.batch * (int)p.heads.divisor + tile.head) * p.seq_q;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float total = sum[r];
+      total += shuffle_xor(total, 1);
+      total += shuffle_xor(total, 2);
+      const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+      const int row = first_row(tile) + 8 * r;
+      if (row >= p.seq_q) continue;
+      float* to = p.partial_out + (first + row) * p.head_dim + 2 * (lane & 3);
+#pragma unroll
+      for (int i = 0; i < C::OUT_REGISTERS / 4; i++)
+        if (8 * i < p.head_dim) *(Pair*)(to + 8 * i) = Pair{out[4 * i + 2 * r] * inverse, out[4 * i + 2 * r + 1] * inverse};
+      if ((lane & 3) == 0)
+        p.partial_lse[first + row] = total == 0.0f ? MINUS_INFINITY : top[r] * p.scale_log2 + log2_approx(total);
+    }
+  }
+
   __device__ __forceinline__ void run(const volatile int* tile_slot) {
     Place<C> place = {0, 0};
     u32 q_parity = 0;
@@ -320,7 +345,10 @@ struct Consumer {
         attend(tile, place);
       else
         release(barriers.q_empty());
-      write(tile);
+      if constexpr (C::SPLIT)
+        write_part(tile);
+      else
+        write(tile);
     }
   }
 };

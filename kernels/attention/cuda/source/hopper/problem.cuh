@@ -26,4 +26,15 @@ struct HopperParams {
   int sequences;          // of which some may be empty; `tiles` is then no less than there can be, and seq_q all rows there are
   int align_ends;         // both offsets count from the last key of a sequence for its last row
   Divisor batches;        // read only by kernels that HAS_TENSOR: how many share a head's mask and follow each other; or 0, 1
+  float* partial_out;     // read only by kernels that SPLIT: [splits, batch * heads * seq_q, head_dim]
+  float* partial_lse;     // [splits, batch * heads * seq_q], base 2
+  Divisor part_tiles;     // tiles of one part; `tiles` are those of all
+  int splits;
+  const int* block_table; // read only by kernels that are PAGED: [sequences, table_row], the pages of a sequence in the order of its keys
+  const int* k_lengths;   // keys of a sequence; seq_k is what a row of the table has room for
+  i64 table_row;          // stride in entries
+  Divisor page;           // keys of a page
+  int pages;              // in the cache
+  int piece;              // keys that one copy moves: they lie in one page
+  int queries;            // of each sequence, where q_starts is null
 };

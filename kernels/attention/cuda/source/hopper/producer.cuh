@@ -19,6 +19,28 @@ struct Producer {
       copy_box(to + chunk * C::KV_CHUNK_BYTES, map, full, chunk * C::CHUNK_COLUMNS, row, kv_head, batch);
   }
 
+  // A tile's keys, piece by piece from their pages. What lies behind the last key's page is copied from behind the last page of
+  // the cache: zeros, and as many bytes.
+  __device__ __forceinline__ void copy_pages(u32 to, const TensorMap& map, u32 full, const Tile& tile, int n, int kv_head) const {
+    barrier_arrive_expecting(full, C::KV_BYTES);
+    const int* table = p.block_table + tile.batch * p.table_row;
+    for (int row = 0; row < C::KEYS; row += p.piece) {
+      const int key = n * C::KEYS + row, number = divide(key, p.page);
+      const int page = key < tile.seq_k ? table[number] : p.pages;
+#pragma unroll
+      for (int chunk = 0; chunk < C::CHUNKS; chunk++)
+        copy_box(to + chunk * C::KV_CHUNK_BYTES + row * C::CHUNK_ROW_BYTES, map, full, chunk * C::CHUNK_COLUMNS,
+                 key - number * (int)p.page.divisor, kv_head, page);
+    }
+  }
+
+  __device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, u32 full, const Tile& tile, int n, int kv_head) const {
+    if constexpr (C::PAGED)
+      copy_pages(to, map, full, tile, n, kv_head);
+    else
+      copy_kv(to, map, full, k_row(tile, n), kv_head, tensor(tile));
+  }
+
   __device__ __forceinline__ void copy_q(int index, const Tile& tile) const {
     if constexpr (C::PACKED) tile_slot[1] = tile.head, tile_slot[2] = tile.row0 / C::ROWS, index = tile.batch;
     *tile_slot = index;  // published by the barrier's phase, like Q
@@ -65,14 +87,14 @@ struct Producer {
       bool q_is_due = true;
       for (int n = tile.last - 1; n >= tile.first; n--, place = place.next()) {
         barrier_wait(barriers.k_empty(place.stage), place.parity);
-        copy_kv(k_tiles + place.stage * C::KV_BYTES, k, barriers.k_full(place.stage), k_row(tile, n), kv_head, tensor(tile));
+        copy_tile(k_tiles + place.stage * C::KV_BYTES, k, barriers.k_full(place.stage), tile, n, kv_head);
         if (q_is_due) {  // after the first K, which need not wait for the last tile's rows to be read
           barrier_wait(barriers.q_empty(), q_parity);
           copy_q(index, tile);
           q_is_due = false;
         }
         barrier_wait(barriers.v_empty(place.stage), place.parity);
-        copy_kv(v_tiles + place.stage * C::KV_BYTES, v, barriers.v_full(place.stage), k_row(tile, n), kv_head, tensor(tile));
+        copy_tile(v_tiles + place.stage * C::KV_BYTES, v, barriers.v_full(place.stage), tile, n, kv_head);
       }
       if (q_is_due) {  // rows that see no key: the consumers write zeros
         barrier_wait(barriers.q_empty(), q_parity);

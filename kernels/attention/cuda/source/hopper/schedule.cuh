@@ -19,7 +19,8 @@ struct FloatTensor {
 };
 
 // How a kernel is built. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
-template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, class MASK = NoTensor, bool PACKED_ = false>
+template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, class MASK = NoTensor, bool PACKED_ = false, bool SPLIT_ = false,
+          bool PAGED_ = false>
 struct Hopper {
   typedef TYPE T;
   typedef MASK Mask;
@@ -29,6 +30,10 @@ struct Hopper {
   static constexpr bool BOUNDED_LEFT = LEFT;         // the left edge of a window
   static constexpr bool HAS_TENSOR = MASK::BYTES > 0;  // a mask that is a tensor
   static constexpr bool PACKED = PACKED_;            // sequences of different lengths, one behind the other
+  static constexpr bool PAGED = PAGED_;              // its keys lie in pages, as a table says
+  static_assert(!PAGED || PACKED, "sequences of keys in pages have lengths of their own");
+  static constexpr bool SPLIT = SPLIT_;              // the keys of a row are cut into parts, which another kernel joins
+  static_assert(!SPLIT || !(LEFT || PACKED || HAS_TENSOR), "parts are shares of all keys up to a causal limit");
   static constexpr bool PING_PONG = PING_PONG_;      // warpgroups take turns at the tensor cores
 
   static constexpr int WARPGROUP_THREADS = 128, WARPGROUP_ROWS = 64, WARPS_PER_WARPGROUP = 4;
@@ -58,6 +63,7 @@ struct Tile {
   int batch, head, row0, first, last;
   int q_start, k_start, seq_q, seq_k;  // of a packed sequence
   int shift;                           // what its limits count from
+  int part;                            // which part of its keys these are
 };
 
 // How many rows and keys there are, and where they begin in their tensors.
@@ -92,13 +98,33 @@ DEVICE void find_keys(const HopperParams& p, Tile& tile) {
   }
 }
 
+// Of the tiles of keys that are seen, this part's share; it may be empty.
+template <class C>
+DEVICE void take_share(const HopperParams& p, Tile& tile) {
+  const int share = (int)((u32)(tile.last + p.splits - 1) / (u32)p.splits), end = tile.last;
+  tile.first = tile.part * share < end ? tile.part * share : end;
+  tile.last = tile.first + share < end ? tile.first + share : end;
+}
+
+// Where a packed sequence's rows begin. Those over keys in pages may all have the same number of rows, and no array of starts.
+template <class C>
+DEVICE int start_of(const HopperParams& p, int batch) {
+  return C::PAGED && !p.q_starts ? batch * p.queries : p.q_starts[batch];
+}
+
 // Row tile `row_tile` of a head of a packed sequence, whose lengths only the device knows.
 template <class C>
 DEVICE Tile packed_tile(const HopperParams& p, int batch, int head, int row_tile) {
   Tile tile;
   tile.batch = batch, tile.head = head, tile.row0 = row_tile * C::ROWS;
-  tile.q_start = p.q_starts[batch], tile.k_start = p.k_starts[batch];
-  tile.seq_q = p.q_starts[batch + 1] - tile.q_start, tile.seq_k = p.k_starts[batch + 1] - tile.k_start;
+  if constexpr (C::PAGED) {
+    tile.q_start = start_of<C>(p, batch), tile.k_start = 0;
+    tile.seq_q = start_of<C>(p, batch + 1) - tile.q_start;
+    tile.seq_k = p.k_lengths[batch] < p.seq_k ? p.k_lengths[batch] : p.seq_k;
+  } else {
+    tile.q_start = p.q_starts[batch], tile.k_start = p.k_starts[batch];
+    tile.seq_q = p.q_starts[batch + 1] - tile.q_start, tile.seq_k = p.k_starts[batch + 1] - tile.k_start;
+  }
   tile.shift = p.align_ends ? tile.seq_k - tile.seq_q : 0;
   find_keys<C>(p, tile);
   return tile;
@@ -110,7 +136,7 @@ template <class C>
 struct Sequences {
   int batch, before, row_tiles;  // the sequence at hand, the tiles of those before it, its tiles in one head
   __device__ __forceinline__ void open(const HopperParams& p) {
-    if (batch < p.sequences) row_tiles = (p.q_starts[batch + 1] - p.q_starts[batch] + C::ROWS - 1) / C::ROWS;
+    if (batch < p.sequences) row_tiles = (start_of<C>(p, batch + 1) - start_of<C>(p, batch) + C::ROWS - 1) / C::ROWS;
   }
   // False where there is no such tile.
   __device__ __forceinline__ bool find(const HopperParams& p, int index, Tile& tile) {
@@ -129,6 +155,10 @@ struct Sequences {
 // False for the surplus heads of the last section.
 template <class C>
 DEVICE bool tile_of(const HopperParams& p, int index, Tile& tile) {
+  if constexpr (C::SPLIT) {  // part after part, so that blocks at work together read different keys
+    tile.part = divide(index, p.part_tiles);
+    index -= tile.part * (int)p.part_tiles.divisor;
+  }
   const int section = divide(index, p.section_tiles), within = index - section * (int)p.section_tiles.divisor;
   int head_of_all, row_tile;
   if (C::BOUNDED_RIGHT) {
@@ -151,6 +181,7 @@ DEVICE bool tile_of(const HopperParams& p, int index, Tile& tile) {
   }
   tile.row0 = row_tile * C::ROWS;
   find_keys<C>(p, tile);
+  if constexpr (C::SPLIT) take_share<C>(p, tile);
   return true;
 }
 
