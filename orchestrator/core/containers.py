@@ -16,6 +16,11 @@ TOOLS: Final = ("ca-certificates", "g++")
 LABEL: Final = "org.spotbench.environment"
 PIP: Final = "python3 -m pip install --no-cache-dir --disable-pip-version-check --no-input"
 
+RELEASE: Final = re.compile(
+    r"(\d{1,9}(\.\d{1,9}){1,3}((a|b|rc)\d{1,9})?(\.(post|dev)\d{1,9})?(\+[a-z0-9]{1,20})?)?", re.ASCII
+)
+"""Of a package: it becomes part of commands that a person pastes and of what pip installs."""
+
 
 def pinned(reference: str) -> str:
     """A reference with its digest, or nothing. Raises `ValueError` for a tag alone, which can be another image by the
@@ -23,6 +28,13 @@ def pinned(reference: str) -> str:
     if reference and not REFERENCE.fullmatch(reference):
         raise ValueError(f"expected NAME@sha256:… with 64 digits; {HINT}")
     return reference
+
+
+def release(text: str) -> str:
+    """A version of a package, or nothing. Raises `ValueError`."""
+    if not RELEASE.fullmatch(text):
+        raise ValueError(f"expected a version such as 2.13.0, or '' for the newest, not {text[:40]!r}")
+    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from shlex import quote
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -260,10 +261,11 @@ def python_too_old(name: str, version: str) -> Lack:
 def lacks_packages(found: Mapping[str, Any], needs: Needs, name: str, python: str, torch: str) -> Lack | None:
     """The same, of what only a validation can tell. Nothing is installed on a machine that is somebody's own."""
     others = [str(one) for one in found.get("pythons", ())][:3]
+    wanted = f"torch=={torch}" if torch else "torch"
     install = (
-        f"another python there has torch: --set host.python={others[0]}"
+        f"another python there has torch: --set {quote(f'host.python={others[0]}')}"
         if others
-        else f"on {name}: python3 -m venv ~/bench-venv && ~/bench-venv/bin/pip install torch=={torch} numpy; "
+        else f"on {name}: python3 -m venv ~/bench-venv && ~/bench-venv/bin/pip install {wanted} numpy; "
         "then --set host.python=~/bench-venv/bin/python3"
     )
     if not found["torch"]:

@@ -395,6 +395,22 @@ def test_what_no_machine_can_do_is_refused_with_what_would_be_right(text: str, c
     assert complaints(text) == [complaint]
 
 
+@pytest.mark.parametrize("version", ["", "2.13.0", "2.9", "2.14.0.dev20261101", "2.8.0rc1", "2.9.1+cu129"])
+def test_a_torch_is_asked_for_by_its_version(version: str) -> None:
+    assert asked(f"gpu: l4\nenvironment: {{torch: '{version}'}}").environment.torch == version
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["newest", "2", "2.*", "2.13.0 --index-url=http://x", "2.13.0;id", "$(id).1", "2.1\\n", "٢.١", "9" * 50 + ".1"],
+)
+def test_what_is_no_version_of_torch_is_refused_since_it_becomes_part_of_commands(text: str) -> None:
+    (found,) = complaints(f'gpu: l4\nenvironment: {{torch: "{text}"}}')
+    assert found.startswith(
+        "my.yaml:2: environment.torch: expected a version such as 2.13.0, or '' for the newest, not "
+    )
+
+
 def test_a_long_value_is_cut_short_in_the_complaint() -> None:
     assert complaints(f"gpu: l4\nzones: {'x' * 99}") == [f"my.yaml:2: zones: expected a list, got '{'x' * 56}..."]
 

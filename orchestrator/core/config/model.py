@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from orchestrator.core.bundled.names import DEFAULT, IMPLEMENTATIONS, Implementation
 from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, once
-from orchestrator.core.containers import pinned
+from orchestrator.core.containers import pinned, release
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.catalog import GPU_NAMES, Gpu, lookup, suggest
@@ -154,7 +154,7 @@ class Correctness(_Section):
 
 
 class Environment(_Section):
-    torch: str = "2.13.0"
+    torch: Annotated[str, AfterValidator(release)] = "2.13.0"  # empty: the newest that the driver serves
     allow_install: bool = True
     min_free_gb: Annotated[float, Field(ge=0)] = 4
 
