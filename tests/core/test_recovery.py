@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.offers import Offer
+from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
@@ -101,6 +102,18 @@ def test_what_does_not_fit_into_the_rest_of_the_hold_is_not_asked_for() -> None:
     outcome, detail = closing(decided(taken(hold="0.18")))
     assert outcome is Phase.PREEMPTED
     assert "no zone is allowed" in detail
+
+
+def test_a_machine_that_may_still_be_there_takes_all_that_it_may_cost_whatever_the_clocks_say() -> None:
+    most = ceiling(RATE, 1800, 1)
+    for hold, offered in ((2 * most, (A,)), (2 * most - Decimal("0.000001"), ())):
+        log = Log().add(0, planned()).add(1, ev.BudgetHeld(hold_usd=hold)).add(2, requested()).add(5, created(4))
+        assert open_offers(replayed(log), (A,)) == offered
+        assert (
+            open_offers(replayed(log.add(1700, ev.PayloadStored(sha256="0" * 64, size_bytes=1, uploaded=True))), (A,))
+            == offered
+        )
+        assert open_offers(replayed(log.add(1701, gone(10, "preempted"))), (A,)) == (A,)
 
 
 def test_a_machine_that_has_cost_more_than_was_held_is_deleted() -> None:

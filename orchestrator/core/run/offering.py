@@ -8,7 +8,7 @@ from decimal import Decimal
 from orchestrator.core.market.offers import Offer, blocked_by, rank
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.run.events import ZoneExhausted
-from orchestrator.core.run.fold import Run
+from orchestrator.core.run.fold import Run, Vm
 
 SPOT = "SPOT"
 
@@ -57,10 +57,14 @@ def _enough_taken_back(run: Run) -> bool:
 
 
 def _affordable(run: Run, offer: Offer) -> bool:
-    """Whether one more machine fits into what earlier ones have left of the hold: a deadline may have fired late."""
+    """Whether one more machine fits into what earlier ones have left of the hold: a deadline may have fired late, and
+    one that may still be there takes all that it may cost."""
     if run.hold_usd is None or run.plan is None:
         return True
-    spent = sum(
-        (vm.cost(vm.gone_at or run.updated_at) for vm in run.vms if vm.generation == run.generation), Decimal(0)
-    )
+    spent = sum((_at_most(vm) for vm in run.vms if vm.generation == run.generation and not vm.refused), Decimal(0))
     return spent + ceiling(offer.usd_per_hour, run.plan.ttl_s, 1) <= run.hold_usd
+
+
+def _at_most(vm: Vm) -> Decimal:
+    """What a machine has cost, or can come to, in dollars. No clock is asked."""
+    return ceiling(vm.usd_per_hour, vm.max_run_s, 1) if vm.gone_at is None else vm.cost(vm.gone_at)
