@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -130,11 +131,17 @@ def _check(judgement: Judgement, *, twice: bool) -> None:
         raise ConfigError("--json and --markdown - would both take standard output", hint="give --markdown a file")
 
 
+def _called(report: Report, named: str) -> Report:
+    """With a name: a folder without a row knows no run, and is called as it was named."""
+    study = report.study
+    return report if study.run_id else replace(report, study=replace(study, run_id=named))
+
+
 def _pairs(
     ctx: typer.Context, runs: Sequence[str], baseline: Baseline
 ) -> tuple[list[tuple[Report, Report]], list[str]]:
     """What is held against what, and which runs have no baseline to be held against."""
-    reports = [report_of(ctx, named)[0] for named in runs]
+    reports = [_called(report_of(ctx, named)[0], named) for named in runs]
     if not baseline.against:
         return [(reports[0], other) for other in reports[1:]], []
     name = baseline.against
@@ -183,10 +190,12 @@ def _judge(found: Sequence[Comparison], fail_on: str) -> None:
         raise Regression(f"{len(gone)} not timed any more; {first.implementation} on {first.case_id}: {first.reason}")
     for one in found:
         if one.refused:
+            empty = next((run.study.run_id for run in (one.before, one.after) if not run.study.cases), None)
             raise NotComparable(
-                f"{' and '.join(run.study.run_id or 'no run' for run in (one.before, one.after))}: "
-                f"{one.comparable.reasons[0]}",
-                hint="--across-devices compares devices; different regimes never compare",
+                f"{one.before.study.run_id} and {one.after.study.run_id}: {one.comparable.reasons[0]}",
+                hint="--across-devices compares devices; different regimes never compare"
+                if empty is None
+                else f"`bench report {quote(empty)}` shows what is in it",
             )
     if found and not any(one.changes or one.lost for one in found):
         raise NotComparable(

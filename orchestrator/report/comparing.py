@@ -29,7 +29,7 @@ LOOKS: Mapping[Verdict, Look] = {
 def page(comparisons: Sequence[Comparison]) -> str:
     """The whole file. There is one comparison at least."""
     first = comparisons[0].before
-    sections = [Section(one.after.study.run_id or "no run", [*_section(one)]) for one in comparisons]
+    sections = [Section(one.after.study.run_id, [*_section(one)]) for one in comparisons]
     sections.append(Section("How this was compared", [Text(METHOD)]))
     title = f"Comparison with {first.study.run_id}"
     return written(Page(title, f"Against {first.study.run_id}", [Text(_facts(first), "soft")], sections))

@@ -192,6 +192,20 @@ def test_what_must_not_be_compared_is_refused_with_the_reason(bench: Bench, runs
     assert "in common" in nothing.err
 
 
+def test_runs_that_measured_nothing_are_called_as_they_were_named(
+    bench: Bench, runs: dict[str, str], tmp_path: Path
+) -> None:
+    head = measured(1.0, 1).splitlines()[0] + "\n"
+    first, second = (str(folder(tmp_path / name, head)) for name in ("empty", "also empty"))
+    refused = bench("compare", first, second, code=13)
+    assert f"{first} and {second}: the first run measured nothing" in refused.err
+    assert f"`bench report {first}` shows what is in it" in refused.err
+    refused = bench("compare", runs["before"], second, "--json", code=13)
+    assert f"l4-7f3a and {second}: the second run measured nothing" in refused.err
+    assert f"`bench report '{second}'` shows" in refused.err
+    assert refused.document["comparisons"][0]["comparability"] == "refused"
+
+
 def test_several_implementations_are_named_in_the_table(bench: Bench, runs: dict[str, str]) -> None:
     wanted = ("--implementation", "bench", "--implementation", "sdpa:default", "--absolute")
     out = bench("compare", runs["before"], runs["same"], *wanted).out
