@@ -25,7 +25,8 @@ from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
 from orchestrator.core.naming import run_of
 from orchestrator.core.results import plain
 from orchestrator.core.run.fold import replay
-from orchestrator.fleets.rows import compose, members, store_rows, tables
+from orchestrator.fleets.table import Bring, Fetching
+from orchestrator.ports import Bucket, Entry
 from orchestrator.report import axes, devices
 from orchestrator.report.page import Page, Section, Text, written
 from orchestrator.wiring import already_here, fetch_run, write_atomically
@@ -64,22 +65,8 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
     folder, bucket, fleet = into / desk.record.fleet, desk.wiring.bucket, desk.record.fleet
     state = desk.store.state(desk.children)
     found = [child for child in state.children if state.line(child).state in MEASURED]
-    left_out: dict[str, str] = {}
-    there = members(bucket, fleet)
-    if missing := [child for child in found if child.index not in there]:  # its client died before it stored them
-        with ThreadPoolExecutor(READERS) as pool:
-            for told in pool.map(lambda child: store_rows(bucket, fleet, child), missing):
-                left_out |= told
-        there = members(bucket, fleet)
+    table = Fetching(bucket, fleet, folder, _brought(bucket)).fetched(found)
     measured = {child.index for child in found}
-    parts = tables(member for index, member in there.items() if index in measured)
-    files: dict[Path, bool] = {}  # and whether it was fetched now
-    for place, (columns, part) in enumerate(parts.items(), start=1):
-        path = folder / (f"measurements-{place}.csv.gz" if place > 1 else "measurements.csv.gz")
-        entry = compose(bucket, fleet, columns, part)
-        files[path] = not already_here(path, entry)
-        if files[path]:
-            bucket.download(entry, path)
     wanted = found if runs is None else [child for child in runs if child.index in measured]
 
     def one(child: Child) -> Any:
@@ -93,12 +80,22 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
         fleet=fleet,
         folder=folder,
         children=len(found),
-        rows=sum(member.rows for part in parts.values() for member in part),
-        downloaded=sum(files.values()) + sum(answer.downloaded for answer in fetched),
-        already_there=len(files) - sum(files.values()) + sum(answer.already_there for answer in fetched),
-        left_out=left_out | {name: why for answer in fetched for name, why in answer.left_out.items()},
-        tables=tuple(files),
+        rows=table.rows,
+        downloaded=sum(table.files.values()) + sum(answer.downloaded for answer in fetched),
+        already_there=sum(not now for now in table.files.values()) + sum(answer.already_there for answer in fetched),
+        left_out={**table.left_out, **{name: why for answer in fetched for name, why in answer.left_out.items()}},
+        tables=tuple(table.files),
     )
+
+
+def _brought(bucket: Bucket) -> Bring:
+    def bring(entry: Entry, path: Path) -> bool:
+        if already_here(path, entry):
+            return False
+        bucket.download(entry, path)
+        return True
+
+    return bring
 
 
 def _children_csv(desk: Desk, state: FleetState) -> str:

@@ -14,6 +14,10 @@ from orchestrator.core.results import MEASURED, ORIGIN
 
 LONGEST_US: Final = 1e12
 """No call of ours takes eleven days."""
+LONGEST: Final = 500_000
+"""Characters of a line: those who read tables have bounds of their own."""
+HEADER: Final = 4_000
+"""Characters of all its columns' names."""
 
 
 def fault(lines: Iterable[str], case_id: str, run_id: str, ours: Callable[[str], bool]) -> str:
@@ -29,6 +33,10 @@ def fault(lines: Iterable[str], case_id: str, run_id: str, ours: Callable[[str],
         if missing := [name for name in (*ORIGIN, *axes, *MEASURED) if name not in header]:
             return f"it has no column {', '.join(missing[:3])}"
         place = {name: index for index, name in enumerate(header)}
+        if len(place) != len(header):
+            return f"it has two columns {words(next(name for name in header if header.count(name) > 1), 40)!r}"
+        if sum(map(len, header)) > HEADER:
+            return f"the names of its columns are longer than {HEADER} characters"
         for cells in reader:
             why = _row(cells, place, case_id, run_id, ours)
             if why:
@@ -43,6 +51,8 @@ def fault(lines: Iterable[str], case_id: str, run_id: str, ours: Callable[[str],
 def _row(cells: list[str], place: dict[str, int], case_id: str, run_id: str, ours: Callable[[str], bool]) -> str:
     if len(cells) != len(place):
         return "torn: not as many cells as the header"
+    if sum(map(len, cells)) > LONGEST:
+        return f"it is longer than {LONGEST} characters"
     for name, wanted in (("case_id", case_id), ("run_id", run_id)):
         if cells[place[name]] != wanted:
             return f"it is of {name.replace('_id', '')} {words(cells[place[name]], 80)!r}"

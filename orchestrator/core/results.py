@@ -106,8 +106,11 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 def plain(cell: str) -> str:
     """A cell that no spreadsheet takes for a formula: one that begins like a formula and is no number gets an
-    apostrophe before it. What machines say is text."""
+    apostrophe before it. What machines say is text. A carriage return, which some readers of CSV take for the end of a
+    row and Python's writer does not quote, is a line end."""
+    if "\r" in cell:
+        cell = cell.replace("\r\n", "\n").replace("\r", "\n")
     if not cell or cell[0].isalnum():
         return cell
-    risky = cell.lstrip()[:1] in ("=", "+", "-", "@") or cell[0] in "\t\r\n"
+    risky = cell.lstrip()[:1] in ("=", "+", "-", "@") or cell[0] in "\t\n"
     return f"'{cell}" if risky and NUMBER.fullmatch(cell) is None else cell

@@ -11,13 +11,15 @@ import csv
 import gzip
 import hashlib
 import io
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from io import SEEK_END
+from typing import BinaryIO, Final
 
-from orchestrator.core.case_file import fault
+from orchestrator.core.case_file import LONGEST, fault
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.names import child_run, fleet_prefix, rows_object, rows_prefix
@@ -40,6 +42,8 @@ MOST: Final = 32
 """Sources of one `compose`."""
 WRITERS: Final = 8
 LEVEL: Final = 6
+MOST_COLUMNS: Final = 6_000
+"""Bytes of their names: all that is said of an object beside it may have 8 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +56,46 @@ class Member:
     rows: int
 
 
-def store_rows(bucket: Bucket, fleet: str, child: Child) -> Mapping[str, str]:
-    """Stores the rows of a measured child, once. What is left out of them, by object, and why: a case's file that is
-    not whole, or not this child's."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Rows that are stored, by child; `strange` is what lies in their place and says nothing that is one's."""
+
+    whole: dict[int, Member]
+    strange: dict[int, Entry]
+
+
+def store_rows(bucket: Bucket, fleet: str, child: Child, generation: int = 0) -> Mapping[str, str]:
+    """Stores the rows of a measured child, once, or over what is there in that generation. What is left out of them, by
+    object, and why: a case's file that is not whole, or not this child's, or with columns of its own too many."""
     name, run_id = rows_object(fleet, child.index), child_run(fleet, child.cell.gpu, child.index)
     prefix = cases_prefix(run_id)
     blobs = bucket.read_many([entry.name for entry in bucket.list(prefix)])
     cases: dict[str, str] = {}
     left_out: dict[str, str] = {}
+    heads: dict[str, None] = {}
     for place, blob in sorted(blobs.items()):
         case, text = place.removeprefix(prefix).removesuffix(".csv"), blob.data.decode("utf-8", "replace")
         why = fault(_lines(text), case, run_id, lambda vm: attempt_of(run_id, vm) is not None)
+        more = heads if why else heads | dict.fromkeys(next(csv.reader(_lines(text))))
+        if len(_line(tuple(more)).encode()) > MOST_COLUMNS:
+            why = "its columns and those of the cases before it are too many"
         if why:
             left_out[place] = f"left out: {why}"
         else:
-            cases[case] = text
+            cases[case], heads = text, more
+    if generation and not cases:
+        return left_out  # what is damaged is more than nothing
     data, columns, rows = pack(child, {case: partial(_lines, text) for case, text in cases.items()})
-    metadata = {"v": "1", "columns": ",".join(columns), "rows": str(rows)}
-    bucket.replace(name, data, generation=0, metadata=metadata, content_type="application/gzip")
+    metadata = {"v": "1", "columns": _line(columns), "rows": str(rows)}
+    bucket.replace(name, data, generation=generation, metadata=metadata, content_type="application/gzip")
     return left_out
+
+
+def _line(cells: Sequence[str]) -> str:
+    """As a line of CSV, without its end."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()[:-1]
 
 
 def _lines(text: str) -> Iterable[str]:
@@ -90,17 +115,33 @@ def pack(child: Child, cases: Mapping[str, Callable[[], Iterable[str]]]) -> tupl
     return gzip.compress(text.getvalue().encode(), LEVEL, mtime=0), columns, rows
 
 
-def members(bucket: Bucket, fleet: str) -> dict[int, Member]:
-    """Every child's rows that are stored, by child, with one listing a thousand."""
-    found = {}
+def members(bucket: Bucket, fleet: str) -> Stored:
+    """Every child's rows that are stored, with one listing a thousand."""
+    found = Stored({}, {})
     for entry in bucket.list(rows_prefix(fleet)):
         index = entry.name.removeprefix(rows_prefix(fleet)).removesuffix(".csv.gz")
         rows = entry.metadata.get("rows", "")
-        counted = rows.isdecimal() and len(rows) < DIGITS
-        if counted and index.isdecimal() and entry.name == rows_object(fleet, int(index)):
-            columns = tuple(entry.metadata.get("columns", "").split(","))
-            found[int(index)] = Member(entry, int(index), columns, int(rows))
+        if not _number(index) or entry.name != rows_object(fleet, int(index)):
+            continue
+        columns = _columns(entry.metadata.get("columns", ""))
+        if _number(rows) and (columns or not int(rows)):
+            found.whole[int(index)] = Member(entry, int(index), columns, int(rows))
+        else:
+            found.strange[int(index)] = entry
     return found
+
+
+def _number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < DIGITS
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    """Those that are said beside rows; none where they are no columns."""
+    try:
+        found = tuple(next(csv.reader(_lines(text), strict=True), ()))
+    except csv.Error:
+        return ()
+    return found if len(set(found)) == len(found) else ()
 
 
 def tables(found: Iterable[Member]) -> dict[tuple[str, ...], list[Member]]:
@@ -112,6 +153,29 @@ def tables(found: Iterable[Member]) -> dict[tuple[str, ...], list[Member]]:
     return dict(sorted(parts.items(), key=lambda part: -sum(one.rows for one in part[1])))
 
 
+def faults(table: BinaryIO, parts: Sequence[Member]) -> dict[int, str]:
+    """What is wrong with the members of a composed table, by child: each must be so many rows of its child with the
+    columns that it says, as readers of CSV understand one another."""
+    header = table.seek(0, SEEK_END) - sum(one.entry.size for one in parts)
+    table.seek(max(header, 0))
+    found = ((one.index, _fault(table.read(one.entry.size), one)) for one in parts)
+    return {index: why for index, why in found if why}
+
+
+def _fault(data: bytes, member: Member) -> str:
+    try:
+        reader = csv.reader(_lines(gzip.decompress(data).decode()), strict=True)
+        rows, wide = 0, len(OWN) + len(member.columns)
+        for rows, cells in enumerate(reader, start=1):  # noqa: B007 - how many there were
+            if len(cells) != wide or cells[0] != str(member.index) or sum(map(len, cells)) > LONGEST:
+                return f"line {reader.line_num} is no row of child {member.index}"
+    except (OSError, EOFError, zlib.error):
+        return "it is not gzip, or torn"
+    except (UnicodeDecodeError, csv.Error) as exc:
+        return f"it is no CSV: {exc}"
+    return "" if rows == member.rows else f"it has {rows} rows, not the {member.rows} that were stored"
+
+
 def compose(bucket: Bucket, fleet: str, columns: Sequence[str], parts: Sequence[Member]) -> Entry:
     """One object of a header and all members, made in the bucket. Made once: its name says of what. Raises
     `Unavailable` where a source went away meanwhile."""
@@ -119,7 +183,7 @@ def compose(bucket: Bucket, fleet: str, columns: Sequence[str], parts: Sequence[
     base = f"{fleet_prefix(fleet)}table/{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
     if there := _entry(bucket, f"{base}.csv.gz"):
         return there
-    header = gzip.compress((",".join((*OWN, *columns)) + "\n").encode(), LEVEL, mtime=0)
+    header = gzip.compress((_line((*OWN, *columns)) + "\n").encode(), LEVEL, mtime=0)
     bucket.create(f"{base}/header.gz", header, content_type="application/gzip")
     names, level = [f"{base}/header.gz", *(one.entry.name for one in parts)], 0
     while len(names) > MOST:

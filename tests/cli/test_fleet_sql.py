@@ -82,6 +82,16 @@ def test_a_file_that_was_changed_is_fetched_again_and_one_that_is_no_longer_of_t
     assert (again["downloaded"], again["already_there"], again["answer"]) == (1, 1, [[6]])
 
 
+def test_rows_of_one_child_that_are_damaged_cost_no_other_its_answer(fleet: Bench) -> None:
+    bucket = wire().bucket
+    (entry,) = bucket.list(rows_object(FLEET, 0))
+    bucket.replace(entry.name, b"no gzip", generation=entry.generation, metadata=entry.metadata)
+    ran = fleet("fleet", "sql", FLEET, "SELECT count(DISTINCT child) FROM rows", "--json")
+    assert ran.document["answer"] == [[2]]
+    assert ran.document["left_out"] == {entry.name: "left out: it is not gzip, or torn"}
+    assert f"{entry.name}: left out: it is not gzip, or torn" in ran.err
+
+
 def test_children_are_a_table_too_with_their_dollars_and_states(fleet: Bench) -> None:
     query = "SELECT state, count(*), sum(usd) FROM children GROUP BY ALL ORDER BY ALL"
     assert fleet("fleet", "sql", "last", query).out.splitlines()[1:] == ["stored\t3\t0.75", "waiting\t1\t0.0"]
