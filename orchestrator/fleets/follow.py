@@ -244,7 +244,8 @@ class Follower:
                     started_at=began, deadline_at=began + timedelta(seconds=plan.ttl_s), request_id=vm,
                 )
             )  # fmt: skip
-            log.append(ev.InstanceGone(attempt=attempt, vm=vm, how="deleted", ended_at=max(ended, began)))
+            gone = ev.InstanceGone(attempt=attempt, vm=vm, how="deleted", ended_at=max(ended, began), request_id=vm)
+            log.append(gone)
         outcome = "incorrect" if one.exit_code == WRONG else "succeeded"
         log.append(ev.Settled(cost_usd=Decimal(0), released_usd=Decimal(0)))
         log.append(ev.RunClosed(outcome=outcome, detail=f"child {child.index} of {self.record.fleet}, {now:%Y-%m-%d}"))

@@ -280,7 +280,13 @@ class RunFleet:
         log = world.log(run.run_id)
         log.read()
         log.append(
-            ev.InstanceGone(attempt=vm.attempt, vm=vm.name, how="lost", ended_at=vm.deadline_at or vm.requested_at)
+            ev.InstanceGone(
+                attempt=vm.attempt,
+                vm=vm.name,
+                how="lost",
+                ended_at=vm.deadline_at or vm.requested_at,
+                request_id=vm.request_id,
+            )
         )
         return replay(log.read())
 

@@ -195,7 +195,11 @@ class Engine:
         """Does it. False when another client is at it, or knows more: look again later, and do nothing else."""
         match command:
             case do.Create(offer=offer, attempt=attempt):
-                if not self._armed(run, offer, attempt):
+                refused = self._armed(run, offer, attempt)
+                if refused is not None and refused.kind == "settled":
+                    ending = do.settled_by_another(run, self.world.clock.now())
+                    return all(self.perform(one, run) for one in ending)
+                if refused is not None:
                     return False
                 self._create(run, offer, attempt)
             case do.Reinsert(vm=vm):
@@ -208,7 +212,14 @@ class Engine:
             case do.RecordGone(vm=vm, ended_at=ended, how=how, started_at=started):
                 self._found_gone.add((vm.zone, vm.name))
                 self.log.append(
-                    ev.InstanceGone(attempt=vm.attempt, vm=vm.name, ended_at=ended, how=how, started_at=started)
+                    ev.InstanceGone(
+                        attempt=vm.attempt,
+                        vm=vm.name,
+                        ended_at=ended,
+                        how=how,
+                        started_at=started,
+                        request_id=vm.request_id,
+                    )
                 )
             case do.Settle(cost_usd=cost):
                 return self._settle(run, cost)
@@ -247,9 +258,9 @@ class Engine:
 
     # --- machines ---------------------------------------------------------------------------------------------------
 
-    def _armed(self, run: Run, offer: Offer, attempt: int) -> bool:
-        """Whether we may ask for machine number `attempt`. Raises `BudgetExceeded` when the ledger holds nothing for
-        the run, or less than the machine alone can cost."""
+    def _armed(self, run: Run, offer: Offer, attempt: int) -> NotArmed | None:
+        """Why we may not ask for machine number `attempt`; None when we may. Raises `BudgetExceeded` when the ledger
+        holds nothing for the run, or less than the machine alone can cost."""
         key, now = hold_key(self.run_id, run.generation), self.world.clock.now()
         patience = self.world.policy.insert_limit_s
         worst = ceiling(offer.usd_per_hour, self._request(run, offer, attempt).max_run_s, 1)
@@ -260,7 +271,7 @@ class Engine:
                 f"{held} for {key}, so no machine may be asked for",
                 hint="somebody changed ledger/ledger.json; `bench stop RUN` ends the run",
             )
-        return not isinstance(answer, NotArmed)
+        return answer if isinstance(answer, NotArmed) else None
 
     def _create(self, run: Run, offer: Offer, attempt: int) -> None:
         request = self._request(run, offer, attempt)

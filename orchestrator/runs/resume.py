@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.foreign import document
-from orchestrator.core.naming import payload_object, plan_object
+from orchestrator.core.naming import hold_key, payload_object, plan_object
 from orchestrator.core.plan.document import plan_from
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
@@ -65,7 +65,7 @@ def resume(
         raise ConfigError(f"{run_id} never stored its workload, {plan.config.workload.path}", hint="launch it again")
     payload = payload_of_run(world, run, fresh, accept)
     generation = run.generation
-    if run.closed is not None:
+    if run.closed is not None or _half_ended(world, run):
         generation += 1
         take_hold(world, plan, run_id, log, generation)
         log.append(ev.RunResumed(generation=generation, attempts=plan.attempts, by=where.user))
@@ -76,6 +76,14 @@ def resume(
         log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
     say(f"{run_id} goes on: {run.cases_done} of {run.cases_total} cases are done")
     return engine_for(world, RunOrder(run_id, plan, payload, where), log)
+
+
+def _half_ended(world: World, run: Run) -> bool:
+    """Whether somebody settled the run and died before he closed it: nothing can be held for it in this generation."""
+    if run.taken is not None or any(vm.open for vm in run.vms):
+        return False
+    entry = world.ledger.read().runs.get(hold_key(run.run_id, run.generation))
+    return entry is not None and entry.settled_usd is not None
 
 
 def _check(run: Run) -> None:

@@ -241,6 +241,17 @@ def test_a_fact_that_the_fold_forgot_is_a_bug_that_shows() -> None:
         evolve(run, ev.Event(run_id=RUN, time=at(1), writer="vm-1", seq=9, fact=Forgotten()))
 
 
+def test_the_end_of_a_request_in_one_zone_says_nothing_of_the_next_zones_machine_of_the_same_name() -> None:
+    log = Log().add(0, planned()).add(1, requested("us-central1-a")).add(2, requested("us-east1-b"))
+    late = gone(3, "never_made").model_copy(update={"request_id": "us-central1-a-1"})
+    run = replayed(log.add(4, late, "client-other1"))
+    assert [(vm.zone, vm.open) for vm in run.vms] == [("us-central1-a", False), ("us-east1-b", True)]
+    assert run.vm is not None
+    assert run.vm.zone == "us-east1-b"
+    older = replayed(log.add(5, gone(5)))  # a client of before says no more than the name
+    assert not any(vm.open for vm in older.vms)
+
+
 def test_a_start_that_was_never_recorded_is_learned_from_the_end() -> None:
     log = Log().add(0, planned()).add(1, requested())
     log.add(90, ev.InstanceGone(attempt=1, vm=VM, ended_at=at(64), how="deleted", started_at=at(4)))

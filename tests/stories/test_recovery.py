@@ -16,9 +16,10 @@ from urllib.parse import quote
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NotFound
-from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.ledger.budget import Caps, settle
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object, plan_object
+from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
 from orchestrator.runs.engine import Engine
@@ -235,6 +236,45 @@ def test_a_run_whose_client_died_at_any_append_is_resumed_or_is_over_and_never_h
             assert_sound(stage, run)
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["its events say so", "only the ledger says so"])
+def test_a_run_whose_end_was_begun_by_a_client_that_died_is_resumed_under_a_hold_of_its_own(
+    home: Path, told: bool
+) -> None:
+    with staged(home, careful_vm()) as stage:
+        with pytest.raises(Killed):
+            begun(stage, dies_after=3).follow()
+        stage.timeline.advance(400)
+        begin_to_end(stage, told=told)
+        run = resumed(stage).follow()
+        assert (run.phase, run.cases_done) == (Phase.SUCCEEDED, CASES)
+        assert set(stage.ledger().runs) == {RUN, f"{RUN}+1"}
+        assert_sound(stage, run)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["its events say so", "only the ledger says so"])
+def test_a_client_that_launches_ends_its_run_when_another_settled_it_before_a_machine_was_asked_for(
+    home: Path, told: bool
+) -> None:
+    with staged(home, careful_vm()) as stage:
+        engine = begun(stage)
+        begin_to_end(stage, told=told)
+        for _ in range(10):
+            run, pause = engine.step()
+            stage.timeline.advance(pause)
+        assert run.phase is Phase.STOPPED
+        assert f"`bench launch --resume {RUN}` goes on" in (run.closed.detail if run.closed else "")
+        assert stage.bill() == []
+        assert_sound(stage, run)
+
+
+def begin_to_end(stage: Stage, *, told: bool) -> None:
+    """What a client leaves that dies between settling a run without a machine and closing it."""
+    world = stage.world()
+    world.accounts.change(lambda ledger: settle(ledger, RUN, Decimal(0), stage.timeline.now()))
+    if told:
+        world.log(RUN).append(ev.Settled(cost_usd=Decimal(0), released_usd=Decimal(0)))
+
+
 def test_of_two_clients_that_resume_one_run_one_asks_for_a_machine(home: Path) -> None:
     with staged(home, careful_vm()) as stage:
         with pytest.raises(Killed):
@@ -348,3 +388,49 @@ def test_a_machine_that_is_made_between_the_two_looks_of_a_client_is_not_called_
         assert [row["vm"] for row in stage.bill()] == [vm.name for vm in run.vms]
         assert run.settled is not None
         assert same_to_the_cent(run.settled.cost_usd, stage.billed())
+
+
+class Told:
+    """A cloud, and what is done right after it first answered a request for a machine."""
+
+    def __init__(self, cloud: Any, then: Callable[[], None]) -> None:
+        self.cloud, self.then = cloud, [then]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cloud, name)
+
+    def insert(self, request: Any) -> Any:
+        answer = self.cloud.insert(request)
+        while self.then:
+            self.then.pop()()
+        return answer
+
+
+class Late:
+    """A log as it was some time ago, to whoever first reads it."""
+
+    def __init__(self, log: Any) -> None:
+        self.log, self.then = log, [log.read()]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.log, name)
+
+    def read(self) -> Any:
+        return self.then.pop() if self.then else self.log.read()
+
+
+def test_a_late_word_on_a_refused_zone_ends_no_machine_of_the_next_zone(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        plan, world, looker, logs = stage.plan(THREE), stage.world(), stage.world(), []
+        weather(stage, {"fault": "stockout", "zone": plan.offers[0].zone})
+        cloud: Any = Told(world.cloud(), lambda: logs.append(Late(looker.log(RUN))))
+        engine = begin(replace(world, cloud=lambda: cloud), RunOrder(RUN, plan, PAYLOAD, where(stage)))
+        while not stage.cloud.instances():
+            stage.timeline.advance(engine.step()[1])
+        Engine(looker, RUN, log=logs[0]).step()
+        run = engine.look()
+        assert [(vm.zone == plan.offers[0].zone, vm.open) for vm in run.vms] == [(True, False), (False, True)]
+        run = engine.follow()
+        assert (run.phase, run.cases_done) == (Phase.SUCCEEDED, CASES)
+        assert len(stage.bill()) == 1
+        assert_sound(stage, run)

@@ -159,6 +159,13 @@ def _give_up(run: Run, now: datetime, outcome: Phase, why: str) -> tuple[Command
     return (Settle(run.due(now)), Close(outcome, why))
 
 
+def settled_by_another(run: Run, now: datetime) -> tuple[Command, ...]:
+    """What a client does that would ask for a machine under a hold that is settled: somebody began to end the run, and
+    may have died before he closed it."""
+    why = f"somebody else settled it before a machine was asked for: `bench launch --resume {run.run_id}` goes on"
+    return _give_up(run, now, Phase.STOPPED, why)
+
+
 def _tried(run: Run) -> str:
     facts = [fact for fact in run.exhausted if (fact.attempt, fact.generation) == (run.next_attempt, run.generation)]
     zones = list(dict.fromkeys(fact.zone for fact in facts))

@@ -145,6 +145,8 @@ class InstanceGone(Fact):
     """`deleted`, `preempted`, `host_error`, `deadline`, `lost`, `never_made` (the cloud says so) or `unanswered`
     (nobody does)."""
     started_at: Moment | None = None
+    request_id: str = ""
+    """Of the request whose machine it was: in every zone that an attempt asks in, its machine has the same name."""
 
 
 class MachineTaken(Fact):

@@ -274,7 +274,7 @@ def _created(vms: tuple[Vm, ...], fact: ev.InstanceCreated) -> tuple[Vm, ...]:
 def _gone(vms: tuple[Vm, ...], fact: ev.InstanceGone) -> tuple[Vm, ...]:
     return tuple(
         replace(vm, gone_at=fact.ended_at, how=fact.how, started_at=vm.started_at or fact.started_at)
-        if vm.name == fact.vm and vm.open
+        if vm.open and (vm.request_id == fact.request_id if fact.request_id else vm.name == fact.vm)
         else vm
         for vm in vms
     )
