@@ -64,6 +64,28 @@ def stated(reply: Reply) -> Reply:
     return reply
 
 
+def whole(reply: Reply) -> Reply:
+    """The answer, if it is all of an object: one of unknown length that no checksum goes with may have been cut short
+    anywhere. Raises `Refused`, `Lost`."""
+    if good(reply).status != 200:
+        raise Lost(f"what answered has no whole object: HTTP {reply.status}")
+    known = {"content-length", "transfer-encoding"} & reply.headers.keys() or "crc32c=" in reply.headers.get(
+        "x-goog-hash", ""
+    )
+    if not known:
+        raise Lost("what answered does not say how long its answer is")
+    return reply
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Raises `Lost` where an answer has not what the service's answers have."""
+    try:
+        yield
+    except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as exc:
+        raise Lost(f"what answered says nothing that the service would ({type(exc).__name__}: {exc})") from exc
+
+
 def insisted(call: Callable[[], T], patience_s: float) -> T:
     """What `call` gives, sent again after growing pauses of random length until `patience_s` are over. Raises what the
     last try did."""

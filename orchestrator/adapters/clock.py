@@ -16,6 +16,8 @@ NOTABLE: Final = timedelta(seconds=60)
 """A clock that is off by more is worth a word."""
 RESOLUTION: Final = timedelta(seconds=1)
 """Of the `Date` header (RFC 9110, section 5.6.7)."""
+YEARS: Final = range(2020, 2200)
+"""In which a server can be: no clock is moved to the end of time."""
 
 
 class SystemClock:
@@ -51,6 +53,8 @@ class Offset:
         except ValueError:
             return
         at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        if at.year not in YEARS:
+            return
         low, high = at - received, at + RESOLUTION - sent
         with self._lock:
             if self._bounds is not None:

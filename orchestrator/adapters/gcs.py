@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import google_crc32c
 
-from orchestrator.adapters.asking import Damaged, good, insisted, stated, told
+from orchestrator.adapters.asking import Damaged, good, insisted, stated, told, understood, whole
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.signing import signer_of
-from orchestrator.adapters.web import Body, Refused, Reply, Signer, Web
+from orchestrator.adapters.web import Body, Lost, Refused, Reply, Signer, Web
 from orchestrator.core.errors import BenchError, LocalError, NotFound, Unavailable
 from orchestrator.ports import Blob, Clock, Entry
 
@@ -120,7 +120,7 @@ class GoogleBucket:
             return {name: blob for name, blob in zip(names, blobs, strict=True) if blob is not None}
 
     def list(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
-        with self._doing(f"list {self._url(prefix)}"):
+        with self._doing(f"list {self._url(prefix)}"), understood():
             entries = tuple(_entry(item) for item in self._items(prefix, after))
         self._seen = True
         return tuple(entry for entry in entries if entry.name > after)
@@ -163,11 +163,15 @@ class GoogleBucket:
         asked = {"prefix": prefix, "fields": FIELDS, "maxResults": PAGE, "projection": "noAcl", "prettyPrint": "false"}
         if after:
             asked["startOffset"] = after  # inclusive
-        page: Mapping[str, Any] = {"nextPageToken": ""}
+        seen: set[str] = set()
+        page = self._send("GET", self._objects, asked, judged=stated).document
+        yield from page.get("items", ())
         while "nextPageToken" in page:
-            token = page["nextPageToken"]
-            query = {**asked, "pageToken": token} if token else asked
-            page = self._send("GET", self._objects, query, judged=stated).document
+            token = str(page["nextPageToken"])
+            if not token or token in seen:
+                raise Lost("what answered goes round in circles: the next page is one that was read")
+            seen.add(token)
+            page = self._send("GET", self._objects, {**asked, "pageToken": token}, judged=stated).document
             yield from page.get("items", ())
 
     def _send(
@@ -245,8 +249,10 @@ class GoogleBucket:
                 if exc.reply.status == 412:
                     return None
                 raise
+            with understood():
+                generation = int(reply.document["generation"])
         self._seen = True
-        return int(reply.document["generation"])
+        return generation
 
     def _fetch(self, name: str) -> Blob:
         """The object, checked against the checksum that the server sent with it; asked for again if wrong."""
@@ -258,12 +264,13 @@ class GoogleBucket:
         return self._fetch_once(name)
 
     def _fetch_once(self, name: str) -> Blob:
-        reply = self._send("GET", f"{self._downloads}/{quote(name, safe='')}", {"alt": "media"})
+        reply = self._send("GET", f"{self._downloads}/{quote(name, safe='')}", {"alt": "media"}, judged=whole)
         sums = (part.strip().partition("=") for part in reply.headers.get("x-goog-hash", "").split(","))
         sent = next((value for kind, _, value in sums if kind == "crc32c"), "")
         if sent and sent != (arrived := crc32c(reply.data)):
             raise Damaged(f"what arrives has the checksum {arrived}, not {sent}")
-        return Blob(reply.data, int(reply.headers.get("x-goog-generation") or 0))
+        with understood():
+            return Blob(reply.data, int(reply.headers.get("x-goog-generation") or 0))
 
     def _glance(self) -> None:
         self._send("GET", self._objects, {"maxResults": 1, "fields": FIELDS, "projection": "noAcl"})

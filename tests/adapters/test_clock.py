@@ -113,3 +113,12 @@ def test_a_refusal_tells_the_time_too_and_a_cache_does_not() -> None:
         with scripted_server(lambda _, headers=headers: Reply(status=403, headers=headers)) as server:  # type: ignore[misc]
             bucket = GoogleBucket("bench", endpoint=server.url, patience_s=PATIENCE_S, clock=local)
             assert abs(bucket.offset() - off) < timedelta(seconds=30)
+
+
+@pytest.mark.parametrize(
+    "date", ["", "yesterday", "Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 0001 00:00:00 +2359", "Mon, 99 Jan 2026 0"]
+)
+def test_a_date_that_is_none_or_of_another_age_moves_no_clock(date: str) -> None:
+    offset = Offset()
+    offset.learn(date, NOW, NOW)
+    assert not offset.known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 from pathlib import Path
 from threading import Barrier
@@ -12,6 +13,7 @@ import google_crc32c
 import pytest
 
 from orchestrator.adapters.gcs import GoogleBucket
+from orchestrator.adapters.web import Token
 from orchestrator.core.errors import (
     BenchError,
     CredentialsMissing,
@@ -66,6 +68,74 @@ def test_a_page_that_is_no_listing_is_never_an_empty_bucket(said: bytes) -> None
         for use in (lambda: bucket(server.url, 0.5).list("runs/"), lambda: bucket(server.url, 0.5).create("x", b"")):
             with pytest.raises(Unavailable, match="no JSON object"):
                 use()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"items": [{}]},
+        {"items": ["x"]},
+        {"items": 3},
+        {"items": [{"name": "x", "size": "much"}]},
+        {"items": [{"name": "x", "generation": [7]}]},
+        {"items": [{"name": "x", "updated": "yesterday"}]},
+        {"items": [{"name": "x", "metadata": "y"}]},
+        {"nextPageToken": ""},
+        {"nextPageToken": "again"},
+    ],
+    ids=str,
+)
+def test_a_listing_that_the_service_would_not_say_is_an_error_of_ours_and_never_goes_on_for_ever(said: Any) -> None:
+    with scripted_server(lambda _: Reply(json=said)) as server:
+        with pytest.raises(Unavailable, match="what answered"):
+            bucket(server.url, 0.5).list("runs/")
+        assert len(server.requests) <= 2
+
+
+@pytest.mark.parametrize("said", [{}, {"generation": None}, {"generation": "x"}, {"generation": {}}], ids=str)
+def test_an_upload_whose_answer_names_no_generation_is_not_known_to_be_done(said: Any) -> None:
+    with scripted_server(lambda _: Reply(json=said)) as server, pytest.raises(Unavailable, match="what answered"):
+        bucket(server.url, 0.5).create("x", b"")
+
+
+@pytest.mark.parametrize("generation", ["7, 8", "x"])
+def test_a_download_whose_generation_is_none_is_an_error_of_ours(generation: str) -> None:
+    answer = Reply(
+        data=b"data", headers={"x-goog-hash": f"crc32c={checksum(b'data')}", "x-goog-generation": generation}
+    )
+    with scripted_server(lambda _: answer) as server, pytest.raises(Unavailable, match="what answered"):
+        bucket(server.url, 0.5).read("x")
+
+
+def test_a_piece_of_an_object_is_not_the_object() -> None:
+    part = Reply(status=206, data=b"da")
+    with scripted_server(lambda _: part) as server, pytest.raises(Unavailable, match="no whole object: HTTP 206"):
+        bucket(server.url, 0.3).read("x")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirection_is_not_followed_so_no_token_goes_elsewhere(status: int) -> None:
+    with scripted_server(lambda _: Reply(json={})) as other:
+        away = Reply(status=status, json={}, headers={"Location": other.url + "/elsewhere"})
+        with scripted_server(lambda _: away) as server:
+            mine = GoogleBucket("bench", endpoint=server.url, credentials=Token("secret"), patience_s=PATIENCE_S)
+            for use in (lambda: mine.read("x"), lambda: mine.list("x"), lambda: mine.create("x", b"data")):
+                with pytest.raises(ProviderError):
+                    use()
+        assert other.requests == []
+
+
+@pytest.mark.parametrize("name", ["a\r\nX-Evil: 1", "a b", "../../o?alt=media", "a%2F", "#", "ü\n"])
+def test_a_name_is_one_name_whatever_is_in_it(name: str) -> None:
+    with scripted_server(in_turn(download(b"data"), uploaded())) as server:
+        mine = bucket(server.url)
+        assert mine.read(name) is not None
+        assert mine.create(name, b"data")
+        read, stored = server.requests
+        assert read.path == f"/download/storage/v1/b/bench/o/{name}"
+        assert (read.query, stored.query["uploadType"]) == ({"alt": "media"}, "multipart")
+        assert "X-Evil" not in {**read.headers, **stored.headers}
+        assert json.dumps(name).encode() in stored.body
 
 
 def test_a_dead_endpoint_costs_no_more_than_the_patience() -> None:
