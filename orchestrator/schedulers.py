@@ -35,6 +35,13 @@ def scheduler_of(sweep: Sweep, wiring: Wiring) -> Scheduler:
     )
 
 
+def check_cluster(wiring: Wiring, sweep: Sweep) -> None:
+    """Raises what the adapters raise where a sweep's cluster does not answer: before anything is stored or held."""
+    if sweep.engine == "slurm":
+        wiring.name_hosts((sweep.slurm.login or "local",))
+        _ = scheduler_of(sweep, wiring).most_children
+
+
 def machine_seconds_of(scheduler: Scheduler) -> Callable[[Sequence[str]], Mapping[str, float]] | None:
     """How many seconds of machines jobs have had at most, by GPU; None where none are rented."""
     return scheduler.machine_seconds if isinstance(scheduler, GoogleBatch) else None

@@ -17,13 +17,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from orchestrator.adapters.host_operations import ANSWER
 from orchestrator.core.errors import BenchError, ConfigError, HostUnfit, PermissionDenied, Unavailable
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
 from orchestrator.core.fleet.names import job_name
-from orchestrator.core.fleet.slurm import Task, child_script, max_array, sbatch, scancel, squeue, status, tasks
+from orchestrator.core.fleet.slurm import (
+    Task,
+    child_script,
+    max_array,
+    not_answering,
+    sbatch,
+    scancel,
+    sinfo,
+    squeue,
+    status,
+    tasks,
+)  # fmt: skip
 from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.foreign import log_text, words
 from orchestrator.core.spool import sort
@@ -35,6 +47,8 @@ PACK_BYTES: Final = 96 << 20
 WRITERS: Final = 16
 SUBMITS: Final = 5
 PAUSE_S: Final = 2.0
+UNHEARD: Final = timedelta(seconds=60)
+"""For so long a child may have given no sign at all before it is asked whether its node answers."""
 
 
 @dataclass(slots=True)
@@ -50,6 +64,8 @@ class Slurm:
     """What children offered that is not theirs to store."""
     _home: dict[str, tuple[int, int]] = field(default_factory=dict)
     _most: int = 0
+    _unheard: dict[str, datetime] = field(default_factory=dict)
+    """Since when tasks are running, for Slurm, that have given no sign."""
 
     @property
     def most_children(self) -> int:
@@ -108,7 +124,7 @@ class Slurm:
         self._bring_home(fleet, found)
         wanted = set(indexes)
         children = self._children(folder, names)
-        quiet = _seconds(found.get("silent"))
+        quiet = self._quiet(found, seen)
         queue: dict[int, Task] = {}
         silent: dict[int, str] = {}
         for task in seen:
@@ -116,7 +132,7 @@ class Slurm:
             if task.place < len(order):
                 index = order[task.place]
                 if task.at_work and task.sign in quiet:
-                    silent[index] = f"{task.node} has given no sign of life for {quiet[task.sign]} s"
+                    silent[index] = quiet[task.sign]
                 elif index not in queue or task.rank > queue[index].rank:
                     queue[index] = task
         claims, ended = _latest(found.get("claims"), "machine"), _latest(found.get("ended"), "machine")
@@ -124,6 +140,24 @@ class Slurm:
             _seen(index, queue.get(index), claims.get(index), ended.get(index), silent.get(index, ""))
             for index in sorted(wanted)
         ]
+
+    def _quiet(self, found: Mapping[str, Any], seen: Sequence[Task]) -> Mapping[str, str]:
+        """Why tasks do not count that Slurm holds for running, by their signs' names: silent, or never begun on a node
+        that answers Slurm no more. That alone would be a long prologue's, or a slurmd's that restarts."""
+        quiet = {
+            name: f"{name.partition('.')[2]} has given no sign of life for {seconds} s"
+            for name, seconds in _numbers(found.get("silent")).items()
+        }
+        if not isinstance(signs := found.get("signs"), list):
+            return quiet  # the fleet's programs give none
+        now, unheard = self.clock.now(), {task.sign: task for task in seen if task.at_work and task.sign not in signs}
+        self._unheard = {name: self._unheard.get(name, now) for name in unheard}
+        late = [unheard[name] for name, since in self._unheard.items() if now - since >= UNHEARD]
+        if late and (dead := not_answering(self._run(sinfo({task.node for task in late})))):
+            quiet |= {
+                one.sign: f"{one.node} does not answer, and nothing began there" for one in late if one.node in dead
+            }
+        return quiet
 
     def cancel(self, names: Sequence[str]) -> None:
         for name in names:
@@ -282,7 +316,7 @@ DENIED: Final = ("Invalid account", "Access/permission denied", "Invalid qos", "
 
 def _error(argv: Sequence[str], code: int, said: str, *, away: bool) -> BenchError:
     command, what = argv[0], words(said, 400) or f"exit code {code}"
-    if code == 127:
+    if code == 127 or "Could not establish a configuration source" in said:
         return HostUnfit(f"there is no {command} here: {what}", hint="name the login node in slurm.login of the sweep")
     if away:
         return Unavailable(f"{command}: {what}", hint="`scontrol ping` says whether the controller is up; try again")
@@ -313,7 +347,7 @@ def _steward(payload: bytes) -> dict[str, bytes]:
         }
 
 
-def _seconds(found: Any) -> dict[str, int]:
+def _numbers(found: Any) -> dict[str, int]:
     """For how long tasks have been silent, by their signs' names."""
     return {name: value for name, value in found.items() if type(value) is int} if isinstance(found, dict) else {}
 

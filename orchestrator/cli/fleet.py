@@ -38,6 +38,7 @@ from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
 from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.planning import FleetPlan
+from orchestrator.schedulers import check_cluster
 from orchestrator.store.fleets import listed
 
 app = typer.Typer(no_args_is_help=True, help="One question asked of many machines.")
@@ -147,6 +148,7 @@ def launch(ctx: typer.Context, sweep: SweepOptions, detach: Detach = False, json
             f"the children of engine {asked.engine} are started by this command: no --detach",
             hint="Ctrl-C loses nothing: `bench fleet resume FLEET` goes on",
         )
+    check_cluster(wiring, asked)
     desk = begin_fleet(wiring, found)
     for line in (desk.record.fleet, *plan_lines(found)):
         wiring.say(line)

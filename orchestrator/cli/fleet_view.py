@@ -72,7 +72,9 @@ def seen_lines(record: FleetRecord, seen: Seen) -> list[str]:
         lines.append(f"stopped by {words(control.stopped, 60)}: `bench fleet resume {record.fleet}` measures the rest")
     elif control.paused and not state.over:
         lines.append(f"paused: {words(control.paused, 300)}")
-        lines.append(f"`bench fleet resume {record.fleet}` goes on all the same")
+        short = control.paused.startswith(f"the fleet's cap of ${record.sweep.cap_usd} ")
+        goes_on = "--cap USD` goes on under another" if short else "` goes on all the same"
+        lines.append(f"`bench fleet resume {record.fleet}{' ' if short else ''}{goes_on}")
     for job in seen.jobs:
         if job.running or job.pending:
             why = f"  ({words(job.reason, 80)})" if job.reason else ""

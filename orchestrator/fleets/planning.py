@@ -172,9 +172,17 @@ def costs(sweep: Sweep, children: Sequence[Child], prices: Mapping[str, Price]) 
 
 
 def check_cap(plan: FleetPlan, cap: Decimal | None) -> None:
-    """Raises `BudgetExceeded` where the worst case is more than the fleet's own cap."""
-    if cap is None or plan.hold_usd <= cap or any(job.ceiling_usd is not None for job in plan.jobs):
-        return  # children that hold their own stop at the cap
+    """Raises `BudgetExceeded` where the worst case is more than the fleet's own cap; where children hold their own,
+    and the fleet stops at its cap, where there is none that could begin."""
+    if cap is None or plan.hold_usd <= cap:
+        return
+    if each := [job.ceiling_usd for job in plan.jobs if job.ceiling_usd is not None]:
+        if min(each) <= cap:
+            return
+        raise BudgetExceeded(
+            f"a child of this fleet can cost up to ${min(each)}; the fleet's cap is ${cap}",
+            hint=f"--cap {plan.hold_usd} is enough for all of them; or a lower run.max_minutes",
+        )
     asked, fits = sum(job.machines for job in plan.jobs), machines_within(cap, plan.jobs)
     shorter = int(plan.sweep.wall_minutes * cap / plan.hold_usd) if plan.hold_usd else 0
     raise BudgetExceeded(

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.alive import silent
+from startup.host.alive import signs, silent
 from startup.host.hand import ANSWER
 from startup.host.places import read_json, write_json
 
@@ -37,6 +37,7 @@ def look(fleet: Path, _: dict[str, Any]) -> dict[str, Any]:
         "now": began,
         "claims": documents(fleet / "claims"),
         "ended": documents(fleet / "ended"),
+        "signs": sorted(signs(fleet / "alive")),
         "silent": silent(fleet, began),
         "stored": {child: found for child, found in stored.items() if found},
     }

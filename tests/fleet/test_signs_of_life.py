@@ -21,6 +21,7 @@ from startup.host.alive import BEAT_S, SILENT_S, SURE_S, UNBEGUN_S, beating, jud
 from tests.fleet.stage import FleetStage, sweep_of
 from tests.fleet.test_follow import Forgetful, followed
 from tests.support.patience import await_truth
+from tests.support.simulated_clock import SimulatedClock
 
 NAME = "0-3.node5"
 
@@ -122,10 +123,12 @@ class Node:
     def __init__(self, folder: Path, said: str = "") -> None:
         self.real, self.said = LocalShell(parse_target("local", this_machine())), said
         self.asked: list[str] = []
-        self.folder = folder
+        self.folder, self.states = folder, ""
 
     def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
         command = line.split()[0]
+        if command == "sinfo":
+            return 0, self.states, ""
         if command in ("squeue", "scancel", "sbatch", "scontrol"):
             self.asked.append(line)
             return 0, self.said if command == "squeue" else "7\n", ""
@@ -177,6 +180,27 @@ def test_only_who_is_to_be_at_work_on_the_silent_node_is_lost(
     alive.write_json(folder / "alive.json", {"0-0.node1": {"sign": sign, "since": past, "doubted": past + 60}})
     (one,) = follower.scheduler.reconcile(stage.fleet, [name], [0])
     assert (one.state, one.silent) == (seen, seen == "lost")
+
+
+@pytest.mark.parametrize(
+    ("waited", "node_state", "seen"),
+    [(59, "unknown*", "running"), (61, "unknown*", "lost"), (61, "allocated", "running"), (6000, "mixed", "running")],
+)
+def test_who_never_began_is_lost_only_where_the_node_does_not_answer_slurm_either(
+    tmp_path: Path, waited: int, node_state: str, seen: str
+) -> None:
+    stage = FleetStage(tmp_path, sweep_of(tmp_path, ("l4",), 1))
+    name, clock, node = f"bench-{stage.fleet}-0", SimulatedClock(), Node(tmp_path)
+    follower = replace(stage, shell=node).launch()  # type: ignore[arg-type]
+    follower.step()
+    node.said, node.states = f"{name}|41|0|RUNNING|None|node1\n", f"node1|{node_state}\n"
+    scheduler = replace(follower.scheduler, clock=clock)  # type: ignore[type-var]
+    assert scheduler.reconcile(stage.fleet, [name], [0])[0].state == "running"
+    clock.sleep(waited)
+    (one,) = scheduler.reconcile(stage.fleet, [name], [0])
+    assert (one.state, one.silent) == (seen, seen == "lost")
+    (tmp_path / stage.fleet / "alive" / "0-0.node1").touch()
+    assert scheduler.reconcile(stage.fleet, [name], [0])[0].state == "running", "it began after all"
 
 
 def test_a_job_makes_its_first_sign_before_its_interpreter_begins(tmp_path: Path) -> None:

@@ -125,6 +125,16 @@ def tasks(text: str) -> tuple[Task, ...]:
     return tuple(found)
 
 
+def sinfo(nodes: Iterable[str]) -> tuple[str, ...]:
+    return ("sinfo", "--noheader", "--Node", f"--nodes={','.join(sorted(nodes))}", "--format=%N|%T")
+
+
+def not_answering(text: str) -> frozenset[str]:
+    """The nodes whose state sinfo marks: they have not answered the controller of late."""
+    lines = [line.strip().partition("|") for line in text.splitlines()]
+    return frozenset(node for node, _, state in lines if state.endswith("*"))
+
+
 def max_array(text: str) -> int:
     """How many tasks an array may have, from `scontrol show config`; the default where it does not say."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)

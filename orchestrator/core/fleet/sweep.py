@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from orchestrator.core import yamltext
 from orchestrator.core.config.explain import explain
 from orchestrator.core.errors import ConfigError
+from orchestrator.core.hosts import LOCAL, parse_target
 from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest
 
 EngineName = Literal["cloud", "slurm", "batch", "hosts"]
@@ -150,13 +152,34 @@ def parse(text: str, *, source: str, overrides: Mapping[str, Any] | None = None)
         problems.append(f"{source}: expected keys and values, such as `axes: {{gpu: [l4, t4]}}`")
     if not problems:
         try:
-            return Sweep.model_validate({**data, **(overrides or {})})
+            found = Sweep.model_validate({**data, **(overrides or {})})
+            problems = [f"{source}: {what}" for what in _mistakes(found)]
+            if not problems:
+                return found
         except ValidationError as error:
             for path, what in explain(error, Sweep):
                 line = document.line(path)
                 where = f"{source}:{line}" if line else source
                 problems.append(f"{where}: {yamltext.dotted(path) + ': ' if path else ''}{what}")
     raise ConfigError("\n".join(problems), hint="docs/fleets.md explains every key of a sweep")
+
+
+def _mistakes(sweep: Sweep) -> list[str]:
+    """What can be read and is surely meant otherwise. A fleet that is stored is not asked."""
+    found = []
+    for entry in sweep.exclude:
+        for axis, value in entry.items():
+            there = [text_of(one) for one in sweep.axes[axis]]
+            if text_of(value) not in there:
+                found.append(f"exclude: {axis} is never {text_of(value)}; it is {', '.join(there)}")
+    if twice := sorted(name for name, count in Counter(sweep.hosts).items() if count > 1):
+        found.append(f"hosts has {', '.join(twice)} twice: a host measures one child at a time")
+    for key, name in (("slurm.login", sweep.slurm.login), *(("hosts", host) for host in sweep.hosts)):
+        try:
+            parse_target(name or LOCAL)
+        except ConfigError as error:
+            found.append(f"{key}: {error}")
+    return found
 
 
 def of_flags(gpus: Sequence[str], settings: Sequence[str], fields: Mapping[str, Any]) -> Sweep:
