@@ -15,6 +15,7 @@ from kernels.attention.cuda.backward_kernels import HopperBackwardKernel, every_
 from kernels.attention.cuda.backward_small import every_small_kernel
 from kernels.attention.cuda.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
+from kernels.attention.cuda.hopper_kernels import PAGED_SHAPES, SPLIT_SHAPES, HopperKernel
 from kernels.attention.cuda.variants import Combine, Kernel, chip_of, table
 from kernels.attention.interface import BuildFailed
 
@@ -75,6 +76,24 @@ def test_the_widest_kernels_with_features_compile_for_hopper_without_spills(comp
     ]
     assert len(entries) == 3
     assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
+
+
+def test_the_kernels_over_pages_with_the_fewest_registers_left_compile_without_spills(
+    compiler: Compiler, cache: Cache
+) -> None:
+    chip, turing = chip_of(90), chip_of(75)
+    assert chip is not None
+    assert turing is not None
+    decoding = next(entry for entry in decode.every_kernel(chip) if entry.paged and entry.head_dim == 64)
+    hopper = HopperKernel("bfloat16", 128, True, True, PAGED_SHAPES[128], packed=True, paged=True)
+    split = HopperKernel("bfloat16", 128, True, False, SPLIT_SHAPES[128], split=True)
+    assert all(built.resources for built in build_all([decoding, hopper, split], Target("sm_90a"), compiler, cache, 2))
+    staged = next(
+        entry
+        for entry in general.every_kernel(turing)
+        if entry.mask == general.PAGED and entry.head_dim == 128 and entry.vector
+    )
+    assert build_one(staged, Target("sm_75"), compiler, cache).resources
 
 
 def test_the_backward_kernels_with_the_most_registers_compile_without_spills(compiler: Compiler, cache: Cache) -> None:

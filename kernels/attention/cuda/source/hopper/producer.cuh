@@ -13,7 +13,6 @@ struct Producer {
   volatile int* tile_slot;       // the tile that the consumers find with Q
 
   __device__ __forceinline__ void copy_kv(u32 to, const TensorMap& map, u32 full, int row, int kv_head, int batch) const {
-    barrier_arrive_expecting(full, C::KV_BYTES);
 #pragma unroll
     for (int chunk = 0; chunk < C::CHUNKS; chunk++)
       copy_box(to + chunk * C::KV_CHUNK_BYTES, map, full, chunk * C::CHUNK_COLUMNS, row, kv_head, batch);
@@ -22,7 +21,6 @@ struct Producer {
   // A tile's keys, piece by piece from their pages. What lies behind the last key's page is copied from behind the last page of
   // the cache: zeros, and as many bytes.
   __device__ __forceinline__ void copy_pages(u32 to, const TensorMap& map, u32 full, const Tile& tile, int n, int kv_head) const {
-    barrier_arrive_expecting(full, C::KV_BYTES);
     const int* table = p.block_table + tile.batch * p.table_row;
     for (int row = 0; row < C::KEYS; row += p.piece) {
       const int key = n * C::KEYS + row, number = divide(key, p.page);
@@ -35,6 +33,7 @@ struct Producer {
   }
 
   __device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, u32 full, const Tile& tile, int n, int kv_head) const {
+    barrier_arrive_expecting(full, C::KV_BYTES);
     if constexpr (C::PAGED)
       copy_pages(to, map, full, tile, n, kv_head);
     else
