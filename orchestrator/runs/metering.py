@@ -35,6 +35,8 @@ def cost_by_the_cloud(
             if instance.status != "STOPPING":
                 delete(vm)
             return None
-        ended, how = do.end_of(vm, told, vm.started_at, now)
-        total += replace(vm, gone_at=vm.gone_at if how == "lost" else max(vm.gone_at, ended)).cost(now)
+        started = vm.started_at or do.start_of(told)
+        ended, how = do.end_of(vm, told, started, now)
+        gone_at = vm.gone_at if how == "lost" else max(vm.gone_at, ended)
+        total += replace(vm, started_at=started, gone_at=gone_at).cost(now)
     return total

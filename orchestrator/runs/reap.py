@@ -6,18 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from typing import Final
 from uuid import NAMESPACE_URL, uuid5
 
-from orchestrator.core.errors import BenchError
+from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.fleet.names import FLEET_LABEL, is_fleet_id
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.naming import RUN_LABEL, is_run_id, run_of
+from orchestrator.core.run.decide import Settle
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judge, judge_alone, judge_of_fleet, owner
 from orchestrator.runs.engine import Engine, World
 
 PriceOf = Callable[[Instance], Decimal | None]
 """Dollars per hour of a machine that no run knows the price of."""
+TRIES: Final = 12
+PAUSE_S: Final = 5.0
+"""A machine that was deleted is there for some seconds more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +136,22 @@ def reap(world: World, findings: Sequence[Finding]) -> Reaped:
             run = read_run(world, run_id)
             if run is not None and not run.over:
                 Engine(world, run_id).catch_up()
+            elif run is not None and run.settled is not None:
+                _add_cost(world, run_id)
         except BenchError as error:
             failed.append(Failure(f"the end of run {run_id} is not recorded", error))
     return Reaped(tuple(gone), tuple(failed))
+
+
+def _add_cost(world: World, run_id: str) -> None:
+    """What a machine has cost that came after its run was settled, once it is gone. Raises `Unavailable`."""
+    engine = Engine(world, run_id)
+    for _ in range(TRIES):
+        run = engine.look()
+        if engine.perform(Settle(run.due(world.clock.now())), run):
+            return
+        world.clock.sleep(PAUSE_S)
+    raise Unavailable("its machine is still there", hint="`bench reap --yes` again, in a minute")
 
 
 def request_id(instance: Instance) -> str:

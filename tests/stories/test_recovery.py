@@ -24,6 +24,7 @@ from orchestrator.core.run.fold import Phase, Run
 from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, begin
+from orchestrator.runs.reap import reap, survey
 from orchestrator.runs.resume import resume, stored_plan
 from tests.stories.stage import RUN, Killed, Stage, same_to_the_cent, staged, weather
 
@@ -388,6 +389,41 @@ def test_a_machine_that_is_made_between_the_two_looks_of_a_client_is_not_called_
         assert [row["vm"] for row in stage.bill()] == [vm.name for vm in run.vms]
         assert run.settled is not None
         assert same_to_the_cent(run.settled.cost_usd, stage.billed())
+
+
+class Held:
+    """A cloud that is asked for a machine by a client that dies of it; the request is still on its way."""
+
+    def __init__(self, cloud: Any) -> None:
+        self.cloud, self.asked = cloud, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cloud, name)
+
+    def insert(self, request: Any) -> Any:
+        self.asked.append(request)
+        raise Killed
+
+
+@pytest.mark.parametrize("late_s", [200, 900])
+def test_a_machine_that_comes_after_its_run_was_settled_is_deleted_and_what_it_cost_is_added(
+    home: Path, late_s: float
+) -> None:
+    with staged(home, careful_vm()) as stage:
+        world = stage.world()
+        cloud: Any = Held(world.cloud())
+        with pytest.raises(Killed):
+            begin(replace(world, cloud=lambda: cloud), RunOrder(RUN, stage.plan(THREE), PAYLOAD, where(stage))).follow()
+        stage.timeline.advance(late_s)
+        run = stage.look_after()
+        assert (run.phase.over, stage.ledger().runs[RUN].spent) == (True, 0)
+        cloud.cloud.insert(cloud.asked[0])
+        stage.timeline.advance(90)
+        reaper = stage.world()
+        reaped = reap(reaper, survey(reaper))
+        assert (len(reaped.gone), reaped.failed) == (1, ())
+        assert stage.billed() > 0
+        assert_sound(stage, Engine(reaper, RUN).look())
 
 
 class Told:

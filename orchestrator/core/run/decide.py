@@ -186,7 +186,7 @@ def _vanished(
             again = launching and run.stop is None and run.closed is None
             return (Reinsert(vm),) if again else (Wait(policy.poll_s),)
         return (RecordGone(vm, vm.requested_at, "unanswered" if unanswered else "never_made", None),)
-    started = vm.started_at or _started(operations)
+    started = vm.started_at or start_of(operations)
     ended, how = end_of(vm, operations, started, now)
     return (RecordGone(vm, ended, how, started),)
 
@@ -196,7 +196,8 @@ def _made(operations: tuple[Operation, ...]) -> bool:
     return any(op.kind != "insert" or (op.status == "DONE" and not op.message) for op in operations)
 
 
-def _started(operations: tuple[Operation, ...]) -> datetime | None:
+def start_of(operations: tuple[Operation, ...]) -> datetime | None:
+    """When a machine was made, by the log of the cloud; None where it does not say."""
     ends = [op.ended_at for op in operations if op.kind == "insert" and op.ended_at is not None and not op.message]
     return min(ends, default=None)
 
