@@ -71,7 +71,7 @@ class Here:
         return self.ask("start", run=run)
 
     def until_gone(self, vm: str = VM) -> dict[str, Any]:
-        await_truth(lambda: self.ask("state", vm=vm)["status"] == "gone", "the end of the run")
+        await_truth(lambda: self.ask("state", vm=vm)["status"] == "gone", "the end of the run", 0.5)
         return self.ask("state", vm=vm)
 
     def events(self, vm: str = VM) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ def stop_everything_but_the_steward(here: Here) -> int:
 def test_a_dead_steward_is_buried_by_whoever_looks_next(here: Here) -> None:
     steward = here.start(script={"environment": [{"hang": 1}]})["pid"]
     os.kill(steward, signal.SIGKILL)
-    await_truth(lambda: here.ask("state", vm=VM)["status"] == "gone", "the burial")
+    await_truth(lambda: here.ask("state", vm=VM)["status"] == "gone", "the burial", 0.2)
     assert here.ask("state", vm=VM)["ended_by"] == "lost"
     assert stop_everything_but_the_steward(here) == 0
     assert not (here.cache / "runs" / VM / "scratch").exists()

@@ -9,7 +9,7 @@ PATIENCE_S = 600.0
 """A limit only ends what hangs. A machine that stands still for a minute breaks no test."""
 
 
-def await_truth(condition: Callable[[], object], what: str = "what was waited for", pause_s: float = 0.01) -> None:
+def await_truth(condition: Callable[[], object], what: str = "what was waited for", pause_s: float = 0.05) -> None:
     """Returns as soon as the condition is true; fails when it does not become so."""
     until = time.monotonic() + PATIENCE_S
     while not condition():
