@@ -90,6 +90,11 @@ class Witness(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.operators: list[str] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: what it watches is not compiled, and to be skipped imports the compiler, two seconds of a processor."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.operators.append(str(func.name()))

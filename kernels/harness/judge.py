@@ -60,11 +60,11 @@ class Judge:
         find = self.definition.writable
         if find is None:
             return {"places": []}
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")  # as use_deterministic_algorithms, without importing the compiler
         try:
             drawn = self.drawn(case, seed)
         finally:
-            torch.use_deterministic_algorithms(False)
+            torch.set_deterministic_debug_mode("default")
         try:
             return {"places": find(drawn)}
         except (torch.OutOfMemoryError, MemoryError):

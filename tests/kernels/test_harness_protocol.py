@@ -16,7 +16,8 @@ from kernels.attention.cpu.kernel import CpuAttention
 from kernels.attention.workload import WORKLOAD
 from kernels.harness.columns import correctness_columns, measurement_columns
 from kernels.harness.environment import cpu_model
-from tests.kernels.harness_process import ENDED, ROOT, HarnessProcess, named, read_csv, shape, spec
+from tests.kernels.harness_process import ENDED, ROOT, HarnessProcess, forks, named, read_csv, shape, spec
+from tests.support.patience import PATIENCE_S
 
 FIRST = "b1-h2-kv2-q8-k8-d16-full-float32"
 SECOND = "b1-h2-kv2-q9-k9-d16-causal-float32"
@@ -306,3 +307,26 @@ def test_when_nobody_reads_the_facts_the_harness_stops() -> None:
 
 def test_the_kernel_of_the_tests_is_the_kernel_of_the_processes(kernel: CpuAttention) -> None:
     assert kernel.name.startswith("cpu-")
+
+
+LOOKS = """
+import sys, torch
+from kernels.attention.baseline import dispatched
+from kernels.attention.correctness import poisoned
+q = torch.ones(1, 2, 8, 16)
+with torch.inference_mode(), poisoned(q, through_torch=True):
+    assert torch.empty(4).isnan().all()
+    named = dispatched(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q))
+assert torch.get_deterministic_debug_mode() == 0
+print(named, "torch._dynamo" in sys.modules, "torch._inductor" in sys.modules)
+"""
+
+
+def test_nothing_that_judges_imports_the_compiler(tmp_path: Path) -> None:
+    (tmp_path / "looks.py").write_text(LOOKS)
+    with (tmp_path / "log").open("w") as log:
+        process = forks().start("looks", cwd=tmp_path, environ=os.environ, log=log)
+        with process.stdin, process.stdout:
+            said = process.stdout.read()
+        assert process.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+    assert said == "flash False False\n"
