@@ -237,6 +237,23 @@ def test_a_run_whose_client_died_at_any_append_is_resumed_or_is_over_and_never_h
             assert_sound(stage, run)
 
 
+def test_a_request_that_is_on_its_way_is_waited_for_by_a_client_that_would_not_ask_for_such_a_machine(
+    home: Path,
+) -> None:
+    with staged(home, careful_vm()) as stage:
+        with pytest.raises(Killed):
+            begun(stage, dies_after=4).follow()
+        world = stage.world()
+        plan = stored_plan(world.bucket, RUN)
+        elsewhere = replace(plan, offers=tuple(one for one in plan.offers if one.zone != plan.offers[0].zone))
+        engine = resume(world, elsewhere, run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD)
+        assert stage.cloud.instances() == []
+        run = engine.follow()
+        assert (run.phase, run.cases_done) == (Phase.SUCCEEDED, CASES)
+        assert next(vm.how for vm in run.vms) == "unanswered"
+        assert_sound(stage, run)
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["its events say so", "only the ledger says so"])
 def test_a_run_whose_end_was_begun_by_a_client_that_died_is_resumed_under_a_hold_of_its_own(
     home: Path, told: bool

@@ -110,7 +110,8 @@ def decide(
         return as_guest(run, run.guest_of, observation, now, policy)
     if vm is not None and vm.open:
         if observation.instance is None:
-            return _vanished(run, vm, observation.operations, now, policy, launching=offers is not None)
+            again = any(offer.pool == (vm.zone, vm.machine_type, vm.provisioning) for offer in offers or ())
+            return _vanished(run, vm, observation.operations, now, policy, again=again)
         return _alive(run, vm, observation.instance, now, policy)
     if run.closed is not None:
         return _after_the_end(run, now)
@@ -175,16 +176,16 @@ def _tried(run: Run) -> str:
 
 
 def _vanished(
-    run: Run, vm: Vm, operations: tuple[Operation, ...], now: datetime, policy: Policy, *, launching: bool
+    run: Run, vm: Vm, operations: tuple[Operation, ...], now: datetime, policy: Policy, *, again: bool
 ) -> tuple[Command, ...]:
-    """The machine cannot be found: never made, or gone."""
+    """The machine cannot be found: never made, or gone. `again`: whether this client may ask for such a one."""
     if not vm.instance_id and not _made(operations):
         unanswered = not operations or any(op.status != "DONE" for op in operations)
         if unanswered and now - vm.requested_at < timedelta(seconds=policy.insert_limit_s):
             # Also when somebody asked to stop: the request may still be on its way, and a machine that appears after
             # the run was closed would be nobody's.
-            again = launching and run.stop is None and run.closed is None
-            return (Reinsert(vm),) if again else (Wait(policy.poll_s),)
+            asks = again and run.stop is None and run.closed is None
+            return (Reinsert(vm),) if asks else (Wait(policy.poll_s),)
         return (RecordGone(vm, vm.requested_at, "unanswered" if unanswered else "never_made", None),)
     started = vm.started_at or start_of(operations)
     ended, how = end_of(vm, operations, started, now)
