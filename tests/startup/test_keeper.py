@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,10 @@ def assert_gone(cloud: Cloud, machine: Machine, outcome: str = "succeeded") -> N
 
 def test_a_kept_vm_that_nobody_claims_shuts_its_slot_and_goes_at_its_limit(tmp_path: Path) -> None:
     with kept_cloud(0.5) as cloud, Machine(cloud, tmp_path) as machine:
+        await_truth(lambda: cloud.said("kept"))
+        since = time.monotonic()
         assert machine.wait() == 0
+        assert time.monotonic() - since < 300
         assert slot(cloud)["state"] == "closed"
         assert cloud.said("kept") == [
             {"outcome": "succeeded", "exit_code": 0, "detail": "every case is measured", "idle_limit_s": 0.5}
