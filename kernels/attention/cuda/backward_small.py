@@ -16,10 +16,11 @@ from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip, padded
 MOST_ROWS = 512
 """Queries and keys up to which these kernels are offered."""
 MOST_STAGES, ROWS_IN_FLIGHT = 4, 256
-SURE_KEYS = {64: 128, 128: 128}
-"""Keys, by padded head dimension, up to which this is taken before Hopper's other kernel: three launches less two."""
-SURE_QUERIES = 512
-"""The same of the queries that a block goes through, over all heads of a group."""
+SURE_KEYS = {64: {32: 256, 64: 256, 128: 128}, 128: {32: 256, 64: 256, 128: 64}}
+"""Keys up to which this is taken before Hopper's other kernel, by padded head dimension and kept rows: as far as it was
+measured to be faster (`results/backward-small-h200.jsonl`)."""
+SURE_QUERIES, SURE_SCORES = 512, 256 * 256
+"""The same of the queries that a block goes through, over all heads of a group, and of their scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ SHAPES: dict[int, tuple[SmallShape, ...]] = {
         *(SmallShape(64, 2, 32), SmallShape(128, 1, 32)),
     ),
 }
-"""By padded head dimension, the one to take first among those with the same rows before the others."""
+"""By padded head dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,27 +160,27 @@ def small_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
 
 def small_ways(problem: BackwardProblem, machine: Machine) -> list[SmallBackward]:
     """Every way of this kind, the one to take first at the head: the fewest rows with which each block has an SM of its
-    own, else the most; groups that all have something to do, as many as there are."""
+    own, else the most; then the fewest tiles that pass by, the smallest that do it, and the most groups."""
     if small_refusal(problem, machine) is not None:
         return []
     f, size = problem.forward, padded(problem.forward.head_dim)
     shapes = [shape for shape in SHAPES[size] if shape.stages(size, machine.chip) > 1]
     ways = [SmallBackward(machine, shape) for shape in shapes]
-    passing = max(f.seq_q, f.seq_k)
 
-    def order(way: SmallBackward) -> tuple[bool, int, bool, int]:
-        one, rows = way.is_one_round(problem), way.shape.rows
-        idle = way.shape.passing >= 2 * passing
-        return not one, rows if one else -rows, idle, -way.shape.groups
+    def order(way: SmallBackward) -> tuple[bool, int, int, int, int]:
+        one, shape = way.is_one_round(problem), way.shape
+        tiles = -(-max(f.seq_q, f.seq_k) // shape.passing)
+        return not one, shape.rows if one else -shape.rows, tiles, shape.passing, -shape.groups
 
     return sorted(ways, key=order)
 
 
 def is_surely_faster(way: SmallBackward, problem: BackwardProblem) -> bool:
-    """Whether the way goes before Hopper's other kernel without having been measured against it."""
-    f = problem.forward
-    few = f.seq_k <= SURE_KEYS[padded(f.head_dim)] and f.group * f.seq_q <= SURE_QUERIES
-    return few and way.is_one_round(problem)
+    """Whether the way goes before Hopper's other kernel: every block has an SM, and no more is asked than was seen to
+    be faster."""
+    f, queries = problem.forward, problem.forward.group * problem.forward.seq_q
+    few = f.seq_k <= SURE_KEYS[padded(f.head_dim)][way.shape.rows]
+    return few and queries <= SURE_QUERIES and queries * f.seq_k <= SURE_SCORES and way.is_one_round(problem)
 
 
 def every_small_kernel(chip: Chip) -> Iterator[SmallBackwardKernel]:
