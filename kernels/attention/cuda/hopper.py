@@ -134,8 +134,7 @@ def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
 
 
 def split_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
-    """The kernel that cuts keys into parts, where row tiles alone leave half of the SMs without work. Until it has a
-    price it is taken where it is asked for by its name."""
+    """The kernel that cuts keys into parts, where row tiles alone leave half of the SMs without work."""
     head_dim = widths(problem.head_dim)[0]
     if not problem.is_plain or head_dim not in SPLIT_SHAPES:
         return []

@@ -14,7 +14,7 @@ from kernels.attention.cuda.campaign import fit
 from kernels.attention.cuda.campaign.cells import Cell
 from kernels.attention.cuda.campaign.race import read
 from kernels.attention.cuda.explaining import machine_named
-from kernels.attention.cuda.planning import Lengths, Mask
+from kernels.attention.cuda.planning import Lengths, Mask, Problem
 from kernels.attention.cuda.variants import SOURCE
 
 ROWS = SOURCE.parent / "results" / "ways-h200.jsonl.gz"
@@ -71,9 +71,59 @@ def test_shapes_between_the_tuned_ones_take_what_was_fastest_for_them_or_nearly(
     races: list[fit.Race], posed: Cell
 ) -> None:
     way, why = dispatch.choose(fit.problem_of_cell(posed), MACHINE)
-    measured = next(race for race in races if dataclasses.replace(race.cell, group="test") == posed)
+    measured = next(
+        race for race in races if dataclasses.replace(race.cell, group="test") == posed and way.name in race.ways
+    )
     assert measured.ways[way.name].us <= 1.06 * measured.best
     assert "the least of all" in why
+
+
+def test_where_cutting_keys_was_measured_the_choice_is_near_the_best_and_keys_are_cut_for_a_gain_alone(
+    races: list[fit.Race],
+) -> None:
+    prices, cut = costs.parse(PRICES.read_text()).prices, 0
+    measured = [race for race in races if any("split" in name for name in race.ways)]
+    assert len(measured) == 20
+    for race in measured:
+        wanted = fit.regret(race, prices)
+        assert wanted is not None
+        assert wanted <= 1.07
+        uncut = {name: one for name, one in race.ways.items() if "split" not in name}
+        without = fit.regret(dataclasses.replace(race, ways=uncut, near=race.best), prices)
+        assert without is not None
+        assert wanted <= without
+        cut += wanted < without
+    assert cut >= 15
+
+
+def test_a_way_that_was_measured_in_few_cells_must_be_well_below_the_others() -> None:
+    posed = fit.problem_of_cell(cell(1, 16, 128, 16384, 128))
+    found = [way for way in dispatch.ways(posed, MACHINE) if "split" in way.name or way.name.startswith("fa2")]
+    by_kind = {costs.kinds_of(way, posed)[0]: "split" in way.name for way in found}
+
+    def taken(split_us: float) -> str:
+        launch = {kind: (split_us if split else 100.0, 0.0, 0.0, 0.0, 0.0, 0.0) for kind, split in by_kind.items()}
+        picked = costs.Costs({}, launch).cheapest(found, posed, MACHINE)
+        assert picked is not None
+        assert picked[1] == (split_us if "split" in picked[0].name else 100.0)
+        return picked[0].name
+
+    assert "split" not in taken(90.0)
+    assert "split" in taken(80.0)
+
+
+def test_decoding_costs_the_same_under_a_causal_mask_whose_last_row_sees_every_key() -> None:
+    asked = cell(1, 32, 64, 8192, 128, True)
+    whole = fit.problem_of_cell(dataclasses.replace(asked, causal=False))
+    ends, begins = fit.problem_of_cell(asked, "bottom-right"), fit.problem_of_cell(asked)
+    assert ends.causal_offset == 8192 - 64
+
+    def kind(posed: Problem) -> str:
+        way = next(way for way in dispatch.ways(posed, MACHINE) if way.name.startswith("decode"))
+        return costs.kinds_of(way, posed)[0]
+
+    assert kind(ends) == kind(whole)
+    assert kind(begins) != kind(whole)
 
 
 def test_a_measured_shape_takes_what_was_measured() -> None:

@@ -133,6 +133,17 @@ def test_keys_are_cut_where_rows_leave_most_of_the_chip_idle_and_nowhere_else() 
     assert cut[2] < whole[2] / 4
 
 
-def test_a_way_without_a_price_is_taken_by_its_name_alone() -> None:
+def test_keys_are_cut_where_that_is_priced_well_below_every_other_way() -> None:
     machine = Machine(HOPPER, 132, 60 << 20, hopper=True)
-    assert "split" not in choose(problem(1, 16, 128, 16384), machine)[0].name
+    assert choose(problem(1, 16, 128, 16384), machine)[0].name == "fa90-128x128s2p-split-8"
+    assert choose(problem(1, 16, 128, 16384, 64), machine)[0].name == "fa90-128x128s3p-split-8"
+    for level in (problem(1, 16, 32, 16384), problem(4, 16, 64, 4096), problem(1, 16, 1, 16384)):
+        assert any(way.kernel.split for way in ways(level, machine))
+        assert "split" not in choose(level, machine)[0].name
+
+
+def test_a_chip_without_prices_cuts_no_keys_unless_asked() -> None:
+    machine = Machine(HOPPER, 100, 60 << 20, hopper=True)
+    posed = problem(1, 16, 128, 16384)
+    assert any(way.kernel.split for way in ways(posed, machine))
+    assert "split" not in choose(posed, machine)[0].name

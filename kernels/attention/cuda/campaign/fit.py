@@ -2,7 +2,8 @@
 
     python3 -m kernels.attention.cuda.campaign.fit --rows ROWS.jsonl ... --costs COSTS.json [--held-out HELD.jsonl]
 
-A row is a cell and the microseconds that each way took in a graph. Needs no GPU.
+A row is a cell and the microseconds that each way took in a graph; `"alignment": "bottom-right"` beside them where
+causal is meant so. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from kernels.attention.cuda.campaign.cells import Cell
 from kernels.attention.cuda.campaign.race import read
-from kernels.attention.cuda.costs import TERMS, Costs, Terms, kinds_of, terms
+from kernels.attention.cuda.costs import TERMS, Costs, Terms, caution, kinds_of, terms
 from kernels.attention.cuda.dispatch import ways
 from kernels.attention.cuda.explaining import machine_named
 from kernels.attention.cuda.planning import Layout, Machine, Problem
@@ -35,11 +36,12 @@ ENOUGH, LEAST = 4 * len(TERMS), 5
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One way in one cell: what it has to do, and how long that took."""
+    """One way in one cell: what it has to do, how long that took, and by what its price is multiplied to compare it."""
 
     kinds: tuple[str, str]
     work: Terms
     us: float
+    caution: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Race:
         return self.near or min(one.us for one in self.ways.values())
 
 
-def problem_of_cell(cell: Cell) -> Problem:
+def problem_of_cell(cell: Cell, alignment: str = "top-left") -> Problem:
     """A cell's problem with dense tensors."""
 
     def dense(heads: int, rows: int) -> Layout:
@@ -64,7 +66,8 @@ def problem_of_cell(cell: Cell) -> Problem:
 
     q, k = dense(cell.heads, cell.seq_q), dense(cell.kv_heads, cell.seq_k)
     sizes = (cell.batch, cell.heads, cell.kv_heads, cell.seq_q, cell.seq_k, cell.head_dim)
-    return Problem(cell.dtype, *sizes, cell.causal, 0, q, k, k, q)
+    offset = cell.seq_k - cell.seq_q if cell.causal and alignment == "bottom-right" else 0
+    return Problem(cell.dtype, *sizes, cell.causal, offset, q, k, k, q)
 
 
 def races(rows: Sequence[Mapping[str, Any]], machine: Machine) -> Iterator[Race]:
@@ -73,12 +76,12 @@ def races(rows: Sequence[Mapping[str, Any]], machine: Machine) -> Iterator[Race]
         if not row.get("us"):
             continue
         cell = Cell("fit", **row["cell"])
-        problem = problem_of_cell(cell)
+        problem = problem_of_cell(cell, row.get("alignment", "top-left"))
         found = {}
         for way in ways(problem, machine):
             us, work = (row["us"] | row.get("rough", {})).get(way.name), terms(way, problem, machine)
             if us is not None and work is not None:
-                found[way.name] = Timed(kinds_of(way, problem), work, us)
+                found[way.name] = Timed(kinds_of(way, problem), work, us, caution(way))
         if found:
             yield Race(cell, found)
 
@@ -126,7 +129,9 @@ def price_of(one: Timed, prices: Mapping[str, Terms]) -> Terms | None:
 def regret(race: Race, prices: Mapping[str, Terms]) -> float | None:
     """How many times as long as the best the way that the prices choose took; None where nothing has a price."""
     known = {
-        name: predicted(own, one.work) for name, one in race.ways.items() if (own := price_of(one, prices)) is not None
+        name: predicted(own, one.work) * one.caution
+        for name, one in race.ways.items()
+        if (own := price_of(one, prices)) is not None
     }
     return race.ways[min(known, key=known.__getitem__)].us / race.best if known else None
 
