@@ -252,6 +252,20 @@ def test_the_end_of_a_request_in_one_zone_says_nothing_of_the_next_zones_machine
     assert not any(vm.open for vm in older.vms)
 
 
+@pytest.mark.parametrize("other", ["client-0", "client-z"])
+@pytest.mark.parametrize("behind", [0, 1, 3600])
+def test_an_answer_counts_whose_writers_clock_is_behind_the_one_that_asked(behind: int, other: str) -> None:
+    """A client records the machine of one that died; by its clock that was asked for only now, or later."""
+    answer = created(5).model_copy(update={"request_id": f"{ZONE}-1"})
+    forged = requested().model_copy(update={"request_id": f"{ZONE}-1"})
+    log = Log().add(0, planned()).add(4000, requested()).vm(1, forged).add(4000 - behind, answer, other)
+    run = replayed(log)
+    assert [vm.instance_id for vm in run.vms] == ["4711"]
+    refused = ev.ZoneExhausted(attempt=1, zone=ZONE, code="STOCKOUT", request_id=f"{ZONE}-1")
+    early = Log().add(0, planned()).add(4000, requested()).add(4000 - behind, refused, other)
+    assert [vm.refused for vm in replayed(early).vms] == [True]
+
+
 def test_a_start_that_was_never_recorded_is_learned_from_the_end() -> None:
     log = Log().add(0, planned()).add(1, requested())
     log.add(90, ev.InstanceGone(attempt=1, vm=VM, ended_at=at(64), how="deleted", started_at=at(4)))

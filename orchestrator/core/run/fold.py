@@ -1,8 +1,8 @@
 """A run is the fold of its events.
 
 `replay` gives the same state for every order and every repetition of the same events: it sorts by `(time, writer,
-seq)`, drops repeats, and what a phase is follows from which facts are known, not from which came last. So any number of
-clients and machines can append without asking each other.
+seq)`, an answer after what it answers, drops repeats, and what a phase is follows from which facts are known, not from
+which came last. So any number of clients and machines can append without asking each other.
 """
 
 from __future__ import annotations
@@ -28,13 +28,37 @@ def started(ordered: Sequence[ev.Event]) -> Run:
 def replay(log: Iterable[ev.Event]) -> Run | None:
     """The state of a run whose events are `log`, in any order and with any repeats; None when there are none."""
     unique = {event.order: event for event in log}
-    ordered = sorted(unique.values(), key=lambda event: event.order)
+    ordered = answers_last(sorted(unique.values(), key=lambda event: event.order))
     if not ordered:
         return None
     run = started(ordered)
     for event in ordered:
         run = evolve(run, event)
     return run
+
+
+def answers_last(ordered: Sequence[ev.Event]) -> list[ev.Event]:
+    """The same events, where an answer to a request comes after the request. Another client may write down the machine
+    of one that died, and by its clock be a second before it: in the order of times alone such an answer is about
+    nothing, and would be asked for and written down again for as long as both clocks show the same second."""
+    clients = [one for one in ordered if is_client(one.writer)]
+    asked = {one.fact.request_id for one in clients if isinstance(one.fact, ev.InstanceRequested)}
+    placed: list[ev.Event] = []
+    early: dict[str, list[ev.Event]] = {}
+    for event in ordered:
+        fact = event.fact
+        if isinstance(fact, ev.InstanceRequested) and is_client(event.writer):
+            asked.discard(fact.request_id)
+            placed += [event, *early.pop(fact.request_id, ())]
+        elif isinstance(fact, ANSWERS) and fact.request_id in asked:
+            early.setdefault(fact.request_id, []).append(event)
+        else:
+            placed.append(event)
+    return placed
+
+
+ANSWERS: Final = (ev.InstanceCreated, ev.InstanceRejected, ev.ZoneExhausted, ev.InstanceGone)
+"""What is said of one request, and names it."""
 
 
 def evolve(run: Run, event: ev.Event) -> Run:
