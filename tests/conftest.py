@@ -77,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
 
 
+@pytest.hookimpl(trylast=True)  # after coverage has begun: what a module does when it is imported counts
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Workers that begin together would each compile every file of tests: each compiles its share first."""
     told = getattr(session.config, "workerinput", None)
