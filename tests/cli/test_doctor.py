@@ -58,6 +58,16 @@ def look(clinic: Bench, *faults: dict[str, Any], flags: tuple[str, ...] = ()) ->
     return {check["name"]: check for check in document["checks"]}
 
 
+def asked(clinic: Bench, check: str, fault: dict[str, Any], flags: tuple[str, ...]) -> dict[str, Any]:
+    """A look in which every check but one has answered: a machine that is busy with something else may keep others
+    waiting beyond their limits, three times at most."""
+    for _ in range(3):
+        found = look(clinic, fault, flags=flags)
+        if not any("no answer within" in one["why"] for name, one in found.items() if name != check):
+            break
+    return found
+
+
 def wrong(checks: dict[str, Any]) -> set[str]:
     """What is not in order, beside the prices, whose age is that of the day."""
     return {name for name, check in checks.items() if check["level"] in ("warn", "fail") and name != "prices"}
@@ -134,7 +144,7 @@ UNSEEN = {
 def test_every_fault_that_a_preflight_can_see_is_named_with_its_remedy(
     clinic: Bench, fault: dict[str, Any], check: str, level: str, remedy: str, flags: tuple[str, ...]
 ) -> None:
-    found = look(clinic, fault, flags=flags)
+    found = asked(clinic, check, fault, flags)
     assert (found[check]["level"], remedy in found[check]["remedy"]) == (level, True), found[check]
     assert found[check]["why"]
     assert not [fault_in_it for one in found.values() if (fault_in_it := wrong_with(one["remedy"]))]
