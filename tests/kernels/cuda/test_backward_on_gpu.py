@@ -15,11 +15,9 @@ from kernels.attention.cuda.compiler import Target
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.quick import Options
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, errors, pose
+from tests.kernels.cuda.on_gpu import ON_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 DEV = torch.device("cuda", 0)
 BF16, FP16 = torch.bfloat16, torch.float16
 

@@ -16,12 +16,10 @@ import torch
 
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.operator import attention, bind
+from tests.kernels.cuda.on_gpu import ON_GPU
 from tests.kernels.cuda.test_on_gpu import DEV, randn
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 
 BF16 = torch.bfloat16
 SECONDS = 60

@@ -11,11 +11,9 @@ import torch
 from kernels.attention.case import Case, Shape
 from kernels.attention.workload import WORKLOAD
 from kernels.harness.workload import Site
+from tests.kernels.cuda.on_gpu import ON_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 DEV = torch.device("cuda", 0)
 
 

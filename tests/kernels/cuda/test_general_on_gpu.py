@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,30 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.cuda import attention, attention_varlen, bind, bind_varlen
-from kernels.attention.cuda.compiler import Target
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import Unsupported
+from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, dtypes_of
+from tests.kernels.cuda.on_gpu import engine as engine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
-FROBENIUS = {torch.float16: 1.2e-3, torch.bfloat16: 8e-3}
-DEV = "cuda"
-
-
-@pytest.fixture(scope="module", params=("native", "compute_75", "compute_80", "compute_89"))
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    target = None if request.param == "native" else Target(request.param)
-    try:
-        yield Engine(torch.device(DEV), target=target)
-    except Unsupported as exc:
-        pytest.skip(str(exc))
-
-
-def dtypes_of(engine: Engine) -> list[torch.dtype]:
-    return [getattr(torch, name) for name in engine.chip.dtypes]
+pytestmark = ON_GPU
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:

@@ -15,12 +15,10 @@ from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.launching import Bound
 from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.posing import problem_of
-from tests.kernels.cuda.test_on_gpu import DEV, DTYPES, FROBENIUS, randn
+from tests.kernels.cuda.on_gpu import DEV, DTYPES, FROBENIUS, ON_GPU
+from tests.kernels.cuda.test_on_gpu import randn
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 
 SQUARE = tuple((2, 3, 3, s, s) for s in (1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 512, 1000))
 CROSS = ((2, 4, 2, 100, 333), (2, 4, 1, 333, 100), (1, 2, 2, 513, 1500), (1, 20, 4, 700, 700), (1, 8, 1, 1, 777))

@@ -10,12 +10,10 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from kernels.attention.cuda.operator import attention
 from kernels.attention.cuda.varlen import attention_varlen
+from tests.kernels.cuda.on_gpu import ON_GPU
 from tests.kernels.cuda.test_on_gpu import DEV, randn
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 
 BF16 = torch.bfloat16
 SHAPES = ((1, 2, 64, 64, 64), (2, 4, 300, 300, 64), (1, 4, 700, 700, 128), (1, 8, 4, 4096, 128), (1, 2, 200, 200, 256))

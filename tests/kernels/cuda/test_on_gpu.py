@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,32 +14,14 @@ from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import BuildFailed, Unsupported
 from kernels.attention.cuda.ladder import LADDER, bind_rung
 from kernels.attention.cuda.operator import attention, bind
+from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, dtypes_of
+from tests.kernels.cuda.on_gpu import engine as engine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 
 LENGTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 257, 511, 513, 1000, 1023)
 LENGTHS += (1025, 2049)
 HEAD_DIMS = (1, 8, 20, 32, 64, 72, 96, 128, 160, 256)
-TARGETS = ("native", "compute_75", "compute_80", "compute_89")
-DTYPES = (torch.float16, torch.bfloat16)
-FROBENIUS = {torch.float16: 1.2e-3, torch.bfloat16: 8e-3}
-DEV = "cuda"
-
-
-@pytest.fixture(scope="module", params=TARGETS)
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    target = None if request.param == "native" else Target(request.param)
-    try:
-        yield Engine(torch.device(DEV), target=target)
-    except Unsupported as exc:
-        pytest.skip(str(exc))
-
-
-def dtypes_of(engine: Engine) -> list[torch.dtype]:
-    return [dtype for dtype in DTYPES if str(dtype).removeprefix("torch.") in engine.chip.dtypes]
 
 
 def randn(*shape: int, dtype: torch.dtype, seed: int, bshd: bool = False) -> torch.Tensor:

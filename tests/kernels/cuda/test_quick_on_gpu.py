@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
 import torch
 
 from kernels.attention.cuda.operator import attention, bind
-from tests.kernels.cuda.test_on_gpu import DEV, DTYPES, randn
+from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU
+from tests.kernels.cuda.test_on_gpu import randn
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 
 SHAPES = ((2, 8, 64, 64), (1, 4, 333, 64), (2, 2, 512, 128), (1, 2, 2048, 128), (1, 16, 1, 64), (1, 2, 50, 37))
 

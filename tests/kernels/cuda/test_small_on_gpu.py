@@ -17,12 +17,10 @@ from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.planning import Problem
 from kernels.attention.cuda.posing import problem_of
-from tests.kernels.cuda.test_on_gpu import DEV, DTYPES, exact, failures, in_dtype, randn
+from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU
+from tests.kernels.cuda.test_on_gpu import exact, failures, in_dtype, randn
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 
 CASES = (
     *((2, 2, 1, s, s, 64, "top-left") for s in (1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200, 255, 256, 300, 512)),
