@@ -374,8 +374,8 @@ def test_a_payload_that_is_gone_or_not_what_its_name_says_is_never_run(home: Pat
                 resumed(stage)
 
 
-class Between:
-    """A cloud whose first request for a machine outlives its client, and is done between two looks of another one."""
+class Held:
+    """A cloud that is asked for a machine by a client that dies of it; the request is still on its way."""
 
     def __init__(self, cloud: Any) -> None:
         self.cloud, self.asked = cloud, []
@@ -386,6 +386,10 @@ class Between:
     def insert(self, request: Any) -> Any:
         self.asked.append(request)
         raise Killed
+
+
+class Between(Held):
+    """The request outlives its client, and is done between two looks of another one."""
 
     def operations_by_name(self, zone: str, name: str) -> Any:
         while self.asked:
@@ -406,20 +410,6 @@ def test_a_machine_that_is_made_between_the_two_looks_of_a_client_is_not_called_
         assert [row["vm"] for row in stage.bill()] == [vm.name for vm in run.vms]
         assert run.settled is not None
         assert same_to_the_cent(run.settled.cost_usd, stage.billed())
-
-
-class Held:
-    """A cloud that is asked for a machine by a client that dies of it; the request is still on its way."""
-
-    def __init__(self, cloud: Any) -> None:
-        self.cloud, self.asked = cloud, []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cloud, name)
-
-    def insert(self, request: Any) -> Any:
-        self.asked.append(request)
-        raise Killed
 
 
 @pytest.mark.parametrize("late_s", [200, 900])
