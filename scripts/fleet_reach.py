@@ -24,7 +24,7 @@ CHILDREN, NODES, LIMIT_S = 200, 8, 900.0
 HOW = {"terminate": signal.SIGTERM, "kill": signal.SIGKILL}
 
 
-def main(how: str, dead_after_s: str) -> int:
+def main(how: str = "terminate", dead_after_s: str = "10") -> int:
     folder = Path(tempfile.mkdtemp(prefix="fleet-reach-"))
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the login node's python3
     (folder / "shared").mkdir()
@@ -57,4 +57,4 @@ def main(how: str, dead_after_s: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*[*sys.argv[1:], *("terminate", "10")[len(sys.argv) - 1 :]]))
+    raise SystemExit(main(*sys.argv[1:]))

@@ -84,9 +84,7 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     entries = _places(_wanted(bucket, run, folder), left_out)
     fresh = 0
     for entry, path in entries:
-        if not same(path, entry):
-            bucket.download(entry, path)
-            fresh += 1
+        fresh += brought(bucket, entry, path)
     found = {path.stem: (entry, path) for entry, path in entries if path.parent == folder / "cases"}
     cases = {}
     for case, (entry, path) in found.items():
@@ -178,8 +176,15 @@ def _repeat(bucket: Bucket, run: Run) -> bytes:
     return json.dumps(kept, indent=1, sort_keys=True).encode() + b"\n" if kept else b""
 
 
-def same(path: Path, entry: Entry) -> bool:
-    """Whether the object is here already, byte for byte."""
+def brought(bucket: Bucket, entry: Entry, path: Path) -> bool:
+    """Downloads an object to a file, unless it is there already, byte for byte; whether it did."""
+    if _same(path, entry):
+        return False
+    bucket.download(entry, path)
+    return True
+
+
+def _same(path: Path, entry: Entry) -> bool:
     try:
         return path.stat().st_size == entry.size and crc32c(path.read_bytes()) == entry.crc32c
     except OSError:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from threading import Lock
 from typing import Any, Final, Protocol
 from urllib.parse import urlencode, urlsplit
@@ -43,7 +44,7 @@ class NotSigned(Exception):
         self.passing = passing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reply:
     """A server's answer, whatever its status. Names of headers are in lower case; `data` is uncompressed unless it is
     stored so."""
@@ -61,7 +62,7 @@ class Reply:
     def is_document(self) -> bool:
         return self._object is not None
 
-    @property
+    @cached_property
     def _object(self) -> dict[str, Any] | None:
         try:
             found = json.loads(self.data)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,10 @@ from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
 from orchestrator.core.naming import run_of
 from orchestrator.core.results import plain
 from orchestrator.core.run.fold import replay
-from orchestrator.fleets.table import Bring, Fetching
-from orchestrator.ports import Bucket, Entry
+from orchestrator.fleets.table import Fetching
 from orchestrator.report import axes, devices
 from orchestrator.report.page import Page, Section, Text, written
-from orchestrator.wiring import already_here, fetch_run, write_atomically
+from orchestrator.wiring import brought, fetch_run, write_atomically
 
 READERS = 8
 
@@ -65,7 +65,7 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
     folder, bucket, fleet = into / desk.record.fleet, desk.wiring.bucket, desk.record.fleet
     state = desk.store.state(desk.children)
     found = [child for child in state.children if state.line(child).state in MEASURED]
-    table = Fetching(bucket, fleet, folder, _brought(bucket)).fetched(found)
+    table = Fetching(bucket, fleet, folder, partial(brought, bucket)).fetched(found)
     measured = {child.index for child in found}
     wanted = found if runs is None else [child for child in runs if child.index in measured]
 
@@ -86,16 +86,6 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
         left_out={**table.left_out, **{name: why for answer in fetched for name, why in answer.left_out.items()}},
         tables=tuple(table.files),
     )
-
-
-def _brought(bucket: Bucket) -> Bring:
-    def bring(entry: Entry, path: Path) -> bool:
-        if already_here(path, entry):
-            return False
-        bucket.download(entry, path)
-        return True
-
-    return bring
 
 
 def _children_csv(desk: Desk, state: FleetState) -> str:

@@ -12,6 +12,7 @@ from orchestrator.cli.screen import Columns
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
 from orchestrator.core.foreign import words
+from orchestrator.fleets.decisions import cap_of
 from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.planning import FleetPlan
 from orchestrator.store.fleets import FleetRecord
@@ -72,9 +73,10 @@ def seen_lines(record: FleetRecord, seen: Seen) -> list[str]:
         lines.append(f"stopped by {words(control.stopped, 60)}: `bench fleet resume {record.fleet}` measures the rest")
     elif control.paused and not state.over:
         lines.append(f"paused: {words(control.paused, 300)}")
-        short = control.paused.startswith(f"the fleet's cap of ${record.sweep.cap_usd} ")
-        goes_on = "--cap USD` goes on under another" if short else "` goes on all the same"
-        lines.append(f"`bench fleet resume {record.fleet}{' ' if short else ''}{goes_on}")
+        if control.paused.startswith(f"{cap_of(record.sweep)} "):
+            lines.append(f"`bench fleet resume {record.fleet} --cap USD` goes on under another")
+        else:
+            lines.append(f"`bench fleet resume {record.fleet}` goes on all the same")
     for job in seen.jobs:
         if job.running or job.pending:
             why = f"  ({words(job.reason, 80)})" if job.reason else ""

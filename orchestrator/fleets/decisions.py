@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from orchestrator.core.fleet.state import FleetState
+from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.store.fleets import Control, FleetRecord, JobRecord
+
+
+def cap_of(sweep: Sweep) -> str:
+    """What a pause begins with that another cap of the fleet ends."""
+    return f"the fleet's cap of ${sweep.cap_usd}"
 
 
 def with_jobs(control: Control, jobs: Sequence[JobRecord], generation: int) -> Control:

@@ -30,9 +30,9 @@ from orchestrator.core.fleet.retry import MACHINES, judge
 from orchestrator.core.fleet.state import MEASURED, ChildLine, FleetState, State
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_on_hosts
-from orchestrator.core.run import events as ev
+from orchestrator.core.run.decide import RecordGone
 from orchestrator.core.run.fold import Phase, Run, replay
-from orchestrator.fleets.decisions import summary
+from orchestrator.fleets.decisions import cap_of, summary
 from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.orders import chunked
 from orchestrator.fleets.rows import store_rows
@@ -279,15 +279,7 @@ class RunFleet:
             return run
         log = world.log(run.run_id)
         log.read()
-        log.append(
-            ev.InstanceGone(
-                attempt=vm.attempt,
-                vm=vm.name,
-                how="lost",
-                ended_at=vm.deadline_at or vm.requested_at,
-                request_id=vm.request_id,
-            )
-        )
+        log.append(RecordGone(vm, vm.deadline_at or vm.requested_at, "lost", None).fact)
         return replay(log.read())
 
     def _told(self, child: Child, run: Run, world: World, target: str = "") -> ChildLine:
@@ -320,7 +312,7 @@ class RunFleet:
             spent = self._state.usd - running
             if cap is not None and spent + open_now + plan.ceiling_usd > cap:
                 raise BudgetExceeded(
-                    f"the fleet's cap of ${cap} has ${spent} spent and ${open_now} held; child {child.index} needs "
+                    f"{cap_of(self.record.sweep)} has ${spent} spent and ${open_now} held; child {child.index} needs "
                     f"${plan.ceiling_usd}",
                     hint=f"`bench fleet resume {self.record.fleet} --cap USD` goes on under another",
                 )

@@ -209,18 +209,9 @@ class Engine:
                 self._delete(vm)
             case do.RecordCreated(vm=vm, instance=instance):
                 self._created(vm.attempt, vm.max_run_s, vm.request_id, instance)
-            case do.RecordGone(vm=vm, ended_at=ended, how=how, started_at=started):
+            case do.RecordGone(vm=vm, fact=fact):
                 self._found_gone.add((vm.zone, vm.name))
-                self.log.append(
-                    ev.InstanceGone(
-                        attempt=vm.attempt,
-                        vm=vm.name,
-                        ended_at=ended,
-                        how=how,
-                        started_at=started,
-                        request_id=vm.request_id,
-                    )
-                )
+                self.log.append(fact)
             case do.Settle(cost_usd=cost):
                 return self._settle(run, cost)
             case do.Close(outcome=outcome, detail=detail):

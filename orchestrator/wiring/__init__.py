@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from orchestrator.ports import Bucket, Entry
 
 __all__ = [
-    "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "already_here", "answered_in_sql", "ask",
-    "attach", "configs", "configured", "csv_lines", "fetch_run", "files_of", "install_timer_files", "installed",
+    "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "answered_in_sql", "ask", "attach",
+    "brought", "configs", "configured", "csv_lines", "fetch_run", "files_of", "install_timer_files", "installed",
     "ncu_pages", "new_run_id", "open_folder", "payload_of", "running", "site_files", "sql_ready", "stop_cloud",
     "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
@@ -88,8 +88,8 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     return fetch_run(bucket, run, into)
 
 
-def already_here(path: Path, entry: Entry) -> bool:
-    """Whether an object is here already, byte for byte."""
-    from orchestrator.adapters.fetch import same
+def brought(bucket: Bucket, entry: Entry, path: Path) -> bool:
+    """Downloads an object to a file, unless it is there already, byte for byte; whether it did."""
+    from orchestrator.adapters.fetch import brought
 
-    return same(path, entry)
+    return brought(bucket, entry, path)

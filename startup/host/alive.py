@@ -87,10 +87,11 @@ def _past(value: object, now: float) -> float | None:
     return float(value) if isinstance(value, (int, float)) and 0 <= value <= now else None
 
 
-def silent(fleet: Path, now: float) -> dict[str, int]:
-    """For how many seconds the tasks, named `<job>-<place>.<node>`, have given no sign that are held for dead."""
+def silent(fleet: Path, there: Mapping[str, list[int]], now: float) -> dict[str, int]:
+    """For how many seconds the tasks, named `<job>-<place>.<node>`, have given no sign that are held for dead, by the
+    `signs` that are there now."""
     known = read_json(fleet / "alive.json") or {}
-    after = judged({name: one for name, one in known.items() if isinstance(one, dict)}, signs(fleet / "alive"), now)
+    after = judged({name: one for name, one in known.items() if isinstance(one, dict)}, there, now)
     if after != known:
         with suppress(OSError):  # two clients at once: the other one's is as good
             write_json(fleet / "alive.json", after)

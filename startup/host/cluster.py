@@ -32,13 +32,14 @@ def look(fleet: Path, _: dict[str, Any]) -> dict[str, Any]:
     home = read_json(fleet / "home.json") or {}
     since = float(home.get("since", 0)) - MARGIN_S
     began = time.time()
+    alive = signs(fleet / "alive")
     stored = {folder.name: files(folder, since) for folder in sorted((fleet / "spool").glob("*"))}
     return {
         "now": began,
         "claims": documents(fleet / "claims"),
         "ended": documents(fleet / "ended"),
-        "signs": sorted(signs(fleet / "alive")),
-        "silent": silent(fleet, began),
+        "signs": sorted(alive),
+        "silent": silent(fleet, alive, began),
         "stored": {child: found for child, found in stored.items() if found},
     }
 

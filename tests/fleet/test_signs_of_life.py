@@ -17,7 +17,7 @@ from orchestrator.core.fleet.slurm import child_script
 from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.hosts import parse_target
 from startup.host import alive, cluster
-from startup.host.alive import BEAT_S, SILENT_S, SURE_S, UNBEGUN_S, beating, judged, silent
+from startup.host.alive import BEAT_S, SILENT_S, SURE_S, UNBEGUN_S, beating, judged, signs, silent
 from tests.fleet.stage import FleetStage, sweep_of
 from tests.fleet.test_follow import Forgetful, followed
 from tests.support.patience import await_truth
@@ -74,14 +74,14 @@ def test_a_child_gives_signs_while_it_is_at_it_and_leaves_none(tmp_path: Path, m
         await_truth(lambda: alive.signs(tmp_path / "alive")[NAME][1], "its first sign")
         first = alive.signs(tmp_path / "alive")
         await_truth(lambda: alive.signs(tmp_path / "alive") != first, "its second")
-    assert silent(tmp_path, time.time()) == {}
+    assert silent(tmp_path, signs(tmp_path / "alive"), time.time()) == {}
     assert not path.exists()
 
 
 def test_a_look_tells_who_has_been_silent_and_for_how_long(tmp_path: Path) -> None:
     (tmp_path / "alive").mkdir()
     (tmp_path / "alive" / NAME).write_text("begun")
-    assert [silent(tmp_path, at) for at in (1000.0, 1060.0, 1080.0)] == [{}, {}, {NAME: 80}]
+    assert [silent(tmp_path, signs(tmp_path / "alive"), at) for at in (1000.0, 1060.0, 1080.0)] == [{}, {}, {NAME: 80}]
     (tmp_path / "alive.json").write_text("[torn")
     assert cluster.look(tmp_path, {})["silent"] == {}
 

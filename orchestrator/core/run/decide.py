@@ -15,7 +15,7 @@ from decimal import Decimal
 from orchestrator.core.market.machines import Instance, Operation
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.naming import is_client
-from orchestrator.core.run.events import MachineTaken
+from orchestrator.core.run.events import InstanceGone, MachineTaken
 from orchestrator.core.run.fold import Phase, Run, Vm
 from orchestrator.core.run.offering import open_offers
 
@@ -80,6 +80,15 @@ class RecordGone:
     ended_at: datetime
     how: str
     started_at: datetime | None
+
+    @property
+    def fact(self) -> InstanceGone:
+        """What the log is told, of this one request."""
+        vm = self.vm
+        return InstanceGone(
+            attempt=vm.attempt, vm=vm.name, ended_at=self.ended_at, how=self.how, started_at=self.started_at,
+            request_id=vm.request_id,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
