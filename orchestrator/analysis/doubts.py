@@ -3,57 +3,73 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
 from orchestrator.analysis.case import Case
 from orchestrator.analysis.timings import Timing
+from orchestrator.core.results import CONTROL
 
 EXPOSED: Final = "launch not hidden"
 DISAGREE: Final = "regimes disagree"
 TIMER: Final = "below the timer's resolution"
 MOST_APART: Final = 1.3
 """How far the burst median and the graph median of one implementation may differ: both time the device alone."""
+MOST_OF_IT: Final = 0.5
+"""The timer's part of a median from which on the median says nothing."""
 LONG_ENOUGH_US: Final = 20.0
 """Shorter times may differ by what a single launch costs the device."""
 BOTH: Final = ("burst", "graph")
 
 
-def disagreements(cases: Sequence[Case]) -> Mapping[str, str]:
-    """The cases of which some implementation takes more than `MOST_APART` times as long in one regime as in the other,
-    with a sentence on the worst. Caches must be the same, as far as is known."""
-    found: dict[str, tuple[float, str]] = {}
+def disagreements(cases: Sequence[Case]) -> Mapping[tuple[str, str], str]:
+    """The cases and the implementations (or their controls) that take more than `MOST_APART` times as long in one
+    regime as in the other, with a sentence on each, the worst first. Caches must be the same, as far as is known."""
     graphs: dict[str, list[Case]] = {}
     for case in cases:
         if case.setting.regime == "graph":
             graphs.setdefault(case.case_id, []).append(case)
+    found: dict[tuple[str, str], tuple[float, str]] = {}
     for case in cases:
         for other in graphs.get(case.case_id, ()) if case.setting.regime == "burst" else ():
             if case.setting.cache and other.setting.cache and case.setting.cache != other.setting.cache:
                 continue
             for timing in case.timings:
-                twin = other.timing(timing.implementation)
-                if twin is None or not timing.timed or not twin.timed:
-                    continue
-                burst, graph = timing.median_us.mid, twin.median_us.mid
-                apart = max(burst / graph, graph / burst)
-                if max(burst, graph) > LONG_ENOUGH_US and apart > max(
-                    MOST_APART, found.get(case.case_id, (0.0, ""))[0]
-                ):
-                    words = f"{timing.implementation} takes {burst:.1f} µs in burst and {graph:.1f} µs in graph"
-                    found[case.case_id] = apart, words
-    return {case_id: words for case_id, (_, words) in found.items()}
+                if (twin := other.timing(timing.implementation)) is not None and (one := _apart(timing, twin)):
+                    key = case.case_id, timing.implementation.removesuffix(CONTROL)
+                    found[key] = max(found.get(key, one), one)
+    worst = sorted(found.items(), key=lambda item: item[1], reverse=True)
+    return {key: words for key, (_, words) in worst}
 
 
-def doubt(case: Case, one: Timing, other: Timing, disagreeing: Mapping[str, str]) -> str:
+def _apart(burst: Timing, graph: Timing) -> tuple[float, str] | None:
+    """How many times as long one regime takes as the other, where that is too much, with a sentence. What the timer
+    is known to take is no reason to doubt: it is in every burst sample whole, in a graph's next to nothing."""
+    if not burst.timed or not graph.timed:
+        return None
+    one, two = _net(burst), _net(graph)
+    apart = max(one / two, two / one)
+    if max(one, two) <= LONG_ENOUGH_US or apart <= MOST_APART:
+        return None
+    medians = f"{burst.median_us.mid:.1f} µs in burst and {graph.median_us.mid:.1f} µs in graph"
+    return apart, f"{burst.implementation} takes {medians}"
+
+
+def _net(timing: Timing) -> float:
+    """A median without the timer's own part, of which at most half is taken off: beyond, it is in doubt anyway."""
+    return timing.median_us.mid * (1 - min(share(timing), MOST_OF_IT))
+
+
+def doubt(case: Case, one: Timing, other: Timing, disagreeing: Container[tuple[str, str]]) -> str:
     """Why nothing is decided between two implementations of a case; empty where nothing speaks against it."""
     if one.group.exposed or other.group.exposed:
         return EXPOSED
-    if case.case_id in disagreeing and case.setting.regime in BOTH:
+    pair = ((case.case_id, timing.implementation) for timing in (one, other))
+    if case.setting.regime in BOTH and any(each in disagreeing for each in pair):
         return DISAGREE
     timer = max(share(one) * one.median_us.mid, share(other) * other.median_us.mid)
     apart = abs(one.median_us.mid - other.median_us.mid)
-    if max(share(one), share(other)) > 0.5 or timer > apart > 0.01 * one.median_us.mid:
+    if max(share(one), share(other)) > MOST_OF_IT or timer > apart > 0.01 * one.median_us.mid:
         return TIMER
     return ""
 

@@ -23,10 +23,12 @@ def notes_of(cases: Sequence[Case]) -> list[str]:
 def _of_launches(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str]:
     disagreeing = disagreements(cases)
     if disagreeing:
-        worst = next(iter(disagreeing.items()))
+        (worst, _), words = next(iter(disagreeing.items()))
+        found, total = len({case_id for case_id, _ in disagreeing}), len({case.case_id for case in cases})
+        names = ", ".join(dict.fromkeys(name for _, name in disagreeing))
         yield (
-            f"Burst and graph disagree in {len(disagreeing)} of {len({case.case_id for case in cases})} cases, where "
-            f"nothing is decided ({DISAGREE}). On {worst[0]}, {worst[1]}."
+            f"Burst and graph disagree in {found} of {total} cases about {names}: there nothing is decided that "
+            f"concerns it ({DISAGREE}). On {worst}, {words}."
         )
     exposed = [one for one in timed if one.group.exposed]
     if exposed:

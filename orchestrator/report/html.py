@@ -149,9 +149,9 @@ METHOD = (
     "ones. Ratios are taken within blocks; intervals come from a bootstrap over blocks. faster and slower need three "
     "things at once: an interval without 1, a signed-rank test that holds after Holm’s correction over the whole run, "
     "and a ratio beyond the noise floor, which is what one implementation shows against itself. same is an interval "
-    "within 1 % of 1 (or the noise floor, up to 3 %); anything else is inconclusive. Nothing is decided where burst "
-    "and graph disagree by more than 1.3 times, where a launch was not hidden, or below the timer's resolution. Each "
-    "regime is judged alone."
+    "within 1 % of 1 (or the noise floor, up to 3 %); anything else is inconclusive. Nothing is decided about an "
+    "implementation whose burst and graph disagree by more than 1.3 times, where a launch was not hidden, or below the "
+    "timer's resolution. Each regime is judged alone."
 )
 
 

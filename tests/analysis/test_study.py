@@ -348,6 +348,7 @@ def regimes(burst: float, graph: float, length: int = 1024, **changes: str) -> s
 def test_where_burst_and_graph_disagree_nothing_is_decided_and_the_worst_is_named() -> None:
     found = studied(regimes(1.4, 1.0))
     assert {(one.verdict, one.doubt) for one in found.contrasts} == {(Verdict.INCONCLUSIVE, "regimes disagree")}
+    assert "Burst and graph disagree in 1 of 1 cases about sdpa:default" in found.notes[0]
     assert found.contrasts[0].said == "inconclusive: regimes disagree"
     assert "sdpa:default takes 91" in found.notes[0]
     assert found.answers == 0
@@ -363,6 +364,36 @@ def test_times_below_twenty_microseconds_and_other_caches_and_regimes_raise_no_a
     lines = regimes(1.4, 1.0).splitlines(keepends=True)
     warm = "".join(line.replace(",cold,", ",warm,") if ",graph," in line else line for line in lines)
     assert {one.verdict for one in studied(warm).contrasts} == {Verdict.FASTER}
+
+
+def test_one_implementation_in_doubt_leaves_the_others_to_be_judged_and_the_subject_in_doubt_leaves_none() -> None:
+    """A dozen kernels begin sooner in a graph than in a stream, which says nothing of two others that are one each."""
+
+    def judged(**factors: float) -> dict[str, Verdict]:
+        speeds = {"bench": 1.5, "sdpa:default": 1.0, "sdpa:math": 0.9, "bench:aa": 1.5}
+        rows = []
+        for regime in ("burst", "graph"):
+            own = {name: speed / (factors.get(name, 1.0) if regime == "burst" else 1) for name, speed in speeds.items()}
+            rows += list(records(lengths=(1024,), speeds=own, regime=regime, cache="cold"))
+        found = studied(csv_text(rows)).contrasts
+        assert len({one.verdict for one in found if one.baseline == "sdpa:default"}) == 1
+        return {one.baseline: one.verdict for one in found}
+
+    assert judged(**{"sdpa:math": 1.4}) == {"sdpa:default": Verdict.FASTER, "sdpa:math": Verdict.INCONCLUSIVE}
+    assert judged(bench=1.4) == {"sdpa:default": Verdict.INCONCLUSIVE, "sdpa:math": Verdict.INCONCLUSIVE}
+    assert judged(**{"bench:aa": 1.4}) == {"sdpa:default": Verdict.INCONCLUSIVE, "sdpa:math": Verdict.INCONCLUSIVE}
+
+
+def test_what_the_timer_takes_itself_raises_no_alarm() -> None:
+    def judged(overhead: str) -> set[Verdict]:
+        rows = []
+        for regime, factor, timer in (("burst", 1.31, overhead), ("graph", 1.0, "0")):
+            speeds = {"bench": 1.5, "sdpa:default": 1.0 / factor, "bench:aa": 1.5}
+            rows += records(lengths=(1024,), speeds=speeds, regime=regime, cache="cold", timer_overhead_us=timer)
+        return {one.verdict for one in studied(csv_text(rows)).contrasts}
+
+    assert judged("0") == {Verdict.INCONCLUSIVE}
+    assert judged("3") == {Verdict.FASTER}
 
 
 def test_the_alarm_of_one_case_leaves_the_other_cases_alone() -> None:
