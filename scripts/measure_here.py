@@ -145,6 +145,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=50, help="in each regime")
     parser.add_argument("--warmup", default="steady", help="a number of calls, or `steady`")
     parser.add_argument("--implementations", default=",".join(IMPLEMENTATIONS), help="comma-separated")
+    parser.add_argument("--stop-at-relative-ci", type=float, help="a case ends once its ratios are known within this")
     parser.add_argument("--case-seconds", type=float, help="the most that a case may take; no limit unless given")
     parser.add_argument("--minutes", type=float, help="stop after so long; what is measured by then stays")
     parser.add_argument("--shard", default="1/1", help="K/N: every N-th case from the K-th on")
@@ -183,6 +184,7 @@ def main() -> int:
         "skip_cases": skipped(measure, out, asked.shard),
         # A dollar a second, so that dollars are seconds.
         **({"usd_per_hour": 3600, "case_budget_usd": asked.case_seconds} if asked.case_seconds else {}),
+        **({"stop_at_relative_ci": asked.stop_at_relative_ci} if asked.stop_at_relative_ci else {}),
     }
     file = out / "spec.json"
     file.write_text(json.dumps(spec, indent=1), encoding="utf-8")

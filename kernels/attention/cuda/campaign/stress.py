@@ -1,6 +1,9 @@
 """Whether every launch gives the same bits: two streams at once, while a third copies as fast as it can.
 
 python3 -m kernels.attention.cuda.campaign.stress --launches 10000
+python3 -m kernels.attention.cuda.campaign.stress --launches 10000 --pass backward
+
+The backward pass is asked in its deterministic mode: of the other, dQ's last bits may differ by design.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ from typing import Any
 
 import torch
 
+from kernels.attention.cuda.backward import bind_backward
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.launching import Bound
 from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.quick import Options
 
 NOISE_BYTES, NOISE_EVERY = 64 * 2**20, 3
-SHAPES = (
+Shape = tuple[int, int, int, int, int, int, bool]
+SHAPES: tuple[Shape, ...] = (
     # batch, heads, kv_heads, seq_q, seq_k, head_dim, causal
     (4, 16, 16, 2048, 2048, 128, True),
     (4, 16, 16, 2048, 2048, 64, True),
@@ -51,7 +57,7 @@ class Lane:
                 tensor.fill_(math.nan)
             self.call()
             off = [(bits(a) != bits(b)).any() for a, b in zip(self.written, self.wanted, strict=True)]
-            self.differing += off[0] | off[1]
+            self.differing += torch.stack(off).any()
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,26 +65,32 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32)
 
 
-def lanes(engine: Engine, shape: tuple[int, int, int, int, int, int, bool], dtype: torch.dtype) -> list[Lane]:
+def lanes(engine: Engine, shape: Shape, dtype: torch.dtype, direction: str) -> list[Lane]:
+    """Two calls on the same inputs, each with a stream and outputs of its own, and what the first of them wrote."""
     batch, heads, kv_heads, seq_q, seq_k, head_dim, causal = shape
-    q, k, v = (
+    q, k, v, slope = (
         torch.randn(batch, h, s, head_dim, device="cuda", dtype=dtype)
-        for h, s in ((heads, seq_q), (kv_heads, seq_k), (kv_heads, seq_k))
+        for h, s in ((heads, seq_q), (kv_heads, seq_k), (kv_heads, seq_k), (heads, seq_q))
     )
     found: list[Lane] = []
     for _ in range(2):
         out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device="cuda")
+        written: tuple[torch.Tensor, ...] = (out, lse)
         call = bind(q, k, v, out, causal=causal, lse=lse, engine=engine)
         call()
-        wanted = found[0].wanted if found else (out.clone(), lse.clone())
-        found.append(
-            Lane(torch.cuda.Stream(), call, (out, lse), wanted, torch.zeros((), device="cuda", dtype=torch.int64))
-        )
+        if direction == "backward":
+            written = gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
+            tensors, options = {"q": q, "k": k, "v": v}, Options(causal)
+            call = bind_backward(tensors, out, lse, slope, gradients, options, engine=engine, deterministic=True)
+            call()
+        wanted = found[0].wanted if found else tuple(one.clone() for one in written)
+        zero = torch.zeros((), device="cuda", dtype=torch.int64)
+        found.append(Lane(torch.cuda.Stream(), call, written, wanted, zero))
     torch.cuda.synchronize()
     return found
 
 
-def stress(engine: Engine, launches: int) -> dict[str, Any]:
+def stress(engine: Engine, launches: int, direction: str = "forward") -> dict[str, Any]:
     """The row: of how many launches how many differed, by shape. Each shape takes its share, in both element types."""
     started, rows = time.perf_counter(), []
     noise = torch.cuda.Stream()
@@ -87,7 +99,7 @@ def stress(engine: Engine, launches: int) -> dict[str, Any]:
     each = -(-launches // (2 * len(SHAPES)))
     for shape in SHAPES:
         for dtype in (torch.bfloat16, torch.float16):
-            pair = lanes(engine, shape, dtype)
+            pair = lanes(engine, shape, dtype, direction)
             for number in range(each):
                 if number % NOISE_EVERY == 0:
                     with torch.cuda.stream(noise):
@@ -100,6 +112,7 @@ def stress(engine: Engine, launches: int) -> dict[str, Any]:
             )
     return {
         "kind": "stress",
+        "pass": direction,
         "launches": each * len(rows),
         "differing": sum(row["differing"] for row in rows),
         "shapes": rows,
@@ -110,9 +123,10 @@ def stress(engine: Engine, launches: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--launches", type=int, default=10_000)
+    parser.add_argument("--pass", dest="direction", choices=("forward", "backward"), default="forward")
     asked = parser.parse_args()
     with torch.no_grad():
-        found = stress(engine_of(torch.device("cuda")), asked.launches)
+        found = stress(engine_of(torch.device("cuda")), asked.launches, asked.direction)
     sys.stdout.write(json.dumps(found) + "\n")
     return 1 if found["differing"] else 0
 
