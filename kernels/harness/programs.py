@@ -36,7 +36,6 @@ from kernels.harness.stamps import now
 REGIME = "program"
 BENCHMARK = "benchmark"
 DONE, FAILED = 0, 21
-POLL_S = 0.02
 TAIL_BYTES = 1500
 
 

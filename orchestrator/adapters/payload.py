@@ -16,8 +16,6 @@ from typing import Final
 
 from orchestrator import __version__
 from orchestrator.core.errors import LocalError
-from orchestrator.core.naming import payload_object
-from orchestrator.ports import Bucket
 
 TREES: Final = ("kernels", "startup")
 SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "tests", "build", "cache"})
@@ -32,10 +30,6 @@ class Payload:
     manifest: bytes
     """JSON: `schema`, `spotbench` (the version), `git_commit`, `git_dirty` (null where not known), `files` (`path`,
     `size`, `sha256`)."""
-
-    @property
-    def object_name(self) -> str:
-        return payload_object(self.sha256)
 
 
 def bundle_root() -> Path:
@@ -88,14 +82,6 @@ def pack(root: Path, own: Mapping[str, bytes] = MappingProxyType({})) -> Payload
         zipped.write(plain.getvalue())
     data = packed.getvalue()
     return Payload(hashlib.sha256(data).hexdigest(), data, document)
-
-
-def store(bucket: Bucket, payload: Payload) -> bool:
-    """Uploads unless it is there already, which costs one small request. True if it was uploaded."""
-    name = payload.object_name
-    if any(entry.name == name and entry.size == len(payload.data) for entry in bucket.list(name)):
-        return False
-    return bucket.create(name, payload.data, content_type="application/gzip")
 
 
 def _sources(root: Path) -> Iterator[Path]:

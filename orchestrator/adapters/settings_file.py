@@ -12,8 +12,6 @@ import yaml
 from orchestrator.adapters.files import write_atomically
 from orchestrator.core.errors import ConfigError, LocalError
 
-NAME = "settings.yaml"
-
 
 def read(path: Path) -> Mapping[str, str]:
     """Every key and its value as text. Raises `ConfigError` for what is no mapping."""

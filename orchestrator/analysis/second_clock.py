@@ -12,7 +12,6 @@ from typing import Final
 from orchestrator.analysis.samples import number
 from orchestrator.analysis.study import Study
 
-FILE: Final = "cupti.csv"
 CLOSE, NEAR = 0.02, 0.05
 LONG_US: Final = 200.0
 """From here on what a call takes beyond its kernels is lost in how much the chip's clock moves."""

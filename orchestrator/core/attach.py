@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Final
 
 from orchestrator.core.hosts import Target
-
-IAP_RANGE: Final = "35.235.240.0/20"
-"""Where Identity-Aware Proxy's connections come from: what a firewall must let in on port 22."""
 
 
 def to_host(target: Target, command: Sequence[str] = ()) -> tuple[str, ...]:

@@ -28,7 +28,6 @@ from orchestrator.embedded.weather import hits_request
 
 PREFIX = "/compute/v1/"
 WAIT_S = 120.0
-ZONAL = ("instances", "machineTypes", "acceleratorTypes", "disks", "operations")
 INSERT = re.compile(r"/compute/v1/projects/[^/]+/zones/([^/]+)/instances")
 
 Document = dict[str, Any]

@@ -108,9 +108,15 @@ def _taken_over(world: World, order: RunOrder, log: EventLog, say: Callable[[str
 
 
 def _store(world: World, payload: Payload, log: EventLog, say: Callable[[str], None]) -> None:
-    stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
+    stored = store_payload(world, payload, log)
     say(f"payload {payload.sha256[:12]}, {len(payload.data) / 1024:.0f} KiB, {'stored' if stored else 'already there'}")
+
+
+def store_payload(world: World, payload: Payload, log: EventLog) -> bool:
+    """Puts it into the bucket and notes so; False where the same was there already."""
+    stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
     log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
+    return stored
 
 
 def engine_for(world: World, order: RunOrder, log: EventLog) -> Engine:

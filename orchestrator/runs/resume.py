@@ -21,7 +21,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.ports import Bucket
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, engine_for, take_hold
+from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, engine_for, store_payload, take_hold
 
 SCRIPT = "startup/startup.sh"
 SHORTEST_SHA = 12
@@ -72,8 +72,7 @@ def resume(
     elif run.taken is None:
         take_hold(world, plan, run_id, log, generation)  # once more: what the ledger holds counts, not what events say
     if run.payload is None:
-        stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
-        log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
+        store_payload(world, payload, log)
     say(f"{run_id} goes on: {run.cases_done} of {run.cases_total} cases are done")
     return engine_for(world, RunOrder(run_id, plan, payload, where), log)
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.payload import bundle_root, find_root, pack, store
+from orchestrator.adapters.payload import bundle_root, find_root, pack
 from orchestrator.core.errors import LocalError
-from orchestrator.ports import Bucket
-from tests.support.memory_bucket import MemoryBucket
+from orchestrator.core.naming import payload_object
 
 SOURCES = {
     "startup/startup.sh": b"#!/bin/bash\n",
@@ -84,7 +83,7 @@ def test_one_changed_byte_makes_another_payload(tmp_path: Path) -> None:
 def test_the_name_is_the_checksum_of_the_bytes(tmp_path: Path) -> None:
     payload = pack(tree(tmp_path))
     assert payload.sha256 == hashlib.sha256(payload.data).hexdigest()
-    assert payload.object_name == f"payloads/{payload.sha256}.tar.gz"
+    assert payload_object(payload.sha256) == f"payloads/{payload.sha256}.tar.gz"
 
 
 def test_times_owners_and_the_gzip_header_are_fixed(tmp_path: Path) -> None:
@@ -163,21 +162,3 @@ def test_the_trees_of_a_wheel_come_before_those_of_a_checkout(tmp_path: Path) ->
 
 def test_here_the_bundle_is_this_checkout() -> None:
     assert bundle_root() == Path(__file__).resolve().parents[2]
-
-
-def test_a_payload_is_uploaded_once(bucket: Bucket, tmp_path: Path) -> None:
-    payload = pack(tree(tmp_path / "sources"))
-    assert store(bucket, payload)
-    assert not store(bucket, payload)
-    blob = bucket.read(payload.object_name)
-    assert blob is not None
-    assert blob.data == payload.data
-
-
-def test_what_is_there_is_not_sent_again(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
-    payload = pack(tree(tmp_path))
-    store(bucket, payload)
-    before = bucket.calls
-    store(bucket, payload)
-    assert bucket.calls - before == 1

@@ -11,7 +11,6 @@ from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.cli.test_start_up import fill
 
-RUN = "20261001-000000-l4-0000"
 CALLS = (
     "status", "prices", "prices --gpu l4", "budget", "costs", "config keys", "plan --gpu l4",
     "plan --gpu l4 --set zones=[us-central1-a]",

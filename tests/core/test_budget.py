@@ -30,7 +30,6 @@ from orchestrator.core.ledger.budget import (
     headroom,
     hold,
     key_of,
-    release,
     set_caps,
     settle,
     take_back,
@@ -107,7 +106,7 @@ def play(steps: list[Step], caps: Caps) -> list[Moment]:
                         corrected[run] = corrected.get(run, D(0)) + max(cost - entry.settled_usd, D(0))
                     ledger = settle(ledger, run, cost, now)
                 elif run.startswith(step.run) and step.what == "release":
-                    ledger = release(ledger, run, now)
+                    ledger = settle(ledger, run, ZERO, now)
                 elif run.startswith(step.run):
                     ledger = hold(ledger, run, D(0), 1, now)
         history.append(Moment(now, ledger, dict(corrected), held_at))
@@ -165,7 +164,7 @@ def test_no_hold_ever_passes_a_cap_and_none_fits_while_a_window_is_over_its_own(
 
 def test_a_settlement_that_is_corrected_upward_is_recorded_told_once_and_then_nothing_fits() -> None:
     caps = Caps(total=D(10))
-    given_back = release(hold(Ledger(), "a", D(5), 600, NOON), "a", NOON)
+    given_back = settle(hold(Ledger(), "a", D(5), 600, NOON), "a", ZERO, NOON)
     full = hold(given_back, "b", D(10), 600, NOON)
     over = settle(full, "a", D(3), NOON)
     assert exposure(over, "total", NOON) == Exposure(spent=D(3), held=D(10))
@@ -268,14 +267,13 @@ def test_a_raised_hold_needs_only_the_difference_in_the_windows_of_the_first() -
 def test_a_settled_run_is_not_opened_again() -> None:
     settled = settle(hold(Ledger(), "r", D(2), 600, NOON), "r", D(1), NOON)
     assert hold(settled, "r", D(2), 600, NOON) == settled
-    assert release(settled, "r", NOON) == settled
+    assert settle(settled, "r", ZERO, NOON) == settled
 
 
 def test_a_hold_given_back_costs_nothing_and_a_late_bill_still_counts() -> None:
-    released = release(hold(Ledger(), "r", D(2), 600, NOON), "r", NOON)
+    released = settle(hold(Ledger(), "r", D(2), 600, NOON), "r", ZERO, NOON)
     assert exposure(released, "total", NOON).total == 0
     assert exposure(settle(released, "r", D(1), NOON), "total", NOON).total == 1
-    assert release(Ledger(), "r", NOON) == Ledger()
 
 
 def test_the_cost_of_a_run_without_a_hold_is_not_lost() -> None:

@@ -243,7 +243,6 @@ def test_a_machine_without_an_account_of_its_own_may_do_too_much() -> None:
     assert verdict(machine.account, {}, replace(bare, embedded=True)).level is Level.OK
     assert "default" in verdict(machine.machine_rights, {}, bare).why
     assert verdict(machine.machine_rights, {}, replace(bare, embedded=True)).level is Level.OK
-    assert bare.machine_email == EMAIL
 
 
 def test_an_account_is_there_enabled_and_may_be_used() -> None:
@@ -417,7 +416,6 @@ def test_the_embedded_cloud_the_compiler_and_torch_matter_where_they_are_used() 
 def test_by_default_the_whole_catalog_is_of_interest() -> None:
     assert SUBJECT.gpus == CATALOG
     assert len(SUBJECT.every_image) == 2
-    assert SUBJECT.machine_email == EMAIL
 
 
 def test_that_capacity_advice_is_not_used_for_want_of_a_permission_is_said() -> None:

@@ -19,7 +19,7 @@ from orchestrator.core.market.catalog import GPU_NAMES, lookup
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.document import plan_document, plan_from
-from orchestrator.core.plan.offered import PlanRefused, priced_regions
+from orchestrator.core.plan.offered import PlanRefused, priced_offers
 from orchestrator.core.plan.plan import LaunchPlan, run_spec, with_fallbacks
 from tests.core.asked import IMAGE, NOON, SHEET, D, accepted, asked, planned, refused, shipped
 
@@ -225,7 +225,8 @@ def test_the_embedded_cloud_is_held_at_its_prices_whatever_their_age() -> None:
 
 
 def test_the_regions_worth_asking_about_are_those_with_a_price() -> None:
-    assert priced_regions(asked("gpu: h100"), SHEET) == ("europe-west4", "us-central1", "us-east4")
+    offers = priced_offers(asked("gpu: h100"), SHEET)
+    assert {offer.region for offer in offers} == {"europe-west4", "us-central1", "us-east4"}
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------

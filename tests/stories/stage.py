@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -265,9 +265,6 @@ def staged(home: Path, script: Script | None = None, **options: Any) -> Iterator
 
 def weather(stage: Stage, *faults: dict[str, Any]) -> None:
     stage.cloud.weather.replace({"faults": list(faults)})
-
-
-Tell = Callable[[Stage], Run]
 
 
 def body(stage: Stage, name: str) -> Any:

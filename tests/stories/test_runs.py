@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.naming import instance_name
+from orchestrator.core.naming import instance_name, payload_object
 from orchestrator.core.run.events import StopRequested
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.runs.engine import Engine
@@ -50,6 +50,15 @@ def test_a_run_that_goes_well_is_measured_settled_and_gone(home: Path) -> None:
         assert_over(stage, run)
         assert len(stage.world().bucket.list(f"runs/{RUN}/cases/")) == 3
         assert body(stage, f"index/{RUN}.json")["state"] == "succeeded"
+
+
+def test_a_payload_is_uploaded_once(home: Path) -> None:
+    with staged(home) as stage:
+        runs = [stage.launch(run_id=run_id) for run_id in (RUN, RUN[:-1] + "9")]
+        stored = [run.payload for run in runs if run.payload is not None]
+        assert [one.uploaded for one in stored] == [True, False]
+        there = stage.world().bucket.list(payload_object(stored[0].sha256))
+        assert [one.size for one in there] == [stored[0].size_bytes]
 
 
 def test_a_stock_out_moves_on_to_the_zone_that_it_names(home: Path) -> None:

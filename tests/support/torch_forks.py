@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 LONGEST: Final = 1 << 17
 """Bytes of a request."""
 LAST: Final = 1 << 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.market.catalog import CATALOG, Gpu
-from orchestrator.core.setup.plan import ACCOUNT_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,6 @@ class Subject:
     @property
     def member(self) -> str:
         return self.who or "user:YOUR_ADDRESS"
-
-    @property
-    def machine_email(self) -> str:
-        """The service account of the machines, or the one that `bench init` would make."""
-        return self.service_account or f"{ACCOUNT_ID}@{self.project}.iam.gserviceaccount.com"
 
     @property
     def set_up(self) -> str:

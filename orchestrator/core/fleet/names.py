@@ -34,14 +34,6 @@ def child_run(fleet: str, gpu: str, index: int) -> str:
     return f"{stamp}-{re.sub('[^a-z0-9]', '', gpu.lower())}x{entropy}-{index:04x}"
 
 
-def index_of(fleet: str, run_id: str) -> int | None:
-    """Which child of the fleet a run is; None for one that is not."""
-    stamp, _, tail = run_id.rpartition("-")
-    head, _, entropy = fleet.removeprefix("fleet-").rpartition("-")
-    ours = stamp.startswith(f"{head}-") and stamp.endswith(f"x{entropy}")
-    return int(tail, 16) if ours and re.fullmatch(r"[0-9a-f]{4}", tail) else None
-
-
 def job_name(fleet: str, number: int) -> str:
     """What a scheduler knows a job by. Ours, so that a job whose answer was lost is found by it."""
     return f"bench-{fleet}-{number}"
@@ -67,11 +59,6 @@ def plan_object(fleet: str) -> str:
 def control_object(fleet: str) -> str:
     """What a person or a law of the fleet has decided since: paused, stopped, given up."""
     return f"{fleet_prefix(fleet)}control.json"
-
-
-def child_object(fleet: str, index: int) -> str:
-    """What the machine of a child is told, for an engine whose machines read the bucket."""
-    return f"{fleet_prefix(fleet)}children/{index}.json"
 
 
 def shard(index: int) -> str:

@@ -39,8 +39,7 @@ from orchestrator.core.naming import run_of
 __all__ = [
     "WINDOWS", "ZERO", "Approved", "ArchivedMonth", "Caps", "Cost", "Entry", "Exposure", "Ledger", "LedgerMissing",
     "LedgerUnreadable", "Refused", "SharedCaps", "Window", "add_cost", "authorize", "binding", "compact", "counted",
-    "exposure", "headroom", "hold", "key_of", "release", "set_caps", "settle", "take_back", "with_run",
-    "without",
+    "exposure", "headroom", "hold", "key_of", "set_caps", "settle", "take_back", "with_run", "without",
 ]  # fmt: skip
 KEPT_CAPS = 20
 
@@ -205,11 +204,6 @@ def settle(ledger: Ledger, run_id: str, actual: Decimal, now: datetime) -> Ledge
     if entry.settled_usd is not None and entry.settled_usd >= actual:
         return ledger
     return compact(with_run(ledger, run_id, entry.model_copy(update={"settled_usd": actual, "settled_at": now})), now)
-
-
-def release(ledger: Ledger, run_id: str, now: datetime) -> Ledger:
-    """Gives a hold back because no machine was ever made. A run already settled stays as it is."""
-    return settle(ledger, run_id, ZERO, now) if run_id in ledger.runs else ledger
 
 
 def add_cost(

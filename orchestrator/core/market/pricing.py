@@ -20,8 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from orchestrator.core import yamltext
 from orchestrator.core.errors import ConfigError
 
-Usd = Decimal
-
 MICRO: Final = 1_000_000
 BILLED_MINIMUM_S: Final = 60
 """Compute Engine bills by the second, and at least one minute."""

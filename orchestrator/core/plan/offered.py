@@ -54,11 +54,6 @@ def priced_offers(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
     return _offers(config, prices)[0]
 
 
-def priced_regions(config: Config, prices: PriceSheet) -> tuple[str, ...]:
-    """The regions that a plan can use: those whose quotas are worth asking for."""
-    return tuple(sorted({offer.region for offer in priced_offers(config, prices)}))
-
-
 def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
     """An offer for each allowed zone with a price, and the zones without one."""
     gpu, machine = config.gpu_spec, config.machine

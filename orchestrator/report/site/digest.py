@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any, Final
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked
 
 from orchestrator.analysis.across import estimate, floor_of
@@ -23,7 +23,6 @@ from orchestrator.core.results import is_control
 from orchestrator.core.run.status import StatusLine
 from orchestrator.report.report import Report
 
-SCHEMA: Final = 1
 Limits = tuple[float | None, float, float | None]
 """Low, mid and high; null where there are too few blocks for an interval."""
 KEPT: Final = ("device", "git_dirty", *CODE, *SOFTWARE)
@@ -94,9 +93,6 @@ class Digest:
     @property
     def cost_usd(self) -> float:
         return number(self.line.get("cost_usd")) or 0.0
-
-
-DIGESTS: Final[TypeAdapter[dict[str, Digest]]] = TypeAdapter(dict[str, Digest])
 
 
 def number(value: object) -> float | None:
