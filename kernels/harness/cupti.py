@@ -24,8 +24,13 @@ CALLS = 11
 SPIN = "spin_kernel"
 SPIN_CYCLES = 2_000_000
 """A millisecond: each call is enqueued while this lasts, and told by it from the one before."""
+SHORT_SPIN_CYCLES = 400_000
+BUSY_FROM_US = 200.0
+"""Calls as long as this are asked for once more on a device that gets no rest, as in the graph and sustained regimes:
+there a power limit may hold it back."""
+HEATING_S = 0.5
 NO_KERNEL = ("Context Sync", "Event Sync", "Stream Wait", "Device Sync", "cuda")
-COLUMNS = ("calls", "cupti_us", "cupti_kernel_us", "kernels", "burst_us", "graph_us", "sustained_us")
+COLUMNS = ("calls", "cupti_us", "cupti_kernel_us", "cupti_busy_us", "kernels", "burst_us", "graph_us", "sustained_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,36 @@ def seen(contender: Contender) -> Seen | None:
         return None
 
 
+def busy(contenders: Sequence[Contender]) -> dict[str, float]:
+    """The median microseconds of each contender's calls by CUPTI, taken in turns on a device that has no rest; nothing
+    where it does not see all of them."""
+    turns = {one.implementation: itertools.cycle(one.plans) for one in contenders}
+
+    def round_() -> None:
+        for one in contenders:
+            with one.scope():
+                torch.cuda._sleep(SHORT_SPIN_CYCLES)
+                next(turns[one.implementation])()
+        torch.cuda.synchronize()
+
+    try:
+        until = time.monotonic() + HEATING_S
+        while time.monotonic() < until:
+            round_()
+        return shared_out([one.implementation for one in contenders], traced(round_, CALLS))
+    except (RuntimeError, AttributeError, Unavailable):
+        return {}
+
+
+def shared_out(names: Sequence[str], activities: Sequence[Activity]) -> dict[str, float]:
+    """The median span of each one's calls in microseconds, where the calls are theirs in turns; nothing if one is
+    missing."""
+    spans = [span_of(own) for own in calls_of(activities)]
+    if len(spans) != CALLS * len(names) or not all(spans):
+        return {}
+    return {name: statistics.median(spans[place :: len(names)]) / 1000 for place, name in enumerate(names)}
+
+
 def traced(once: Callable[[], None], times: int) -> list[Activity]:
     """What the device did meanwhile, in order of time."""
     from torch.profiler import ProfilerActivity, profile
@@ -94,27 +129,37 @@ def traced(once: Callable[[], None], times: int) -> list[Activity]:
 
 def told(activities: Sequence[Activity]) -> Seen | None:
     """Each call's own between one spin and the next, summed up; None where there is nothing."""
+    calls = [own for own in calls_of(activities) if own]
+    if not calls:
+        return None
+    work = [sum(one.length for one in own) for own in calls]
+    names = tuple(dict.fromkeys(one.name for own in calls for one in own))
+    return Seen(len(calls), statistics.median(map(span_of, calls)) / 1000, statistics.median(work) / 1000, names)
+
+
+def calls_of(activities: Sequence[Activity]) -> list[list[Activity]]:
+    """What the device did between one spin and the next, for each spin."""
     calls: list[list[Activity]] = []
     for one in activities:
         if SPIN in one.name:
             calls.append([])
         elif calls and not one.name.startswith(NO_KERNEL):
             calls[-1].append(one)
-    calls = [own for own in calls if own]
-    if not calls:
-        return None
-    spans = [max(one.start + one.length for one in own) - own[0].start for own in calls]
-    work = [sum(one.length for one in own) for own in calls]
-    names = tuple(dict.fromkeys(one.name for own in calls for one in own))
-    return Seen(len(calls), statistics.median(spans) / 1000, statistics.median(work) / 1000, names)
+    return calls
 
 
-def cells(one: Seen, medians: Mapping[str, float]) -> dict[str, str]:
+def span_of(own: Sequence[Activity]) -> int:
+    """Nanoseconds from the first one's start to the last one's end; 0 for none."""
+    return max((one.start + one.length for one in own), default=0) - (own[0].start if own else 0)
+
+
+def cells(one: Seen, medians: Mapping[str, float], busy_us: float = math.nan) -> dict[str, str]:
     """The cells of a row: CUPTI's, and beside them our own medians by regime."""
     return {
         "calls": str(one.calls),
         "cupti_us": f"{one.span_us:.3f}",
         "cupti_kernel_us": f"{one.kernel_us:.3f}",
+        "cupti_busy_us": "" if math.isnan(busy_us) else f"{busy_us:.3f}",
         "kernels": " ".join(name.split("(")[0].strip().replace(" ", "_") for name in one.kernels)[:400],
         **{f"{regime}_us": f"{us:.3f}" for regime, us in medians.items() if not math.isnan(us)},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -47,16 +48,23 @@ def of_case(session: Session, crew: Crew, origin: rows.Origin, case: Case, media
         return []
     judged, _ = spread(session, crew, judged)
     backends = {one.implementation: one.backend for one in judged.bound}
+    rested = {one.implementation: cupti.seen(one) for one in judged.contenders}
+    long = [one for one in judged.contenders if is_long(rested[one.implementation])]
+    busy = cupti.busy(long) if long else {}
     table: list[rows.Row] = []
-    for contender in judged.contenders:
-        found = cupti.seen(contender)
+    for name, found in rested.items():
         if found is None:
-            log(f"CUPTI sees nothing of {contender.implementation} on {case.id}")
+            log(f"CUPTI sees nothing of {name} on {case.id}")
             continue
-        own = {regime: by[contender.implementation] for regime, by in medians.items() if contender.implementation in by}
+        own = {regime: by[name] for regime, by in medians.items() if name in by}
         table.append(
             rows.axes(case)
-            | {"run_id": origin.run_id, "device": origin.device, "implementation": contender.implementation}
-            | {"backend": backends[contender.implementation], **cupti.cells(found, own)}
+            | {"run_id": origin.run_id, "device": origin.device, "implementation": name}
+            | {"backend": backends[name], **cupti.cells(found, own, busy.get(name, math.nan))}
         )
     return table
+
+
+def is_long(found: cupti.Seen | None) -> bool:
+    """Whether a power limit may hold back a device that makes such calls without a rest."""
+    return found is not None and found.span_us >= cupti.BUSY_FROM_US

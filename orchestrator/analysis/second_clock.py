@@ -13,26 +13,36 @@ from orchestrator.analysis.samples import number
 from orchestrator.analysis.study import Study
 
 CLOSE, NEAR = 0.02, 0.05
+SHORT_US: Final = 10.0
+"""Below this a share says little: what a replay takes between two calls is half a microsecond and more."""
 LONG_US: Final = 200.0
 """From here on what a call takes beyond its kernels is lost in how much the chip's clock moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """CUPTI's microseconds of a call, from the first kernel's start to the last one's end."""
+    """CUPTI's microseconds of a call, from the first kernel's start to the last one's end: after a rest, and, where the
+    call is long, on a device that has none (NaN where that is not known)."""
 
     case_id: str
     implementation: str
     cupti_us: float
+    busy_us: float = math.nan
+
+    @property
+    def unrested_us(self) -> float:
+        """What to compare with regimes in which the device has no rest."""
+        return self.cupti_us if math.isnan(self.busy_us) else self.busy_us
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """`ratios` are our medians in graph over CUPTI's; `added_us` is what our medians in burst have beyond CUPTI's in
-    short calls, and `long_ratios` are theirs over CUPTI's in long ones."""
+    """`ratios` are our medians in graph over CUPTI's, `short_us` what they have beyond it below `SHORT_US`; `added_us` is what our medians in burst have beyond CUPTI's up to `LONG_US`, and `long_ratios` are theirs over
+    CUPTI's from there on."""
 
-    ratios: tuple[float, ...]
-    added_us: tuple[float, ...]
+    ratios: tuple[float, ...] = ()
+    short_us: tuple[float, ...] = ()
+    added_us: tuple[float, ...] = ()
     long_ratios: tuple[float, ...] = ()
 
     def within(self, share: float) -> int:
@@ -51,8 +61,9 @@ def read(lines: Iterable[str]) -> tuple[Told, ...]:
     try:
         for row in csv.DictReader(lines):
             case_id, name, us = row.get("case_id"), row.get("implementation"), number(row.get("cupti_us") or "")
+            busy_us = number(row.get("cupti_busy_us") or "")
             if case_id and name and 0 < us < math.inf:
-                found.append(Told(case_id, name, us))
+                found.append(Told(case_id, name, us, busy_us if 0 < busy_us < math.inf else math.nan))
     except csv.Error:
         pass
     return tuple(found)
@@ -61,21 +72,25 @@ def read(lines: Iterable[str]) -> tuple[Told, ...]:
 def agreement(study: Study, told: Sequence[Told]) -> Agreement | None:
     """Ours against theirs, cell by cell; None where nothing is in both. Warm caches are not compared: CUPTI is asked
     about cold ones."""
-    known = {(one.case_id, one.implementation): one.cupti_us for one in told}
-    ratios, added, long_ratios = [], [], []
+    known = {(one.case_id, one.implementation): one for one in told}
+    ratios, short, added, long_ratios = [], [], [], []
     for case in study.cases:
         for timing in case.timings:
-            cupti_us = known.get((case.case_id, timing.implementation))
-            if cupti_us is None or not timing.timed or case.setting.cache == "warm":
+            one = known.get((case.case_id, timing.implementation))
+            if one is None or not timing.timed or case.setting.cache == "warm":
                 continue
-            if case.setting.regime == "graph":
-                ratios.append(timing.median_us.mid / cupti_us)
-            elif case.setting.regime == "burst" and cupti_us >= LONG_US:
-                long_ratios.append(timing.median_us.mid / cupti_us)
+            ours = timing.median_us.mid
+            if case.setting.regime == "graph" and one.cupti_us < SHORT_US:
+                short.append(ours - one.cupti_us)
+            elif case.setting.regime == "graph":
+                ratios.append(ours / one.unrested_us)
+            elif case.setting.regime == "burst" and one.cupti_us >= LONG_US:
+                long_ratios.append(ours / one.cupti_us)
             elif case.setting.regime == "burst":
-                added.append(timing.median_us.mid - cupti_us)
-    found = Agreement(tuple(ratios), tuple(added), tuple(long_ratios))
-    return found if ratios or added or long_ratios else None
+                added.append(ours - one.cupti_us)
+    if not (ratios or short or added or long_ratios):
+        return None
+    return Agreement(tuple(ratios), tuple(short), tuple(added), tuple(long_ratios))
 
 
 def sentence(found: Agreement) -> str:
@@ -84,14 +99,14 @@ def sentence(found: Agreement) -> str:
     if found.ratios:
         cells = len(found.ratios)
         parts.append(
-            f"graph is within {NEAR:.0%} of it in {found.within(NEAR)} of {cells} cells and within {CLOSE:.0%} in "
-            f"{found.within(CLOSE)} (worst {found.worst:.1%})"
+            f"of calls over {SHORT_US:.0f} µs graph is within {NEAR:.0%} of it in {found.within(NEAR)} of {cells} "
+            f"cells and within {CLOSE:.0%} in {found.within(CLOSE)} (worst {found.worst:.1%})"
         )
+    if found.short_us:
+        parts.append(f"of shorter ones it has {more(found.short_us)}")
     if found.added_us:
-        middle, least, most = statistics.median(found.added_us), min(found.added_us), max(found.added_us)
         parts.append(
-            f"burst has {middle:.1f} µs more ({least:.1f} to {most:.1f} in {len(found.added_us)} cells), which is what "
-            "the device takes to begin a call and to report its end"
+            f"burst has {more(found.added_us)}, which is what the device takes to begin a call and to report its end"
         )
     if found.long_ratios:
         near = sum(1 for one in found.long_ratios if abs(one - 1) <= NEAR)
@@ -99,3 +114,9 @@ def sentence(found: Agreement) -> str:
             f"of calls over {LONG_US:.0f} µs burst is within {NEAR:.0%} of it in {near} of {len(found.long_ratios)}"
         )
     return f"A second clock, CUPTI's time of the kernels: {'; '.join(parts)}."
+
+
+def more(added_us: Sequence[float]) -> str:
+    """What is added to a time, in words."""
+    middle, least, most = statistics.median(added_us), min(added_us), max(added_us)
+    return f"{middle:.1f} µs more ({least:.1f} to {most:.1f} in {len(added_us)} cells)"

@@ -144,11 +144,13 @@ def second_clock(study: Study, told: Sequence[Told], names: Mapping[str, str]) -
             case = found.get((one.case_id, setting))
             timing = case.timing(one.implementation) if case is not None else None
             known = timing is not None and timing.timed
-            cells.append(Word(digits(timing.median_us.mid, 4), more=f"{timing.median_us.mid / one.cupti_us:.3f} of it")
+            theirs = one.unrested_us if setting.regime == "graph" else one.cupti_us
+            cells.append(Word(digits(timing.median_us.mid, 4), more=f"{timing.median_us.mid / theirs:.3f} of it")
                          if timing is not None and known else UNKNOWN)  # fmt: skip
         if any(cell != UNKNOWN for cell in cells):
-            rows.append([names[one.case_id], one.implementation, digits(one.cupti_us, 4), *cells])
-    heads = ("case", "implementation", "CUPTI, µs", *(f"{setting.name}, µs" for setting in settings))
+            busy = UNKNOWN if math.isnan(one.busy_us) else digits(one.busy_us, 4)
+            rows.append([names[one.case_id], one.implementation, digits(one.cupti_us, 4), busy, *cells])
+    heads = ("case", "implementation", "CUPTI, µs", "without rest, µs", *(f"{one.name}, µs" for one in settings))
     return Table("A second clock", heads, rows, left=(1,))
 
 

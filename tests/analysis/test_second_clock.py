@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.analysis.second_clock import LONG_US, Told, agreement, read, sentence
+from orchestrator.analysis.second_clock import LONG_US, SHORT_US, Told, agreement, read, sentence
 from orchestrator.report.report import Report
 from tests.report.written import csv_text, records, studied
 
@@ -47,6 +47,26 @@ def test_long_calls_are_compared_as_a_ratio_in_burst_too() -> None:
     assert f"burst is within 5% of it in 0 of {len(found.long_ratios)}" in sentence(found)
 
 
+def test_graphs_are_compared_with_calls_that_had_no_rest_where_those_are_known() -> None:
+    graph, burst = (csv_text(records(regime=regime)) for regime in ("graph", "burst"))
+    slow = [replace(one, busy_us=1.1 * one.cupti_us) for one in told(graph, 1.0)]
+    found = agreement(studied(graph), slow)
+    assert found is not None
+    assert all(ratio == pytest.approx(1 / 1.1) for ratio in found.ratios)
+    rested = agreement(studied(burst), [replace(one, busy_us=9.0) for one in told(burst, 1.0)])
+    assert rested is not None
+    assert all(us == pytest.approx(0.0) for us in rested.added_us)
+
+
+def test_short_graphs_are_compared_in_microseconds() -> None:
+    text = csv_text(records(regime="graph"))
+    found = agreement(studied(text), [replace(one, cupti_us=SHORT_US / 2) for one in told(text, 1.0)])
+    assert found is not None
+    assert not found.ratios
+    assert len(found.short_us) == len(told(text, 1.0))
+    assert "of shorter ones it has " in sentence(found)
+
+
 def test_what_is_not_in_both_is_not_compared_and_warm_caches_never_are() -> None:
     text = csv_text(records(regime="graph"))
     assert agreement(studied(text), ()) is None
@@ -57,7 +77,16 @@ def test_what_is_not_in_both_is_not_compared_and_warm_caches_never_are() -> None
 
 def test_a_file_of_anybodys_is_read_as_far_as_it_makes_sense() -> None:
     lines = ["case_id,implementation,cupti_us", "a,bench,5.5", "b,bench,", "c,bench,nan", "d,bench,-1", ",bench,3", "e"]
-    assert read(lines) == (Told("a", "bench", 5.5),)
+    assert [(one.case_id, one.cupti_us, one.unrested_us) for one in read(lines)] == [("a", 5.5, 5.5)]
+    assert (
+        read(["case_id,implementation,cupti_us,cupti_busy_us", "a,bench,5,7", "b,bench,5,x", "c,bench,5,-1"])[
+            0
+        ].unrested_us
+        == 7
+    )
+    assert [
+        one.unrested_us for one in read(["case_id,implementation,cupti_us,cupti_busy_us", "b,x,5,y", "c,x,6,-1"])
+    ] == [5, 6]
     assert read(["no header at all"]) == ()
     assert read([]) == ()
     assert read(["x,y", "1,2"]) == ()
@@ -66,5 +95,7 @@ def test_a_file_of_anybodys_is_read_as_far_as_it_makes_sense() -> None:
 def test_the_report_says_it_before_what_the_run_cost_in_dollars_and_joules() -> None:
     text = csv_text(records(regime="graph"))
     report = Report(studied(text), clock=told(text, 1.0))
-    assert report.sentences()[-2].startswith("A second clock, CUPTI's time of the kernels: graph is within 5% of it in")
+    assert report.sentences()[-2].startswith(
+        "A second clock, CUPTI's time of the kernels: of calls over 10 µs graph is within 5%"
+    )
     assert not any("second clock" in words for words in Report(studied(text)).sentences())

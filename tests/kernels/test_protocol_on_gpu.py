@@ -14,6 +14,7 @@ import torch
 from kernels.attention.baseline import Sdpa, chosen, dispatched
 from kernels.attention.interface import Plan, Unavailable
 from kernels.harness.clocks import clocks, nvml
+from kernels.harness.cupti import BUSY_FROM_US
 from kernels.harness.device_clock import in_kernel_clock
 from kernels.harness.input_sets import cache_bytes, free_bytes
 from kernels.harness.memory import peak_bytes
@@ -202,4 +203,5 @@ def test_a_case_in_both_regimes_is_one_file_with_every_column_that_a_gpu_can_fil
         cupti_us, burst_us, graph_us = (float(row[name]) for name in ("cupti_us", "burst_us", "graph_us"))
         assert 0 < cupti_us < burst_us + 0.05 * burst_us
         assert abs(graph_us / cupti_us - 1) < 0.15
+        assert bool(row["cupti_busy_us"]) == (cupti_us >= BUSY_FROM_US)
     assert all(row["kernels"] == row["backend"] for row in clock if row["implementation"] == "bench")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.harness.controls import COMPARABLE, Cost, slowest_launcher
-from kernels.harness.cupti import Activity, cells, sampled, told
+from kernels.harness.cupti import CALLS, Activity, cells, sampled, shared_out, told
 
 LENGTHS = st.lists(st.integers(1000, 10**7), min_size=1, max_size=5)
 
@@ -44,8 +44,21 @@ def test_a_row_has_cuptis_times_beside_ours_and_short_names() -> None:
     found = told([Activity("spin_kernel", 0, 10), Activity("void big<128, 4>(float*, int)", 20, 5000)])
     assert found is not None
     assert cells(found, {"burst": 7.25, "graph": float("nan")}) == {
-        "calls": "1", "cupti_us": "5.000", "cupti_kernel_us": "5.000", "kernels": "void_big<128,_4>", "burst_us": "7.250",
+        "calls": "1", "cupti_us": "5.000", "cupti_kernel_us": "5.000", "cupti_busy_us": "", "kernels": "void_big<128,_4>", "burst_us": "7.250",
     }  # fmt: skip
+
+
+@given(st.lists(st.integers(1000, 10**7), min_size=1, max_size=5), st.data())
+def test_calls_in_turns_are_shared_out_to_whose_they_are(lengths: list[int], data: st.DataObject) -> None:
+    names = [f"way {number}" for number in range(len(lengths))]
+    activities, at = [], 0
+    for _ in range(CALLS):
+        for name, length in zip(names, lengths, strict=True):
+            activities += [Activity("spin_kernel", at, 10), Activity(name, at + 20, length)]
+            at += 10**8
+    assert shared_out(names, activities) == {name: length / 1000 for name, length in zip(names, lengths, strict=True)}
+    del activities[data.draw(st.integers(0, len(activities) - 1))]
+    assert shared_out(names, activities) == {}
 
 
 @given(st.integers(0, 200), st.integers(2, 12))
