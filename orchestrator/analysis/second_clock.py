@@ -37,7 +37,8 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """`ratios` are our medians in graph over CUPTI's, `short_us` what they have beyond it below `SHORT_US`; `added_us` is what our medians in burst have beyond CUPTI's up to `LONG_US`, and `long_ratios` are theirs over
+    """`ratios` are our medians in graph over CUPTI's, `short_us` what they have beyond it below `SHORT_US`;
+    `added_us` is what our medians in burst have beyond CUPTI's up to `LONG_US`, and `long_ratios` are theirs over
     CUPTI's from there on."""
 
     ratios: tuple[float, ...] = ()
