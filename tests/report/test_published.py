@@ -60,12 +60,10 @@ def wrong_with(folder: Path) -> list[str]:
     )
     said += [f"{exposed} samples do not prove that their launch was hidden"] if exposed else []
     odd = disagreements(study.cases)
-    decided = {one["case_id"] for one in csv.DictReader(verdicts_csv(report).splitlines()) if one["verdict"] in DECIDED}
-    said += [
-        f"{case_id}: {words}"
-        for case_id, words in odd.items()
-        if case_id in decided or len(odd) > MOST_ODD * len(study.case_ids)
-    ]
+    verdicts = [one for one in csv.DictReader(verdicts_csv(report).splitlines()) if one["regime"] in ("burst", "graph")]
+    decided = {(one["case_id"], one[side]) for one in verdicts if one["verdict"] in DECIDED for side in SIDES}
+    many = len({case_id for case_id, _ in odd}) > MOST_ODD * len(study.case_ids)
+    said += [f"{case_id}: {words}" for (case_id, name), words in odd.items() if many or (case_id, name) in decided]
     said += [] if report.clock else ["CUPTI was not asked"]
     regimes: dict[str, set[str]] = {}
     for case in study.cases:
@@ -75,6 +73,7 @@ def wrong_with(folder: Path) -> list[str]:
 
 
 DECIDED = ("faster", "slower", "same")
+SIDES = ("subject", "baseline")
 MOST_ODD = 0.25
 """Calls of several kernels, and those of some twenty microseconds, take over 1.3 times as long alone as in a graph: each
 starts anew. Such cases must be undecided; where more than this share of a run is like that, something else is amiss."""
