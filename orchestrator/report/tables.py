@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.second_clock import Told
@@ -14,6 +15,10 @@ from orchestrator.report.page import Cell, Part, Table, Word
 from orchestrator.report.text import UNKNOWN, backend, digits, energy, estimate, percent, ratio, size, within
 
 MARKS = "A percentage in small print is the timer's own share of the median, from 2 % on."
+
+
+MOST_WIDE = 2
+"""Regimes that have a column for the rival; of more, it stands beside the verdict."""
 
 
 def side_by_side(study: Study, names: Mapping[str, str]) -> Table:
@@ -30,31 +35,40 @@ def side_by_side(study: Study, names: Mapping[str, str]) -> Table:
     if columns and columns[0] in study.settings:
         found = {(case.setting, case.case_id): case for case in study.cases}
     columns = [one for one in columns if any(case.contrasts for key, case in found.items() if key[0] == one)]
-    heads = ["case", *[f"{study.subject}, µs", "rival, µs", "verdict"] * len(columns)]
-    groups = [("", 1), *((one.name or "ratio", 3) for one in columns)]
+    each = [f"{study.subject}, µs", "rival, µs", "verdict"]
+    if len(columns) > MOST_WIDE:
+        each = [f"{study.subject}, µs", "rival, µs, and verdict"]
+    groups = [("", 1), *((one.name or "ratio", len(each)) for one in columns)]
     rows: list[list[Cell]] = []
     for case_id in study.case_ids:
         row: list[Cell] = [names[case_id]]
         for one in columns:
-            row += _against_best(found.get((one, case_id)), study.subject)
+            own, rival, said = _against_best(found.get((one, case_id)), study.subject)
+            row += [own, rival, said] if len(columns) <= MOST_WIDE else [own, _with(rival, said)]
         rows.append(row)
-    left = [*range(3, len(heads), 3)]
+    heads = ["case", *each * len(columns)]
+    left = [*range(len(each), len(heads), len(each))]
     return Table("Side by side", heads, rows, left=left, wrap=left, groups=groups, stack=True)
 
 
-def _against_best(case: Case | None, subject: str) -> list[Cell]:
+def _with(rival: str, said: Cell) -> Cell:
+    """The rival and the verdict in one cell: three regimes of three columns are wider than a screen."""
+    return replace(said, text=f"{rival}: {said.text}") if isinstance(said, Word) else said
+
+
+def _against_best(case: Case | None, subject: str) -> tuple[Cell, str, Cell]:
     best = case.best if case is not None else None
     own = case.timing(subject) if case is not None else None
     if case is None:  # timed in another regime only
-        return ["", "", ""]
+        return "", "", ""
     if own is None or not own.timed:
-        return [UNKNOWN, UNKNOWN, "not timed"]
+        return UNKNOWN, UNKNOWN, "not timed"
     rival = case.timing(best.baseline) if best is not None else None
     if best is None or rival is None:
-        return [_median(own), UNKNOWN, "not compared"]
+        return _median(own), UNKNOWN, "not compared"
     theirs = f"{backend(best.baseline)} {digits(rival.median_us.mid, 4)}"
     said = Word(f"{ratio(best.paired.ratio.mid)} {best.verdict.value}", best.verdict.value, best.doubt)
-    return [_median(own), theirs, said]
+    return _median(own), theirs, said
 
 
 def _median(timing: Timing) -> Cell:

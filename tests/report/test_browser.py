@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.reading import read_report
 from orchestrator.report import comparing, html
 from orchestrator.report.comparison import compared
 from tests.report.written import both, csv_text, records, reported
@@ -23,6 +24,7 @@ QUIET = (
     "--disable-component-update", "--disable-sync", "--disable-extensions", "--hide-scrollbars", "--enable-logging=stderr",
     "--proxy-server=127.0.0.1:9", "--proxy-bypass-list=<-loopback>",
 )  # fmt: skip
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 LENGTHS = (128, 256, 1024)
 DARK = "--blink-settings=preferredColorScheme=0"
 
@@ -102,6 +104,15 @@ def test_regimes_side_by_side_fit_without_scrolling(tmp_path: Path, width: int) 
     """Three regimes, six implementations, a warning in every row."""
     table = "document.querySelector('#side-by-side .wide')"
     assert measured(tmp_path, large_page(), width, f"{table}.scrollWidth - {table}.clientWidth") <= 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_what_is_published_fits_without_scrolling(tmp_path: Path, width: int) -> None:
+    """Problems that have no axis in common, in three regimes."""
+    table = "document.querySelector('#side-by-side .wide')"
+    for folder in sorted(path.parent for path in RESULTS.glob("*/measurements.csv*")):
+        page = html.page(read_report(folder))
+        assert measured(tmp_path, page, width, f"{table}.scrollWidth - {table}.clientWidth") <= 0, folder.name
 
 
 @pytest.mark.parametrize("page", PAGES)
