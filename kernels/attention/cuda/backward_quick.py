@@ -3,14 +3,14 @@
 As `quick` for the forward pass: the plan is kept, and what is left is to allocate the gradients and the workspace, to
 write addresses into the arguments and to launch. The workspace is not kept: it is as large as dQ in float32.
 
-A stream under capture, another current device and a tensor that misses its boundary take the longer way.
+Another current device, a tensor that misses its boundary and, for passes with a counter, a stream under capture take
+the longer way.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -20,8 +20,8 @@ from kernels.attention.cuda.backward_kernels import PACK_POINTERS, POINTERS, Bac
 from kernels.attention.cuda.driver import TensorMap, driver
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.launching import Bound
-from kernels.attention.cuda.likeness import Check, check_by_key, find_guard, key_of
-from kernels.attention.cuda.moving import VECTOR_MASK, arguments_of, no_more
+from kernels.attention.cuda.likeness import find_guard, key_of
+from kernels.attention.cuda.moving import VECTOR_MASK, Reader, arguments_of, no_more, reading
 from kernels.attention.cuda.quick import Options, Plans
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Call = Callable[..., Three | None]
 """Takes a pass's tensors in the order of `READ` that it has; None if they need another plan after all."""
-
-Reader = Callable[[Sequence[int]], Sequence[int]]
-"""Takes from a list of addresses those that somebody holds."""
 
 READ = ("q", "k", "v", "mask", "q_starts", "k_starts", "out", "lse", "dout", "dlse")
 ALIGNED = ("q", "k", "v", "out", "dout")
@@ -57,12 +54,6 @@ class Binder(Protocol):
         dlse: torch.Tensor | None = None,
         **given: Unpack[BackwardTermsGiven],
     ) -> Bound: ...
-
-
-def reading(places: Sequence[int]) -> Reader:
-    """Takes those at the places, of which there are more than one."""
-    read: Reader = itemgetter(*places)
-    return read
 
 
 class Addresses:
@@ -134,18 +125,18 @@ def relaunching(
     device, index, host = engine.device, engine.device.index, engine.host
     stream = bound.buffers.stream if bound.buffers.counters else None
     offsets, constants, size, replace = known.offsets, known.constants, known.size, driver().replace_address
-    latest = [0] * len(maps)
+    latest, empty_like = [0] * len(maps), torch.empty_like
 
     def call(*tensors: torch.Tensor) -> Three | None:
         addresses = [x.data_ptr() for x in tensors]
         a, b, c, d, e = aligned(addresses)
-        if (a | b | c | d | e) & VECTOR_MASK or host.current_device() != index or host.capturing():
+        if (a | b | c | d | e) & VECTOR_MASK or host.current_device() != index:
             return None
         current = host.current_stream(index)
-        if stream is not None and current != stream:
+        if stream is not None and (current != stream or host.capturing()):
             return None
-        made = torch.empty_like(tensors[0]), torch.empty_like(tensors[1]), torch.empty_like(tensors[2])
-        addresses += [x.data_ptr() for x in made]
+        made = dq, dk, dv = empty_like(tensors[0]), empty_like(tensors[1]), empty_like(tensors[2])
+        addresses += (dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
         if size:
             workspace = torch.empty(size, dtype=torch.uint8, device=device)
             start = workspace.data_ptr()
@@ -253,11 +244,7 @@ class QuickBackward:
             call = moved(bound, given, gradients)
             if call is not None:
                 short, key = keys
-                plan = (self.check(*given.values()), call)
+                plan = (self.guard(*given.values()), call)
                 self.plans.keep(key, plan)
                 self.plans.to_front(short, plan)
         return gradients
-
-    def check(self, *tensors: torch.Tensor) -> Check:
-        """Whether other tensors are like these; whether gradients are on has been asked."""
-        return self.guard(*tensors) if len({id(x) for x in tensors}) == len(tensors) else check_by_key(*tensors)

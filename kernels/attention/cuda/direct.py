@@ -6,48 +6,75 @@ Whatever must see operators (torch.compile, tracing, modes, subclasses, a second
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from kernels.attention.cuda.gradients import Three
-from kernels.attention.cuda.quick import Answer, Options, listening
-from kernels.attention.cuda.registered import Pair, operator_arguments
+from kernels.attention.cuda.moving import Answer, Call
+from kernels.attention.cuda.quick import Options, listening
+from kernels.attention.cuda.registered import operator_arguments
 
-Launch = Callable[[tuple[torch.Tensor, ...], Options], Answer]
-"""`Quick.launch`."""
+Compute = Callable[[tuple[torch.Tensor, ...], Options], Three]
+"""`QuickBackward.compute`."""
 
 
-class Compute(Protocol):
-    """`QuickBackward.compute`."""
+class Launcher(Protocol):
+    """`Quick`."""
 
-    def __call__(self, given: tuple[torch.Tensor, ...], options: Options) -> Three: ...
+    def launch(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
+        """The output and the log-sum-exps, now."""
+
+    def remembered(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Call | None:
+        """What launches calls like this one, if that is known."""
+
+
+class Way:
+    """How calls like one are computed and differentiated. `options` ask for the log-sum-exps, which the backward pass
+    needs; `pair` tells whether the caller wants them too. `known` launches without another look at the tensors, which
+    whoever calls has compared; it belongs to a thread, as plans do."""
+
+    __slots__ = ("compute", "known", "launcher", "nothing", "options", "pair")
+
+    def __init__(self, launcher: Launcher, compute: Compute, options: Options) -> None:
+        self.launcher, self.compute, self.pair = launcher, compute, options.return_lse
+        self.options = options._replace(return_lse=True)
+        self.nothing = (None,) * (len(options.names) - 3)
+        self.known: Call | None = None
+
+    def launch(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        """The output and the log-sum-exps."""
+        answer = self.launcher.launch(tensors, self.options)
+        self.known = self.launcher.remembered(tensors, self.options)
+        return answer
 
 
 class Direct(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Launches at once, and at once again for the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, launch: Launch, compute: Compute, options: Options, *tensors: torch.Tensor) -> Pair:
-        """The output and the log-sum-exp, both of which may be differentiated."""
-        out, lse = launch(tensors, options)
-        ctx.compute, ctx.options = compute, options
+    def forward(ctx: Any, way: Way, *tensors: torch.Tensor) -> Answer:
+        """The output and, if it is wanted, the log-sum-exp; both may be differentiated."""
+        known = way.known
+        found: Any = None if known is None else known(*tensors)
+        out, lse = way.launch(tensors) if found is None else found
+        ctx.way = way
         ctx.save_for_backward(*tensors, out, lse)
         ctx.set_materialize_grads(False)
-        return out, lse
+        return (out, lse) if way.pair else out
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> Any:
-        """For each of `forward`'s arguments its gradient, None for those that have none."""
-        saved, options = ctx.saved_tensors, ctx.options
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None) -> Any:
+        """For each of `forward`'s arguments its gradient, None for those that have none; autograd drops those that
+        nobody needs."""
+        way, saved = ctx.way, ctx.saved_tensors
         dout = torch.zeros_like(saved[-2]) if dout is None else dout
         if torch.is_grad_enabled() or listening() or type(dout) is not torch.Tensor:
-            found = by_operator(saved, dout, dlse, options)
+            found = by_operator(saved, dout, dlse, way.options)
         else:
-            found = ctx.compute((*saved, dout) if dlse is None else (*saved, dout, dlse), options)
-        wanted = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad[3:6], strict=True)]
-        return None, None, None, *wanted, *[None] * (len(saved) - 5)
+            found = way.compute((*saved, dout) if dlse is None else (*saved, dout, dlse), way.options)
+        return None, *found, *way.nothing
 
 
 def by_operator(
@@ -60,17 +87,11 @@ def by_operator(
     return three
 
 
-@lru_cache
-def with_lse(options: Options) -> Options:
-    """The backward pass needs the log-sum-exp whether or not the caller wants it."""
-    return options._replace(return_lse=True)
+apply: Call = super(torch.autograd.Function, Direct).apply
+"""`Direct.apply` without its look for functorch's transforms, which whoever calls has ruled out."""
 
 
-def differentiable_by(launch: Launch, compute: Compute) -> Launch:
-    """Any call whose q, k or v want a gradient, now; nobody watches."""
-
-    def attention(tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
-        pair: Pair = Direct.apply(launch, compute, with_lse(options), *tensors)
-        return pair if options.return_lse else pair[0]
-
-    return attention
+def differentiable_by(launcher: Launcher, compute: Compute) -> Callable[[Options], Call]:
+    """Gives for options what computes calls whose q, k or v want a gradient, now; nobody watches. Each belongs to the
+    thread that it was made for, and to tensors of one likeness."""
+    return lambda options: partial(apply, Way(launcher, compute, options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -28,10 +29,7 @@ def check_by_guard(*tensors: torch.Tensor) -> Check:
     """The same by the guard that torch.compile puts before its graphs: in C++, and several times as fast.
 
     It also looks at what a tensor is dispatched by (inference mode, autocast, functorch), so a plan is kept for each.
-    It never lets one tensor given twice pass, and it does not ask whether gradients are on.
     """
-    if len({id(x) for x in tensors}) < len(tensors):
-        return check_by_key(*tensors)
     check = guard_of(*tensors)
     if any(x.requires_grad for x in tensors):
         return lambda *given: not torch.is_grad_enabled() and check(*given)
@@ -39,7 +37,24 @@ def check_by_guard(*tensors: torch.Tensor) -> Check:
 
 
 def guard_of(*tensors: torch.Tensor) -> Check:
-    """torch.compile's guard; no tensor twice."""
+    """torch.compile's guard. Where one of these tensors is given twice it must be so in other calls, and else not.
+
+    It does not ask whether gradients are on.
+    """
+    first = {id(x): place for place, x in reversed(list(enumerate(tensors)))}
+    again = [(first[id(x)], place) for place, x in enumerate(tensors) if first[id(x)] != place]
+    if not again:
+        return guard_of_different(*tensors)
+    places = sorted(first.values())
+    check = guard_of_different(*(tensors[place] for place in places))
+    if len(again) == 1 and len(places) > 1:
+        (one, other), pick = again[0], itemgetter(*places)
+        return lambda *given: given[one] is given[other] and check(*pick(given))
+    return lambda *given: all(given[a] is given[b] for a, b in again) and check(*[given[place] for place in places])
+
+
+def guard_of_different(*tensors: torch.Tensor) -> Check:
+    """torch.compile's guard itself, which never lets one tensor given twice pass."""
     from torch._C._dynamo.guards import TensorGuards
 
     guards: Any = TensorGuards  # its stub is older than it is

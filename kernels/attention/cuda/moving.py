@@ -7,6 +7,7 @@ import itertools
 import struct
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeAlias
 
 import torch
@@ -19,6 +20,12 @@ from kernels.attention.cuda.launching import Bound, Buffers, Step
 Answer: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 Call = Callable[..., Answer | None]
 """Takes a call's tensors; None if they need another plan after all."""
+
+Reader = Callable[[Sequence[int]], Sequence[int]]
+"""Takes from a list of addresses those that somebody holds."""
+
+Writer = tuple[Callable[..., None], ctypes.Structure, int, Reader]
+"""What packs addresses into an argument, from which offset on, and which of all it takes."""
 
 VECTOR_MASK = 15
 ADDRESSED = ("q", "k", "v", "out", "lse", "mask", "q_starts", "k_starts", "block_table", "k_lengths")
@@ -37,12 +44,8 @@ class Run:
     first: int
     last: int
 
-    def writer(self) -> Callable[[Sequence[int]], None]:
-        """Writes its share of all addresses."""
-        pack, argument, offset, share = self.packer(), self.argument, self.offset, slice(self.first, self.last)
-        return lambda addresses: pack(argument, offset, *addresses[share])
-
     def packer(self) -> Callable[..., None]:
+        """Writes the addresses of its fields, given in their order, into an argument at an offset."""
         return struct.Struct(f"={self.last - self.first}Q").pack_into
 
 
@@ -156,13 +159,23 @@ def remainders_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tupl
     return tuple(found[name].data_ptr() & VECTOR_MASK if name in found else 0 for name in ADDRESSED[:ALIGNED])
 
 
+def like_sums(form: Form) -> torch.Tensor | None:
+    """What a call's log-sum-exps are made like, in memory of one of them: cheaper than naming sizes, type and device.
+
+    None where there are none.
+    """
+    if form.lse_shape is None:
+        return None
+    return torch.empty(1, dtype=torch.float32, device=form.device).expand(form.lse_shape)
+
+
 def plain_call(movable: Movable, form: Form, host: Host) -> Call | None:
     """For one launch on q, k and v alone, aligned, without state, whose argument holds all addresses in a row.
 
     Written for speed: everything it needs is in a cell of its own.
     """
     bound, runs = movable.bound, movable.runs
-    if len(bound.steps) != 1 or movable.maps or len(runs) != 1 or any(form.remainders) or form.lse_shape is not None:
+    if len(bound.steps) != 1 or movable.maps or len(runs) != 1 or any(form.remainders):
         return None
     if form.places != (0, 1, 2):
         return None
@@ -185,43 +198,86 @@ def plain_call(movable: Movable, form: Form, host: Host) -> Call | None:
             fail(code)
         return out
 
-    return call
+    sums = like_sums(form)
+    if sums is None:
+        return call
+
+    def call_with_sums(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Answer | None:
+        q_address, k_address, v_address = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (q_address | k_address | v_address) & VECTOR_MASK or current_device() != index:
+            return None
+        out, lse = empty_like(q), empty_like(sums)
+        pack(argument, offset, q_address, k_address, v_address, out.data_ptr(), lse.data_ptr())
+        config.stream = current_stream(index)
+        code = launch(configuration, function, arguments, None)
+        if code:
+            fail(code)
+        return out, lse
+
+    return call_with_sums
+
+
+def reading(places: Sequence[int]) -> Reader:
+    """Takes those at the places, in their order."""
+    if len(places) == 1:
+        only = places[0]
+        return lambda addresses: (addresses[only],)
+    read: Reader = itemgetter(*places)
+    return read
+
+
+def writers_of(movable: Movable, listed: Sequence[int]) -> tuple[list[Writer], list[tuple[int, TensorMap]]]:
+    """What writes into each argument, and where the maps' addresses are, in a list of addresses that holds `listed` of
+    ADDRESSED and then 0, for whatever is not there."""
+    where = {place: number for number, place in enumerate(listed)}
+    writers = []
+    for run in movable.runs:
+        read = reading([where.get(place, len(listed)) for place in range(run.first, run.last)])
+        writers.append((run.packer(), run.argument, run.offset, read))
+    return writers, [(where[place], one) for place, one in movable.maps]
 
 
 def general_call(movable: Movable, form: Form, host: Host, stream: int | None) -> Call:
-    """For anything that can be moved. With state, `stream` is the one stream that it may be launched on."""
-    bound, maps, replace = movable.bound, movable.maps, driver().replace_address
-    writers = [run.writer() for run in movable.runs]
+    """For anything that can be moved. With state, `stream` is the one stream that it may be launched on.
+
+    Addresses are listed as the tensors come; then that of the output if the call makes it, then that of the sums.
+    """
+    bound, replace = movable.bound, driver().replace_address
+    out_place, sums = form.out_place, like_sums(form)
+    listed = [*form.places, *([] if out_place is not None else [OUT]), *([] if sums is None else [LSE])]
+    writers, maps = writers_of(movable, listed)
+    latest = [0] * len(maps)
     steps: list[tuple[LaunchConfig, int, int, int]] = bound.steps
     launch, fail, index = bound.launch_kernel, bound.fail, form.index
-    places, remainders, shape, out_place = form.places, form.remainders, form.lse_shape, form.out_place
-    latest = [0] * len(ADDRESSED)
+    *remainders, out_remainder = form.remainders
+    empty_like, spans = torch.empty_like, form.spans
 
     def call(*tensors: torch.Tensor) -> Answer | None:
-        addresses = [0] * len(ADDRESSED)
-        for place, x in zip(places, tensors, strict=True):
-            addresses[place] = x.data_ptr()
-        if tuple([one & VECTOR_MASK for one in addresses[:ALIGNED]]) != remainders or host.current_device() != index:
+        addresses = [x.data_ptr() for x in tensors]
+        missed = [addresses[0] & VECTOR_MASK, addresses[1] & VECTOR_MASK, addresses[2] & VECTOR_MASK]
+        if missed != remainders or host.current_device() != index:
             return None
         current = host.current_stream(index)
         if stream is not None and (current != stream or host.capturing()):
             return None
         if out_place is None:
-            out = torch.empty_like(tensors[0])
-            addresses[OUT] = out.data_ptr()
+            out = empty_like(tensors[0])
+            addresses.append(out.data_ptr())
         else:
             out = tensors[out_place]
-            if touches(addresses, form, addresses[OUT], out_place):
+            if addresses[out_place] & VECTOR_MASK != out_remainder or touches(addresses, spans, out_place):
                 return None
-        lse = None if shape is None else torch.empty(shape, dtype=torch.float32, device=form.device)
-        if lse is not None:
-            addresses[LSE] = lse.data_ptr()
-        for write in writers:
-            write(addresses)
-        for number, one in maps:
-            if addresses[number] != latest[number]:
-                replace(one, addresses[number])
-        latest[:] = addresses
+        lse = None
+        if sums is not None:
+            lse = empty_like(sums)
+            addresses.append(lse.data_ptr())
+        addresses.append(0)
+        for pack, argument, offset, read in writers:
+            pack(argument, offset, *read(addresses))
+        for number, (place, one) in enumerate(maps):
+            if addresses[place] != latest[number]:
+                replace(one, addresses[place])
+                latest[number] = addresses[place]
         for config, configuration, function, arguments in steps:
             config.stream = current
             code = launch(configuration, function, arguments, None)
@@ -232,8 +288,11 @@ def general_call(movable: Movable, form: Form, host: Host, stream: int | None) -
     return call
 
 
-def touches(addresses: Sequence[int], form: Form, out: int, out_place: int) -> bool:
-    """Whether an output reaches into the bytes between an input's first and last: a case for a closer look."""
-    end = out + form.spans[out_place]
-    pairs = zip(form.places, form.spans, strict=True)
-    return any(place != OUT and addresses[place] < end and out < addresses[place] + size for place, size in pairs)
+def touches(addresses: Sequence[int], spans: Sequence[int], out_place: int) -> bool:
+    """Whether an output reaches into the bytes between an input's first and last: a case for a closer look.
+
+    Of tensors in a row, the output among them, by their addresses and the bytes that they reach over.
+    """
+    start, end = addresses[out_place], addresses[out_place] + spans[out_place]
+    pairs = enumerate(zip(addresses, spans, strict=True))
+    return any(place != out_place and first < end and start < first + size for place, (first, size) in pairs)

@@ -19,16 +19,18 @@ from kernels.attention.cuda.engine import Engine, engine_of, engines
 from kernels.attention.cuda.gradients import register as register_gradients
 from kernels.attention.cuda.launching import Buffers
 from kernels.attention.cuda.posing import Window, window_of
-from kernels.attention.cuda.quick import Answer, Options, Quick, lse_shape
+from kernels.attention.cuda.quick import QKV, Answer, Options, Quick, lse_shape
 from kernels.attention.cuda.registered import as_operator, register
 
 __all__ = ["attention", "bind", "call", "quick"]
+
+MASKED = (*QKV, "mask")
 
 quick = Quick(bind_call, engine_of, as_operator)
 register(quick.launch)
 quick_backward = QuickBackward(engine_of)
 register_gradients(quick_backward)
-quick.differentiate = differentiable_by(quick.launch, quick_backward.compute)
+quick.differentiate = differentiable_by(quick, quick_backward.compute)
 
 
 def attention(  # noqa: PLR0913 - as PyTorch has them
@@ -63,17 +65,18 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     """
     if window is None and attn_mask is None and out is None and engine is None and not torch.compiler.is_compiling():
         return quick.attention(q, k, v, causal, scale, causal_alignment, return_lse)
-    given = {"q": q, "k": k, "v": v} | {name: x for name, x in (("mask", attn_mask), ("out", out)) if x is not None}
-    return call(given, Options(causal, scale, causal_alignment, return_lse, window_of(window)), engine)
+    tensors, names = ((q, k, v), QKV) if attn_mask is None else ((q, k, v, attn_mask), MASKED)
+    tensors, names = (tensors, names) if out is None else ((*tensors, out), (*names, "out"))
+    return call(tensors, Options(causal, scale, causal_alignment, return_lse, window_of(window), names), engine)
 
 
-def call(given: dict[str, torch.Tensor], options: Options, engine: Engine | None) -> Answer:
-    """Any call by any engine; `given` has the tensors by their names."""
-    if torch.compiler.is_compiling() and "out" not in given and engine is None:
-        return as_operator(given, options)
-    options = options._replace(names=tuple(given))
+def call(tensors: tuple[torch.Tensor, ...], options: Options, engine: Engine | None) -> Answer:
+    """Any call by any engine; its tensors in the order of the options' names."""
+    if torch.compiler.is_compiling() and "out" not in options.names and engine is None:
+        return as_operator(dict(zip(options.names, tensors, strict=True)), options)
     if engine is None or engine is engines.get(engine.device.index):
-        return quick.call(tuple(given.values()), options)
+        return quick.call(tensors, options)
+    given = dict(zip(options.names, tensors, strict=True))
     inputs.refuse(given)
     q, out = given["q"], given.pop("out", None)
     if out is None:

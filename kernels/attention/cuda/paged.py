@@ -56,7 +56,7 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
     given |= {} if cu_seqlens_q is None else {"q_starts": cu_seqlens_q}
     given |= {} if out is None else {"out": out}
     options = Options(causal, scale, causal_alignment, return_lse, window_of(window), tuple(given), longest)
-    return call(given, options, engine)
+    return call(tuple(given.values()), options, engine)
 
 
 def hinted(name: str, longest: int | None) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.autograd import forward_ad
@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from kernels.attention.cuda import inputs
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.launching import Bound, Buffers
-from kernels.attention.cuda.likeness import Check, find_checker, key_of
+from kernels.attention.cuda.likeness import Check, find_checker, find_guard, guard_of, key_of
 from kernels.attention.cuda.moving import Answer, Call, Form, Movable, general_call, plain_call, remainders_of
 from kernels.attention.cuda.posing import Window
 
@@ -68,15 +68,20 @@ class Binder(Protocol):
     ) -> Bound: ...
 
 
+Plan = tuple[Check, Callable[..., Any]]
+"""Which calls it is for, and what computes them: a `Call`, or one that always answers."""
+
+
 class Plans(threading.local):
-    """One thread's plans."""
+    """One thread's plans: recent ones by their options alone, those for tensors that want gradients apart."""
 
     def __init__(self) -> None:
-        self.recent: dict[tuple[object, ...], list[tuple[Check, Call]]] = {}
-        self.young: dict[tuple[object, ...], tuple[Check, Call]] = {}
-        self.old: dict[tuple[object, ...], tuple[Check, Call]] = {}
+        self.recent: dict[tuple[object, ...], list[Plan]] = {}
+        self.wanting: dict[tuple[object, ...], list[Plan]] = {}
+        self.young: dict[tuple[object, ...], Plan] = {}
+        self.old: dict[tuple[object, ...], Plan] = {}
 
-    def find(self, key: tuple[object, ...]) -> tuple[Check, Call] | None:
+    def find(self, key: tuple[object, ...]) -> Plan | None:
         found = self.young.get(key)
         if found is None:
             found = self.old.pop(key, None)
@@ -84,23 +89,26 @@ class Plans(threading.local):
                 self.young[key] = found
         return found
 
-    def keep(self, key: tuple[object, ...], plan: tuple[Check, Call]) -> None:
+    def keep(self, key: tuple[object, ...], plan: Plan) -> None:
         if len(self.young) >= PLANS_PER_GENERATION:
             self.old, self.young = self.young, {}
             self.recent.clear()
+            self.wanting.clear()
         self.young[key] = plan
 
-    def to_front(self, key: tuple[object, ...], plan: tuple[Check, Call]) -> None:
+    def to_front(self, key: tuple[object, ...], plan: Plan, *, wanting: bool = False) -> None:
+        """Of the recent ones, or of those for tensors that want gradients."""
         # A new list: another call of this thread (a signal handler, a finaliser) may be walking the present one.
-        rest = [one for one in self.recent.get(key, ()) if one[1] is not plan[1]]
-        self.recent[key] = [plan, *rest[: MOST_RECENT - 1]]
+        table = self.wanting if wanting else self.recent
+        rest = [one for one in table.get(key, ()) if one[1] is not plan[1]]
+        table[key] = [plan, *rest[: MOST_RECENT - 1]]
 
 
 class Quick:
     """Attention with remembered plans.
 
     `bind` prepares a call, `engine_of` finds a device's engine, `slow` computes what is not for plans. `differentiate`,
-    if set, computes what wants gradients and nobody watches.
+    if set, gives for options what computes calls of one likeness that want gradients and that nobody watches.
     """
 
     def __init__(
@@ -110,9 +118,9 @@ class Quick:
         slow: Callable[[dict[str, torch.Tensor], Options], Answer],
     ) -> None:
         self.bind, self.engine_of, self.slow = bind, engine_of, slow
-        self.differentiate: Callable[[tuple[torch.Tensor, ...], Options], Answer] | None = None
+        self.differentiate: Callable[[Options], Call] | None = None
         self.plans = Plans()
-        self.checker = find_checker()
+        self.checker, self.guard = find_checker(), find_guard()
 
     def attention(
         self,
@@ -125,9 +133,13 @@ class Quick:
         return_lse: bool,
     ) -> Answer:
         """As `operator.attention`, with nothing but q, k and v."""
-        options = (causal, scale, alignment, return_lse)
+        options, plans = (causal, scale, alignment, return_lse), self.plans
         if not listening() and forward_ad._current_level < 0:
-            for check, call in self.plans.recent.get(options, ()):
+            if plans.wanting and torch.is_grad_enabled():
+                for check, call in plans.wanting.get(options, ()):
+                    if check(q, k, v):
+                        return call(q, k, v)
+            for check, call in plans.recent.get(options, ()):
                 if check(q, k, v):
                     answer = call(q, k, v)
                     if answer is not None:
@@ -137,26 +149,32 @@ class Quick:
     def call(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
         """Any call; its tensors in the order of `options.names`."""
         if not listening() and forward_ad._current_level < 0:
-            answer = self.recent(tensors, options)
-            if answer is not None:
-                return answer
+            plans, key = self.plans, recent_key(options)
+            if plans.wanting and torch.is_grad_enabled():
+                for check, known in plans.wanting.get(key, ()):
+                    if check(*tensors):
+                        return known(*tensors)
+            for check, known in plans.recent.get(key, ()):
+                if check(*tensors):
+                    answer = known(*tensors)
+                    if answer is not None:
+                        return answer
         return self.first(tensors, options)
 
     def launch(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
         """Any call, now, whoever listens. The tensors are of PyTorch's own class."""
-        answer = self.recent(tensors, options)
+        known = self.remembered(tensors, options)
+        answer = None if known is None else known(*tensors)
         if answer is None:
             inputs.refuse(dict(zip(options.names, tensors, strict=True)))
             answer = self.compute(tensors, options)
         return answer
 
-    def recent(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer | None:
-        """The result of a call like a recent one; None if there is none."""
+    def remembered(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Call | None:
+        """What launches calls like this one, of the most recent ones; it may still say that it cannot."""
         for check, known in self.plans.recent.get(recent_key(options), ()):
             if check(*tensors):
-                answer = known(*tensors)
-                if answer is not None:
-                    return answer
+                return known
         return None
 
     def first(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
@@ -172,8 +190,23 @@ class Quick:
         if listening() or tracing or strange or (wanting and self.differentiate is None):
             return self.seen(given, options)
         if wanting and self.differentiate is not None:
-            return self.differentiate(tensors, options)
+            return self.differentiated(tensors, options, self.differentiate)
         return self.compute(tensors, options)
+
+    def differentiated(
+        self, tensors: tuple[torch.Tensor, ...], options: Options, differentiate: Callable[[Options], Call]
+    ) -> Answer:
+        """A call that wants gradients now, and nobody watches. What computes it is kept where the guard works: only
+        that sees all that has been ruled out here."""
+        key = ("wanting", *options, *key_of(*tensors))
+        plan = self.plans.find(key)
+        if plan is None or not plan[0](*tensors):
+            plan = (self.guard(*tensors), differentiate(options))
+        answer = plan[1](*tensors)
+        if self.guard is guard_of:
+            self.plans.keep(key, plan)
+            self.plans.to_front(recent_key(options), plan, wanting=True)
+        return answer
 
     def seen(self, given: dict[str, torch.Tensor], options: Options) -> Answer:
         """By the operator; its result is copied to an output that is given."""

@@ -11,9 +11,11 @@ from kernels.attention.cuda.binding import bind_varlen
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.operator import call
 from kernels.attention.cuda.posing import Window, longest_of, window_of
-from kernels.attention.cuda.quick import Answer, Options
+from kernels.attention.cuda.quick import QKV, Answer, Options
 
 __all__ = ["attention_varlen", "bind_varlen"]
+
+PACKED: tuple[str, ...] = (*QKV, "q_starts", "k_starts")
 
 
 def attention_varlen(  # noqa: PLR0913 - as flash-attn has them
@@ -42,7 +44,7 @@ def attention_varlen(  # noqa: PLR0913 - as flash-attn has them
     Under torch.compile it becomes the operator spotbench::attention_varlen.
     """
     longest = longest_of("max_seqlen_q", max_seqlen_q), longest_of("max_seqlen_k", max_seqlen_k)
-    given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k}
-    given |= {} if out is None else {"out": out}
-    options = Options(causal, scale, causal_alignment, return_lse, window_of(window), longest=longest)
-    return call(given, options, engine)
+    tensors: tuple[torch.Tensor, ...] = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    tensors, names = (tensors, PACKED) if out is None else ((*tensors, out), (*PACKED, "out"))
+    options = Options(causal, scale, causal_alignment, return_lse, window_of(window), names, longest)
+    return call(tensors, options, engine)

@@ -369,6 +369,23 @@ def test_both_checks_tell_like_from_unlike(checker: Any) -> None:
     assert not wants(q.clone().requires_grad_(), k, v)
 
 
+@pytest.mark.parametrize("checker", [check_by_key, check_by_guard])
+def test_one_tensor_given_twice_is_another_case_than_two_alike(checker: Any) -> None:
+    q, k, v = draw(2, 4, 16, 64)
+    twice, different, thrice = checker(q, k, k), checker(q, k, v), checker(q, q, q)
+    assert twice(v, q, q)
+    assert thrice(k, k, k)
+    assert not twice(*draw(2, 4, 16, 64)[:2], draw(2, 4, 17, 64)[0])
+    assert not thrice(q.half(), q, q)
+    longer = draw(2, 4, 17, 64)[0]
+    assert not twice(longer, q, q)
+    assert not twice(q, longer, longer)
+    if checker is check_by_guard:
+        assert not twice(q, k, v)
+        assert not thrice(q, k, v)
+        assert not different(q, k, k)
+
+
 def test_small_kernels_are_remembered_like_all_others(stub: Stub) -> None:
     for dependent in (False, True):
         name = "small-r16k4x16-dependent" if dependent else "small-r16k4x16"
