@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import ipaddress
 import os
@@ -15,10 +16,12 @@ from typing import Any
 
 import hypothesis
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import compiler_cache
 from tests.support.patience import PATIENCE_S
+
+# Some hundred thousand objects of modules and tests live as long as the process: they are looked through seldom.
+gc.set_threshold(100_000, 50, 100)
 
 LEAKS = ("BENCH_", "GOOGLE_", "GCE_METADATA", "CLOUDSDK_", "STORAGE_EMULATOR_HOST", "NO_COLOR", "FORCE_COLOR")
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,30 +93,21 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
-TOGETHER = (
-    "tests/cli/test_doctor.py",
-    "tests/cli/test_outputs.py",
-    "tests/documents/test_commands.py",
-    "tests/embedded/test_trespass.py",
+FIRST = (
+    "tests/cli/test_real_machines.py",
+    "tests/hosts/test_runs.py",
+    "tests/hosts/test_fleets.py",
     "tests/fleet/test_slurm.py",
-    "tests/kernels/test_cheats.py",
+    "tests/kernels/cuda/test_paged.py",
+    "tests/fleet/test_batch_task.py",
+    "tests/cli/test_fleet_launch.py",
+    "tests/chaos/test_campaign.py",
+    "tests/hosts/test_steward.py",
     "tests/library/test_library.py",
     "tests/site/test_browser.py",
     "tests/test_packaging.py",
 )
-"""Files whose tests one worker runs, in their order: they share a home, a scheduler, a browser, a run that takes a
-minute. Every other worker would make one of its own."""
-
-
-class Together(LoadScopeScheduling):
-    """Each test goes to whoever is free, but for those of a file that stay together.
-
-    The marks of `--dist loadgroup` do nothing with pytest 9.2: xdist 3.8 writes a group into a field that is gone.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return file if file in TOGETHER else nodeid
+"""The files that take longest. Workers begin with them, so that none is left alone with one at the end."""
 
 
 UNCOUNTED = (
@@ -128,15 +122,17 @@ UNCOUNTED = (
 them takes two thirds as long again as to play them."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(UNCOUNTED):
             item.add_marker("no_cover")
+    if hasattr(config, "workerinput"):  # a worker takes whole files in this order
+        rank = {file: place for place, file in enumerate(FIRST)}
+        items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(FIRST)))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together | None:
-    return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

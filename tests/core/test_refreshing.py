@@ -43,7 +43,7 @@ def described(text: str) -> Callable[[Sku], bool]:
 
 
 def changed(which: Callable[[Sku], bool], change: Callable[[Sku], None]) -> list[Sku]:
-    documents = deepcopy(SOLD)
+    documents = [deepcopy(sku) if which(sku) else sku for sku in SOLD]
     hit = [sku for sku in documents if which(sku)]
     assert hit
     for sku in hit:
