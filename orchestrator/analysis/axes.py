@@ -71,9 +71,10 @@ def along(axes: Mapping[str, Sequence[str]], measured: Sequence[Measured]) -> tu
     return tuple(found)
 
 
-def number(text: str) -> float | None:
+def number(value: object) -> float | None:
+    """A finite number of a document; None for anything else."""
     try:
-        found = float(text)
+        found = float(str(value))
     except ValueError:
         return None
     return found if math.isfinite(found) else None

@@ -18,6 +18,15 @@ def emit_json(document: Any) -> None:
     typer.echo(json.dumps(document, indent=2, default=str))
 
 
+def answer(document: Any, *lines: str, json: bool) -> None:
+    """The document where one was asked for; else the lines, for a person."""
+    if json:
+        emit_json(document)
+        return
+    for line in lines:
+        typer.echo(line)
+
+
 def error_document(kind: str, message: str, hint: str, exit_code: int) -> dict[str, Any]:
     """An error as a script reads it; `kind` is the class of it, and goes with the exit code."""
     return {"schema": 1, "error": {"kind": kind, "message": message, "hint": hint or None, "exit_code": exit_code}}

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from orchestrator.cli.completing import known_runs
-from orchestrator.cli.finding import find_run
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.finding import RunName, find_run
+from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.reading import report_of
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.core.baselines import Baseline, Older, checked_name, placed, plain, without
@@ -28,9 +27,7 @@ Device = Annotated[str, typer.Option("--device", help="Only the device whose nam
 def set_(
     ctx: typer.Context,
     name: Name,
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs)
-    ] = "last",
+    run: RunName = "last",
     back: Annotated[bool, typer.Option("--back", help="Even if a newer run is in its place.")] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Even if cases of the run are missing.")] = False,
     json: Json = False,
@@ -68,10 +65,9 @@ def set_(
             f"{name} on {new.device} is {stored.there.run_id} already, which is newer than {run_id}",
             hint="--back goes back to the older one",
         )
-    if json:
-        emit_json({"schema": 1, "name": name, **_document(new)})
-    else:
-        typer.echo(f"{name} on {new.device} is {run_id}{_commit(new)}")
+    answer(
+        {"schema": 1, "name": name, **_document(new)}, f"{name} on {new.device} is {run_id}{_commit(new)}", json=json
+    )
 
 
 @app.command("list")
@@ -85,9 +81,7 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     if not found:
         typer.echo("there are no baselines; `bench baseline set main RUN` makes one")
         return
-    table = Columns(droppable=("commit", "set by"))
-    for head in ("name", "device", "run", "commit", "set by"):
-        table.add_column(head, no_wrap=True)
+    table = Columns("name", "device", "run", "commit", "set by", droppable=("commit", "set by"))
     for name, one in found:
         table.add_row(name, escape(one.device), one.run_id, _commit(one).strip(" ()"), escape(one.set_by))
     screen().print(table)
@@ -123,13 +117,9 @@ def rm(
     else:
         gone = _chosen(dict(store.read(name)), name, device)
         store.update(name, lambda there: without(there, frozenset(gone)))
-    if json:
-        emit_json({"schema": 1, "name": name, "removed": [_document(one) for one in gone.values()]})
-        return
-    for one in gone.values():
-        typer.echo(f"{name} on {one.device} is no more; the run {one.run_id} stays")
-    if broken:
-        typer.echo(f"{name} is empty")
+    said = [f"{name} on {one.device} is no more; the run {one.run_id} stays" for one in gone.values()]
+    removed = {"schema": 1, "name": name, "removed": [_document(one) for one in gone.values()]}
+    answer(removed, *said, *([f"{name} is empty"] if broken else []), json=json)
 
 
 def _chosen(there: dict[str, Baseline], name: str, device: str) -> dict[str, Baseline]:

@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.cli.choices import Gpu, Overrides
 from orchestrator.cli.money_view import budget_document, budget_view, caps_document, caps_line
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.screen import screen
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.amounts import dollars
@@ -62,10 +62,7 @@ def set_for_all(
         return set_caps(ledger, SharedCaps.model_validate(there | amounts | {"by": by, "at": now}))
 
     ledger = wiring.accounts().change(change)
-    if json:
-        emit_json({"schema": 1, "caps": caps_document(ledger)})
-    else:
-        typer.echo(caps_line(ledger))
+    answer({"schema": 1, "caps": caps_document(ledger)}, caps_line(ledger), json=json)
 
 
 @app.command("rebuild")
@@ -73,11 +70,8 @@ def rebuild_ledger(ctx: typer.Context, json: Json = False) -> None:
     """Make a ledger that is gone, or cannot be read, from the events of the runs."""
     wiring = options(ctx).wiring()
     done = rebuild(wiring.world())
-    if json:
-        emit_json({"schema": 1, "added": list(done.added), "put_aside": done.kept_as})
-        return
-    if done.kept_as:
-        typer.echo(f"what could not be read is at gs://{wiring.bucket.name}/{done.kept_as}")
-    typer.echo(f"{len(done.added)} holds added, {len(done.ledger.runs)} in the ledger")
-    if done.added:
-        typer.echo("costs added by hand and caps of the bucket are in no event: add and set them again")
+    aside = [f"what could not be read is at gs://{wiring.bucket.name}/{done.kept_as}"] if done.kept_as else []
+    added = f"{len(done.added)} holds added, {len(done.ledger.runs)} in the ledger"
+    lost = ["costs added by hand and caps of the bucket are in no event: add and set them again"] if done.added else []
+    told = {"schema": 1, "added": list(done.added), "put_aside": done.kept_as}
+    answer(told, *aside, added, *lost, json=json)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completing import known_runs
-from orchestrator.cli.finding import find_run
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.finding import RunOrFolder, find_run
+from orchestrator.cli.options import Json, answer, options
 from orchestrator.cli.reading import read_report
 from orchestrator.core.errors import NotFound
 from orchestrator.core.naming import cases_prefix
@@ -17,10 +15,7 @@ from orchestrator.core.naming import cases_prefix
 
 def cases(
     ctx: typer.Context,
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds one.", autocompletion=known_runs),
-    ] = "last",
+    run: RunOrFolder = "last",
     json: Json = False,
 ) -> None:
     """List the ids of the cases that a run measured."""
@@ -32,10 +27,6 @@ def cases(
         prefix = cases_prefix(name)
         stored = (entry.name.removeprefix(prefix) for entry in wiring.bucket.list(prefix))
         found = sorted(case.removesuffix(".csv") for case in stored)
-    if json:
-        emit_json({"schema": 1, "run_id": name, "cases": found})
-        return
-    if not found:
+    if not found and not json:
         raise NotFound(f"{name} has measured no case yet", hint=f"`bench status {name}` shows how far it is")
-    for case in found:
-        typer.echo(case)
+    answer({"schema": 1, "run_id": name, "cases": found}, *found, json=json)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.core.errors import ConfigError, NotFound, Unavailable
-from orchestrator.report.text import count
+from orchestrator.core.wording import count
 from orchestrator.user_settings import load_settings
 from orchestrator.wiring import CloudAddress, CloudUnavailable, ask, running, stop_cloud
 
@@ -44,23 +44,18 @@ def start(ctx: typer.Context, json: Json = False) -> None:
     address = options(ctx).wiring().address
     if address is None:
         raise ConfigError("a Google project is configured", hint="unset BENCH_PROJECT to use the embedded cloud")
-    if json:
-        # The token is for programs that may read its file, not for what collects output.
-        emit_json({"schema": 1, **{key: value for key, value in asdict(address).items() if key != "token"}})
-    else:
-        typer.echo(
-            f"the embedded cloud runs: compute {address.compute}, storage {address.storage}, bucket {address.bucket}"
-        )
+    # The token is for programs that may read its file, not for what collects output.
+    told = {"schema": 1, **{key: value for key, value in asdict(address).items() if key != "token"}}
+    where = f"compute {address.compute}, storage {address.storage}, bucket {address.bucket}"
+    answer(told, f"the embedded cloud runs: {where}", json=json)
 
 
 @app.command()
 def stop(json: Json = False) -> None:
     """Delete every VM and stop it. What is in the bucket stays."""
     stopped = stop_cloud(_home())
-    if json:
-        emit_json({"schema": 1, "stopped": stopped})
-    else:
-        typer.echo("the embedded cloud is stopped" if stopped else "the embedded cloud was not running")
+    now = "is stopped" if stopped else "was not running"
+    answer({"schema": 1, "stopped": stopped}, f"the embedded cloud {now}", json=json)
 
 
 @app.command()
@@ -88,12 +83,11 @@ def bill(ctx: typer.Context, json: Json = False) -> None:
     address = _running() or options(ctx).wiring().address
     assert address is not None
     found = _ask(address, "/control/bill")
-    if json:
-        emit_json({"schema": 1, **found})
-        return
-    for row in found["rows"]:
-        typer.echo(f"{row['vm']}  {row['zone']}  {row['seconds']} s  ${row['usd']}  {row['ended_by'] or 'alive'}")
-    typer.echo(f"{len(found['rows'])} VMs, ${found['usd']} (simulated: nothing is paid)")
+    rows = [
+        f"{row['vm']}  {row['zone']}  {row['seconds']} s  ${row['usd']}  {row['ended_by'] or 'alive'}"
+        for row in found["rows"]
+    ]
+    answer({"schema": 1, **found}, *rows, f"{len(rows)} VMs, ${found['usd']} (simulated: nothing is paid)", json=json)
 
 
 @app.command()
@@ -117,12 +111,8 @@ def weather(
     if address is None:
         raise ConfigError("a Google project is configured", hint="weather is made in the embedded cloud only")
     found = _ask(address, "/control/weather", body)
-    if json:
-        emit_json({"schema": 1, **found})
-        return
-    for fault in found["faults"]:
-        typer.echo(told(fault))
-    typer.echo(count(len(found["faults"]), "fault"))
+    faults = found["faults"]
+    answer({"schema": 1, **found}, *map(told, faults), count(len(faults), "fault"), json=json)
 
 
 def told(fault: dict[str, Any]) -> str:
@@ -130,7 +120,7 @@ def told(fault: dict[str, Any]) -> str:
     given = {key: value for key, value in fault.items() if key not in ("fault", "id", "fired", "victims", "times")}
     said = ", ".join(f"{key} {_value(value)}" for key, value in given.items())
     fired, times = fault["fired"], fault.get("times")
-    often = f"fired {fired} of {times} {'time' if times == 1 else 'times'}" if times else f"holds, met {fired} times"
+    often = f"fired {fired} of {count(times, 'time')}" if times else f"holds, met {fired} times"
     # Many victims are alike: each is shown once, and the last few of them are enough.
     victims = list(dict.fromkeys(fault.get("victims", [])))
     upon = f", upon {'; '.join(victims[-3:])}" if victims else ""
@@ -157,4 +147,4 @@ def preempt(
     if address is None:
         raise NotFound("the embedded cloud is not running, so there is no VM to preempt")
     found = _ask(address, "/control/preempt", {"name": name, "notice_s": notice_s})
-    emit_json({"schema": 1, **found}) if json else typer.echo(f"{name} is being preempted")
+    answer({"schema": 1, **found}, f"{name} is being preempted", json=json)

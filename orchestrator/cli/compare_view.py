@@ -40,12 +40,8 @@ def show(one: Comparison) -> None:
 def _table(one: Comparison, setting: Setting) -> Table:
     several = len(one.implementations) > 1
     names = labels(list(dict.fromkeys(change.case_id for change in one.changes)))
-    table = Columns()
-    for name in ("case", "implementation") if several else ("case",):
-        table.add_column(name, no_wrap=True)
-    for name in ("before", "after", "ratio", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    numbers = ("before", "after", "ratio", "95 % interval")
+    table = Columns("case", *(["implementation"] if several else []), *numbers, "verdict", right=numbers)
     for change in one.changes:
         if change.setting != setting:
             continue

@@ -9,7 +9,7 @@ import yaml
 
 from orchestrator.cli.completing import known_configs
 from orchestrator.cli.config_keys import walk
-from orchestrator.cli.options import Json, emit_json
+from orchestrator.cli.options import Json, answer, emit_json
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
@@ -27,12 +27,8 @@ def names() -> list[str]:
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List the configurations that come with the tool."""
-    if json:
-        found = [{"name": name, "path": str(configs() / f"{name}.yaml")} for name in names()]
-        emit_json({"schema": 1, "configs": found})
-        return
-    for name in names():
-        typer.echo(name)
+    found = [{"name": name, "path": str(configs() / f"{name}.yaml")} for name in names()]
+    answer({"schema": 1, "configs": found}, *names(), json=json)
 
 
 @app.command("show")
@@ -65,8 +61,7 @@ def keys(json: Json = False) -> None:
     if json:
         emit_json({"schema": 1, "keys": [{"key": key, "default": value} for key, value in found]})
         return
-    table = Columns()
-    table.add_column("key", no_wrap=True)
+    table = Columns("key")
     table.add_column("default", overflow="fold")
     for key, value in found:
         table.add_row(key, "" if value is None else str(value))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.money_view import costs_document, costs_view
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.render import SIMULATED
 from orchestrator.cli.screen import screen
 from orchestrator.core.errors import ConfigError
@@ -66,10 +66,8 @@ def add(
         agreed_to(f"${amount} is as much as a whole cap, or more than a thousand dollars. Record it?", "--yes")
     now, entry = wiring.clock.now(), f"cost-{secrets.token_hex(4)}"
     accounts.change(lambda ledger: add_cost(ledger, category, amount, note, now, entry))
-    if json:
-        emit_json({"schema": 1, "id": entry, "category": category, "usd": str(amount), "note": note})
-    else:
-        typer.echo(f"recorded ${amount} for {category}{f' ({note})' if note else ''}")
+    told = {"schema": 1, "id": entry, "category": category, "usd": str(amount), "note": note}
+    answer(told, f"recorded ${amount} for {category}{f' ({note})' if note else ''}", json=json)
 
 
 @app.command("rm")
@@ -88,10 +86,9 @@ def remove(
             f"there is no cost {cost} to take back; those of past months are archived",
             hint="`bench costs --json` lists them with their ids",
         )
-    if json:
-        emit_json({"schema": 1, "id": entry, "takes_back": cost, "usd": str(after.costs[cost].usd), "note": note})
-    else:
-        typer.echo(f"took back ${after.costs[cost].usd} ({cost})")
+    usd = after.costs[cost].usd
+    told = {"schema": 1, "id": entry, "takes_back": cost, "usd": str(usd), "note": note}
+    answer(told, f"took back ${usd} ({cost})", json=json)
 
 
 def agreed_to(question: str, flag: str) -> None:

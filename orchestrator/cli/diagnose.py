@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completing import known_runs
-from orchestrator.cli.finding import find_run
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.finding import RunName, find_run
+from orchestrator.cli.options import Json, answer, options
 from orchestrator.core.run import diagnose as table
 from orchestrator.core.run.diagnose import Diagnosis
 from orchestrator.core.run.fold import Phase
@@ -19,9 +17,7 @@ from orchestrator.runs.run_log import live_serial, log_of
 
 def diagnose(
     ctx: typer.Context,
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs)
-    ] = "last",
+    run: RunName = "last",
     json: Json = False,
 ) -> None:
     """Say why a run failed and what to do about it.
@@ -42,21 +38,16 @@ def diagnose(
             "", state.closed.detail if state.closed else "", "", table.matters(log) if unexplained else ()
         )
     found = replace(found, remedy=table.pasted(found.remedy, run_id))
-    if json:
-        emit_json(
-            {
-                "schema": 1,
-                "run_id": run_id,
-                "state": state.phase.value,
-                "cause": found.cause or None,
-                "detail": found.detail,
-                "remedy": found.remedy,
-                "lines": list(found.lines),
-            }
-        )
-        return
-    for text in lines_of(run_id, state.phase.value.replace("_", " "), found):
-        typer.echo(text)
+    told = {
+        "schema": 1,
+        "run_id": run_id,
+        "state": state.phase.value,
+        "cause": found.cause or None,
+        "detail": found.detail,
+        "remedy": found.remedy,
+        "lines": list(found.lines),
+    }
+    answer(told, *lines_of(run_id, state.phase.value.replace("_", " "), found), json=json)
 
 
 def lines_of(run_id: str, state: str, found: Diagnosis) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completing import known_runs
-from orchestrator.cli.finding import find_run
+from orchestrator.cli.completing import LOCAL
+from orchestrator.cli.finding import RunName, find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.reading import read_report, write_files
 from orchestrator.cli.results_view import results_view
@@ -22,12 +22,8 @@ from orchestrator.wiring import fetch_run
 
 def fetch(
     ctx: typer.Context,
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs)
-    ] = "last",
-    into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the run.")] = Path(
-        "results/local"
-    ),
+    run: RunName = "last",
+    into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the run.")] = LOCAL,
     json: Json = False,
 ) -> None:
     """Download what a run measured, and show it.

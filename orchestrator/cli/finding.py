@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from orchestrator.cli.completing import remember
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.completing import known_runs, remember
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import is_run_id
 from orchestrator.wiring import Wiring
+
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs)
+]
+RunOrFolder = Annotated[
+    str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds one.", autocompletion=known_runs)
+]
 
 
 def find_run(wiring: Wiring, text: str) -> str:

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from orchestrator.cli import fleet_trust as trust
-from orchestrator.cli.completing import known_fleets, known_gpus, remember_fleets
+from orchestrator.cli.completing import LOCAL, known_fleets, known_gpus, remember_fleets
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.fleet_check import check_batch
 from orchestrator.cli.fleet_desk import Desk, begin_fleet, find_fleet, planned
@@ -32,10 +32,11 @@ from orchestrator.cli.fleet_view import (
     seen_lines,
 )
 from orchestrator.cli.grouped import grouped
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.screen import screen
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
+from orchestrator.core.market.pricing import usd
 from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.planning import FleetPlan
 from orchestrator.schedulers import check_cluster
@@ -246,59 +247,48 @@ def retry(
 def fetch(
     ctx: typer.Context,
     fleet: Name = "last",
-    into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the fleet.")] = Path(
-        "results/local"
-    ),
+    into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the fleet.")] = LOCAL,
     runs: Annotated[bool, typer.Option("--runs", help="Also the folder of each child's run.")] = False,
     json: Json = False,
 ) -> None:
     """Bring all rows of a fleet in one file, checked; with --runs every child's run too."""
     desk = _desk(ctx, fleet, json=json)
     found = fetch_fleet(desk, into, None if runs else ())
-    if json:
-        emit_json(found.document())
-    else:
-        typer.echo(f"{found.children} children, {found.rows} rows, {found.downloaded} files fetched")
-        typer.echo(f"wrote {found.folder}")
+    fetched = f"{found.children} children, {found.rows} rows, {found.downloaded} files fetched"
+    answer(found.document(), fetched, f"wrote {found.folder}", json=json)
 
 
 @app.command("report")
 def report(
     ctx: typer.Context,
     fleet: Name = "last",
-    into: Annotated[Path, typer.Option("--into", help="Where `fetch` puts fleets.")] = Path("results/local"),
+    into: Annotated[Path, typer.Option("--into", help="Where `fetch` puts fleets.")] = LOCAL,
     json: Json = False,
 ) -> None:
     """Write one report of all GPUs: times, dollars an answer, speed a dollar."""
     desk = _desk(ctx, fleet, json=json)
     written, told = report_fleet(desk, into)
-    if json:
-        emit_json({**told, "files": [str(path) for path in written]})
-        return
-    for path in written:
-        typer.echo(f"wrote {path}")
+    answer({**told, "files": [str(path) for path in written]}, *(f"wrote {path}" for path in written), json=json)
 
 
 @app.command("costs")
 def costs(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
     """What a fleet has cost, by GPU, and what is held for it."""
     found = costs_document(_desk(ctx, fleet, json=json))
-    if json:
-        emit_json(found)
-        return
-    for row in found["gpus"]:
-        typer.echo(f"{row['gpu']}  {row['children']} children  {row['hours']} machine hours  ${row['usd']}")
-    typer.echo(f"in all ${found['cost_usd']}; held ${found['held_usd']}")
-    if found["prices_simulated"]:
-        typer.echo("prices of the embedded cloud are simulated: no dollar was spent")
+    rows = [
+        f"{row['gpu']}  {row['children']} children  {row['hours']} machine hours  ${row['usd']}"
+        for row in found["gpus"]
+    ]
+    about = ["prices of the embedded cloud are simulated: no dollar was spent"] if found["prices_simulated"] else []
+    answer(found, *rows, f"in all ${found['cost_usd']}; held ${found['held_usd']}", *about, json=json)
 
 
 def _dollars(text: str) -> Decimal:
     try:
-        found = Decimal(text)
-    except InvalidOperation as exc:
-        raise ConfigError(f"--cap {text}: expected dollars", hint="such as --cap 80") from exc
-    if not found.is_finite() or found < 0:
+        found = usd(text)
+    except ValueError:
+        found = Decimal(-1)
+    if found < 0:
         raise ConfigError(f"--cap {text}: expected dollars", hint="such as --cap 80")
     return found
 

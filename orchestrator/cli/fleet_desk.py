@@ -33,7 +33,7 @@ from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.schedulers import SCHEDULED, check_gate, machine_seconds_of, scheduler_of
 from orchestrator.store.fleets import FleetRecord, FleetStore, listed
-from orchestrator.wiring import Wiring, payload_of
+from orchestrator.wiring import Wiring, launch_context, payload_of
 
 
 def find_fleet(wiring: Wiring, text: str) -> str:
@@ -205,14 +205,7 @@ class OwnSite:
         return payload_of(config)
 
     def where(self, plan: LaunchPlan) -> LaunchContext:
-        mode = plan.mode if plan.mode is Mode.HOST else self.wiring.mode
-        return LaunchContext(
-            mode=mode,
-            bucket=self.wiring.bucket.name,
-            user=self.wiring.user,
-            endpoints=self.wiring.endpoints,
-            require_cuda=(not mode.simulated or bool(self.wiring.here)) and plan.config.gpu != "cpu",
-        )
+        return launch_context(self.wiring, plan)
 
 
 def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from orchestrator.cli.completing import known_fleets
+from orchestrator.cli.completing import LOCAL, known_fleets
 from orchestrator.cli.fleet_desk import Desk, find_fleet
 from orchestrator.cli.fleet_results import fetch_fleet
 from orchestrator.cli.options import Json, emit_json, options
@@ -38,7 +38,7 @@ def sql(
         ),
     ],
     query: Annotated[str, typer.Argument(metavar="QUERY", help="SQL over the tables rows and children.")],
-    into: Annotated[Path, typer.Option("--into", help="Where `fetch` puts fleets.")] = Path("results/local"),
+    into: Annotated[Path, typer.Option("--into", help="Where `fetch` puts fleets.")] = LOCAL,
     json: Json = False,
 ) -> None:
     """Ask the raw rows of a fleet in SQL, by DuckDB. What is here already is not fetched again."""

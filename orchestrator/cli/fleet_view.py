@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.text import Text
 
-from orchestrator.cli.render import clock, usd
+from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
 from orchestrator.core.foreign import words
+from orchestrator.core.wording import clock
 from orchestrator.fleets.decisions import cap_of
 from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.planning import FleetPlan
@@ -38,9 +39,8 @@ def plan_lines(plan: FleetPlan) -> list[str]:
 
 
 def jobs_table(plan: FleetPlan) -> Columns:
-    table = Columns(droppable=("hours", "expected", "machines"))
-    for head in ("gpu", "children", "machines", "$/h", "worst case", "expected", "hours"):
-        table.add_column(head, justify="left" if head == "gpu" else "right", no_wrap=True)
+    numbers = ("children", "machines", "$/h", "worst case", "expected", "hours")
+    table = Columns("gpu", *numbers, right=numbers, droppable=("hours", "expected", "machines"))
     for job in plan.jobs:
         table.add_row(
             job.gpu, str(job.children), str(job.machines), usd(job.usd_per_hour), usd(job.hold),
@@ -50,9 +50,7 @@ def jobs_table(plan: FleetPlan) -> Columns:
 
 
 def quota_table(rows: Sequence[Mapping[str, Any]]) -> Columns:
-    table = Columns(droppable=("quota",))
-    for head in ("gpu", "region", "room for", "quota"):
-        table.add_column(head, no_wrap=True)
+    table = Columns("gpu", "region", "room for", "quota", droppable=("quota",))
     for row in rows:
         table.add_row(str(row["gpu"]), str(row["region"]), str(row["room"]), str(row["metric"]))
     return table
@@ -85,11 +83,9 @@ def seen_lines(record: FleetRecord, seen: Seen) -> list[str]:
 
 
 def gpus_table(state: FleetState) -> Columns:
-    table = Columns()
     shown = [name for name in STATES if state.counts[name]]
-    table.add_column("gpu", no_wrap=True)
-    for name in shown:
-        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    heads = [name.replace("_", " ") for name in shown]
+    table = Columns("gpu", *heads, right=heads)
     for gpu, counts in state.by_gpu().items():
         table.add_row(gpu, *(str(counts[name]) for name in shown))
     return table
@@ -101,9 +97,7 @@ def odd_table(state: FleetState) -> Columns | None:
     odd = [(child, line) for child, line in odd if line.reason and line.state != "stored"]
     if not odd:
         return None
-    table = Columns(droppable=("machine", "gpu"))
-    for head in ("child", "gpu", "configuration", "state", "machine"):
-        table.add_column(head, no_wrap=True)
+    table = Columns("child", "gpu", "configuration", "state", "machine", droppable=("machine", "gpu"))
     table.add_column("why", overflow="fold")
     for child, line in odd[:MOST_ROWS]:
         where = line.machine or "-"
@@ -162,9 +156,7 @@ def _child(record: FleetRecord, line: ChildLine, child: Any) -> dict[str, Any]:
 
 
 def fleets_table(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Columns:
-    table = Columns(droppable=("by", "engine", "cost"))
-    for head in ("fleet", "engine", "state", "stored", "cost", "by"):
-        table.add_column(head, no_wrap=True)
+    table = Columns("fleet", "engine", "state", "stored", "cost", "by", droppable=("by", "engine", "cost"))
     for fleet, line in rows:
         stored = f"{words(line.get('stored', '?'), 12)}/{words(line.get('children', '?'), 12)}"
         cells = [words(line.get(key, ""), 40) for key in ("engine", "state", "usd", "user")]

@@ -176,11 +176,9 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
     narrow = console.width < NARROW
     if narrow:
         console.print(f"over {relative}" if relative else "median µs", style="dim")
-    table = Columns(droppable=("payload",))  # rows between tell what of the code was new
-    for name in ("run", "commit", "payload"):
-        table.add_column(name, no_wrap=True)
-    for name in (f"over {relative}" if relative else "median µs", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = (f"over {relative}" if relative else "median µs", "95 % interval")
+    # Of the code rows between tell what was new.
+    table = Columns("run", "commit", "payload", *numbers, right=numbers, droppable=("payload",))
     table.add_column("change", overflow="fold")
     for one in shown["points"]:
         value, commit = one["value"], str(one["git_commit"] or "")[:10] + ("+" if one["git_dirty"] else "")

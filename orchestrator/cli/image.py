@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli.choices import ConfigFile, Overrides
 from orchestrator.cli.completing import known_gpus
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.render import ago
 from orchestrator.cli.unread import raise_unread
 from orchestrator.cli.watch import watching
@@ -83,14 +83,13 @@ def build(
         order = RunOrder(new_run_id(wiring.clock.now(), plan.label), plan, payload_of(wanted), where)
         entropy = secrets.token_hex(2)
         record = build_image(world, order, wish, entropy=entropy, say=watch.say, watch=watch.show)
-    if json:
-        emit_json({"schema": 1, **_document(record)})
-        return
-    typer.echo(
-        f"{record.name}: {record.archive_bytes / 2**30:.1f} GiB, ${usd_per_month(record.archive_bytes):.2f} a month"
+    answer(
+        {"schema": 1, **_document(record)},
+        f"{record.name}: {_size(record)}",
+        f"it costs ${record.usd:.2f} until {record.expires_at:%Y-%m-%d}, when `bench reap --yes` deletes it",
+        f"`bench launch --gpu {record.gpu}` boots from it",
+        json=json,
     )
-    typer.echo(f"it costs ${record.usd:.2f} until {record.expires_at:%Y-%m-%d}, when `bench reap --yes` deletes it")
-    typer.echo(f"`bench launch --gpu {record.gpu}` boots from it")
 
 
 def _write_recipe(wanted: Config, folder: Path) -> None:
@@ -163,12 +162,14 @@ def _lines_of(row: dict[str, Any], one: ImageRecord, now: Any) -> tuple[str, str
     state = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
     saved = row["minutes_saved"]
     saves = "what it saves is not measured yet" if saved is None else f"saves {saved:.1f} min a launch"
-    month = usd_per_month(one.archive_bytes)
-    size = f"{one.archive_bytes / 2**30:.1f} GiB, ${month:.2f} a month"
     return (
         f"{one.name}  {state}",
-        f"    {size}, {ago(one.created_at, now)} old, until {one.expires_at:%Y-%m-%d}; {saves}",
+        f"    {_size(one)}, {ago(one.created_at, now)} old, until {one.expires_at:%Y-%m-%d}; {saves}",
     )
+
+
+def _size(one: ImageRecord) -> str:
+    return f"{one.archive_bytes / 2**30:.1f} GiB, ${usd_per_month(one.archive_bytes):.2f} a month"
 
 
 @app.command("validate")
@@ -182,14 +183,12 @@ def validate(ctx: typer.Context, image: Name, json: Json = False) -> None:
     shelf = shelf_of(wiring.world())
     record = _found(wiring, image)
     state, why = _state(wiring, record, shelf.cloud().image(record.name))
-    if json:
-        emit_json({"schema": 1, **_document(record), "state": state, "why": why})
-    else:
-        typer.echo(f"{record.name}: {state}{f': {why}' if why else ''}")
-        if state == "unproven":
-            typer.echo(f"the next `bench launch --gpu {record.gpu}` runs on it and validates it")
-        elif state != "valid":
-            typer.echo(f"launches take the base image; `bench image build --gpu {record.gpu}` makes a new one")
+    said = [f"{record.name}: {state}{f': {why}' if why else ''}"]
+    if state == "unproven":
+        said.append(f"the next `bench launch --gpu {record.gpu}` runs on it and validates it")
+    elif state != "valid":
+        said.append(f"launches take the base image; `bench image build --gpu {record.gpu}` makes a new one")
+    answer({"schema": 1, **_document(record), "state": state, "why": why}, *said, json=json)
 
 
 @app.command("rm")
@@ -199,10 +198,8 @@ def rm(ctx: typer.Context, image: Name, json: Json = False) -> None:
     record = remove(wiring.world(), _found(wiring, image).name, _lines(wiring))
     assert record.gone_at is not None, "remove records it"
     cost = storage_usd(record.archive_bytes, (record.gone_at - record.created_at).total_seconds())
-    if json:
-        emit_json({"schema": 1, **_document(record), "cost_usd": str(cost)})
-    else:
-        typer.echo(f"{record.name} is gone; it has cost ${cost:.4f}")
+    told = {"schema": 1, **_document(record), "cost_usd": str(cost)}
+    answer(told, f"{record.name} is gone; it has cost ${cost:.4f}", json=json)
 
 
 def _found(wiring: Wiring, text: str) -> ImageRecord:

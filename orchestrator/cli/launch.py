@@ -13,7 +13,7 @@ from orchestrator.cli.choices import Choice, Hosts, Terms, launch_options
 from orchestrator.cli.completing import known_runs
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.grouped import grouped
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.options import Json, answer, options
 from orchestrator.cli.outcome import raise_for
 from orchestrator.cli.render import ending_lines
 from orchestrator.cli.watch import Watch, watching
@@ -25,11 +25,11 @@ from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.status import document
 from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, RunOrder, begin
+from orchestrator.runs.launch import RunOrder, begin
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
 from orchestrator.runs.resume import resume
 from orchestrator.runs.takeover import settle_owner
-from orchestrator.wiring import Wiring, new_run_id, payload_of, utc_now
+from orchestrator.wiring import Wiring, launch_context, new_run_id, payload_of, utc_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +128,6 @@ def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: Watch,
     return _until_detached(engine, watch, user)
 
 
-def launch_context(wiring: Wiring, plan: LaunchPlan) -> LaunchContext:
-    mode = plan.mode if plan.mode is Mode.HOST else wiring.mode
-    return LaunchContext(
-        mode=mode,
-        bucket=wiring.bucket.name,
-        user=wiring.user,
-        endpoints=wiring.endpoints,
-        require_cuda=(not mode.simulated or bool(wiring.here)) and plan.config.gpu != "cpu",
-    )
-
-
 def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, detach: bool, json: bool) -> None:
     """Goes on with a run under this client's caps, prices, limits, alert channels and payload."""
     wiring = options(ctx).wiring()
@@ -197,9 +186,6 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
 
 def finish(run: Run, *, json: bool) -> None:
     """The last words of a launch, and its exit code."""
-    if json:
-        emit_json(document(run, utc_now()))
-    else:
-        for line in ending_lines(run, utc_now()):
-            typer.echo(line)
+    now = utc_now()
+    answer(document(run, now), *ending_lines(run, now), json=json)
     raise_for(run)

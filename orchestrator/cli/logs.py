@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completing import known_runs
-from orchestrator.cli.finding import find_run
+from orchestrator.cli.finding import RunName, find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.core.errors import Unavailable
 from orchestrator.runs.engine import Engine
@@ -17,7 +16,7 @@ from orchestrator.runs.log_tail import LogTail
 
 def logs(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `last`.", autocompletion=known_runs)],
+    run: RunName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
     json: Json = False,
 ) -> None:

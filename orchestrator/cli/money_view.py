@@ -74,18 +74,13 @@ def newest(ledger: Ledger, last: int | None) -> tuple[Ledger, int]:
 
 def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: int | None = None) -> RenderableType:
     shown, older = newest(ledger, last)
-    table = Columns()
-    table.add_column("what", no_wrap=True)
+    table = Columns("what")
     table.add_column("spent", justify="right")
     table.add_column("held", justify="right")
     table.add_column("note", overflow="fold")
     for run_id, entry in sorted(shown.runs.items()):
-        table.add_row(
-            Text(words(run_id)),
-            usd(entry.spent),
-            usd(entry.held) if entry.held else "",
-            f"of {usd(entry.hold_usd)} held",
-        )
+        held = usd(entry.held) if entry.held else ""
+        table.add_row(Text(words(run_id)), usd(entry.spent), held, f"of {usd(entry.hold_usd)} held")
     for cost in sorted(shown.costs.values(), key=lambda cost: cost.at):
         table.add_row(Text(words(cost.category)), usd(cost.usd), "", Text(words(cost.note)))
     sums = Text()
@@ -125,9 +120,8 @@ def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str) -> dic
 
 
 def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str) -> RenderableType:
-    table = Columns(droppable=("", "spent"))
-    for title in ("window", "spent", "held", "cap", "left"):
-        table.add_column(title, justify="left" if title == "window" else "right", no_wrap=True)
+    amounts = ("spent", "held", "cap", "left")
+    table = Columns("window", *amounts, right=amounts, droppable=("", "spent"))
     table.add_column("")
     caps = binding(ledger, caps)
     for window in WINDOWS:

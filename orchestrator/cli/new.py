@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, emit_json
+from orchestrator.cli.options import Json, answer
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.template import written
 
@@ -32,7 +32,5 @@ def new(
         raise ConfigError(f"{path} is there already", hint="choose another name, or move it away") from exc
     except OSError as exc:
         raise LocalError(f"cannot write {path}: {exc.strerror}", hint="check the rights of this folder") from exc
-    if json:
-        emit_json({"schema": 1, "path": str(path)})
-        return
-    typer.echo(f"wrote {path}; next: bench launch {path}    or: bench launch {path} --gpu l4")
+    said = f"wrote {path}; next: bench launch {path}    or: bench launch {path} --gpu l4"
+    answer({"schema": 1, "path": str(path)}, said, json=json)

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.answers import emit_json
+from orchestrator.cli.answers import answer, emit_json
 from orchestrator.wiring import Wiring, wire
 
-__all__ = ["Json", "Options", "emit_json", "options"]
+__all__ = ["Json", "Options", "answer", "emit_json", "options"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,5 +25,5 @@ def plan(ctx: typer.Context, choice: Choice, terms: Terms, host: Hosts = None, j
     made = wiring.plan(*wiring.configured(chosen))
     if json:
         emit_json(plan_document(made))
-        return
-    screen().print(plan_view(made))
+    else:
+        screen().print(plan_view(made))

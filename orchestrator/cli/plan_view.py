@@ -6,13 +6,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.render import clock, usd
+from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
 from orchestrator.core.config.model import BOTH
 from orchestrator.core.hosts import PROVISIONING
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
+from orchestrator.core.wording import clock
 
 
 def planned(plan: LaunchPlan) -> str:
@@ -34,10 +35,8 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     owned = plan.offers[0].provisioning == PROVISIONING
     for name, text in _owned(plan) if owned else _rented(plan):
         facts.add_row(name, text)
-    offers = Columns()
-    columns = ("", "zone") if owned else ("", "zone", "machine", "model", "$/h", "$ expected")
-    for column in columns:
-        offers.add_column(column, no_wrap=True, justify="right" if "$" in column else "left")
+    prices = ("$/h", "$ expected")
+    offers = Columns("", "zone", *(() if owned else ("machine", "model", *prices)), right=prices)
     offers.add_column("host" if owned else "why")
     for place, offer in enumerate(plan.offers[:most], 1):
         rent = (offer.machine_type, offer.provisioning.lower(), f"{offer.usd_per_hour:.4f}", f"{offer.key:.4f}")

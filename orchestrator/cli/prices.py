@@ -98,10 +98,9 @@ def _rows(sheet: PriceSheet, region: str, gpu: str) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> RenderableType:
-    table = Columns()
-    for title in ("GPU", "machine", "region", "spot $/h", "on demand $/h", "source"):
-        table.add_column(title, justify="right" if "$" in title else "left", no_wrap=True)
+    dollars = ("spot $/h", "on demand $/h")
+    table = Columns("GPU", "machine", "region", *dollars, "source", right=dollars)
     for row in rows:
-        dollars = [row[key] or "not sold" for key in ("spot_usd_per_hour", "standard_usd_per_hour")]
-        table.add_row(row["gpu"], row["machine"], row["region"], *dollars, row["source"])
+        prices = [row[key] or "not sold" for key in ("spot_usd_per_hour", "standard_usd_per_hour")]
+        table.add_row(row["gpu"], row["machine"], row["region"], *prices, row["source"])
     return table

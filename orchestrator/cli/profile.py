@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from orchestrator.cli.completing import known_cases, known_runs
-from orchestrator.cli.finding import find_run
-from orchestrator.cli.launch import launch_context
+from orchestrator.cli.completing import LOCAL, known_cases
+from orchestrator.cli.finding import RunName, find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.outcome import raise_for
 from orchestrator.cli.screen import Columns, screen
@@ -26,19 +25,15 @@ from orchestrator.report.profile import NOT_ROWS, TORCH, Profiled, Profiles, fig
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import Payload, RunOrder, begin
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.wiring import Wiring, fetch_run, ncu_pages, new_run_id, payload_of, write_atomically
+from orchestrator.wiring import Wiring, fetch_run, launch_context, ncu_pages, new_run_id, payload_of, write_atomically
 
-LOCAL = Path("results/local")
 SETS = ("roofline", "full", "trace")
 REPORTS = (".ncu-rep", ".ncu-rep.gz")
 
 
 def profile(
     ctx: typer.Context,
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs),
-    ] = "last",
+    run: RunName = "last",
     case: Annotated[
         list[str] | None,
         typer.Option("--case", help="A case's id, or a unique part of one.", autocompletion=known_cases),
@@ -66,7 +61,10 @@ def profile(
         run_id = _profiled(wiring, run_id, tuple(case), tuple(implementation or ()), set_, quiet=json)
     folder = fetch_run(wiring.bucket, Engine(wiring.world(), run_id).look(), LOCAL).folder
     found = _read(run_id, folder)
-    path = folder / "profile.html"
+    _write(found, folder / "profile.html", json=json)
+
+
+def _write(found: Profiles, path: Path, *, json: bool) -> None:
     write_atomically(path, page(found).encode())
     if json:
         emit_json({**_document(found), "files": [str(path)]})
@@ -84,13 +82,7 @@ def _of_file(report: Path, *, json: bool) -> None:
     files = {f"{name}.metrics.csv": metrics, f"{name}.rules.csv": rules}
     row = {"case_id": name, "implementation": name, "tool": "ncu", "files": list(files)}
     found = read(name, {"set": "of a file", "profiles": [row]}, files, {})
-    path = report.with_name(f"{name}.profile.html")
-    write_atomically(path, page(found).encode())
-    if json:
-        emit_json({**_document(found), "files": [str(path)]})
-        return
-    _show(found)
-    typer.echo(f"wrote {path}")
+    _write(found, report.with_name(f"{name}.profile.html"), json=json)
 
 
 def _profiled(

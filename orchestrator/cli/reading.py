@@ -12,6 +12,7 @@ from orchestrator.analysis import second_clock
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
+from orchestrator.cli.completing import LOCAL
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import options
 from orchestrator.core.errors import ConfigError
@@ -22,8 +23,6 @@ from orchestrator.report.markdown import markdown
 from orchestrator.report.report import Report
 from orchestrator.runs.engine import Engine
 from orchestrator.wiring import csv_lines, fetch_run, open_folder, write_atomically
-
-LOCAL = Path("results/local")
 
 
 def report_of(ctx: typer.Context, named: str) -> tuple[Report, Path]:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.alive_view import document, line, price_of
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
@@ -132,13 +132,10 @@ def _install(ctx: typer.Context, *, dry_run: bool, json: bool) -> None:
     done = install_timer_files(
         Timer(program=program, project=settings.project, bucket=settings.bucket, home=home), dry_run=dry_run
     )
-    if json:
-        files = [str(path) for path in done.files]
-        emit_json({"schema": 1, "files": files, "cron": done.cron, "active": done.active, "written": done.written})
-        return
-    for path in done.files:
-        typer.echo(f"{'wrote' if done.written else 'would write'} {path}")
-    if not done.written:
+    files = [str(path) for path in done.files]
+    told = {"schema": 1, "files": files, "cron": done.cron, "active": done.active, "written": done.written}
+    answer(told, *(f"{'wrote' if done.written else 'would write'} {path}" for path in files), json=json)
+    if json or not done.written:
         return
     if done.active:
         typer.echo(

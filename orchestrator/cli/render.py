@@ -20,6 +20,7 @@ from orchestrator.core.results import is_control
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
 from orchestrator.core.run.paid_time import cold_start_parts, paid_time, span, told
 from orchestrator.core.run.status import StatusLine
+from orchestrator.core.wording import clock
 
 STYLES = {
     "succeeded": "green",
@@ -42,12 +43,6 @@ def usd(amount: Decimal) -> str:
 
 SIMULATED: Final = "simulated prices: no dollar is spent"
 """What stands beside the dollars of the embedded cloud."""
-
-
-def clock(seconds: float) -> str:
-    whole = int(seconds)
-    hours, rest = divmod(whole, 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 def duration(microseconds: float) -> str:
@@ -247,9 +242,7 @@ class RunsTable:
         heads = ("run", "state", "cases", "cost", "age")
         used = sum(max(len(head), *(cell_len(row[at]) for row in rows)) + 2 for at, head in enumerate(heads))
         left = options.max_width - used
-        table = Columns(droppable=("age", "cases", "cost"))
-        for head in heads:
-            table.add_column(head, justify="left" if head in ("run", "state") else "right", no_wrap=True)
+        table = Columns(*heads, right=heads[2:], droppable=("age", "cases", "cost"))
         if left >= DEVICE:
             table.add_column("measured on", overflow="ellipsis", no_wrap=True, max_width=left)
         for line, (run, state, *others) in zip(self.lines, rows, strict=True):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.analysis.regimes import Setting
-from orchestrator.cli.completing import known_runs
+from orchestrator.cli.finding import RunOrFolder
 from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json
 from orchestrator.cli.reading import chosen, report_of, write_files
@@ -55,9 +55,7 @@ class Drawing:
 @grouped
 def report(
     ctx: typer.Context,
-    run: Annotated[
-        str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds one.", autocompletion=known_runs)
-    ] = "last",
+    run: RunOrFolder = "last",
     *,
     out: Annotated[Path | None, typer.Option("--out", help="Where to write; by default the run's folder.")] = None,
     insertion: Insertion,
@@ -80,14 +78,11 @@ def report(
     if json:
         emit_json({**document(found), "files": [str(path) for path in written]})
         return
-    for words in (found.title, *found.headlines(), *found.sentences()):
+    untimed = [f"not timed: {words}" for words in skips(found.study)]
+    notes = [f"note: {words}" for words in found.warnings()]
+    said = (found.title, *found.headlines(), *found.sentences(), *untimed, *notes)
+    for words in (*said, *(f"wrote {path}" for path in written)):
         typer.echo(words)
-    for words in skips(found.study):
-        typer.echo(f"not timed: {words}")
-    for words in found.warnings():
-        typer.echo(f"note: {words}")
-    for path in written:
-        typer.echo(f"wrote {path}")
 
 
 def _fragment(found: Report, table: str, settings: Sequence[Setting]) -> str:

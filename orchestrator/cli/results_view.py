@@ -14,9 +14,10 @@ from rich.text import Text
 from orchestrator.analysis.study import Case
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.screen import Columns
+from orchestrator.core.wording import count
 from orchestrator.report.markdown import skips
 from orchestrator.report.report import Report
-from orchestrator.report.text import backend, common_parts, count, digits, estimate, labels
+from orchestrator.report.text import backend, common_parts, digits, estimate, labels
 
 if TYPE_CHECKING:
     from orchestrator.wiring import Fetched

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, emit_json
+from orchestrator.cli.options import Json, answer, emit_json
 from orchestrator.cli.shapes import SHAPES, schema_of
 from orchestrator.core.errors import ConfigError
 
@@ -29,12 +29,8 @@ def schema(
     Without a command, the names of all. The same files are in docs/schema/.
     """
     name = " ".join(command or ())
-    if not name and not json:
-        for one in SHAPES:
-            typer.echo(one)
-        return
     if not name:
-        emit_json({"title": "every command", "commands": list(SHAPES)})
+        answer({"title": "every command", "commands": list(SHAPES)}, *SHAPES, json=json)
         return
     if name not in SHAPES:
         raise ConfigError(f"no schema is called {name!r}", hint="`bench schema` lists them")

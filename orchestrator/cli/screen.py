@@ -36,9 +36,12 @@ class Columns(Table):
     in that order, before cells are folded; ids and numbers are folded last, so that they can be copied. In a pipe each
     row is a line with tabs between, for cut, awk and grep."""
 
-    def __init__(self, *, droppable: Sequence[str] = ()) -> None:
+    def __init__(self, *heads: str, right: Sequence[str] = (), droppable: Sequence[str] = ()) -> None:
+        """With a column under each head, whose cells are not wrapped; those of the heads in `right` stand there."""
         super().__init__(box=None, padding=(0, 2, 0, 0), header_style="dim")
         self.droppable = droppable
+        for head in heads:
+            self.add_column(head, justify="right" if head in right else "left", no_wrap=True)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not options.is_terminal:

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.options import Json, answer, options
 from orchestrator.cli.site_build import STATE, Built, Source, build, source_of
 from orchestrator.core.errors import BenchError, ConfigError
-from orchestrator.report.text import count
+from orchestrator.core.wording import count
 from orchestrator.wiring import Wiring, site_files
 
 LIVE_S = 2.0
@@ -49,14 +49,12 @@ def site(
         return
     built = build(source_of(wiring), out)
     published = site_files.publish(wiring.bucket, out, [*built.pages, STATE], publish) if publish else None
-    if json:
-        emit_json({**built.document(), "published": published, "index": str(out / "index.html")})
-        return
-    typer.echo(_said(built))
+    said = [_said(built)]
     if published is not None:
         where = f"gs://{wiring.bucket.name}/{publish}/index.html"
-        typer.echo(f"stored {count(published, 'page')} that were new or other: {where}")
-    typer.echo(f"open {out / 'index.html'}")
+        said.append(f"stored {count(published, 'page')} that were new or other: {where}")
+    index = str(out / "index.html")
+    answer({**built.document(), "published": published, "index": index}, *said, f"open {index}", json=json)
 
 
 def _said(built: Built) -> str:
@@ -71,11 +69,8 @@ def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) ->
     source = source_of(wiring)
     built = build(source, out)
     with site_files.serve(out, port) as server:
-        if json:
-            emit_json({**built.document(), "url": server.url})
-        else:
-            typer.echo(_said(built))
-            typer.echo(f"serving {server.url} to this machine; pages reload as runs go on; Ctrl-C stops")
+        serving = f"serving {server.url} to this machine; pages reload as runs go on; Ctrl-C stops"
+        answer({**built.document(), "url": server.url}, _said(built), serving, json=json)
         try:
             while True:
                 time.sleep(LIVE_S if built.live else QUIET_S)

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completing import known_runs
-from orchestrator.cli.finding import find_run
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.finding import RunName, find_run
+from orchestrator.cli.options import Json, answer, options
 from orchestrator.core.attach import through_iap, to_host
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.hosts import is_host, parse_target
@@ -20,7 +19,7 @@ from orchestrator.wiring import Wiring, attach, installed
 
 def ssh(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `last`.", autocompletion=known_runs)],
+    run: RunName,
     command: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Run this there instead.")] = None,
     show: Annotated[bool, typer.Option("--print", help="Print the command, and do not run it.")] = False,
     json: Json = False,
@@ -33,11 +32,8 @@ def ssh(
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
     words = command_for(wiring, Engine(wiring.world(), run_id).look(), tuple(command or ()))
-    if json:
-        emit_json({"schema": 1, "run_id": run_id, "command": list(words)})
-        return
-    if show:
-        typer.echo(shlex.join(words))
+    if json or show:
+        answer({"schema": 1, "run_id": run_id, "command": list(words)}, shlex.join(words), json=json)
         return
     if not installed(words[0]):
         typer.echo(shlex.join(words))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from orchestrator.cli.completing import known_runs
-from orchestrator.cli.finding import find_run
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.finding import RunName, find_run
+from orchestrator.cli.options import Json, answer, options
 from orchestrator.cli.unread import note
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.run.fold import Run
@@ -26,7 +23,7 @@ def unsettled(state: Run, exc: DocumentUnreadable) -> DocumentUnreadable:
 
 def stop(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `last`.", autocompletion=known_runs)],
+    run: RunName,
     json: Json = False,
 ) -> None:
     """End a run and delete its machine.
@@ -45,10 +42,7 @@ def stop(
             state = engine.follow(trouble=lambda exc, pause: note(f"{exc} (again in {pause:.0f} s)"))
         except DocumentUnreadable as exc:  # the ledger's: the machine is deleted before its cost is settled
             raise unsettled(engine.look(), exc) from exc
-    if json:
-        emit_json(document(state, utc_now()))
-        return
-    now = utc_now()
-    was = "was over already" if already else "is stopped"
+    now, was = utc_now(), "was over already" if already else "is stopped"
     cases = f"{state.cases_done} of {state.cases_total} cases"
-    typer.echo(f"run {run_id} {was}: {state.phase.value}, ${state.cost(now):.4f}, {cases}")
+    said = f"run {run_id} {was}: {state.phase.value}, ${state.cost(now):.4f}, {cases}"
+    answer(document(state, now), said, json=json)

@@ -8,6 +8,7 @@ import typer
 
 from orchestrator.core.errors import BenchError, DocumentUnreadable
 from orchestrator.core.foreign import log_text
+from orchestrator.core.wording import count
 
 
 def note(text: str) -> None:
@@ -22,6 +23,5 @@ def raise_unread(left_out: Mapping[str, str], first: BenchError | None = None) -
     if first is not None:
         raise first
     if left_out:
-        count = len(left_out)
-        objects = "1 object was" if count == 1 else f"{count} objects were"
+        objects = count(len(left_out), "object was", "objects were")
         raise DocumentUnreadable(f"{objects} left out, and all else was done", hint="the notes above name each")

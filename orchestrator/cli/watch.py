@@ -13,12 +13,13 @@ from rich.text import Text
 
 from orchestrator.cli.keys import silent_keys
 from orchestrator.cli.plan_view import planned
-from orchestrator.cli.render import clock, duration, live, usd
+from orchestrator.cli.render import duration, live, usd
 from orchestrator.cli.screen import screen
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
 from orchestrator.core.run.fold import Run
+from orchestrator.core.wording import clock
 from orchestrator.wiring import utc_now
 
 

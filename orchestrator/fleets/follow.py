@@ -32,6 +32,7 @@ from orchestrator.core.naming import (
 )
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
+from orchestrator.core.wording import count
 from orchestrator.fleets.decisions import ended, following, held_anew, resumed, summary, with_jobs
 from orchestrator.fleets.on_batch import Place
 from orchestrator.fleets.orders import Orders
@@ -311,8 +312,8 @@ class Follower:
             jobs = [job.model_copy(update={"parallel": min(job.parallel, most.get(job.gpu, 1))}) for job in jobs]
         for text in self.scheduler.submit([self._spec(state, job, ends_at) for job in jobs]):
             self.say(text)
-        count = sum(len(job.children) for job in jobs)
-        self.say(f"{count} children in {len(jobs)} job{'s' if len(jobs) != 1 else ''} on {self.scheduler.name}")
+        children = sum(len(job.children) for job in jobs)
+        self.say(f"{children} children in {count(len(jobs), 'job')} on {self.scheduler.name}")
 
     def _spec(self, state: FleetState, job: JobRecord, ends_at: datetime) -> JobSpec:
         price = self._price(job.gpu)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from orchestrator.analysis.axes import Along, Line
+from orchestrator.core.wording import count
 from orchestrator.report.document import limits
 from orchestrator.report.figures import RIGHT, SLIM, WIDTH
 from orchestrator.report.page import Figure, Part, Section, Text
 from orchestrator.report.palette import SHAPES, Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span
-from orchestrator.report.text import backend, count, digits, shortened, tick, within
+from orchestrator.report.text import backend, digits, shortened, tick, within
 
 LEFT: Final = 86.0
 BOTTOM: Final = 330.0

@@ -17,8 +17,9 @@ from orchestrator.analysis.study import KERNEL, Study
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.results import is_control
+from orchestrator.core.wording import count
 from orchestrator.report.report import Report
-from orchestrator.report.text import count, ratio
+from orchestrator.report.text import ratio
 
 
 @dataclass(frozen=True, slots=True)

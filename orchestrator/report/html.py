@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
 from orchestrator.core.bundled.work import convention
+from orchestrator.core.wording import count
 from orchestrator.report import distributions, figures, rates, tables
 from orchestrator.report.page import Box, Code, Fold, Link, Page, Part, Section, Table, Text, drawn, written
 from orchestrator.report.report import Report, headline_of, sentences_of
-from orchestrator.report.text import common_parts, count, in_words, labels
+from orchestrator.report.text import common_parts, in_words, labels
 
 
 def page(

@@ -18,8 +18,9 @@ from orchestrator.analysis.study import Study, false_verdicts
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.bundled import names
 from orchestrator.core.bundled.names import DEFAULT
+from orchestrator.core.wording import count
 from orchestrator.report.minutes import Minutes
-from orchestrator.report.text import count, digits, energy, estimate, of_cases, percent
+from orchestrator.report.text import digits, energy, estimate, of_cases, percent
 
 MOST_STOLEN: Final = 1.0
 """Per cent of the host's time that may go to others before a reader must know."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.core.bundled.names import FAMILY
+from orchestrator.core.wording import count
 
 if TYPE_CHECKING:
     from orchestrator.analysis.bootstrap import Interval
@@ -91,10 +92,6 @@ def in_words(value: object) -> str:
 def shortened(name: str, most: int = 42) -> str:
     """A name that fits where there is room for so many characters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def common_parts(case_ids: Sequence[str]) -> list[str]:

@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from orchestrator.adapters.terminal import attach, installed
     from orchestrator.adapters.timer import Timer, install_timer_files
     from orchestrator.adapters.workload_files import files_of
+    from orchestrator.core.plan.plan import LaunchPlan
     from orchestrator.core.run.fold import Run
     from orchestrator.ports import Bucket, Entry
+    from orchestrator.runs.launch import LaunchContext
 
 __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "answered_in_sql", "ask", "attach",
     "brought", "configs", "configured", "csv_lines", "fetch_run", "files_of", "install_timer_files", "installed",
-    "ncu_pages", "new_run_id", "open_folder", "payload_of", "running", "site_files", "sql_ready", "stop_cloud",
-    "utc_now", "wire", "wire_embedded", "write_atomically",
+    "launch_context", "ncu_pages", "new_run_id", "open_folder", "payload_of", "running", "site_files", "sql_ready",
+    "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
     "Timer": "timer.Timer",
@@ -70,6 +72,21 @@ def wire(*, project: str = "", bucket: str = "", needs_bucket: bool = True) -> W
             hint=f"`bench init --project {settings.project}` makes one; or name one that is there with BENCH_BUCKET",
         )
     return Wiring(settings)
+
+
+def launch_context(wiring: Wiring, plan: LaunchPlan) -> LaunchContext:
+    """The place that a plan's machines are launched into: the user's own hosts, or where this user rents."""
+    from orchestrator.core.mode import Mode
+    from orchestrator.runs.launch import LaunchContext
+
+    mode = plan.mode if plan.mode is Mode.HOST else wiring.mode
+    return LaunchContext(
+        mode=mode,
+        bucket=wiring.bucket.name,
+        user=wiring.user,
+        endpoints=wiring.endpoints,
+        require_cuda=(not mode.simulated or bool(wiring.here)) and plan.config.gpu != "cpu",
+    )
 
 
 def wire_embedded() -> Wiring:

@@ -33,9 +33,7 @@ def answering(*answers: Answer) -> Any:
 
 def test_both_ways_of_asking_give_the_same_answer(home: Path) -> None:
     with staged(home, silent_vm) as stage:
-        engine = stage.begin(stage.world())
-        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
-            pass
+        engine, _ = stage.with_a_machine()
         assert (
             alive(stage.cloud.project, stage.cloud.compute_url, Bearer(stage.cloud.token))
             == stage.world().cloud().instances()

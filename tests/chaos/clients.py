@@ -52,8 +52,9 @@ from tests.chaos.boxes import Box
 from tests.chaos.deeds import Deeds
 from tests.chaos.guests import guest
 from tests.chaos.scenario import Client
-from tests.stories.stage import SHEET, TimelineClock
+from tests.stories.stage import SHEET
 from tests.support.patience import PATIENCE_S
+from tests.support.simulated_clock import TimelineClock
 
 POLICY: Final = Policy(poll_s=10)
 NOBODY: Final = "client-ffffff"

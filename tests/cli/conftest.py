@@ -51,6 +51,11 @@ class Bench:
     def bill(self, run_id: str) -> list[Any]:
         return [row for row in self.control("/control/bill")["rows"] if row["run_id"] == run_id]
 
+    def alive(self) -> list[Any]:
+        """The machines that exist now, as the command tells."""
+        found: list[Any] = self("cloud", "status", "--json").document["instances"]
+        return found
+
     def fired(self) -> list[int]:
         return [fault["fired"] for fault in self.control("/control/weather")["faults"]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from decimal import Decimal
 
 import pytest
@@ -12,14 +13,14 @@ from rich.console import Console
 
 from orchestrator.cli.fleet_sql import lines, table
 from orchestrator.cli.shapes import SHAPES
-from orchestrator.core.fleet.children import expand
+from orchestrator.core.fleet.children import Child, expand
 from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.core.fleet.state import ChildLine
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.mode import Mode
 from orchestrator.fleets.rows import pack
 from orchestrator.store.fleets import FleetRecord, FleetStore
-from orchestrator.wiring import wire
+from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
 from tests.cli.test_foreign_text import HOSTILE, harmless
 from tests.fleet.test_rows import case
@@ -28,12 +29,7 @@ FLEET = "fleet-20261120-010203-00cc"
 MEDIANS = "SELECT gpu, configuration, median(latency_us) AS us FROM rows GROUP BY ALL ORDER BY ALL"
 
 
-@pytest.fixture
-def fleet(bench: Bench) -> Bench:
-    """Two GPUs with two settings each, three of which are measured; the T4's rows have a column more."""
-    wiring = wire()
-    sweep = Sweep.model_validate({"axes": {"gpu": ["l4", "t4"], "measure.seed": [0, 1]}, "seed": 1})
-    children = expand(sweep, lambda _: ())
+def stored(wiring: Wiring, sweep: Sweep, children: Sequence[Child]) -> FleetStore:
     now = wiring.clock.now()
     record = FleetRecord(
         fleet=FLEET, engine="cloud", mode=Mode.EMBEDDED, user="ada", sweep=sweep, created_at=now, ends_at=now,
@@ -41,6 +37,16 @@ def fleet(bench: Bench) -> Bench:
     )  # fmt: skip
     store = FleetStore(wiring.bucket, wiring.clock, FLEET)
     store.create(record, children)
+    return store
+
+
+@pytest.fixture
+def fleet(bench: Bench) -> Bench:
+    """Two GPUs with two settings each, three of which are measured; the T4's rows have a column more."""
+    wiring = wire()
+    sweep = Sweep.model_validate({"axes": {"gpu": ["l4", "t4"], "measure.seed": [0, 1]}, "seed": 1})
+    children = expand(sweep, lambda _: ())
+    store = stored(wiring, sweep, children)
     found = [child for child in children if child.cell != children[-1].cell]
     for child in found:
         run_id = child_run(FLEET, child.cell.gpu, child.index)
@@ -52,7 +58,7 @@ def fleet(bench: Bench) -> Bench:
         metadata = {"v": "1", "columns": ",".join(columns), "rows": str(count)}
         wiring.bucket.replace(rows_object(FLEET, child.index), data, generation=0, metadata=metadata)
     store.write([ChildLine(child.index, "stored", usd=Decimal("0.25"), device="L4") for child in found])
-    store.list_as({"created_at": now.isoformat(), "state": "measuring"})
+    store.list_as({"created_at": wiring.clock.now().isoformat(), "state": "measuring"})
     return bench
 
 
@@ -128,12 +134,7 @@ def test_a_fleet_that_has_measured_nothing_and_one_that_is_not_there_are_exit_10
     bench("fleet", "sql", "last", "SELECT 1", code=10)
     wiring = wire()
     sweep = Sweep.model_validate({"axes": {"gpu": ["l4"]}})
-    now = wiring.clock.now()
-    record = FleetRecord(
-        fleet=FLEET, engine="cloud", mode=Mode.EMBEDDED, user="ada", sweep=sweep, created_at=now, ends_at=now,
-        hold_usd=Decimal(0),
-    )  # fmt: skip
-    FleetStore(wiring.bucket, wiring.clock, FLEET).create(record, expand(sweep, lambda _: ()))
+    stored(wiring, sweep, expand(sweep, lambda _: ()))
     assert "measured nothing yet" in bench("fleet", "sql", FLEET, "SELECT 1", code=10).err
 
 

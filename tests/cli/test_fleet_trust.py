@@ -43,11 +43,6 @@ def planted(wiring: Wiring, asked: Sweep, *, fleet: str = FLEET) -> None:
     store.list_as({"state": "running"})
 
 
-def alive(bench: Bench) -> list[Any]:
-    found: list[Any] = bench("cloud", "status", "--json").document["instances"]
-    return found
-
-
 @pytest.mark.parametrize("command", ["resume", "retry"])
 def test_no_setting_of_a_fleet_that_was_found_in_the_bucket_is_followed(
     bench: Bench, tmp_path: Path, command: str
@@ -59,7 +54,7 @@ def test_no_setting_of_a_fleet_that_was_found_in_the_bucket_is_followed(
     assert "was not launched from here" in refused
     assert "machine.service_account=owner@" in refused.replace("\n", ""), "who decides about it is told what it asks"
     assert not proof.exists()
-    assert alive(bench) == []
+    assert bench.alive() == []
 
 
 def test_no_command_is_run_in_a_folder_that_a_fleet_in_the_bucket_names(bench: Bench, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 from orchestrator.adapters.fetch import Fetched
 from orchestrator.cli.outcome import error_of
 from orchestrator.cli.plan_view import plan_view
-from orchestrator.cli.render import ago, alive_line, clock, ending_lines, live, runs_table, usd
+from orchestrator.cli.render import ago, alive_line, ending_lines, live, runs_table, usd
 from orchestrator.cli.results_view import results_view
 from orchestrator.cli.watch import LiveWatch, PlainWatch, Watch, watching
 from orchestrator.core.config.model import Workload
@@ -24,11 +24,12 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.plan.on_hosts import plan_on_hosts
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.fold import OUTCOMES, Run, replay
+from orchestrator.core.run.fold import OUTCOMES
 from orchestrator.core.run.status import document, status_line
+from orchestrator.core.wording import clock
 from orchestrator.report.text import digits, estimate
 from tests.core.asked import accepted, asked
-from tests.core.builders import RUN, VM, ZONE, Log, at, created, gone, measured, planned, requested, running
+from tests.core.builders import RUN, VM, ZONE, Log, at, created, gone, measured, planned, replayed, requested, running
 from tests.report.written import both, csv_text, records, reported, skip
 
 
@@ -37,12 +38,6 @@ def shown(renderable: RenderableType, width: int = 90) -> str:
     console.print(renderable)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
-
-
-def replayed(log: Log) -> Run:
-    run = replay(log.events)
-    assert run is not None
-    return run
 
 
 def measuring() -> Log:

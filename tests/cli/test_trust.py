@@ -39,11 +39,6 @@ def planted(wiring: Wiring, **settings: Any) -> None:
     log.append(ev.RunClosed(outcome="preempted", detail="made up", generation=0))
 
 
-def alive(bench: Bench) -> list[Any]:
-    found: list[Any] = bench("cloud", "status", "--json").document["instances"]
-    return found
-
-
 def test_a_command_in_a_stored_plan_is_never_run(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pwned = tmp_path / "PWNED"
     wiring = wire()
@@ -60,7 +55,7 @@ def test_a_command_in_a_stored_plan_is_never_run(bench: Bench, tmp_path: Path, m
     refused = bench("launch", "--resume", RUN, "--detach", code=3)
     assert "cap" in refused.err
     assert not pwned.exists()
-    assert alive(bench) == []
+    assert bench.alive() == []
 
 
 @pytest.mark.parametrize("window", ["PER_RUN", "PER_DAY", "PER_MONTH", "TOTAL"])
@@ -70,7 +65,7 @@ def test_a_resumption_is_refused_under_the_caps_of_today(
     planted(wire())
     monkeypatch.setenv(f"BENCH_{window}_USD", "0")
     assert "cap $0" in bench("launch", "--resume", RUN, "--detach", code=3).err
-    assert alive(bench) == []
+    assert bench.alive() == []
 
 
 def test_a_stored_ceiling_only_lowers_ours_and_a_stored_time_never_lengthens_it(bench: Bench) -> None:
@@ -127,4 +122,4 @@ def test_no_files_are_sent_from_a_path_that_a_stored_plan_names(bench: Bench, tm
     refused = bench("profile", RUN, "--case", "n16", code=2).err
     assert "nothing is sent" in refused
     assert list(wiring.bucket.list("payloads/")) == []
-    assert alive(bench) == []
+    assert bench.alive() == []

@@ -16,9 +16,10 @@ from orchestrator.core.market.offers import Advice, Offer, region_of
 from orchestrator.embedded.scripted import scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
-from tests.contract.test_cloud import TimelineClock, talker
+from tests.contract.test_cloud import talker
 from tests.support import keyed
 from tests.support.discovery import Recorder
+from tests.support.simulated_clock import TimelineClock
 
 ADVICE = {
     "us-central1-a": {"obtainability": 0.8, "uptime_s": 7200.0, "preemption_rate": 0.125},

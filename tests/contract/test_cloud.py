@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,9 @@ from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.ports import Cloud
 from tests.support.machine_requests import L4, T4
+from tests.support.simulated_clock import TimelineClock
 
 NEXT = replace(L4, name=L4.name[:-1] + "2", labels={**L4.labels, "bench-attempt": "2"}, request_id=str(uuid.uuid4()))
-
-
-@dataclass
-class TimelineClock:
-    timeline: SimulatedTimeline
-
-    def now(self) -> datetime:
-        return self.timeline.now()
-
-    def sleep(self, seconds: float) -> None:
-        self.timeline.advance(seconds)
 
 
 def talker(vm: ScriptedVm) -> Steps:

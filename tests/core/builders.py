@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.core.market.machines import Instance, Operation
 from orchestrator.core.market.offers import Offer, region_of
 from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import Run, replay
 
 RUN = "20261121-040506-l4-7f3a"
 VM = f"bench-{RUN}-1"
@@ -35,6 +36,13 @@ class Log:
 
     def vm(self, seconds: float, fact: ev.Fact) -> Log:
         return self.add(seconds, fact, "vm-1")
+
+
+def replayed(log: Log) -> Run:
+    """The run that its events tell of."""
+    run = replay(log.events)
+    assert run is not None
+    return run
 
 
 def planned(**changes: Any) -> ev.RunPlanned:

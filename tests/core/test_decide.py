@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.fold import Phase, Run, replay
+from orchestrator.core.run.fold import Phase, replay
 from tests.core.builders import (
     T0,
     VM,
@@ -25,6 +25,7 @@ from tests.core.builders import (
     offer,
     operation,
     planned,
+    replayed,
     requested,
     running,
 )
@@ -33,12 +34,6 @@ from tests.core.test_run import logs
 POLICY = do.Policy()
 NOWHERE = do.Observation(None)
 OFFERS = (offer("us-central1-a"), offer("us-central1-b"), offer("us-east1-b"))
-
-
-def replayed(log: Log) -> Run:
-    run = replay(log.events)
-    assert run is not None
-    return run
 
 
 def next_of(

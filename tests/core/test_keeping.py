@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Observation, Policy, decide
-from orchestrator.core.run.fold import Phase, Run, replay
+from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.keeping import Advice, ColdStart, advise, cold_starts
 from orchestrator.core.run.orphans import Keep, Orphan, judge
 from orchestrator.core.run.slots import Slot, Wanted, claim, owned, seconds_left, unfit
@@ -31,18 +31,13 @@ from tests.core.builders import (
     offer,
     operation,
     planned,
+    replayed,
     running,
 )
 
 OTHER = "20261121-050607-l4-0002"
 POLICY = Policy(exit_grace_s=60, take_limit_s=90)
 SLOT = Slot(state="idle", vm=VM, zone=ZONE, owner=RUN, idle_until=at(700))
-
-
-def fold(log: Log) -> Run:
-    run = replay(log.events)
-    assert run is not None
-    return run
 
 
 def kept(seconds: float = 100, outcome: str = "succeeded") -> Log:
@@ -56,7 +51,7 @@ def guest(*facts: tuple[float, ev.Fact]) -> Run:
     log.add(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER, deadline_at=at(900)))
     for seconds, fact in facts:
         log.vm(seconds, fact)
-    return fold(log)
+    return replayed(log)
 
 
 def wanted(**changes: object) -> Wanted:
@@ -67,7 +62,7 @@ def wanted(**changes: object) -> Wanted:
 
 
 def test_a_kept_run_is_neither_over_nor_in_need_of_another_machine() -> None:
-    run = fold(kept())
+    run = replayed(kept())
     assert (run.phase, run.over, run.goes_on) == (Phase.KEPT, False, False)
     assert run.current.idle_until == at(700)
 
@@ -75,7 +70,7 @@ def test_a_kept_run_is_neither_over_nor_in_need_of_another_machine() -> None:
 @pytest.mark.parametrize("how", ["preempted", "lost", "deleted", "deadline"])
 def test_what_becomes_of_a_machine_that_was_kept_does_not_change_what_its_run_came_to(how: str) -> None:
     log = kept().vm(110, ev.VmExiting(outcome="failed", exit_code=137)).add(120, gone(119, how))
-    run = fold(log)
+    run = replayed(log)
     assert run.taken_back is False
     settle, close = decide(run, Observation(None), at(130), POLICY, None)
     assert isinstance(settle, do.Settle)
@@ -85,9 +80,9 @@ def test_what_becomes_of_a_machine_that_was_kept_does_not_change_what_its_run_ca
 
 def test_a_machine_that_is_lent_has_no_idle_limit_until_it_is_kept_again() -> None:
     log = kept().vm(200, ev.Lent(to=OTHER))
-    assert fold(log).current.idle_until is None
-    assert fold(log).current.lent_to == OTHER
-    again = fold(log.vm(900, ev.Kept(outcome="succeeded", idle_limit_s=600))).current
+    assert replayed(log).current.idle_until is None
+    assert replayed(log).current.lent_to == OTHER
+    again = replayed(log.vm(900, ev.Kept(outcome="succeeded", idle_limit_s=600))).current
     assert (again.idle_until, again.work_done_at) == (at(1500), at(100))
 
 
@@ -95,7 +90,7 @@ def test_a_machine_that_is_lent_has_no_idle_limit_until_it_is_kept_again() -> No
 
 
 def test_a_kept_machine_is_left_alone_until_its_limit_and_its_grace_are_over() -> None:
-    run = fold(kept())
+    run = replayed(kept())
     alive = Observation(instance())
     assert decide(run, alive, at(759), POLICY, None) == (do.Wait(POLICY.poll_s),)
     (command,) = decide(run, alive, at(761), POLICY, None)
@@ -103,7 +98,7 @@ def test_a_kept_machine_is_left_alone_until_its_limit_and_its_grace_are_over() -
 
 
 def test_a_reaper_takes_a_machine_that_waits_too_long_and_no_other() -> None:
-    run = fold(kept())
+    run = replayed(kept())
     seen = replace(instance(), labels={"bench-run": RUN})
     assert isinstance(judge(seen, run, "b", at(759), POLICY), Keep)
     assert isinstance(judge(seen, run, "b", at(761), POLICY), Orphan)
@@ -141,7 +136,7 @@ def test_a_machine_that_only_stopped_is_deleted_by_its_guest_too() -> None:
 
 def test_stopping_a_guest_deletes_the_machine_and_then_ends_it_as_stopped() -> None:
     log = Log().add(0, planned()).add(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER))
-    run = fold(log.add(9, ev.StopRequested(by="ada", reason="enough")))
+    run = replayed(log.add(9, ev.StopRequested(by="ada", reason="enough")))
     (command,) = decide(run, Observation(instance()), at(10), POLICY, None)
     assert isinstance(command, do.Delete)
     _, close = decide(run, Observation(None, (operation("delete", 12),)), at(13), POLICY, None)
@@ -157,9 +152,9 @@ def test_on_the_word_of_a_machine_alone_no_machine_is_deleted(status: str, stopp
     if stopped:
         log.add(5, ev.StopRequested(by="ada", reason="enough"))
     for moment in (10, 600, 899):
-        (command,) = decide(fold(log), Observation(instance(status)), at(moment), POLICY, None)
+        (command,) = decide(replayed(log), Observation(instance(status)), at(moment), POLICY, None)
         assert isinstance(command, do.Wait)
-    _, close = decide(fold(log), Observation(instance(status)), at(901), POLICY, None)
+    _, close = decide(replayed(log), Observation(instance(status)), at(901), POLICY, None)
     assert isinstance(close, do.Close)
 
 
@@ -168,7 +163,7 @@ def test_what_the_client_says_of_the_machine_that_it_claimed_counts_over_what_a_
     log = Log().add(0, planned()).add(2, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER, deadline_at=at(900)))
     forged = ev.MachineTaken(vm="bench-other-9", zone=ZONE, owner=RUN, deadline_at=at(9000))
     log.vm(first, forged).vm(first, forged.model_copy(update={"generation": 7}))
-    taken = fold(log).guest_of
+    taken = replayed(log).guest_of
     assert taken is not None
     assert taken.vm == VM
 
@@ -183,7 +178,7 @@ def test_a_guest_whose_machine_was_taken_back_says_so() -> None:
 def test_a_guest_that_is_resumed_asks_for_a_machine_of_its_own_under_a_number_of_its_own() -> None:
     log = Log().add(0, planned()).add(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER))
     log.add(2, ev.RunClosed(outcome="preempted")).add(3, ev.RunResumed(generation=1, attempts=2))
-    run = fold(log)
+    run = replayed(log)
     assert (run.guest_of, run.goes_on, run.next_attempt) == (None, True, 2)
     (command,) = decide(run, Observation(None), at(4), POLICY, (offer(),))
     assert isinstance(command, do.Create)
@@ -206,7 +201,7 @@ def test_only_an_idle_slot_can_be_claimed() -> None:
 
 
 def test_a_waiting_machine_of_the_right_kind_will_do() -> None:
-    assert unfit(SLOT, fold(kept()), wanted(), at(200)) == ""
+    assert unfit(SLOT, replayed(kept()), wanted(), at(200)) == ""
 
 
 @pytest.mark.parametrize(
@@ -224,19 +219,19 @@ def test_a_waiting_machine_of_the_right_kind_will_do() -> None:
 def test_a_machine_of_another_kind_or_with_too_little_time_will_not_do(
     why: str, changes: dict[str, object], seconds: float
 ) -> None:
-    assert why in unfit(SLOT, fold(kept()), wanted(**changes), at(seconds))
+    assert why in unfit(SLOT, replayed(kept()), wanted(**changes), at(seconds))
 
 
 def test_a_machine_whose_run_is_over_or_unknown_or_has_lost_it_will_not_do() -> None:
     assert unfit(SLOT, None, wanted(), at(200))
-    assert unfit(SLOT, fold(Log().vm(1, ev.VmBooted(vm=VM, attempt=1))), wanted(), at(200))
-    assert unfit(SLOT, fold(kept().add(150, gone(149))), wanted(), at(200))
-    assert unfit(SLOT, fold(kept().add(150, ev.StopRequested(by="ada", reason="x"))), wanted(), at(200))
-    assert unfit(SLOT, fold(kept().add(150, ev.RunClosed(outcome="succeeded"))), wanted(), at(200))
+    assert unfit(SLOT, replayed(Log().vm(1, ev.VmBooted(vm=VM, attempt=1))), wanted(), at(200))
+    assert unfit(SLOT, replayed(kept().add(150, gone(149))), wanted(), at(200))
+    assert unfit(SLOT, replayed(kept().add(150, ev.StopRequested(by="ada", reason="x"))), wanted(), at(200))
+    assert unfit(SLOT, replayed(kept().add(150, ev.RunClosed(outcome="succeeded"))), wanted(), at(200))
 
 
 def test_a_machine_without_a_known_deadline_has_no_time_left() -> None:
-    vm = owned(SLOT, fold(kept()))
+    vm = owned(SLOT, replayed(kept()))
     assert vm is not None
     assert seconds_left(vm, at(4)) == 1740
     assert seconds_left(vm, at(5000)) == 0
@@ -251,14 +246,14 @@ def line(run_id: str = RUN, cold: int = 240, billed: int = 200, gpu: str = "l4",
 
 
 def test_a_cold_start_is_counted_from_the_first_request_and_paid_for_from_the_start_of_the_machine() -> None:
-    assert cold_start(fold(kept())) == (48, 46)
-    assert status_line(fold(kept()), at(101)).cold_start_s == 48
+    assert cold_start(replayed(kept())) == (48, 46)
+    assert status_line(replayed(kept()), at(101)).cold_start_s == 48
 
 
 def test_a_run_that_began_no_case_or_has_no_machine_of_its_own_tells_nothing_of_cold_starts() -> None:
-    assert cold_start(fold(running())) == (0, 0)
+    assert cold_start(replayed(running())) == (0, 0)
     assert cold_start(guest((5, ev.CaseStarted(case_id="a", index=1, of=1)))) == (0, 0)
-    unstarted = fold(Log().vm(9, ev.CaseStarted(case_id="a", index=1, of=1)))
+    unstarted = replayed(Log().vm(9, ev.CaseStarted(case_id="a", index=1, of=1)))
     assert cold_start(unstarted) == (0, 0)
 
 
@@ -269,7 +264,7 @@ def test_the_first_machine_that_measured_a_case_is_the_one_that_counts() -> None
     log.add(75, ev.InstanceCreated(attempt=2, vm=VM, zone=ZONE, instance_id="1", started_at=at(74), deadline_at=at(9),
         request_id="2"))  # fmt: skip
     log.add(100, ev.CaseStarted(case_id="a", index=1, of=1), "vm-2")
-    assert cold_start(fold(log)) == (30, 26)
+    assert cold_start(replayed(log)) == (30, 26)
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
@@ -292,20 +287,20 @@ COLD = ColdStart(240.0, 180.0, 7)
 
 
 def advice(log: Log, seconds: float, cold: ColdStart | None = COLD) -> Advice:
-    found = advise(fold(log), cold, at(seconds))
+    found = advise(replayed(log), cold, at(seconds))
     assert found is not None
     return found
 
 
 def test_there_is_no_advice_about_a_machine_that_is_not_there() -> None:
-    assert advise(fold(Log().add(0, planned())), COLD, at(1)) is None
-    assert advise(fold(running().add(60, gone(59))), COLD, at(61)) is None
-    asked = fold(Log().add(0, planned()))
-    assert advise(replace(asked, vms=(replace(fold(running()).vms[0], started_at=None),)), COLD, at(3)) is None
+    assert advise(replayed(Log().add(0, planned())), COLD, at(1)) is None
+    assert advise(replayed(running().add(60, gone(59))), COLD, at(61)) is None
+    asked = replayed(Log().add(0, planned()))
+    assert advise(replace(asked, vms=(replace(replayed(running()).vms[0], started_at=None),)), COLD, at(3)) is None
 
 
 def test_a_machine_at_work_is_advised_on_only_when_it_works_for_another_run() -> None:
-    assert advise(fold(running()), COLD, at(60)) is None
+    assert advise(replayed(running()), COLD, at(60)) is None
     lent = advice(kept().vm(120, ev.Lent(to=OTHER)), 130)
     assert (lent.verdict, OTHER in lent.text) == ("keep", True)
 
@@ -340,4 +335,4 @@ def test_without_history_the_advice_is_to_stop_and_says_that_it_knows_nothing() 
 
 def test_an_instance_of_a_run_that_only_asked_is_no_slots_owner() -> None:
     log = Log().add(0, planned()).add(2, created(4))
-    assert owned(SLOT, fold(log)) is None
+    assert owned(SLOT, replayed(log)) is None

@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 from orchestrator.core.market.offers import START_S, WORK_S, Advice, Work, weigh
 from orchestrator.core.plan.expectation import expect
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.fold import Run, replay
+from orchestrator.core.run.fold import replay
 from orchestrator.core.run.keeping import cold_starts
 from orchestrator.core.run.paid_time import PARTS, cold_start_parts, medians, paid_time, read, told, written
 from orchestrator.core.run.status import StatusLine, cold_start, decode, document, encode, status_line
-from tests.core.builders import RUN, Log, at, gone, measured, offer, running
+from tests.core.builders import RUN, Log, at, gone, measured, offer, replayed, running
 from tests.core.test_run import logs
-
-
-def folded(log: Log) -> Run:
-    run = replay(log.events)
-    assert run is not None
-    return run
 
 
 def measuring() -> Log:
@@ -37,7 +31,7 @@ def measuring() -> Log:
 
 
 def test_each_second_of_a_cold_start_belongs_to_one_part_of_it() -> None:
-    parts = cold_start_parts(folded(measuring()))
+    parts = cold_start_parts(replayed(measuring()))
     assert parts == {
         "request": 2, "boot": 8, "preflight": 2, "environment": 20, "build": 6, "correctness": 6, "measure": 4
     }  # fmt: skip
@@ -58,7 +52,7 @@ def test_the_parts_of_a_cold_start_add_up_to_the_whole_and_measuring_is_a_part_o
 
 
 def test_the_share_is_of_all_machines_until_they_were_gone() -> None:
-    paid = paid_time(folded(measuring()), at(5000))
+    paid = paid_time(replayed(measuring()), at(5000))
     assert (paid.paid_s, paid.measuring_s) == (96, 40)
     assert paid.share == pytest.approx(40 / 96)
 
@@ -67,13 +61,13 @@ def test_what_a_machine_waits_after_its_run_is_not_that_runs_time() -> None:
     kept = running().vm(46, ev.PhaseStarted(phase="measure")).vm(50, ev.CaseStarted(case_id="a", index=1, of=1))
     kept.vm(90, ev.PhaseFinished(phase="measure", exit_code=0, seconds=44))
     kept.vm(100, ev.Kept(outcome="succeeded", idle_limit_s=600)).add(700, gone(699))
-    assert paid_time(folded(kept), at(5000)).paid_s == 96
+    assert paid_time(replayed(kept), at(5000)).paid_s == 96
 
 
 def test_a_machine_that_was_taken_back_measured_until_it_went() -> None:
     lost = running().vm(46, ev.PhaseStarted(phase="measure")).vm(50, ev.CaseStarted(case_id="a", index=1, of=1))
     lost.add(71, gone(70, "preempted"))
-    assert paid_time(folded(lost), at(5000)).measuring_s == 20
+    assert paid_time(replayed(lost), at(5000)).measuring_s == 20
 
 
 @given(st.dictionaries(st.sampled_from(PARTS), st.floats(1, 10_000)))
@@ -87,12 +81,12 @@ def test_parts_that_are_none_are_left_out_and_never_an_error(text: str) -> None:
 
 
 def test_a_line_carries_what_a_later_plan_needs() -> None:
-    line = status_line(folded(measuring()), at(5000))
+    line = status_line(replayed(measuring()), at(5000))
     assert decode(RUN, encode(line)) == line
     assert (line.paid_s, line.measuring_s, line.config, line.image) == (96, 40, "l4", "")
-    assert document(folded(measuring()), at(5000))["time"] == {
+    assert document(replayed(measuring()), at(5000))["time"] == {
         "paid_s": 96, "measuring_s": 40, "measuring_share": 0.4167, "cold_start_s": 48,
-        "cold_start_parts_s": cold_start_parts(folded(measuring())),
+        "cold_start_parts_s": cold_start_parts(replayed(measuring())),
     }  # fmt: skip
 
 
@@ -103,7 +97,7 @@ def test_medians_are_of_each_part_over_the_runs_that_tell() -> None:
 
 # --- what a plan expects --------------------------------------------------------------------------------------------
 
-LINE = replace(status_line(folded(measuring()), at(5000)), created_at="2026-11-21T04:05:06Z")
+LINE = replace(status_line(replayed(measuring()), at(5000)), created_at="2026-11-21T04:05:06Z")
 
 
 def line(number: int, **changes: object) -> StatusLine:

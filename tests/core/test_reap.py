@@ -12,9 +12,8 @@ from orchestrator.core.market.machines import Instance
 from orchestrator.core.naming import bucket_label, labels
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Policy
-from orchestrator.core.run.fold import Run, replay
 from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judge, judge_of_fleet, owner
-from tests.core.builders import RATE, RUN, Log, at, created, gone, instance, planned, requested, running
+from tests.core.builders import RATE, RUN, Log, at, created, gone, instance, planned, replayed, requested, running
 
 POLICY = Policy()
 
@@ -23,14 +22,8 @@ def ours(status: str = "RUNNING", started: float | None = 4, **changes: Any) -> 
     return replace(instance(status, started), labels=labels(RUN, 1, "ada", "my-bench"), **changes)
 
 
-def run_of(log: Log) -> Run:
-    run = replay(log.events)
-    assert run is not None
-    return run
-
-
 def verdict(machine: Instance, log: Log | None, seconds: float, bucket: str = "my-bench") -> Keep | Orphan:
-    return judge(machine, run_of(log) if log else None, bucket, at(seconds), POLICY)
+    return judge(machine, replayed(log) if log else None, bucket, at(seconds), POLICY)
 
 
 def test_a_machine_of_a_live_run_is_kept() -> None:
@@ -100,8 +93,8 @@ def test_a_machine_that_has_just_finished_may_delete_itself() -> None:
 
 def test_idle_and_stale_machines_are_flagged() -> None:
     long = replace(ours(), deadline_at=None)
-    assert flags(long, run_of(running()), at(60)) == ()
-    assert flags(long, run_of(running()), at(10 + 31 * 60)) == ("idle",)
+    assert flags(long, replayed(running()), at(60)) == ()
+    assert flags(long, replayed(running()), at(10 + 31 * 60)) == ("idle",)
     assert flags(long, None, at(13 * 3600)) == ("idle", "stale")
     found = verdict(long, running(), 13 * 3600)
     assert isinstance(found, Keep)
@@ -110,8 +103,8 @@ def test_idle_and_stale_machines_are_flagged() -> None:
 
 def test_a_name_alone_does_not_make_an_owner() -> None:
     assert owner(ours(), None) is None
-    assert owner(ours(zone="asia-east1-a"), run_of(running())) is None
-    vm = owner(ours(), run_of(running()))
+    assert owner(ours(zone="asia-east1-a"), replayed(running())) is None
+    vm = owner(ours(), replayed(running()))
     assert vm is not None
     assert vm.usd_per_hour == RATE
 

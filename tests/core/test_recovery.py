@@ -12,20 +12,14 @@ from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.fold import Phase, Run, replay
+from orchestrator.core.run.fold import Phase
 from orchestrator.core.run.offering import open_offers
-from tests.core.builders import RATE, Log, at, created, gone, measured, offer, planned, requested
+from tests.core.builders import RATE, Log, at, created, gone, measured, offer, planned, replayed, requested
 
 POLICY = do.Policy()
 NOWHERE = do.Observation(None)
 A, B, C = offer("us-central1-a"), offer("us-central1-b"), offer("us-east1-b", Decimal("0.40"))
 OFFERS = (A, B, C)
-
-
-def replayed(log: Log) -> Run:
-    run = replay(log.events)
-    assert run is not None
-    return run
 
 
 def taken(attempts: int = 3, hold: str = "2.00", **plan: object) -> Log:

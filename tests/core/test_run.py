@@ -10,8 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.fold import OUTCOMES, Phase, Run, evolve, replay
-from tests.core.builders import RATE, RUN, VM, ZONE, Log, at, created, gone, measured, planned, requested, running
+from orchestrator.core.run.fold import OUTCOMES, Phase, evolve, replay
+from tests.core.builders import (
+    RATE,
+    RUN,
+    VM,
+    ZONE,
+    Log,
+    at,
+    created,
+    gone,
+    measured,
+    planned,
+    replayed,
+    requested,
+    running,
+)
 
 
 def some_facts() -> list[ev.Fact]:
@@ -144,12 +158,6 @@ def test_a_run_walks_through_its_phases() -> None:
     assert phase_of(log) is Phase.FINISHING
     log.add(7, gone(7)).add(8, ev.RunClosed(outcome="succeeded"))
     assert phase_of(log) is Phase.SUCCEEDED
-
-
-def replayed(log: Log) -> Run:
-    run = replay(log.events)
-    assert run is not None
-    return run
 
 
 def test_cost_accrues_while_a_machine_runs_stops_when_it_is_gone_and_is_what_was_settled() -> None:

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from orchestrator.embedded import client, daemon
 from orchestrator.embedded.client import CloudUnavailable
 from orchestrator.embedded.supervisor import descendants
 from tests.embedded.builders import ZONE, insert_body
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import await_truth, living
 
 ROOT = Path(daemon.__file__).parents[2]
 
@@ -35,29 +34,13 @@ def bearer(address: client.CloudAddress) -> dict[str, str]:
     return {"Authorization": f"Bearer {address.token}"}
 
 
-def eventually(true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
-    end = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
-
-
 def with_a_vm(address: client.CloudAddress) -> list[int]:
     """Start a VM that stays; the processes of the cloud beside the daemon."""
     body = insert_body("bench-stays-1")
     body["metadata"]["items"] = [{"key": "startup-script", "value": "#!/bin/bash\nexec sleep 1000\n"}]
     url = f"{address.compute}/compute/v1/projects/{address.project}/zones/{ZONE}/instances"
     assert requests.post(url, json=body, headers=bearer(address), timeout=600).ok
-    assert eventually(lambda: len(descendants(address.pid)) >= 2)
+    await_truth(lambda: len(descendants(address.pid)) >= 2)
     return descendants(address.pid)
 
 
@@ -84,7 +67,7 @@ def test_a_cloud_is_started_once_found_again_and_stopped_with_all_its_children(h
     assert not client.stop(home)
     assert client.running(home) is None
     assert not (home / "cloud.json").exists()
-    assert eventually(lambda: not any(alive(pid) for pid in [address.pid, *children]))
+    await_truth(lambda: not any(living(pid) for pid in [address.pid, *children]))
 
 
 def test_a_killed_daemon_leaves_nothing_behind_and_is_started_again_with_its_objects(home: Path) -> None:
@@ -93,7 +76,7 @@ def test_a_killed_daemon_leaves_nothing_behind_and_is_started_again_with_its_obj
     assert requests.post(stored, data=b"v", headers=bearer(first), timeout=600).ok
     children = with_a_vm(first)
     os.kill(first.pid, signal.SIGKILL)
-    assert eventually(lambda: not any(alive(pid) for pid in children))
+    await_truth(lambda: not any(living(pid) for pid in children))
     assert client.running(home) is None
     second = client.ensure_running(home)
     assert second.pid != first.pid
@@ -117,7 +100,7 @@ def test_of_many_who_start_a_cloud_at_once_all_get_the_same_one(home: Path) -> N
 def test_a_term_signal_ends_it_in_order(home: Path) -> None:
     address = client.ensure_running(home)
     os.kill(address.pid, signal.SIGTERM)
-    assert eventually(lambda: not alive(address.pid))
+    await_truth(lambda: not living(address.pid))
     assert not (home / "cloud.json").exists()
 
 
@@ -126,7 +109,7 @@ def test_a_cloud_that_nobody_uses_ends_by_itself(home: Path) -> None:
     command = [sys.executable, "-m", "orchestrator.embedded.daemon", "--home", str(home), "--idle-stop", "0.3"]
     # It returns once the cloud has answered. Whoever asked for its address as well might come too late, or keep it up.
     subprocess.run(command, cwd=ROOT, check=True)
-    assert eventually(lambda: not client.locked(home))
+    await_truth(lambda: not client.locked(home))
     assert client.published(home) is None
     assert client.running(home) is None
 
@@ -157,7 +140,7 @@ def test_a_daemon_in_the_foreground_serves_until_it_is_told_to_stop(home: Path) 
     command = [sys.executable, "-m", "orchestrator.embedded.daemon", "--home", str(home), "--foreground"]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
-        assert eventually(lambda: client.running(home) is not None)
+        await_truth(lambda: client.running(home) is not None)
         found = client.running(home)
         assert found is not None
         assert found.pid == process.pid
@@ -172,7 +155,7 @@ def test_a_cloud_that_has_stopped_answering_is_stopped_by_signal(home: Path) -> 
     (home / "cloud.json").write_text(json.dumps(known | {"control": "http://127.0.0.1:9"}))
     assert client.running(home) is None
     assert client.stop(home)
-    assert not alive(address.pid)
+    assert not living(address.pid)
 
 
 def test_an_address_file_that_is_no_address_is_no_cloud(home: Path) -> None:

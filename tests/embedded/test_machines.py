@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from orchestrator.embedded.life import Durations
 from orchestrator.embedded.machine import MARK, supervise
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.embedded.builders import RUN, ZONE, Rest, insert_body, scheduling
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import await_truth, living
 
 NAME = f"bench-{RUN}-1"
 QUICK = Durations(0.01, 0.01, 0.0, 0.01, 0.02, 1.0)
@@ -44,23 +43,13 @@ def script(text: str) -> dict[str, Any]:
     )
 
 
-def eventually(true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
-    """Whether it comes true in time. Real processes take real time."""
-    end = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def serial(rest: Rest) -> str:
     status, answer = rest.call("GET", f"/zones/{ZONE}/instances/{NAME}/serialPort")
     return str(answer["contents"]) if status == 200 else ""
 
 
-def says(rest: Rest, word: str) -> bool:
-    return eventually(lambda: word in serial(rest))
+def await_word(rest: Rest, word: str) -> None:
+    await_truth(lambda: word in serial(rest), f"{word} on the serial port")
 
 
 def marked(vm_id: str) -> list[int]:
@@ -77,15 +66,8 @@ def marked(vm_id: str) -> list[int]:
     return found
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
-
-
 def number_after(rest: Rest, word: str) -> int:
-    assert eventually(lambda: f"{word}=" in serial(rest) and serial(rest).endswith("\n")), serial(rest)
+    await_truth(lambda: f"{word}=" in serial(rest) and serial(rest).endswith("\n"), f"{word} on the serial port")
     return int(serial(rest).partition(f"{word}=")[2].split()[0])
 
 
@@ -105,7 +87,7 @@ def test_a_startup_script_finds_its_metadata_its_python_and_nothing_of_the_hosts
     os.environ["SOMETHING_OF_THE_HOST"] = "1"
     try:
         rest.insert(script(FINDS))
-        assert says(rest, "ready"), serial(rest)
+        await_word(rest, "ready")
     finally:
         del os.environ["SOMETHING_OF_THE_HOST"]
     output = serial(rest)
@@ -121,10 +103,10 @@ def test_a_vm_whose_script_has_ended_runs_on_until_it_is_deleted_and_leaves_no_f
     cloud: EmbeddedCloud, rest: Rest
 ) -> None:
     rest.insert(script("#!/bin/bash\necho done\n"))
-    assert says(rest, "done")
+    await_word(rest, "done")
     assert rest.instance()["status"] == "RUNNING"
     rest.delete(NAME)
-    assert eventually(lambda: rest.instance() is None)
+    await_truth(lambda: rest.instance() is None)
     assert list((cloud.home / "vms").iterdir()) == []
 
 
@@ -142,10 +124,10 @@ def test_no_process_outlives_its_vm_whatever_session_or_environment_it_has_fled_
 ) -> None:
     rest.insert(script(ESCAPES))
     fled = [number_after(rest, "session"), number_after(rest, "bare")]
-    assert all(alive(pid) for pid in fled)
+    assert all(living(pid) for pid in fled)
     rest.delete(NAME)
-    assert eventually(lambda: rest.instance() is None)
-    assert not any(alive(pid) for pid in fled)
+    await_truth(lambda: rest.instance() is None)
+    assert not any(living(pid) for pid in fled)
 
 
 def test_at_its_deadline_a_real_vm_is_killed_and_billed_for_no_more_than_its_grace(tmp_path: Path) -> None:
@@ -157,9 +139,9 @@ def test_at_its_deadline_a_real_vm_is_killed_and_billed_for_no_more_than_its_gra
         vm = cloud.fleet.named(NAME)
         assert vm is not None
         cloud.fleet._expire(vm)
-        assert eventually(lambda: rest.instance() is None)
+        await_truth(lambda: rest.instance() is None)
         rest.session.close()
-        assert not alive(pid)
+        assert not living(pid)
         (row,) = cloud.bill().rows
         assert row.ended_by == "deadline"
 
@@ -179,10 +161,10 @@ while :; do sleep 0.02; done
 
 def test_a_preempted_vm_hears_of_it_then_is_told_to_end(cloud: EmbeddedCloud, rest: Rest) -> None:
     rest.insert(script(NOTICES))
-    assert says(rest, "ready")
+    await_word(rest, "ready")
     console = cloud.fleet.find(ZONE, NAME).guest.console
     cloud.preempt(NAME, 0.5)
-    assert eventually(lambda: rest.instance() is None)
+    await_truth(lambda: rest.instance() is None)
     assert console.read().contents.split() == ["ready", "noticed", "told"]
 
 
@@ -190,7 +172,7 @@ def test_a_vm_preempted_without_notice_is_gone_before_the_call_returns(cloud: Em
     rest.insert(script("#!/bin/bash\necho pid=$$\nsleep 600\n"))
     pid = number_after(rest, "pid")
     cloud.preempt(NAME, 0)
-    assert not alive(pid)
+    assert not living(pid)
     assert rest.instance() is None
 
 
@@ -206,10 +188,10 @@ def test_a_strike_hits_the_harness_and_nothing_else(
     assert machine.strike(fault, "harness")
     assert not machine.strike(fault, "agent")
     if state is None:
-        assert eventually(lambda: not alive(harness))
+        await_truth(lambda: not living(harness))
     else:
-        assert eventually(lambda: Path(f"/proc/{harness}/stat").read_text().rpartition(") ")[2][0] == state)
-    assert alive(other)
+        await_truth(lambda: Path(f"/proc/{harness}/stat").read_text().rpartition(") ")[2][0] == state)
+    assert living(other)
 
 
 def test_a_killed_supervisor_takes_its_vm_with_it_when_the_vm_ends(cloud: EmbeddedCloud, rest: Rest) -> None:
@@ -222,14 +204,14 @@ def test_a_killed_supervisor_takes_its_vm_with_it_when_the_vm_ends(cloud: Embedd
     assert machine.supervised.pids() == []
     assert not machine.running()
     rest.delete(NAME)
-    assert eventually(lambda: rest.instance() is None)
-    assert eventually(lambda: not alive(pid))
+    await_truth(lambda: rest.instance() is None)
+    await_truth(lambda: not living(pid))
     assert marked(vm.id) == []
 
 
 def test_a_vm_without_a_script_boots_and_does_nothing(cloud: EmbeddedCloud, rest: Rest) -> None:
     rest.insert(insert_body(metadata=None))
-    assert eventually(lambda: cloud.fleet.find(ZONE, NAME).booted)
+    await_truth(lambda: cloud.fleet.find(ZONE, NAME).booted)
     machine: Any = cloud.fleet.find(ZONE, NAME).machine
     assert not machine.running()
     assert not machine.strike("kill", "agent")
@@ -262,7 +244,7 @@ def test_a_supervised_command_is_told_killed_and_waited_for() -> None:
         held.kill()
         held.term()
         assert held.ended
-        assert not any(alive(pid) for pid in pids)
+        assert not any(living(pid) for pid in pids)
 
 
 def test_a_supervisor_that_need_not_stay_ends_with_its_command_and_its_exit_code() -> None:
@@ -286,7 +268,7 @@ def test_a_terminated_supervisor_kills_what_it_holds() -> None:
         pid = int(output.readline())
     held.process.send_signal(signal.SIGTERM)
     held.process.wait(600)
-    assert not alive(pid)
+    assert not living(pid)
     held.kill()
 
 
@@ -306,10 +288,10 @@ def test_what_a_killed_parent_leaves_behind_ends_with_its_life_line() -> None:
     assert parent.stdout is not None
     with parent.stdout as output:
         pid = int(output.readline())
-        assert alive(pid)
+        assert living(pid)
         parent.kill()
         parent.wait()
-        assert eventually(lambda: not alive(pid))
+        await_truth(lambda: not living(pid))
 
 
 def test_a_process_knows_its_descendants_and_a_stranger_has_none() -> None:

@@ -26,8 +26,8 @@ from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps, Struck, 
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import SimulatedTimeline
 from tests.fleet.batch_judge import Seen
-from tests.stories.stage import TimelineClock
 from tests.support.memory_bucket import MemoryBucket
+from tests.support.simulated_clock import TimelineClock
 
 FLEET = "fleet-20261121-040000-7f3a"
 IMAGE = "projects/deeplearning-platform-release/global/images/common-cu129-ubuntu-2404-nvidia-580-v20260626"

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fallbacks
 from orchestrator.core.run.decide import Policy
-from orchestrator.core.run.fold import Run
+from orchestrator.core.run.fold import Run, Vm
 from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.timeline import EPOCH, SimulatedTimeline
@@ -43,6 +42,7 @@ from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
 from tests.support.discovery import Recorder
 from tests.support.patience import PATIENCE_S
+from tests.support.simulated_clock import TimelineClock
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))
@@ -52,19 +52,6 @@ SHEET = BUNDLED.model_copy(update={"as_of": EPOCH.date()})
 PAYLOAD = Payload("ab" * 32, b"not run here", "#!/bin/bash\n")
 ZONES = ("us-central1-a", "us-central1-b", "us-east1-b")
 RUN = "20261121-040000-l4-0001"
-
-
-@dataclass
-class TimelineClock:
-    """The orchestrator's clock, on the cloud's time: whoever sleeps lets the world go on."""
-
-    timeline: SimulatedTimeline
-
-    def now(self) -> datetime:
-        return self.timeline.now()
-
-    def sleep(self, seconds: float) -> None:
-        self.timeline.advance(seconds)
 
 
 @dataclass
@@ -174,6 +161,13 @@ class Stage:
     def begin(self, world: World, made: LaunchPlan | None = None, run_id: str = RUN) -> Engine:
         where = LaunchContext(Mode.GCE, self.cloud.bucket, "ada", None, require_cuda=False)
         return begin(world, RunOrder(run_id, made or self.plan(), PAYLOAD, where))
+
+    def with_a_machine(self, world: World | None = None, made: LaunchPlan | None = None) -> tuple[Engine, Vm]:
+        """A run that its client has followed until there is a machine, and the machine."""
+        engine = self.begin(world or self.world(), made)
+        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
+            pass
+        return engine, vm
 
     def launch(self, *overrides: str, run_id: str = RUN, caps: Caps | None = None) -> Run:
         """A whole run, followed to its end by the client that launched it."""

@@ -68,9 +68,7 @@ def forgotten(stage: Stage, number: int) -> str:
 
 def left_alone(stage: Stage, seconds: float) -> None:
     """A run whose client is gone as soon as there is a machine."""
-    engine = stage.begin(stage.world())
-    while (vm := engine.step()[0].vm) is None or vm.started_at is None:
-        pass
+    stage.with_a_machine()
     stage.timeline.advance(seconds)
 
 

@@ -36,9 +36,7 @@ def test_a_hold_is_not_given_back_while_the_cloud_has_its_machine_whatever_the_l
     with staged(home, silent_vm) as stage:
         plan = stage.plan()
         caps = Caps(day=plan.ceiling_usd * Decimal("1.2"))
-        engine = stage.begin(stage.world(caps), plan)
-        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
-            pass
+        engine, vm = stage.with_a_machine(stage.world(caps), plan)
         stage.timeline.advance(20)
         ended = f"{stage.timeline.now() - timedelta(seconds=15):%Y-%m-%dT%H:%M:%SZ}"
         forge(stage, "instance_gone", attempt=1, vm=vm.name, ended_at=ended, how=how)
@@ -60,9 +58,7 @@ def test_a_hold_is_not_given_back_while_the_cloud_has_its_machine_whatever_the_l
 @pytest.mark.parametrize("kind", ["stop_requested", "run_closed", "settled", "instance_gone"])
 def test_a_machine_that_writes_under_its_own_name_is_no_client_whatever_it_says_inside(home: Path, kind: str) -> None:
     with staged(home, good_vm()) as stage:
-        engine = stage.begin(stage.world())
-        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
-            pass
+        engine, vm = stage.with_a_machine()
         at = stage.timeline.now()
         data = {
             "stop_requested": {"by": "eve", "reason": "enough"},
@@ -82,9 +78,7 @@ def test_a_machine_that_writes_under_its_own_name_is_no_client_whatever_it_says_
 def test_no_words_in_a_log_make_a_machine_cheaper_than_the_dearest_of_them(home: Path, since_s: float) -> None:
     """Its price, its request's generation and the time it was made are said twice, and the truth is dearer."""
     with staged(home, silent_vm) as stage:
-        engine = stage.begin(stage.world())
-        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
-            pass
+        _, vm = stage.with_a_machine()
         forge(
             stage, "instance_requested", since_s, attempt=1, vm=vm.name, zone=vm.zone, machine_type=vm.machine_type,
             provisioning=vm.provisioning, usd_per_hour="0", max_run_s=1, request_id=vm.request_id,

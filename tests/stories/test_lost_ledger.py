@@ -78,9 +78,7 @@ def test_it_is_rebuilt_from_the_events_and_binds_as_before(home: Path, how: str)
 @pytest.mark.parametrize("kind", ["budget_held", "settled"])
 def test_a_machines_word_on_money_is_not_rebuilt(home: Path, kind: str) -> None:
     with staged(home, silent_vm) as stage:
-        engine = stage.begin(stage.world())
-        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
-            pass
+        stage.with_a_machine()
         before = stage.ledger().runs[RUN]
         facts = {
             "budget_held": {"hold_usd": "0", "generation": 0},

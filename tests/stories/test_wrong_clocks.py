@@ -86,9 +86,7 @@ def test_a_client_whose_clock_is_wrong_lets_its_machine_work_and_says_how_far_of
 @pytest.mark.parametrize("off", BOTH_WAYS, ids=str)
 def test_a_reaper_whose_clock_is_wrong_deletes_no_machine_that_is_young(home: Path, off: timedelta) -> None:
     with staged(home, silent_vm) as stage:
-        engine = stage.begin(stage.world())
-        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
-            pass
+        engine, _ = stage.with_a_machine()
         stage.timeline.advance(10)
         world = wrong(stage, off)
         (finding,) = survey(world)
@@ -102,9 +100,7 @@ def test_a_reaper_whose_clock_is_wrong_deletes_no_machine_that_is_young(home: Pa
 @pytest.mark.parametrize("off", BOTH_WAYS, ids=str)
 def test_a_reaper_whose_clock_is_wrong_still_deletes_what_has_been_silent_too_long(home: Path, off: timedelta) -> None:
     with staged(home, silent_vm) as stage:
-        engine = stage.begin(stage.world())
-        while (vm := engine.step()[0].vm) is None or vm.started_at is None:
-            pass
+        stage.with_a_machine()
         stage.timeline.advance(660)
         world = wrong(stage, off)
         assert [one.verdict.reason for one in reap(world, survey(world)).gone] == [

@@ -1,9 +1,11 @@
-"""A clock that moves only when somebody sleeps."""
+"""Clocks that move only when somebody sleeps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+
+from orchestrator.embedded.timeline import SimulatedTimeline
 
 
 @dataclass
@@ -17,3 +19,16 @@ class SimulatedClock:
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.at += timedelta(seconds=seconds)
+
+
+@dataclass
+class TimelineClock:
+    """The orchestrator's clock, on the cloud's time: whoever sleeps lets the world go on."""
+
+    timeline: SimulatedTimeline
+
+    def now(self) -> datetime:
+        return self.timeline.now()
+
+    def sleep(self, seconds: float) -> None:
+        self.timeline.advance(seconds)

@@ -16,6 +16,7 @@ from typing import Final
 
 from orchestrator.core.fleet.claims import ATTEMPTS
 from orchestrator.core.fleet.state import ChildLine, FleetState
+from orchestrator.core.wording import count
 
 MACHINES: Final = 3
 """On so many different machines a configuration may fail."""
@@ -57,8 +58,8 @@ def judge(state: FleetState, *, persisted: bool = False, machines: int = MACHINE
     for child in state.open:
         line = state.line(child)
         if child.config in hopeless:
-            count = len(failed_on[child.config])
-            given_up[child.index] = f"failed on {count} machine{'s' if count > 1 else ''}: {reasons[child.config]}"
+            machines_tried = count(len(failed_on[child.config]), "machine")
+            given_up[child.index] = f"failed on {machines_tried}: {reasons[child.config]}"
         elif line.state in ("failed", "lost"):
             if line.attempt >= ATTEMPTS:
                 given_up[child.index] = f"tried {line.attempt} times: {line.reason}"

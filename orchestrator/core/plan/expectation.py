@@ -14,6 +14,7 @@ from orchestrator.core.market.pricing import round_up
 from orchestrator.core.run.keeping import RECENT, ColdStart, cold_starts
 from orchestrator.core.run.paid_time import span
 from orchestrator.core.run.status import StatusLine
+from orchestrator.core.wording import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Expectation:
 
     @property
     def text(self) -> str:
-        runs = f"median of {self.cold.runs} run" + ("s" if self.cold.runs != 1 else "")
+        runs = f"median of {count(self.cold.runs, 'run')}"
         image = " on prepared images" if self.prepared else ""
         start = f"{span(self.cold.seconds)} to the first case ({runs}{image})"
         if self.measuring_s is None:

@@ -20,6 +20,7 @@ from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.paid_time import span
 from orchestrator.core.run.status import StatusLine
+from orchestrator.core.wording import count
 
 RECENT: Final = 20
 """How many of the newest runs a median rests on at most."""
@@ -41,7 +42,7 @@ class ColdStart:
 
     @property
     def text(self) -> str:
-        runs = f"{self.runs} run" + ("s" if self.runs != 1 else "")
+        runs = count(self.runs, "run")
         parts = f": {paid_time.told(dict(self.parts))}" if self.parts else ""
         share = f"; measuring took {self.measuring_share:.0%} of paid time" if self.measuring_share is not None else ""
         return f"cold starts in this bucket (median of {runs}): {span(self.seconds)}{parts}{share}"
@@ -71,7 +72,7 @@ class Advice:
         hourly = f"keeping it costs ${self.usd_per_hour:.2f}/h (${self.usd_per_hour / 60:.4f}/min)"
         if self.cold is None or self.cold_usd is None:
             return f"{self.verdict}: {hourly}; {self.why}"
-        runs = f"{self.cold.runs} run" + ("s" if self.cold.runs != 1 else "")
+        runs = count(self.cold.runs, "run")
         start = f"a cold start {span(self.cold.seconds)} and ${self.cold_usd:.4f} (median of {runs})"
         return f"{self.verdict}: {hourly}, {start}; {self.why}"
 

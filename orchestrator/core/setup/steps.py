@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from orchestrator.core.ledger.document import Window
+from orchestrator.core.wording import count
 
 PAYLOAD_DAYS: Final = 180
 """Payloads are uploaded again when they are missing; everything else in the bucket is kept."""
@@ -141,8 +142,7 @@ def describe(step: Step) -> str:
             return f"make the service account {step.account_id} ({step.title})"
         case MakeRole():
             verb = "change" if step.exists else "make"
-            count = len(step.permissions)
-            return f"{verb} the role {step.role_id} ({step.title}): {count} permission{'s' if count > 1 else ''}"
+            return f"{verb} the role {step.role_id} ({step.title}): {count(len(step.permissions), 'permission')}"
         case GrantOnProject():
             where = f", {step.condition.title}" if step.condition else ""
             return f"grant {short(step.role)} on the project to {step.member}{where}"

@@ -10,12 +10,13 @@ from orchestrator.analysis.history import Point, Reading, history
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.results import case_order
+from orchestrator.core.wording import count
 from orchestrator.report.figures import SLIM, WIDTH
 from orchestrator.report.page import Cell, Choice, Figure, Finder, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.site.digest import CaseDigest, Digest, unpacked
 from orchestrator.report.site.links import CASES, case_page, nav, run_page, to
 from orchestrator.report.site.timeline import timeline
-from orchestrator.report.text import UNKNOWN, count, digits, within
+from orchestrator.report.text import UNKNOWN, digits, within
 
 MOST: Final = 200
 """Runs of one series that a page has; the newest."""

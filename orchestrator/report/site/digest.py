@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked
 
 from orchestrator.analysis.across import estimate, floor_of
+from orchestrator.analysis.axes import number
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.fingerprint import SOFTWARE
 from orchestrator.analysis.history import CODE
@@ -93,15 +94,6 @@ class Digest:
     @property
     def cost_usd(self) -> float:
         return number(self.line.get("cost_usd")) or 0.0
-
-
-def number(value: object) -> float | None:
-    """A finite number of a document; None for anything else."""
-    try:
-        found = float(str(value))
-    except ValueError:
-        return None
-    return found if math.isfinite(found) else None
 
 
 def digest_of(line: Mapping[str, Any], report: Report | None, usd_per_hour: float | None, problem: str) -> Digest:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.analysis.axes import number
 from orchestrator.analysis.devices import Column, Time, side_by_side
+from orchestrator.core.wording import count
 from orchestrator.report.devices import SIMULATED, sections
 from orchestrator.report.page import Page, Part, Section, Text, written
-from orchestrator.report.site.digest import CaseDigest, Digest, newest_first, number, unpacked
+from orchestrator.report.site.digest import CaseDigest, Digest, newest_first, unpacked
 from orchestrator.report.site.links import GPUS, nav
-from orchestrator.report.text import count
 
 
 def page(digests: Sequence[Digest]) -> str:

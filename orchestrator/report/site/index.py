@@ -8,10 +8,11 @@ from typing import Final
 
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.run.fold import OUTCOMES
+from orchestrator.core.wording import clock, count
 from orchestrator.report.page import Cell, Choice, Finder, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.site.digest import Digest, newest_first
 from orchestrator.report.site.links import INDEX, nav, run_page
-from orchestrator.report.text import UNKNOWN, count
+from orchestrator.report.text import UNKNOWN
 
 HEADS: Final = (
     "run",
@@ -76,7 +77,7 @@ def row(one: Digest) -> list[Cell]:
         Word(state, style_of(line.phase), key=state),
         Word(f"{line.cases_done} of {line.cases_total}", key=str(line.cases_done)),
         Word(verdicts or UNKNOWN, key=str(faster) if verdicts else ""),
-        Word(duration(line.seconds), key=str(line.seconds)),
+        Word(clock(line.seconds), key=str(line.seconds)),
         Word(f"{cost}*" if one.simulated else cost, key=f"{one.cost_usd:.6f}"),
     ]
 
@@ -98,13 +99,6 @@ def style_of(phase: str) -> str:
     if phase not in OUTCOMES:
         return "running"
     return "" if phase == "succeeded" else "failed" if phase in FAILED else "soft"
-
-
-def duration(seconds: int) -> str:
-    """`0:42`, `12:05`, `2:03:04`."""
-    minutes, rest = divmod(max(0, seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def now_in_words(at: datetime) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from orchestrator.analysis.axes import number
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
 from orchestrator.core import foreign
@@ -16,11 +17,12 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.material import Material
 from orchestrator.core.naming import attempt_of
 from orchestrator.core.run.fold import OUTCOMES
+from orchestrator.core.wording import clock
 from orchestrator.report import html
 from orchestrator.report.page import Cell, Link, Links, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.report import Report
-from orchestrator.report.site.digest import Digest, digest_of, number
-from orchestrator.report.site.index import duration, shown_state, style_of
+from orchestrator.report.site.digest import Digest, digest_of
+from orchestrator.report.site.index import shown_state, style_of
 from orchestrator.report.site.links import case_page, nav, run_page, to
 from orchestrator.report.text import UNKNOWN, labels
 
@@ -126,7 +128,7 @@ def _state(digest: Digest) -> Iterator[Part]:
         shown_state(digest),
         line.gpu,
         f"{line.cases_done} of {line.cases_total} cases",
-        duration(line.seconds),
+        clock(line.seconds),
         price,
     )
     yield Text(" · ".join(fact for fact in facts if fact), style_of(line.phase) or "soft")
@@ -157,7 +159,7 @@ def _how_it_went(digest: Digest, body: Mapping[str, Any]) -> Iterator[Section]:
 
 def _span(one: Mapping[str, Any]) -> list[Cell]:
     seconds, code = number(one.get("seconds")), one.get("exit_code")
-    took = duration(round(seconds)) if seconds is not None else "going on"
+    took = clock(round(seconds)) if seconds is not None else "going on"
     return [str(one.get("attempt", "")), str(one.get("phase", "")), _moment(one.get("started_at")), took,
             UNKNOWN if code is None else str(code)]  # fmt: skip
 
