@@ -15,11 +15,11 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.adapters.batch_body import job_body, order_body, template_body, variables_of, with_one_limit
+from orchestrator.adapters.batch_body import job_body, order_body, template_body, variables_of
 from orchestrator.adapters.batch_record import JobRecord, Known, Records
 from orchestrator.adapters.batch_words import Words
 from orchestrator.adapters.payload import bundle_root
-from orchestrator.core.errors import ConfigError, NotFound, ProviderError
+from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
@@ -239,12 +239,7 @@ class GoogleBatch:
                 f"what {record.name} would ask for was found in the bucket, and is not what was asked for from here",
                 hint=f"`bench fleet stop {record.fleet}`, then `bench fleet resume {record.fleet}` asks anew",
             )
-        try:
-            self._templates.insert(record.template)
-        except ProviderError as exc:
-            if "maxRunDuration" not in str(exc) and "terminationTime" not in str(exc):
-                raise
-            self._templates.insert(with_one_limit(record.template))
+        self._templates.insert_with_an_end(record.template)
         job = batch_v1.Job()
         ParseDict(dict(record.body), type(job).pb(job))
         request = {

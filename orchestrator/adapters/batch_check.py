@@ -16,12 +16,10 @@ from google.api_core import exceptions
 from google.cloud import batch_v1, compute_v1
 from google.protobuf.json_format import ParseDict
 
-from orchestrator.adapters.batch_body import with_one_limit
 from orchestrator.adapters.batch_templates import Templates
 from orchestrator.adapters.gce_body import DEFAULT_ACCOUNT, SCOPE, network_interface
 from orchestrator.adapters.google_errors import is_transient, translated
 from orchestrator.adapters.patience import patiently
-from orchestrator.core.errors import ProviderError
 from orchestrator.core.fleet.batch import RETRIED
 from orchestrator.core.fleet.batch_gate import Answer, Pace, Site, Verdict
 from orchestrator.ports import Clock
@@ -96,15 +94,9 @@ class Check:
         )
 
     def _begin(self, ends: datetime) -> None:
-        template = self._template(ends)
-        try:
-            self.templates.insert(template)
-        except ProviderError as exc:
-            if "maxRunDuration" not in str(exc) and "terminationTime" not in str(exc):
-                raise
-            self.both = False
+        self.both = self.templates.insert_with_an_end(self._template(ends))
+        if not self.both:
             self.say("Google takes one time limit, not both: only terminationTime is asked for")
-            self.templates.insert(with_one_limit(template))
         job = batch_v1.Job()
         ParseDict(self._job(), type(job).pb(job))
         request = {

@@ -10,9 +10,11 @@ from google.api_core import exceptions
 from google.cloud import compute_v1
 from google.protobuf.json_format import ParseDict
 
+from orchestrator.adapters.batch_body import with_one_limit
 from orchestrator.adapters.google_auth import default_credentials
 from orchestrator.adapters.google_errors import is_transient, translated
 from orchestrator.adapters.patience import patiently
+from orchestrator.core.errors import ProviderError
 from orchestrator.ports import Clock
 
 WAIT_S = 120.0
@@ -44,6 +46,17 @@ class Templates:
                 return
             wait = {"project": self.project, "operation": operation.name}
             patiently(self.clock, lambda: self.operations.wait(request=wait, timeout=WAIT_S), passing=is_transient)
+
+    def insert_with_an_end(self, body: Mapping[str, Any]) -> bool:
+        """The same of a template with two limits; False where Google takes one alone, and the absolute end was kept."""
+        try:
+            self.insert(body)
+        except ProviderError as exc:
+            if "maxRunDuration" not in str(exc) and "terminationTime" not in str(exc):
+                raise
+            self.insert(with_one_limit(body))
+            return False
+        return True
 
     def delete(self, name: str) -> None:
         """Idempotent; one that is still in use stays, and costs nothing."""

@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
@@ -63,12 +64,13 @@ class GoogleCloud:
     def insert(self, request: InstanceRequest) -> Accepted | Refusal:
         body = compute_v1.Instance.from_json(json.dumps(instance_body(request, self._project)))
         doing = f"create the VM {request.name} in {request.zone}"
-        instances = self._calls.client(compute_v1.InstancesClient)
         message = compute_v1.InsertInstanceRequest(
             project=self._project, zone=request.zone, instance_resource=body, request_id=request.request_id
         )
         try:
-            started = self._calls.persist(lambda: instances.insert_unary(message, **self._calls.once), final=_final)
+            started = self._calls.persist(
+                lambda: self._instances.insert_unary(message, **self._calls.once), final=_final
+            )
         except FOREIGN as exc:
             return self._refused(exc, request, doing)
         return self._finish_insert(request, started, doing)
@@ -86,33 +88,30 @@ class GoogleCloud:
                 )
 
     def instance(self, zone: str, name: str) -> Instance | None:
-        instances = self._calls.client(compute_v1.InstancesClient)
         found: compute_v1.Instance | None = self._calls.unless_gone(
-            lambda: instances.get(project=self._project, zone=zone, instance=name, **self._calls.once),
+            lambda: self._instances.get(project=self._project, zone=zone, instance=name, **self._calls.once),
             f"look at the VM {name} in {zone}",
         )
         return None if found is None else convert.instance(found)
 
     def instances(self) -> tuple[Instance, ...]:
-        instances = self._calls.client(compute_v1.InstancesClient)
         request = compute_v1.AggregatedListInstancesRequest(
             project=self._project, filter=f"labels.{TOOL_LABEL}={TOOL}", max_results=500
         )
 
         def every() -> tuple[Instance, ...]:
-            pages = instances.aggregated_list(request, **self._calls.once)
+            pages = self._instances.aggregated_list(request, **self._calls.once)
             return tuple(convert.instance(found) for _scope, listed in pages for found in listed.instances)
 
         return self._calls.ask(every, f"list the VMs of {self._project}")
 
     def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
-        instances = self._calls.client(compute_v1.InstancesClient)
         request = compute_v1.GetSerialPortOutputInstanceRequest(
             project=self._project, zone=zone, instance=name, port=1, start=start
         )
         try:
             found: compute_v1.SerialPortOutput | None = self._calls.unless_gone(
-                lambda: instances.get_serial_port_output(request, **self._calls.once),
+                lambda: self._instances.get_serial_port_output(request, **self._calls.once),
                 f"read the serial port of {name}",
                 through=_not_yet,
             )
@@ -142,6 +141,10 @@ class GoogleCloud:
         return self._market.quotas(region)
 
     # --- below the port ---
+
+    @property
+    def _instances(self) -> Any:
+        return self._calls.client(compute_v1.InstancesClient)
 
     def _log(self, zone: str, wanted: str) -> tuple[Operation, ...]:
         return tuple(convert.operation(found) for found in self._calls.list_operations(zone, wanted))
@@ -203,12 +206,11 @@ class GoogleCloud:
         )
 
     def _delete_once(self, zone: str, name: str, request_id: str, doing: str) -> tuple[table.Fault, ...]:
-        instances = self._calls.client(compute_v1.InstancesClient)
         message = compute_v1.DeleteInstanceRequest(
             project=self._project, zone=zone, instance=name, request_id=request_id
         )
         started: compute_v1.Operation | None = self._calls.unless_gone(
-            lambda: instances.delete_unary(message, **self._calls.once), doing
+            lambda: self._instances.delete_unary(message, **self._calls.once), doing
         )
         if started is None:
             return ()

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from orchestrator.adapters.files import write_atomically
-from orchestrator.core.errors import ConfigError, LocalError
+from orchestrator.core.errors import ConfigError
 
 
 def read(path: Path) -> Mapping[str, str]:
@@ -36,8 +36,4 @@ def change(path: Path, values: Mapping[str, str]) -> None:
             lines.append(line)
         else:
             lines[place] = line
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, ("\n".join(lines) + "\n").encode())
-    except OSError as exc:
-        raise LocalError(f"cannot write {path}: {exc.strerror}", hint="BENCH_HOME names another folder") from exc
+    write_atomically(path, ("\n".join(lines) + "\n").encode())

@@ -18,7 +18,7 @@ from orchestrator.analysis.axes import Along, Measured, along
 from orchestrator.analysis.devices import Column, side_by_side
 from orchestrator.cli.fleet_desk import Desk
 from orchestrator.cli.reading import read_report
-from orchestrator.core.errors import LocalError, NotFound
+from orchestrator.core.errors import NotFound
 from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import MEASURED, FleetState
@@ -156,11 +156,8 @@ def report_fleet(desk: Desk, into: Path) -> tuple[tuple[Path, ...], dict[str, An
         "report.html": written(Page(desk.record.fleet, desk.record.fleet, head, tuple(sections))),
         "report.json": json.dumps(told, indent=1) + "\n",
     }
-    try:
-        for name, text in texts.items():
-            write_atomically(folder / name, text.encode())
-    except OSError as exc:
-        raise LocalError(f"cannot write {folder}: {exc.strerror}", hint="--into names another folder") from exc
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode())
     return tuple(folder / name for name in texts), told
 
 

@@ -79,9 +79,7 @@ class Fleet(Lives):
             if replayed is not None:
                 return replayed
             vm = self.find(zone, name)
-            operation = self.operations.begin(
-                "delete", vm.target, self.timeline.now(), user=user, request_id=request_id
-            )
+            operation = self._begin("delete", vm, user, request_id)
             vm.closing_operations.append(operation)
             vm.status = "STOPPING"
             if vm.ending == "stop":
@@ -100,8 +98,7 @@ class Fleet(Lives):
             if body.get("labelFingerprint") != fingerprint(vm.labels):
                 message = "Labels fingerprint either invalid or resource labels have changed"
                 raise ApiError(412, message)
-            now = self.timeline.now()
-            operation = self.operations.begin("setLabels", vm.target, now, user=user, request_id=request_id)
+            operation = self._begin("setLabels", vm, user, request_id)
             vm.labels = labels
             self._later(self.durations.end_s, lambda: self._done(operation))
         return self.operations.listed[operation]

@@ -9,8 +9,19 @@ from orchestrator.analysis.fingerprint import MATTERS, NAMES
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.report.comparison import Comparison, fingerprint
-from orchestrator.report.figures import NAMED, RIGHT, SLIM, WIDTH, fitting, rows_frame, shown, stacked
-from orchestrator.report.markdown import cell
+from orchestrator.report.figures import (
+    NAMED,
+    RIGHT,
+    SLIM,
+    WIDTH,
+    beside,
+    fitting,
+    noise_band,
+    rows_frame,
+    shown,
+    stacked,
+)
+from orchestrator.report.markdown import cell, line
 from orchestrator.report.page import Cell, Page, Part, Section, Table, Text, Word, drawn, verdict, written
 from orchestrator.report.palette import Look
 from orchestrator.report.report import Report
@@ -154,24 +165,12 @@ def ratios(one: Comparison, names: Mapping[str, str], width: float = WIDTH) -> B
     rows = dict(zip(keys, titles, strict=True))
     for settings in [[setting] for setting in one.settings] if slim else [one.settings]:
         area = Area(start, top, right - start)
-        scales = _scales(board, settings, area, span(ends, log=True), named=len(one.settings) > 1)
+        titles = [setting.name or "regime unknown" for setting in settings]
+        found, board.height = beside(board, titles, area, span(ends, log=True), named=len(one.settings) > 1)
+        scales = dict(zip(settings, found, strict=True))
         _rows(board, [change for change in marked if change.setting in scales], scales, rows, names, one.tolerance)
         top = board.height + 28
     return board
-
-
-def _scales(
-    board: Board, settings: Sequence[Setting], area: Area, ends: tuple[float, float], *, named: bool
-) -> dict[Setting, Scale]:
-    """The settings side by side in an area, each with its name above it; `board.height` is where their rows begin."""
-    gap = 22.0
-    width = (area.width - gap * (len(settings) - 1)) / len(settings)
-    lefts = [area.x + place * (width + gap) for place in range(len(settings))]
-    if named:
-        for setting, left in zip(settings, lefts, strict=True):
-            board.text(left + width / 2, area.y, setting.name or "regime unknown", "middle strong")
-    board.height = area.y + (26 if named else 0)
-    return {setting: Scale(*ends, left, left + width, log=True) for setting, left in zip(settings, lefts, strict=True)}
 
 
 def _rows(
@@ -199,9 +198,7 @@ def _rows(
 
 def _mark(board: Board, change: Change, tolerance: float, scale: Scale, y: float, height: float, name: str) -> None:
     floor = max(tolerance, change.noise.floor if change.noise is not None else 0.0)
-    if floor:
-        left, right = scale(1 / (1 + floor)), scale(1 + floor)
-        board.box(left, y + 2, right - left, height - 4, "noise")
+    noise_band(board, scale, y, height, floor)
     look, at = LOOKS[change.verdict], y + height / 2
     if change.ratio.known:
         board.line(scale(change.ratio.low), at, scale(change.ratio.high), at, f"l{look.colour[1:]}")
@@ -258,4 +255,4 @@ def _markdown_table(one: Comparison, setting: Setting, names: Mapping[str, str])
             )  # fmt: skip
             loud = change.verdict in (Verdict.SLOWER, Verdict.FASTER)
             *words, last = (cell(text) for text in cells)
-            yield "| " + " | ".join((*words, f"**{last}**" if loud else last)) + " |"
+            yield line((*words, f"**{last}**" if loud else last))

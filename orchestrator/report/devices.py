@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from orchestrator.analysis.across import floor_of
 from orchestrator.analysis.devices import Against, Column, Devices, Row, Time
-from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
 from orchestrator.core.results import is_control
-from orchestrator.report.document import known, limits
-from orchestrator.report.markdown import cell
+from orchestrator.report.document import known, limits, setting_of
+from orchestrator.report.markdown import cell, line
 from orchestrator.report.page import Cell, Part, Section, Table, Text, Word
 from orchestrator.report.report import Report
 from orchestrator.report.text import UNKNOWN, common_parts, digits, energy, labels, ratio
@@ -110,8 +109,8 @@ def table(found: Devices, rows: Sequence[Row], *, of_value: bool = False) -> Tab
     heads = ["case", *(["implementation"] if several else []), *(column.name for column in found.columns)]
     lines: list[list[Cell]] = []
     for row in rows:
-        line: list[Cell] = [names[row.case_id], *([row.implementation] if several else [])]
-        lines.append([*line, *(_cell(row, place, of_value=of_value) for place in range(len(found.columns)))])
+        own: list[Cell] = [names[row.case_id], *([row.implementation] if several else [])]
+        lines.append([*own, *(_cell(row, place, of_value=of_value) for place in range(len(found.columns)))])
     unit = "calls a dollar" if of_value else "median µs"
     return Table(f"{rows[0].setting.name or 'all'}: {unit}", heads, lines, left=(1,) if several else (), stack=True)
 
@@ -167,10 +166,10 @@ def markdown(found: Devices) -> str:
 def _markdown_table(part: Table, found: Devices) -> Iterable[str]:
     shared = "-".join(common_parts(list(dict.fromkeys(row.case_id for row in found.rows))))
     heads = [shared if head == "case" and shared else head for head in part.heads]
-    yield "| " + " | ".join(cell(head) for head in heads) + " |"
+    yield line(map(cell, heads))
     yield "|---|" + "--:|" * (len(heads) - 1)
     for row in part.rows:
-        yield "| " + " | ".join(_markdown_cell(one) for one in row) + " |"
+        yield line(map(_markdown_cell, row))
 
 
 def _markdown_cell(one: Cell) -> str:
@@ -188,7 +187,7 @@ def document(found: Devices) -> dict[str, Any]:
         "rows": [
             {
                 "case_id": row.case_id,
-                **_setting(row.setting),
+                **setting_of(row.setting),
                 "implementation": row.implementation,
                 "fastest": found.columns[row.fastest].name if row.fastest is not None else None,
                 "most_for_a_dollar": found.columns[row.cheapest].name if row.cheapest is not None else None,
@@ -209,10 +208,6 @@ def document(found: Devices) -> dict[str, Any]:
             for row in found.rows
         ],
     }
-
-
-def _setting(setting: Setting) -> dict[str, str | None]:
-    return {"regime": setting.regime or None, "cache": setting.cache or None}
 
 
 def _column(one: Column) -> dict[str, Any]:

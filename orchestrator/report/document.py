@@ -38,7 +38,7 @@ def document(report: Report) -> dict[str, Any]:
         "schema": 2,
         "run_id": study.run_id,
         "device": study.device,
-        "settings": [_setting(one) | {"meaning": one.meaning} for one in study.settings],
+        "settings": [setting_of(one) | {"meaning": one.meaning} for one in study.settings],
         "subject": study.subject,
         "baselines": list(study.baselines),
         "measurements": study.measurements,
@@ -48,14 +48,14 @@ def document(report: Report) -> dict[str, Any]:
         "usd_per_answer": known(report.usd_per_answer),
         "answers": study.answers,
         "energy": [
-            {**_setting(one.setting), "cases": one.cases, "joules_per_call": one.joules} for one in energies(study)
+            {**setting_of(one.setting), "cases": one.cases, "joules_per_call": one.joules} for one in energies(study)
         ],
         "time": report.minutes.document() if report.minutes is not None else None,
         "flop_convention": convention(case.axes for case in study.cases),
         "fast_p": [
             {
                 "implementation": one.implementation,
-                **_setting(one.setting),
+                **setting_of(one.setting),
                 "problems": one.problems,
                 "shares": {f"{p:g}": one.share(at) for at, p in enumerate(THRESHOLDS)},
             }
@@ -71,7 +71,7 @@ def document(report: Report) -> dict[str, Any]:
 def _case(case: Case) -> dict[str, Any]:
     return {
         "case_id": case.case_id,
-        **_setting(case.setting),
+        **setting_of(case.setting),
         "timings": [_timing(timing) for timing in case.timings],
         "contrasts": [_contrast(one) for one in case.contrasts],
         "controls": [
@@ -86,7 +86,7 @@ def _case(case: Case) -> dict[str, Any]:
     }
 
 
-def _setting(setting: Setting) -> dict[str, Any]:
+def setting_of(setting: Setting) -> dict[str, Any]:
     return {"regime": setting.regime or None, "cache": setting.cache or None}
 
 
@@ -222,7 +222,7 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
         "lost": [
             {
                 "case_id": one.case_id,
-                **_setting(one.setting),
+                **setting_of(one.setting),
                 "implementation": one.implementation,
                 "reason": one.reason,
             }
@@ -232,7 +232,7 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
         "energy": [
             {
                 "case_id": one.case_id,
-                **_setting(one.setting),
+                **setting_of(one.setting),
                 "implementation": one.implementation,
                 "joules_before": one.before,
                 "joules_after": one.after,
@@ -246,7 +246,7 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
 def _change(one: Change) -> dict[str, Any]:
     return {
         "case_id": one.case_id,
-        **_setting(one.setting),
+        **setting_of(one.setting),
         "implementation": one.implementation,
         "relative_to": one.relative_to or None,
         "before": limits(one.before),
@@ -267,7 +267,7 @@ def history_document(
     return {
         "schema": 2,
         "case_id": case_id,
-        **_setting(setting or Setting("")),
+        **setting_of(setting or Setting("")),
         "implementation": implementation,
         "relative_to": relative_to or None,
         "points": [_point(one) for one in points],

@@ -102,6 +102,26 @@ def rows_frame(
     board.text((left + scales[-1].end) / 2, last + (40 if last - first > 300 else 24), unit, "middle")
 
 
+def beside(
+    board: Board, titles: Sequence[str], area: Area, ends: tuple[float, float], *, named: bool
+) -> tuple[list[Scale], float]:
+    """One scale for each setting, side by side in an area, with its name above it; and where their rows begin."""
+    gap = 22.0
+    width = (area.width - gap * (len(titles) - 1)) / len(titles)
+    lefts = [area.x + place * (width + gap) for place in range(len(titles))]
+    if named:
+        for left, title in zip(lefts, titles, strict=True):
+            board.text(left + width / 2, area.y, title, "middle strong")
+    return [Scale(*ends, left, left + width, log=True) for left in lefts], area.y + (26 if named else 0)
+
+
+def noise_band(board: Board, scale: Scale, y: float, height: float, noise: float) -> None:
+    """What a ratio may be by chance, on a row."""
+    if noise:
+        left, right = scale(1 / (1 + noise)), scale(1 + noise)
+        board.box(left, y + 2, right - left, height - 4, "noise")
+
+
 def speedup(study: Study, *, everything: bool = False, width: float = WIDTH) -> Board | None:
     """The subject against each baseline, case by case, with intervals, the settings side by side on one scale (in a
     figure of `SLIM` one below the other); the grey band is the case's noise floor in that setting. Without
@@ -141,16 +161,11 @@ def _panels(
     look: Mapping[str, Look],
 ) -> None:
     """Settings side by side in an area, on one scale: a row for each case of `names`, the board as high as it takes."""
-    gap, named = 22.0, NAMED if board.width < WIDTH else 0.0
+    named = NAMED if board.width < WIDTH else 0.0
     height = 12.0 + 13 * len(look) + named
-    width = (area.width - gap * (len(parts) - 1)) / len(parts)
-    lefts = [area.x + place * (width + gap) for place in range(len(parts))]
-    top, several = area.y, len(parts) > 1 or bool(named)
-    if several and parts[0].settings[0].name:
-        for left, part in zip(lefts, parts, strict=True):
-            board.text(left + width / 2, top, part.settings[0].name, "middle strong")
-        top += 26
-    scales = [Scale(*ends, left, left + width, log=True) for left in lefts]
+    titles = [part.settings[0].name for part in parts]
+    several = len(parts) > 1 or bool(named)
+    scales, top = beside(board, titles, area, ends, named=several and bool(titles[0]))
     tops = stacked(top, len(names), height)
     unit = "times as fast (logarithmic; right of 1 is faster)"
     rows_frame(board, scales, tops, fitting(list(names.values()))[1], unit, area.x)
@@ -169,9 +184,7 @@ def _ratios(
 ) -> None:
     """One case: its speed-up over each of the baselines of `look`, in their order."""
     noise = max((one.noise.floor for one in case.contrasts if one.noise is not None), default=0.0)
-    if noise:
-        left, right = scale(1 / (1 + noise)), scale(1 + noise)
-        board.box(left, y + 2, right - left, height - 4, "noise")
+    noise_band(board, scale, y, height, noise)
     for contrast in (one for one in case.contrasts if one.baseline in look):
         at = y + 12.5 + 13 * list(look).index(contrast.baseline)
         found, own = contrast.paired.ratio, look[contrast.baseline]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from orchestrator.analysis.regimes import Setting
@@ -111,7 +111,7 @@ def _table(part: Study, names: Mapping[str, str]) -> list[str]:
             names[case.case_id], digits(own.median_us.mid), theirs,
             ratio(best.paired.ratio.mid), within(best.paired.ratio), noise, best.said,
         )  # fmt: skip
-        lines.append("| " + " | ".join(cell(one) for one in cells) + " |")
+        lines.append(line(map(cell, cells)))
     return [*lines, "", f"A ratio over 1: {cell(part.subject)} is faster."]
 
 
@@ -120,13 +120,12 @@ def _times(part: Study, names: Mapping[str, str]) -> list[str]:
     if not timed:
         return []
     rated = any(not math.isnan(t.tflops) for _, t in timed)
-    lines = ["| case | implementation | median, µs | 95 % interval |", "|---|---|--:|--:|"]
-    if rated:
-        lines = ["| case | implementation | median, µs | 95 % interval | TFLOP/s |", "|---|---|--:|--:|--:|"]
+    heads = ("case", "implementation", "median, µs", "95 % interval", *(["TFLOP/s"] if rated else []))
+    lines = [line(heads), f"|---|---|{'--:|' * (len(heads) - 2)}"]
     for case, t in timed:
         rate = "" if math.isnan(t.tflops) else digits(t.tflops)
         cells = (names[case.case_id], t.implementation, digits(t.median_us.mid), within(t.median_us), rate)
-        lines.append("| " + " | ".join(cell(one) for one in cells[: 5 if rated else 4]) + " |")
+        lines.append(line(map(cell, cells[: 5 if rated else 4])))
     return [*lines, "", f"TFLOP/s by {convention(case.axes for case, _ in timed)}."] if rated else lines
 
 
@@ -137,8 +136,12 @@ MARKUP = re.compile(r"://|www\.|[&<@\\|`*~]|\](?=[(\[:])|\b_|_\b")
 
 def cell(words: str) -> str:
     """Words of a machine that mean nothing in Markdown: no tag, link, mention or emphasis, no end of a cell."""
-    line = " ".join(words.split())
-    return MARKUP.sub(lambda found: MEANS.get(found[0], f"\\{found[0]}"), line)
+    return MARKUP.sub(lambda found: MEANS.get(found[0], f"\\{found[0]}"), " ".join(words.split()))
+
+
+def line(cells: Iterable[str]) -> str:
+    """A line of a table, of cells that are Markdown."""
+    return f"| {' | '.join(cells)} |"
 
 
 def between_marks(document: str, fragment: str, name: str = "") -> str:

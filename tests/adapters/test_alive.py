@@ -13,22 +13,13 @@ from orchestrator.adapters.gce_json import instance
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import CredentialsMissing, PermissionDenied, ProviderError, Unavailable
 from tests.stories.stage import silent_vm, staged
-from tests.support.scripted_server import Answer, Reply, Request, google_error, scripted_server
+from tests.support.scripted_server import Answer, Reply, google_error, in_turn, scripted_server
 
 
 def listing(*names: str, token: str = "") -> Reply:
     items = [{"name": name, "zone": "https://x/zones/us-central1-a", "id": "7", "status": "RUNNING"} for name in names]
     page: dict[str, Any] = {"items": {"zones/us-central1-a": {"instances": items}, "zones/b": {"warning": {}}}}
     return Reply(200, page | ({"nextPageToken": token} if token else {}))
-
-
-def answering(*answers: Answer) -> Any:
-    left = list(answers)
-
-    def answer(_: Request) -> Answer:
-        return left.pop(0) if len(left) > 1 else left[0]
-
-    return scripted_server(answer)
 
 
 def test_both_ways_of_asking_give_the_same_answer(home: Path) -> None:
@@ -44,12 +35,12 @@ def test_both_ways_of_asking_give_the_same_answer(home: Path) -> None:
 
 
 def test_every_page_is_read() -> None:
-    with answering(listing("one", token="more"), listing("two")) as server:
+    with scripted_server(in_turn(listing("one", token="more"), listing("two"))) as server:
         assert [vm.name for vm in alive("p", server.url)] == ["one", "two"]
 
 
 def test_a_server_that_stumbles_is_asked_again() -> None:
-    with answering(google_error(503, "later", "backendError"), listing("one")) as server:
+    with scripted_server(in_turn(google_error(503, "later", "backendError"), listing("one"))) as server:
         assert [vm.name for vm in alive("p", server.url)] == ["one"]
 
 
@@ -65,12 +56,12 @@ def test_a_server_that_stumbles_is_asked_again() -> None:
     ],
 )  # fmt: skip
 def test_what_stands_in_the_way_has_a_name(answer: Answer, kind: type[Exception], words: str) -> None:
-    with answering(answer) as server, pytest.raises(kind, match=words):
+    with scripted_server(in_turn(answer)) as server, pytest.raises(kind, match=words):
         alive("p", server.url)
 
 
 def test_a_server_that_is_not_there_is_unavailable() -> None:
-    with answering(listing()) as server:
+    with scripted_server(in_turn(listing())) as server:
         url = server.url
     with pytest.raises(Unavailable, match="list the VMs of p"):
         alive("p", url)
