@@ -15,9 +15,10 @@ from orchestrator.core.fleet.children import Cell, Child, cells, expand
 from orchestrator.core.fleet.money import JobCost, divide, hold, machines_within
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.market.catalog import lookup
+from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import PriceSheet, ceiling
-from orchestrator.core.market.quota import Quota, room
+from orchestrator.core.market.quota import room
 from orchestrator.core.plan.offered import priced_offers
 
 Configured = Callable[[Cell], Config]

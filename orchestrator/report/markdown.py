@@ -13,11 +13,11 @@ from orchestrator.analysis.study import Study
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.bundled.work import convention
 from orchestrator.core.results import is_control
+from orchestrator.core.wording import count
 from orchestrator.report.report import Report
 from orchestrator.report.text import (
     backend,
     common_parts,
-    count,
     digits,
     estimate,
     labels,

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import urlsplit
 
 from startup.agent.wire import Unreachable, send
-from startup.host.services import owns
+from startup.host.services import OwnServer, QuietHandler
 
 METADATA = "/computeMetadata/v1/"
 PASSED_ON = ("content-type", "etag", "metadata-flavor")
@@ -22,16 +20,13 @@ WAIT_S = 330.0
 """Longer than the metadata server lets anybody wait for a change."""
 
 
-class Around(ThreadingHTTPServer):
+class Around(OwnServer):
     """Serves one child. `host` is the real metadata server's."""
 
-    daemon_threads = True
-
     def __init__(self, host: str, name: str, attributes: Mapping[str, str], storage: str) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.host = host
         self.name = name
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.deleted = threading.Event()
         endpoints = json.dumps({"storage": storage, "compute": self.url})
         self.own = {f"instance/attributes/{key}": value for key, value in attributes.items()}
@@ -40,18 +35,11 @@ class Around(ThreadingHTTPServer):
     def serve(self) -> None:
         threading.Thread(target=self.serve_forever, name="around", daemon=True).start()
 
-    def verify_request(self, _: Any, client_address: Any) -> bool:
-        return owns(client_address)
 
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(QuietHandler):
     server: Around
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Says nothing: what matters is in the run's own log."""
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
         url = urlsplit(self.path)
         key = url.path[len(METADATA) :]
         if not url.path.startswith(METADATA):
@@ -59,14 +47,14 @@ class Handler(BaseHTTPRequestHandler):
         elif self.headers.get("Metadata-Flavor") != "Google":
             self.answer(403)
         elif key in self.server.own:
-            self.answer(200, self.server.own[key].encode(), {"content-type": "application/text"})
+            self.answer(200, self.server.own[key].encode(), content_type="application/text")
         else:
             self.pass_on()
 
-    def do_DELETE(self) -> None:
+    def do_DELETE(self) -> None:  # noqa: N802
         if self.path.startswith("/compute/v1/") and self.path.rpartition("/")[2] == self.server.name:
             self.server.deleted.set()
-            self.answer(200, b"{}", {"content-type": "application/json"})
+            self.answer(200, b"{}")
         else:
             self.answer(404)
 
@@ -76,17 +64,5 @@ class Handler(BaseHTTPRequestHandler):
         except Unreachable:
             self.answer(503)
         else:
-            self.answer(
-                told.status, told.body, {name: told.headers[name] for name in PASSED_ON if name in told.headers}
-            )
-
-    def answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
-        try:
-            self.send_response(status)
-            for name, value in {"metadata-flavor": "Google", **headers}.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-        except OSError:
-            self.close_connection = True  # whoever asked is gone
+            kept = {name.replace("-", "_"): told.headers[name] for name in PASSED_ON if name in told.headers}
+            self.answer(told.status, told.body, **kept)

@@ -60,29 +60,52 @@ def owns(peer: tuple[str, int], table: Path = Path("/proc/net/tcp")) -> bool:
     return False
 
 
-class Server(ThreadingHTTPServer):
-    """Serves one machine, from threads that end with the process."""
+class OwnServer(ThreadingHTTPServer):
+    """For our own user alone, on loopback, from threads that end with the process."""
 
     daemon_threads = True
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        super().__init__((LOOPBACK, 0), Handler)
-        machine.url = f"http://{LOOPBACK}:{self.server_address[1]}"
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__((LOOPBACK, 0), handler)
+        self.url = f"http://{LOOPBACK}:{self.server_address[1]}"
 
     def verify_request(self, _: Any, client_address: Any) -> bool:
         return owns(client_address)
 
 
-class Handler(BaseHTTPRequestHandler):
+class QuietHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Says nothing: what matters is in the run's own log."""
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        """`headers` over those that every answer has; a name's hyphens are underscores."""
+        try:
+            self.send_response(status)
+            for name, value in {"content_type": "application/json", "metadata_flavor": "Google", **headers}.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True  # whoever asked is gone
+
+
+class Server(OwnServer):
+    """Serves one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        super().__init__(Handler)
+        machine.url = self.url
+
+
+class Handler(QuietHandler):
     server: Server
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         return formatdate(self.server.machine.now() if timestamp is None else timestamp, usegmt=True)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Says nothing: what matters is in the run's own log."""
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -145,7 +168,7 @@ class Handler(BaseHTTPRequestHandler):
         }
         attribute = key.removeprefix("instance/attributes/")
         value = machine.attributes.get(attribute) if attribute != key else known.get(key)
-        self.answer(404 if value is None else 200, (value or "").encode(), "text/plain")
+        self.answer(404 if value is None else 200, (value or "").encode(), content_type="text/plain")
 
     def storage(self, path: str, query: Mapping[str, list[str]]) -> None:
         machine = self.server.machine
@@ -160,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
             data: bytes | None = Path(machine.run["payload"]).read_bytes()
         else:
             data = machine.spool.read(name)
-        self.answer(404 if data is None else 200, data or b"", "application/octet-stream")
+        self.answer(404 if data is None else 200, data or b"", content_type="application/octet-stream")
 
     def uploaded(self, query: Mapping[str, list[str]], body: bytes) -> tuple[str, bytes]:
         """Name and bytes of an upload. Raises ValueError for one that did not arrive as it was sent."""
@@ -174,14 +197,3 @@ class Handler(BaseHTTPRequestHandler):
         if base64.b64encode(hashlib.md5(data).digest()).decode() != resource.get("md5Hash"):
             raise ValueError(f"{name} did not arrive as it was sent")
         return name, data
-
-    def answer(self, status: int, body: bytes = b"", content_type: str = "application/json") -> None:
-        try:
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Metadata-Flavor", "Google")
-            self.end_headers()
-            self.wfile.write(body)
-        except OSError:
-            self.close_connection = True  # whoever asked is gone

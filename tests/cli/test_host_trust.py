@@ -20,6 +20,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
+from tests.core.builders import planned as planned_run
 
 RUN = "20260921-090000-cpu-0bad"
 
@@ -57,12 +58,7 @@ def planted(wiring: Wiring, host: str) -> None:
     stored = made | {"mode": "host", "offers": [offer]}
     wiring.bucket.replace(plan_object(RUN), json.dumps(stored).encode(), generation=None)
     log = wiring.log(RUN)
-    log.append(
-        ev.RunPlanned(
-            gpu="cpu", config="cpu", user="mallory", mode="host", ceiling_usd=made["ceiling_usd"], ttl_s=600,
-            attempts=1, cases=2, measurements_per_implementation=2,
-        )
-    )  # fmt: skip
+    log.append(planned_run(gpu="cpu", config="cpu", user="mallory", mode="host", ceiling_usd=made["ceiling_usd"]))
     log.append(ev.RunClosed(outcome="preempted", detail="made up", generation=0))
 
 

@@ -25,6 +25,7 @@ from orchestrator.store.fleets import FleetRecord, FleetStore, JobRecord
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
 from tests.cli.test_start_up import loaded_by
+from tests.core.builders import planned as planned_run
 from tests.support.machine_requests import L4
 
 RUN = "20261120-010203-l4-00aa"
@@ -148,11 +149,7 @@ def test_where_there_is_no_systemd_the_line_for_cron_is_printed(
 def over(wiring: Wiring, run: str, outcome: str, log: str = "", *facts: Any) -> None:
     """A run that ended so."""
     events = wiring.log(run)
-    planned = ev.RunPlanned(
-        gpu="l4", config="l4", user="ada", mode="embedded", ceiling_usd=Decimal("0.18"), ttl_s=1800, attempts=1, cases=2,
-        measurements_per_implementation=600,
-    )  # fmt: skip
-    for fact in (planned, *facts, ev.Settled(cost_usd=Decimal(0), released_usd=Decimal("0.18"))):
+    for fact in (planned_run(mode="embedded"), *facts, ev.Settled(cost_usd=Decimal(0), released_usd=Decimal("0.18"))):
         events.append(fact)
     events.append(ev.RunClosed(outcome=outcome))
     if log:

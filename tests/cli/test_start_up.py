@@ -23,6 +23,7 @@ from orchestrator.core.run.status import encode, status_body, status_line
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
 from tests.cli.test_real_machines import SMALL
+from tests.core.builders import planned as planned_run
 
 HEAVY = (
     "google.cloud.compute_v1", "google.cloud.batch_v1", "fabric", "torch", "google.cloud.storage", "numpy",
@@ -143,13 +144,10 @@ def fill(wiring: Wiring, runs: int) -> None:
         at = begin + timedelta(minutes=20 * number)
         name = run_id(at, "l4", f"{number:04x}")
         facts = (
-            ev.RunPlanned(
-                gpu="l4", config="l4", user="ada", mode="embedded", ceiling_usd=Decimal("0.18"), ttl_s=1800, attempts=1, cases=12,
-                measurements_per_implementation=600,
-            ),
+            planned_run(mode="embedded", cases=12),
             ev.Settled(cost_usd=Decimal("0.01"), released_usd=Decimal("0.17")),
             ev.RunClosed(outcome="succeeded"),
-        )  # fmt: skip
+        )
         log = [
             ev.Event(run_id=name, time=at, writer="client-000000", seq=i, fact=fact) for i, fact in enumerate(facts, 1)
         ]

@@ -17,6 +17,7 @@ from orchestrator.core.template import written
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
+from tests.core.builders import planned as planned_run
 
 RUN = "20260921-090000-l4-0bad"
 
@@ -30,12 +31,7 @@ def planted(wiring: Wiring, **settings: Any) -> None:
     document["offers"] = [offer | {"usd_per_hour": "0.000000"} for offer in document["offers"]]
     wiring.bucket.replace(plan_object(RUN), json.dumps(document).encode(), generation=None)
     log = wiring.log(RUN)
-    log.append(
-        ev.RunPlanned(
-            gpu="l4", config="l4", user="mallory", mode="embedded", ceiling_usd=Decimal("0.000001"), ttl_s=604800,
-            attempts=1, cases=2, measurements_per_implementation=2,
-        )
-    )  # fmt: skip
+    log.append(planned_run(user="mallory", mode="embedded", ceiling_usd=Decimal("0.000001"), ttl_s=604800))
     log.append(ev.RunClosed(outcome="preempted", detail="made up", generation=0))
 
 

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from orchestrator.core.market.catalog import Gpu
+from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer
 
 ALL_REGIONS: Final = "GPUS_ALL_REGIONS"
 QUOTA_PAGE: Final = "https://console.cloud.google.com/iam-admin/quotas"
-
-
-class Quota(Protocol):
-    """One limit, of a region or (with `region` empty) of the project."""
-
-    @property
-    def metric(self) -> str: ...
-    @property
-    def limit(self) -> float: ...
-    @property
-    def usage(self) -> float: ...
-    @property
-    def region(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

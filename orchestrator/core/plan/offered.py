@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from orchestrator.core.config.model import Config
 from orchestrator.core.market import quota as quota_rules
+from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer, region_of
 from orchestrator.core.market.pricing import MachineSpec, PriceSheet
-from orchestrator.core.market.quota import Quota
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from orchestrator.core.config.model import Config, case_ids_of, effective_grids, harness, measurements
 from orchestrator.core.ledger.budget import Caps, Ledger, Refused, authorize, headroom
+from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import USUAL, Advice, Offer, rank, weigh
 from orchestrator.core.market.pricing import MAX_TTL_S, PriceSheet, ceiling, ttl_within
-from orchestrator.core.market.quota import Quota
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import instance_name, is_prepared
 from orchestrator.core.plan.expectation import Expectation, expect
