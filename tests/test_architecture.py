@@ -6,7 +6,9 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -66,8 +68,40 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT / "orchestrator").parts[0].removesuffix(".py")
 
 
+class Outline(NamedTuple):
+    """What these tests ask of a file, which is parsed once for all of them."""
+
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    inside_functions: int
+    """How many of its lines in functions import something."""
+    functions: tuple[Function, ...]
+
+
+class Function(NamedTuple):
+    name: str
+    lines: int
+    parameters: int
+
+
+@cache
+def outline(path: Path) -> Outline:
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {n.lineno for f in functions for n in ast.walk(f) if isinstance(n, ast.Import | ast.ImportFrom)}
+    return Outline(
+        tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
+        len(inside),
+        tuple(Function(one.name, (one.end_lineno or 0) - one.lineno + 1, parameters(one)) for one in functions),
+    )
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    return len(names) - (names[:1] in (["self"], ["cls"])) + len(function.args.kwonlyargs)
+
+
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in outline(path).imports:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -114,7 +148,7 @@ def import_graph() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
         graph[name] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in outline(path).imports:
             if isinstance(node, ast.Import):
                 graph[name] |= {alias.name for alias in node.names} & set(files)
             elif isinstance(node, ast.ImportFrom):
@@ -136,22 +170,12 @@ FUNCTION_LEVEL_IMPORTS = 40
 """Of libraries that are slow to load, or may be missing. The wiring loads modules of ours with `Later`."""
 
 
-def imports_inside_functions(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    functions = [
-        node
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    found = [n for f in functions for n in ast.walk(f) if isinstance(n, ast.Import | ast.ImportFrom)]
-    return list({(node.lineno): node for node in found}.values())
-
-
 def test_no_part_uses_the_public_package() -> None:
     assert not [path for path in modules() if any(name.split(".")[0] == "spotbench" for name in imports(path))]
 
 
 def test_imports_stand_at_the_top_but_where_an_adapter_is_loaded_when_it_is_needed() -> None:
-    inside = {path: len(imports_inside_functions(path)) for path in modules()}
+    inside = {path: outline(path).inside_functions for path in modules()}
     elsewhere = {module_name(path) for path, number in inside.items() if number and part_of(path) not in LOADS_LAZILY}
     assert elsewhere == set()
     assert sum(inside.values()) <= FUNCTION_LEVEL_IMPORTS
@@ -224,25 +248,17 @@ MANY_PARAMETERS = {
 }
 
 
-def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def functions() -> Iterator[tuple[str, Function]]:
     for top in ("orchestrator", "kernels", "startup", "spotbench"):
         for path in sorted((ROOT / top).rglob("*.py")):
-            if "_bundle" in path.parts:
-                continue
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield f"{path.relative_to(ROOT).as_posix()} {node.name}", node
-
-
-def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    return len(names) - (names[:1] in (["self"], ["cls"])) + len(function.args.kwonlyargs)
+            if "_bundle" not in path.parts:
+                yield from ((f"{path.relative_to(ROOT).as_posix()} {one.name}", one) for one in outline(path).functions)
 
 
 def test_a_function_has_fifty_lines_and_seven_parameters_at_most_but_for_those_that_are_named() -> None:
     found = list(functions())
-    long = {name for name, one in found if (one.end_lineno or 0) - one.lineno + 1 > LONGEST_FUNCTION}
-    wide = {name for name, one in found if parameters(one) > MOST_PARAMETERS}
+    long = {name for name, one in found if one.lines > LONGEST_FUNCTION}
+    wide = {name for name, one in found if one.parameters > MOST_PARAMETERS}
     assert long == set(LONG_FUNCTIONS)
     assert wide == set(MANY_PARAMETERS)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import os
 import re
 import shutil
 import struct
 import subprocess
-from html import escape
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,18 +17,23 @@ from orchestrator.cli.reading import read_report
 from orchestrator.report import comparing, html
 from orchestrator.report.comparison import compared
 from tests.report.written import both, csv_text, records, reported
+from tests.support.browser import CHROMIUM, Browser, Page, browser
 
-CHROMIUM = shutil.which("chromium")
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-extensions", "--hide-scrollbars", "--enable-logging=stderr",
-    "--proxy-server=127.0.0.1:9", "--proxy-bypass-list=<-loopback>",
-)  # fmt: skip
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 LENGTHS = (128, 256, 1024)
-DARK = "--blink-settings=preferredColorScheme=0"
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")]
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser") / "profile") as made:
+        yield made
+
+
+@pytest.fixture
+def page(chromium: Browser) -> Page:
+    return chromium.page()
 
 
 def report_page() -> str:
@@ -63,27 +68,28 @@ def page_of_long_names() -> str:
 PAGES = {"report": report_page, "compare": compare_page}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("kind", PAGES)
 @pytest.mark.parametrize(
-    ("name", "width", "options"),
+    ("name", "width", "dark"),
     [
-        ("phone", 500, ()),
-        ("laptop", 1366, ()),
-        ("phone-dark", 500, (DARK,)),
-        ("laptop-dark", 1366, (DARK,)),
-        ("print", 794, ()),
+        ("phone", 500, False),
+        ("laptop", 1366, False),
+        ("phone-dark", 500, True),
+        ("laptop-dark", 1366, True),
+        ("print", 794, False),
     ],
 )
 def test_it_opens_from_disk_without_a_complaint_or_a_request(
-    tmp_path: Path, page: str, name: str, width: int, options: tuple[str, ...]
+    page: Page, tmp_path: Path, kind: str, name: str, width: int, dark: bool
 ) -> None:
     """Pictures stay in $REPORT_PICTURES, or in the test's own folder."""
-    pictures = Path(os.environ.get("REPORT_PICTURES", tmp_path))
-    pictures.mkdir(parents=True, exist_ok=True)
-    picture = pictures / f"{page}-{name}.{'pdf' if name == 'print' else 'png'}"
-    make = f"--print-to-pdf={picture}" if name == "print" else f"--screenshot={picture}"
-    complaints, asked = opened(PAGES[page](), tmp_path, make, f"--window-size={width},3000", *options)
-    assert (complaints, asked) == ([], set())
+    picture = Path(os.environ.get("REPORT_PICTURES", tmp_path)) / f"{kind}-{name}.{'pdf' if name == 'print' else 'png'}"
+    opened(page, PAGES[kind](), tmp_path, width, dark=dark)
+    if name == "print":
+        printed(page, picture)
+    else:
+        page.picture(picture)
+    assert (page.complaints, page.requests) == ([], [])
     data = picture.read_bytes()
     if name == "print":
         assert data.startswith(b"%PDF")
@@ -92,37 +98,39 @@ def test_it_opens_from_disk_without_a_complaint_or_a_request(
     assert len(data) > 20_000
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("kind", PAGES)
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_page_is_no_wider_than_its_window(tmp_path: Path, page: str, width: int) -> None:
+def test_a_page_is_no_wider_than_its_window(page: Page, tmp_path: Path, kind: str, width: int) -> None:
     """Wide tables and figures scroll in a frame of their own; the page itself never does."""
-    assert measured(tmp_path, PAGES[page](), width, "document.documentElement.scrollWidth") <= width
+    opened(page, PAGES[kind](), tmp_path, width)
+    assert page.run("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_regimes_side_by_side_fit_without_scrolling(tmp_path: Path, width: int) -> None:
+def test_regimes_side_by_side_fit_without_scrolling(page: Page, tmp_path: Path, width: int) -> None:
     """Three regimes, six implementations, a warning in every row."""
     table = "document.querySelector('#side-by-side .wide')"
-    assert measured(tmp_path, large_page(), width, f"{table}.scrollWidth - {table}.clientWidth") <= 0
+    opened(page, large_page(), tmp_path, width)
+    assert page.run(f"{table}.scrollWidth - {table}.clientWidth") <= 0
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_what_is_published_fits_without_scrolling(tmp_path: Path, width: int) -> None:
+def test_what_is_published_fits_without_scrolling(page: Page, tmp_path: Path, width: int) -> None:
     """Problems that have no axis in common, in three regimes."""
     table = "document.querySelector('#side-by-side .wide')"
     for folder in sorted(path.parent for path in RESULTS.glob("*/measurements.csv*")):
-        page = html.page(read_report(folder))
-        assert measured(tmp_path, page, width, f"{table}.scrollWidth - {table}.clientWidth") <= 0, folder.name
+        opened(page, html.page(read_report(folder)), tmp_path, width)
+        assert page.run(f"{table}.scrollWidth - {table}.clientWidth") <= 0, folder.name
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_nothing_is_cut_off_on_paper(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("kind", PAGES)
+def test_nothing_is_cut_off_on_paper(page: Page, tmp_path: Path, kind: str) -> None:
     """A4 with margins of 10 mm has 718 CSS pixels across, and nothing scrolls on it."""
-    text = PAGES[page]().replace("@media print{", "@media all{")
-    assert measured(tmp_path, text, 718, "document.documentElement.scrollWidth") <= 718
+    opened(page, PAGES[kind]().replace("@media print{", "@media all{"), tmp_path, 718)
+    assert page.run("document.documentElement.scrollWidth") <= 718
 
 
-def test_no_word_of_a_figure_is_cut_off(tmp_path: Path) -> None:
+def test_no_word_of_a_figure_is_cut_off(page: Page, tmp_path: Path) -> None:
     """Every text of every figure lies within it, as the browser sets it."""
     beyond = (
         "[...document.querySelectorAll('svg')].reduce((n, svg) => n + [...svg.querySelectorAll('text')].filter(t => "
@@ -130,57 +138,45 @@ def test_no_word_of_a_figure_is_cut_off(tmp_path: Path) -> None:
         "(b.x < -1 || b.x + b.width > v.width + 1)}).length, 0)"
     )
     for text in (large_page(), page_of_long_names()):
-        assert measured(tmp_path, text.replace("<details>", "<details open>"), 1280, beyond) == 0
+        opened(page, text.replace("<details>", "<details open>"), tmp_path, 1280)
+        assert page.run("document.querySelectorAll('svg text').length") > 0
+        assert page.run(beyond) == 0
 
 
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no poppler is installed")
-def test_twelve_cases_in_three_regimes_are_at_most_twelve_pages_and_no_heading_is_alone(tmp_path: Path) -> None:
+def test_twelve_cases_in_three_regimes_are_at_most_twelve_pages_and_no_heading_is_alone(
+    page: Page, tmp_path: Path
+) -> None:
     text = large_page()
-    opened(text, tmp_path, f"--print-to-pdf={tmp_path / 'report.pdf'}", "--no-pdf-header-footer")
+    opened(page, text, tmp_path, 1280)
+    printed(page, tmp_path / "report.pdf")
     done = subprocess.run(["pdftotext", "-layout", "report.pdf", "-"], cwd=tmp_path, capture_output=True, text=True)
-    pages = [page for page in done.stdout.split("\f") if page.strip()]
+    pages = [one for one in done.stdout.split("\f") if one.strip()]
     assert 3 <= len(pages) <= 12
     titles = set(re.findall(r"<h2>(.*?)</h2>", text))
     assert len(titles) > 6
-    for page in pages:
-        lines = [line.strip() for line in page.splitlines() if line.strip()]
-        assert lines[-1] not in titles, page
+    for one in pages:
+        lines = [line.strip() for line in one.splitlines() if line.strip()]
+        assert lines[-1] not in titles, one
         assert len(lines) > 4
 
 
-def test_a_page_that_does_ask_and_complain_would_be_found_out(tmp_path: Path) -> None:
-    text = '<script>console.error("oh")</script><img src="http://127.0.0.1:9/x.png">'
-    complaints, asked = opened(text, tmp_path, f"--screenshot={tmp_path / 'x.png'}")
-    assert len(complaints) == 1
-    assert asked == {"http://127.0.0.1:9/x.png"}
+def test_a_page_that_does_ask_and_complain_would_be_found_out(page: Page, tmp_path: Path) -> None:
+    opened(page, '<script>console.error("oh")</script><img src="http://127.0.0.1:9/x.png">', tmp_path, 500)
+    assert "oh" in page.complaints
+    assert page.requests == ["http://127.0.0.1:9/x.png"]
 
 
-def measured(folder: Path, text: str, width: int, script: str) -> int:
-    """A number of a page, in CSS pixels, in a window of this width; browsers have no window as narrow as a phone, so
-    the page is in a frame. Its policy, which lets nobody ask, is left out."""
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-    whole = f"<iframe id=f width={width} height=3000 style='border:0' srcdoc='{escape(text)}'></iframe>"
-    ask = f"document.title = document.getElementById('f').contentWindow.eval({json.dumps(script)})"
+def opened(page: Page, text: str, folder: Path, width: int, *, dark: bool = False) -> None:
+    """Shows a page from disk, in a window of this width, in CSS pixels."""
     file = folder / "page.html"
-    file.write_text(f"<body style='margin:0'>{whole}<script>onload = () => {{{ask}}}</script></body>")
-    assert CHROMIUM is not None
-    command = [CHROMIUM, *QUIET, "--window-size=1600,3000", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
-    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=600)
-    found = re.search(r"<title>(-?\d+)</title>", done.stdout)
-    assert found, done.stderr
-    return int(found[1])
-
-
-def opened(text: str, folder: Path, *options: str) -> tuple[list[str], set[str]]:
-    """What the console said of a page, and what the page, not the browser of itself, asked the network for."""
-    file, log = folder / "page.html", folder / "net.json"
     file.write_text(text)
-    assert CHROMIUM is not None
-    command = [CHROMIUM, *QUIET, *options, f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}"]
-    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    begun = [
-        line for line in log.read_text().splitlines() if '"initiator":"file:' in line or '"initiator":"null' in line
-    ]
-    asked = {found for line in begun for found in re.findall(r'"url":"((?!file:|data:)[^"]*)"', line)}
-    return [line for line in done.stderr.splitlines() if "CONSOLE" in line], asked
+    page.look(width, dark=dark, height=3000)
+    page.open(file.as_uri())
+
+
+def printed(page: Page, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    page.call("Emulation.setEmulatedMedia", media="print", features=[])
+    pdf = page.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
+    file.write_bytes(base64.b64decode(pdf["data"]))
