@@ -140,7 +140,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--grid", default="standard", help="comma-separated names")
     parser.add_argument("--grids", type=Path, default=ROOT / "configs" / "grids.yaml", help="the file they are in")
     parser.add_argument("--dtypes", default="", help="comma-separated; the grid's own unless given")
-    parser.add_argument("--regime", default="both", choices=("both", "burst", "sustained", "graph"))
+    parser.add_argument("--regime", default="both", choices=("both", "burst+graph", "burst", "sustained", "graph"))
     parser.add_argument("--cache", default="cold", choices=("cold", "warm"))
     parser.add_argument("--repeats", type=int, default=50, help="in each regime")
     parser.add_argument("--warmup", default="steady", help="a number of calls, or `steady`")

@@ -15,7 +15,7 @@ heavy enough for a power limit to hold back a device that does nothing else. A c
 def regimes(asked: str, device: str, case: Case) -> tuple[str, ...]:
     """The regimes of a case on a kind of device (`cuda` or `cpu`), in the order in which they are measured."""
     if asked != BOTH:
-        return (asked,)
+        return tuple(asked.split("+"))
     if device != "cuda":
         return BURST, SUSTAINED
     heavy = getattr(case, "flops", 0.0) >= HELD_BACK_FLOPS

@@ -17,7 +17,7 @@ from kernels.harness.workload import Case, Workload
 CONTROL = ":aa"
 """`NAME:aa` is `NAME` once more under a second name: what the two differ by is noise, and no result."""
 BOTH = "both"
-REGIMES = ("burst", "sustained", "graph", BOTH)
+REGIMES = ("burst", "sustained", "graph", "burst+graph", BOTH)
 CACHES = ("cold", "warm")
 STEADY = "steady"
 """A warm-up that ends when nothing moves any more."""

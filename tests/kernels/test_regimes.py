@@ -30,6 +30,7 @@ def test_every_case_on_a_gpu_has_burst_and_graph_and_on_a_processor_burst_and_su
     case = Case(Shape(2, 8, 8, seq_q, seq_k, 64, False), "float16")
     assert regimes("both", "cuda", case)[:2] == ("burst", "graph")
     assert regimes("both", "cpu", case) == ("burst", "sustained")
+    assert regimes("burst+graph", "cuda", case) == ("burst", "graph")
 
 
 @pytest.mark.parametrize(("seq", "heavy"), [(512, False), (1024, False), (4096, True), (16384, True)])

@@ -135,7 +135,7 @@ class Measure(_Section):
     """End a case early, once every median ratio is known this well (0.01: one per cent to each side)."""
     case_budget_usd: Annotated[Decimal, Field(gt=0, allow_inf_nan=False)] | None = None
     """End a case once the machine has cost this much since it began; None: when it is measured."""
-    regime: Literal["auto", "both", "burst", "sustained", "graph"] = "auto"
+    regime: Literal["auto", "both", "burst+graph", "burst", "sustained", "graph"] = "auto"
     """`auto`: `both` on a GPU, `burst` on a processor."""
     cache: Literal["cold", "warm"] = "cold"
     """Whether each call's inputs lie outside the last-level cache."""
@@ -341,7 +341,7 @@ def regimes(config: Config, mode: str) -> str:
 
 def measurements(config: Config, mode: str) -> int:
     """Of one implementation in one case, over all regimes; at least, as large cases have one more."""
-    return config.measure.repeats * (2 if regimes(config, mode) == BOTH else 1)
+    return config.measure.repeats * (1 if regimes(config, mode) in ("burst", "sustained", "graph") else 2)
 
 
 def case_ids_of(config: Config, grids: EffectiveGrids) -> tuple[str, ...]:
