@@ -125,15 +125,17 @@ def tampered(tmp_path: Path, change: Callable[[str], str]) -> Path:
 
 
 def test_a_kernel_that_does_not_compile_is_skipped_with_the_reason_and_the_rest_is_measured(
-    bench: Bench, tmp_path: Path
+    bench: Bench, tmp_path: Path, paced: Paced
 ) -> None:
-    root = tampered(tmp_path, lambda text: text + "\nthis is not C++;\n")
-    run = launch(bench, "--set", f"payload.root={root}", code=7)
+    options = paced()
+    (tmp_path / "paced" / "kernels" / "harness" / "does_not_compile").touch()
+    run = launch(bench, *options, code=7)
     assert run["state"] == "incorrect"
     assert [diagnosis["cause"] for diagnosis in run["diagnoses"]] == ["build_failed"]
     rows = rows_of(bench, run["run_id"])
-    assert all(row["skipped"] for row in rows if row["implementation"] == "bench")
-    assert sum(1 for row in rows if row["implementation"] == "sdpa:flash" and row["latency_us"]) == 10
+    skipped = [row for row in rows if row["implementation"] == "bench"]
+    assert {(row["case_id"], row["skipped"]) for row in skipped} == {(case, "build_failed: nonsense") for case in CASES}
+    assert {row["case_id"] for row in rows if row["implementation"] == "sdpa:flash" and row["latency_us"]} == {*CASES}
 
 
 def test_a_kernel_that_is_wrong_on_one_shape_is_not_timed_there(bench: Bench, tmp_path: Path) -> None:
@@ -315,8 +317,9 @@ def test_a_detached_run_goes_on_and_can_be_followed(bench: Bench, paced: Paced) 
     assert bench("status", "last", "--json").document["state"] == "succeeded"
 
 
-def test_a_baseline_alone_builds_and_times_no_kernel(bench: Bench) -> None:
-    run = launch(bench, "--baseline-only")
+def test_a_baseline_alone_asks_for_no_kernel(bench: Bench, paced: Paced) -> None:
+    """That none is built then, nor needs a compiler, is shown of the harness."""
+    run = launch(bench, *paced(), "--baseline-only")
     assert run["state"] == "succeeded"
     assert {row["implementation"] for row in rows_of(bench, run["run_id"])} == {
         "sdpa:flash",

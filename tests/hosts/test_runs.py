@@ -296,17 +296,29 @@ REAL = (
 )  # fmt: skip
 
 
-def test_a_host_and_the_embedded_cloud_bring_back_files_of_one_kind_with_the_same_rows(
-    bench: Bench, client: Client, start: Start
-) -> None:
+def test_the_harness_that_ships_measures_on_a_host(bench: Bench, client: Client, start: Start) -> None:
+    """With the torch and the compiler of this machine; tests/cli/test_real_machines.py does it in the cloud."""
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     with start(environment={"PATH": path}) as server:
         client.reaches(server)
         user, port = getpass.getuser(), server.port
         client.configure(f"Host localhost\n  HostName 127.0.0.1\n  IdentityFile {server.user_key}")
-        own = bench("launch", "--host", f"{user}@localhost:{port}", "--json", *REAL).document
+        run = bench("launch", "--host", f"{user}@localhost:{port}", "--json", *REAL).document
         assert_nothing_is_left(server, set())
-    rented = bench("launch", "--json", *REAL).document
+    assert run["state"] == "succeeded"
+    rows = rows_of(bench, run["run_id"])
+    counted = Counter((row["case_id"], row["implementation"], bool(row["skipped"])) for row in rows)
+    timed = {(case, name, False): 5 for case in CASES for name in ("bench", "bench:aa", "sdpa:math")}
+    assert counted == timed | {(case, "sdpa:cudnn", True): 1 for case in CASES}
+    assert {row["device"] for row in rows} == {run["device"]}
+
+
+def test_a_host_and_the_embedded_cloud_bring_back_files_of_one_kind_with_the_same_rows(
+    bench: Bench, host: Sshd, paced: tuple[str, ...]
+) -> None:
+    options = (*paced, "--set", "measure.implementations=[bench, 'sdpa:math']")
+    own = launch(bench, options)
+    rented = bench("launch", "--gpu", "l4", "--json", *options).document
     assert (own["state"], rented["state"]) == ("succeeded", "succeeded")
     folders = [
         Path(bench("fetch", run["run_id"], "--into", "out", "--json").document["folder"]) for run in (own, rented)
@@ -321,5 +333,4 @@ def test_a_host_and_the_embedded_cloud_bring_back_files_of_one_kind_with_the_sam
         for run in (own, rented)
     ]
     assert counted[0] == counted[1]
-    assert sum(counted[0].values()) == 2 * (3 * 5 + 1)
-    assert {row["device"] for run in (own, rented) for row in rows_of(bench, run["run_id"])} == {own["device"]}
+    assert {case for case, _, _ in counted[0]} == set(CASES)

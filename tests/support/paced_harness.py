@@ -2,7 +2,8 @@
 
 It says the same facts and writes files of the same columns, at a pace: `repeats` is for how many milliseconds each step
 and each case lasts, and `warmup`, where it is a number, for how many each step but measuring. The latency in its rows
-is the row's number: nothing is measured, and nothing is computed.
+is the row's number: nothing is measured, and nothing is computed. A file `does_not_compile` beside it is what has
+become of the kernel: it then says and writes what the harness does (tests/kernels/test_harness_distrust.py).
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ COLUMNS = [
 ]
 SHAPE = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
 ROWS = 20
+BROKEN = Path(__file__).with_name("does_not_compile").exists()
+INCORRECT, NOT_BUILT = 10, 20
 
 
 def say(fact: str, /, **keys: object) -> None:
@@ -75,13 +78,19 @@ def measure(spec: dict[str, Any], out: Path, pace_s: float) -> None:
             rows = csv.DictWriter(file, COLUMNS)
             rows.writeheader()
             for implementation in spec["implementations"]:
+                if BROKEN and implementation == "bench":
+                    rows.writerow(common | {"implementation": implementation, "skipped": "build_failed: nonsense"})
+                    continue
                 for repeat in range(1, ROWS + 1):
                     latency = {"implementation": implementation, "repeat": repeat, "latency_us": repeat}
                     rows.writerow(common | latency)
         say(
             "case_finished", path=f"cases/{name}.csv", case_id=name, index=index, of=len(left), rows=ROWS,
-            seconds=pace_s, median_us={"bench": 10.5}, skipped={},
+            seconds=pace_s, median_us={} if BROKEN else {"bench": 10.5},
+            skipped={"bench": "build_failed: nonsense"} if BROKEN else {},
         )  # fmt: skip
+    if BROKEN:
+        sys.exit(INCORRECT)
 
 
 def main(step: str, spec: dict[str, Any], out: Path) -> None:
@@ -93,6 +102,9 @@ def main(step: str, spec: dict[str, Any], out: Path) -> None:
     if step == "environment":
         (out / "environment.json").write_text('{"schema": 1, "device": "paced", "device_kind": "cpu"}')
         say("environment", path="environment.json", device="paced", device_kind="cpu", torch="2.13.0")
+    elif step == "build" and BROKEN and "bench" in spec["implementations"]:
+        say("problem", cause="build_failed", detail="attention.cpp:1: nonsense")
+        sys.exit(NOT_BUILT)
     elif step == "build":
         (out / "build.json").write_text('{"schema": 1}')
         say("built", path="build.json", seconds=pace_s, compiler="paced", cached=False)
