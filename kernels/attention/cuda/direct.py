@@ -87,11 +87,27 @@ def by_operator(
     return three
 
 
-apply: Call = super(torch.autograd.Function, Direct).apply
+apply: Callable[..., Answer] = super(torch.autograd.Function, Direct).apply
 """`Direct.apply` without its look for functorch's transforms, which whoever calls has ruled out."""
 
 
-def differentiable_by(launcher: Launcher, compute: Compute) -> Callable[[Options], Call]:
-    """Gives for options what computes calls whose q, k or v want a gradient, now; nobody watches. Each belongs to the
-    thread that it was made for, and to tensors of one likeness."""
-    return lambda options: partial(apply, Way(launcher, compute, options))
+class Compiled(Protocol):
+    """`Native.call`."""
+
+    def __call__(
+        self, tensors: tuple[torch.Tensor, ...], options: Options, by_python: Callable[..., Answer]
+    ) -> Callable[..., Answer] | None:
+        """What computes calls like this one, with the help of Python; None for what is not compiled."""
+
+
+def differentiable_by(
+    launcher: Launcher, compute: Compute, compiled: Compiled | None = None
+) -> Callable[[tuple[torch.Tensor, ...], Options], Callable[..., Answer]]:
+    """Gives for tensors and options what computes calls like these whose q, k or v want a gradient, now; nobody
+    watches. Each belongs to the thread that it was made for."""
+
+    def make(tensors: tuple[torch.Tensor, ...], options: Options) -> Callable[..., Answer]:
+        by_python = partial(apply, Way(launcher, compute, options))
+        return (compiled and compiled(tensors, options, by_python)) or by_python
+
+    return make

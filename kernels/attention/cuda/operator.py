@@ -9,15 +9,19 @@ Shapes are [B, H, S, D]; K and V may have fewer heads than Q. Whatever is not su
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
 
-from kernels.attention.cuda import inputs
+from kernels.attention.cuda import inputs, native
 from kernels.attention.cuda.backward_quick import QuickBackward
 from kernels.attention.cuda.binding import bind, bind_call
 from kernels.attention.cuda.direct import differentiable_by
-from kernels.attention.cuda.engine import Engine, engine_of, engines
+from kernels.attention.cuda.engine import Engine, default_cache, engine_of, engines
 from kernels.attention.cuda.gradients import register as register_gradients
 from kernels.attention.cuda.launching import Buffers
+from kernels.attention.cuda.native_plans import Native
 from kernels.attention.cuda.posing import Window, window_of
 from kernels.attention.cuda.quick import QKV, Answer, Options, Quick, lse_shape
 from kernels.attention.cuda.registered import as_operator, register
@@ -30,7 +34,31 @@ quick = Quick(bind_call, engine_of, as_operator)
 register(quick.launch)
 quick_backward = QuickBackward(engine_of)
 register_gradients(quick_backward)
-quick.differentiate = differentiable_by(quick, quick_backward.compute)
+
+
+@cache
+def compiled() -> Native | None:
+    """The compiled function of autograd, where somebody has compiled it for this PyTorch."""
+    library = native.path_in(default_cache())
+    current_stream = native.stream_function() if native.sealed(library) else None
+    if current_stream is None:
+        return None
+    try:
+        native.load(library)
+    except (OSError, RuntimeError):  # it cannot be loaded here: Python does what it would
+        return None
+    return Native(engine_of, quick_backward.compute, current_stream)
+
+
+def by_compiled(
+    tensors: tuple[torch.Tensor, ...], options: Options, by_python: Callable[..., Answer]
+) -> Callable[..., Answer] | None:
+    """What computes calls that want gradients, if that is compiled."""
+    found = compiled()
+    return None if found is None else found.call(tensors, options, by_python)
+
+
+quick.differentiate = differentiable_by(quick, quick_backward.compute, by_compiled)
 
 
 def attention(  # noqa: PLR0913 - as PyTorch has them

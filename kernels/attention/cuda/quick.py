@@ -68,6 +68,7 @@ class Binder(Protocol):
     ) -> Bound: ...
 
 
+Differentiate = Callable[[tuple[torch.Tensor, ...], Options], Callable[..., Answer]]
 Plan = tuple[Check, Callable[..., Any]]
 """Which calls it is for, and what computes them: a `Call`, or one that always answers."""
 
@@ -108,7 +109,7 @@ class Quick:
     """Attention with remembered plans.
 
     `bind` prepares a call, `engine_of` finds a device's engine, `slow` computes what is not for plans. `differentiate`,
-    if set, gives for options what computes calls of one likeness that want gradients and that nobody watches.
+    if set, gives what computes calls like one that want gradients and that nobody watches.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Quick:
         slow: Callable[[dict[str, torch.Tensor], Options], Answer],
     ) -> None:
         self.bind, self.engine_of, self.slow = bind, engine_of, slow
-        self.differentiate: Callable[[Options], Call] | None = None
+        self.differentiate: Differentiate | None = None
         self.plans = Plans()
         self.checker, self.guard = find_checker(), find_guard()
 
@@ -194,14 +195,14 @@ class Quick:
         return self.compute(tensors, options)
 
     def differentiated(
-        self, tensors: tuple[torch.Tensor, ...], options: Options, differentiate: Callable[[Options], Call]
+        self, tensors: tuple[torch.Tensor, ...], options: Options, differentiate: Differentiate
     ) -> Answer:
         """A call that wants gradients now, and nobody watches. What computes it is kept where the guard works: only
         that sees all that has been ruled out here."""
         key = ("wanting", *options, *key_of(*tensors))
         plan = self.plans.find(key)
         if plan is None or not plan[0](*tensors):
-            plan = (self.guard(*tensors), differentiate(options))
+            plan = (self.guard(*tensors), differentiate(tensors, options))
         answer = plan[1](*tensors)
         if self.guard is guard_of:
             self.plans.keep(key, plan)

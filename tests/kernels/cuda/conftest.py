@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from kernels.attention.cuda import native
 from kernels.attention.cuda.binding import bind_call
 from kernels.attention.cuda.quick import Quick
 from kernels.attention.cuda.registered import as_operator
+from tests.kernels.cuda.counted import Counted
 from tests.kernels.cuda.stub_driver import OnCpu, Stub, stub_libcuda
 
 
@@ -26,3 +28,17 @@ def engine(stub: Stub) -> OnCpu:
 @pytest.fixture
 def quick(engine: OnCpu) -> Quick:
     return Quick(bind_call, lambda device: engine, as_operator)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The compiled function of autograd, which a process can load once."""
+    native.load(native.build(tmp_path_factory.mktemp("native")))
+
+
+@pytest.fixture
+def compiled(stub: Stub, library: None) -> Iterator[Counted]:
+    one = Counted(OnCpu(hopper=True), compiled=True)
+    yield one
+    assert one.native is not None
+    one.native.close()

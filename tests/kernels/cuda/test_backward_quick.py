@@ -237,7 +237,7 @@ class Reference:
 
 
 def direct(tensors: tuple[torch.Tensor, ...], options: Options) -> Any:
-    return differentiable_by(Reference(), compute)(options)(*tensors)
+    return differentiable_by(Reference(), compute)(tensors, options)(*tensors)
 
 
 @pytest.mark.parametrize(

@@ -12,53 +12,22 @@ import pytest
 import torch
 
 from kernels.attention.cuda.backward_kernels import BackwardParameters
-from kernels.attention.cuda.backward_quick import QuickBackward
-from kernels.attention.cuda.binding import bind_call
-from kernels.attention.cuda.direct import differentiable_by
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.hopper_kernels import HopperParameters
 from kernels.attention.cuda.parameters import Parameters
-from kernels.attention.cuda.quick import Options, Quick
-from kernels.attention.cuda.registered import as_operator
 from kernels.attention.cuda.small import SmallParameters
+from tests.kernels.cuda.counted import LONG, SMALL, Counted, draw
 from tests.kernels.cuda.stub_driver import Launch, OnCpu, Stub, can_stub
 
 pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
 
-SMALL, LONG = (2, 4, 64, 64), (1, 8, 600, 64)
-"""Sizes whose kernels have no state, and such whose kernels have a counter."""
 
-
-class Counted:
-    """`Quick` with gradients, and how often it went the long way."""
-
-    def __init__(self, engine: OnCpu) -> None:
-        self.engine, self.prepared, self.operators = engine, 0, 0
-        self.quick = Quick(bind_call, lambda device: engine, self.by_operator)
-        self.backward = QuickBackward(lambda device: engine)
-        make = differentiable_by(self.quick, self.backward.compute)
-
-        def differentiate(options: Options) -> Any:
-            self.prepared += 1
-            return make(options)
-
-        self.quick.differentiate = differentiate
-
-    def by_operator(self, tensors: dict[str, torch.Tensor], options: Options) -> Any:
-        self.operators += 1
-        return as_operator(tensors, options)
-
-    def __call__(self, *tensors: torch.Tensor, lse: bool = False) -> Any:
-        return self.quick.attention(*tensors, True, None, "top-left", lse)  # type: ignore[call-arg]
-
-
-@pytest.fixture
-def ours(stub: Stub) -> Counted:
-    return Counted(OnCpu(hopper=True))
-
-
-def draw(shape: tuple[int, ...] = SMALL, wants: str = "qkv") -> list[torch.Tensor]:
-    return [torch.randn(shape).bfloat16().requires_grad_(name in wants) for name in "qkv"]
+@pytest.fixture(params=[False, True], ids=["python", "compiled"])
+def ours(request: pytest.FixtureRequest, stub: Stub) -> Counted:
+    found: Counted = (
+        request.getfixturevalue("compiled") if request.param else Counted(OnCpu(hopper=True), compiled=False)
+    )
+    return found
 
 
 def forward_of(launch: Launch) -> Any:
@@ -97,6 +66,15 @@ def test_a_remembered_call_reads_its_own_tensors_and_so_does_its_backward_pass(
             assert [passed.dq, passed.dk, passed.dv] == [x.data_ptr() for x in made]
         assert stub.launches > backward
     assert (ours.prepared, ours.operators) == (1, 0)
+
+
+def test_the_compiled_function_needs_python_for_the_first_pass_alone(compiled: Counted) -> None:
+    for shape in (SMALL, LONG):
+        before = compiled.passes
+        for _ in range(5):
+            tensors = draw(shape)
+            torch.autograd.grad(compiled(*tensors), tensors, torch.randn(shape).bfloat16())
+        assert compiled.passes == before + 1
 
 
 def test_what_is_remembered_is_for_tensors_alike_in_all_that_matters(ours: Counted) -> None:

@@ -42,7 +42,7 @@ static Kernel kernels[MAX_KERNELS];
 static int kernel_count;
 static Launch launches[MAX_LAUNCHES];
 static long launch_count, context_count, map_count, replace_count;
-static int failing;  // the code of the next launch
+static int failing, always_failing;  // the code of the next launch, and of all of them
 static __thread void* context;
 static char the_context;
 
@@ -68,6 +68,7 @@ long stub_maps(void) { return map_count; }
 long stub_replaced(void) { return replace_count; }
 const Launch* stub_launch(long number) { return &launches[number % MAX_LAUNCHES]; }
 void stub_fail_next(int code) { failing = code; }
+void stub_fail_launches(int code) { always_failing = code; }
 void stub_capturing(int on) { capturing = on; }
 int stub_broken_captures(void) { return broken_captures; }
 void stub_full(int times) { full = times; }
@@ -156,6 +157,11 @@ int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void* st
   *(Stream*)stream = (Stream){(unsigned char*)(uintptr_t)address, size};
   return SUCCESS;
 }
+int cuStreamIsCapturing(void* stream, int* status) {
+  (void)stream;
+  *status = capturing;
+  return SUCCESS;
+}
 int cuStreamSynchronize(void* stream) {
   if (!stream) return INVALID_VALUE;
   Stream* one = stream;
@@ -222,6 +228,7 @@ int cuTensorMapReplaceAddress(void* given, void* address) {
   return SUCCESS;
 }
 int cuLaunchKernelEx(const Config* config, void* function, void** arguments, void** extra) {
+  if (always_failing) return always_failing;
   if (failing) {
     const int code = failing;
     failing = 0;

@@ -1,0 +1,113 @@
+"""Attention with gradients by a function of autograd in C++, for those who have compiled it:
+
+    python -m kernels.attention.cuda.native
+
+It takes a C++ compiler ten to twenty seconds, once for each PyTorch; the library is kept with the kernels, and is taken
+from there by whoever computes gradients. Where it is not, `direct` does the same in Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from kernels.attention.cuda.engine import default_cache
+from kernels.attention.cuda.errors import BuildFailed
+from kernels.attention.cuda.variants import SOURCE
+
+FILE = SOURCE / "host" / "gradients.cpp"
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall")
+LIMIT_S = 300
+
+
+def path_in(folder: Path) -> Path:
+    """Where the library for this source and this PyTorch is kept."""
+    made_of = (FILE.read_text(), *FLAGS, torch.__version__, str(torch.version.git_version), platform.machine())
+    return folder / f"gradients-{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:32]}.so"
+
+
+def sealed(library: Path) -> bool:
+    """Whether it is there and is, byte for byte, what the compiler wrote."""
+    try:
+        seal = library.with_suffix(".sha256").read_text(encoding="ascii")
+        return hashlib.sha256(library.read_bytes()).hexdigest() == seal.strip()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def build(folder: Path, compiler: str = "g++") -> Path:
+    """The library, compiled unless it is there. Raises `BuildFailed`."""
+    library = path_in(folder)
+    if sealed(library):
+        return library
+    torch_at = Path(torch.__file__).parent
+    headers = (torch_at / "include", torch_at / "include" / "torch" / "csrc" / "api" / "include")
+    libraries = (f"-L{torch_at / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
+            fresh, seal = Path(scratch) / library.name, Path(scratch) / "seal"
+            options = (*FLAGS, *(f"-I{one}" for one in headers), "-o", str(fresh), str(FILE), *libraries)
+            done = subprocess.run([compiler, *options], capture_output=True, text=True, timeout=LIMIT_S)
+            if done.returncode != 0:
+                raise BuildFailed(
+                    f"{compiler} does not compile {FILE.name} for PyTorch {torch.__version__}:\n{done.stderr[-4000:]}",
+                    remedy="g++ 11 or newer is needed; without this library gradients are computed all the same",
+                )
+            seal.write_text(hashlib.sha256(fresh.read_bytes()).hexdigest() + "\n", encoding="ascii")
+            fresh.replace(library)
+            seal.replace(library.with_suffix(".sha256"))
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise BuildFailed(
+            f"{FILE.name} could not be compiled: {exc}",
+            cause="no_compiler",
+            remedy="install g++ (apt-get install g++); without this library gradients are computed all the same",
+        ) from exc
+    return library
+
+
+loaded: list[Path] = []
+
+
+def load(library: Path) -> None:
+    """Gives PyTorch its operators, unless it has them: a second library of the kind would end the process."""
+    if not loaded:
+        torch.ops.load_library(str(library))
+        loaded.append(library)
+
+
+def address_of(function: object) -> int:
+    """Of a function of a library, as ctypes has it."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+def stream_function() -> int | None:
+    """The address of PyTorch's C function for the current stream of a device; None where there is none."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+        return address_of(library.aoti_torch_get_current_cuda_stream)
+    except (OSError, AttributeError):
+        return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compiles it into the folder named, or where kernels are kept."""
+    folder = Path(arguments[0]) if arguments else default_cache()
+    try:
+        sys.stdout.write(f"{build(folder)}\n")
+    except BuildFailed as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

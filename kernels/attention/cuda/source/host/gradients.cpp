@@ -1,0 +1,334 @@
+// Attention with gradients as a function of autograd in C++: what `direct.py` does, without Python once a plan is known.
+//
+// A plan is a pass bound by Python for one likeness of tensors, made of numbers alone: what each launch is given, and
+// where in it which address goes. Calls copy it, so a plan serves many threads. Whatever it does not serve (another
+// stream, a capture, a tensor off its boundary) is answered by Python, to which everything unusual goes.
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <cstring>
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Attribute {  // CUlaunchAttribute
+  int32_t id, pad, value[16];
+};
+struct Config {  // CUlaunchConfig
+  uint32_t grid[3], block[3], shared;
+  void* stream;
+  Attribute* attributes;
+  uint32_t count;
+};
+constexpr int PROGRAMMATIC = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+constexpr int MAX_ARGUMENTS = 8, MAX_ADDRESSES = 12, ALIGNMENT = 16, MAP_ALIGNMENT = 64;
+constexpr size_t MAX_BYTES = 4096;  // of all arguments of a pass
+
+// The functions of the driver and of PyTorch that a launch needs, by their addresses.
+struct Host {
+  int (*launch)(const Config*, void*, void**, void**);
+  int (*replace)(void*, void*);
+  int (*capturing)(void*, int*);
+  int (*context)(void**);
+  int (*stream)(int32_t, void**);
+};
+Host host;
+
+struct Likeness {
+  explicit Likeness(const Tensor& x)
+      : keys(x.key_set()), type(x.dtype()), device(x.device()), sizes(x.sizes().vec()), strides(x.strides().vec()) {}
+  bool of(const Tensor& x) const {
+    return x.defined() && x.key_set() == keys && x.dtype() == type && x.device() == device && x.sizes() == sizes &&
+           x.strides() == strides;
+  }
+  c10::DispatchKeySet keys;
+  caffe2::TypeMeta type;
+  at::Device device;
+  std::vector<int64_t> sizes, strides;
+};
+
+// Numbers in a row, read one after the other.
+struct Reader {
+  const std::vector<int64_t>& words;
+  size_t next = 0;
+  int64_t take() {
+    TORCH_CHECK(next < words.size(), "a plan ends too early");
+    return words[next++];
+  }
+};
+
+struct Pass {
+  struct Write {
+    int64_t offset, source, more;
+  };
+  struct Argument {
+    int64_t offset, map;
+  };
+  struct Launch {
+    Config config;
+    void* function;
+    bool dependent;
+    std::vector<int> arguments;
+  };
+
+  explicit Pass(const std::vector<int64_t>& words) {
+    Reader from{words};
+    device = static_cast<int>(from.take());
+    context = reinterpret_cast<void*>(from.take());
+    has_stream = from.take() != 0;
+    stream = reinterpret_cast<void*>(from.take());
+    workspace = from.take();
+    for (auto n = from.take(); n > 0; n--) {
+      const auto map = from.take(), size = from.take();
+      arguments.push_back({static_cast<int64_t>(bytes.size()), map});
+      const size_t padded = (size + MAP_ALIGNMENT - 1) / MAP_ALIGNMENT * MAP_ALIGNMENT;
+      bytes.resize(bytes.size() + padded);
+      for (int64_t at = 0; at < size; at += 8) {
+        const auto word = from.take();
+        std::memcpy(bytes.data() + arguments.back().offset + at, &word, std::min<int64_t>(8, size - at));
+      }
+    }
+    TORCH_CHECK(bytes.size() <= MAX_BYTES, "a plan's arguments are too large");
+    for (auto n = from.take(); n > 0; n--) {
+      const auto argument = from.take(), offset = from.take(), source = from.take(), more = from.take();
+      writes.push_back({arguments.at(argument).offset + offset, source, more});
+    }
+    for (auto n = from.take(); n > 0; n--) {
+      Launch one{};
+      one.function = reinterpret_cast<void*>(from.take());
+      for (auto& size : one.config.grid) size = static_cast<uint32_t>(from.take());
+      one.config.block[0] = static_cast<uint32_t>(from.take());
+      one.config.block[1] = one.config.block[2] = 1;
+      one.config.shared = static_cast<uint32_t>(from.take());
+      one.dependent = from.take() != 0;
+      for (auto m = from.take(); m > 0; m--) one.arguments.push_back(static_cast<int>(from.take()));
+      TORCH_CHECK(one.arguments.size() <= MAX_ARGUMENTS, "a launch has too many arguments");
+      launches.push_back(std::move(one));
+    }
+    TORCH_CHECK(from.next == words.size(), "a plan ends too late");
+  }
+
+  // Whether it may be launched now; then `current` is the stream.
+  bool serves(void** current) const {
+    void* now = nullptr;
+    if (host.context(&now) != 0 || now != context || host.stream(device, current) != 0) return false;
+    if (!has_stream) return true;
+    int capturing = 0;
+    return *current == stream && host.capturing(*current, &capturing) == 0 && capturing == 0;
+  }
+
+  // The driver's code. `addresses`: of the pass's tensors, and of its workspace behind them.
+  int launch(const uint64_t* addresses, void* current) const {
+    alignas(MAP_ALIGNMENT) unsigned char own[MAX_BYTES];
+    std::memcpy(own, bytes.data(), bytes.size());
+    for (const auto& one : writes) {
+      const uint64_t address = addresses[one.source] + one.more;
+      std::memcpy(own + one.offset, &address, 8);
+    }
+    for (const auto& one : arguments) {
+      if (one.map < 0) continue;
+      const int code = host.replace(own + one.offset, reinterpret_cast<void*>(addresses[one.map]));
+      if (code != 0) return code;
+    }
+    for (const auto& one : launches) {
+      Attribute attribute{PROGRAMMATIC, 0, {1}};
+      Config config = one.config;
+      config.stream = current;
+      config.attributes = one.dependent ? &attribute : nullptr;
+      config.count = one.dependent ? 1 : 0;
+      void* pointers[MAX_ARGUMENTS];
+      for (size_t i = 0; i < one.arguments.size(); i++) pointers[i] = own + arguments[one.arguments[i]].offset;
+      const int code = host.launch(&config, one.function, pointers, nullptr);
+      if (code != 0) return code;
+    }
+    return 0;
+  }
+
+  int device;
+  void *context, *stream;
+  bool has_stream;
+  int64_t workspace;
+  std::vector<unsigned char> bytes;
+  std::vector<Argument> arguments;
+  std::vector<Write> writes;
+  std::vector<Launch> launches;
+};
+
+uint64_t address(const Tensor& x) { return reinterpret_cast<uint64_t>(x.data_ptr()); }
+
+// A backward pass for tensors like those that it was learned of: q, k, v, out, lse, dout.
+struct Backward {
+  Backward(const std::vector<int64_t>& words, const std::vector<Tensor>& given, bool deterministic)
+      : pass(words), deterministic(deterministic) {
+    for (const auto& x : given) likes.emplace_back(x);
+  }
+  // dQ, dK and dV; nothing if it does not serve these.
+  variable_list run(const variable_list& saved, const Tensor& dout) const {
+    void* current = nullptr;
+    if (at::globalContext().deterministicAlgorithms() != deterministic || !pass.serves(&current)) return {};
+    uint64_t addresses[MAX_ADDRESSES];
+    int count = 0;
+    for (const auto& x : saved) {
+      if (!likes[count].of(x)) return {};
+      addresses[count++] = address(x);
+    }
+    if (!likes[count].of(dout)) return {};
+    addresses[count++] = address(dout);
+    if ((addresses[0] | addresses[1] | addresses[2] | addresses[3] | addresses[5]) % ALIGNMENT) return {};
+    variable_list made{at::empty_like(saved[0]), at::empty_like(saved[1]), at::empty_like(saved[2])};
+    for (const auto& x : made) addresses[count++] = address(x);
+    Tensor workspace;
+    if (pass.workspace) {
+      workspace = at::empty({pass.workspace}, dout.options().dtype(at::kByte));
+      addresses[count++] = address(workspace);
+    }
+    return pass.launch(addresses, current) == 0 ? made : variable_list{};
+  }
+  Pass pass;
+  bool deterministic;
+  std::vector<Likeness> likes;
+};
+
+// Calls of one likeness; their backward pass once it has been learned.
+struct Plan : torch::CustomClassHolder {
+  Plan(int64_t number, const std::vector<int64_t>& words, bool pair, bool causal, double scale, std::string alignment,
+       int64_t left, int64_t right)
+      : number(number), pass(words), pair(pair), causal(causal), scale(scale), alignment(std::move(alignment)),
+        left(left), right(right) {}
+  void learn(std::vector<int64_t> words, std::vector<Tensor> given, bool deterministic) {
+    std::atomic_store(&backward, std::make_shared<const Backward>(words, given, deterministic));
+  }
+  int64_t number;
+  Pass pass;
+  bool pair, causal;
+  double scale;
+  std::string alignment;
+  int64_t left, right;
+  std::shared_ptr<const Backward> backward;
+};
+
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+// Whether somebody must see an operator: a mode, a subclass, or a second derivative, which it refuses.
+bool is_watched(const Tensor& dout) {
+  return at::GradMode::is_enabled() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+         dout.key_set().has(c10::DispatchKey::Python);
+}
+
+// The operator, for whoever watches; else Python's way, which tells the plan how to do it next time.
+variable_list by_python(const Plan& plan, const variable_list& saved, const Tensor& dout, const Tensor& dlse) {
+  const auto slope = dlse.defined() ? std::optional<Tensor>(dlse) : std::nullopt;
+  Three made;
+  if (is_watched(dout)) {
+    static const auto by_operator =
+        c10::Dispatcher::singleton()
+            .findSchemaOrThrow("spotbench::attention_backward", "")
+            .typed<Three(const Tensor&, const std::optional<Tensor>&, const Tensor&, const Tensor&, const Tensor&,
+                         const Tensor&, const Tensor&, bool, double, c10::string_view, int64_t, int64_t,
+                         const std::optional<Tensor>&)>();
+    made = by_operator.call(dout, slope, saved[3], saved[4], saved[0], saved[1], saved[2], plan.causal, plan.scale,
+                            plan.alignment, plan.left, plan.right, std::nullopt);
+  } else {
+    at::AutoDispatchBelowADInplaceOrView below;
+    static const auto learning =
+        c10::Dispatcher::singleton()
+            .findSchemaOrThrow("spotbench_host::learning_backward", "")
+            .typed<Three(int64_t, const Tensor&, const std::optional<Tensor>&, const Tensor&, const Tensor&,
+                         const Tensor&, const Tensor&, const Tensor&, bool, double, c10::string_view, int64_t,
+                         int64_t)>();
+    made = learning.call(plan.number, dout, slope, saved[3], saved[4], saved[0], saved[1], saved[2], plan.causal,
+                         plan.scale, plan.alignment, plan.left, plan.right);
+  }
+  return {std::get<0>(made), std::get<1>(made), std::get<2>(made)};
+}
+
+// A launch that the driver refused: Python makes it again, and says what is wrong.
+struct Refused {};
+
+struct Attention : torch::autograd::Function<Attention> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                               const c10::intrusive_ptr<Plan>& plan, void* current) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto out = at::empty_like(q), lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
+    const uint64_t addresses[] = {address(q), address(k), address(v), address(out), address(lse)};
+    if (plan->pass.launch(addresses, current) != 0) throw Refused();
+    ctx->save_for_backward({q, k, v, out, lse});
+    ctx->saved_data["plan"] = plan;
+    ctx->set_materialize_grads(false);
+    return plan->pair ? variable_list{out, lse} : variable_list{out};
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list slopes) {
+    const auto plan = ctx->saved_data["plan"].toCustomClass<Plan>();
+    const auto saved = ctx->get_saved_variables();
+    const auto dout = slopes[0].defined() ? slopes[0] : at::zeros_like(saved[3]);
+    const auto dlse = slopes.size() > 1 ? slopes[1] : Tensor();
+    variable_list made;
+    if (!dlse.defined() && !is_watched(dout)) {
+      const auto known = std::atomic_load(&plan->backward);
+      if (known) {
+        at::AutoDispatchBelowADInplaceOrView below;
+        made = known->run(saved, dout);
+      }
+    }
+    if (made.empty()) made = by_python(*plan, saved, dout, dlse);
+    made.resize(5);
+    return made;
+  }
+};
+
+// The output, or output and log-sum-exps; undefined where the plan does not serve these tensors now.
+variable_list attend(const Tensor& q, const Tensor& k, const Tensor& v, int64_t at) {
+  const auto plan = c10::intrusive_ptr<Plan>::reclaim_copy(reinterpret_cast<Plan*>(at));
+  void* current = nullptr;
+  const bool aligned = (address(q) | address(k) | address(v)) % ALIGNMENT == 0;
+  if (aligned && plan->pass.serves(&current)) {
+    try {
+      return Attention::apply(q, k, v, plan, current);
+    } catch (const Refused&) {
+    }
+  }
+  return {Tensor(), Tensor()};
+}
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, int64_t plan) { return attend(q, k, v, plan)[0]; }
+
+std::tuple<Tensor, Tensor> pair(const Tensor& q, const Tensor& k, const Tensor& v, int64_t plan) {
+  auto made = attend(q, k, v, plan);
+  return {made[0], made[1]};
+}
+
+// The functions of `Host`, in its order.
+void use(at::IntArrayRef functions) {
+  TORCH_CHECK(functions.size() == sizeof(Host) / 8, "five functions");
+  std::memcpy(&host, functions.data(), sizeof(Host));
+}
+
+TORCH_LIBRARY(spotbench_host, library) {
+  library.class_<Plan>("Plan")
+      .def(torch::init<int64_t, std::vector<int64_t>, bool, bool, double, std::string, int64_t, int64_t>())
+      .def("address", [](const c10::intrusive_ptr<Plan>& plan) { return reinterpret_cast<int64_t>(plan.get()); })
+      .def("learn", [](const c10::intrusive_ptr<Plan>& plan, std::vector<int64_t> words, std::vector<Tensor> given,
+                       bool deterministic) { plan->learn(std::move(words), std::move(given), deterministic); });
+  library.def(
+      "learning_backward(int number, Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, "
+      "bool causal, float scale, str alignment, int left, int right) -> (Tensor, Tensor, Tensor)");
+  library.def("use(int[] functions) -> ()", &use);
+  // A plan by its address, for whoever keeps it alive: an object costs its check in Python, as much as the rest.
+  library.def("attention(Tensor q, Tensor k, Tensor v, int plan) -> Tensor", &attention);
+  library.def("pair(Tensor q, Tensor k, Tensor v, int plan) -> (Tensor, Tensor)", &pair);
+}
+
+}  // namespace

@@ -1,0 +1,128 @@
+"""The function of autograd in C++: how it is built and kept, who sees it, and what it does when a launch is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.attention.cuda import gradients, native
+from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
+from tests.kernels.cuda.counted import SMALL, Counted, draw
+from tests.kernels.cuda.stub_driver import Stub, can_stub
+
+pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
+
+
+@pytest.fixture
+def operators(compiled: Counted) -> Any:
+    """The backward operators have kernels for the CPU, which launch what they would."""
+    ours = torch.library.Library("spotbench", "IMPL")
+    for name, kernel in gradients.kernels_of(compiled.backward).items():
+        ours.impl(name, kernel, "CPU")
+    yield ours
+    ours._destroy()
+
+
+def passes(ours: Counted, count: int = 3) -> list[torch.Tensor]:
+    """As many passes, and the tensors of another one."""
+    for _ in range(count):
+        tensors = draw()
+        torch.autograd.grad(ours(*tensors), tensors, torch.randn(SMALL).bfloat16())
+    return draw()
+
+
+class Watching(TorchDispatchMode):
+    """Notes which operators it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_that_comes_for_the_backward_pass_sees_its_operator(compiled: Counted, operators: Any) -> None:
+    tensors = passes(compiled)
+    out = compiled(*tensors)
+    with Watching() as mode:
+        made = torch.autograd.grad(out, tensors, torch.randn(SMALL).bfloat16())
+    assert "spotbench.attention_backward.default" in mode.seen
+    assert [x.shape for x in made] == [x.shape for x in tensors]
+
+
+def test_a_second_derivative_is_refused(compiled: Counted, operators: Any) -> None:
+    tensors = passes(compiled)
+    with pytest.raises(Unsupported, match="no derivative of their own"):
+        torch.autograd.grad(compiled(*tensors).sum(), tensors, create_graph=True)
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_a_refused_launch_is_made_again_by_python_which_says_what_is_wrong(
+    stub: Stub, compiled: Counted, when: str
+) -> None:
+    tensors, slope = passes(compiled), torch.randn(SMALL).bfloat16()
+    if when == "forward":
+        stub.library.stub_fail_launches(701)
+        with pytest.raises(CudaError, match="too many resources"):
+            compiled(*tensors)
+    stub.library.stub_fail_launches(0)
+    out = compiled(*tensors)
+    if when == "backward":
+        stub.library.stub_fail_launches(701)
+        with pytest.raises(CudaError, match="too many resources"):
+            torch.autograd.grad(out, tensors, slope, retain_graph=True)
+        stub.library.stub_fail_launches(0)
+    before = compiled.passes
+    assert len(torch.autograd.grad(out, tensors, slope)) == 3
+    assert compiled.passes == before
+
+
+def test_the_deterministic_mode_and_another_slope_are_python_s_until_learned(compiled: Counted) -> None:
+    def passes_of(slope: torch.Tensor) -> int:
+        before, tensors = compiled.passes, draw()
+        torch.autograd.grad(compiled(*tensors), tensors, slope)
+        return compiled.passes - before
+
+    straight = torch.randn(SMALL).bfloat16()
+    turned = straight.transpose(1, 2).contiguous().transpose(1, 2)
+    assert [passes_of(straight) for _ in range(3)] == [1, 0, 0]
+    assert [passes_of(turned) for _ in range(3)] == [1, 0, 0]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert [passes_of(turned) for _ in range(3)] == [1, 0, 0]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert passes_of(turned) == 1
+
+
+def test_a_library_is_kept_and_one_that_was_touched_is_built_again(tmp_path: Path) -> None:
+    fake = tmp_path / "compiler"
+    fake.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho built >> "$2"\necho once >> "$0.log"\n')
+    fake.chmod(0o755)
+    folder = tmp_path / "kept"
+    first = native.build(folder, str(fake))
+    assert native.sealed(first)
+    assert native.build(folder, str(fake)) == first == native.path_in(folder)
+    first.write_text("another")
+    assert not native.sealed(first)
+    native.build(folder, str(fake))
+    assert native.sealed(first)
+    assert Path(f"{fake}.log").read_text() == "once\nonce\n"
+
+
+def test_what_cannot_be_built_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    with pytest.raises(BuildFailed, match="could not be compiled"):
+        native.build(folder, str(tmp_path / "no-compiler"))
+    false = shutil.which("false")
+    assert false is not None
+    with pytest.raises(BuildFailed, match="does not compile"):
+        native.build(folder, false)
+    assert not list(folder.iterdir())
