@@ -3,52 +3,45 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 import torch
 
 from kernels.attention.cuda import native, operator
-from kernels.attention.cuda.engine import default_cache, engine_of
-from kernels.attention.cuda.native_plans import Native
-from tests.kernels.cuda.on_gpu import DEV, ON_GPU
+from kernels.attention.cuda.direct import differentiable_by
+from kernels.attention.cuda.engine import default_cache
+from tests.kernels.cuda.on_gpu import ON_GPU
 from tests.kernels.cuda.test_on_gpu import randn
 
 pytestmark = ON_GPU
 
 SHAPES = ((2, 8, 128, 64), (1, 4, 1000, 64), (2, 4, 600, 128), (1, 2, 333, 96))
-Pass = Callable[..., list[torch.Tensor]]
 
 
-@pytest.fixture(scope="module")
-def ways() -> Iterator[tuple[Pass, Pass]]:
-    """Forward and backward by Python, and by the compiled function; both deterministic but for dQ's last bits."""
-    stream = native.stream_function()
-    if stream is None:
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """The compiled function is there for whoever computes gradients."""
+    native.build(default_cache())
+    operator.compiled.cache_clear()
+    if operator.compiled() is None:
         pytest.skip("this PyTorch does not say its stream in C")
-    found = operator.compiled()
-    if found is None:
-        native.load(native.build(default_cache()))
-        found = Native(engine_of, operator.quick_backward.compute, stream)
-    yield partial(passed, None), partial(passed, found)
 
 
-def passed(compiled: Native | None, causal: bool, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The output and the gradients."""
-    before, own = operator.quick.differentiate, operator.quick.plans
-    by = compiled and compiled.call
-    operator.quick.differentiate = operator.differentiable_by(operator.quick, operator.quick_backward.compute, by)
-    own.wanting.clear()
-    own.young.clear()
+def passed(causal: bool, *tensors: torch.Tensor, by_python: bool = False) -> list[torch.Tensor]:
+    """The output and the gradients, of the third pass of its kind."""
+    quick, before = operator.quick, operator.quick.differentiate
+    compute = operator.quick_backward.compute
+    quick.differentiate = differentiable_by(quick, compute, None if by_python else operator.by_compiled)
+    quick.plans.wanting.clear()
+    quick.plans.young.clear()
+    *qkv, slope = tensors
     try:
-        *qkv, slope = tensors
         for _ in range(3):
             out = operator.attention(*qkv, causal=causal)
             made = [out, *torch.autograd.grad(out, qkv, slope)]
         return made
     finally:
-        operator.quick.differentiate = before
+        quick.differentiate = before
 
 
 def draw(shape: tuple[int, ...], seed: int) -> list[torch.Tensor]:
@@ -65,18 +58,15 @@ def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_compiled_passes_give_the_bits_of_python_s(ways: tuple[Pass, Pass], causal: bool) -> None:
+def test_compiled_passes_give_the_bits_of_python_s(causal: bool) -> None:
     for number, shape in enumerate(SHAPES):
         tensors = draw(shape, number)
-        assert_same(ways[1](causal, *tensors), ways[0](causal, *tensors))
+        assert_same(passed(causal, *tensors), passed(causal, *tensors, by_python=True))
 
 
-def test_streams_and_threads_do_not_disturb_each_other(ways: tuple[Pass, Pass]) -> None:
+def test_streams_and_threads_do_not_disturb_each_other() -> None:
     wrong: list[str] = []
-    wanted = [ways[0](True, *draw(shape, number)) for number, shape in enumerate(SHAPES)]
-    operator.quick.differentiate = operator.differentiable_by(
-        operator.quick, operator.quick_backward.compute, operator.by_compiled
-    )
+    wanted = [passed(True, *draw(shape, number), by_python=True) for number, shape in enumerate(SHAPES)]
 
     def work(number: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -97,10 +87,10 @@ def test_streams_and_threads_do_not_disturb_each_other(ways: tuple[Pass, Pass]) 
     assert wrong == []
 
 
-def test_a_captured_training_step_gives_the_same_again_and_again(ways: tuple[Pass, Pass]) -> None:
+def test_a_captured_training_step_gives_the_same_again_and_again() -> None:
     for number, shape in enumerate(SHAPES):
         *qkv, slope = tensors = draw(shape, number)
-        wanted = ways[1](True, *tensors)
+        wanted = passed(True, *tensors)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = operator.attention(*qkv, causal=True)
@@ -111,4 +101,3 @@ def test_a_captured_training_step_gives_the_same_again_and_again(ways: tuple[Pas
             graph.replay()
             torch.cuda.synchronize()
             assert_same(made, wanted)
-    assert DEV == "cuda"
