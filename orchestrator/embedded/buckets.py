@@ -15,7 +15,7 @@ from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import Reply, json_reply
-from orchestrator.embedded.objects import Objects
+from orchestrator.embedded.objects import Objects, no_bucket
 from orchestrator.embedded.permissions import gate, held
 from orchestrator.embedded.policies import Policies
 
@@ -59,7 +59,7 @@ class Buckets:
                 below = path.replace("storage/v1/", "", 1).lstrip("/")
                 gate(self.weather, self.project, "storage", verb, below, self.timeline.now())
             if bucket and self.weather.holds(target, "bucket_missing", bucket=bucket):
-                raise ApiError(404, "The specified bucket does not exist.")
+                raise no_bucket()
         except ApiError as error:
             self._observe(verb, target, None, error.status, error.document())
             return json_reply(error.status, error.document())
@@ -139,7 +139,7 @@ class Buckets:
     def _get(self, name: str, target: str) -> Document:
         known: Document | None = self.store.get("bucket", name)
         if not self.objects.has_bucket(name):
-            raise ApiError(404, "The specified bucket does not exist.")
+            raise no_bucket()
         document = known or self._put(name, {})
         elsewhere = self.weather.holds(target, "bucket_elsewhere", bucket=name)
         return document | ({"location": str(elsewhere.params["location"]).upper()} if elsewhere else {})

@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.objects import Objects, Stored, check_name, fields_of, stamp
+from orchestrator.embedded.uploads import received, region
 
 MARK = ".bucketMetadata"
 ATTRIBUTE = "user.metadata"
@@ -38,10 +39,8 @@ def _take(bucket: Path, path: Path, store: Objects) -> int:
     except ApiError:
         return 0
     told = _told(path)
-    data = store.incoming()
     with path.open("rb") as file:
-        while piece := file.read(1 << 16):
-            data.write(piece)
+        data = received(store, region(file, 0, path.stat().st_size))
     data.file.close()
     written = stamp(store.now())
     metadata = told.get("Metadata") or {}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import quote
 
 from orchestrator.embedded import uploads
@@ -18,8 +18,8 @@ from orchestrator.embedded.asking import Ask, Download, after_all, decoded, list
 from orchestrator.embedded.buckets import Buckets
 from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.listener import Reply, json_reply
-from orchestrator.embedded.objects import KEPT, Incoming, Objects, Stored, Wanted
-from orchestrator.embedded.uploads import PIECE_BYTES, Progress, Sessions
+from orchestrator.embedded.objects import KEPT, Objects, Stored, Wanted
+from orchestrator.embedded.uploads import Progress, Sessions
 
 Document = dict[str, Any]
 B = r"/storage/v1/b/(?P<bucket>[^/]+)"
@@ -108,7 +108,7 @@ class Storage:
             raise ApiError(400, "Required parameter: upload_id", "required")
         match kind:
             case "resumable":
-                number = self.sessions.begin(bucket, ask.query, ask.headers, ask.read())
+                number = self.sessions.begin(bucket, ask.query, ask.headers, ask.document())
                 where = f"{self.url()}/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&upload_id={number}"
                 return Reply(200, b"", {"Location": where, UPLOAD_ID: number})
             case "multipart":
@@ -143,18 +143,19 @@ class Storage:
         sources = body.get("sourceObjects")
         if not isinstance(sources, list) or not 1 <= len(sources) <= MOST_COMPOSED:
             raise ApiError(400, f"The number of source components must be between 1 and {MOST_COMPOSED}.", "required")
-        data, parts = self.store.incoming(), 0
-        try:
+        parts = 0
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal parts
             for source in sources:
                 wanted = Wanted.read(source.get("objectPreconditions") or {})
                 generation = source.get("generation")
                 found, file = self.store.read(bucket, str(source.get("name")), wanted, generation and str(generation))
                 parts += found.parts or 1
                 with file:
-                    copy_into(data, file)
-        except BaseException:
-            data.drop()
-            raise
+                    yield from uploads.region(file, 0, found.size)
+
+        data = uploads.received(self.store, pieces())
         told = body.get("destination") or {}
         return json_reply(
             200, self.document(self.store.commit(bucket, name, told, data, Wanted.read(ask.query), parts=parts))
@@ -164,13 +165,8 @@ class Storage:
         told = ask.document()
         of_source = Wanted.read(ask.query, "ifSource")
         source, file = self.store.read(bucket, name, of_source, ask.query.get("sourceGeneration"))
-        data = self.store.incoming()
-        try:
-            with file:
-                copy_into(data, file)
-        except BaseException:
-            data.drop()
-            raise
+        with file:
+            data = uploads.received(self.store, uploads.region(file, 0, source.size))
         kept = {"contentType": source.content_type, **source.fields}
         wanted = Wanted.read(ask.query)
         stored = self.store.commit(to_bucket, to_name, {**kept, **told}, data, wanted, parts=source.parts)
@@ -316,8 +312,3 @@ class Storage:
 
 def etag(stored: Stored) -> str:
     return base64.b64encode(f"{stored.generation}/{stored.metageneration}".encode()).decode()
-
-
-def copy_into(data: Incoming, file: IO[bytes]) -> None:
-    while piece := file.read(PIECE_BYTES):
-        data.write(piece)

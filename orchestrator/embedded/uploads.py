@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from orchestrator.embedded.errors import ApiError
-from orchestrator.embedded.objects import Incoming, Objects, Stored, Wanted, check_name
+from orchestrator.embedded.objects import Incoming, Objects, Stored, Wanted, check_name, no_bucket
 
 Document = dict[str, Any]
 QUANTUM = 256 << 10
@@ -117,6 +117,7 @@ def region(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
 
 
 def received(store: Objects, body: Iterator[bytes]) -> Incoming:
+    """All of a body, in a file of the store. Raises what reading it does, with nothing left behind."""
     data = store.incoming()
     try:
         for piece in body:
@@ -164,16 +165,10 @@ class Sessions:
         self.store = store
         self.open: dict[str, Session] = {}
 
-    def begin(self, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes) -> str:
-        """The id of a new upload. Raises `ApiError`."""
-        try:
-            told = json.loads(body or b"{}")
-        except ValueError as exc:
-            raise ApiError(400, "Parse Error", "parseError") from exc
-        if not isinstance(told, dict):
-            raise ApiError(400, "Parse Error", "parseError")
+    def begin(self, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], told: Document) -> str:
+        """The id of a new upload of an object that is described so. Raises `ApiError`."""
         if not self.store.has_bucket(bucket):
-            raise ApiError(404, "The specified bucket does not exist.")
+            raise no_bucket()
         told.setdefault("contentType", headers.get("x-upload-content-type", "application/octet-stream"))
         told = promised(headers) | told
         length = headers.get("x-upload-content-length", "")

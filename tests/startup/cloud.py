@@ -8,12 +8,13 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
+
+from tests.support.scripted_server import Answer, Drop, Reply, Request, scripted_server
 
 RUN = "20261121-040506-l4-7f3a"
 VM = f"bench-{RUN}-1"
@@ -60,17 +61,8 @@ class Cloud:
     closing: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Cloud:
-        cloud = self
-
-        class Handler(CloudHandler):
-            pass
-
-        Handler.cloud = cloud
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.server.block_on_close = False
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
-        self.thread.start()
+        self.stack = ExitStack()
+        self.url = self.stack.enter_context(scripted_server(self.serve, lambda: time.time() + self.clock_ahead_s)).url
         self.sha256 = self.sha256 or hashlib.sha256(self.payload).hexdigest()
         self.objects[f"payloads/{self.sha256}.tar.gz"] = self.payload
         where = {"storage": self.url, "compute": self.url}
@@ -92,17 +84,11 @@ class Cloud:
     def __exit__(self, *exc: object) -> None:
         self.closing.set()
         self.preemption.set()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+        self.stack.close()
 
     @property
     def host(self) -> str:
-        return f"127.0.0.1:{self.server.server_port}"
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}"
+        return self.url.removeprefix("http://")
 
     def fail(self, pattern: str, **what: Any) -> Fault:
         fault = Fault(pattern, **what)
@@ -130,112 +116,74 @@ class Cloud:
         with self.lock:
             self.journal.append(what)
 
-
-class CloudHandler(BaseHTTPRequestHandler):
-    cloud: Cloud
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        return formatdate(time.time() + self.cloud.clock_ahead_s, usegmt=True)
-
-    def do_GET(self) -> None:
-        self.serve()
-
-    def do_POST(self) -> None:
-        self.serve()
-
-    def do_DELETE(self) -> None:
-        self.serve()
-
-    def serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.matching_fault(body)
+    def serve(self, asked: Request) -> Answer:
+        fault = self.matching_fault(asked)
         if fault is not None:
             if fault.stall_s:
-                self.cloud.closing.wait(fault.stall_s)
+                self.closing.wait(fault.stall_s)
             if fault.cut == "before":
-                self.close_connection = True
-                return
+                return Drop()
             if fault.status:
-                self.answer(fault.status, fault.body)
-                return
-        status, content, headers = self.route(body)
+                return Reply(fault.status, data=fault.body)
+        status, content, headers = self.route(asked)
         if fault is not None and fault.cut == "after":
-            self.close_connection = True
-            return
-        self.answer(status, content, headers)
+            return Drop()
+        return Reply(status, data=content, headers=headers)
 
-    def matching_fault(self, body: bytes) -> Fault | None:
+    def matching_fault(self, asked: Request) -> Fault | None:
         """The first fault that fits. A multipart upload has its object's name in the body: it counts as part of the path."""
-        line = f"{self.command} {unquote(self.path)} {self.object_in(body)}".strip()
-        with self.cloud.lock:
-            self.cloud.requests.append(line)
-            for fault in self.cloud.faults:
+        found = re.search(rb'"name": "([^"]+)"', asked.body) if "multipart" in asked.target else None
+        line = f"{asked.method} {unquote(asked.target)} {found[1].decode() if found else ''}".strip()
+        with self.lock:
+            self.requests.append(line)
+            for fault in self.faults:
                 if fault.fired < fault.times and re.search(fault.pattern, line):
                     fault.fired += 1
                     return fault
         return None
 
-    def object_in(self, body: bytes) -> str:
-        found = re.search(rb'"name": "([^"]+)"', body) if "multipart" in self.path else None
-        return found.group(1).decode() if found else ""
-
-    def answer(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-        try:
-            self.send_response(status)
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-        except OSError:
-            self.close_connection = True
-
-    def route(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
-        url = urlsplit(self.path)
-        query = {key: values[0] for key, values in parse_qs(url.query).items()}
-        if url.path.startswith("/computeMetadata/v1/"):
-            return self.read_metadata(url.path.removeprefix("/computeMetadata/v1/"), query)
-        if self.headers.get("Authorization") != f"Bearer {self.cloud.token}":
-            self.cloud.refused.append(self.path)
+    def route(self, asked: Request) -> tuple[int, bytes, dict[str, str]]:
+        path, query = asked.path, asked.query
+        if path.startswith("/computeMetadata/v1/"):
+            return self.read_metadata(path.removeprefix("/computeMetadata/v1/"), asked)
+        if asked.header("Authorization") != f"Bearer {self.token}":
+            self.refused.append(asked.target)
             return 401, b"", {}
-        if url.path.startswith("/upload/"):
-            return self.store(query, body)
-        if self.command == "DELETE" and url.path == INSTANCE:
-            self.cloud.deleted += 1
-            self.cloud.takes_effect("DELETE instance")
+        if path.startswith("/upload/"):
+            return self.store(asked)
+        if asked.method == "DELETE" and path == INSTANCE:
+            self.deleted += 1
+            self.takes_effect("DELETE instance")
             return 200, b'{"kind": "compute#operation"}', {}
         objects = f"/storage/v1/b/{BUCKET}/o"
-        if url.path == objects:
+        if path == objects:
             return self.list(query)
-        if url.path.startswith(objects + "/") and query.get("alt") == "media":
-            content = self.cloud.objects.get(unquote(url.path.removeprefix(objects + "/")))
-            name = unquote(url.path.removeprefix(objects + "/"))
-            generation = {"x-goog-generation": str(self.cloud.generations.get(name, 1))}
+        if path.startswith(objects + "/") and query.get("alt") == "media":
+            name = path.removeprefix(objects + "/")
+            content = self.objects.get(name)
+            generation = {"x-goog-generation": str(self.generations.get(name, 1))}
             return (200, content, generation) if content is not None else (404, b"", {})
         return 404, b"", {}
 
-    def read_metadata(self, key: str, query: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
-        cloud = self.cloud
-        if self.headers.get("Metadata-Flavor") != "Google":
+    def read_metadata(self, key: str, asked: Request) -> tuple[int, bytes, dict[str, str]]:
+        query = asked.query
+        if asked.header("Metadata-Flavor") != "Google":
             return 403, b"", {}
         if key == "instance/service-accounts/default/token":
-            grant = {"access_token": cloud.token, "expires_in": 3599, "token_type": "Bearer"}
+            grant = {"access_token": self.token, "expires_in": 3599, "token_type": "Bearer"}
             return 200, json.dumps(grant).encode(), {}
         if key == "instance/preempted":
             if query.get("wait_for_change") == "true" and query.get("last_etag") != "other":
-                cloud.preemption.wait(float(query.get("timeout_sec", "60")))
-            preempted = cloud.preemption.is_set() and not cloud.closing.is_set()
+                self.preemption.wait(float(query.get("timeout_sec", "60")))
+            preempted = self.preemption.is_set() and not self.closing.is_set()
             return 200, b"TRUE" if preempted else b"FALSE", {"ETag": "1" if preempted else "0"}
-        value = cloud.metadata.get(key)
+        value = self.metadata.get(key)
         return (200, value.encode(), {}) if value is not None else (404, b"", {})
 
-    def store(self, query: dict[str, str], body: bytes) -> tuple[int, bytes, dict[str, str]]:
+    def store(self, asked: Request) -> tuple[int, bytes, dict[str, str]]:
+        query, body = asked.query, asked.body
         if query["uploadType"] == "multipart":
-            boundary = self.headers["Content-Type"].split("boundary=")[1].encode()
+            boundary = asked.header("Content-Type").split("boundary=")[1].encode()
             _, head, media, _ = body.split(b"--" + boundary)
             resource = json.loads(head.split(b"\r\n\r\n", 1)[1])
             name, content = resource["name"], media.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
@@ -243,21 +191,21 @@ class CloudHandler(BaseHTTPRequestHandler):
                 return 400, b"the content does not have this md5Hash", {}
         else:
             name, content = query["name"], body
-        with self.cloud.lock:
-            there = self.cloud.generations.get(name, 1) if name in self.cloud.objects else 0
+        with self.lock:
+            there = self.generations.get(name, 1) if name in self.objects else 0
             if query.get("ifGenerationMatch") not in (None, str(there)):
                 return 412, b"", {}
-            self.cloud.objects[name] = content
-            self.cloud.generations[name] = there + 1
-            self.cloud.written_at[name] = time.monotonic()
-            self.cloud.takes_effect("STORE " + name.removeprefix(f"runs/{RUN}/"))
-        self.cloud.on_stored(name)
+            self.objects[name] = content
+            self.generations[name] = there + 1
+            self.written_at[name] = time.monotonic()
+            self.takes_effect("STORE " + name.removeprefix(f"runs/{RUN}/"))
+        self.on_stored(name)
         return 200, json.dumps({"name": name, "generation": str(there + 1)}).encode(), {}
 
-    def list(self, query: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
-        names = sorted(name for name in self.cloud.objects if name.startswith(query["prefix"]))
+    def list(self, query: Mapping[str, str]) -> tuple[int, bytes, dict[str, str]]:
+        names = sorted(name for name in self.objects if name.startswith(query["prefix"]))
         begin = int(query.get("pageToken", "0"))
-        page = {"items": [{"name": name} for name in names[begin : begin + self.cloud.page_size]]}
-        if begin + self.cloud.page_size < len(names):
-            page["nextPageToken"] = str(begin + self.cloud.page_size)  # type: ignore[assignment]
+        page = {"items": [{"name": name} for name in names[begin : begin + self.page_size]]}
+        if begin + self.page_size < len(names):
+            page["nextPageToken"] = str(begin + self.page_size)  # type: ignore[assignment]
         return 200, json.dumps(page).encode(), {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
@@ -20,10 +22,16 @@ class Request:
     query: Mapping[str, str]
     body: bytes
     headers: Mapping[str, str]
+    target: str = ""
+    """Path and query as they were sent."""
 
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+    def header(self, name: str) -> str:
+        """Whichever case it was sent in; empty without it."""
+        return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +64,8 @@ class ScriptedServer:
 
 
 @contextmanager
-def scripted_server(handle: Handle) -> Iterator[ScriptedServer]:
-    """Answers each request with `handle(request)`."""
+def scripted_server(handle: Handle, now: Callable[[], float] = time.time) -> Iterator[ScriptedServer]:
+    """Answers each request with `handle(request)`; `now` is the server's clock."""
     script = ScriptedServer()
     over = Event()
 
@@ -67,11 +75,14 @@ def scripted_server(handle: Handle) -> Iterator[ScriptedServer]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return formatdate(now() if timestamp is None else timestamp, usegmt=True)
+
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             parts = urlsplit(self.path)
             query = {key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
-            request = Request(self.command, unquote(parts.path), query, body, dict(self.headers.items()))
+            request = Request(self.command, unquote(parts.path), query, body, dict(self.headers.items()), self.path)
             script.requests.append(request)
             answer = handle(request)
             if isinstance(answer, Stall):
@@ -85,8 +96,11 @@ def scripted_server(handle: Handle) -> Iterator[ScriptedServer]:
             kind = "application/octet-stream" if answer.data is not None else "application/json"
             for key, value in {"Content-Type": kind, "Content-Length": str(len(data)), **answer.headers}.items():
                 self.send_header(key, value)
-            self.end_headers()
-            self.wfile.write(data)
+            try:
+                self.end_headers()
+                self.wfile.write(data)
+            except OSError:
+                self.close_connection = True  # whoever asked is gone
 
         do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve  # noqa: N815
 
