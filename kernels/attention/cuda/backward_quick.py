@@ -126,6 +126,7 @@ def relaunching(
     stream = bound.buffers.stream if bound.buffers.counters else None
     offsets, constants, size, replace = known.offsets, known.constants, known.size, driver().replace_address
     latest, empty_like = [0] * len(maps), torch.empty_like
+    pattern = torch.empty(1, dtype=torch.uint8, device=device).expand(size)  # what the workspace is made like
 
     def call(*tensors: torch.Tensor) -> Three | None:
         addresses = [x.data_ptr() for x in tensors]
@@ -138,7 +139,7 @@ def relaunching(
         made = dq, dk, dv = empty_like(tensors[0]), empty_like(tensors[1]), empty_like(tensors[2])
         addresses += (dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
         if size:
-            workspace = torch.empty(size, dtype=torch.uint8, device=device)
+            workspace = empty_like(pattern)
             start = workspace.data_ptr()
             addresses += [start + offset for offset in offsets]
         addresses += constants

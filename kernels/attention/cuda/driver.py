@@ -41,12 +41,16 @@ class TensorMap(ctypes.Structure):
     ALIGNMENT = 64
     tensor = ""
     """Which of a call's tensors it describes, e.g. `q`."""
+    address = 0
+    """Where it lies, if it was made `aligned`."""
 
     @classmethod
     def aligned(cls) -> TensorMap:
         """A map in memory of its own."""
         memory = ctypes.create_string_buffer(ctypes.sizeof(cls) + cls.ALIGNMENT)
-        return cls.from_buffer(memory, -ctypes.addressof(memory) % cls.ALIGNMENT)
+        made = cls.from_buffer(memory, -ctypes.addressof(memory) % cls.ALIGNMENT)
+        made.address = ctypes.addressof(made)
+        return made
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -146,8 +150,9 @@ class Driver:
 
     def replace_address(self, tensor_map: TensorMap, address: int) -> None:
         """Let a map describe another tensor of the same layout."""
-        code = self.library.cuTensorMapReplaceAddress(ctypes.addressof(tensor_map), address)
-        self.check(code, "giving a tensor map another address")
+        code = self.library.cuTensorMapReplaceAddress(tensor_map.address, address)
+        if code:
+            self.check(code, "giving a tensor map another address")
 
     def load(self, image: bytes, name: str, shared_bytes: int) -> Function:
         """Load a cubin, or PTX that the driver translates, into the current context; raise the shared memory limit."""
