@@ -15,7 +15,7 @@ import torch
 from kernels.attention.cuda import native
 from kernels.attention.cuda.backward import bind_backward, readable
 from kernels.attention.cuda.backward_kernels import POINTERS, BackwardParameters
-from kernels.attention.cuda.backward_quick import Addresses
+from kernels.attention.cuda.backward_quick import ALIGNED, Addresses
 from kernels.attention.cuda.binding import bind_call
 from kernels.attention.cuda.driver import TensorMap, driver
 from kernels.attention.cuda.engine import Engine
@@ -29,6 +29,8 @@ from kernels.attention.cuda.registered import sides, window
 Write = tuple[int, int, int, int]
 """An argument, an offset in it, which of a call's addresses goes there, and what is added to it."""
 
+COMPILED: tuple[tuple[str, ...], ...] = (QKV, (*QKV, "mask"), (*QKV, "q_starts", "k_starts"))
+"""The names of the tensors of calls that are compiled."""
 MOST_LEARNED = 4
 """Likenesses of gradients that a plan is told of, one after the other; it knows the latest."""
 
@@ -58,18 +60,20 @@ def words_of(bound: Bound, writes: Sequence[Write], maps: Mapping[int, int], wor
 
 
 def forward_words(bound: Bound, tensors: Mapping[str, torch.Tensor]) -> list[int] | None:
-    """Of a forward pass over q, k and v to out and lse; None where it has memory of its own beside a counter."""
+    """Of a forward pass over tensors in their order, out and lse the last; None where it has memory of its own beside a
+    counter."""
     movable = None if not bound.plan or bound.buffers.kept else Movable.of(bound, tensors)
     if movable is None:
         return None
     arguments = [id(one) for one in arguments_of(bound)]
+    where = {ADDRESSED.index(name): number for number, name in enumerate(tensors)}
     writes = [
-        (arguments.index(id(run.argument)), run.offset + 8 * (place - run.first), place, 0)
+        (arguments.index(id(run.argument)), run.offset + 8 * (place - run.first), where[place], 0)
         for run in movable.runs
         for place in range(run.first, run.last)
-        if ADDRESSED[place] in tensors
+        if place in where
     ]
-    return words_of(bound, writes, {arguments.index(id(one)): place for place, one in movable.maps})
+    return words_of(bound, writes, {arguments.index(id(one)): where[place] for place, one in movable.maps})
 
 
 def backward_words(bound: Bound, given: Mapping[str, torch.Tensor], gradients: Three) -> list[int] | None:
@@ -99,24 +103,27 @@ class Taught:
 
     def __init__(self, engine: Engine, words: list[int], options: Options, scale: float) -> None:
         self.engine, self.number = engine, next(self.numbers)
-        rest = (options.return_lse, options.causal, scale, options.alignment, *sides(options.window))
-        self.plan = torch.classes.spotbench_host.Plan(self.number, words, *rest)
+        rest = (options.causal, scale, options.alignment, *sides(options.window))
+        self.plan = torch.classes.spotbench_host.Plan(
+            self.number, words, options.return_lse, *(options.longest or (-1, -1)), *rest
+        )
         self.address: int = self.plan.address()
         self.known: set[tuple[object, ...]] = set()
 
     def learn(self, given: tuple[torch.Tensor, ...], options: Options) -> None:
-        """Of a pass over these (q, k, v, out, lse, dout) that has been made."""
+        """Of a pass over these (the call's tensors, out, lse, dout) that has been made."""
         deterministic, host = torch.are_deterministic_algorithms_enabled(), self.engine.host
         key = (deterministic, host.current_stream(self.engine.device.index), *key_of(*given))
         if key in self.known or len(self.known) >= MOST_LEARNED or host.capturing():
             return
         self.known.add(key)
-        named = dict(zip((*QKV, "out", "lse", "dout"), given, strict=True))
-        if readable(named["dout"]) is not named["dout"] or any(x.data_ptr() % 16 for x in given):
+        named = dict(zip((*options.names, "out", "lse", "dout"), given, strict=True))
+        if readable(named["dout"]) is not named["dout"] or any(named[name].data_ptr() % 16 for name in ALIGNED):
             return
-        q, k, v, out, lse, dout = given
+        q, k, v, *_, out, lse, dout = given
         made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        tensors, rest = {"q": q, "k": k, "v": v}, {"deterministic": deterministic, "engine": self.engine}
+        tensors = {name: named[name] for name in options.names}
+        rest = {"deterministic": deterministic, "engine": self.engine}
         bound = bind_backward(tensors, out, lse, dout, made, options, **rest)
         words = backward_words(bound, named, made) if bound.plan else None
         if words is not None:
@@ -152,13 +159,13 @@ class Native:
         those that the compiled function does not serve."""
         engine = self.engine_of(tensors[0].device)
         buffers = Buffers.now(engine)
-        if options.names != QKV or buffers.capturing or engine.host.current_device() != engine.device.index:
+        if options.names not in COMPILED or buffers.capturing or engine.host.current_device() != engine.device.index:
             return None
-        q, k, v = tensors
+        q = tensors[0]
         with torch.no_grad():
             out = torch.empty_like(q)
             lse = torch.empty(lse_shape(q, options), dtype=torch.float32, device=q.device)
-            given, asked = {"q": q, "k": k, "v": v}, options._replace(return_lse=True)
+            given, asked = dict(zip(options.names, tensors, strict=True)), options._replace(return_lse=True)
             bound = bind_call(given, out, lse, asked, buffers)
             words = forward_words(bound, {**given, "out": out, "lse": lse})
         if words is None:
@@ -170,9 +177,11 @@ class Native:
 
     def learning_backward(self, number: int, *given: Any) -> Three:
         """A backward pass that the compiled function does not know yet."""
-        dout, dlse, out, lse, q, k, v, causal, scale, alignment, left, right = given
-        options = Options(causal, scale, alignment, True, window(left, right))
-        tensors = (q, k, v, out, lse, dout)
+        dout, dlse, out, lse, q, k, v, a, b, longest_q, longest_k, causal, scale, alignment, left, right = given
+        longest = (longest_q, longest_k) if longest_q >= 0 else None
+        names = COMPILED[2 if longest else 0 if a is None else 1]
+        options = Options(causal, scale, alignment, True, window(left, right), names, longest)
+        tensors = tuple(x for x in (q, k, v, a, b, out, lse, dout) if x is not None)
         made = self.compute(tensors if dlse is None else (*tensors, dlse), options)
         one = self.taught.get(number)
         if one is not None and dlse is None:
@@ -184,9 +193,11 @@ def single(one: Taught, by_python: Callable[..., Answer]) -> Callable[..., Answe
     """Calls that want the output alone."""
     run = torch.ops.spotbench_host.attention.default
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Answer:
-        out: torch.Tensor | None = run(q, k, v, one.address)
-        return by_python(q, k, v) if out is None else out
+    def call(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None
+    ) -> Answer:
+        out: torch.Tensor | None = run(q, k, v, a, b, one.address)
+        return by_python(*(x for x in (q, k, v, a, b) if x is not None)) if out is None else out
 
     return call
 
@@ -195,8 +206,10 @@ def pair(one: Taught, by_python: Callable[..., Answer]) -> Callable[..., Answer]
     """Calls that want the log-sum-exps too."""
     run = torch.ops.spotbench_host.pair.default
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Answer:
-        out, lse = run(q, k, v, one.address)
-        return by_python(q, k, v) if out is None else (out, lse)
+    def call(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None
+    ) -> Answer:
+        out, lse = run(q, k, v, a, b, one.address)
+        return by_python(*(x for x in (q, k, v, a, b) if x is not None)) if out is None else (out, lse)
 
     return call

@@ -15,6 +15,7 @@ from kernels.attention.cuda.backward_kernels import BackwardParameters
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.hopper_kernels import HopperParameters
 from kernels.attention.cuda.parameters import Parameters
+from kernels.attention.cuda.quick import QKV, Options
 from kernels.attention.cuda.small import SmallParameters
 from tests.kernels.cuda.counted import LONG, SMALL, Counted, draw
 from tests.kernels.cuda.stub_driver import Launch, OnCpu, Stub, can_stub
@@ -75,6 +76,38 @@ def test_the_compiled_function_needs_python_for_the_first_pass_alone(compiled: C
             tensors = draw(shape)
             torch.autograd.grad(compiled(*tensors), tensors, torch.randn(shape).bfloat16())
         assert compiled.passes == before + 1
+
+
+def draw_of(kind: str) -> tuple[list[torch.Tensor], Options]:
+    """A call with a mask, or with packed sequences."""
+    if kind == "packed":
+        starts = [torch.tensor([0, 40, 128], dtype=torch.int32) for _ in range(2)]
+        return [*draw((128, 4, 64)), *starts], Options(names=(*QKV, "q_starts", "k_starts"), longest=(88, 88))
+    mask = torch.randn(64, 64).bfloat16() if kind == "number" else torch.rand(2, 1, 64, 64) > 0.5
+    return [*draw(), mask], Options(names=(*QKV, "mask"))
+
+
+@pytest.mark.parametrize("kind", ["number", "boolean", "packed"])
+@pytest.mark.parametrize("lse", [False, True])
+def test_masks_and_packed_sequences_are_remembered_too(stub: Stub, ours: Counted, kind: str, lse: bool) -> None:
+    for _ in range(4):
+        tensors, options = draw_of(kind)
+        before = stub.launches
+        answer = ours.quick.call(tuple(tensors), options._replace(return_lse=lse))
+        assert isinstance(answer, tuple) == lse
+        out = answer[0] if isinstance(answer, tuple) else answer
+        middle = stub.launches
+        slope = torch.randn(out.shape).bfloat16()
+        made = torch.autograd.grad(out, tensors[:3], slope)
+        assert before < middle < stub.launches
+        for number in range(middle, stub.launches):
+            found = backward_of(stub.launch(number))
+            want = dict(zip(options.names, tensors, strict=True)) | {"out": out, "dout": slope}
+            want |= dict(zip(("dq", "dk", "dv"), made, strict=True))
+            assert {name: getattr(found, name) for name in want} == {name: x.data_ptr() for name, x in want.items()}
+            assert not isinstance(answer, tuple) or found.lse == answer[1].data_ptr()
+    assert (ours.prepared, ours.operators) == (1, 0)
+    assert ours.native is None or ours.passes == 1
 
 
 def test_what_is_remembered_is_for_tensors_alike_in_all_that_matters(ours: Counted) -> None:

@@ -14,6 +14,7 @@ from kernels.attention.cuda import gradients, native
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
 from tests.kernels.cuda.counted import SMALL, Counted, draw
 from tests.kernels.cuda.stub_driver import Stub, can_stub
+from tests.kernels.cuda.test_direct import draw_of
 
 pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
 
@@ -55,6 +56,18 @@ def test_a_mode_that_comes_for_the_backward_pass_sees_its_operator(compiled: Cou
         made = torch.autograd.grad(out, tensors, torch.randn(SMALL).bfloat16())
     assert "spotbench.attention_backward.default" in mode.seen
     assert [x.shape for x in made] == [x.shape for x in tensors]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("boolean", "attention"), ("packed", "attention_varlen")])
+def test_so_it_does_of_masks_and_packed_sequences(compiled: Counted, operators: Any, kind: str, name: str) -> None:
+    for _ in range(2):
+        tensors, options = draw_of(kind)
+        out = compiled.quick.call(tuple(tensors), options)
+        assert isinstance(out, torch.Tensor)
+        with Watching() as mode:
+            made = torch.autograd.grad(out, tensors[:3], torch.randn(out.shape).bfloat16())
+        assert f"spotbench.{name}_backward.default" in mode.seen
+        assert [x.shape for x in made] == [x.shape for x in tensors[:3]]
 
 
 def test_a_second_derivative_is_refused(compiled: Counted, operators: Any) -> None:

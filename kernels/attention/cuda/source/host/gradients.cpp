@@ -169,7 +169,7 @@ struct Pass {
 
 uint64_t address(const Tensor& x) { return reinterpret_cast<uint64_t>(x.data_ptr()); }
 
-// A backward pass for tensors like those that it was learned of: q, k, v, out, lse, dout.
+// A backward pass for tensors like those that it was learned of: q, k, v, what else the call has, out, lse, dout.
 struct Backward {
   Backward(const std::vector<int64_t>& words, const std::vector<Tensor>& given, bool deterministic)
       : pass(words), deterministic(deterministic) {
@@ -180,14 +180,16 @@ struct Backward {
     void* current = nullptr;
     if (at::globalContext().deterministicAlgorithms() != deterministic || !pass.serves(&current)) return {};
     uint64_t addresses[MAX_ADDRESSES];
-    int count = 0;
+    size_t count = 0;
+    if (saved.size() + 1 != likes.size()) return {};
     for (const auto& x : saved) {
       if (!likes[count].of(x)) return {};
       addresses[count++] = address(x);
     }
     if (!likes[count].of(dout)) return {};
     addresses[count++] = address(dout);
-    if ((addresses[0] | addresses[1] | addresses[2] | addresses[3] | addresses[5]) % ALIGNMENT) return {};
+    const uint64_t out = addresses[saved.size() - 2];
+    if ((addresses[0] | addresses[1] | addresses[2] | out | address(dout)) % ALIGNMENT) return {};
     variable_list made{at::empty_like(saved[0]), at::empty_like(saved[1]), at::empty_like(saved[2])};
     for (const auto& x : made) addresses[count++] = address(x);
     Tensor workspace;
@@ -204,16 +206,18 @@ struct Backward {
 
 // Calls of one likeness; their backward pass once it has been learned.
 struct Plan : torch::CustomClassHolder {
-  Plan(int64_t number, const std::vector<int64_t>& words, bool pair, bool causal, double scale, std::string alignment,
-       int64_t left, int64_t right)
-      : number(number), pass(words), pair(pair), causal(causal), scale(scale), alignment(std::move(alignment)),
-        left(left), right(right) {}
+  Plan(int64_t number, const std::vector<int64_t>& words, bool pair, int64_t longest_q, int64_t longest_k, bool causal,
+       double scale, std::string alignment, int64_t left, int64_t right)
+      : number(number), pass(words), pair(pair), longest_q(longest_q), longest_k(longest_k), causal(causal),
+        scale(scale), alignment(std::move(alignment)), left(left), right(right) {}
   void learn(std::vector<int64_t> words, std::vector<Tensor> given, bool deterministic) {
     std::atomic_store(&backward, std::make_shared<const Backward>(words, given, deterministic));
   }
   int64_t number;
   Pass pass;
-  bool pair, causal;
+  bool pair;
+  int64_t longest_q, longest_k;  // -1 where sequences are not packed
+  bool causal;
   double scale;
   std::string alignment;
   int64_t left, right;
@@ -230,26 +234,40 @@ bool is_watched(const Tensor& dout) {
 
 // The operator, for whoever watches; else Python's way, which tells the plan how to do it next time.
 variable_list by_python(const Plan& plan, const variable_list& saved, const Tensor& dout, const Tensor& dlse) {
+  const size_t end = saved.size() - 2;  // of the tensors that the call was given
+  const auto &q = saved[0], &k = saved[1], &v = saved[2], &out = saved[end], &lse = saved[end + 1];
   const auto slope = dlse.defined() ? std::optional<Tensor>(dlse) : std::nullopt;
+  const auto a = end > 3 ? std::optional<Tensor>(saved[3]) : std::nullopt;
+  const auto b = end > 4 ? std::optional<Tensor>(saved[4]) : std::nullopt;
   Three made;
-  if (is_watched(dout)) {
+  if (is_watched(dout) && plan.longest_q >= 0) {
+    static const auto by_operator =
+        c10::Dispatcher::singleton()
+            .findSchemaOrThrow("spotbench::attention_varlen_backward", "")
+            .typed<Three(const Tensor&, const std::optional<Tensor>&, const Tensor&, const Tensor&, const Tensor&,
+                         const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool, double,
+                         c10::string_view, int64_t, int64_t)>();
+    made = by_operator.call(dout, slope, out, lse, q, k, v, *a, *b, plan.longest_q, plan.longest_k, plan.causal,
+                            plan.scale, plan.alignment, plan.left, plan.right);
+  } else if (is_watched(dout)) {
     static const auto by_operator =
         c10::Dispatcher::singleton()
             .findSchemaOrThrow("spotbench::attention_backward", "")
             .typed<Three(const Tensor&, const std::optional<Tensor>&, const Tensor&, const Tensor&, const Tensor&,
                          const Tensor&, const Tensor&, bool, double, c10::string_view, int64_t, int64_t,
                          const std::optional<Tensor>&)>();
-    made = by_operator.call(dout, slope, saved[3], saved[4], saved[0], saved[1], saved[2], plan.causal, plan.scale,
-                            plan.alignment, plan.left, plan.right, std::nullopt);
+    made = by_operator.call(dout, slope, out, lse, q, k, v, plan.causal, plan.scale, plan.alignment, plan.left,
+                            plan.right, a);
   } else {
     at::AutoDispatchBelowADInplaceOrView below;
     static const auto learning =
         c10::Dispatcher::singleton()
             .findSchemaOrThrow("spotbench_host::learning_backward", "")
             .typed<Three(int64_t, const Tensor&, const std::optional<Tensor>&, const Tensor&, const Tensor&,
-                         const Tensor&, const Tensor&, const Tensor&, bool, double, c10::string_view, int64_t,
+                         const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
+                         const std::optional<Tensor>&, int64_t, int64_t, bool, double, c10::string_view, int64_t,
                          int64_t)>();
-    made = learning.call(plan.number, dout, slope, saved[3], saved[4], saved[0], saved[1], saved[2], plan.causal,
+    made = learning.call(plan.number, dout, slope, out, lse, q, k, v, a, b, plan.longest_q, plan.longest_k, plan.causal,
                          plan.scale, plan.alignment, plan.left, plan.right);
   }
   return {std::get<0>(made), std::get<1>(made), std::get<2>(made)};
@@ -258,14 +276,23 @@ variable_list by_python(const Plan& plan, const variable_list& saved, const Tens
 // A launch that the driver refused: Python makes it again, and says what is wrong.
 struct Refused {};
 
+using Extra = std::optional<Tensor>;  // a mask, or where sequences begin: in Q, and in K
+
 struct Attention : torch::autograd::Function<Attention> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                               const c10::intrusive_ptr<Plan>& plan, void* current) {
+  static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Extra& a,
+                               const Extra& b, const c10::intrusive_ptr<Plan>& plan, void* current) {
     at::AutoDispatchBelowADInplaceOrView below;
-    auto out = at::empty_like(q), lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
-    const uint64_t addresses[] = {address(q), address(k), address(v), address(out), address(lse)};
+    const auto sums = q.dim() == 3 ? std::vector<int64_t>{q.size(1), q.size(0)} : q.sizes().slice(0, 3).vec();
+    const auto out = at::empty_like(q), lse = at::empty(sums, q.options().dtype(at::kFloat));
+    variable_list kept{q, k, v};
+    for (const auto* x : {&a, &b}) {
+      if (x->has_value()) kept.push_back(**x);
+    }
+    kept.insert(kept.end(), {out, lse});
+    uint64_t addresses[MAX_ADDRESSES];
+    for (size_t i = 0; i < kept.size(); i++) addresses[i] = address(kept[i]);
     if (plan->pass.launch(addresses, current) != 0) throw Refused();
-    ctx->save_for_backward({q, k, v, out, lse});
+    ctx->save_for_backward(std::move(kept));
     ctx->saved_data["plan"] = plan;
     ctx->set_materialize_grads(false);
     return plan->pair ? variable_list{out, lse} : variable_list{out};
@@ -273,7 +300,7 @@ struct Attention : torch::autograd::Function<Attention> {
   static variable_list backward(AutogradContext* ctx, variable_list slopes) {
     const auto plan = ctx->saved_data["plan"].toCustomClass<Plan>();
     const auto saved = ctx->get_saved_variables();
-    const auto dout = slopes[0].defined() ? slopes[0] : at::zeros_like(saved[3]);
+    const auto dout = slopes[0].defined() ? slopes[0] : at::zeros_like(saved[saved.size() - 2]);
     const auto dlse = slopes.size() > 1 ? slopes[1] : Tensor();
     variable_list made;
     if (!dlse.defined() && !is_watched(dout)) {
@@ -284,29 +311,32 @@ struct Attention : torch::autograd::Function<Attention> {
       }
     }
     if (made.empty()) made = by_python(*plan, saved, dout, dlse);
-    made.resize(5);
+    made.resize(7);
     return made;
   }
 };
 
 // The output, or output and log-sum-exps; undefined where the plan does not serve these tensors now.
-variable_list attend(const Tensor& q, const Tensor& k, const Tensor& v, int64_t at) {
+variable_list attend(const Tensor& q, const Tensor& k, const Tensor& v, const Extra& a, const Extra& b, int64_t at) {
   const auto plan = c10::intrusive_ptr<Plan>::reclaim_copy(reinterpret_cast<Plan*>(at));
   void* current = nullptr;
   const bool aligned = (address(q) | address(k) | address(v)) % ALIGNMENT == 0;
   if (aligned && plan->pass.serves(&current)) {
     try {
-      return Attention::apply(q, k, v, plan, current);
+      return Attention::apply(q, k, v, a, b, plan, current);
     } catch (const Refused&) {
     }
   }
   return {Tensor(), Tensor()};
 }
 
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, int64_t plan) { return attend(q, k, v, plan)[0]; }
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Extra& a, const Extra& b, int64_t plan) {
+  return attend(q, k, v, a, b, plan)[0];
+}
 
-std::tuple<Tensor, Tensor> pair(const Tensor& q, const Tensor& k, const Tensor& v, int64_t plan) {
-  auto made = attend(q, k, v, plan);
+std::tuple<Tensor, Tensor> pair(const Tensor& q, const Tensor& k, const Tensor& v, const Extra& a, const Extra& b,
+                                int64_t plan) {
+  auto made = attend(q, k, v, a, b, plan);
   return {made[0], made[1]};
 }
 
@@ -318,17 +348,19 @@ void use(at::IntArrayRef functions) {
 
 TORCH_LIBRARY(spotbench_host, library) {
   library.class_<Plan>("Plan")
-      .def(torch::init<int64_t, std::vector<int64_t>, bool, bool, double, std::string, int64_t, int64_t>())
+      .def(torch::init<int64_t, std::vector<int64_t>, bool, int64_t, int64_t, bool, double, std::string, int64_t,
+                       int64_t>())
       .def("address", [](const c10::intrusive_ptr<Plan>& plan) { return reinterpret_cast<int64_t>(plan.get()); })
       .def("learn", [](const c10::intrusive_ptr<Plan>& plan, std::vector<int64_t> words, std::vector<Tensor> given,
                        bool deterministic) { plan->learn(std::move(words), std::move(given), deterministic); });
   library.def(
       "learning_backward(int number, Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, "
-      "bool causal, float scale, str alignment, int left, int right) -> (Tensor, Tensor, Tensor)");
+      "Tensor? a, Tensor? b, int longest_q, int longest_k, bool causal, float scale, str alignment, int left, "
+      "int right) -> (Tensor, Tensor, Tensor)");
   library.def("use(int[] functions) -> ()", &use);
   // A plan by its address, for whoever keeps it alive: an object costs its check in Python, as much as the rest.
-  library.def("attention(Tensor q, Tensor k, Tensor v, int plan) -> Tensor", &attention);
-  library.def("pair(Tensor q, Tensor k, Tensor v, int plan) -> (Tensor, Tensor)", &pair);
+  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor? a, Tensor? b, int plan) -> Tensor", &attention);
+  library.def("pair(Tensor q, Tensor k, Tensor v, Tensor? a, Tensor? b, int plan) -> (Tensor, Tensor)", &pair);
 }
 
 }  // namespace
