@@ -22,7 +22,8 @@ SHAPES = ((2, 8, 128, 64), (1, 4, 1000, 64), (2, 4, 600, 128), (1, 2, 333, 96))
 def compiled() -> None:
     """The compiled function is there for whoever computes gradients."""
     native.build(default_cache())
-    operator.compiled.cache_clear()
+    if operator.compiled() is None:  # it was not there when somebody asked before
+        operator.compiled.cache_clear()
     if operator.compiled() is None:
         pytest.skip("this PyTorch does not say its stream in C")
 
