@@ -14,6 +14,7 @@ import torch
 from kernels.attention.cuda.backward_kernels import BackwardParameters
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.hopper_kernels import HopperParameters
+from kernels.attention.cuda.likeness import check_by_key
 from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.quick import QKV, Options
 from kernels.attention.cuda.small import SmallParameters
@@ -242,6 +243,32 @@ def test_functorch_and_second_derivatives_are_refused_as_ever(ours: Counted) -> 
         torch.func.grad(lambda q: ours(q, *tensors[1:]).sum())(tensors[0].detach())
     with pytest.raises((NotImplementedError, Unsupported)):
         torch.autograd.grad(ours(*tensors).sum(), tensors, create_graph=True)
+
+
+def test_a_view_that_negates_is_refused_after_calls_like_it(ours: Counted) -> None:
+    q, k, v = draw()
+    for _ in range(2):
+        ours(q, k, v)
+    with pytest.raises(Unsupported, match="negates"):
+        ours(torch._neg_view(q), k, v)
+
+
+def test_what_tensors_are_dispatched_by_is_part_of_their_likeness(ours: Counted) -> None:
+    for _ in range(3):
+        ours(*draw()).sum().backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = ours(*draw())
+        out.sum().backward()
+    assert ours.prepared == 2
+
+
+def test_without_the_guard_nothing_is_remembered_that_only_it_sees(ours: Counted) -> None:
+    ours.quick.guard = check_by_key
+    for count in range(1, 4):
+        ours(*draw()).sum().backward()
+        assert ours.prepared == count
+    with pytest.raises(Unsupported, match="negates"):
+        ours(torch._neg_view(draw()[0]), *draw()[1:])
 
 
 def test_streams_and_captures_have_counters_of_their_own_forward_and_backward(stub: Stub, ours: Counted) -> None:
