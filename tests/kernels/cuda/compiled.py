@@ -6,14 +6,18 @@ import fcntl
 import hashlib
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kernels.attention.cuda.variants import SOURCE
 from tests.support.compiler_cache import MARK
 
 SHIM = Path(__file__).parent / "simt"
-
+COMPILER = ("g++", "-std=c++17", "-Og", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+STANDARD = (
+    "algorithm", "cmath", "condition_variable", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring", "deque",
+    "functional", "map", "memory", "mutex", "random", "string", "thread", "type_traits", "ucontext.h", "vector",
+)  # fmt: skip
 
 TRACED = ("-DSIMT_RACES", "-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-Wno-tsan")
 """Every access through a pointer calls a function of the thread sanitizer's, of which simt_races.cc has its own."""
@@ -35,22 +39,66 @@ def compiled(
     With `races` it ends with code 3 where accesses to shared memory are in no order (simt_races.h).
     """
     flags = [*flags, *(TRACED if races else ())]
-    command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DSIMT_SHIM"]
-    command += [f"-DSIMT_ARCH={arch}", f"-I{SHIM}", f"-I{source}", *flags, str(SHIM / main)]
     place = Path(os.environ.get(MARK, folder))
-    name = hashlib.sha256(repr((kernels, command)).encode()).hexdigest()[:16]
-    program, header, part = place / f"simt-{name}", place / f"simt-{name}.h", place / f"simt-{name}.part"
-    with (place / f"simt-{name}.lock").open("w") as lock:
+    command = [*COMPILER, *flags, *headers(flags, place), "-DSIMT_SHIM", f"-DSIMT_ARCH={arch}"]
+    command += [f"-I{SHIM}", f"-I{source}", str(SHIM / main)]
+    name = named(kernels, *command)
+    header = place / f"simt-{name}.h"
+
+    def make(program: Path) -> None:
+        header.write_text(kernels)
+        of_these = [f'-DKERNELS="{header}"', "-o"]
+        if not races:
+            run([*command, *of_these, str(program)])
+            return
+        own = f"{program}.o"
+        run([*command, *of_these, own, "-c"])
+        run(["g++", "-pthread", own, str(rules(place)), "-o", str(program)])
+
+    return once(place / f"simt-{name}", make)
+
+
+def headers(flags: Sequence[str], place: Path) -> list[str]:
+    """What makes g++ read the standard library's headers as it has compiled them before: half a second of each program.
+    Where it cannot use that, it reads the headers."""
+    if not set(flags) <= {"-pthread", *TRACED}:
+        return []  # of programs that are alone with their flags
+    text = "".join(f"#include <{name}>\n" for name in STANDARD)
+    header = place / f"standard-{named(text, *flags)}.h"
+
+    def make(part: Path) -> None:
+        header.write_text(text)
+        run([*COMPILER, *flags, "-x", "c++-header", str(header), "-o", str(part)])
+
+    once(header.with_suffix(".h.gch"), make)
+    return ["-include", str(header)]
+
+
+def rules(place: Path) -> Path:
+    """The rules about races, which are not traced themselves, and stand in for the sanitizer's library."""
+    source = SHIM / "simt_races.cc"
+    command = ["g++", "-std=c++17", "-O2", "-DSIMT_RACES", "-c", str(source), "-o"]
+    return once(place / f"rules-{named(*command)}.o", lambda part: run([*command, str(part)]))
+
+
+def once(made: Path, make: Callable[[Path], None]) -> Path:
+    """The file `made`, which `make` writes to a path that it is given, unless somebody has."""
+    with made.with_name(f"{made.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not program.exists():
-            header.write_text(kernels)
-            command += [f'-DKERNELS="{header}"', "-o", str(part)]
-            steps = with_rules(command, part) if races else [command]
-            for step in steps:
-                done = subprocess.run(step, capture_output=True, text=True, timeout=600)
-                assert done.returncode == 0, done.stderr[:4000]
-            part.rename(program)
-    return program
+        if not made.exists():
+            part = made.with_name(f"{made.name}.part")
+            make(part)
+            part.rename(made)
+    return made
+
+
+def named(*texts: str) -> str:
+    return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
+
+
+def run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[:4000]
 
 
 class Failed(AssertionError):
@@ -65,11 +113,3 @@ def answered(program: Path, given: bytes, scratch: Path) -> bytearray:
     if done.returncode:
         raise Failed(f"exit {done.returncode}: {done.stderr[:4000]}")
     return bytearray(made.read_bytes())
-
-
-def with_rules(command: Sequence[str], part: Path) -> list[list[str]]:
-    """The same program with the rules about races, which are not compiled as it is, and without the sanitizer's library."""
-    own, rules = f"{part}.o", f"{part}.rules.o"
-    compiling = [*command[:-1], own, "-c"]
-    plain = ["g++", "-std=c++17", "-O2", "-DSIMT_RACES", "-c", str(SHIM / "simt_races.cc"), "-o", rules]
-    return [compiling, plain, ["g++", "-pthread", own, rules, "-o", str(part)]]
