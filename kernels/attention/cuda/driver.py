@@ -15,8 +15,9 @@ JIT_INFO_LOG, JIT_INFO_LOG_BYTES, JIT_LOG_VERBOSE = 3, 4, 12  # CUjit_option
 FUNCTION_LOCAL_BYTES, FUNCTION_REGISTERS, FUNCTION_MAX_DYNAMIC_SHARED = 3, 4, 8  # CUfunction_attribute
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
 DEVICE_SM_COUNT, DEVICE_L2_BYTES = 16, 38  # CUdevice_attribute
-MAP_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
-MAP_INTERLEAVE_NONE, MAP_SWIZZLE_128_BYTES, MAP_L2_PROMOTION_256_BYTES, MAP_OUTSIDE_IS_ZERO = 0, 3, 3, 0
+MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}  # CUtensorMapDataType
+MAP_INTERLEAVE_NONE, MAP_L2_PROMOTION_256_BYTES, MAP_OUTSIDE_IS_ZERO = 0, 3, 0
+MAP_SWIZZLE_NONE, MAP_SWIZZLE_128_BYTES = 0, 3
 LOG_BYTES = 1 << 16
 CAPTURE_MODE_RELAXED = 2  # CUstreamCaptureMode
 NON_BLOCKING_STREAM = 1  # CUstream_flags: it does not wait for the default stream
@@ -175,10 +176,17 @@ class Driver:
         return Function(function.value or 0, module.value or 0, found[0].value, found[1].value, text)
 
     def tensor_map(
-        self, dtype: str, address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+        self,
+        dtype: str,
+        address: int,
+        sizes: Sequence[int],
+        strides: Sequence[int],
+        box: Sequence[int],
+        *,
+        swizzled: bool = True,
     ) -> TensorMap:
         """The map of a tensor: sizes of its dimensions, innermost first; strides in bytes of all but that one; what one
-        copy moves. Its rows land swizzled in 128 bytes; what lies outside arrives as zeros."""
+        copy moves. Its rows land swizzled in 128 bytes, or one behind the other; what lies outside arrives as zeros."""
         rank, made = len(sizes), TensorMap.aligned()
         code = self.library.cuTensorMapEncodeTiled(
             ctypes.addressof(made),
@@ -190,7 +198,7 @@ class Driver:
             (ctypes.c_uint32 * rank)(*box),
             (ctypes.c_uint32 * rank)(*[1] * rank),
             MAP_INTERLEAVE_NONE,
-            MAP_SWIZZLE_128_BYTES,
+            MAP_SWIZZLE_128_BYTES if swizzled else MAP_SWIZZLE_NONE,
             MAP_L2_PROMOTION_256_BYTES,
             MAP_OUTSIDE_IS_ZERO,
         )

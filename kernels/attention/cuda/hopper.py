@@ -19,6 +19,7 @@ from kernels.attention.cuda.hopper_kernels import (
     PAGED_SHAPES,
     SHAPES,
     SPLIT_SHAPES,
+    STAGED_SHAPES,
     WIDER,
     HopperKernel,
     HopperParameters,
@@ -49,6 +50,8 @@ MASK_COLUMNS = 8
 LEAST_TILES_OF_PART = 4
 """Of keys: fewer, and joining the parts costs more than it saves."""
 MOST_PARTS = 64
+SMALLER_TILE = 1.2
+"""Of kernels whose mask is staged: how many times as long all but the first take for as many rows."""
 LEAST_ROWS_OVER_PAGES, LEAST_PIECE = 128, 16
 """Queries of a sequence and keys of a copy, below which the portable kernel takes less."""
 
@@ -127,10 +130,25 @@ def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     found = [
         HopperWay(HopperKernel(problem.dtype, head_dim, problem.causal, windowed, shape, tensor, packed), machine)
         for head_dim in widths(problem.head_dim)
-        for shape in shapes_for(head_dim, problem.causal, tensor, packed)
+        for shape in shapes_for(problem, head_dim)
     ]
+    if problem.mask is not None:
+        found = order_masked(found, problem)
     found += split_ways(problem, machine)
     return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
+
+
+def order_masked(found: list[HopperWay], problem: Problem) -> list[HopperWay]:
+    """Ways for a mask, which have no prices, the one first that should be fastest: of those whose mask is staged, with
+    the fewest rows that an SM goes through, a smaller tile's counted as somewhat more."""
+    staged = [way for way in found if way.kernel.shape.masks]
+
+    def rows(way: HopperWay) -> float:
+        shape = way.kernel.shape
+        rounds = -(-way.tiles(problem) // way.machine.sm_count)
+        return rounds * shape.rows * shape.sharers * (1.0 if way is staged[0] else SMALLER_TILE)
+
+    return [*sorted(staged, key=rows), *(way for way in found if way not in staged)]
 
 
 def split_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
@@ -147,11 +165,26 @@ def split_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     return [HopperWay(kernel, machine, fewest_parts(rows, machine.sm_count, most))]
 
 
-def shapes_for(head_dim: int, causal: bool, tensor: str | None, packed: bool) -> tuple[Shape, ...]:
-    """The shapes that have registers for all that a problem has."""
-    if tensor is not None:
-        return MASKED_SHAPES.get((head_dim, MASK_BYTES[tensor] > 2), ())
-    return (PACKED_SHAPES if packed else SHAPES)[head_dim, causal]
+def shapes_for(problem: Problem, head_dim: int) -> list[Shape]:
+    """The shapes that have registers for all that a problem has, the one to take first."""
+    mask = problem.mask
+    if mask is None:
+        return [*(PACKED_SHAPES if problem.lengths is not None else SHAPES)[head_dim, problem.causal]]
+    kind = head_dim, MASK_BYTES[mask.dtype] > 2
+    staged = STAGED_SHAPES.get(kind, ()) if is_staged(mask, problem.seq_k) else ()
+    most = sharers(mask, problem)
+    return [*(shape for shape in staged if shape.sharers <= most), *MASKED_SHAPES.get(kind, ())]
+
+
+def is_staged(mask: Mask, keys: int) -> bool:
+    """Whether tiles of a mask can be copied through shared memory: numbers, and each row has its own."""
+    return mask.dtype != "bool" and mask.row >= keys * MASK_BYTES[mask.dtype]
+
+
+def sharers(mask: Mask, problem: Problem) -> int:
+    """How many heads that follow each other share a mask: the same one of two batches, two of one batch, or 1."""
+    follow = problem.batch if mask.batch == 0 and mask.head != 0 else problem.heads
+    return 2 if follow % 2 == 0 and 0 in (mask.batch, mask.head) else 1
 
 
 def widths(head_dim: int) -> list[int]:
@@ -188,12 +221,16 @@ class HopperWay:
         """Those of one part."""
         if problem.lengths is not None or problem.pages is not None:
             return problem.heads * (total_rows(problem) // self.kernel.shape.rows + problem.batch)
-        heads = section(problem, self.machine)
-        return -(-problem.batch * problem.heads // heads) * heads * -(-problem.seq_q // self.kernel.shape.rows)
+        heads, sharing = self.section(problem), problem.batch * problem.heads // self.kernel.shape.sharers
+        return -(-sharing // heads) * heads * -(-problem.seq_q // self.kernel.shape.rows)
+
+    def section(self, problem: Problem) -> int:
+        """How many heads, or pairs of heads, are worked on at a time."""
+        return max(1, section(problem, self.machine) // self.kernel.shape.sharers)
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
         """One launch: no more blocks than SMs, which share out the tiles."""
-        shape, tiles, heads = self.kernel.shape, self.tiles(problem), section(problem, self.machine)
+        shape, tiles, heads = self.kernel.shape, self.tiles(problem), self.section(problem)
         row_tiles = -(-problem.seq_q // shape.rows)
         parameters = HopperParameters(
             out=problem.out.address,
@@ -231,8 +268,10 @@ class HopperWay:
             self.page(problem, parameters)
         joined = self.join(problem, scale, buffers, parameters)
         keys = shape.keys if problem.pages is None else parameters.piece
-        q, k, v = map_of(problem, "q", shape.rows), *(map_of(problem, name, keys) for name in "kv")
-        return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (q, k, v, parameters)), *joined]
+        tensors = [map_of(problem, "q", shape.rows), *(map_of(problem, name, keys) for name in "kv")]
+        if shape.masks:
+            tensors.append(map_of_mask(problem, self.kernel))
+        return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (*tensors, parameters)), *joined]
 
     def page(self, problem: Problem, parameters: HopperParameters) -> None:
         """What there is to say of pages. Queries that are not packed are sequences of one length."""
@@ -266,4 +305,16 @@ def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
         problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
     )
     made.tensor = name
+    return made
+
+
+def map_of_mask(problem: Problem, kernel: HopperKernel) -> TensorMap:
+    """The map of a mask that comes through shared memory: dimensions that it is broadcast over have one place."""
+    mask = problem.mask
+    assert mask is not None
+    sizes = (problem.seq_k, problem.seq_q, problem.heads if mask.head else 1, problem.batch if mask.batch else 1)
+    strides = (mask.row, mask.head or mask.row, mask.batch or mask.row)
+    box = (kernel.mask_columns, kernel.shape.rows, 1, 1)
+    made = driver().tensor_map(mask.dtype, mask.address, sizes, strides, box, swizzled=False)
+    made.tensor = "mask"
     return made

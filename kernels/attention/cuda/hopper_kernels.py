@@ -22,6 +22,7 @@ MASK_TYPES = {
 MASK_SHORT = {"bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 MASK_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 CHUNK_COLUMNS = 64
+MASK_PADDING = 8
 HEAD_DIMS = (32, 64, 96, 128, 160, 192, 256)
 """What a kernel's products are wide; shared memory holds whole chunks of 64 columns."""
 
@@ -34,20 +35,27 @@ class Shape:
     keys: int
     stages: int
     ping_pong: bool = False
+    masks: int = 0
+    """Tiles of a mask in flight through shared memory; 0: it goes straight to registers."""
+
+    sharers: int = 1
+    """Heads that a block works on at once, with one mask."""
 
     @property
     def rows(self) -> int:
-        return self.warpgroups * WARPGROUP_ROWS
+        return self.warpgroups // self.sharers * WARPGROUP_ROWS
 
     @property
     def name(self) -> str:
-        """E.g. `192x128s2p`: 192 rows, 128 keys, 2 stages; p for ping-pong."""
-        return f"{self.rows}x{self.keys}s{self.stages}{'p' if self.ping_pong else ''}"
+        """E.g. `192x128s2p`: 192 rows, 128 keys, 2 stages; p for ping-pong, m2 for two stages of a mask."""
+        masks = f"m{self.masks}" if self.masks else ""
+        masks += f"x{self.sharers}" if self.sharers > 1 else ""
+        return f"{self.rows}x{self.keys}s{self.stages}{'p' if self.ping_pong else ''}{masks}"
 
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory for a padded head dimension: Q once, K and V a stage."""
         columns = -(-head_dim // CHUNK_COLUMNS) * CHUNK_COLUMNS
-        return (self.rows + 2 * self.stages * self.keys) * columns * ELEMENT_BYTES
+        return self.sharers * (self.rows + 2 * self.stages * self.keys) * columns * ELEMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,13 @@ class HopperKernel:
 
     @property
     def shared_bytes(self) -> int:
-        return self.shape.shared_bytes(self.head_dim)
+        masks = self.shape.masks * self.shape.rows * self.mask_columns * MASK_BYTES[self.mask] if self.mask else 0
+        return self.shape.shared_bytes(self.head_dim) + masks
+
+    @property
+    def mask_columns(self) -> int:
+        """What a copy of a staged mask is wide: its rows lie apart by so many elements."""
+        return self.shape.keys + MASK_PADDING
 
     @property
     def source(self) -> str:
@@ -92,13 +106,16 @@ class HopperKernel:
         if self.packed or self.split:
             kinds = (self.packed, self.split, self.paged)
             tensor = f", NoTensor, {', '.join(str(flag).lower() for flag in kinds)}"
+        if s.masks:
+            tensor += f", false, false, false, {s.masks}, {s.sharers}"
         config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}{tensor}>"
-        maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in "qkv")
+        names = [*"qkv", *(["mask"] if s.masks else [])]
+        maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in names)
         parameters = f"{maps}, const __grid_constant__ HopperParams p"
         return (
             f'#include "hopper/fa90.cuh"\n'
             f'extern "C" __global__ void __launch_bounds__({self.threads}, 1)\n'
-            f"{self.name}({parameters}) {{\n  attention_fa90<{config}>(q, k, v, p);\n}}\n"
+            f"{self.name}({parameters}) {{\n  attention_fa90<{config}>(q, k, v, {names[-1]}, p);\n}}\n"
             f'static_assert(sizeof(HopperParams) == {ctypes.sizeof(HopperParameters)}, "parameters differ");\n'
             f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
         )
@@ -169,6 +186,15 @@ MASKED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
 }
 """The same with a mask that is a tensor, by whether its elements take more than 16 bits: keys in groups of 32. At 256
 columns there are no registers for one."""
+
+STAGED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
+    (64, False): (Shape(4, 64, 3, ping_pong=True, masks=2), Shape(2, 128, 2, ping_pong=True, masks=2)),
+    (64, True): (Shape(4, 64, 3, ping_pong=True, masks=2, sharers=2), Shape(2, 128, 2, ping_pong=True, masks=2)),
+    (128, False): (Shape(2, 112, 2, ping_pong=True, masks=2),),
+    (128, True): (Shape(2, 80, 2, masks=2),),
+}
+"""The same for masks of numbers whose rows differ: tiles of them are copied through shared memory. The first is the
+fastest where it has enough tiles."""
 
 PACKED_SHAPES = SHAPES | {
     (64, CAUSAL): (turns(2, 128, 3), Shape(2, 64, 4)),

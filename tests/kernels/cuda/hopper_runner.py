@@ -16,6 +16,8 @@ from kernels.attention.cuda.variants import SOURCE, Entry
 from tests.kernels.cuda.compiled import answered, compiled
 from tests.kernels.cuda.simt_ways import fill, span
 
+MAPS, MAP_BYTES = 4, 128
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -46,7 +48,7 @@ SHUFFLED = Schedule(late_copies=True, late_products=True, reverse=True, seed=5)
 
 @dataclass(frozen=True)
 class HopperProgram:
-    """Some kernels that are given three tensor maps and one structure."""
+    """Some kernels that are given three tensor maps, or with that of a mask four, and one structure."""
 
     path: Path
     entries: tuple[Entry, ...]
@@ -58,7 +60,7 @@ class HopperProgram:
         """
         spans = [span(tensor) for tensor in tensors]
         *maps, parameters = step.arguments
-        assert len(maps) == 3
+        assert len(maps) in (3, MAPS)
         assert all(isinstance(one, TensorMap) for one in maps)
         fields = [name for name, kind in type(parameters)._fields_ if kind is ctypes.c_void_p]  # type: ignore[misc]
         offsets = [getattr(type(parameters), name).offset for name in fields]
@@ -68,9 +70,17 @@ class HopperProgram:
         data = [struct.pack(f"{len(header)}i", *header)]
         data += [struct.pack("Qq", one.data_ptr(), one.numel()) for one in spans]
         data += [one.numpy().tobytes() for one in spans]
-        data += [ctypes.string_at(ctypes.addressof(one), 128) for one in maps]
+        data += [ctypes.string_at(ctypes.addressof(one), MAP_BYTES) for one in maps]
+        data.append(bytes(MAP_BYTES * (MAPS - len(maps))))
         data += [struct.pack(f"{len(offsets)}i", *offsets), bytes(parameters)]
         fill(spans, answered(self.path, b"".join(data), scratch))
+
+
+def calling(entry: Entry) -> str:
+    """C++ that calls an entry point with what it takes of four maps."""
+    staged = "TensorMap mask" in entry.source
+    maps = "TensorMap q, TensorMap k, TensorMap v, TensorMap mask"
+    return f"[]({maps}, Params p) {{ (void)mask; {entry.name}(q, k, v, {'mask, ' if staged else ''}p); }}"
 
 
 def compile_hopper(
@@ -85,8 +95,8 @@ def compile_hopper(
     """Compile with g++; `parameters` is what the kernels are given beside the maps, `source` where they lie."""
     text = "".join(entry.source for entry in entries)
     text += f"typedef {parameters} Params;\n"
-    text += "struct Entry { void (*kernel)(TensorMap, TensorMap, TensorMap, Params); int threads; };\n"
-    table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
+    text += "struct Entry { void (*kernel)(TensorMap, TensorMap, TensorMap, TensorMap, Params); int threads; };\n"
+    table = ", ".join(f"{{{calling(entry)}, {entry.threads}}}" for entry in entries)
     text += f"static const Entry entries[] = {{{table}}};\n"
     program = compiled(text, "hopper.cc", 900, folder, source=source, flags=["-pthread", *flags], races=races)
     return HopperProgram(program, tuple(entries))

@@ -66,7 +66,7 @@ class Map(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_uint64) for name in ("magic", "address", "dtype", "rank")),
         *((name, ctypes.c_uint64 * size) for name, size in (("sizes", 4), ("strides", 3), ("box", 4))),
-        ("pad", ctypes.c_uint64),
+        ("swizzle", ctypes.c_uint64),
     ]
 
 
@@ -147,7 +147,7 @@ def sizes_of(entry: Entry) -> list[int]:
     if isinstance(entry, GroupKernel):
         return [ctypes.sizeof(TensorMap)] * 3 + [ctypes.sizeof(SmallParameters)]
     if isinstance(entry, HopperKernel):
-        return [ctypes.sizeof(TensorMap)] * 3 + [ctypes.sizeof(HopperParameters)]
+        return [ctypes.sizeof(TensorMap)] * (4 if entry.shape.masks else 3) + [ctypes.sizeof(HopperParameters)]
     if isinstance(entry, HopperBackwardKernel):
         return [ctypes.sizeof(TensorMap)] * 4 + [ctypes.sizeof(BackwardParameters)]
     if isinstance(entry, PairKernel | PrepareKernel | ConvertKernel | SmallBackwardKernel):

@@ -14,7 +14,7 @@ import torch
 
 from kernels.attention.cuda import hopper
 from kernels.attention.cuda.hopper import HopperWay
-from kernels.attention.cuda.hopper_kernels import MASKED_SHAPES, HopperKernel, Shape
+from kernels.attention.cuda.hopper_kernels import MASKED_SHAPES, STAGED_SHAPES, HopperKernel, Shape
 from kernels.attention.cuda.planning import Layout, Machine, Mask, Problem
 from kernels.attention.cuda.posing import problem_of
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
@@ -32,7 +32,11 @@ HALF = HopperKernel("float16", 128, True, False, MASKED_SHAPES[128, False][0], "
 BRAIN = HopperKernel("bfloat16", 64, False, False, Shape(3, 64, 4, ping_pong=True), "bfloat16")
 FLOAT = HopperKernel("bfloat16", 128, False, False, MASKED_SHAPES[128, True][0], "float32")
 WINDOW = HopperKernel("bfloat16", 64, True, True, MASKED_SHAPES[64, False][0], "bool")
-KERNELS = (BOOL, HALF, BRAIN, FLOAT, WINDOW)
+STAGED = HopperKernel("bfloat16", 64, False, False, STAGED_SHAPES[64, True][1], "float32")
+SHARED = HopperKernel("bfloat16", 64, False, False, STAGED_SHAPES[64, True][0], "float32")
+STAGED_HALF = HopperKernel("float16", 64, True, False, STAGED_SHAPES[64, False][0], "float16")
+STAGED_WINDOW = HopperKernel("bfloat16", 128, True, True, STAGED_SHAPES[128, False][0], "bfloat16")
+KERNELS = (BOOL, HALF, BRAIN, FLOAT, WINDOW, STAGED, SHARED, STAGED_HALF, STAGED_WINDOW)
 DTYPES = {"bool": torch.bool, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -63,7 +67,8 @@ def case_of(kernel: HopperKernel, mask: torch.Tensor) -> Case:
 def test_a_mask_of_every_type_agrees_with_float64_however_copies_and_products_are_timed(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel, schedule: Schedule
 ) -> None:
-    tensors, case = draw(kernel, 1, 2, 1, 150, 264), case_of(kernel, mask_for(kernel, 1, 2, 150, 264))
+    batches = kernel.shape.sharers  # that share a head's mask
+    tensors, case = draw(kernel, batches, 2, 1, 150, 264), case_of(kernel, mask_for(kernel, 1, 2, 150, 264))
     assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, schedule, case)) is None
 
 
@@ -74,6 +79,64 @@ def test_a_mask_is_broadcast_over_batches_heads_and_rows(
 ) -> None:
     tensors, case = draw(kernel, 2, 3, 3, 65, 72), case_of(kernel, mask_for(kernel, *shape))
     assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, SHUFFLED, case)) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 65, 72), (1, 3, 65, 72), (65, 72), (2, 3, 65, 72)])
+@pytest.mark.parametrize("kernel", [STAGED, STAGED_HALF], ids=lambda kernel: kernel.name)
+def test_a_staged_mask_is_broadcast_over_batches_and_heads(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel, shape: tuple[int, ...]
+) -> None:
+    tensors, case = draw(kernel, 2, 3, 3, 65, 72), case_of(kernel, mask_for(kernel, *shape))
+    assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, SHUFFLED, case)) is None
+
+
+@pytest.mark.parametrize(("batch", "heads", "shape"), [(4, 3, (1, 3)), (1, 4, (1, 1)), (3, 2, (3, 1)), (2, 2, (1, 1))])
+def test_heads_and_batches_that_share_a_mask_are_computed_two_at_a_time(
+    program: HopperProgram, tmp_path: Path, batch: int, heads: int, shape: tuple[int, int]
+) -> None:
+    tensors, case = draw(SHARED, batch, heads, 1, 150, 136), case_of(SHARED, mask_for(SHARED, *shape, 150, 136))
+    assert complaint(SHARED, tensors, case, *attend(program, SHARED, tensors, tmp_path, SHUFFLED, case)) is None
+
+
+@pytest.mark.parametrize("kernel", [STAGED, STAGED_HALF], ids=lambda kernel: kernel.name)
+def test_a_staged_mask_may_be_a_part_of_a_larger_one(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel
+) -> None:
+    part = mask_for(kernel, 1, 2, 80, 160)[:, :, 5:75, 8:144]
+    tensors, case = draw(kernel, 1, 2, 2, 70, 136), case_of(kernel, part)
+    assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, SHUFFLED, case)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "shapes"),
+    [
+        ({}, ["128x64s3pm2x2", "128x128s2pm2", "128x96s3p"]),
+        ({"head": 64 * 256}, ["128x64s3pm2x2", "128x128s2pm2", "128x96s3p"]),
+        ({"head": 64 * 256, "batch": 16 * 64 * 256}, ["128x128s2pm2", "128x96s3p"]),
+        ({"row": 0}, ["128x96s3p"]),
+        ({"row": 128}, ["128x96s3p"]),
+        ({"dtype": "bool", "row": 64, "key": 1}, ["128x128s3p"]),
+        ({"dtype": "bfloat16", "row": 128, "key": 2}, ["128x128s2pm2", "256x64s3pm2", "128x128s3p"]),
+    ],
+)
+def test_numbers_come_through_shared_memory_where_each_row_has_its_own_and_for_two_heads_where_they_share_them(
+    changes: dict[str, object], shapes: list[str]
+) -> None:
+    machine, lies = Machine(HOPPER, 132, 50 << 20, hopper=True), Layout(16 * 64 * 64, 64 * 64, 64, 4096)
+    mask = replace(Mask("float32", 4096, 0, 0, 256, 4), **changes)  # type: ignore[arg-type]
+    posed = Problem("bfloat16", 2, 16, 16, 64, 64, 64, False, 0, lies, lies, lies, lies, mask=mask)
+    machine = replace(machine, sm_count=4)
+    assert [way.kernel.shape.name for way in hopper.ways(posed, machine)] == shapes
+    odd = replace(posed, batch=1, heads=15, kv_heads=15)
+    assert all(way.kernel.shape.sharers == 1 for way in hopper.ways(odd, machine))
+
+
+@pytest.mark.parametrize(("heads", "first"), [(2, "128x128s2pm2"), (16, "128x128s2pm2"), (32, "256x64s3pm2")])
+def test_large_tiles_are_taken_where_there_are_enough_of_them(heads: int, first: str) -> None:
+    machine, lies = Machine(HOPPER, 132, 50 << 20, hopper=True), Layout(heads * 1024 * 64, 1024 * 64, 64, 4096)
+    mask = Mask("bfloat16", 4096, 0, 0, 2048, 2)
+    posed = Problem("bfloat16", 1, heads, heads, 1024, 1024, 64, False, 0, lies, lies, lies, lies, mask=mask)
+    assert hopper.ways(posed, machine)[0].kernel.shape.name == first
 
 
 @pytest.mark.parametrize(
@@ -100,7 +163,7 @@ def test_a_mask_of_32_bits_is_sent_for_ahead_over_many_tiles_and_never_outside_o
         assert complaint(FLOAT, tensors, case, *attend(program, FLOAT, tensors, tmp_path, SHUFFLED, case)) is None
 
 
-@pytest.mark.parametrize("kernel", [BOOL, BRAIN, FLOAT], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [BOOL, BRAIN, FLOAT, STAGED], ids=lambda kernel: kernel.name)
 def test_a_row_of_which_the_mask_hides_every_key_is_zero(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel
 ) -> None:
@@ -112,7 +175,7 @@ def test_a_row_of_which_the_mask_hides_every_key_is_zero(
     assert bool((out[:, :, 3] == 0).all())
 
 
-@pytest.mark.parametrize("kernel", [BRAIN, FLOAT], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [BRAIN, FLOAT, STAGED], ids=lambda kernel: kernel.name)
 def test_the_most_negative_number_hides_a_key_beside_others_and_no_key_where_all_have_it(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel
 ) -> None:

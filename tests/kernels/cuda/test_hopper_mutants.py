@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.attention.cuda.backward_kernels import HopperBackwardKernel
 from kernels.attention.cuda.hopper_kernels import HopperKernel, Shape
@@ -35,6 +36,8 @@ pytestmark = pytest.mark.skipif(
 KERNEL = HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 2, ping_pong=True))
 FEW_KEYS = GroupKernel("float16", 128, False, GroupShape(1, 4, 64, 4))
 """Its warpgroups leave their results where K and V were."""
+STAGED = HopperKernel("bfloat16", 64, False, False, Shape(4, 64, 2, masks=2, sharers=2), "float32")
+"""Its mask comes through shared memory, for two heads at once."""
 FILES = {
     HopperKernel: (
         ("problem.cuh", "wgmma.cuh"),
@@ -145,7 +148,7 @@ MUTANTS = (
     Mutant(
         "too_few_bytes_expected",
         ("deadlock", *READ_EARLY, *OVERWRITTEN),
-        (("barrier_arrive_expecting(full, C::KV_BYTES)", "barrier_arrive_expecting(full, C::KV_BYTES / 2)"),),
+        (("expecting(full, C::KV_STAGE_BYTES)", "expecting(full, C::KV_STAGE_BYTES / 2)"),),
     ),
     Mutant(
         "barriers_used_before_they_are_made",
@@ -163,6 +166,26 @@ MUTANTS = (
         WRONG,
         (("const u32 rows = 16 * C::CHUNK_ROW_BYTES / UNITS", "const u32 rows = 8 * C::CHUNK_ROW_BYTES / UNITS"),),
     ),
+)
+
+READ_MASK = "      barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());\n      given.add_to(score, scale);\n"
+MASK_CONTROL = Mutant("mask_as_it_is", (), (), STAGED)
+MASK_MUTANTS = (
+    Mutant("mask_read_before_it_is_there", ("one arrival too many", *WRONG), (lines(READ_MASK, 1),), STAGED),
+    Mutant(
+        "no_wait_for_an_empty_mask",
+        ("one arrival too many", *WRONG),
+        (without("      barrier_wait(barriers.mask_empty(place.stage()), place.parity());\n"),),
+        STAGED,
+    ),
+    Mutant(
+        "mask_never_released",
+        ("deadlock",),
+        (without("    release(barriers.mask_empty(given.place.stage()));\n"),),
+        STAGED,
+    ),
+    Mutant("a_sharer_of_another_mask", WRONG, (("    tile.batch += sharer;", "    tile.head ^= sharer;"),), STAGED),
+    Mutant("keys_of_the_other_sharer", WRONG, (("matrix(k_tiles + own_tile, 16)", "matrix(k_tiles, 16)"),), STAGED),
 )
 
 SMALL_CONTROL = Mutant("few_keys_as_it_is", (), (), FEW_KEYS)
@@ -202,7 +225,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def program(folder: Path) -> HopperProgram:
-    return compile_hopper((CONTROL, *MUTANTS), "HopperParams", folder)
+    return compile_hopper((CONTROL, MASK_CONTROL, *MUTANTS, *MASK_MUTANTS), "HopperParams", folder)
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +237,9 @@ def complaints(program: HopperProgram, mutant: Mutant, scratch: Path) -> Iterato
     """What is wrong with a mutant's answers, under one schedule after the other that finds something."""
     if mutant.kernel is FEW_KEYS:
         problems = [(Case(), (1, 2, 1, 70, 250))]
+    elif mutant.kernel is STAGED:  # what two batches share
+        mask = torch.randn(1, 2, 140, 264, generator=torch.Generator().manual_seed(1))
+        problems = [(Case(blocks=2, mask=mask), (2, 2, 1, 140, 264))]
     else:  # many tiles a block; and tiles whose rows see nothing
         problems = [
             (Case(blocks=2), (1, 3, 1, 260, 260)),
@@ -234,13 +260,17 @@ def test_the_kernel_as_it_is_has_nothing_to_complain_of(program: HopperProgram, 
     assert list(complaints(program, CONTROL, tmp_path)) == []
 
 
+def test_a_staged_mask_as_it_is_has_nothing_to_complain_of(program: HopperProgram, tmp_path: Path) -> None:
+    assert list(complaints(program, MASK_CONTROL, tmp_path)) == []
+
+
 def test_the_kernel_for_few_keys_as_it_is_has_nothing_to_complain_of(
     small_program: HopperProgram, tmp_path: Path
 ) -> None:
     assert list(complaints(small_program, SMALL_CONTROL, tmp_path)) == []
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *MASK_MUTANTS], ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found_and_shows_as_what_it_is(program: HopperProgram, tmp_path: Path, mutant: Mutant) -> None:
     assert_found(program, mutant, tmp_path)
 

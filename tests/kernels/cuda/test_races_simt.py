@@ -120,12 +120,17 @@ FORWARD = (
     HopperKernel("float16", 128, True, False, Shape(3, 64, 2)),
     HopperKernel("float16", 64, True, True, Shape(2, 64, 2)),
     HopperKernel("bfloat16", 64, False, False, Shape(2, 64, 2, ping_pong=True), "bool"),
+    HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 2, masks=2), "bfloat16"),
+    HopperKernel("bfloat16", 64, False, False, Shape(4, 64, 2, masks=2, sharers=2), "float32"),
 )
+READ_MASK = "      given.add_to(score, scale);\n      pass_mask();\n"
+PASSED_MASK = "      const auto read = given;\n      pass_mask();\n      read.add_to(score, scale);\n"
 FORWARD_MISTAKES = tuple(
-    Mutant(name, (found,), (edit,), FORWARD[1])
-    for name, found, edit in (
-        ("v_given_back_while_it_is_read", RACE, lines(OUTPUT_END, 2, 0, 1, 3)),
-        ("a_slot_that_every_lane_reads", RACE, ("uniform(lane == 0 ? *tile_slot : 0)", "*tile_slot")),
+    Mutant(name, (found,), (edit,), kernel)
+    for name, found, edit, kernel in (
+        ("v_given_back_while_it_is_read", RACE, lines(OUTPUT_END, 2, 0, 1, 3), FORWARD[1]),
+        ("a_slot_that_every_lane_reads", RACE, ("uniform(lane == 0 ? *tile_slot : 0)", "*tile_slot"), FORWARD[1]),
+        ("a_mask_given_back_before_it_is_read", RACE, (READ_MASK, PASSED_MASK), FORWARD[-1]),
     )
 )
 
@@ -135,10 +140,13 @@ def forward(folder: Path) -> HopperProgram:
     return compile_hopper((*map(as_it_is, FORWARD), *FORWARD_MISTAKES), "HopperParams", folder, races=True)
 
 
+def mask_for(kernel: HopperKernel, rows: int, keys: int) -> torch.Tensor | None:
+    return torch.ones(1, 1, rows, keys).tril(100).to(getattr(torch, kernel.mask)) if kernel.mask else None
+
+
 @pytest.mark.parametrize("kernel", FORWARD, ids=lambda kernel: kernel.name)
 def test_the_forward_pass_has_no_race(forward: HopperProgram, tmp_path: Path, kernel: HopperKernel) -> None:
-    mask = torch.ones(1, 1, 300, 296, dtype=torch.bool).tril(100) if kernel.mask else None
-    case = Case(blocks=2, window=(70, 5) if kernel.left else None, mask=mask)
+    case = Case(blocks=2, window=(70, 5) if kernel.left else None, mask=mask_for(kernel, 300, 296))
     attend(forward, kernel, draw(kernel, 1, 2, 1, 300, 296), tmp_path, SHUFFLED, case, entry=as_it_is(kernel))
 
 
@@ -146,16 +154,12 @@ def test_the_forward_pass_has_no_race(forward: HopperProgram, tmp_path: Path, ke
 def test_a_mistake_in_the_order_of_the_forward_pass_is_found(
     forward: HopperProgram, tmp_path: Path, mistake: Mutant
 ) -> None:
+    kernel = mistake.kernel
+    assert isinstance(kernel, HopperKernel)
+    heads = 3 if kernel.mask is None else 2  # which come in pairs where they share a mask
+    tensors, case = draw(kernel, 1, heads, 1, 260, 264), Case(blocks=2, mask=mask_for(kernel, 260, 264))
     with pytest.raises(Failed, match=mistake.found[0]):
-        attend(
-            forward,
-            FORWARD[1],
-            draw(FORWARD[1], 1, 3, 1, 260, 260),
-            tmp_path,
-            Schedule(),
-            Case(blocks=2),
-            entry=mistake,
-        )
+        attend(forward, kernel, tensors, tmp_path, Schedule(), case, entry=mistake)
 
 
 # ---- few keys

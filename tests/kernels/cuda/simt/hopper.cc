@@ -46,11 +46,12 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "hopper: an argument lies in no buffer\n");
     std::exit(5);
   };
-  TensorMap maps[3];
+  TensorMap maps[4];  // the last of a mask, if the kernel is given one
   for (TensorMap& map : maps) {
     simt::Map inner;
     take(&inner, sizeof inner);
-    i64 extent = (i64)inner.sizes[0] * 2;
+    if (!inner.magic) continue;
+    i64 extent = (i64)inner.sizes[0] * simt::element_bytes(inner);
     for (int i = 1; i < 4; i++) extent += ((i64)inner.sizes[i] - 1) * (i64)inner.strides[i - 1];
     inner.address = moved(inner.address, extent);
     std::memcpy(&map, &inner, sizeof map);
@@ -69,7 +70,7 @@ int main(int argc, char** argv) {
   simt::last_warp_first = header.reverse, simt::seed = (unsigned)header.seed, simt::greedy_blocks = header.greedy;
   const Entry& entry = entries[header.entry];
   const simt::Index grid = {(unsigned)header.x, (unsigned)header.y, (unsigned)header.z};
-  simt::launch_parting(grid, entry.threads, header.shared, [&] { entry.kernel(maps[0], maps[1], maps[2], params); });
+  simt::launch_parting(grid, entry.threads, header.shared, [&] { entry.kernel(maps[0], maps[1], maps[2], maps[3], params); });
   for (size_t i = 0; i < memory.size(); i++)
     for (size_t byte = 0; byte < GUARD; byte++)
       if (memory[i][byte] != (char)0xff || memory[i][GUARD + buffers[i].size + byte] != (char)0xff) {

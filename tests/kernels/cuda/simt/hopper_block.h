@@ -35,9 +35,14 @@ struct NamedBarrier {
 };
 
 struct Map {  // how the tests' own libcuda writes a tensor map
-  u64 magic, address, dtype, rank, sizes[4], strides[3], box[4], pad;
+  u64 magic, address, dtype, rank, sizes[4], strides[3], box[4], swizzle;
 };
 constexpr u64 MAP_MAGIC = 0x70616d726f736e65ull;
+constexpr u64 MAP_FLOAT32 = 7;  // as the driver numbers types and ways of swizzling
+constexpr u64 MAP_NO_SWIZZLE = 0;
+
+inline u32 element_bytes(const Map& map) { return map.dtype == MAP_FLOAT32 ? 4 : 2; }
+inline u32 row_bytes(const Map& map) { return (u32)map.box[0] * element_bytes(map); }
 
 struct Box {  // a copy under way: of a map's box, or of bytes that follow each other
   u32 to, barrier, bytes;

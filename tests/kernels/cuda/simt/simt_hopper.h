@@ -55,17 +55,18 @@ inline void carry_out(const Box& box) {
   }
   for (i64 batch = box.at[3]; batch < box.at[3] + (i64)m.box[3]; batch++)
     for (i64 head = box.at[2]; head < box.at[2] + (i64)m.box[2]; head++)
-      for (i64 row = box.at[1]; row < box.at[1] + (i64)m.box[1]; row++, to += 128)
-        for (int i = 0; i < 64; i++) {
+      for (i64 row = box.at[1]; row < box.at[1] + (i64)m.box[1]; row++, to += row_bytes(m))
+        for (i64 i = 0; i < (i64)m.box[0]; i++) {
           const i64 column = box.at[0] + i;
           const auto inside = [&](i64 x, int dimension) { return x >= 0 && x < (i64)m.sizes[dimension]; };
-          u16 element = 0;
+          u32 element = 0;
+          const u32 size = element_bytes(m), place = to + (u32)i * size;
           if (inside(column, 0) && inside(row, 1) && inside(head, 2) && inside(batch, 3))
             std::memcpy(&element,
-                        (const char*)m.address + column * 2 + row * (i64)m.strides[0] + head * (i64)m.strides[1] +
+                        (const char*)m.address + column * size + row * (i64)m.strides[0] + head * (i64)m.strides[1] +
                             batch * (i64)m.strides[2],
-                        2);
-          std::memcpy(shared_bytes(swizzled(to + 2 * i), 2), &element, 2);
+                        size);
+          std::memcpy(shared_bytes(m.swizzle == MAP_NO_SWIZZLE ? place : swizzled(place), size), &element, size);
         }
   Barrier& b = barrier_at(box.barrier);
   races::copy_landed(box.barrier, box.number);
@@ -148,9 +149,10 @@ DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, int column, int 
   simt::Box box = {to, barrier, 0, {}, {column, row, head, batch}};
   std::memcpy(&box.map, &map, sizeof box.map);
   if (box.map.magic != simt::MAP_MAGIC) simt::fail("a copy by something that is no tensor map");
-  if (box.map.box[0] != 64) simt::fail("a box whose rows are not as wide as their swizzle");
+  const bool in_a_row = box.map.swizzle == simt::MAP_NO_SWIZZLE;
+  if (!in_a_row && simt::row_bytes(box.map) != 128) simt::fail("a box whose rows are not as wide as their swizzle");
   if (to % 128) simt::fail("a box to an address that is no multiple of 128");
-  box.bytes = simt::rows_of(box.map) * 128;
+  box.bytes = simt::rows_of(box.map) * simt::row_bytes(box.map);
   simt::start(box);
 }
 

@@ -21,7 +21,8 @@ struct Consumer {
   float score[C::SCORE_REGISTERS];
   u32 weight[C::SCORE_REGISTERS / 2];  // exponentials, packed
   float top[2], sum[2], correction[2];
-  MaskTile<typename C::Mask, C::KEYS> given;  // the mask of the tile whose scores come next
+  // The mask of the tile whose scores come next.
+  typename Either<C::STAGED, StagedMask<C>, MaskTile<typename C::Mask, C::KEYS>>::Type given;
 
   static constexpr int TILES_AHEAD = 2;
   static constexpr int UNITS = 16;  // wgmma counts shared memory in 16 bytes
@@ -34,7 +35,7 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < C::D / 16; step++) {
       const u32 chunk = step / 4, within = step % 4 * 32 / UNITS;
-      const u64 k = descriptor(k_matrix + stage * (C::KV_BYTES / UNITS) + chunk * (C::KV_CHUNK_BYTES / UNITS) + within);
+      const u64 k = descriptor(k_matrix + stage * (C::KV_STAGE_BYTES / UNITS) + chunk * (C::KV_CHUNK_BYTES / UNITS) + within);
       wgmma_shared<T, C::KEYS>(score, descriptor(q_matrix + chunk * (C::Q_CHUNK_BYTES / UNITS) + within), k, step > 0);
     }
     warpgroup_commit();
@@ -45,16 +46,18 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < C::KEYS / 16; step++) {
       const u32 rows = 16 * C::CHUNK_ROW_BYTES / UNITS;
-      wgmma_registers<T, C::D>(out, weight + 4 * step, descriptor(v_matrix + stage * (C::KV_BYTES / UNITS) + step * rows), 1);
+      wgmma_registers<T, C::D>(out, weight + 4 * step, descriptor(v_matrix + stage * (C::KV_STAGE_BYTES / UNITS) + step * rows), 1);
     }
     warpgroup_commit();
   }
 
   // ---- softmax
 
-  // The first of this thread's rows, of all of Q.
+  // Which this is of the warpgroups at work on its head; the first of its rows, and of this thread's, of all of Q.
+  __device__ __forceinline__ int place_in_head() const { return C::SHARERS == 1 ? warpgroup : warpgroup % C::WARPGROUPS_OF_HEAD; }
+  __device__ __forceinline__ int rows_begin(const Tile& tile) const { return tile.row0 + place_in_head() * C::WARPGROUP_ROWS; }
   __device__ __forceinline__ int first_row(const Tile& tile) const {
-    return tile.row0 + warpgroup * C::WARPGROUP_ROWS + warp * 16 + (lane >> 2);
+    return rows_begin(tile) + warp * 16 + (lane >> 2);
   }
 
   __device__ __forceinline__ void mask(const Tile& tile, int n) {
@@ -82,7 +85,7 @@ struct Consumer {
 
   // Asks for the mask of tile n, which is there by the time the scores are. Rows that Q does not have read the last one's.
   __device__ __forceinline__ void fetch_mask(const Tile& tile, int n) {
-    if constexpr (C::HAS_TENSOR) {
+    if constexpr (C::HAS_TENSOR && !C::STAGED) {
       const char* head = p.mask + tile.batch * p.mask_batch + tile.head * p.mask_head;
       const int row = first_row(tile), last = p.seq_q - 1;
       const char* const rows[2] = {head + min(row, last) * p.mask_row, head + min(row + 8, last) * p.mask_row};
@@ -95,7 +98,20 @@ struct Consumer {
   // From here on a kernel with a mask has scaled scores, in units of the natural exponent: a mask's largest negative numbers
   // stay numbers, so where all keys of a row have one and the same, they all weigh the same.
   __device__ __forceinline__ void add_mask() {
-    if constexpr (C::HAS_TENSOR) given.add_to(score, p.scale_log2 * LN_2, lane);
+    const float scale = p.scale_log2 * LN_2;
+    if constexpr (C::STAGED) {
+      barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());
+      given.add_to(score, scale);
+      pass_mask();
+    } else if constexpr (C::HAS_TENSOR) {
+      given.add_to(score, scale, lane);
+    }
+  }
+  // This warp has read its rows of a tile of the mask, or has no use for them.
+  __device__ __forceinline__ void pass_mask() {
+    sync_warp();
+    release(barriers.mask_empty(given.place.stage()));
+    given.place.count++;
   }
   __device__ __forceinline__ float scale_of_row(float most) const {
     if constexpr (!C::HAS_TENSOR) return scale_for(most, p.scale_log2);
@@ -202,9 +218,9 @@ struct Consumer {
 
   // Past tiles of keys that none of this warpgroup's rows sees. Turns are taken and passed all the same. Elsewhere a product
   // gathers a warp's lanes between a wait and a release; here one that fell behind could still be waiting two phases later.
-  __device__ __forceinline__ int skip_unseen(const Tile& tile, int n, Place<C>& place) const {
-    if (!C::BOUNDED_RIGHT || C::WARPGROUPS * C::WARPGROUP_ROWS <= C::KEYS) return n;
-    const int end = tile.row0 + (warpgroup + 1) * C::WARPGROUP_ROWS + p.last_offset + shift_of<C>(tile);
+  __device__ __forceinline__ int skip_unseen(const Tile& tile, int n, Place<C>& place) {
+    if (!C::BOUNDED_RIGHT || C::ROWS <= C::KEYS) return n;
+    const int end = tile.row0 + (place_in_head() + 1) * C::WARPGROUP_ROWS + p.last_offset + shift_of<C>(tile);
     for (; n > tile.first && n * C::KEYS >= end; n--, place = place.next()) {
       barrier_wait(barriers.k_full(place.stage), place.parity);
       sync_warp();
@@ -212,6 +228,10 @@ struct Consumer {
       barrier_wait(barriers.v_full(place.stage), place.parity);
       sync_warp();
       release(barriers.v_empty(place.stage));
+      if constexpr (C::STAGED) {
+        barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());
+        pass_mask();
+      }
       await_turn();
       pass_turn();
     }
@@ -220,15 +240,14 @@ struct Consumer {
 
   __device__ __forceinline__ void attend(const Tile& tile, Place<C>& place) {
     // Tiles n with first_free <= n < end_free need no mask for any row of this warpgroup.
-    const int rows_begin = tile.row0 + warpgroup * C::WARPGROUP_ROWS;
     const int seq_k = keys_of<C>(p, tile);
     int end_free = seq_k / C::KEYS, first_free = tile.first;
     if (C::BOUNDED_RIGHT) {
-      const int seen = rows_begin + p.last_offset + shift_of<C>(tile) + 1;
+      const int seen = rows_begin(tile) + p.last_offset + shift_of<C>(tile) + 1;
       end_free = min(end_free, seen <= 0 ? 0 : seen / C::KEYS);
     }
     if (C::BOUNDED_LEFT) {
-      const int unseen = rows_begin + C::WARPGROUP_ROWS - 1 + p.first_offset + shift_of<C>(tile);
+      const int unseen = rows_begin(tile) + C::WARPGROUP_ROWS - 1 + p.first_offset + shift_of<C>(tile);
       if (unseen > 0) first_free = (unseen + C::KEYS - 1) / C::KEYS;
     }
     int n = skip_unseen(tile, tile.last - 1, place);
@@ -333,10 +352,12 @@ struct Consumer {
       const int index = uniform(lane == 0 ? *tile_slot : 0);
       if (index == NO_MORE_TILES) break;
       Tile tile;
+      if constexpr (C::STAGED && C::BOUNDED_RIGHT) tile = {};  // or what the tile before had stays in a register
       if constexpr (C::PACKED)
         tile = packed_tile<C>(p, index, uniform(lane == 0 ? tile_slot[1] : 0), uniform(lane == 0 ? tile_slot[2] : 0));
       else
         tile_of<C>(p, index, tile);
+      if constexpr (C::SHARERS > 1) go_to_sharer<C>(p, tile, warpgroup / C::WARPGROUPS_OF_HEAD);
 #pragma unroll
       for (int i = 0; i < C::OUT_REGISTERS; i++) out[i] = 0.0f;
 #pragma unroll

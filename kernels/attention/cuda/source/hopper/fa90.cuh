@@ -10,11 +10,12 @@
 
 // Grid: at most p.tiles and at most one block an SM. Shared memory: Q_BYTES + 2 * STAGES * KV_BYTES, at a multiple of 1024.
 template <class C>
-DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorMap& v, const HopperParams& p) {
+DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& mask, const HopperParams& p) {
   SHARED_MEMORY(memory);
   __shared__ __align__(8) u64 barrier_words[C::BARRIERS];
   __shared__ int tile_slot[C::SLOT_WORDS];
-  const u32 q_tile = shared_address(memory), k_tiles = q_tile + C::Q_BYTES, v_tiles = k_tiles + C::STAGES * C::KV_BYTES;
+  const u32 q_tile = shared_address(memory), k_tiles = q_tile + C::Q_BYTES, v_tiles = k_tiles + C::STAGES * C::KV_STAGE_BYTES,
+            mask_tiles = v_tiles + C::STAGES * C::KV_STAGE_BYTES;
   const Barriers<C> barriers = {shared_address(barrier_words)};
   const int thread = (int)threadIdx.x, warpgroup = uniform(thread / C::WARPGROUP_THREADS);
   if (warpgroup == 0) {
@@ -24,6 +25,7 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
         prefetch_map(k);
         prefetch_map(q);
         prefetch_map(v);
+        if (C::STAGED) prefetch_map(mask);
         barriers.init();
       }
       sync_warp();
@@ -31,7 +33,7 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
     }
     fewer_registers<C::PRODUCER_REGISTERS>();
     if (thread == 0) {
-      const Producer<C> producer = {p, q, k, v, barriers, q_tile, k_tiles, v_tiles, tile_slot};
+      const Producer<C> producer = {p, q, k, v, mask, barriers, q_tile, k_tiles, v_tiles, mask_tiles, tile_slot};
       producer.run();
     }
   } else {
@@ -39,11 +41,14 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
     more_registers<C::CONSUMER_REGISTERS>();
     const int within = thread % C::WARPGROUP_THREADS, consumer_index = warpgroup - 1;
     const u32 rows = q_tile + consumer_index * C::WARPGROUP_ROWS * C::CHUNK_ROW_BYTES;
+    const int own_tile = C::SHARERS == 1 ? 0 : consumer_index / C::WARPGROUPS_OF_HEAD * C::KV_BYTES;
     Consumer<C> consumer = {p, barriers, consumer_index, within >> 5, within & 31};
     consumer.q_matrix = matrix(rows, 16);
-    consumer.k_matrix = matrix(k_tiles, 16);
-    consumer.v_matrix = matrix(v_tiles, C::KV_CHUNK_BYTES);
+    consumer.k_matrix = matrix(k_tiles + own_tile, 16);
+    consumer.v_matrix = matrix(v_tiles + own_tile, C::KV_CHUNK_BYTES);
     consumer.v_tiles = v_tiles;
+    if constexpr (C::STAGED) 
+      consumer.given.begin(mask_tiles, consumer_index % C::WARPGROUPS_OF_HEAD * C::WARPGROUP_ROWS + (within >> 5) * 16, within & 31);
     consumer.run(tile_slot);
   }
 }

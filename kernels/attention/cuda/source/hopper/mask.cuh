@@ -105,3 +105,57 @@ struct MaskTile {
 };
 template <int KEYS>
 struct MaskTile<NoTensor, KEYS> {};
+
+// The same through shared memory: a tile's place, and where in a tile this lane reads.
+template <class C>
+struct StagedMask {
+  typedef typename C::Mask M;
+  MaskPlace<C> place;
+  u32 from;  // in stage 0
+
+  // `row`: the first of the warp's rows in a tile.
+  __device__ __forceinline__ void begin(u32 tiles, int row, int lane) {
+    place.count = 0;
+    // 16-bit elements come as four 8x8 matrices, of which eight lanes each give the rows: two below each other, two beside them.
+    const int own = M::BYTES == 2 ? lane & 15 : lane >> 2, column = M::BYTES == 2 ? lane / 16 * 8 : 2 * (lane & 3);
+    from = tiles + (row + own) * C::MASK_ROW_BYTES + column * M::BYTES;
+  }
+
+  // Scores of the lane become scale score + mask, in units of the natural exponent.
+  __device__ __forceinline__ void add_to(float (&score)[C::SCORE_REGISTERS], float scale) const {
+    const u32 tile = from + place.stage() * C::MASK_TILE_BYTES;
+    if constexpr (M::BYTES == 2) {
+#pragma unroll
+      for (int i = 0; i < C::KEYS / 16; i++) {
+        u32 pairs[4];
+        load_matrices(pairs, tile + 32 * i);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            float& s = score[8 * i + 2 * j + e];
+            s = fused(s, scale, unpack<typename M::T>((u16)(pairs[j] >> 16 * e)));
+          }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < C::KEYS / 8; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const Pair pair = load_shared_pair(tile + r * 8 * C::MASK_ROW_BYTES + 32 * i);
+          float &a = score[4 * i + 2 * r], &b = score[4 * i + 2 * r + 1];
+          a = fused(a, scale, pair.x);
+          b = fused(b, scale, pair.y);
+        }
+    }
+  }
+};
+
+template <bool FIRST, class A, class B>
+struct Either {
+  typedef A Type;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+  typedef B Type;
+};

@@ -7,9 +7,9 @@ constexpr int NO_MORE_TILES = -1;
 template <class C>
 struct Producer {
   const HopperParams& p;
-  const TensorMap &q, &k, &v;
+  const TensorMap &q, &k, &v, &mask;  // the last of a mask that is staged
   Barriers<C> barriers;
-  u32 q_tile, k_tiles, v_tiles;  // shared memory
+  u32 q_tile, k_tiles, v_tiles, mask_tiles;  // shared memory
   volatile int* tile_slot;       // the tile that the consumers find with Q
 
   __device__ __forceinline__ void copy_kv(u32 to, const TensorMap& map, u32 full, int row, int kv_head, int batch) const {
@@ -33,11 +33,28 @@ struct Producer {
   }
 
   __device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, u32 full, const Tile& tile, int n, int kv_head) const {
-    barrier_arrive_expecting(full, C::KV_BYTES);
+    barrier_arrive_expecting(full, C::KV_STAGE_BYTES);
     if constexpr (C::PAGED)
       copy_pages(to, map, full, tile, n, kv_head);
     else
       copy_kv(to, map, full, k_row(tile, n), kv_head, tensor(tile));
+    if constexpr (C::SHARERS > 1) {
+      Tile other = tile;
+      go_to_sharer<C>(p, other, 1);
+      copy_kv(to + C::KV_BYTES, map, full, k_row(tile, n), divide(other.head, p.group), tensor(other));
+    }
+  }
+
+  // A tile of the mask. Heads or batches that share one have no stride in it.
+  __device__ __forceinline__ void copy_mask(const Tile& tile, int n, MaskPlace<C>& place) const {
+    if constexpr (C::STAGED) {
+      barrier_wait(barriers.mask_empty(place.stage()), place.parity());
+      const u32 full = barriers.mask_full(place.stage());
+      barrier_arrive_expecting(full, C::MASK_TILE_BYTES);
+      copy_box(mask_tiles + place.stage() * C::MASK_TILE_BYTES, mask, full, n * C::KEYS, tile.row0, p.mask_head ? tile.head : 0,
+               p.mask_batch ? tile.batch : 0);
+      place.count++;
+    }
   }
 
   __device__ __forceinline__ void copy_q(int index, const Tile& tile) const {
@@ -46,7 +63,13 @@ struct Producer {
     barrier_arrive_expecting(barriers.q_full(), C::Q_BYTES);
 #pragma unroll
     for (int chunk = 0; chunk < C::CHUNKS; chunk++)
-      copy_box(q_tile + chunk * C::Q_CHUNK_BYTES, q, barriers.q_full(), chunk * C::CHUNK_COLUMNS, q_row(tile), tile.head, tensor(tile));
+#pragma unroll
+      for (int sharer = 0; sharer < C::SHARERS; sharer++) {
+        Tile own = tile;
+        if (sharer) go_to_sharer<C>(p, own, sharer);
+        copy_box(q_tile + chunk * C::Q_CHUNK_BYTES + sharer * C::ROWS * C::CHUNK_ROW_BYTES, q, barriers.q_full(),
+                 chunk * C::CHUNK_COLUMNS, q_row(own), own.head, tensor(own));
+      }
   }
 
   // Where a tile lies in its tensors: packed sequences are one batch.
@@ -72,6 +95,7 @@ struct Producer {
 
   __device__ __forceinline__ void run() const {
     Place<C> place = {0, 1};  // an empty ring: the phase before the first counts as ended
+    MaskPlace<C> mask_place = {C::MASK_STAGES};  // likewise
     u32 q_parity = 1;
     Sequences<C> sequences = {0, 0, 0};
     if constexpr (C::PACKED) sequences.open(p);
@@ -86,14 +110,15 @@ struct Producer {
       bool q_is_due = true;
       for (int n = tile.last - 1; n >= tile.first; n--, place = place.next()) {
         barrier_wait(barriers.k_empty(place.stage), place.parity);
-        copy_tile(k_tiles + place.stage * C::KV_BYTES, k, barriers.k_full(place.stage), tile, n, kv_head);
+        copy_tile(k_tiles + place.stage * C::KV_STAGE_BYTES, k, barriers.k_full(place.stage), tile, n, kv_head);
         if (q_is_due) {  // after the first K, which need not wait for the last tile's rows to be read
           barrier_wait(barriers.q_empty(), q_parity);
           copy_q(index, tile);
           q_is_due = false;
         }
+        copy_mask(tile, n, mask_place);
         barrier_wait(barriers.v_empty(place.stage), place.parity);
-        copy_tile(v_tiles + place.stage * C::KV_BYTES, v, barriers.v_full(place.stage), tile, n, kv_head);
+        copy_tile(v_tiles + place.stage * C::KV_STAGE_BYTES, v, barriers.v_full(place.stage), tile, n, kv_head);
       }
       if (q_is_due) {  // rows that see no key: the consumers write zeros
         barrier_wait(barriers.q_empty(), q_parity);

@@ -20,7 +20,7 @@ struct FloatTensor {
 
 // How a kernel is built. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
 template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, class MASK = NoTensor, bool PACKED_ = false, bool SPLIT_ = false,
-          bool PAGED_ = false>
+          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1>
 struct Hopper {
   typedef TYPE T;
   typedef MASK Mask;
@@ -37,12 +37,24 @@ struct Hopper {
   static constexpr bool PING_PONG = PING_PONG_;      // warpgroups take turns at the tensor cores
 
   static constexpr int WARPGROUP_THREADS = 128, WARPGROUP_ROWS = 64, WARPS_PER_WARPGROUP = 4;
-  static constexpr int ROWS = WARPGROUPS * WARPGROUP_ROWS;
+  // A block works on so many heads at once, which share a mask: half of its warpgroups on each. Its tile of the mask serves both.
+  static constexpr int SHARERS = SHARERS_, WARPGROUPS_OF_HEAD = WARPGROUPS / SHARERS;
+  static_assert(SHARERS == 1 || (SHARERS == 2 && MASK_STAGES_ > 0 && !PACKED && !SPLIT), "heads that share a staged mask");
+  static constexpr int ROWS = WARPGROUPS_OF_HEAD * WARPGROUP_ROWS;
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128;  // what one tensor copy moves: 64 columns of each row
   static constexpr int CHUNKS = (D + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
-  static constexpr int Q_CHUNK_BYTES = ROWS * CHUNK_ROW_BYTES, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;
-  static constexpr int KV_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, KV_BYTES = CHUNKS * KV_CHUNK_BYTES;
-  static constexpr int BARRIERS = 2 + 4 * STAGES;
+  static constexpr int Q_CHUNK_BYTES = SHARERS * ROWS * CHUNK_ROW_BYTES, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;
+  static constexpr int KV_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, KV_BYTES = CHUNKS * KV_CHUNK_BYTES;  // of one head
+  static constexpr int KV_STAGE_BYTES = SHARERS * KV_BYTES;
+  // A mask that is staged comes through shared memory: a tile of it has a place of its own in a ring of MASK_STAGES. Its rows lie
+  // 16 bytes (32 with elements of 32 bits) further apart than they are long, so that lanes of different rows meet different banks:
+  // what is copied is eight columns wider than the tile.
+  static constexpr int MASK_STAGES = MASK_STAGES_;
+  static constexpr bool STAGED = MASK_STAGES > 0;
+  static_assert(!STAGED || MASK::BYTES >= 2, "masks of numbers");
+  static_assert((MASK_STAGES & (MASK_STAGES - 1)) == 0, "a power of two");
+  static constexpr int MASK_ROW_BYTES = (KEYS + 8) * MASK::BYTES, MASK_TILE_BYTES = ROWS * MASK_ROW_BYTES;
+  static constexpr int BARRIERS = 2 + 4 * STAGES + 2 * MASK_STAGES;
   static constexpr int SLOT_WORDS = PACKED ? 3 : 1;  // what tells a block's consumers which tile they have
 
   // Named barriers: 1 to WARPGROUPS are the turns of ping-pong, 0 is the whole block's.
@@ -51,7 +63,7 @@ struct Hopper {
 
   // Registers a thread, in steps of 8. The producer, which only copies, gives most of its own to the consumers; together they
   // have what the block was launched with, and a block that asks for more waits for ever.
-  static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 ? 32 : 24;
+  static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 || STAGED ? 32 : 24;
   static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
   static constexpr int LAUNCH_REGISTERS = 65536 / ((WARPGROUPS + 1) * WARPGROUP_THREADS) / 8 * 8;
   static_assert(PRODUCER_REGISTERS + WARPGROUPS * CONSUMER_REGISTERS <= (WARPGROUPS + 1) * LAUNCH_REGISTERS, "");
@@ -152,6 +164,15 @@ struct Sequences {
   }
 };
 
+// The next head that has the same mask as a tile's: the same of the next batch where those follow each other.
+template <class C>
+DEVICE void go_to_sharer(const HopperParams& p, Tile& tile, int sharer) {
+  if (p.batches.divisor > 1)
+    tile.batch += sharer;
+  else
+    tile.head += sharer;
+}
+
 // False for the surplus heads of the last section.
 template <class C>
 DEVICE bool tile_of(const HopperParams& p, int index, Tile& tile) {
@@ -171,6 +192,7 @@ DEVICE bool tile_of(const HopperParams& p, int index, Tile& tile) {
     head_of_all = section * (int)p.section.divisor + head;
     row_tile = within - head * (int)p.row_tiles.divisor;
   }
+  head_of_all *= C::SHARERS;
   if (head_of_all >= p.all_heads) return false;
   if (C::HAS_TENSOR && p.batches.divisor > 1) {  // so that a head's mask is read once, and then from the L2 cache
     tile.head = divide(head_of_all, p.batches);
@@ -196,6 +218,8 @@ struct Barriers {
   __device__ __forceinline__ u32 k_empty(int stage) const { return base + 16 + 8 * (C::STAGES + stage); }
   __device__ __forceinline__ u32 v_full(int stage) const { return base + 16 + 8 * (2 * C::STAGES + stage); }
   __device__ __forceinline__ u32 v_empty(int stage) const { return base + 16 + 8 * (3 * C::STAGES + stage); }
+  __device__ __forceinline__ u32 mask_full(int stage) const { return base + 16 + 8 * (4 * C::STAGES + stage); }
+  __device__ __forceinline__ u32 mask_empty(int stage) const { return base + 16 + 8 * (4 * C::STAGES + C::MASK_STAGES + stage); }
 
   __device__ __forceinline__ void init() const {
     constexpr int READERS = C::WARPGROUPS * C::WARPS_PER_WARPGROUP;
@@ -206,6 +230,10 @@ struct Barriers {
       barrier_init(v_full(stage), 1);
       barrier_init(k_empty(stage), READERS);
       barrier_init(v_empty(stage), READERS);
+    }
+    for (int stage = 0; stage < C::MASK_STAGES; stage++) {
+      barrier_init(mask_full(stage), 1);
+      barrier_init(mask_empty(stage), READERS);
     }
     barrier_init_done();
   }
@@ -219,4 +247,12 @@ struct Place {
   __device__ __forceinline__ Place next() const {
     return stage + 1 == C::STAGES ? Place{0, parity ^ 1} : Place{stage + 1, parity};
   }
+};
+
+// The same for tiles of a mask, in one register: how many went before.
+template <class C>
+struct MaskPlace {
+  u32 count;
+  __device__ __forceinline__ int stage() const { return (int)(count % C::MASK_STAGES); }
+  __device__ __forceinline__ u32 parity() const { return count / C::MASK_STAGES & 1; }
 };
