@@ -30,9 +30,9 @@ Writer = tuple[Callable[..., None], ctypes.Structure, int, Reader]
 VECTOR_MASK = 15
 ADDRESSED = ("q", "k", "v", "out", "lse", "mask", "q_starts", "k_starts", "block_table", "k_lengths")
 """The fields of kernel arguments that hold the address of the tensor of that name."""
-OUT, LSE = ADDRESSED.index("out"), ADDRESSED.index("lse")
-ALIGNED = 4
-"""Of the first so many it matters how they miss their 16-byte boundary."""
+OUT, LSE, MASK = (ADDRESSED.index(name) for name in ("out", "lse", "mask"))
+ALIGNED = ("q", "k", "v", "out", "mask")
+"""Of these it matters how they miss their 16-byte boundary."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class Movable:
 class Form:
     """What a plan must know of a call's tensors beside their likeness.
 
-    `places`: which of ADDRESSED each tensor is. `remainders`: how the first ALIGNED of those miss their boundary, 0 for
+    `places`: which of ADDRESSED each tensor is. `remainders`: how each of ALIGNED misses its boundary, 0 for
     an output that the call makes. `spans`: the bytes from each tensor's first to its last.
     """
 
@@ -154,9 +154,9 @@ class Form:
 
 
 def remainders_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """By how many bytes q, k, v and a given output miss their boundary."""
+    """By how many bytes q, k, v, a given output and a mask miss their boundary."""
     found = dict(zip(names, tensors, strict=True))
-    return tuple(found[name].data_ptr() & VECTOR_MASK if name in found else 0 for name in ADDRESSED[:ALIGNED])
+    return tuple(found[name].data_ptr() & VECTOR_MASK if name in found else 0 for name in ALIGNED)
 
 
 def like_sums(form: Form) -> torch.Tensor | None:
@@ -237,6 +237,14 @@ def writers_of(movable: Movable, listed: Sequence[int]) -> tuple[list[Writer], l
     return writers, [(where[place], one) for place, one in movable.maps]
 
 
+def boundaries(form: Form) -> tuple[list[int], int, int]:
+    """How q, k, v and the mask must miss their boundary, how the output must, and where among the tensors the mask is:
+    where there is none, q stands in for it."""
+    q, k, v, out, mask = form.remainders
+    place = form.places.index(MASK) if MASK in form.places else 0
+    return [q, k, v, mask if place else q], out, place
+
+
 def general_call(movable: Movable, form: Form, host: Host, stream: int | None) -> Call:
     """For anything that can be moved. With state, `stream` is the one stream that it may be launched on.
 
@@ -249,12 +257,13 @@ def general_call(movable: Movable, form: Form, host: Host, stream: int | None) -
     latest = [0] * len(maps)
     steps: list[tuple[LaunchConfig, int, int, int]] = bound.steps
     launch, fail, index = bound.launch_kernel, bound.fail, form.index
-    *remainders, out_remainder = form.remainders
+    remainders, out_remainder, mask_place = boundaries(form)
     empty_like, spans = torch.empty_like, form.spans
 
     def call(*tensors: torch.Tensor) -> Answer | None:
         addresses = [x.data_ptr() for x in tensors]
-        missed = [addresses[0] & VECTOR_MASK, addresses[1] & VECTOR_MASK, addresses[2] & VECTOR_MASK]
+        q, k, v, mask = addresses[0], addresses[1], addresses[2], addresses[mask_place]
+        missed = [q & VECTOR_MASK, k & VECTOR_MASK, v & VECTOR_MASK, mask & VECTOR_MASK]
         if missed != remainders or host.current_device() != index:
             return None
         current = host.current_stream(index)

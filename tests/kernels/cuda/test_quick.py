@@ -19,7 +19,7 @@ from kernels.attention.cuda.hopper_kernels import HopperParameters
 from kernels.attention.cuda.likeness import check_by_guard, check_by_key
 from kernels.attention.cuda.moving import Answer
 from kernels.attention.cuda.operator import attention, bind
-from kernels.attention.cuda.quick import PLANS_PER_GENERATION, Quick
+from kernels.attention.cuda.quick import PLANS_PER_GENERATION, Options, Quick
 from kernels.attention.cuda.registered import as_operator
 from kernels.attention.cuda.small import SmallParameters
 from tests.kernels.cuda.stub_driver import Launch, Map, OnCpu, Stub, can_stub
@@ -141,6 +141,20 @@ def test_a_tensor_off_its_boundary_takes_the_kernels_that_can_read_it(stub: Stub
             assert_as_a_fresh_one(stub, engine, moved, answer, before)
         call(quick, tensors)
         assert stub.launch().name == aligned
+
+
+def test_a_mask_off_its_boundary_takes_the_kernel_that_can_read_it_and_one_at_it_is_followed(stub: Stub) -> None:
+    engine = OnCpu(hopper=True)
+    quick, storage = Quick(bind_call, lambda device: engine, as_operator), torch.randn(3 * 64 * 64)
+    assert storage.data_ptr() % 16 == 0
+    options = Options(names=("q", "k", "v", "mask"))
+    for place in (0, 64, 1, 128, 3, 1, 0):
+        mask = storage[place : place + 64 * 64].view(64, 64)
+        quick.call((*draw(1, 2, 64, 64), mask), options)
+        assert stub.launch().name.startswith(b"fa90" if place % 4 == 0 else b"general")
+        if place % 4 == 0:
+            assert Map.from_buffer_copy(bytes(stub.launch().argument(3, TensorMap))).address == mask.data_ptr()
+            assert stub.launch().argument(4, HopperParameters).mask == mask.data_ptr()
 
 
 def test_tensors_that_are_one_and_the_same_are_read_as_such(stub: Stub, engine: OnCpu, quick: Quick) -> None:
