@@ -23,6 +23,8 @@ def _within_reason(at: datetime) -> datetime:
 
 Moment = Annotated[AwareDatetime, AfterValidator(_within_reason)]
 """A time with its zone, such that a few years can be added to it."""
+Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
+"""Dollars that a person gave, however many."""
 Usd = Annotated[Decimal, Field(ge=0, le=10**9)]
 """Dollars: not negative, finite, and such that they can be added up."""
 Seconds = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]

@@ -200,7 +200,7 @@ def environments_for(torch: str, requirements: Sequence[str]) -> tuple[str, ...]
 
 def image_name(gpu: str, now: datetime, entropy: str) -> str:
     """`bench-image-l4-20261122-040506-7f3a`: newest last."""
-    return f"{IMAGE_NAME}{re.sub('[^a-z0-9]', '', gpu.lower())}-{now:%Y%m%d-%H%M%S}-{entropy[:4].lower()}"
+    return f"{family_of(gpu)}-{now:%Y%m%d-%H%M%S}-{entropy[:4].lower()}"
 
 
 def family_of(gpu: str) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
 
 from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.errors import ApiError, invalid
+from orchestrator.embedded.errors import ApiError, Document, invalid
 from orchestrator.embedded.inventory import Inventory
 
-Document = dict[str, Any]
 Zones = Mapping[str, Mapping[str, float]]
 """By zone: `obtainability` and `preemption_rate` (0 to 1), `uptime_s`. What is left out is not answered."""
 

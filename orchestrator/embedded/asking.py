@@ -7,14 +7,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO
 from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
-from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.listener import MOST_BYTES, Reply
 from orchestrator.embedded.uploads import region
 
-Document = dict[str, Any]
 MOST_LISTED = 1000
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
 from orchestrator.embedded.batch_jobs import ENUMS, GROUP, JOB_ID, JOB_STATES, Job, named, numbered, read_order
 from orchestrator.embedded.batch_runner import Runner
 from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.filters import parse_filter
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import Request
 from orchestrator.embedded.requests import body_of
 from orchestrator.embedded.templates import template_name
 
-Document = dict[str, Any]
 Answer = Callable[..., Document]
 AT = r"/v1/projects/(?P<project>[^/:]+)/locations/(?P<region>[^/:]+)"
 ONE = AT + r"/jobs/(?P<job>[^/:]+)"
@@ -101,9 +99,8 @@ class Batch:
         with self.runner.lock:
             here = [job for job in self.jobs.values() if region in ("-", job.region)]
             documents = [job.document(now) for job in here]
-        wanted = parse_filter(request.query.get("filter", ""))
         documents.sort(key=lambda document: str(document["createTime"]), reverse=True)
-        chosen, token = paged([one for one in documents if wanted(one)], request)
+        chosen, token = paged(documents, request)
         return self._shown(request, {"jobs": chosen, **token})
 
     def cancel(self, _request: Request, region: str, job: str) -> Document:
@@ -138,8 +135,7 @@ class Batch:
         with self.runner.lock:
             found = self.find(region, job)
             documents = [found.task_document(task) for task in found.tasks]
-        wanted = parse_filter(request.query.get("filter", ""))
-        chosen, token = paged([one for one in documents if wanted(one)], request)
+        chosen, token = paged(documents, request)
         return self._shown(request, {"tasks": chosen, **token}, ENUMS["taskState"])
 
     def get_task(self, request: Request, region: str, job: str, group: str, task: str) -> Document:
@@ -208,7 +204,10 @@ class Batch:
 
 
 def paged(documents: list[Document], request: Request) -> tuple[list[Document], Document]:
-    """The page that is asked for, and the token of the next one, if there is one. Raises `ApiError` (400)."""
+    """The page that is asked for of what passes the filter, and the token of the next one, if there is one. Raises
+    `ApiError` (400)."""
+    wanted = parse_filter(request.query.get("filter", ""))
+    documents = [one for one in documents if wanted(one)]
     try:
         size = int(request.query.get("pageSize") or MOST)
         start = int(base64.urlsafe_b64decode(request.query.get("pageToken", "") or "MA==").decode())

@@ -10,10 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.errors import ApiError, reading
+from orchestrator.embedded.errors import ApiError, Document, reading
 from orchestrator.embedded.inventory import region_of
 
-Document = dict[str, Any]
 JOB_ID = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 MOST_TASKS = 100_000
 MOST_PARALLEL = 5_000

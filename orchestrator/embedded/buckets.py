@@ -12,14 +12,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.documents import google_stamp
-from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import Reply, json_reply
 from orchestrator.embedded.objects import Objects, no_bucket
 from orchestrator.embedded.permissions import gate, held
 from orchestrator.embedded.policies import Policies
 
-Document = dict[str, Any]
 ROOT = "/storage/v1/"
 ANY = re.compile(r"/(?:(?:upload|download|resumable)/)*storage/v1/b(?:/(?P<bucket>[^/]+))?(?P<rest>/.*)?")
 ONE = re.compile(r"/storage/v1/b/(?P<bucket>[^/]+)(?P<part>/iam|/iam/testPermissions|/storageLayout)?")
@@ -111,9 +110,7 @@ class Buckets:
                 return self._policy(self._changed(f"bucket {name}", body), name)
             case "GET", "/iam/testPermissions":
                 wanted = parse_qs(split.query).get("permissions", [])
-                answer: Document = {"kind": "storage#testIamPermissionsResponse"}
-                kept = held(self.weather, wanted, target)
-                return answer | ({"permissions": kept} if kept else {})
+                return {"kind": "storage#testIamPermissionsResponse", **held(self.weather, wanted, target)}
             case "GET", "/storageLayout":
                 found_ = self._get(name, target)
                 layout = {"bucket": name, "location": found_["location"], "locationType": found_["locationType"]}

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from orchestrator.embedded import advice
 from orchestrator.embedded.commons import Commons
-from orchestrator.embedded.errors import ApiError, not_found, reading
+from orchestrator.embedded.errors import ApiError, Document, not_found, reading
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.guard import PREFIX as BEARER
 from orchestrator.embedded.image_api import ImageApi
@@ -30,7 +30,6 @@ PREFIX = "/compute/v1/"
 WAIT_S = 120.0
 INSERT = re.compile(r"/compute/v1/projects/[^/]+/zones/([^/]+)/instances")
 
-Document = dict[str, Any]
 Observer = Callable[[str, str, dict[str, str], Any, int, Any], None]
 """Called with method, path, query, request body, status and response body of every request that is answered."""
 
@@ -235,8 +234,7 @@ class Compute:
     def test_permissions(self, request: Request, zone: str, name: str) -> Document:
         self.fleet.find(zone, name)
         asked = body_of(request).get("permissions", [])
-        kept = held(self.weather, [str(one) for one in asked], request.target)
-        return {"permissions": kept} if kept else {}
+        return held(self.weather, [str(one) for one in asked], request.target)
 
     def get_instance(self, _request: Request, zone: str, name: str) -> Document:
         return self.fleet.find(zone, name).document()

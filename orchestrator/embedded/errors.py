@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+Document = dict[str, Any]
+"""One JSON object, as the APIs take and give it."""
+
 REASONS = {
     400: "invalid",
     401: "authError",

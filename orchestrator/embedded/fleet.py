@@ -48,8 +48,7 @@ class Fleet(Lives):
         """Begin an instance; returns the operation, which may yet fail. `tasks`: it waits for tasks once it has
         booted. Raises `ApiError`."""
         with self.lock:
-            replayed = self.operations.replayed("insert", request_id)
-            if replayed is not None:
+            if (replayed := self.operations.replayed("insert", request_id)) is not None:
                 return replayed
             admitted = admit(body, self.project, zone, self.inventory)
             path = f"projects/{self.project}/zones/{zone}/instances/{admitted.name}"
@@ -75,8 +74,7 @@ class Fleet(Lives):
     def delete(self, zone: str, name: str, request_id: str, user: str, by: str) -> dict[str, Any]:
         """Begin the end of an instance; returns the operation. Raises `ApiError`."""
         with self.lock:
-            replayed = self.operations.replayed("delete", request_id)
-            if replayed is not None:
+            if (replayed := self.operations.replayed("delete", request_id)) is not None:
                 return replayed
             vm = self.find(zone, name)
             operation = self._begin("delete", vm, user, request_id)
@@ -90,8 +88,7 @@ class Fleet(Lives):
     def set_labels(self, zone: str, name: str, body: Any, request_id: str, user: str) -> dict[str, Any]:
         """Replace the labels, if the fingerprint is that of the present ones. Raises `ApiError`."""
         with self.lock:
-            replayed = self.operations.replayed("setLabels", request_id)
-            if replayed is not None:
+            if (replayed := self.operations.replayed("setLabels", request_id)) is not None:
                 return replayed
             vm = self.find(zone, name)
             labels = check_labels(body.get("labels", {}), "labels")
@@ -106,8 +103,7 @@ class Fleet(Lives):
     def set_metadata(self, zone: str, name: str, body: Any, request_id: str, user: str) -> dict[str, Any]:
         """Replace the metadata, if the fingerprint is that of the present ones. Raises `ApiError`."""
         with self.lock:
-            replayed = self.operations.replayed("setMetadata", request_id)
-            if replayed is not None:
+            if (replayed := self.operations.replayed("setMetadata", request_id)) is not None:
                 return replayed
             vm = self.find(zone, name)
             metadata = check_metadata(body)
@@ -121,8 +117,7 @@ class Fleet(Lives):
     def stop(self, zone: str, name: str, request_id: str, user: str) -> dict[str, Any]:
         """Shut an instance down and keep its disk, which goes on costing. Raises `ApiError`."""
         with self.lock:
-            replayed = self.operations.replayed("stop", request_id)
-            if replayed is not None:
+            if (replayed := self.operations.replayed("stop", request_id)) is not None:
                 return replayed
             vm = self.find(zone, name)
             operation = self._begin("stop", vm, user, request_id)
@@ -136,8 +131,7 @@ class Fleet(Lives):
     def start(self, zone: str, name: str, request_id: str, user: str) -> dict[str, Any]:
         """Run a stopped instance again, on an empty disk, if there is room. Raises `ApiError`."""
         with self.lock:
-            replayed = self.operations.replayed("start", request_id)
-            if replayed is not None:
+            if (replayed := self.operations.replayed("start", request_id)) is not None:
                 return replayed
             vm = self.find(zone, name)
             if vm.status not in ("TERMINATED", "RUNNING"):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from orchestrator.embedded.errors import ApiError, not_found, reading
+from orchestrator.embedded.errors import ApiError, Document, not_found, reading
 from orchestrator.embedded.images import Images
 from orchestrator.embedded.listener import Request
 from orchestrator.embedded.listing import listing
@@ -14,7 +13,6 @@ from orchestrator.embedded.resources import Resources
 from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.weather import Weather
 
-Document = dict[str, Any]
 Route = tuple[str, str, Callable[..., Document]]
 
 

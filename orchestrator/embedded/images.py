@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.embedded.admission import check_labels
 from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.documents import google_stamp
-from orchestrator.embedded.errors import ApiError, OperationError, invalid, not_found
+from orchestrator.embedded.errors import ApiError, Document, OperationError, invalid, not_found
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.inventory import Image
 from orchestrator.embedded.links import fingerprint, last, link
@@ -26,8 +26,6 @@ REAL_SEAL_S = 0.3
 ARCHIVED = 0.4
 """How much of a disk its archive holds: what is paid for."""
 STATES = ("ACTIVE", "DEPRECATED", "OBSOLETE", "DELETED")
-
-Document = dict[str, Any]
 
 
 class Images:
@@ -79,8 +77,7 @@ class Images:
     def insert(self, body: Document, query: dict[str, str], request_id: str, user: str) -> Document:
         """Begin an image; returns the operation, which may yet fail. Raises `ApiError`."""
         with self.lock:
-            replayed = self.operations.replayed("insert", request_id)
-            if replayed is not None:
+            if (replayed := self.operations.replayed("insert", request_id)) is not None:
                 return replayed
             name = str(body.get("name", ""))
             if not NAME.fullmatch(name):
@@ -132,8 +129,7 @@ class Images:
     def delete(self, name: str, request_id: str, user: str) -> Document:
         """The end of an image; returns the operation. Raises `ApiError`."""
         with self.lock:
-            replayed = self.operations.replayed("delete", request_id)
-            if replayed is not None:
+            if (replayed := self.operations.replayed("delete", request_id)) is not None:
                 return replayed
             operation = self._begin("delete", name, user, request_id)
             self._drop(name)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Any
 
-from orchestrator.embedded.errors import ApiError, invalid
+from orchestrator.embedded.errors import ApiError, Document, invalid
 from orchestrator.embedded.filters import parse_filter
 from orchestrator.embedded.links import link
 
-Document = dict[str, Any]
 MOST = 500
 
 

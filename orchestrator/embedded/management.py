@@ -10,20 +10,18 @@ import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from orchestrator.embedded.batch import Batch
 from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.errors import ApiError, without_nulls
+from orchestrator.embedded.errors import ApiError, Document, without_nulls
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import Request
 from orchestrator.embedded.permissions import APIS, TESTABLE, TITLES, gate, held
 from orchestrator.embedded.policies import Policies
 from orchestrator.embedded.skus import Catalogue
 
-Document = dict[str, Any]
 Answer = Callable[..., Document]
 P = r"projects/(?P<project>[^/:]+)"
 ACCOUNT = P + r"/serviceAccounts/(?P<email>[^/:]+)"
@@ -166,7 +164,7 @@ class Management:
         }
 
     def test_permissions(self, request: Request) -> Document:
-        return granted(held(self.weather, body_of(request).get("permissions", []), request.target))
+        return held(self.weather, body_of(request).get("permissions", []), request.target)
 
     def get_project_policy(self, _request: Request) -> Document:
         return self.policies.get("project")
@@ -235,7 +233,7 @@ class Management:
 
     def test_account_permissions(self, request: Request, email: str) -> Document:
         self._account(email, request.target)
-        return granted(held(self.weather, body_of(request).get("permissions", []), request.target))
+        return held(self.weather, body_of(request).get("permissions", []), request.target)
 
     def get_account_policy(self, request: Request, email: str) -> Document:
         self._account(email, request.target)
@@ -294,11 +292,6 @@ class Management:
 
     def list_skus(self, request: Request, service: str) -> Document:
         return self.catalogue.service_skus(service, request.query)
-
-
-def granted(permissions: list[str]) -> Document:
-    """Google leaves the field out where it would be empty."""
-    return {"permissions": permissions} if permissions else {}
 
 
 def body_of(request: Request) -> Document:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from orchestrator.embedded.errors import ApiError, not_found
+from orchestrator.embedded.errors import ApiError, Document, not_found
 from orchestrator.embedded.weather import Weather
 
 APIS = {
@@ -167,9 +167,10 @@ def admit_insert(weather: Weather, project: str, body: Any) -> None:
                 )
 
 
-def held(weather: Weather, permissions: Iterable[str], victim: str) -> list[str]:
-    """Those of `permissions` that the caller has: the answer to every `testIamPermissions`."""
-    return [name for name in permissions if not weather.holds(victim, "permission_missing", permission=name)]
+def held(weather: Weather, permissions: Iterable[str], victim: str) -> Document:
+    """The answer to every `testIamPermissions`: those of `permissions` that the caller has, or nothing."""
+    kept = [name for name in permissions if not weather.holds(victim, "permission_missing", permission=name)]
+    return {"permissions": kept} if kept else {}
 
 
 def disabled(api: str, title: str, project: str) -> ApiError:

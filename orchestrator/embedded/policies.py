@@ -6,10 +6,9 @@ import base64
 import threading
 from typing import Any
 
-from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.store import Store
 
-Document = dict[str, Any]
 KINDS = ("user:", "serviceAccount:", "group:", "domain:", "principal:", "principalSet:", "projectOwner:",
          "projectEditor:", "projectViewer:", "allUsers", "allAuthenticatedUsers")  # fmt: skip
 

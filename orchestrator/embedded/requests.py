@@ -6,10 +6,8 @@ import json
 import uuid
 from typing import Any
 
-from orchestrator.embedded.errors import ApiError, error_document, without_nulls
+from orchestrator.embedded.errors import ApiError, Document, error_document, without_nulls
 from orchestrator.embedded.listener import Request
-
-Document = dict[str, Any]
 
 
 def body_of(request: Request) -> Any:

@@ -24,13 +24,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 from orchestrator.embedded.documents import load_yaml
-from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.inventory import Inventory, MachineType
 
-Document = dict[str, Any]
 NAMES = Path(__file__).with_name("skus.yaml")
 COMPUTE = "6F81-5844-456A"
 STORAGE = "95FF-2EF5-5EA1"

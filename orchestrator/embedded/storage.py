@@ -16,12 +16,11 @@ from urllib.parse import quote
 from orchestrator.embedded import uploads
 from orchestrator.embedded.asking import Ask, Download, after_all, decoded, listed, opened, ranged, sealed, together
 from orchestrator.embedded.buckets import Buckets
-from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.listener import Reply, json_reply
 from orchestrator.embedded.objects import KEPT, Objects, Stored, Wanted
 from orchestrator.embedded.uploads import Progress, Sessions
 
-Document = dict[str, Any]
 B = r"/storage/v1/b/(?P<bucket>[^/]+)"
 O = B + r"/o/(?P<name>[^/]+)"  # noqa: E741 - as in the API's own paths
 MOST_COMPOSED = 32

@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
-from typing import Any
 
 from orchestrator.embedded.admission import NAME, admit
 from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.documents import google_stamp
-from orchestrator.embedded.errors import ApiError, invalid, not_found, reading
+from orchestrator.embedded.errors import ApiError, Document, invalid, not_found, reading
 from orchestrator.embedded.links import last, link
 from orchestrator.embedded.listener import Request
 from orchestrator.embedded.listing import listing
 from orchestrator.embedded.operations import Target
 from orchestrator.embedded.requests import body_of, request_id
 
-Document = dict[str, Any]
 KIND = "instance_template"
 TOGETHER = ("maxRunDuration", "terminationTime")
 URL = re.compile(r"(?:.*/)?projects/(?P<project>[^/]+)/global/instanceTemplates/(?P<name>[^/]+)")
@@ -62,8 +60,7 @@ class Templates:
         return listing("compute#instanceTemplateList", path, self.store.all(KIND), request.query)
 
     def insert(self, request: Request) -> Document:
-        replayed = self.operations.replayed("insert", request_id(request))
-        if replayed is not None:
+        if (replayed := self.operations.replayed("insert", request_id(request))) is not None:
             return replayed
         body = body_of(request)
         name, properties = str(body.get("name", "")), body.get("properties")
@@ -90,8 +87,7 @@ class Templates:
         return self._begun("insert", name, identity, request)
 
     def delete(self, request: Request, name: str) -> Document:
-        replayed = self.operations.replayed("delete", request_id(request))
-        if replayed is not None:
+        if (replayed := self.operations.replayed("delete", request_id(request))) is not None:
             return replayed
         identity = str(self.find(name)["id"])
         self.store.drop(KIND, name)

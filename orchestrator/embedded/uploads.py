@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from orchestrator.embedded.errors import ApiError
+from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.objects import Incoming, Objects, Stored, Wanted, check_name, no_bucket
 
-Document = dict[str, Any]
 QUANTUM = 256 << 10
 """What a resumable upload keeps is a multiple of this, until its end."""
 HEAD_BYTES = 1 << 16

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.core.bounds import Count, Usd
 from orchestrator.core.errors import DocumentUnreadable, NotFound
 from orchestrator.core.fleet import children as lists
 from orchestrator.core.fleet import names
@@ -28,8 +29,6 @@ from orchestrator.store.swap import Document, swap
 
 READERS: Final = 16
 LISTED_PREFIX: Final = "fleet-index/"
-Count = Annotated[int, Field(ge=0, le=10**9)]
-Usd = Annotated[Decimal, Field(ge=0, le=10**9, allow_inf_nan=False)]
 
 
 class _Stored(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -70,11 +70,8 @@ def test_what_was_answered_well_is_remembered_and_what_was_not_is_asked_again() 
         session = rest(server.url, remembers=True)
         assert [session.ask(LOOK).status for _ in range(4)] == [403, 200, 200, 200]
         assert len(server.requests) == 2
-        threads = [threading.Thread(target=session.ask, args=(Request("iam", "GET", "/new"),)) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(5) as pool:
+            assert {answer.status for answer in pool.map(session.ask, [Request("iam", "GET", "/new")] * 5)} == {200}
         assert len(server.sent("GET", "/new")) == 1
         session.close()
 

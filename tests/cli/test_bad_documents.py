@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from google.cloud.storage import Client
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import spotbench
 from orchestrator.cli.app import app
@@ -146,6 +146,15 @@ def put(wiring: Wiring, kind: str) -> str:
     return name
 
 
+def unharmed(title: str, command: Sequence[str]) -> Result:
+    """What a command says that neither falls over what it reads nor sends it to the terminal as it is."""
+    ran = CliRunner().invoke(app, command, prog_name="bench", env={"COLUMNS": "80"})
+    assert ran.exception is None or isinstance(ran.exception, SystemExit), (title, ran.exception)
+    assert ran.exit_code in CODES, (title, ran.exit_code, ran.stderr)
+    assert "\x1b" not in ran.stdout + ran.stderr, title
+    return ran
+
+
 @pytest.mark.parametrize("kind", [*OBJECTS, *LINES])
 def test_no_bad_object_stops_a_command_and_the_rest_is_shown(shop: tuple[Bench, Wiring], kind: str) -> None:
     bench, wiring = shop
@@ -154,10 +163,7 @@ def test_no_bad_object_stops_a_command_and_the_rest_is_shown(shop: tuple[Bench, 
     name = put(wiring, kind)
     try:
         for title, command in COMMANDS.items():
-            ran = CliRunner().invoke(app, command, prog_name="bench", env={"COLUMNS": "80"})
-            assert ran.exception is None or isinstance(ran.exception, SystemExit), (title, ran.exception)
-            assert ran.exit_code in CODES, (title, ran.exit_code, ran.stderr)
-            assert "\x1b" not in ran.stdout + ran.stderr, title
+            ran = unharmed(title, command)
             assert SHOWN.get(title, "") in ran.stdout, (title, ran.stdout, ran.stderr)
             if ran.exit_code:
                 assert "error: " in ran.stderr
@@ -211,10 +217,7 @@ def test_no_command_that_came_later_falls_over_bad_objects(
         names += [spec_object(FLEET), fleets_plan(FLEET)]
     try:
         for title, command in RARER.items():
-            ran = CliRunner().invoke(app, command, prog_name="bench", env={"COLUMNS": "80"})
-            assert ran.exception is None or isinstance(ran.exception, SystemExit), (title, ran.exception)
-            assert ran.exit_code in CODES, (title, ran.exit_code, ran.stderr)
-            assert "\x1b" not in ran.stdout + ran.stderr, title
+            unharmed(title, command)
         ran_of_the_library(GOOD)
         assert not Path(bench.home, "pwned").exists()
         assert not list(bench.home.rglob(".git"))

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,14 +87,9 @@ def test_a_killed_daemon_leaves_nothing_behind_and_is_started_again_with_its_obj
 
 
 def test_of_many_who_start_a_cloud_at_once_all_get_the_same_one(home: Path) -> None:
-    found: list[client.CloudAddress] = []
-    threads = [threading.Thread(target=lambda: found.append(client.ensure_running(home))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 3
-    assert len(set(found)) == 1
+    with ThreadPoolExecutor(3) as pool:
+        found = set(pool.map(client.ensure_running, [home] * 3))
+    assert len(found) == 1
 
 
 def test_a_term_signal_ends_it_in_order(home: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +61,13 @@ def test_an_object_is_created_once_and_replaced_only_by_who_knows_its_generation
 
 
 def test_of_many_who_create_one_object_at_once_one_succeeds(upload: str) -> None:
-    statuses: list[int] = []
+    def create(_: int) -> int:
+        url = f"{upload}?uploadType=media&name=race&ifGenerationMatch=0"
+        return requests.post(url, data=b"x", timeout=600).status_code
 
-    def create() -> None:
-        answer = requests.post(f"{upload}?uploadType=media&name=race&ifGenerationMatch=0", data=b"x", timeout=600)
-        statuses.append(answer.status_code)
-
-    threads = [threading.Thread(target=create) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(statuses) == [200] + [412] * 7
+    with ThreadPoolExecutor(8) as pool:
+        statuses = sorted(pool.map(create, range(8)))
+    assert statuses == [200] + [412] * 7
 
 
 def test_a_plain_media_upload_keeps_its_type_and_body(upload: str, url: str) -> None:

@@ -167,6 +167,11 @@ def test_a_vanished_image_family_is_not_found_once(tmp_path: Path) -> None:
 # On the wire
 
 
+def list_of(stage: Stage, service: str) -> str:
+    objects = f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o"
+    return {"compute": f"{stage.rest.base}/zones", "storage": objects}[service]
+
+
 @pytest.mark.parametrize(("status", "reason"), [(403, "forbidden"), (409, "alreadyExists"), (429, "rateLimitExceeded"), (500, "backendError"), (503, "backendError")])  # fmt: skip
 @pytest.mark.parametrize("service", ["compute", "storage"])
 def test_an_http_fault_answers_for_the_service_as_often_as_it_says(
@@ -174,10 +179,7 @@ def test_an_http_fault_answers_for_the_service_as_often_as_it_says(
 ) -> None:
     fault = {"fault": "http", "service": service, "method": "get", "path": "/v1/", "status": status, "times": 2}
     with Stage(tmp_path, weather=forecast(fault)) as stage:
-        url = {
-            "compute": f"{stage.rest.base}/zones",
-            "storage": f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o",
-        }[service]
+        url = list_of(stage, service)
         for _ in range(2):
             answer = requests.get(url, timeout=600)
             assert (answer.status_code, answer.json()["error"]["errors"][0]["reason"]) == (status, reason)
@@ -220,10 +222,7 @@ def test_an_upload_that_is_cut_off_is_not_stored_and_one_whose_answer_is_lost_is
 @pytest.mark.parametrize("service", ["compute", "storage"])
 def test_a_stalled_request_takes_its_time_and_is_answered(tmp_path: Path, service: str) -> None:
     with Stage(tmp_path, weather=forecast({"fault": "stall", "service": service, "seconds": 40})) as stage:
-        url = {
-            "compute": f"{stage.rest.base}/zones",
-            "storage": f"{stage.cloud.storage_url}/storage/v1/b/{stage.cloud.bucket}/o",
-        }[service]
+        url = list_of(stage, service)
         assert requests.get(url, timeout=600).status_code == 200
         assert stage.timeline.elapsed == 40
 

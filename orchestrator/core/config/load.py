@@ -20,7 +20,7 @@ from orchestrator.core.config.explain import explain
 from orchestrator.core.config.grids import Grid, case_ids, resolve_grid
 from orchestrator.core.config.model import Config, baseline_only, effective_grids, harness
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.market.catalog import GPU_NAMES, Gpu, carrier_of, closest, lookup, suggest, unknown
+from orchestrator.core.market.catalog import GPU_NAMES, Gpu, carrier_of, lookup, suggest, unknown
 from orchestrator.core.market.offers import region_of
 
 __all__ = ["Config", "baseline_only", "case_ids", "effective_grids", "harness", "load", "resolve_grid"]
@@ -236,15 +236,10 @@ def _impossible_places(config: Config, gpu: Gpu) -> Iterator[tuple[yamltext.Path
     for index, zone in enumerate(config.zones):
         if zone not in gpu.zones:
             near = [name for name in gpu.zones if region_of(name) == region_of(zone)] or gpu.regions
-            yield ("zones", index), f"{gpu.name} is not offered in '{zone}'; {_nearest(zone, gpu.zones, near)}"
+            yield ("zones", index), f"{gpu.name} is not offered in '{zone}'; {suggest(zone, gpu.zones, near)}"
     for index, region in enumerate(config.regions):
         if region not in gpu.regions:
             yield (
                 ("regions", index),
-                f"{gpu.name} is not offered in '{region}'; {_nearest(region, gpu.regions, gpu.regions)}",
+                f"{gpu.name} is not offered in '{region}'; {suggest(region, gpu.regions)}",
             )
-
-
-def _nearest(word: str, choices: Sequence[str], listed: Sequence[str]) -> str:
-    match = closest(word, choices)
-    return (f"did you mean '{match}'? " if match else "") + f"valid: {', '.join(listed)}"

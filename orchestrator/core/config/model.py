@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from orchestrator.core.bounds import Amount
 from orchestrator.core.bundled.names import DEFAULT, IMPLEMENTATIONS, Implementation
 from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, once
 from orchestrator.core.containers import pinned, release
@@ -33,9 +34,6 @@ BOTH: Final = "both"
 """A regime that is several: burst, and the steady state beside it."""
 KERNEL: Final = "bench"
 """The implementation that is ours; every other one is a baseline."""
-
-Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
-
 
 Phase = Literal["preflight", "environment", "build", "correctness", "measure", "finish"]
 Dtypes = Annotated[tuple[Literal["float16", "bfloat16", "float32"], ...], AfterValidator(once)]
@@ -349,52 +347,41 @@ def case_ids_of(config: Config, grids: EffectiveGrids) -> tuple[str, ...]:
     return case_ids(grids.measure) if config.workload is None else config.workload.cases
 
 
-def own_harness(config: Config, own: Workload, mode: str, skip_cases: Sequence[str]) -> dict[str, Any]:
-    """The harness's part of a run spec for a workload of the user's own."""
-    measure = config.measure
-    stop = {} if measure.stop_at_relative_ci is None else {"stop_at_relative_ci": measure.stop_at_relative_ci}
-    axes = {"axes": {name: list(values) for name, values in own.axes.items()}} if own.axes else {}
+def harness(config: Config, grids: EffectiveGrids, mode: str, *, skip_cases: Sequence[str] = ()) -> dict[str, Any]:
+    """The harness's part of a run spec (docs/contracts.md, section 4)."""
+    measure, own = config.measure, config.workload
     return {
-        "workload": {"form": own.form, "path": f"own/{own.name}.py" if own.form == "file" else "own"},
-        "implementations": ["*", "*:aa"] if measure.control and own.form != "program" else ["*"],
-        "measure": axes,
-        "correctness": {},
+        **(_bundled(config, grids) if own is None else _own(own, measure)),
         "repeats": measure.repeats,
         "warmup": "steady" if measure.warmup is None else measure.warmup,
         "regime": regimes(config, mode),
         "cache": measure.cache,
         "seed": measure.seed,
         "threads": measure.threads,
-        "answer_limit_s": own.answer_limit_s,
+        **({} if own is None else {"answer_limit_s": own.answer_limit_s}),
         "skip_cases": list(skip_cases),
-        **stop,
+        **({} if measure.stop_at_relative_ci is None else {"stop_at_relative_ci": measure.stop_at_relative_ci}),
         **config.profile.asked(),
     }
 
 
-def harness(config: Config, grids: EffectiveGrids, mode: str, *, skip_cases: Sequence[str] = ()) -> dict[str, Any]:
-    """The harness's part of a run spec (docs/contracts.md, section 4)."""
-    measure = config.measure
-    own = config.workload
-    if own is not None:
-        return own_harness(config, own, mode, skip_cases)
-    control = [measure.implementations[0] + CONTROL] if measure.control else []
-    stop = {} if measure.stop_at_relative_ci is None else {"stop_at_relative_ci": measure.stop_at_relative_ci}
+def _own(own: Workload, measure: Measure) -> dict[str, Any]:
     return {
-        "implementations": [*measure.implementations, *control],
+        "workload": {"form": own.form, "path": f"own/{own.name}.py" if own.form == "file" else "own"},
+        "implementations": ["*", "*:aa"] if measure.control and own.form != "program" else ["*"],
+        "measure": {"axes": {name: list(values) for name, values in own.axes.items()}} if own.axes else {},
+        "correctness": {},
+    }
+
+
+def _bundled(config: Config, grids: EffectiveGrids) -> dict[str, Any]:
+    names = config.measure.implementations
+    return {
+        "implementations": [*names, names[0] + CONTROL] if config.measure.control else list(names),
         "measure": {"shapes": harness_shapes(grids.measure), "dtypes": list(grids.measure.dtypes)},
         "correctness": {
             "shapes": harness_shapes(grids.correctness),
             "dtypes": list(grids.correctness.dtypes),
             "max_abs_error": config.correctness.max_abs_error,
         },
-        "repeats": measure.repeats,
-        "warmup": "steady" if measure.warmup is None else measure.warmup,
-        "regime": regimes(config, mode),
-        "cache": measure.cache,
-        "seed": measure.seed,
-        "threads": measure.threads,
-        "skip_cases": list(skip_cases),
-        **stop,
-        **config.profile.asked(),
     }

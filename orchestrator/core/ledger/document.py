@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.core.bounds import Amount
 from orchestrator.core.errors import DocumentUnreadable
 
 Window = Literal["run", "day", "month", "total"]
 WINDOWS: Final[tuple[Window, ...]] = ("run", "day", "month", "total")
-Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 ZERO: Final = Decimal(0)
 
 

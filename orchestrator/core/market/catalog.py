@@ -205,8 +205,8 @@ def unknown(name: str) -> str:
     )
 
 
-def suggest(word: str, choices: Iterable[str]) -> str:
-    """`did you mean 'l4'? valid: l4, t4 …`, for the end of an error message."""
-    listed = tuple(choices)
-    match = closest(word, listed)
-    return (f"did you mean '{match}'? " if match else "") + f"valid: {', '.join(listed)}"
+def suggest(word: str, choices: Iterable[str], listed: Iterable[str] = ()) -> str:
+    """`did you mean 'l4'? valid: l4, t4 …`, for the end of an error message; with `listed` where that is not all."""
+    known = tuple(choices)
+    match = closest(word, known)
+    return (f"did you mean '{match}'? " if match else "") + f"valid: {', '.join(tuple(listed) or known)}"

@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from orchestrator.core import yamltext
+from orchestrator.core.bounds import Amount
 from orchestrator.core.errors import ConfigError
 
 MICRO: Final = 1_000_000
@@ -105,9 +106,6 @@ class Quote:
 
 class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
-
-
-Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 
 
 class Price(_Document):
