@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.core.wording import begun
+
 MEANINGS: Final = {
     "burst": "one call at a time on a device that has rested: its time from just before the call to just after it, "
     "launching left out",
@@ -43,7 +45,7 @@ class Setting:
         """One sentence."""
         regime = MEANINGS.get(self.regime, "a way of timing that this version does not know" if self.regime else "")
         words = "; ".join(part for part in (regime, CACHES.get(self.cache, self.cache)) if part)
-        return f"{words[:1].upper()}{words[1:]}." if words else ""
+        return f"{begun(words)}." if words else ""
 
     @property
     def order(self) -> tuple[int, int, str, str]:

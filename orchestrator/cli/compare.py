@@ -20,6 +20,7 @@ from orchestrator.cli.reading import report_of
 from orchestrator.core.baselines import device_key
 from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.errors import ConfigError, NotComparable, NotFound, Regression, Undecided
+from orchestrator.core.wording import begun
 from orchestrator.report import comparing
 from orchestrator.report.comparison import Comparison, compared
 from orchestrator.report.document import changes_document
@@ -166,7 +167,7 @@ def _write(found: Sequence[Comparison], missing: Sequence[str], pages: Pages) ->
         written.append(pages.html)
     if pages.markdown is not None:
         text = comparing.markdown(found) if found else ""
-        text += "".join(f"{words[:1].upper()}{words[1:]}.\n" for words in missing)
+        text += "".join(f"{begun(words)}.\n" for words in missing)
         if pages.to_stdout:
             typer.echo(text, nl=False)
         else:

@@ -1,4 +1,4 @@
-"""Numbers as people read them, in messages, tables and pages alike."""
+"""Numbers and sentences as people read them, in messages, tables and pages alike."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(max(0, int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def begun(words: str) -> str:
+    """As a sentence begins: the first letter is a capital, the others stay as they are."""
+    return f"{words[:1].upper()}{words[1:]}"

@@ -8,6 +8,7 @@ from orchestrator.analysis.across import Change
 from orchestrator.analysis.fingerprint import MATTERS, NAMES
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.core.wording import begun
 from orchestrator.report.comparison import Comparison, fingerprint
 from orchestrator.report.figures import (
     NAMED,
@@ -71,7 +72,7 @@ def _section(one: Comparison) -> Iterable[Part]:
     if one.code:
         yield Text(f"{'; '.join(one.code)}.")
     yield Text(f"{one.comparable.level.value.capitalize()}.")
-    yield from (Text(_sentence(words), "warn") for words in one.comparable.reasons)
+    yield from (Text(begun(f"{words}."), "warn") for words in one.comparable.reasons)
     if one.changes:
         yield from _changes(one, names)
         yield Text(one.joules())
@@ -124,10 +125,6 @@ def _energy(one: Comparison, names: Mapping[str, str]) -> Table:
     ]  # fmt: skip
     heads = ("case", "implementation", "regime", "before", "after", "ratio")
     return Table("Energy of a call", heads, rows, left=(1, 2), stack=True)
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}."
 
 
 def _environments(one: Comparison) -> Iterable[list[Cell]]:

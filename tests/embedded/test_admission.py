@@ -13,12 +13,6 @@ import pytest
 from tests.embedded.builders import FAMILY, ZONE, Stage, insert_body, scheduling, t4_body
 
 
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with Stage(tmp_path_factory.mktemp("cloud")) as made:
-        yield made
-
-
 def disk(**changes: Any) -> list[dict[str, Any]]:
     parameters = {"sourceImage": FAMILY, "diskSizeGb": "60", "diskType": f"zones/{ZONE}/diskTypes/pd-balanced"}
     return [{"boot": True, "autoDelete": True, "initializeParams": parameters | changes}]

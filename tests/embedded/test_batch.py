@@ -34,11 +34,6 @@ def work(vm: ScriptedVm) -> Steps:
 
 
 @pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
 def stage(tmp_path: Path, recorder: Recorder) -> Iterator[Stage]:
     with Stage(tmp_path, work, observer=recorder) as made:
         yield made

@@ -60,11 +60,6 @@ def snake(value: Any) -> Any:
 
 
 @pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
 def stage(tmp_path: Path, recorder: Recorder) -> Iterator[Stage]:
     with Stage(tmp_path, observer=recorder) as made:
         yield made

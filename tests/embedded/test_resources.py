@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.embedded.builders import ZONE, Stage
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with Stage(tmp_path_factory.mktemp("cloud")) as made:
-        yield made
 
 
 def test_zones_lie_in_regions_and_regions_have_zones(stage: Stage) -> None:

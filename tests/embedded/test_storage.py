@@ -17,12 +17,6 @@ from tests.embedded.builders import Stage
 from tests.support import keyed as requests
 
 
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with Stage(tmp_path_factory.mktemp("cloud")) as made:
-        yield made
-
-
 @pytest.fixture
 def bucket(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Any]:
     client = storage.Client(

@@ -10,7 +10,7 @@ from orchestrator.analysis.history import Point, Reading, history
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.results import case_order
-from orchestrator.core.wording import count
+from orchestrator.core.wording import begun, count
 from orchestrator.report.figures import SLIM, WIDTH
 from orchestrator.report.page import Cell, Choice, Figure, Finder, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.site.digest import CaseDigest, Digest, unpacked
@@ -131,7 +131,7 @@ def summary(points: Sequence[Point]) -> str:
     if not words:
         return f"Never faster or slower in {len(points)} runs."
     said = " and ".join(f"{times(words.count(word))} {word}" for word in ("faster", "slower") if word in words)
-    return f"{said[:1].upper()}{said[1:]} in {len(points)} runs."
+    return f"{begun(said)} in {len(points)} runs."
 
 
 def day_of(run_id: str) -> str:

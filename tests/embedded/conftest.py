@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.embedded.builders import Stage
+from tests.support.discovery import Recorder
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with Stage(tmp_path_factory.mktemp("cloud")) as made:
+        yield made
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
