@@ -192,6 +192,10 @@ STAGED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (64, True): (Shape(4, 64, 3, ping_pong=True, masks=2, sharers=2), Shape(2, 128, 2, ping_pong=True, masks=2)),
     (128, False): (Shape(2, 112, 2, ping_pong=True, masks=2),),
     (128, True): (Shape(2, 80, 2, masks=2),),
+    (160, False): (Shape(2, 80, 2, ping_pong=True, masks=2),),
+    (160, True): (Shape(2, 64, 2, ping_pong=True, masks=2),),
+    (192, False): (Shape(2, 80, 2, ping_pong=True, masks=2),),
+    (192, True): (Shape(2, 64, 2, ping_pong=True, masks=2),),
 }
 """The same for masks of numbers whose rows differ: tiles of them are copied through shared memory. The first is the
 fastest where it has enough tiles."""
