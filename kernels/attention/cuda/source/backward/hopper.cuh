@@ -33,8 +33,9 @@ struct Backward {
   // Named barriers.
   static constexpr int READY = 1, SLOPE_READY = 2, SUM_FULL = 3, SUM_EMPTY = 5;
   static constexpr int READY_THREADS = 384, PAIR_THREADS = 256, SUM_THREADS = WARPGROUP_THREADS + 32;
-  static constexpr int MOVER_REGISTERS = D == 64 ? 24 : 40, CONSUMER_REGISTERS = D == 64 ? 240 : 232;
+  static constexpr int MOVER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static constexpr int BARRIERS = 4 + 4 * STAGES;
+  static constexpr bool EARLY_DV = D == 128;  // dV is begun before dP is awaited; 128 queries leave no registers for it
 };
 
 struct BackwardTile {
@@ -97,6 +98,7 @@ struct BackwardPlace {
   __device__ __forceinline__ void set_heads(int heads) { word = (word & 7) | (u32)heads << 3; }
   __device__ __forceinline__ bool has_heads() const { return word >= 8; }
   __device__ __forceinline__ void next_head() { word -= 8; }
+  __device__ __forceinline__ bool is_last_head() const { return word < 16; }
 };
 
 // One thread that takes work and starts all copies.
@@ -106,7 +108,7 @@ struct BackwardProducer {
   const TensorMap &q, &k, &v, &dout;
   BackwardBarriers<C> barriers;
   u32 memory;
-  volatile int* slot;
+  volatile int* slots;  // of two: K's place may be given back while the tile before is still written out
 
   __device__ __forceinline__ void copy(u32 to, const TensorMap& map, u32 full, int chunk_bytes, int row, int head, int batch) const {
 #pragma unroll
@@ -132,13 +134,13 @@ struct BackwardProducer {
   __device__ __forceinline__ void copy_kv(int index, u32 parity) const {
     BackwardTile t;
     backward_tile_of<C>(p, index, t);
-    barrier_wait(barriers.k_empty(), parity);
-    *slot = index;  // published by the barrier's phase, like K
-    barrier_arrive_expecting(barriers.k_full(), C::K_BYTES);
-    copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
-    barrier_wait(barriers.v_empty(), parity);
+    barrier_wait(barriers.v_empty(), parity);  // V first: its place is given back first
     barrier_arrive_expecting(barriers.v_full(), C::K_BYTES);
     copy(C::V, v, barriers.v_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
+    barrier_wait(barriers.k_empty(), parity);
+    slots[parity ^ 1] = index;  // published by the barrier's phase, like K
+    barrier_arrive_expecting(barriers.k_full(), C::K_BYTES);
+    copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
   }
 
   // The first queries of a tile of keys set out before the keys, whose places are in use to the end of the tile before.
@@ -169,7 +171,7 @@ struct BackwardProducer {
       place.next_keys();
     }
     barrier_wait(barriers.k_empty(), place.k_parity());
-    *slot = -1;
+    slots[place.k_parity() ^ 1] = -1;
     barrier_arrive(barriers.k_full());
     leave();
   }
@@ -192,17 +194,33 @@ struct BackwardConsumer {
     if (lane() == 0) barrier_arrive(empty);
   }
 
-  // x y^T for this warpgroup's 64 rows of x (K or V), and all queries of y (Q or dO).
-  __device__ __forceinline__ void start_turned(float (&c)[C::QUERIES / 2], u32 x, u32 y) const {
+  // x y^T for this warpgroup's 64 rows of x (K or V), and all queries of y (Q or dO); added to c where `accumulate` is not 0.
+  __device__ __forceinline__ void start_turned(float (&c)[C::QUERIES / 2], u32 x, u32 y, int accumulate) const {
     const u32 a = matrix(memory + x + warpgroup * C::WARPGROUP_KEYS * C::CHUNK_ROW_BYTES, 16), b = matrix(memory + y, 16);
     warpgroup_fence();
 #pragma unroll
     for (int step = 0; step < C::D / 16; step++) {
       const u32 chunk = step / 4, within = step % 4 * 32 / C::UNITS;
       wgmma_shared<T, C::QUERIES>(c, descriptor(a + chunk * (C::K_CHUNK_BYTES / C::UNITS) + within),
-                                  descriptor(b + chunk * (C::Q_CHUNK_BYTES / C::UNITS) + within), step > 0);
+                                  descriptor(b + chunk * (C::Q_CHUNK_BYTES / C::UNITS) + within), accumulate | (step > 0));
     }
     warpgroup_commit();
+  }
+  // The numbers (SHIFT or DELTA) of the four of the i-th 16 queries whose columns this lane holds.
+  __device__ __forceinline__ void load_four(float (&x)[4], u32 numbers, int stage, int i) const {
+    const Chunk c = load_shared(memory + numbers + stage * C::STAT_BYTES + (lane() & 3) * 16 + i * 64);
+    x[0] = __int_as_float((int)c.x), x[1] = __int_as_float((int)c.y), x[2] = __int_as_float((int)c.z), x[3] = __int_as_float((int)c.w);
+  }
+  // -delta of each query, in the place of a product that is to be added to it.
+  __device__ __forceinline__ void load_deltas(float (&d)[C::QUERIES / 2], int stage) const {
+#pragma unroll
+    for (int i = 0; i < C::QUERIES / 16; i++) {
+      float delta[4];
+      load_four(delta, C::DELTA, stage, i);
+#pragma unroll
+      for (int x = 0; x < 8; x++) d[8 * i + x] = -delta[x / 4 * 2 + x % 2];
+    }
+    settled(d);  // each in a register of its own
   }
   // out += x y for x in registers, y's rows being the queries.
   __device__ __forceinline__ void start_along(float (&out)[C::D / 2], const u32 (&x)[C::QUERIES / 4], u32 y) const {
@@ -243,50 +261,55 @@ struct BackwardConsumer {
     }
   }
 
-  template <bool MASKED>
-  __device__ __forceinline__ void step(int key0, int n, int sum_tile, BackwardPlace& place) {
+  __device__ __forceinline__ void step(int key0, int n, bool masked, int sum_tile, BackwardPlace& place) {
+    const bool last = n + 1 == p.query_tiles && place.is_last_head();  // after which nothing reads V, then K
     float s[C::QUERIES / 2], d[C::QUERIES / 2];
     const int stage = place.stage();
-    barrier_wait(barriers.q_full(stage), place.parity());
-    start_turned(s, C::K, C::Q + stage * C::Q_BYTES);
     barrier_wait(barriers.dout_full(stage), place.parity());
-    start_turned(d, C::V, C::DOUT + stage * C::Q_BYTES);
+    load_deltas(d, stage);  // while no product is under way: ptxas would wait for its end here
+    barrier_wait(barriers.q_full(stage), place.parity());
+    start_turned(s, C::K, C::Q + stage * C::Q_BYTES, 0);
+    start_turned(d, C::V, C::DOUT + stage * C::Q_BYTES, 1);
     u32 weights[C::QUERIES / 4], slopes[C::QUERIES / 4];
     warpgroup_wait<1>();
     settled(s);
-    if (MASKED) mask(s, key0, n * C::QUERIES);
-    const u32 shifts = memory + C::SHIFT + stage * C::STAT_BYTES + (lane() & 3) * 16;
+    if (masked) mask(s, key0, n * C::QUERIES);
 #pragma unroll
     for (int i = 0; i < C::QUERIES / 16; i++) {
-      const Chunk c = load_shared(shifts + i * 64);
-      const float shift[4] = {__int_as_float((int)c.x), __int_as_float((int)c.y), __int_as_float((int)c.z), __int_as_float((int)c.w)};
+      float shift[4];
+      load_four(shift, C::SHIFT, stage, i);
 #pragma unroll
       for (int x = 0; x < 8; x++) {
         float& weight = s[8 * i + x];
         weight = exp2_approx(fused(weight, p.scale_log2, -shift[x / 4 * 2 + x % 2]));
       }
     }
-    warpgroup_wait<0>();
+    if constexpr (C::EARLY_DV) {
+#pragma unroll
+      for (int i = 0; i < C::QUERIES / 4; i++) weights[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+      start_along(dv, weights, C::DOUT + stage * C::Q_BYTES);
+      warpgroup_wait<1>();
+    } else {
+      warpgroup_wait<0>();
+    }
     settled(d);
+    if (last) release(barriers.v_empty());
     const u32 slope = C::SLOPE + stage * C::SLOPE_BYTES;
     const int again = lane(), row = warpgroup * C::WARPGROUP_KEYS + warp() * 16 + (again & 15);
-    const u32 deltas = memory + C::DELTA + stage * C::STAT_BYTES + (again & 3) * 16;
     const u32 row_at = memory + slope + row * C::CHUNK_ROW_BYTES;
 #pragma unroll
     for (int i = 0; i < C::QUERIES / 16; i++) {
-      const Chunk c = load_shared(deltas + i * 64);
-      const float delta[4] = {__int_as_float((int)c.x), __int_as_float((int)c.y), __int_as_float((int)c.z), __int_as_float((int)c.w)};
 #pragma unroll
       for (int x = 0; x < 8; x += 2) {
-        const int at = 8 * i + x, of = x / 4 * 2;
-        slopes[at / 2] = pack<T>(s[at] * (d[at] - delta[of]), s[at + 1] * (d[at + 1] - delta[of + 1]));
-        weights[at / 2] = pack<T>(s[at], s[at + 1]);
+        const int at = 8 * i + x;
+        slopes[at / 2] = pack<T>(s[at] * d[at], s[at + 1] * d[at + 1]);
+        if constexpr (!C::EARLY_DV) weights[at / 2] = pack<T>(s[at], s[at + 1]);
       }
       store_matrices(row_at + i / 4 * C::SLOPE_CHUNK_BYTES + (((i % 4 * 2 + (again >> 4)) ^ (row & 7)) << 4), slopes[4 * i],
                      slopes[4 * i + 1], slopes[4 * i + 2], slopes[4 * i + 3]);
     }
     publish_shared();
-    start_along(dv, weights, C::DOUT + stage * C::Q_BYTES);
+    if constexpr (!C::EARLY_DV) start_along(dv, weights, C::DOUT + stage * C::Q_BYTES);
     named_sync(C::SLOPE_READY, C::PAIR_THREADS);
     float dq[32];
     start_dq(dq, slope);
@@ -296,6 +319,7 @@ struct BackwardConsumer {
     release(barriers.dout_empty(stage));
     warpgroup_wait<1>();
     settled(dq);
+    if (last) release(barriers.k_empty());
     named_sync(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
     const u32 sum = memory + C::SUM + warpgroup * C::SUM_PART_BYTES + (thread_again() & 127) * 16;
 #pragma unroll
@@ -344,30 +368,32 @@ struct BackwardConsumer {
   }
 
   // The present tile of work; read again where registers are full. One lane reads, the one that later releases K.
-  __device__ __forceinline__ int present(const volatile int* slot) const { return uniform(lane() == 0 ? *slot : 0); }
+  __device__ __forceinline__ int present(const volatile int* slots, const BackwardPlace& place) const {
+    return uniform(lane() == 0 ? slots[place.k_parity()] : 0);
+  }
 
-  __device__ __forceinline__ void run(const volatile int* slot) {
+  __device__ __forceinline__ void run(const volatile int* slots) {
     BackwardPlace place = {0};
     for (;; place.next_keys()) {
       barrier_wait(barriers.k_full(), place.k_parity());
-      if (present(slot) < 0) break;
+      if (present(slots, place) < 0) break;
       barrier_wait(barriers.v_full(), place.k_parity());
 #pragma unroll
       for (int i = 0; i < C::D / 2; i++) dk[i] = dv[i] = 0.0f;
 #pragma unroll 1
       for (place.set_heads((int)p.group.divisor); place.has_heads(); place.next_head()) {
         BackwardTile t;
-        backward_tile_of<C>(p, present(slot), t);
+        backward_tile_of<C>(p, present(slots, place), t);
         const int kv_head = t.batch * (int)p.kv_heads.divisor + t.kv_head;
         const int sum_tile = ((kv_head + 1) * (int)p.group.divisor - (int)(place.word >> 3)) * p.query_tiles;
-        int n = t.first;
-        for (; n < t.masked; n++) step<true>(t.key0, n, sum_tile, place);
-        for (; n < p.query_tiles; n++) step<false>(0, n, sum_tile, place);
+        for (int n = t.first; n < p.query_tiles; n++) step(t.key0, n, n < t.masked, sum_tile, place);
       }
       BackwardTile t;
-      backward_tile_of<C>(p, present(slot), t);
-      release(barriers.v_empty());
-      release(barriers.k_empty());
+      backward_tile_of<C>(p, present(slots, place), t);
+      if (t.first >= p.query_tiles) {  // no query sees these keys
+        release(barriers.v_empty());
+        release(barriers.k_empty());
+      }
       write(p.dv, p.at_dv, t, dv, 1.0f);
       write(p.dk, p.at_dk, t, dk, p.scale);
     }
@@ -402,7 +428,7 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
   SHARED_MEMORY(bytes);
   __shared__ __align__(8) u64 barrier_words[C::BARRIERS];
   __shared__ __align__(8) u64 sum_to[C::WARPGROUPS];
-  __shared__ int slot;
+  __shared__ int slots[2];
   const u32 memory = shared_address(bytes);
   const BackwardBarriers<C> barriers = {shared_address(barrier_words)};
   const int thread = (int)threadIdx.x, warpgroup = uniform(thread / C::WARPGROUP_THREADS), lane = thread & 31;
@@ -418,7 +444,7 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
       prefetch_map(q);
       prefetch_map(v);
       prefetch_map(dout);
-      const BackwardProducer<C> producer = {p, q, k, v, dout, barriers, memory, &slot};
+      const BackwardProducer<C> producer = {p, q, k, v, dout, barriers, memory, slots};
       producer.run();
     } else if (warp == 1 || warp == 2) {
       backward_adder<C>(memory, shared_address(sum_to + warp - 1), warp - 1, lane);
@@ -426,6 +452,6 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
   } else {
     more_registers<C::CONSUMER_REGISTERS>();
     BackwardConsumer<C> consumer = {p, barriers, memory, shared_address(sum_to + warpgroup - 1), warpgroup - 1};
-    consumer.run(&slot);
+    consumer.run(slots);
   }
 }
