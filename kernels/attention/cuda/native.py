@@ -1,6 +1,6 @@
 """Attention with gradients by a function of autograd in C++, for those who have compiled it:
 
-    python -m kernels.attention.cuda.native
+    python -m kernels.attention.cuda.compile_gradients
 
 It takes a C++ compiler ten to twenty seconds, once for each PyTorch; the library is kept with the kernels, and is taken
 from there by whoever computes gradients. Where it is not, `direct` does the same in Python.
@@ -12,14 +12,11 @@ import ctypes
 import hashlib
 import platform
 import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from kernels.attention.cuda.engine import default_cache
 from kernels.attention.cuda.errors import BuildFailed
 from kernels.attention.cuda.variants import SOURCE
 
@@ -96,18 +93,3 @@ def stream_function() -> int | None:
         return address_of(library.aoti_torch_get_current_cuda_stream)
     except (OSError, AttributeError):
         return None
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Compiles it into the folder named, or where kernels are kept."""
-    folder = Path(arguments[0]) if arguments else default_cache()
-    try:
-        sys.stdout.write(f"{build(folder)}\n")
-    except BuildFailed as exc:
-        sys.stderr.write(f"{exc}\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

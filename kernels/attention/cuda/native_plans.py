@@ -101,11 +101,14 @@ class Taught:
 
     numbers = itertools.count(1)
 
-    def __init__(self, engine: Engine, words: list[int], options: Options, scale: float) -> None:
+    def __init__(
+        self, engine: Engine, words: list[int], tensors: tuple[torch.Tensor, ...], options: Options, scale: float
+    ) -> None:
         self.engine, self.number = engine, next(self.numbers)
         rest = (options.causal, scale, options.alignment, *sides(options.window))
+        missed = tensors[options.names.index("mask")].data_ptr() % 16 if "mask" in options.names else -1
         self.plan = torch.classes.spotbench_host.Plan(
-            self.number, words, options.return_lse, *(options.longest or (-1, -1)), *rest
+            self.number, words, options.return_lse, missed, *(options.longest or (-1, -1)), *rest
         )
         self.address: int = self.plan.address()
         self.known: set[tuple[object, ...]] = set()
@@ -171,7 +174,7 @@ class Native:
         if words is None:
             return None
         scale = 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else float(options.scale)
-        one = Taught(engine, words, options, scale)
+        one = Taught(engine, words, tensors, options, scale)
         self.taught[one.number] = one
         return pair(one, by_python) if options.return_lse else single(one, by_python)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kernels.attention.cuda.backward_kernels import BackwardParameters
+from kernels.attention.cuda.driver import TensorMap
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.hopper_kernels import HopperParameters
 from kernels.attention.cuda.likeness import check_by_key
@@ -19,7 +20,7 @@ from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.quick import QKV, Options
 from kernels.attention.cuda.small import SmallParameters
 from tests.kernels.cuda.counted import LONG, SMALL, Counted, draw
-from tests.kernels.cuda.stub_driver import Launch, OnCpu, Stub, can_stub
+from tests.kernels.cuda.stub_driver import Launch, Map, OnCpu, Stub, can_stub
 
 pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
 
@@ -109,6 +110,18 @@ def test_masks_and_packed_sequences_are_remembered_too(stub: Stub, ours: Counted
             assert not isinstance(answer, tuple) or found.lse == answer[1].data_ptr()
     assert (ours.prepared, ours.operators) == (1, 0)
     assert ours.native is None or ours.passes == 1
+
+
+def test_a_mask_off_its_boundary_takes_kernels_that_can_read_it(stub: Stub, ours: Counted) -> None:
+    storage, options = torch.randn(3 * 64 * 64), Options(names=(*QKV, "mask"))
+    assert storage.data_ptr() % 16 == 0
+    for place in (0, 64, 1, 128, 3, 1, 0):
+        mask, before = storage[place : place + 64 * 64].view(64, 64), stub.launches
+        ours.quick.call((*draw(), mask), options)
+        assert stub.launch(before).name.startswith(b"fa90" if place % 4 == 0 else b"general")
+        assert forward_of(stub.launch(before)).mask == mask.data_ptr()
+        if place % 4 == 0:
+            assert Map.from_buffer_copy(stub.launch(before).argument(3, TensorMap)).address == mask.data_ptr()
 
 
 def test_what_is_remembered_is_for_tensors_alike_in_all_that_matters(ours: Counted) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.attention.cuda import gradients, native
+from kernels.attention.cuda import compile_gradients, gradients, native
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
 from tests.kernels.cuda.counted import SMALL, Counted, draw
 from tests.kernels.cuda.stub_driver import Stub, can_stub
@@ -139,3 +140,16 @@ def test_what_cannot_be_built_says_so_and_leaves_nothing(tmp_path: Path) -> None
     with pytest.raises(BuildFailed, match="does not compile"):
         native.build(folder, false)
     assert not list(folder.iterdir())
+
+
+def test_the_command_says_where_the_library_is_or_why_there_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = native.path_in(tmp_path)
+    kept.write_text("built")
+    kept.with_suffix(".sha256").write_text(hashlib.sha256(b"built").hexdigest())
+    assert compile_gradients.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{kept}\n"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compile_gradients.main([str(tmp_path / "empty")]) == 1
+    assert "could not be compiled" in capsys.readouterr().err

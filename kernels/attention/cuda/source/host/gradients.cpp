@@ -206,16 +206,17 @@ struct Backward {
 
 // Calls of one likeness; their backward pass once it has been learned.
 struct Plan : torch::CustomClassHolder {
-  Plan(int64_t number, const std::vector<int64_t>& words, bool pair, int64_t longest_q, int64_t longest_k, bool causal,
-       double scale, std::string alignment, int64_t left, int64_t right)
-      : number(number), pass(words), pair(pair), longest_q(longest_q), longest_k(longest_k), causal(causal),
-        scale(scale), alignment(std::move(alignment)), left(left), right(right) {}
+  Plan(int64_t number, const std::vector<int64_t>& words, bool pair, int64_t missed, int64_t longest_q,
+       int64_t longest_k, bool causal, double scale, std::string alignment, int64_t left, int64_t right)
+      : number(number), pass(words), pair(pair), missed(missed), longest_q(longest_q), longest_k(longest_k),
+        causal(causal), scale(scale), alignment(std::move(alignment)), left(left), right(right) {}
   void learn(std::vector<int64_t> words, std::vector<Tensor> given, bool deterministic) {
     std::atomic_store(&backward, std::make_shared<const Backward>(words, given, deterministic));
   }
   int64_t number;
   Pass pass;
   bool pair;
+  int64_t missed;  // the bytes by which a mask misses its boundary; -1 where there is none
   int64_t longest_q, longest_k;  // -1 where sequences are not packed
   bool causal;
   double scale;
@@ -321,7 +322,8 @@ variable_list attend(const Tensor& q, const Tensor& k, const Tensor& v, const Ex
   const auto plan = c10::intrusive_ptr<Plan>::reclaim_copy(reinterpret_cast<Plan*>(at));
   void* current = nullptr;
   const bool aligned = (address(q) | address(k) | address(v)) % ALIGNMENT == 0;
-  if (aligned && plan->pass.serves(&current)) {
+  const bool as_planned = plan->missed < 0 || static_cast<int64_t>(address(*a) % ALIGNMENT) == plan->missed;
+  if (aligned && as_planned && plan->pass.serves(&current)) {
     try {
       return Attention::apply(q, k, v, a, b, plan, current);
     } catch (const Refused&) {
@@ -348,8 +350,8 @@ void use(at::IntArrayRef functions) {
 
 TORCH_LIBRARY(spotbench_host, library) {
   library.class_<Plan>("Plan")
-      .def(torch::init<int64_t, std::vector<int64_t>, bool, int64_t, int64_t, bool, double, std::string, int64_t,
-                       int64_t>())
+      .def(torch::init<int64_t, std::vector<int64_t>, bool, int64_t, int64_t, int64_t, bool, double, std::string,
+                       int64_t, int64_t>())
       .def("address", [](const c10::intrusive_ptr<Plan>& plan) { return reinterpret_cast<int64_t>(plan.get()); })
       .def("learn", [](const c10::intrusive_ptr<Plan>& plan, std::vector<int64_t> words, std::vector<Tensor> given,
                        bool deterministic) { plan->learn(std::move(words), std::move(given), deterministic); });
