@@ -111,15 +111,19 @@ FIRST = (
 
 
 UNCOUNTED = (
+    "tests/analysis/test_between.py",
+    "tests/analysis/test_reach.py",
     "tests/chaos/",
+    "tests/fleet/test_follow.py::test_one_whole_look_at_ten_thousand_children_that_run_takes_at_most_forty_calls",
+    "tests/report/test_report.py::test_a_hundred_thousand_measurements_cost_little_more_each_than_ten_thousand",
     "tests/stories/test_images.py",
     "tests/stories/test_kept_machines.py",
     "tests/stories/test_recovery.py",
     "tests/stories/test_runs.py",
     "tests/stories/test_wrong_clocks.py",
 )
-"""Whole stories, of which coverage is not counted: the parts that they tread on are tested by themselves, and to trace
-them takes two thirds as long again as to play them."""
+"""Whole stories, and laws of thousands of runs or rows, of which coverage is not counted: the parts that they tread on
+are tested by themselves, and to trace them takes two thirds as long again as to play them."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
