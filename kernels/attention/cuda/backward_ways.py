@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from kernels.attention.cuda.backward_few import FewBackward, few_ways, is_before_hopper
 from kernels.attention.cuda.backward_plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
 from kernels.attention.cuda.backward_small import SmallBackward, is_surely_faster, small_ways
 from kernels.attention.cuda.planning import Machine
+from kernels.attention.cuda.variants import padded
 
-BackwardWay = PairBackward | HopperBackward | SmallBackward
+BackwardWay = PairBackward | HopperBackward | SmallBackward | FewBackward
+SMALL_ROWS, SMALL_KEYS = 32, {64: 64, 128: 32}
+"""Where the kernels for few keys go before Hopper's one launch: where they keep so many rows, and, by padded head
+dimension, up to so many keys otherwise (`results/backward-small-h200.jsonl`)."""
 
 
 def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWay]:
     """Every way of computing the problem, the one to take first at the head; the first that is not Hopper's sums is for
     whoever wants the same bits in every run."""
     hopper: list[BackwardWay] = [HopperBackward(machine)] if hopper_refusal(problem, machine) is None else []
-    pair, small = PairBackward(machine), small_ways(problem, machine)
-    if not small or not small[0].is_one_round(problem):
-        return [*hopper, pair, *small]
-    return [*small, *hopper, pair] if is_surely_faster(small[0], problem) else [*hopper, *small, pair]
+    pair, small, few = PairBackward(machine), small_ways(problem, machine), few_ways(problem, machine)
+    small_fits = bool(small) and small[0].is_one_round(problem)
+    if small_fits and is_surely_faster(small[0], problem) and (not few or is_small_enough(small[0], problem)):
+        return [*small, *few, *hopper, pair]
+    others: list[BackwardWay] = [*small, pair] if small_fits else [pair, *small]
+    before = bool(few) and is_before_hopper(few[0], problem)
+    return [*few, *hopper, *others] if before else [*hopper, *few, *others]
+
+
+def is_small_enough(way: SmallBackward, problem: BackwardProblem) -> bool:
+    """Whether the way was measured to be faster than Hopper's one launch."""
+    return way.shape.rows == SMALL_ROWS or problem.forward.seq_k <= SMALL_KEYS[padded(problem.forward.head_dim)]

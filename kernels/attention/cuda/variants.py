@@ -27,7 +27,7 @@ HEADERS = (
         for name in ("instructions", "problem", "scores", "exchange", "registers", "shared", "warpgroups")
     ),
     *(f"backward/{name}.cuh" for name in ("problem", "products", "prepare", "pair", "small")),
-    *(f"backward/{name}.cuh" for name in ("instructions", "wgmma", "hopper", "convert")),
+    *(f"backward/{name}.cuh" for name in ("instructions", "wgmma", "hopper", "convert", "few")),
 )
 
 C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.attention.cuda.backward_few import MAPS, FewBackward, FewBackwardKernel, few_refusal
 from kernels.attention.cuda.backward_kernels import ConvertKernel, PrepareKernel
 from kernels.attention.cuda.backward_plan import HopperBackward, hopper_refusal
 from kernels.attention.cuda.driver import TensorMap
@@ -22,8 +23,6 @@ from tests.kernels.cuda.compiled import answered, compiled
 from tests.kernels.cuda.hopper_runner import Schedule
 from tests.kernels.cuda.simt_ways import HostBuffers, fill, span
 from tests.kernels.cuda.stub_driver import HOPPER
-
-MAPPED = "void (*mapped)(TensorMap, TensorMap, TensorMap, TensorMap, BackwardParams)"
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,45 @@ def compile_backward90(
     """Compile with g++; `source` is where the kernels' files lie."""
 
     def row(entry: Entry) -> str:
-        has_maps = not isinstance(entry, PrepareKernel | ConvertKernel)
-        return f"{{{entry.name if has_maps else 'nullptr'}, {'nullptr' if has_maps else entry.name}, {entry.threads}}}"
+        maps = [f"maps[{i}]" for i in range(maps_of(entry))]
+        call = f"{entry.name}({', '.join([*maps, 'p'])})"
+        return f"{{[](const TensorMap* maps, const BackwardParams& p) {{ (void)maps, {call}; }}, {entry.threads}}}"
 
     text = '#include "backward/instructions.cuh"\n#include "backward/problem.cuh"\n' + "".join(
         entry.source for entry in entries
     )
-    text += f"struct Entry {{ {MAPPED}; void (*kernel)(BackwardParams); int threads; }};\n"
+    text += "struct Entry { void (*call)(const TensorMap*, const BackwardParams&); int threads; };\n"
     text += f"static const Entry entries[] = {{{', '.join(map(row, entries))}}};\n"
     program = compiled(text, "backward90.cc", 900, folder, source=source, flags=["-pthread"], races=races)
     return Backward90(program, tuple(entries))
+
+
+def maps_of(entry: Entry) -> int:
+    """Tensor maps that a kernel, or a copy of it with a mistake, is given."""
+    kernel = getattr(entry, "kernel", entry)
+    if isinstance(kernel, FewBackwardKernel):
+        return len(MAPS)
+    return 0 if isinstance(kernel, PrepareKernel | ConvertKernel) else 4
+
+
+def run_few(
+    program: Backward90, posed: Posed, rows: int, scratch: Path, schedule: Schedule, *, entry: Entry | None = None
+) -> Three:
+    """The gradients by the one launch, which is given no memory but theirs; NaN where nothing was written; `entry` is
+    launched in the kernel's place. Needs the stub of libcuda in place."""
+    gradients, buffers = posed.gradients(), HostBuffers()
+    machine = Machine(HOPPER, 132, 1 << 20, hopper=True)
+    problem = posed.problem(gradients)
+    assert few_refusal(problem, machine) is None
+    steps = FewBackward(machine, rows).steps(problem, buffers)  # type: ignore[arg-type]
+    assert not buffers.memory
+    if entry is not None:
+        steps = [dataclasses.replace(steps[0], entry=entry)]
+    tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients]
+    if posed.dlse is not None:
+        tensors.append(posed.dlse)
+    program.run(steps, tensors, scratch, schedule)
+    return gradients
 
 
 def run_backward90(

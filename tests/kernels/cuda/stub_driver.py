@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from kernels.attention.cuda.backward_few import MAPS, FewBackwardKernel
 from kernels.attention.cuda.backward_kernels import (
     BackwardParameters,
     ConvertKernel,
@@ -150,6 +151,8 @@ def sizes_of(entry: Entry) -> list[int]:
         return [ctypes.sizeof(TensorMap)] * (4 if entry.shape.masks else 3) + [ctypes.sizeof(HopperParameters)]
     if isinstance(entry, HopperBackwardKernel):
         return [ctypes.sizeof(TensorMap)] * 4 + [ctypes.sizeof(BackwardParameters)]
+    if isinstance(entry, FewBackwardKernel):
+        return [ctypes.sizeof(TensorMap)] * len(MAPS) + [ctypes.sizeof(BackwardParameters)]
     if isinstance(entry, PairKernel | PrepareKernel | ConvertKernel | SmallBackwardKernel):
         return [ctypes.sizeof(BackwardParameters)]
     return [ctypes.sizeof(Parameters)]

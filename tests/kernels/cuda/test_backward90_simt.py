@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.attention.cuda.backward_few import FewBackwardKernel
 from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
 from kernels.attention.cuda.quick import Options
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90
@@ -46,7 +47,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
         yield compile_backward90([*KERNELS, *around], folder)
 
 
-def posed_for(kernel: HopperBackwardKernel, *sizes: int, alignment: str = "top-left", with_dlse: bool = False) -> Posed:
+def posed_for(
+    kernel: HopperBackwardKernel | FewBackwardKernel, *sizes: int, alignment: str = "top-left", with_dlse: bool = False
+) -> Posed:
     """`sizes`: batch, heads, heads of K and V, rows, keys, and the head dimension if not the kernel's."""
     batch, heads, kv_heads, seq_q, seq_k, head_dim = (*sizes, kernel.head_dim)[:6]
     dtype = getattr(torch, kernel.dtype)

@@ -10,6 +10,7 @@ import torch
 
 from kernels.attention.cuda import attention, attention_varlen
 from kernels.attention.cuda.backward import bind_backward
+from kernels.attention.cuda.backward_few import few_ways
 from kernels.attention.cuda.backward_small import small_ways
 from kernels.attention.cuda.compiler import Target
 from kernels.attention.cuda.engine import Engine, engine_of
@@ -60,6 +61,8 @@ def test_every_way_is_as_close_to_float64_as_the_element_type_allows(
 ) -> None:
     posed = on_gpu(pose(dtype, *shape, Options(causal is not None, alignment=causal or "top-left")))
     every: list[dict[str, Any]] = [{}, {"deterministic": True}, {"way": "backward-pair"}]
+    if engine_of(DEV).machine.hopper and shape[5] in (40, 64, 96, 128):
+        every.append({"way": "backward90"})
     for how in every:
         found = errors(gradients(posed, **how), posed.exact)
         assert max(found) <= RELATIVE[dtype], (found, how)
@@ -74,7 +77,7 @@ def test_the_code_of_older_chips_has_the_same_gradients(target: str, head_dim: i
         assert max(errors(gradients(posed, engine=engine, way=way), posed.exact)) <= RELATIVE[FP16]
 
 
-@pytest.mark.parametrize("rows", [500, 600])  # in one launch, and by the pair
+@pytest.mark.parametrize("rows", [200, 600, 1500])  # in one launch of either kind, and by the pair
 def test_the_deterministic_mode_gives_the_same_bits_a_thousand_times(rows: int) -> None:
     posed = on_gpu(pose(BF16, 2, 4, 2, rows, rows, 64, Options(True)))
     first = gradients(posed, deterministic=True)
@@ -181,7 +184,8 @@ def test_every_way_over_few_keys_is_as_close_to_float64_as_the_element_type_allo
 ) -> None:
     posed = on_gpu(pose(dtype, *shape, Options(causal is not None, alignment=causal or "top-left")))
     problem, allowed = posed.problem(posed.gradients()), RELATIVE[dtype]
-    ways = small_ways(problem, engine_of(DEV).machine)
+    machine = engine_of(DEV).machine
+    ways = [*small_ways(problem, machine), *few_ways(problem, machine)]
     assert ways
     for way in ways:
         found = gradients(posed, way=way.name)
@@ -189,10 +193,15 @@ def test_every_way_over_few_keys_is_as_close_to_float64_as_the_element_type_allo
         assert shape[4] == 1 or max(errors(found, posed.exact)) <= allowed, (way.name, errors(found, posed.exact))
 
 
-def test_one_launch_over_few_keys_gives_the_same_bits_ten_thousand_times_and_in_graphs() -> None:
-    posed = on_gpu(pose(BF16, 2, 8, 8, 128, 128, 64, Options(True)))
-    first, found = gradients(posed, way="backward-small"), posed.gradients()
-    run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options, way="backward-small")
+@pytest.mark.parametrize(
+    ("way", "rows"), [("backward-small", 128), ("backward-few90-64", 256), ("backward-few90-128", 500)]
+)
+def test_one_launch_gives_the_same_bits_ten_thousand_times_and_in_graphs(way: str, rows: int) -> None:
+    if "90" in way and not engine_of(DEV).machine.hopper:
+        pytest.skip("a kernel of Hopper's")
+    posed = on_gpu(pose(BF16, 2, 8, 8, rows, rows, 64, Options(True)))
+    first, found = gradients(posed, way=way), posed.gradients()
+    run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options, way=way)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(100):
@@ -219,8 +228,12 @@ def test_the_code_of_ampere_has_the_same_gradients_over_few_keys(target: str) ->
 
 
 def test_the_engine_of_the_device_has_a_way_for_plain_problems() -> None:
-    for rows, hopper, other in ((600, "backward90", "backward-pair"), (128, "backward-small", "backward-small")):
-        posed = on_gpu(pose(BF16, 1, 2, 2, rows, rows, 128, Options()))
+    for heads, rows, hopper, other in (
+        (2, 600, "backward-few90", "backward-pair"),
+        (40, 600, "backward90", "backward-pair"),
+        (2, 128, "backward-small", "backward-small"),
+    ):
+        posed = on_gpu(pose(BF16, 1, heads, heads, rows, rows, 128, Options()))
         found = posed.gradients()
         run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options)
         assert run.way.startswith(hopper if engine_of(DEV).machine.hopper else other)

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 import kernels.attention.cuda
+from kernels.attention.cuda import backward_few
+from kernels.attention.cuda.backward_costs import span
+from kernels.attention.cuda.backward_few import FewBackward, every_few_kernel, few_refusal, few_ways
 from kernels.attention.cuda.backward_kernels import every_backward_kernel, every_hopper_kernel
 from kernels.attention.cuda.backward_plan import (
     BackwardProblem,
@@ -47,10 +50,14 @@ def posed(
     return BackwardProblem(replace(forward, **changes), Gradients(own, own, own, own), scale, 0)
 
 
+def kinds(problem: BackwardProblem, machine: Machine = MACHINE) -> list[type]:
+    return list(dict.fromkeys(type(way) for way in backward_ways(problem, machine)))
+
+
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_every_kernel_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> None:
     entries = [*every_backward_kernel(chip), *every_small_kernel(chip)]
-    entries += every_hopper_kernel() if chip is HOPPER else ()
+    entries += [*every_hopper_kernel(), *every_few_kernel()] if chip is HOPPER else ()
     assert len({entry.name for entry in entries}) == len(entries)
     for entry in entries:
         assert entry.shared_bytes <= chip.shared_bytes_per_block
@@ -73,16 +80,13 @@ def test_every_kernel_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> Non
 def test_what_hoppers_kernel_does_not_take_is_the_pairs(changes: dict[str, Any], reason: str) -> None:
     problem = posed(**changes)
     assert reason in (hopper_refusal(problem, MACHINE) or "")
-    assert [type(way) for way in backward_ways(problem, MACHINE)] == [PairBackward]
+    assert kinds(problem) == [PairBackward]
 
 
 def test_plain_and_causal_problems_are_hoppers_where_there_is_one() -> None:
     for causal in (False, True):
-        ways = backward_ways(posed(causal=causal), MACHINE)
-        assert [type(way) for way in ways] == [HopperBackward, PairBackward]
-        assert [type(way) for way in backward_ways(posed(causal=causal), replace(MACHINE, hopper=False))] == [
-            PairBackward
-        ]
+        assert kinds(posed(causal=causal)) == [HopperBackward, FewBackward, PairBackward]
+        assert kinds(posed(causal=causal), replace(MACHINE, hopper=False)) == [PairBackward]
 
 
 @pytest.mark.parametrize(
@@ -118,25 +122,54 @@ def test_a_block_keeps_the_fewest_rows_with_which_each_has_an_sm(sizes: dict[str
     assert small_ways(posed(**{**FEW, **sizes}), MACHINE)[0].shape.rows == rows
 
 
-def kinds(problem: BackwardProblem, machine: Machine = MACHINE) -> list[type]:
-    return list(dict.fromkeys(type(way) for way in backward_ways(problem, machine)))
-
-
 def test_few_keys_are_one_launch_where_that_is_sure_to_pay() -> None:
     for head_dim in (64, 128):
-        for seq, group in ((1, 1), (64, 1), (128, 1), (128, 4), (197, 1), (256, 1)):
+        for seq, group in ((1, 1), (64, 1), (128, 1), (128, 4)):
             problem = posed(**{**FEW, "seq": seq, "head_dim": head_dim, "kv_heads": 8 // group})
-            assert kinds(problem) == [SmallBackward, HopperBackward, PairBackward]
-    hopper_first = [HopperBackward, SmallBackward, PairBackward]
-    assert kinds(posed(**{**FEW, "seq": 512})) == hopper_first  # measured: slower there
-    # Not measured against the other: more scores a head, and few blocks only by 128 rows in each.
-    assert kinds(posed(**{**FEW, "seq": 256, "kv_heads": 2})) == hopper_first
-    assert kinds(posed(**{**FEW, "seq_q": 512, "seq_k": 256})) == hopper_first
-    assert kinds(posed(**{**FEW, "seq": 256, "batch": 4})) == hopper_first
-    assert kinds(posed(**{**FEW, "seq": 128, "batch": 8, "head_dim": 128})) == hopper_first
+            assert kinds(problem) == [SmallBackward, FewBackward, HopperBackward, PairBackward]
+    # Not measured: few blocks only by 128 rows in each.
+    many = posed(**{**FEW, "seq": 128, "batch": 8, "head_dim": 128})
+    assert kinds(many) == [FewBackward, HopperBackward, SmallBackward, PairBackward]
     # More blocks than there are SMs.
-    assert kinds(posed(**{**FEW, "batch": 64})) == [HopperBackward, PairBackward, SmallBackward]
-    assert kinds(posed(**{**FEW, "seq": 512}), replace(MACHINE, hopper=False)) == [SmallBackward, PairBackward]
+    assert kinds(posed(**{**FEW, "batch": 64})) == [HopperBackward, FewBackward, PairBackward, SmallBackward]
+    elsewhere = replace(MACHINE, hopper=False)
+    for seq in (197, 256, 512):
+        assert kinds(posed(**{**FEW, "seq": seq}), elsewhere) == [SmallBackward, PairBackward]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows"),
+    [
+        ({"seq": 197}, 64),
+        ({"seq": 256}, 64),  # 64 blocks that keep keys, 64 that keep queries
+        ({"seq": 257}, 128),
+        ({"seq": 512}, 128),
+        ({"seq": 512, "head_dim": 128}, 128),
+        ({"seq": 512, "batch": 1}, 64),
+        # More blocks than there are SMs: what is expected to end first.
+        ({"seq": 512, "batch": 1, "heads": 32, "kv_heads": 1}, 64),
+        ({"seq": 4096, "batch": 1, "heads": 1, "kv_heads": 1}, 64),
+        ({"seq": 4096, "batch": 1, "heads": 2, "kv_heads": 2, "causal": False}, 128),
+        ({"seq": 640}, 128),
+        ({"seq": 640, "causal": False}, None),
+        ({"seq": 1024}, None),
+    ],
+)
+def test_where_blocks_have_an_sm_or_nearly_hoppers_pass_is_one_launch(sizes: dict[str, Any], rows: int | None) -> None:
+    first = backward_ways(posed(**{**FEW, **sizes}), MACHINE)[0]
+    assert (first.rows if isinstance(first, FewBackward) else None) == rows
+
+
+def test_the_deterministic_mode_has_hoppers_one_launch_where_others_have_the_pair() -> None:
+    for sizes in ({"seq": 512}, {"seq": 4096}, {"seq": 1024, "batch": 4}):
+        ways = backward_ways(posed(**{**FEW, **sizes}), MACHINE)
+        assert isinstance(next(way for way in ways if not isinstance(way, HopperBackward)), FewBackward)
+
+
+def test_what_a_tensor_map_cannot_describe_is_not_given_to_hoppers_one_launch() -> None:
+    problem = posed(**{**FEW, "out": Layout(0, 0, 64)})
+    assert "the output's strides" in (few_refusal(problem, MACHINE) or "")
+    assert few_ways(problem, MACHINE) == []
 
 
 @pytest.mark.parametrize(
@@ -155,6 +188,17 @@ def test_few_keys_are_one_launch_where_that_is_sure_to_pay() -> None:
 )
 def test_the_fewest_tiles_pass_by_and_no_larger_ones_than_that_takes(sizes: dict[str, Any], shape: str) -> None:
     assert small_ways(posed(**{**FEW, **sizes}), MACHINE)[0].shape.name == shape
+
+
+def test_a_plan_for_many_blocks_does_not_count_them_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward_few, "one_launch", lambda *given: pytest.fail("was asked"))
+    assert isinstance(backward_ways(posed(), MACHINE)[0], HopperBackward)
+
+
+def test_blocks_follow_each_other_on_the_first_sm_that_is_free() -> None:
+    assert span([3.0, 1.0, 1.0, 1.0], 2) == 3.0
+    assert span([1.0, 1.0, 3.0], 2) == 4.0
+    assert span([], 2) == 0.0
 
 
 MEASURED = Path(kernels.attention.cuda.__file__).parent / "results" / "backward-small-h200.jsonl"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernels.attention.cuda import decode, general
+from kernels.attention.cuda.backward_few import FewBackwardKernel, every_few_kernel
 from kernels.attention.cuda.backward_kernels import HopperBackwardKernel, every_backward_kernel, pair_kernel
 from kernels.attention.cuda.backward_small import every_small_kernel
 from kernels.attention.cuda.build import Built, Cache, build_all, build_one
@@ -113,7 +114,8 @@ def test_the_backward_kernels_with_the_most_registers_compile_without_spills(com
     kept = pair_kernel(turing, "float16", 128, keys=True)
     assert build_one(kept, Target("sm_75"), compiler, cache).resources
     hopper = [HopperBackwardKernel("bfloat16", head_dim, True) for head_dim in (64, 128)]
-    for built in build_all(hopper, Target("sm_90a"), compiler, cache, 2):
+    few = FewBackwardKernel("bfloat16", 128, 128, True)
+    for built in build_all([*hopper, few], Target("sm_90a"), compiler, cache, 2):
         assert built.resources is not None
         assert built.resources.spill_bytes == 0
 
@@ -190,4 +192,5 @@ def test_every_kernel_made_on_demand_passes_its_gates(architecture: str, compile
     assert chip is not None
     entries = [*general.every_kernel(chip), *decode.every_kernel(chip), *every_backward_kernel(chip)]
     entries += every_small_kernel(chip)
+    entries += every_few_kernel() if architecture == "sm_90a" else ()
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.attention.cuda.backward_few import FewBackwardKernel
 from kernels.attention.cuda.backward_kernels import HopperBackwardKernel
 from kernels.attention.cuda.hopper_kernels import HopperKernel, Shape
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
@@ -48,6 +49,10 @@ FILES = {
         (*(f"../backward/{name}.cuh" for name in ("instructions", "problem", "wgmma")), "../small/instructions.cuh"),
         ("../backward/hopper.cuh",),
     ),
+    FewBackwardKernel: (
+        ("../backward/instructions.cuh", "../backward/prepare.cuh", "wgmma.cuh"),
+        ("../backward/few.cuh",),
+    ),
 }
 """By kind of kernel: what it includes, and what mistakes are put into; from source/hopper."""
 READ_EARLY = ("a product reads where a copy is under way",)
@@ -63,7 +68,7 @@ class Mutant:
     name: str
     found: tuple[str, ...]
     edits: tuple[tuple[str, str], ...]
-    kernel: HopperKernel | GroupKernel | HopperBackwardKernel = KERNEL
+    kernel: HopperKernel | GroupKernel | HopperBackwardKernel | FewBackwardKernel = KERNEL
 
     @property
     def threads(self) -> int:

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.attention.cuda.backward_few import FewBackwardKernel
 from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
 from kernels.attention.cuda.hopper_kernels import HopperKernel, Shape
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape, single
-from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90
+from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90, run_few
 from tests.kernels.cuda.backward_runner import RELATIVE, errors
 from tests.kernels.cuda.compiled import Failed
 from tests.kernels.cuda.hopper_cases import Case, attend, draw
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def as_it_is(kernel: HopperKernel | GroupKernel | HopperBackwardKernel) -> Mutant:
+def as_it_is(kernel: HopperKernel | GroupKernel | HopperBackwardKernel | FewBackwardKernel) -> Mutant:
     """In a namespace of its own too, so that it fits one program with copies of itself."""
     return Mutant(f"{kernel.name}_as_it_is", (), (), kernel)
 
@@ -124,6 +125,68 @@ def test_a_mistake_in_the_order_of_the_backward_pass_is_found(
     posed = posed_for(BACKWARD[0], 1, 2, 1, 200, 300)
     with pytest.raises(Failed, match=mistake.found[0]):
         run_backward90(backward, posed, tmp_path, Schedule(), entry=mistake)
+
+
+# ---- the backward pass in one launch
+
+ONE_LAUNCH = (FewBackwardKernel("bfloat16", 64, 64, True), FewBackwardKernel("float16", 128, 128, False))
+TILE_READ = (
+    "    warpgroup_wait<0>();\n    settled(first);\n    settled(second);\n"
+    "    sync_warp();  // all lanes have read the tile's numbers\n"
+    "    if (lane() == 0) barrier_arrive(barriers.empty(stage));\n"
+)
+LANDED = "          barrier_wait(barriers.out(place.stage()), place.parity());\n"
+LEFT = "    named_sync(C::BOTH, C::PAIR_THREADS);  // all have done with the tiles that lay here\n"
+THERE = "    named_sync(C::BOTH, C::PAIR_THREADS);\n    if constexpr (KEYS) {\n"
+ONE_LAUNCH_MISTAKES = tuple(
+    Mutant(name, (found,), (edit,), ONE_LAUNCH[0])
+    for name, found, edit in (
+        ("a_tile_given_back_while_it_is_read", RACE, lines(TILE_READ, 3, 4, 0, 1, 2)),
+        ("a_tile_given_back_by_one_lane_for_all", RACE, lines(TILE_READ, 0, 1, 2, 4)),
+        (
+            "numbers_read_before_they_are_there",
+            RACE,
+            without("    if constexpr (KEYS) barrier_wait(barriers.numbers(stage), place.parity());\n"),
+        ),
+        (
+            "numbers_of_kept_rows_read_before_they_are_there",
+            RACE,
+            without("        barrier_wait(barriers.numbers(), 0);\n"),
+        ),
+        ("sums_of_a_tile_that_has_not_landed", RACE, without(LANDED)),
+        ("results_left_where_tiles_are_read", RACE, without(LEFT)),
+        ("results_added_before_they_are_left", RACE, lines(THERE, 1)),
+        (
+            "barriers_of_one_launch_used_before_they_are_made",
+            "does not know that it is made",
+            without("  sync_block();\n"),
+        ),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def one_launch(folder: Path) -> Backward90:
+    return compile_backward90([*map(as_it_is, ONE_LAUNCH), *ONE_LAUNCH_MISTAKES], folder, races=True)
+
+
+@pytest.mark.parametrize("kernel", ONE_LAUNCH, ids=lambda kernel: kernel.name)
+def test_the_backward_pass_in_one_launch_has_no_race(
+    one_launch: Backward90, tmp_path: Path, kernel: FewBackwardKernel
+) -> None:
+    posed = posed_for(kernel, 1, 128 // kernel.head_dim, 1, 280, 300, alignment="bottom-right")
+    for schedule in (Schedule(), SHUFFLED):
+        found = errors(run_few(one_launch, posed, kernel.rows, tmp_path, schedule, entry=as_it_is(kernel)), posed.exact)
+        assert all(error <= RELATIVE[posed.out.dtype] for error in found)
+
+
+@pytest.mark.parametrize("mistake", ONE_LAUNCH_MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_mistake_in_the_order_of_the_one_launch_is_found(
+    one_launch: Backward90, tmp_path: Path, mistake: Mutant
+) -> None:
+    posed = posed_for(ONE_LAUNCH[0], 1, 2, 1, 280, 300)
+    with pytest.raises(Failed, match=mistake.found[0]):
+        run_few(one_launch, posed, ONE_LAUNCH[0].rows, tmp_path, Schedule(), entry=mistake)
 
 
 # ---- the forward pass

@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
   simt::last_warp_first = header.reverse, simt::seed = (unsigned)header.seed, simt::greedy_blocks = header.greedy;
   for (int i = 0; i < header.launches; i++) {
     Launch launch;
-    TensorMap maps[4];
+    TensorMap maps[5];
     BackwardParams p;
     input.take(&launch, sizeof launch);
     for (int map = 0; map < launch.maps; map++) {
@@ -38,10 +38,11 @@ int main(int argc, char** argv) {
     buffers.move(p.shift), buffers.move(p.delta), buffers.move(p.sums), buffers.move(p.counter);
     const Entry& entry = entries[launch.entry];
     const simt::Index grid = {(unsigned)launch.x, (unsigned)launch.y, (unsigned)launch.z};
-    if (entry.mapped)
-      simt::launch_parting(grid, entry.threads, launch.shared, [&] { entry.mapped(maps[0], maps[1], maps[2], maps[3], p); });
+    const auto call = [&] { entry.call(maps, p); };
+    if (launch.maps)
+      simt::launch_parting(grid, entry.threads, launch.shared, call);
     else
-      simt::launch(grid, entry.threads, launch.shared, [&] { entry.kernel(p); });
+      simt::launch(grid, entry.threads, launch.shared, call);
   }
   return buffers.write(argv[2]);
 }
