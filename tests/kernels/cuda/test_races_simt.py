@@ -142,6 +142,7 @@ ONE_LAUNCH_MISTAKES = tuple(
     Mutant(name, (found,), (edit,), ONE_LAUNCH[0])
     for name, found, edit in (
         ("a_tile_given_back_while_it_is_read", RACE, lines(TILE_READ, 3, 4, 0, 1, 2)),
+        ("numbers_told_of_by_one_lane_for_all", RACE, ("    sync_warp();\n  }\n", "  }\n")),
         ("a_tile_given_back_by_one_lane_for_all", RACE, lines(TILE_READ, 0, 1, 2, 4)),
         (
             "numbers_read_before_they_are_there",
