@@ -45,7 +45,7 @@ class Drawing:
     formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, pdf, or several.")] = "svg"
     regime: Annotated[
         list[str] | None,
-        typer.Option("--regime", help="Whose table the Markdown gets: burst, sustained-warm, all; by default one."),
+        typer.Option("--regime", help="Whose table Markdown gets: burst, graph-warm, all; one, or baselines in all."),
     ] = None
     all_baselines: Annotated[
         bool, typer.Option("--all-baselines", help="Draw PyTorch's plain one too, which is far slower, in speed-ups.")
@@ -71,7 +71,8 @@ def report(
     settings = chosen(found, drawing.regime or ())
     written = list(write_files(found, out or folder, settings, everything=drawing.all_baselines))
     if insertion.into is not None:
-        _replace_between_marks(insertion.into, insertion.mark, _fragment(found, insertion.table, settings))
+        shown = settings if insertion.table == "cases" or drawing.regime else ()
+        _replace_between_marks(insertion.into, insertion.mark, _fragment(found, insertion.table, shown))
         written.append(insertion.into)
     if drawing.figures is not None:
         written += _draw(found, drawing.figures, drawing.formats, everything=drawing.all_baselines)
@@ -88,7 +89,7 @@ def report(
 def _fragment(found: Report, table: str, settings: Sequence[Setting]) -> str:
     if table not in ("cases", "baselines"):
         raise ConfigError(f"--table {table}: expected cases or baselines")
-    return markdown(found, settings) if table == "cases" else by_baseline(found)
+    return markdown(found, settings) if table == "cases" else by_baseline(found, settings)
 
 
 def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:

@@ -154,10 +154,11 @@ def between_marks(document: str, fragment: str, name: str = "") -> str:
     return f"{before}{begin}\n{fragment.strip()}\n{end}{after}"
 
 
-def by_baseline(report: Report) -> str:
-    """A table with a row a baseline: how many times faster the subject is in each setting, over all its cases."""
+def by_baseline(report: Report, settings: Sequence[Setting] = ()) -> str:
+    """A table with a row a baseline: how many times faster the subject is in each of the settings, all unless given,
+    over all its cases."""
     study = report.study
-    parts = [part for part in study.parts() if part.contrasts]
+    parts = [part for part in study.parts() if part.contrasts and (not settings or part.settings[0] in settings)]
     if not parts:
         return "Nothing was compared.\n"
     heads = [part.settings[0].name or "ratio" for part in parts]

@@ -133,6 +133,8 @@ def test_a_row_a_baseline_goes_between_marks_that_carry_a_name(bench: Bench, tmp
     )
     assert re.search(r"\| bench itself \(A/A\) \| \d\.\d\d\d to 1\.00\d \| 0 / 0 / 2 / 0 \|", text)
     assert "<!-- bench:begin b -->\nkept\n<!-- bench:end b -->" in text
+    bench("report", run, "--into", str(page), "--mark", "a", "--table", "baselines", "--regime", "sustained")
+    assert "| against | sustained, cold | faster / slower / same / inconclusive |\n" in page.read_text()
     assert "<!-- bench:begin c -->" in bench("report", run, "--into", str(page), "--mark", "c", code=11).err
     assert "no name for a mark" in bench("report", run, "--into", str(page), "--mark", "-->", code=2).err
     assert "cases or baselines" in bench("report", run, "--into", str(page), "--table", "all", code=2).err

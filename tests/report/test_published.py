@@ -29,6 +29,10 @@ def test_a_published_run_is_reported_as_its_measurements_say(folder: Path) -> No
     assert (folder / "verdicts.csv").read_text() == verdicts_csv(report)
     readme = (RESULTS / "README.md").read_text()
     assert between_marks(readme, by_baseline(report), folder.name) == readme
+    first = (RESULTS.parent / "README.md").read_text()
+    if f"bench:begin {folder.name}" in first:
+        graph = [one for one in report.study.settings if one.regime == "graph"]
+        assert between_marks(first, by_baseline(report, graph), folder.name) == first
 
 
 def wrong_with(folder: Path) -> list[str]:
