@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kernels.attention import correctness
-from kernels.attention.baseline import Sdpa, reason
+from kernels.attention.baseline import Sdpa, dispatched, reason
 from kernels.attention.case import Case
 from kernels.attention.interface import Unavailable
 from kernels.attention.problem import Inputs
@@ -57,14 +57,25 @@ def baseline(sdpa: Sdpa, case: Case, inputs: Inputs) -> Call:
     with torch.inference_mode(False), torch.enable_grad(), sdpa.scope():
         own = Inputs(*(x.clone() for x in (inputs.q, inputs.k, inputs.v, inputs.slope)))
         try:
-            plan = both(own, case) if case.direction == "both" else backward_of(sdpa.pinned, own, case)
+            ran = sdpa.pinned if case.direction == "both" else ran_by(sdpa.pinned, own, case)
+            plan = both(own, case) if case.direction == "both" else backward_of(ran, own, case)
             plan()
         except torch.OutOfMemoryError as exc:
             raise Unavailable(f"{sdpa.pinned}: out of memory") from exc
         except (RuntimeError, NotImplementedError, TypeError) as exc:
             raise Unavailable(f"{sdpa.pinned}: {reason(sdpa.pinned, str(exc), [])}") from exc
     poisoned = partial(correctness.poisoned, inputs.q, through_torch=False)
-    return Call(sdpa.pinned, plan, sdpa.scope, poisoned)
+    name = sdpa.pinned if ran == sdpa.pinned else f"{sdpa.pinned}:{ran}"
+    return Call(name, plan, sdpa.scope, poisoned)
+
+
+def ran_by(pinned: str, given: Inputs, case: Case) -> str:
+    """The backend itself, where one is pinned; else that to which PyTorch hands over on a GPU, whose operator can be
+    captured in a graph where autograd's own call of it, on another stream, cannot. `default` where it is not known."""
+    if pinned != "default" or given.q.device.type != "cuda":
+        return pinned
+    q, k, v = (x.detach().requires_grad_() for x in (given.q, given.k, given.v))
+    return dispatched(lambda: attended(Inputs(q, k, v), case)) or pinned
 
 
 def attended(given: Inputs, case: Case) -> torch.Tensor:

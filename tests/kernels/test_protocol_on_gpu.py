@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from kernels.attention.baseline import Sdpa, chosen, dispatched
+from kernels.attention.case import Case, Shape
+from kernels.attention.implementations import Baseline
 from kernels.attention.interface import Plan, Unavailable
+from kernels.attention.problem import AttentionProblem, Inputs
 from kernels.harness.clocks import clocks, nvml
 from kernels.harness.cupti import BUSY_FROM_US
 from kernels.harness.device_clock import in_kernel_clock
@@ -160,6 +163,18 @@ def test_the_default_is_named_after_the_backend_whose_output_it_gives_to_the_las
     with baseline.scope():
         pinned = baseline.prepare(q, k, v, False)()
     assert torch.equal(pinned, Sdpa("default").prepare(q, k, v, False)())
+
+
+def test_the_default_backward_pass_is_its_backends_own_and_can_be_captured() -> None:
+    case = Case(Shape(2, 8, 8, 512, 512, 64, True), "bfloat16", "backward")
+    drawn = AttentionProblem().inputs(case, torch.Generator().manual_seed(1))
+    inputs = Inputs(*(x.to(DEV) for x in (drawn.q, drawn.k, drawn.v, drawn.slope)))
+    with torch.inference_mode():
+        call = Baseline("default").bind(case, inputs)
+        assert call.backend.startswith("default:")
+        contender = Contender("sdpa:default", (call.plan,), call.scope)
+        with call.scope():
+            assert timer_for(DEV, "graph")(contender)([call.plan]).latency_us > 0
 
 
 def test_a_case_in_both_regimes_is_one_file_with_every_column_that_a_gpu_can_fill(tmp_path: Path) -> None:
