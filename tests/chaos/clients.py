@@ -273,7 +273,7 @@ def _told(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def told(*arguments: Any, **options: Any) -> Any:
         if watch.on:
-            STARTED.append(f"{event} {(arguments or (options.get('args', ''),))[-1]}")
+            STARTED.append(f"{event} {options.get('args', arguments[-1:])}")
         return function(*arguments, **options)
 
     return told
