@@ -16,7 +16,7 @@ from kernels.attention.cuda.quick import Options, Quick
 from kernels.attention.cuda.registered import as_operator
 from tests.kernels.cuda.stub_driver import OnCpu
 
-SMALL, LONG = (2, 4, 64, 64), (1, 8, 600, 64)
+SMALL, LONG = (2, 4, 64, 64), (2, 8, 1024, 64)
 """Sizes whose kernels have no state, and such whose kernels have a counter."""
 
 
