@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib
 import ipaddress
@@ -11,7 +10,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import hypothesis
 import pytest
 
 from tests.support import compiler_cache
+from tests.support.connects import on_connect
 from tests.support.patience import PATIENCE_S
 
 # Some hundred thousand objects of modules and tests live as long as the process: they are looked through seldom.
@@ -44,21 +44,7 @@ def _loopback(address: Any) -> None:
         raise PermissionError(f"tests talk to loopback only, not to {host}")
 
 
-def _seen(connect: Callable[..., Any]) -> Callable[..., Any]:
-    """Every connect of this process, whichever library asks, is seen before it happens. No audit hook: one in Python
-    lets threads take turns in the middle of `sys.settrace`, and CPython 3.11 then ends a thread that coverage is to
-    trace before it has begun."""
-
-    @functools.wraps(connect)
-    def seen(self: socket.socket, address: Any, /) -> Any:
-        _loopback(address)
-        return connect(self, address)
-
-    return seen
-
-
-for _name in ("connect", "connect_ex"):
-    setattr(socket.socket, _name, _seen(getattr(socket.socket, _name)))
+on_connect(_loopback)
 
 # The same examples every time, on any machine: what is found is found again, and nobody's change fails by another's
 # luck. `--hypothesis-profile=search` draws others.

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import io
 import os
-import socket
 import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
@@ -56,6 +55,7 @@ from tests.chaos.deeds import Deeds
 from tests.chaos.guests import guest
 from tests.chaos.scenario import Client
 from tests.stories.stage import SHEET
+from tests.support.connects import on_connect
 from tests.support.patience import PATIENCE_S
 from tests.support.simulated_clock import TimelineClock
 
@@ -268,7 +268,7 @@ watch = SimpleNamespace(on=False)
 
 
 def _told(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, which writes down that it was called. No audit hook: tests/conftest.py says why."""
+    """The same, which writes down that it was called. No audit hook: `on_connect` says why."""
 
     @functools.wraps(function)
     def told(*arguments: Any, **options: Any) -> Any:
@@ -279,20 +279,12 @@ def _told(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return told
 
 
-def _called(connect: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, which writes down where the plan's webhook was called."""
-
-    @functools.wraps(connect)
-    def called(self: socket.socket, address: Any, /) -> Any:
-        if watch.on and isinstance(address, tuple) and address[1] == DISCARD:
-            STARTED.append("the webhook of a plan in the bucket")
-        return connect(self, address)
-
-    return called
+def _called(address: Any) -> None:
+    if watch.on and isinstance(address, tuple) and address[1] == DISCARD:
+        STARTED.append("the webhook of a plan in the bucket")
 
 
 for _name in STARTS:
     setattr(os, _name, _told(f"os.{_name}", getattr(os, _name)))
 subprocess.Popen.__init__ = _told("subprocess.Popen", subprocess.Popen.__init__)  # type: ignore[method-assign]
-for _name in ("connect", "connect_ex"):
-    setattr(socket.socket, _name, _called(getattr(socket.socket, _name)))
+on_connect(_called)
