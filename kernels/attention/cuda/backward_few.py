@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda.backward_costs import one_launch, three_launches
-from kernels.attention.cuda.backward_kernels import BackwardParameters, flag
+from kernels.attention.cuda.backward_kernels import BackwardParameters, flag, mapped_entry_point
 from kernels.attention.cuda.backward_plan import BackwardProblem, hopper_refusal, map_of, parameters_of
-from kernels.attention.cuda.driver import TensorMap
 from kernels.attention.cuda.hopper import maps
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
@@ -54,16 +52,7 @@ class FewBackwardKernel:
     @property
     def source(self) -> str:
         config = f"BackwardFew<{C_TYPE[self.dtype]}, {self.head_dim}, {self.rows}, {flag(self.causal)}>"
-        given = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in MAPS)
-        return (
-            f'#include "backward/few.cuh"\n'
-            f'extern "C" __global__ void __launch_bounds__({self.threads}, 1)\n'
-            f"{self.name}({given}, const __grid_constant__ BackwardParams p) {{\n"
-            f"  backward_few<{config}>({', '.join(MAPS)}, p);\n}}\n"
-            f'static_assert({config}::BYTES == {self.shared_bytes}, "shared memory differs");\n'
-            f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
-            f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
-        )
+        return mapped_entry_point("few", self.name, self.threads, "backward_few", MAPS, config, self.shared_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kernels.attention.cuda.driver import TensorMap
@@ -55,6 +55,22 @@ def entry_point(header: str, name: str, threads: int, call: str) -> str:
         f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n'
         f"{name}(const __grid_constant__ BackwardParams p) {{\n  {call}(p);\n}}\n"
         f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
+    )
+
+
+def mapped_entry_point(
+    header: str, name: str, threads: int, call: str, maps: Sequence[str], config: str, shared_bytes: int
+) -> str:
+    """The same of a kernel that is given tensor maps, and that must need the shared memory that the host asks for."""
+    given = ", ".join(f"const __grid_constant__ TensorMap {one}" for one in maps)
+    return (
+        f'#include "backward/{header}.cuh"\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n'
+        f"{name}({given}, const __grid_constant__ BackwardParams p) {{\n"
+        f"  {call}<{config}>({', '.join(maps)}, p);\n}}\n"
+        f'static_assert({config}::BYTES == {shared_bytes}, "shared memory differs");\n'
+        f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
+        f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
     )
 
 
@@ -153,16 +169,8 @@ class HopperBackwardKernel:
     @property
     def source(self) -> str:
         config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flag(self.causal)}>"
-        maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in ("q", "k", "v", "dout"))
-        return (
-            f'#include "backward/hopper.cuh"\n'
-            f'extern "C" __global__ void __launch_bounds__({self.threads}, 1)\n'
-            f"{self.name}({maps}, const __grid_constant__ BackwardParams p) {{\n"
-            f"  backward_hopper<{config}>(q, k, v, dout, p);\n}}\n"
-            f'static_assert({config}::BYTES == {self.shared_bytes}, "shared memory differs");\n'
-            f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
-            f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
-        )
+        name, maps = self.name, ("q", "k", "v", "dout")
+        return mapped_entry_point("hopper", name, self.threads, "backward_hopper", maps, config, self.shared_bytes)
 
 
 @dataclass(frozen=True, slots=True)
