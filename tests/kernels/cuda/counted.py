@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.attention.cuda import native
 from kernels.attention.cuda.backward_quick import QuickBackward, Three
@@ -18,6 +19,18 @@ from tests.kernels.cuda.stub_driver import OnCpu
 
 SMALL, LONG = (2, 4, 64, 64), (2, 8, 1024, 64)
 """Sizes whose kernels have no state, and such whose kernels have a counter."""
+
+
+class Watching(TorchDispatchMode):
+    """Notes which operators it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 class Counted:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.attention.cuda import gradients, registered
 from kernels.attention.cuda.backward import bind_backward
@@ -19,6 +18,7 @@ from kernels.attention.cuda.binding import bind_call
 from kernels.attention.cuda.direct import differentiable_by
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.quick import Options, Quick
+from tests.kernels.cuda.counted import Watching
 from tests.kernels.cuda.stub_driver import Launch, Map, OnCpu, Stub, can_stub
 from tests.kernels.cuda.test_gradients import Recorded, double, forward
 
@@ -255,18 +255,6 @@ def test_a_mask_has_no_gradient_and_is_part_of_the_others() -> None:
     mask = double(1, 2, 4, 5, seed=4).detach()
     options = Options(names=("q", "k", "v", "mask"))
     assert torch.autograd.gradcheck(lambda *qkv: direct((*qkv, mask), options), (q, k, v))
-
-
-class Watching(TorchDispatchMode):
-    """Notes which operators it sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture

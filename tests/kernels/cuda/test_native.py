@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.attention.cuda import compile_gradients, gradients, native
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
-from tests.kernels.cuda.counted import SMALL, Counted, draw
+from tests.kernels.cuda.counted import SMALL, Counted, Watching, draw
 from tests.kernels.cuda.stub_driver import Stub, can_stub
 from tests.kernels.cuda.test_direct import draw_of
 
@@ -36,18 +35,6 @@ def passes(ours: Counted, count: int = 3) -> list[torch.Tensor]:
         tensors = draw()
         torch.autograd.grad(ours(*tensors), tensors, torch.randn(SMALL).bfloat16())
     return draw()
-
-
-class Watching(TorchDispatchMode):
-    """Notes which operators it sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_mode_that_comes_for_the_backward_pass_sees_its_operator(compiled: Counted, operators: Any) -> None:
