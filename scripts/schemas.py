@@ -11,8 +11,16 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schema"
 
 
 def written() -> dict[str, str]:
-    """Name of each file and what it holds."""
-    return {f"{name.replace(' ', '-')}.json": json.dumps(schema_of(name), indent=1) + "\n" for name in SHAPES}
+    """Name of each file and what it holds: commands that print the same document refer to the first of them."""
+    firsts: dict[int, str] = {}
+    texts = {}
+    for name, shape in SHAPES.items():
+        file, schema = f"{name.replace(' ', '-')}.json", schema_of(name)
+        first = firsts.setdefault(id(shape), file)
+        if first != file:
+            schema = {"$schema": schema["$schema"], "$ref": first, "title": schema["title"]}
+        texts[file] = json.dumps(schema, indent=1) + "\n"
+    return texts
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from typing import Any, Final, Literal
 from pydantic import TypeAdapter
 
 from orchestrator.cli.shapes_of_fleets import FLEETS
-from orchestrator.cli.shapes_of_images import ImageBuilt, ImageGone, ImageJudged, Images
-from orchestrator.cli.shapes_of_money import Budget, CapsSet, CostAdded, Costs, CostTakenBack, Prices, Rebuilt, Usd
-from orchestrator.cli.shapes_of_pages import Profiled, SiteMade
+from orchestrator.cli.shapes_of_images import IMAGES
+from orchestrator.cli.shaping import Document, Row, Rows, Usd, shape
 from orchestrator.core.run.status import StatusLine
 
 Time = str
@@ -26,18 +25,9 @@ class ErrorDetail:
 
 
 @dataclass
-class Failed:
-    """What any command prints instead, where an error stood in its way."""
-
-    schema: Literal[1]
-    error: ErrorDetail
-
-
-@dataclass
-class RunDocument:
+class RunDocument(Document):
     """A run: `launch`, `stop` and `status RUN`."""
 
-    schema: Literal[1]
     run_id: str
     state: str
     cases_done: int
@@ -50,8 +40,8 @@ class RunDocument:
     image: str
     implementations: list[str]
     measurements_per_implementation: int
-    vms: list[dict[str, Any]]
-    phases: list[dict[str, Any]]
+    vms: Rows
+    phases: Rows
 
 
 @dataclass
@@ -72,10 +62,9 @@ class Machine:
 
 
 @dataclass
-class Status:
+class Status(Document):
     """Every run, and the machines alive now; a run alone is a RunDocument."""
 
-    schema: Literal[1]
     mode: str
     prices_simulated: bool
     runs: list[StatusLine]
@@ -84,8 +73,7 @@ class Status:
 
 
 @dataclass
-class Plan:
-    schema: Literal[1]
+class Plan(Document):
     config: str
     gpu: str
     mode: str
@@ -97,12 +85,12 @@ class Plan:
     cases: list[str]
     measurements_per_implementation: int
     implementations: list[str]
-    offers: list[dict[str, Any]]
+    offers: Rows
     headroom_usd: dict[str, Usd]
     notices: list[str]
-    settings: dict[str, Any]
-    harness: dict[str, Any]
-    fallbacks: list[dict[str, Any]]
+    settings: Row
+    harness: Row
+    fallbacks: Rows
 
 
 @dataclass
@@ -117,17 +105,6 @@ class Check:
 
 
 @dataclass
-class Doctor:
-    schema: Literal[1]
-    mode: str
-    project: str
-    bucket: str
-    exit_code: int
-    counts: dict[str, int]
-    checks: list[Check]
-
-
-@dataclass
 class SetUpStep:
     step: str
     text: str
@@ -135,91 +112,12 @@ class SetUpStep:
 
 
 @dataclass
-class SetUp:
-    schema: Literal[1]
+class SetUp(Document):
     project: str
     bucket: str
     steps: list[SetUpStep]
     form: Literal["gcloud", "terraform"] | None = None
     text: str | None = None
-
-
-@dataclass
-class Fetched:
-    run_id: str
-    state: str
-    complete: bool
-    cases: int
-    cases_total: int
-    measurements: int
-    headlines: list[str]
-
-
-@dataclass
-class Written:
-    """The report's own document, and the files that were written."""
-
-    files: list[str]
-
-
-@dataclass
-class Logs:
-    schema: Literal[1]
-    run_id: str
-    source: str
-    text: str
-
-
-@dataclass
-class Command:
-    schema: Literal[1]
-    run_id: str
-    command: list[str]
-
-
-@dataclass
-class Cases:
-    schema: Literal[1]
-    run_id: str
-    cases: list[str]
-
-
-@dataclass
-class Diagnosis:
-    schema: Literal[1]
-    run_id: str
-    state: str
-    cause: str | None
-    detail: str
-    remedy: str
-    lines: list[str]
-
-
-@dataclass
-class Compared:
-    schema: Literal[2]
-    tolerance_percent: float
-    comparisons: list[dict[str, Any]]
-    without_baseline: list[str]
-
-
-@dataclass
-class History:
-    case_id: str
-    implementation: str
-    relative_to: str
-    points: list[dict[str, Any]]
-    left_out: int
-    older: bool
-
-
-@dataclass
-class Reaped:
-    schema: Literal[1]
-    mode: str
-    deleted: int
-    machines: list[Machine]
-    failed: list[dict[str, str]]
 
 
 @dataclass
@@ -229,7 +127,7 @@ class Baseline:
     git_commit: str | None
     set_at: Time
     set_by: str
-    fingerprint: dict[str, Any]
+    fingerprint: Row
 
 
 @dataclass
@@ -239,144 +137,113 @@ class BaselineSet(Baseline):
 
 
 @dataclass
-class Baselines:
-    schema: Literal[1]
-    baselines: list[Baseline]
+class ProfiledCall:
+    """One implementation on one case. `tool` is null where it was not profiled, and `reason` says why."""
+
+    case_id: str
+    implementation: str
+    tool: str | None
+    why_not_ncu: str | None
+    reason: str | None
+    time_us: float | None
+    intensity: float | None
+    tflops: float | None
+    figures: dict[str, str]
+    hints: list[str]
+    operations: Rows
+    files: list[str]
 
 
 @dataclass
-class BaselinesGone:
-    schema: Literal[1]
-    name: str
-    removed: list[Baseline]
+class SiteMade(Document):
+    """`index` is the page to open, `url` where --serve shows it; `published` counts pages stored in the bucket."""
+
+    folder: str
+    runs: int
+    live: int
+    read: int
+    pages: int
+    written: int
+    removed: int
+    seconds: float
+    published: int | None = None
+    index: str | None = None
+    url: str | None = None
 
 
 @dataclass
-class Configs:
-    schema: Literal[1]
-    configs: list[dict[str, str]]
+class Window:
+    key: str
+    spent_usd: Usd
+    held_usd: Usd
 
 
-@dataclass
-class ConfigShown:
-    schema: Literal[1]
-    name: str
-    text: str
-    values: dict[str, Any]
-
-
-@dataclass
-class ConfigKeys:
-    schema: Literal[1]
-    keys: list[dict[str, Any]]
-
-
-@dataclass
-class NewFile:
-    schema: Literal[1]
-    path: str
-
-
-@dataclass
-class CloudStarted:
-    schema: Literal[1]
-    compute: str
-    storage: str
-    bucket: str
-
-
-@dataclass
-class CloudStopped:
-    schema: Literal[1]
-    stopped: bool
-
-
-@dataclass
-class CloudStatus:
-    schema: Literal[1]
-    running: bool
-    instances: list[dict[str, Any]]
-
-
-@dataclass
-class CloudBill:
-    schema: Literal[1]
-    usd: Usd
-    rows: list[dict[str, Any]]
-
-
-@dataclass
-class CloudWeather:
-    schema: Literal[1]
-    faults: list[dict[str, Any]]
-
-
-@dataclass
-class Manual:
-    schema: Literal[1]
-    format: Literal["roff"]
-    text: str
-
-
-@dataclass
-class SchemaShown:
-    """A JSON Schema, draft 2020-12."""
-
-    title: str
-
+BASELINES: Final = shape(baselines=list[Baseline])
 
 SHAPES: Final[dict[str, Any]] = {
-    "baseline list": Baselines,
-    "baseline rm": BaselinesGone,
+    "baseline list": BASELINES,
+    "baseline rm": shape(name=str, removed=list[Baseline]),
     "baseline set": BaselineSet,
-    "baseline show": Baselines,
-    "budget": Budget,
-    "budget rebuild": Rebuilt,
-    "budget set": CapsSet,
-    "cases": Cases,
-    "cloud bill": CloudBill,
-    "cloud preempt": dict[str, Any],
-    "cloud start": CloudStarted,
-    "cloud status": CloudStatus,
-    "cloud stop": CloudStopped,
-    "cloud weather": CloudWeather,
-    "compare": Compared,
-    "config keys": ConfigKeys,
-    "config list": Configs,
-    "config show": ConfigShown,
-    "costs": Costs,
-    "costs add": CostAdded,
-    "costs rm": CostTakenBack,
-    "diagnose": Diagnosis,
-    "doctor": Doctor,
-    "error": Failed,
-    "fetch": Fetched,
+    "baseline show": BASELINES,
+    "budget": shape(
+        config=str, windows=Rows, caps_of_the_bucket=Row | None, alerts_at_percent=list[int], alerted=list[str]
+    ),
+    "budget rebuild": shape(added=list[str], put_aside=str | None),
+    "budget set": shape(caps=Row | None),
+    "cases": shape(run_id=str, cases=list[str]),
+    "cloud bill": shape(usd=Usd, rows=Rows),
+    "cloud preempt": Row,
+    "cloud start": shape(compute=str, storage=str, bucket=str),
+    "cloud status": shape(running=bool, instances=Rows),
+    "cloud stop": shape(stopped=bool),
+    "cloud weather": shape(faults=Rows),
+    "compare": shape(schema=Literal[2], tolerance_percent=float, comparisons=Rows, without_baseline=list[str]),
+    "config keys": shape(keys=Rows),
+    "config list": shape(configs=list[dict[str, str]]),
+    "config show": shape(name=str, text=str, values=Row),
+    "costs": shape(runs=Rows, costs=Rows, older=int, windows=dict[str, Window], prices_simulated=bool),
+    "costs add": shape(id=str, category=str, usd=Usd, note=str),
+    "costs rm": shape(id=str, takes_back=str, usd=Usd, note=str),
+    "diagnose": shape(run_id=str, state=str, cause=str | None, detail=str, remedy=str, lines=list[str]),
+    "doctor": shape(mode=str, project=str, bucket=str, exit_code=int, counts=dict[str, int], checks=list[Check]),
+    "error": shape("What any command prints instead, where an error stood in its way.", error=ErrorDetail),
+    "fetch": shape(
+        schema=None,
+        run_id=str,
+        state=str,
+        complete=bool,
+        cases=int,
+        cases_total=int,
+        measurements=int,
+        headlines=list[str],
+    ),
     **FLEETS,
-    "history": History,
-    "image build": ImageBuilt,
-    "image list": Images,
-    "image rm": ImageGone,
-    "image validate": ImageJudged,
+    "history": shape(
+        schema=None, case_id=str, implementation=str, relative_to=str, points=Rows, left_out=int, older=bool
+    ),
+    **IMAGES,
     "init": SetUp,
     "launch": RunDocument,
-    "logs": Logs,
-    "man": Manual,
-    "new": NewFile,
+    "logs": shape(run_id=str, source=str, text=str),
+    "man": shape(format=Literal["roff"], text=str),
+    "new": shape(path=str),
     "plan": Plan,
-    "prices": Prices,
-    "profile": Profiled,
-    "reap": Reaped,
-    "report": Written,
-    "schema": SchemaShown,
+    "prices": shape(
+        currency=str, as_of=str, age_days=int, stale=bool, sources=dict[str, str], trusted=list[str], prices=Rows
+    ),
+    "profile": shape(run_id=str, device=str, set=str, profiles=list[ProfiledCall], files=list[str]),
+    "reap": shape(mode=str, deleted=int, machines=list[Machine], failed=list[dict[str, str]]),
+    "report": shape("The report's own document, and the files that were written.", schema=None, files=list[str]),
+    "schema": shape("A JSON Schema, draft 2020-12.", schema=None, title=str),
     "site": SiteMade,
-    "ssh": Command,
+    "ssh": shape(run_id=str, command=list[str]),
     "status": Status,
     "stop": RunDocument,
 }
 """By the words that call a command; `error` is what any of them prints where it failed."""
 
 
-def schema_of(command: str) -> dict[str, Any]:
+def schema_of(command: str) -> Row:
     """The JSON Schema of what a command prints."""
     made = TypeAdapter(SHAPES[command]).json_schema()
     about = f"bench {command} --json" if command != "error" else "any command with --json, where it failed"

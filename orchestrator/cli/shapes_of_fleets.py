@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from orchestrator.cli.shapes_of_money import Usd
+from orchestrator.cli.shaping import Document, Row, Rows, Usd, shape
 from orchestrator.core.fleet.state import State
 
 Engine = Literal["cloud", "slurm", "batch", "hosts"]
@@ -33,8 +33,7 @@ class Room:
 
 
 @dataclass
-class FleetPlanned:
-    schema: Literal[1]
+class FleetPlanned(Document):
     engine: Engine
     children: int
     configurations: int
@@ -79,10 +78,9 @@ class FleetChild:
 
 
 @dataclass
-class FleetSeen:
+class FleetSeen(Document):
     """A fleet: `launch`, `status`, `watch`, `stop`, `resume` and `retry`."""
 
-    schema: Literal[1]
     fleet: str
     engine: Engine
     mode: str
@@ -99,14 +97,7 @@ class FleetSeen:
 
 
 @dataclass
-class FleetsListed:
-    schema: Literal[1]
-    fleets: list[dict[str, str]]
-
-
-@dataclass
-class FleetFetched:
-    schema: Literal[1]
+class FleetFetched(Document):
     fleet: str
     folder: str
     children: int
@@ -141,16 +132,7 @@ class FleetAxis:
     fixed: dict[str, str]
     timed: str
     same_cases: bool
-    lines: list[dict[str, Any]]
-
-
-@dataclass
-class FleetReported:
-    schema: Literal[1]
-    fleet: str
-    configurations: list[dict[str, Any]]
-    axes: list[FleetAxis]
-    files: list[str]
+    lines: Rows
 
 
 @dataclass
@@ -161,36 +143,21 @@ class GpuCost:
     usd: Usd
 
 
-@dataclass
-class FleetCosts:
-    schema: Literal[1]
-    fleet: str
-    gpus: list[GpuCost]
-    cost_usd: Usd
-    held_usd: Usd
-    prices_simulated: bool
-
-
-@dataclass
-class BatchChecked:
-    """What `check-batch` saw: an answer by name, with whether it is as it must be."""
-
-    schema: Literal[1]
-    project: str
-    checked_at: str
-    region: str
-    answers: dict[str, dict[str, Any]]
-    passed: bool
-
-
 FLEETS: Final[dict[str, Any]] = {
-    "fleet check-batch": BatchChecked,
-    "fleet costs": FleetCosts,
+    "fleet check-batch": shape(
+        "What `check-batch` saw: an answer by name, with whether it is as it must be.",
+        project=str,
+        checked_at=str,
+        region=str,
+        answers=dict[str, Row],
+        passed=bool,
+    ),
+    "fleet costs": shape(fleet=str, gpus=list[GpuCost], cost_usd=Usd, held_usd=Usd, prices_simulated=bool),
     "fleet fetch": FleetFetched,
     "fleet launch": FleetSeen,
-    "fleet ls": FleetsListed,
+    "fleet ls": shape(fleets=list[dict[str, str]]),
     "fleet plan": FleetPlanned,
-    "fleet report": FleetReported,
+    "fleet report": shape(fleet=str, configurations=Rows, axes=list[FleetAxis], files=list[str]),
     "fleet resume": FleetSeen,
     "fleet retry": FleetSeen,
     "fleet sql": FleetAsked,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, Literal
 
-from orchestrator.cli.shapes_of_money import Usd
+from orchestrator.cli.shaping import Usd, shape
 
 
 @dataclass
@@ -53,9 +53,9 @@ class ImageListed(Image):
     minutes_saved: float | None
 
 
-@dataclass
-class Images:
-    schema: Literal[1]
-    images: list[ImageListed]
-    left_out: dict[str, str]
-    prices_simulated: bool
+IMAGES: Final[dict[str, Any]] = {
+    "image build": ImageBuilt,
+    "image list": shape(images=list[ImageListed], left_out=dict[str, str], prices_simulated=bool),
+    "image rm": ImageGone,
+    "image validate": ImageJudged,
+}
