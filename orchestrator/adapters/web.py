@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from orchestrator.adapters.clock import Offset, SystemClock
+from orchestrator.adapters.web_answer import GRACE_S, Unending, within
 from orchestrator.adapters.web_routes import Route, route_to
 from orchestrator.ports import Clock
 
@@ -145,15 +146,16 @@ class Token:
 
 class Web:
     """Sends requests, from any thread. `calls` counts them; `offset` is what their answers tell of the server's clock,
-    compared with `clock`."""
+    compared with `clock`. `grace_s`: how long a short answer may take as a whole."""
 
-    def __init__(self, signer: Signer, clock: Clock | None = None) -> None:
+    def __init__(self, signer: Signer, clock: Clock | None = None, *, grace_s: float = GRACE_S) -> None:
         self.signer = signer
         self.calls = 0
         self.offset = Offset()
         self._clock = clock or SystemClock()
         self._idle: dict[Route, list[http.client.HTTPConnection]] = {}
         self._lock = Lock()
+        self._answers = within(grace_s)
         weakref.finalize(self, _close, self._idle)
 
     def close(self) -> None:
@@ -217,6 +219,7 @@ class Web:
                 return connection
             connection.close()
         connection = route.connection(min(CONNECT_S, timeout_s))
+        connection.response_class = self._answers
         try:
             connection.connect()
         except (OSError, http.client.HTTPException) as exc:
@@ -271,7 +274,7 @@ def _plain(reply: Reply, where: str) -> Reply:
 
 
 def _why(where: str, exc: BaseException) -> str:
-    if isinstance(exc, TimeoutError):
+    if isinstance(exc, TimeoutError) and not isinstance(exc, Unending):
         return f"{where} does not answer: no word in time"
     said = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
     return f"{where} does not answer: {said}"

@@ -6,11 +6,11 @@ import gzip
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from cryptography import x509
@@ -104,6 +104,50 @@ def test_a_compressed_answer_that_is_cut_short_is_lost() -> None:
     cut = Reply(data=gzip.compress(bytes(1000))[:-9], headers={"Content-Encoding": "gzip"})
     with scripted_server(in_turn(cut)) as server, pytest.raises(Lost, match="cut short or damaged"):
         Web(Nobody()).ask("GET", server.url)
+
+
+@contextmanager
+def dripping(first: bytes, each: bytes) -> Iterator[int]:
+    """A server that says `first` to a request, and then `each` every 20 ms for as long as it is listened to."""
+    over = Event()
+    door = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = door.accept()
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(first)
+            while not over.wait(0.02):
+                connection.sendall(each)
+
+    thread = Thread(target=serve)
+    thread.start()
+    try:
+        yield door.getsockname()[1]
+    finally:
+        over.set()
+        thread.join()
+        door.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "each"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"x"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (b"HTTP/1.1 200 OK\r\n", b"X-More: 1\r\n"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+    ids=["a body", "chunks", "headers", "100 Continue"],
+)
+def test_an_answer_that_never_ends_is_lost_although_it_is_never_silent(first: bytes, each: bytes) -> None:
+    with dripping(first, each) as port, pytest.raises(Lost, match="does not come to an end"):
+        Web(Nobody(), grace_s=0.2).ask("GET", f"http://127.0.0.1:{port}/x")
+
+
+def test_an_answer_that_goes_on_arriving_may_take_longer_than_a_short_one() -> None:
+    with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1200000\r\n\r\n", bytes(20_000)) as port:
+        assert len(Web(Nobody(), grace_s=1).ask("GET", f"http://127.0.0.1:{port}/x").data) == 1_200_000
 
 
 class Renewing:
