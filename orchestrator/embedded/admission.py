@@ -98,11 +98,10 @@ def _admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted
     machine = _machine(body, zone, inventory)
     scheduling = _scheduling(body.get("scheduling", {}))
     gpu, count = _accelerator(body, machine, project, zone, inventory)
-    spot = scheduling["spot"]
     if gpu and scheduling["maintenance"] != "TERMINATE":
         why = "Instances with guest accelerators do not support live migration; it must be TERMINATE."
         raise invalid("resource.scheduling.onHostMaintenance", scheduling["maintenance"], why)
-    if machine.spot_only and not spot:
+    if machine.spot_only and not scheduling["spot"]:
         raise invalid("resource.scheduling.provisioningModel", "STANDARD", f"{machine.name} is offered as SPOT only.")
     image, disk = _boot_disk(body, project, zone, inventory)
     account, scopes = _service_account(body)
@@ -112,18 +111,9 @@ def _admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted
         machine=machine,
         gpu=gpu,
         gpu_count=count,
-        spot=spot,
-        max_run_s=scheduling["max_run_s"],
-        end_at=scheduling["end_at"],
-        termination_action=scheduling["action"],
-        automatic_restart=scheduling["restart"],
-        maintenance=scheduling["maintenance"],
-        notice_s=scheduling["notice_s"],
+        **scheduling,
         image=image,
-        disk_gib=disk["gib"],
-        disk_type=disk["type"],
-        auto_delete=disk["auto_delete"],
-        disk_labels=disk["labels"],
+        **disk,
         external_ip=_external_ip(body, project),
         labels=check_labels(body.get("labels", {}), "resource.labels"),
         metadata=_metadata(body.get("metadata", {})),
@@ -188,6 +178,7 @@ def _moment(value: Any, field: str) -> datetime | None:
 
 
 def _scheduling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those fields of `Admitted`."""
     field = "resource.scheduling"
     model = given.get("provisioningModel", "STANDARD")
     if model not in PROVISIONING:
@@ -227,8 +218,8 @@ def _scheduling(given: Mapping[str, Any]) -> dict[str, Any]:
         "spot": spot,
         "max_run_s": max_run_s,
         "end_at": end_at,
-        "action": action or ("STOP" if spot else ""),
-        "restart": restart,
+        "termination_action": action or ("STOP" if spot else ""),
+        "automatic_restart": restart,
         "maintenance": maintenance,
         "notice_s": notice,
     }
@@ -248,10 +239,10 @@ def _boot_disk(body: Mapping[str, Any], project: str, zone: str, inventory: Inve
     if kind not in inventory.disk_types:
         raise not_found(f"projects/{project}/zones/{zone}/diskTypes/{kind}")
     return image, {
-        "gib": size,
-        "type": kind,
+        "disk_gib": size,
+        "disk_type": kind,
         "auto_delete": bool(boots[0].get("autoDelete", False)),
-        "labels": check_labels(given.get("labels", {}), "resource.disks[0].initializeParams.labels"),
+        "disk_labels": check_labels(given.get("labels", {}), "resource.disks[0].initializeParams.labels"),
     }
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from orchestrator.embedded.batch_jobs import ENUMS, GROUP, JOB_ID, JOB_STATES, Job, named, numbered, read_order
 from orchestrator.embedded.batch_runner import Runner
-from orchestrator.embedded.commons import Commons
+from orchestrator.embedded.commons import Commons, Part
 from orchestrator.embedded.documents import stamp
 from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.filters import parse_filter
@@ -26,17 +26,14 @@ MOST = 1000
 MOST_BYTES = 1_000_000
 
 
-class Batch:
+class Batch(Part):
     """Answers requests; raises `ApiError`. Jobs are thread-safe under the runner's lock."""
 
     def __init__(self, commons: Commons, runner: Runner) -> None:
-        self.project = commons.project
+        super().__init__(commons)
         self.runner = runner
-        self.inventory = commons.inventory
-        self.store = commons.store
-        self.timeline = commons.timeline
         self.jobs: dict[str, Job] = {}
-        self.operations: dict[str, Document] = {}
+        self.own_operations: dict[str, Document] = {}
         runner.ended = self._keep
         for kept in self.store.all("batch_job"):
             self._restore(kept)
@@ -114,7 +111,7 @@ class Batch:
                 self._finish(operation, {"@type": TYPES + "CancelJobResponse"})
 
             self.runner.cancel(found, "CANCELLATION_IN_PROGRESS", "CANCELLED", done)
-            return self.operations[operation]
+            return self.own_operations[operation]
 
     def delete(self, _request: Request, region: str, job: str) -> Document:
         with self.runner.lock:
@@ -127,7 +124,7 @@ class Batch:
                 self._finish(operation, {"@type": "type.googleapis.com/google.protobuf.Empty"})
 
             self.runner.cancel(found, "DELETION_IN_PROGRESS", "CANCELLED", done)
-            return self.operations[operation]
+            return self.own_operations[operation]
 
     # Tasks
 
@@ -150,15 +147,15 @@ class Batch:
     def get_operation(self, _request: Request, region: str, name: str) -> Document:
         path = f"projects/{self.project}/locations/{region}/operations/{name}"
         with self.runner.lock:
-            found = self.operations.get(path)
+            found = self.own_operations.get(path)
         if found is None:
             raise ApiError(404, f"Operation '{path}' was not found")
         return found
 
     def _begin(self, verb: str, job: Job, now: datetime) -> str:
-        number = numeric_id(f"{job.name} {verb} {stamp(now)} {len(self.operations)}")
+        number = numeric_id(f"{job.name} {verb} {stamp(now)} {len(self.own_operations)}")
         name = f"projects/{self.project}/locations/{job.region}/operations/operation-{number}"
-        self.operations[name] = {
+        self.own_operations[name] = {
             "name": name,
             "metadata": {
                 "@type": TYPES + "OperationMetadata",
@@ -172,9 +169,9 @@ class Batch:
         return name
 
     def _finish(self, name: str, response: Document) -> None:
-        begun = self.operations[name]
+        begun = self.own_operations[name]
         ended = begun["metadata"] | {"endTime": stamp(self.timeline.now())}
-        self.operations[name] = begun | {"metadata": ended, "done": True, "response": response}
+        self.own_operations[name] = begun | {"metadata": ended, "done": True, "response": response}
 
     # What they share
 

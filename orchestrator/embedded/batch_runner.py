@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.embedded.batch_jobs import DONE, Job, Task
-from orchestrator.embedded.commons import Commons
+from orchestrator.embedded.commons import Commons, Part
 from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.inventory import numeric_id
@@ -63,15 +63,13 @@ class Worker:
     limit: Alarm | None = None
 
 
-class Runner:
+class Runner(Part):
     """Thread-safe. Its lock is taken before the fleet's, never within it."""
 
     def __init__(self, commons: Commons, fleet: Fleet, templates: Templates) -> None:
+        super().__init__(commons)
         self.fleet = fleet
         self.templates = templates
-        self.operations = commons.operations
-        self.weather = commons.weather
-        self.timeline = commons.timeline
         self.pace = SIMULATED if self.timeline.simulated else REAL
         self.lock = threading.RLock()
         self.workers: dict[str, Worker] = {}

@@ -10,7 +10,7 @@ import re
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from orchestrator.embedded.commons import Commons
+from orchestrator.embedded.commons import Commons, Part
 from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.inventory import numeric_id
@@ -27,16 +27,13 @@ KEPT = ("location", "storageClass", "lifecycle", "iamConfiguration", "labels", "
 MULTI = ("US", "EU", "ASIA")
 
 
-class Buckets:
+class Buckets(Part):
     """Thread-safe. Which buckets there are, the object store knows."""
 
     def __init__(self, commons: Commons, policies: Policies, objects: Objects, observer: Any) -> None:
+        super().__init__(commons)
         self.objects = objects
-        self.project = commons.project
-        self.store = commons.store
         self.policies = policies
-        self.weather = commons.weather
-        self.timeline = commons.timeline
         self.observer = observer
 
     def know(self, name: str) -> None:

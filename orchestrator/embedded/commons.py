@@ -26,3 +26,17 @@ class Commons:
     weather: Weather
     timeline: Timeline
     ids: Ids
+
+
+class Part:
+    """A part of the cloud, with all of that at hand."""
+
+    def __init__(self, commons: Commons) -> None:
+        self.project = commons.project
+        self.store = commons.store
+        self.inventory = commons.inventory
+        self.meter = commons.meter
+        self.operations = commons.operations
+        self.weather = commons.weather
+        self.timeline = commons.timeline
+        self.ids = commons.ids

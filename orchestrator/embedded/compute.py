@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from orchestrator.embedded import advice
-from orchestrator.embedded.commons import Commons
+from orchestrator.embedded.commons import Commons, Part
+from orchestrator.embedded.console import Output
 from orchestrator.embedded.errors import ApiError, Document, not_found, reading
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.guard import PREFIX as BEARER
@@ -17,7 +18,7 @@ from orchestrator.embedded.image_api import ImageApi
 from orchestrator.embedded.images import Images
 from orchestrator.embedded.links import link
 from orchestrator.embedded.listener import Reply, Request, Reset, json_reply
-from orchestrator.embedded.listing import aggregated, listing
+from orchestrator.embedded.listing import aggregated, listing, named
 from orchestrator.embedded.management import Management, serves
 from orchestrator.embedded.operations import DONE
 from orchestrator.embedded.permissions import admit_insert, gate, held
@@ -28,13 +29,15 @@ from orchestrator.embedded.weather import hits_request
 
 PREFIX = "/compute/v1/"
 WAIT_S = 120.0
+NOTHING_SAID = Output("", 0, 0)
+"""By the serial ports but the first."""
 INSERT = re.compile(r"/compute/v1/projects/[^/]+/zones/([^/]+)/instances")
 
 Observer = Callable[[str, str, dict[str, str], Any, int, Any], None]
 """Called with method, path, query, request body, status and response body of every request that is answered."""
 
 
-class Compute:
+class Compute(Part):
     """Answers requests. Thread-safe."""
 
     def __init__(
@@ -48,12 +51,8 @@ class Compute:
         observer: Observer | None = None,
         advised: advice.Zones | None = None,
     ) -> None:
-        self.project = commons.project
-        self.inventory = commons.inventory
+        super().__init__(commons)
         self.fleet = fleet
-        self.operations = commons.operations
-        self.weather = commons.weather
-        self.timeline = commons.timeline
         self.management = management
         self.templates = templates
         self.observer = observer
@@ -162,16 +161,15 @@ class Compute:
                 self.list_aggregated,
             ),
             ("GET", at + r"/aggregated/(?P<kind>subnetworks|routers)", self.list_regional),
-            ("GET", zone + "/instances", self.list_instances),
             ("POST", zone + "/instances", self.insert),
             ("GET", one, self.get_instance),
             ("DELETE", one, self.delete),
             ("GET", one + "/serialPort", self.serial_port),
-            ("POST", one + "/setLabels", self.set_labels),
-            ("POST", one + "/setMetadata", self.set_metadata),
-            ("POST", one + "/stop", self.stop),
-            ("POST", one + "/start", self.start),
-            ("POST", one + "/simulateMaintenanceEvent", self.simulate_maintenance),
+            ("POST", one + "/setLabels", self._told(self.fleet.set_labels)),
+            ("POST", one + "/setMetadata", self._told(self.fleet.set_metadata)),
+            ("POST", one + "/stop", self._asked(self.fleet.stop)),
+            ("POST", one + "/start", self._asked(self.fleet.start)),
+            ("POST", one + "/simulateMaintenanceEvent", self._asked(self.fleet.simulate_maintenance)),
             ("POST", one + "/testIamPermissions", self.test_permissions),
             *self.templates.routes(at),
             ("GET", at + "/global/operations", self.list_operations),
@@ -180,7 +178,7 @@ class Compute:
             ("GET", zone + "/operations", self.list_operations),
             ("GET", zone + r"/operations/(?P<name>[^/]+)", self.get_operation),
             ("POST", zone + r"/operations/(?P<name>[^/]+)/wait", self.wait),
-            ("GET", zone + r"/(?P<kind>machineTypes|acceleratorTypes|diskTypes|disks)", self.list_kind),
+            ("GET", zone + r"/(?P<kind>instances|machineTypes|acceleratorTypes|diskTypes|disks)", self.list_kind),
             ("GET", zone + r"/(?P<kind>machineTypes|acceleratorTypes|diskTypes|disks)/(?P<name>[^/]+)", self.get_kind),
             *self.image_api.routes(at),
             ("GET", at + "/global/networks", self.list_networks),
@@ -212,24 +210,15 @@ class Compute:
         user, by = self._caller(request)
         return self.fleet.delete(zone, name, request_id(request), user, by)
 
-    def set_labels(self, request: Request, zone: str, name: str) -> Document:
-        user, _ = self._caller(request)
-        return self.fleet.set_labels(zone, name, body_of(request), request_id(request), user)
+    def _asked(self, act: Callable[[str, str, str, str], Document]) -> Callable[..., Document]:
+        """What the fleet does to an instance, as an answer."""
+        return lambda request, zone, name: act(zone, name, request_id(request), self._caller(request)[0])
 
-    def set_metadata(self, request: Request, zone: str, name: str) -> Document:
-        user, _ = self._caller(request)
-        return self.fleet.set_metadata(zone, name, body_of(request), request_id(request), user)
-
-    def stop(self, request: Request, zone: str, name: str) -> Document:
-        return self.fleet.stop(zone, name, request_id(request), self._caller(request)[0])
-
-    def start(self, request: Request, zone: str, name: str) -> Document:
-        return self.fleet.start(zone, name, request_id(request), self._caller(request)[0])
-
-    def simulate_maintenance(self, request: Request, zone: str, name: str) -> Document:
-        """A spot machine is preempted by it; others would move to another host, and stay as they are."""
-        user, _ = self._caller(request)
-        return self.fleet.simulate_maintenance(zone, name, request_id(request), user)
+    def _told(self, act: Callable[[str, str, Any, str, str], Document]) -> Callable[..., Document]:
+        """The same of what takes a body."""
+        return lambda request, zone, name: act(
+            zone, name, body_of(request), request_id(request), self._caller(request)[0]
+        )
 
     def test_permissions(self, request: Request, zone: str, name: str) -> Document:
         self.fleet.find(zone, name)
@@ -239,11 +228,6 @@ class Compute:
     def get_instance(self, _request: Request, zone: str, name: str) -> Document:
         return self.fleet.find(zone, name).document()
 
-    def list_instances(self, request: Request, zone: str) -> Document:
-        path = f"projects/{self.project}/zones/{zone}/instances"
-        items = [vm.document() for vm in self.fleet.in_zone(zone)]
-        return listing("compute#instanceList", path, items, request.query)
-
     def serial_port(self, request: Request, zone: str, name: str) -> Document:
         vm = self.fleet.find(zone, name)
         try:
@@ -252,17 +236,10 @@ class Compute:
             raise ApiError(400, "port and start must be whole numbers") from exc
         if not 1 <= port <= 4:
             raise ApiError(400, f"Invalid value for field 'port': '{port}'. Must be between 1 and 4")
+        output = vm.guest.console.read(start) if port == 1 else NOTHING_SAID
+        where = {"start": str(output.start), "next": str(output.next)}
         link_ = link(vm.path, "serialPort")
-        if port != 1:
-            return {"kind": "compute#serialPortOutput", "selfLink": link_, "contents": "", "start": "0", "next": "0"}
-        output = vm.guest.console.read(start)
-        return {
-            "kind": "compute#serialPortOutput",
-            "selfLink": link_,
-            "contents": output.contents,
-            "start": str(output.start),
-            "next": str(output.next),
-        }
+        return {"kind": "compute#serialPortOutput", "selfLink": link_, "contents": output.contents, **where}
 
     # Operations
 
@@ -322,10 +299,7 @@ class Compute:
         return listing(f"compute#{kind[:-1]}List", path, self._of_kind(kind, zone), request.query)
 
     def get_kind(self, _request: Request, zone: str, kind: str, name: str) -> Document:
-        for document in self._of_kind(kind, zone):
-            if document["name"] == name:
-                return document
-        raise not_found(f"projects/{self.project}/zones/{zone}/{kind}/{name}")
+        return named(self._of_kind(kind, zone), f"projects/{self.project}/zones/{zone}/{kind}/{name}")
 
     def list_aggregated(self, request: Request, kind: str) -> Document:
         scopes = {zone: self._of_kind(kind, zone) for zone in self.inventory.zones}
@@ -344,10 +318,7 @@ class Compute:
         return listing("compute#networkList", path, self.resources.networks(request.target), request.query)
 
     def get_network(self, request: Request, name: str) -> Document:
-        for document in self.resources.networks(request.target):
-            if document["name"] == name:
-                return document
-        raise not_found(f"projects/{self.project}/global/networks/{name}")
+        return named(self.resources.networks(request.target), f"projects/{self.project}/global/networks/{name}")
 
     def advice(self, request: Request, region: str, kind: str) -> Document:
         if self.advised is not None and kind == "capacity":

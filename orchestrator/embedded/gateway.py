@@ -10,7 +10,6 @@ from orchestrator.embedded.listener import VERBS, Handler, Now, Reply, Server, j
 from orchestrator.embedded.requests import fault_document
 from orchestrator.embedded.storage import Storage
 from orchestrator.embedded.timeline import Timeline
-from orchestrator.embedded.uploads import PIECE_BYTES
 from orchestrator.embedded.weather import Weather, hits_request
 
 DRAINED_BYTES = 64 << 20
@@ -56,7 +55,7 @@ class Exchange(Handler):
         if gateway.storage is None:
             self.cut()
             return
-        body = self._pieces()
+        body = self.pieces()
         fault = gateway.weather.take(self.path, lambda fault: hits_request(fault, "storage", self.command, self.path))
         kind = fault.kind if fault is not None else ""
         late = fault is not None and fault.params.get("after", "request") == "response"
@@ -81,7 +80,7 @@ class Exchange(Handler):
             self.reply(answer)
 
     def _ask(self, body: Iterator[bytes]) -> Ask:
-        length = None if self._chunked() else int(self.headers.get("Content-Length") or 0)
+        length = None if self.chunked else int(self.headers.get("Content-Length") or 0)
         headers = {key.lower(): value for key, value in self.headers.items()}
         client = self.server.guard.caller(headers.get("authorization", "")) == CLIENT
         return Ask(self.command, self.path, headers, body, length, client)
@@ -109,31 +108,3 @@ class Exchange(Handler):
                 for piece in download.pieces():
                     self.wfile.write(piece)
             self.wfile.flush()
-
-    def _chunked(self) -> bool:
-        return str(self.headers.get("Transfer-Encoding", "")).lower() == "chunked"
-
-    def _pieces(self) -> Iterator[bytes]:
-        """The body, piece by piece. Raises `OSError` where it is torn off, `ValueError` where it is none."""
-        if self._chunked():
-            yield from self._chunks()
-            return
-        left = int(self.headers.get("Content-Length") or 0)
-        while left > 0:
-            piece = self.rfile.read(min(left, PIECE_BYTES))
-            if not piece:
-                raise ConnectionResetError("the client hung up within a body")
-            left -= len(piece)
-            yield piece
-
-    def _chunks(self) -> Iterator[bytes]:
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            while size > 0:
-                piece = self.rfile.read(min(size, PIECE_BYTES))
-                if not piece:
-                    raise ConnectionResetError("the client hung up within a body")
-                size -= len(piece)
-                yield piece
-            self.rfile.readline()
-        while self.rfile.readline().strip():
-            pass  # trailers

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from orchestrator.embedded.admission import check_labels
-from orchestrator.embedded.commons import Commons
+from orchestrator.embedded.commons import Commons, Part
 from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError, Document, OperationError, invalid, not_found
 from orchestrator.embedded.fleet import Fleet
@@ -28,19 +28,12 @@ ARCHIVED = 0.4
 STATES = ("ACTIVE", "DEPRECATED", "OBSOLETE", "DELETED")
 
 
-class Images:
+class Images(Part):
     """Thread-safe. An image that is PENDING loses its source with the disk, and has FAILED then."""
 
     def __init__(self, commons: Commons, fleet: Fleet) -> None:
-        self.project = commons.project
-        self.store = commons.store
-        self.inventory = commons.inventory
+        super().__init__(commons)
         self.fleet = fleet
-        self.operations = commons.operations
-        self.meter = commons.meter
-        self.weather = commons.weather
-        self.timeline = commons.timeline
-        self.ids = commons.ids
         self.lock = threading.RLock()
         self.listed: dict[str, Document] = {document["name"]: document for document in self.store.all("image")}
         for document in self.listed.values():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.embedded.admission import Admitted
-from orchestrator.embedded.commons import Commons
+from orchestrator.embedded.commons import Commons, Part
 from orchestrator.embedded.console import Console
 from orchestrator.embedded.errors import OperationError
 from orchestrator.embedded.guest import Guest, MachineFactory
@@ -66,18 +66,12 @@ class Site:
     """The addresses of Compute Engine and of Cloud Storage, once they are known."""
 
 
-class Lives:
+class Lives(Part):
     """The instances that exist. Thread-safe. Machines are started and killed outside the lock: they call back."""
 
     def __init__(self, commons: Commons, site: Site) -> None:
-        self.project = commons.project
+        super().__init__(commons)
         self.project_number = numeric_id(commons.project)[:12]
-        self.inventory = commons.inventory
-        self.meter = commons.meter
-        self.operations = commons.operations
-        self.weather = commons.weather
-        self.timeline = commons.timeline
-        self.ids = commons.ids
         self.durations = site.durations
         self.make_machine = site.make_machine
         self.scratch = site.scratch

@@ -8,7 +8,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import formatdate
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 MOST_BYTES = 8 << 20
 """The most that a request body may hold where it is read whole."""
-DRAINED_BYTES = 1 << 16
+DRAINED_BYTES = PIECE_BYTES = 1 << 16
 Now = Callable[[str], datetime]
 """The time that an answer to a target (path and query) carries."""
 
@@ -182,28 +182,41 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
 
-    def read_body(self) -> bytes:
-        """The whole body, with a length or in chunks. Raises `TooLarge`."""
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            return b"".join(self.chunks())
-        length = int(self.headers.get("Content-Length") or 0)
-        if not 0 <= length <= self.most_bytes:
-            raise TooLarge
-        return self.rfile.read(length)
+    @property
+    def chunked(self) -> bool:
+        return str(self.headers.get("Transfer-Encoding", "")).lower() == "chunked"
 
-    def chunks(self) -> list[bytes]:
-        """A chunked body. Raises `TooLarge`."""
-        parts: list[bytes] = []
-        left = self.most_bytes
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            left -= size
-            if size < 0 or left < 0:
+    def read_body(self) -> bytes:
+        """The whole body. Raises `TooLarge`, and what `pieces` raises."""
+        if not self.chunked and not 0 <= int(self.headers.get("Content-Length") or 0) <= self.most_bytes:
+            raise TooLarge
+        whole = b""
+        for piece in self.pieces():
+            whole += piece
+            if len(whole) > self.most_bytes:
                 raise TooLarge
-            parts.append(self.rfile.read(size))
+        return whole
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body, piece by piece. Raises `OSError` where it is torn off, `ValueError` where it is none."""
+        if not self.chunked:
+            yield from self._exactly(int(self.headers.get("Content-Length") or 0))
+            return
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            if size < 0:
+                raise TooLarge
+            yield from self._exactly(size)
             self.rfile.readline()
         while self.rfile.readline().strip():
             pass  # trailers
-        return parts
+
+    def _exactly(self, left: int) -> Iterator[bytes]:
+        while left > 0:
+            piece = self.rfile.read(min(left, PIECE_BYTES))
+            if not piece:
+                raise ConnectionResetError("the client hung up within a body")
+            left -= len(piece)
+            yield piece
 
     def reply(self, reply: Reply) -> None:
         self.send_response(reply.status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 
-from orchestrator.embedded.errors import ApiError, Document, invalid
+from orchestrator.embedded.errors import ApiError, Document, invalid, not_found
 from orchestrator.embedded.filters import parse_filter
 from orchestrator.embedded.links import link
 
@@ -26,6 +26,14 @@ def page(items: list[Document], query: Mapping[str, str]) -> tuple[list[Document
     end = start + (size or MOST)
     token = base64.urlsafe_b64encode(str(end).encode()).decode() if end < len(chosen) else ""
     return chosen[start:end], token
+
+
+def named(items: list[Document], path: str) -> Document:
+    """The one whose name ends the path. Raises the API's 404."""
+    for item in items:
+        if item["name"] == path.rpartition("/")[2]:
+            return item
+    raise not_found(path)
 
 
 def ordered(items: list[Document], order: str) -> list[Document]:

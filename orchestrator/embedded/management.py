@@ -6,16 +6,16 @@ all of them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
 from urllib.parse import parse_qs, unquote
 
+from orchestrator.embedded import requests
 from orchestrator.embedded.batch import Batch
-from orchestrator.embedded.commons import Commons
+from orchestrator.embedded.commons import Commons, Part
 from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.errors import ApiError, Document, without_nulls
+from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import Request
 from orchestrator.embedded.permissions import APIS, TESTABLE, TITLES, gate, held
@@ -34,17 +34,14 @@ def serves(path: str) -> bool:
     return path.startswith(("/v1/", "/v3/"))
 
 
-class Management:
+class Management(Part):
     """Answers requests; raises `ApiError`. Thread-safe."""
 
     def __init__(self, commons: Commons, policies: Policies, batch: Batch) -> None:
-        self.project = commons.project
+        super().__init__(commons)
         self.catalogue = Catalogue(commons.inventory)
         self.number = numeric_id(self.project)[:12]
-        self.store = commons.store
         self.policies = policies
-        self.weather = commons.weather
-        self.timeline = commons.timeline
         self.routes = [
             (service, verb, re.compile(path), answer)
             for service, verb, path, answer in (*self._routes(), *batch.routes())
@@ -295,12 +292,8 @@ class Management:
 
 
 def body_of(request: Request) -> Document:
-    """The JSON body, an object; 400 when it is none."""
+    """The JSON body, an object; 400 in these APIs' words when it is none."""
     try:
-        body = json.loads(request.body or b"{}")
-    except ValueError as exc:
+        return requests.body_of(request)
+    except ApiError as exc:
         raise ApiError(400, "Invalid JSON payload received.") from exc
-    if not isinstance(body, dict):
-        raise ApiError(400, "Invalid JSON payload received.")
-    found: Document = without_nulls(body)
-    return found

@@ -7,7 +7,7 @@ disk.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
@@ -64,19 +64,11 @@ class BillRow:
 
     def document(self) -> dict[str, Any]:
         """The row as the control API gives it."""
-        return {
-            "run_id": self.run_id,
-            "vm": self.vm,
-            "zone": self.zone,
-            "machine_type": self.machine_type,
-            "gpu": self.gpu,
-            "provisioning": self.provisioning,
-            "started_at": stamp(self.started_at) if self.started_at else None,
-            "ended_at": stamp(self.ended_at) if self.ended_at else None,
+        return asdict(self) | {
+            "started_at": _stamped(self.started_at),
+            "ended_at": _stamped(self.ended_at),
             "seconds": float(self.seconds),
             "usd": str(self.usd),
-            "ended_by": self.ended_by,
-            "has_deadline": self.has_deadline,
         }
 
 
@@ -102,20 +94,12 @@ class ImageRow:
 
     def kept(self) -> dict[str, Any]:
         """For the disk."""
-        return {
-            "image_id": self.image_id,
-            "name": self.name,
-            "run_id": self.run_id,
-            "bytes": self.bytes,
-            "made_at": stamp(self.made_at),
-            "gone_at": stamp(self.gone_at) if self.gone_at else None,
-        }
+        return asdict(self) | {"made_at": stamp(self.made_at), "gone_at": _stamped(self.gone_at)}
 
     @classmethod
     def restore(cls, document: dict[str, Any]) -> ImageRow:
-        gone = document["gone_at"]
-        made = parse_stamp(document["made_at"])
-        return cls(**(document | {"made_at": made, "gone_at": parse_stamp(gone) if gone else None}))
+        gone, made = document["gone_at"], parse_stamp(document["made_at"])
+        return cls(**(document | {"made_at": made, "gone_at": gone and parse_stamp(gone)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +124,10 @@ class Bill:
             "images": [image.document(self.now) for image in self.images],
             "usd": str(self.usd),
         }
+
+
+def _stamped(moment: datetime | None) -> str | None:
+    return stamp(moment) if moment else None
 
 
 def seconds(start: datetime, end: datetime) -> Decimal:
@@ -175,36 +163,17 @@ class Account:
     ended_by: str | None = None
 
     def row(self, now: datetime) -> BillRow:
-        return BillRow(
-            run_id=self.run_id,
-            vm=self.vm,
-            zone=self.zone,
-            machine_type=self.machine_type,
-            gpu=self.gpu,
-            provisioning=self.provisioning,
-            started_at=self.usage.started_at,
-            ended_at=self.usage.ended_at,
-            seconds=self.usage.existing_s(now),
-            usd=charge(self.rate, self.usage, now),
-            ended_by=self.ended_by,
-            has_deadline=self.has_deadline,
-        )
+        usage = self.usage
+        cost: dict[str, Any] = {"seconds": usage.existing_s(now), "usd": charge(self.rate, usage, now)}
+        facts = {key: value for key, value in asdict(self).items() if key not in ("vm_id", "rate", "usage")}
+        return BillRow(**facts, **cost, started_at=usage.started_at, ended_at=usage.ended_at)
 
     def document(self) -> dict[str, Any]:
         """For the disk."""
         rate, usage = self.rate, self.usage
-        return {
-            "vm_id": self.vm_id,
-            "run_id": self.run_id,
-            "vm": self.vm,
-            "zone": self.zone,
-            "machine_type": self.machine_type,
-            "gpu": self.gpu,
-            "provisioning": self.provisioning,
-            "has_deadline": self.has_deadline,
+        return asdict(self) | {
             "rate": [str(rate.gpu), str(rate.machine), str(rate.disk), str(rate.external_ip)],
-            "usage": [moment and stamp(moment) for moment in (usage.started_at, usage.stopped_at, usage.ended_at)],
-            "ended_by": self.ended_by,
+            "usage": [_stamped(moment) for moment in (usage.started_at, usage.stopped_at, usage.ended_at)],
         }
 
     @classmethod
@@ -231,22 +200,20 @@ class Meter:
 
     def started(self, vm_id: str, now: datetime) -> None:
         """The VM is RUNNING: from here on it costs."""
-        with self.lock:
-            account = self.accounts[vm_id]
-            self._keep(replace(account, usage=replace(account.usage, started_at=now)))
+        self._change(vm_id, started_at=now)
 
     def stopped(self, vm_id: str, now: datetime, by: str) -> None:
         """The VM is TERMINATED: its disk goes on costing."""
-        with self.lock:
-            account = self.accounts[vm_id]
-            self._keep(replace(account, usage=replace(account.usage, stopped_at=now), ended_by=by))
+        self._change(vm_id, by, stopped_at=now)
 
     def ended(self, vm_id: str, now: datetime, by: str) -> None:
         """The VM is gone. Why it stopped first is why it ended."""
+        self._change(vm_id, self.accounts[vm_id].ended_by or by, ended_at=now)
+
+    def _change(self, vm_id: str, by: str | None = None, **moments: datetime) -> None:
         with self.lock:
             account = self.accounts[vm_id]
-            ended = replace(account.usage, ended_at=now)
-            self._keep(replace(account, usage=ended, ended_by=account.ended_by or by))
+            self._keep(replace(account, usage=replace(account.usage, **moments), ended_by=by or account.ended_by))
 
     def write_off(self, last_seen: datetime, by: str) -> None:
         """End every account still open: after a crash, at the last sign of life."""

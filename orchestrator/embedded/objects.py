@@ -332,13 +332,6 @@ class Objects:
             if len(rows) < 500:
                 return
 
-    def adopt(self, stored: Stored, data: Path) -> None:
-        """Take over an object with the file of its bytes, as they are."""
-        with self.lock:
-            data.rename(self.blobs / stored.blob)
-            self.latest = max(self.latest, stored.generation)
-            self._put(stored)
-
     def _put(self, stored: Stored) -> None:
         self.index.execute(
             "INSERT OR REPLACE INTO objects VALUES (?, ?, ?)", (stored.bucket, stored.name, stored.body())

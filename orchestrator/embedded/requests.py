@@ -10,7 +10,7 @@ from orchestrator.embedded.errors import ApiError, Document, error_document, wit
 from orchestrator.embedded.listener import Request
 
 
-def body_of(request: Request) -> Any:
+def body_of(request: Request) -> Document:
     """The JSON body, an object, without its nulls; 400 when it is none."""
     try:
         body = without_nulls(json.loads(request.body or b"{}"))

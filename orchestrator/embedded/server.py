@@ -27,7 +27,6 @@ from orchestrator.embedded.guard import Guard, new_token, write_token
 from orchestrator.embedded.guest import MachineFactory
 from orchestrator.embedded.images import Images
 from orchestrator.embedded.inventory import Inventory
-from orchestrator.embedded.legacy import take_over
 from orchestrator.embedded.life import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, Site
 from orchestrator.embedded.listener import Listener, Reply, Request
 from orchestrator.embedded.machine import ProcessMachine
@@ -143,7 +142,6 @@ class EmbeddedCloud:
     def _open_storage(self, commons: Commons, policies: Policies, observer: Observer | None) -> None:
         self.guard = Guard(self.token, self.fleet.by_token)
         objects = Objects(self.home / "objects", self.timeline.now)
-        take_over(self.home / "objects", objects)
         buckets = Buckets(commons, policies, objects, observer)
         self.gateway = Gateway(self.weather, self.timeline, self.touch, self.guard, partial(self._time_told, "storage"))
         self.storage = Storage(objects, buckets, self.fleet.witness, lambda: self.gateway.url)

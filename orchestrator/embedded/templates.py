@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from orchestrator.embedded.admission import NAME, admit
-from orchestrator.embedded.commons import Commons
+from orchestrator.embedded.commons import Commons, Part
 from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError, Document, invalid, not_found, reading
 from orchestrator.embedded.links import last, link
@@ -21,16 +21,11 @@ TOGETHER = ("maxRunDuration", "terminationTime")
 URL = re.compile(r"(?:.*/)?projects/(?P<project>[^/]+)/global/instanceTemplates/(?P<name>[^/]+)")
 
 
-class Templates:
+class Templates(Part):
     """Answers requests; raises `ApiError`. Thread-safe, as the store and the operations are."""
 
     def __init__(self, commons: Commons) -> None:
-        self.project = commons.project
-        self.inventory = commons.inventory
-        self.store = commons.store
-        self.operations = commons.operations
-        self.weather = commons.weather
-        self.timeline = commons.timeline
+        super().__init__(commons)
 
     def routes(self, at: str) -> list[tuple[str, str, Callable[..., Document]]]:
         """Below the project that the pattern `at` matches."""

@@ -441,26 +441,3 @@ def test_the_object_resource_is_as_google_documents_it(wire: Wire) -> None:
     status, said, _ = wire("GET", "/storage/v1/b/bench-embedded/storageLayout")
     assert status == 200
     assert judge.problems("BucketStorageLayout", json.loads(said), "layout", outgoing=False) == []
-
-
-def test_objects_of_an_older_cloud_are_there_again_and_nothing_else_is_taken_for_one(tmp_path: Path) -> None:
-    old = tmp_path / "cloud" / "objects"
-    (old / "bench-embedded" / "runs" / "r").mkdir(parents=True)
-    (old / "bench-embedded.bucketMetadata").write_text("{}")
-    (old / "bench-embedded" / "runs" / "r" / "state.json").write_bytes(DIGITS)
-    (old / "bench-embedded" / "passwd").symlink_to("/etc/passwd")
-    told = {"ContentType": "application/json", "Metadata": {"k": "v"}, "Generation": 1795329387095239}
-    try:
-        os.setxattr(old / "bench-embedded/runs/r/state.json", "user.metadata", json.dumps(told).encode())
-    except OSError:
-        told = {}
-    with Stage(tmp_path / "cloud") as stage:
-        wire = Wire(stage)
-        found = json.loads(wire("GET", f"{B}/runs%2Fr%2Fstate.json")[1])
-        assert found["crc32c"] == GOOD
-        assert found.get("metadata", {}) == told.get("Metadata", {})
-        assert [item["name"] for item in json.loads(wire("GET", B)[1])["items"]] == ["runs/r/state.json"]
-        newer = json.loads(wire("POST", f"{UP}?uploadType=media&name=new", b"x")[1])
-        assert int(newer["generation"]) > int(found["generation"])
-    with Stage(tmp_path / "cloud") as stage:
-        assert Wire(stage)("GET", f"{B}/runs%2Fr%2Fstate.json?alt=media")[1] == DIGITS
