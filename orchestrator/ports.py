@@ -237,9 +237,6 @@ class Scheduler(Protocol):
         """Ends jobs and their machines. Idempotent: what is gone is cancelled. Returns when the scheduler has taken it
         on; `counts` says when it is done."""
 
-    def throttle(self, name: str, parallel: int) -> bool:
-        """How many machines a job may have from now on; False where the scheduler cannot change it."""
-
 
 # --- the rest -------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "ports": {"core"},
     "user_settings": {"core"},
     "store": {"core", "ports"},
-    "adapters": {"core", "ports"},
+    "adapters": {"core", "ports", "store"},
     "runs": {"core", "ports", "store"},
     "hosts": {"core", "ports", "store", "runs"},
     "fleets": {"core", "ports", "store", "runs"},

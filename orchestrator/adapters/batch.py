@@ -10,13 +10,12 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.adapters.batch_body import job_body, order_body, template_body, variables_of
-from orchestrator.adapters.batch_record import JobRecord, Known, Records
 from orchestrator.adapters.batch_words import Words
 from orchestrator.adapters.payload import bundle_root
 from orchestrator.core.errors import ConfigError, NotFound
@@ -26,6 +25,7 @@ from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.ports import Bucket, Clock
+from orchestrator.store.batch_jobs import BatchRecord, Known, Records
 
 if TYPE_CHECKING:
     from google.cloud import batch_v1
@@ -76,7 +76,7 @@ class GoogleBatch:
         self.image = image
         self.gate = gate
         self.known = known
-        self.records = Records(bucket)
+        self.records = Records(bucket, clock)
         self._words: dict[str, Words] = {}
         self._jobs: dict[str, tuple[datetime, batch_v1.Job | None]] = {}
 
@@ -152,9 +152,6 @@ class GoogleBatch:
             record = self.records.change(record, lambda present: _over(present, "it was stopped"))
             self._cancel(record)
 
-    def throttle(self, name: str, parallel: int) -> bool:  # noqa: ARG002 - Batch cannot change a job that runs
-        return False
-
     def machine_seconds(self, names: Sequence[str]) -> Mapping[str, float]:
         """By GPU, how many seconds of machines the jobs have had at most: as many as each may have, for all its life.
         What each machine really had is on Google's bill alone."""
@@ -189,7 +186,7 @@ class GoogleBatch:
 
     # Asking for a job
 
-    def _prepared(self, job: JobSpec) -> JobRecord:
+    def _prepared(self, job: JobSpec) -> BatchRecord:
         """Stores what the machines will read, and the record. Raises `ConfigError`."""
         source = (str(job.settings["image_project"]), str(job.settings["image_family"]))
         template = template_body(job, self.clock.now(), self.image(*source))
@@ -206,11 +203,14 @@ class GoogleBatch:
         with ThreadPoolExecutor(WRITERS) as pool:
             list(pool.map(store, range(len(children))))
         self.bucket.create(rules.job_object(job.fleet, job.name), json.dumps({"children": children}).encode())
-        made = JobRecord(job.fleet, job.name, job.gpu, children, tuple(job.regions), template, bodies, job.ends_at)
+        made = BatchRecord(
+            fleet=job.fleet, name=job.name, gpu=job.gpu, children=children, regions=tuple(job.regions),
+            template=template, jobs=bodies, ends_at=job.ends_at,
+        )  # fmt: skip
         self.known.add(made.asked)
         return self.records.create(made)
 
-    def _before(self, record: JobRecord) -> str:
+    def _before(self, record: BatchRecord) -> str:
         """A job of the same fleet and GPU that is not over; empty when there is none. Its machines count too."""
         number = int(record.name.rpartition("-")[2])
         for earlier in range(number):
@@ -220,14 +220,14 @@ class GoogleBatch:
                 return name
         return ""
 
-    def _place(self, record: JobRecord) -> JobRecord:
+    def _place(self, record: BatchRecord) -> BatchRecord:
         """Asks for it in its region, once that stands in the record."""
         placed = self.records.moved(record, "placed", self.clock.now())
         if placed.stage == "placed":
             self._create(placed)
         return placed
 
-    def _create(self, record: JobRecord) -> None:
+    def _create(self, record: BatchRecord) -> None:
         from google.api_core import exceptions
         from google.cloud import batch_v1
         from google.protobuf.json_format import ParseDict
@@ -263,10 +263,10 @@ class GoogleBatch:
 
     # Looking after it
 
-    def _resource(self, record: JobRecord) -> str:
+    def _resource(self, record: BatchRecord) -> str:
         return f"projects/{self.project}/locations/{record.region}/jobs/{record.name}"
 
-    def _job(self, record: JobRecord) -> batch_v1.Job | None:
+    def _job(self, record: BatchRecord) -> batch_v1.Job | None:
         """The job as it is, or was a moment ago; one that is over does not change any more."""
         from orchestrator.adapters.google_errors import translated
 
@@ -282,7 +282,7 @@ class GoogleBatch:
         self._jobs[name] = (now, job)
         return job
 
-    def _status(self, name: str, record: JobRecord | None) -> JobStatus:
+    def _status(self, name: str, record: BatchRecord | None) -> JobStatus:
         if record is None:
             return JobStatus(name, "absent")
         if record.stage == "waiting":
@@ -298,7 +298,7 @@ class GoogleBatch:
             name, state, status.pending, status.running, status.succeeded, status.failed, where, status.reason_at
         )
 
-    def _looked_after(self, record: JobRecord, status: JobStatus) -> JobStatus:
+    def _looked_after(self, record: BatchRecord, status: JobStatus) -> JobStatus:
         """What the job's clock demands: a job that waits in silence goes to the next region, one whose time is over is
         ended, and one that is over leaves nothing behind."""
         now = self.clock.now()
@@ -329,7 +329,7 @@ class GoogleBatch:
             self._templates.delete(record.name)
         return status
 
-    def _cancel(self, record: JobRecord) -> None:
+    def _cancel(self, record: BatchRecord) -> None:
         """Idempotent: what is over or gone is cancelled."""
         from google.api_core import exceptions
 
@@ -373,9 +373,9 @@ def fleet_of(name: str) -> str:
     return name.removeprefix("bench-").rpartition("-")[0]
 
 
-def _over(record: JobRecord, why: str) -> JobRecord:
-    return replace(record, stage="over", left=(*record.left, why) if why else record.left)
+def _over(record: BatchRecord, why: str) -> BatchRecord:
+    return record.model_copy(update={"stage": "over", "left": (*record.left, why) if why else record.left})
 
 
-def _left(record: JobRecord) -> str:
+def _left(record: BatchRecord) -> str:
     return record.left[-1] if record.left else ""

@@ -163,12 +163,6 @@ class Slurm:
         for name in names:
             self._run(("scancel", f"--name={name}"))
 
-    def throttle(self, name: str, parallel: int) -> bool:
-        numbers = sorted({task.id for task in self._queue([name]) if task.queued or task.running})
-        for number in numbers:
-            self._run(("scontrol", "update", f"JobId={number}", f"ArrayTaskThrottle={parallel}"))
-        return bool(numbers)
-
     # --- the shared folder ---
 
     def _folder(self, fleet: str) -> str:

@@ -48,9 +48,6 @@ class Forgetful:
         for name in names:
             self.jobs.pop(name, None)
 
-    def throttle(self, name: str, parallel: int) -> bool:
-        return name in self.jobs
-
 
 def followed(tmp_path: Path) -> tuple[Follower, Forgetful, SimulatedClock]:
     stage = FleetStage(tmp_path, sweep_of(tmp_path, ("l4", "t4"), 8))

@@ -149,14 +149,6 @@ def test_a_login_node_over_ssh_does_the_same_and_no_node_has_a_credential(
     assert server.user_key.read_bytes() not in spread
 
 
-def test_how_many_machines_a_job_has_can_be_changed_while_it_runs(stage: FleetStage) -> None:
-    follower = stage.launch()
-    follower.step()
-    assert follower.scheduler.throttle(job_name(stage.fleet, 0), 1)
-    assert not follower.scheduler.throttle("bench-fleet-00000000-000000-0000-9", 1)
-    follower.stop("ada")
-
-
 def test_arrays_are_cut_to_what_the_cluster_allows(stage: FleetStage) -> None:
     scheduler = stage.launch().scheduler
     assert isinstance(scheduler, Slurm)
