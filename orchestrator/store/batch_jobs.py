@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from orchestrator.core.bounds import Count, Moment
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.fleet.batch import record_object
-from orchestrator.core.foreign import document
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.swap import Document, swap
 
@@ -67,7 +66,7 @@ class BatchRecord(BaseModel):
     def parse(cls, name: str, data: bytes) -> BatchRecord:
         """Raises `DocumentUnreadable`."""
         try:
-            record = cls.model_validate(document(data))
+            record = cls.model_validate_json(data)  # to the letter: it is asked for as it was written
             if len(record.regions) != len(record.jobs):
                 raise ValueError("it has not a body for each region")
         except ValueError as exc:

@@ -69,7 +69,7 @@ def test_a_job_whose_record_in_the_bucket_was_rewritten_is_not_asked_for(tmp_pat
         assert waiting.stage == "waiting"
         template = json.loads(json.dumps(waiting.template))
         template["properties"]["serviceAccounts"][0]["email"] = "owner@p.iam.gserviceaccount.com"
-        forged = replace(waiting, template=template)
+        forged = waiting.model_copy(update={"template": template})
         told.bucket.replace(record_object(second.fleet, second.name), forged.dump(), generation=None)
         told.scheduler.cancel([first.name])
 
