@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -57,19 +57,7 @@ class Fetched:
     """By object, in words for a person, what was not taken and why."""
 
     def document(self) -> dict[str, Any]:
-        return {
-            "schema": 1,
-            "run_id": self.run_id,
-            "state": self.state,
-            "folder": str(self.folder),
-            "complete": self.complete,
-            "cases": self.cases,
-            "cases_total": self.cases_total,
-            "downloaded": self.downloaded,
-            "already_there": self.already_there,
-            "device": self.device,
-            "left_out": dict(self.left_out),
-        }
+        return {"schema": 1, **asdict(self), "folder": str(self.folder)}
 
 
 def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
@@ -222,13 +210,8 @@ def _manifest(
             if vm.instance_id
         ],
         "files": [
-            {
-                "path": path.relative_to(folder).as_posix(),
-                "object": entry.name,
-                "size": entry.size,
-                "crc32c": entry.crc32c,
-                "generation": str(entry.generation),
-            }
+            {"path": path.relative_to(folder).as_posix(), "object": entry.name}
+            | {"size": entry.size, "crc32c": entry.crc32c, "generation": str(entry.generation)}
             for entry, path in entries
         ],
     }

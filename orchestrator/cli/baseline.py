@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -131,15 +132,7 @@ def _chosen(there: dict[str, Baseline], name: str, device: str) -> dict[str, Bas
 
 
 def _document(one: Baseline) -> dict[str, Any]:
-    return {
-        "run_id": one.run_id,
-        "device": one.device,
-        "git_commit": one.git_commit or None,
-        "git_dirty": one.git_dirty,
-        "set_at": one.set_at,
-        "set_by": one.set_by,
-        "fingerprint": plain(one.fingerprint),
-    }
+    return asdict(one) | {"git_commit": one.git_commit or None, "fingerprint": plain(one.fingerprint)}
 
 
 def _commit(one: Baseline) -> str:

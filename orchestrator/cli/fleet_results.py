@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,10 @@ from orchestrator.report.page import Page, Section, Text, written
 from orchestrator.wiring import brought, fetch_run, write_atomically
 
 READERS = 8
+CHILDREN = (
+    "child", "run_id", "gpu", "configuration", "pass", "state", "device", "machine", "usd", "seconds", "reason",
+)  # fmt: skip
+"""The columns of children.csv."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +51,9 @@ class FetchedFleet:
     """Files of all rows; each has columns of its own."""
 
     def document(self) -> dict[str, Any]:
-        return {
-            "schema": 1,
-            "fleet": self.fleet,
-            "folder": str(self.folder),
-            "children": self.children,
-            "rows": self.rows,
-            "downloaded": self.downloaded,
-            "already_there": self.already_there,
-            "left_out": dict(self.left_out),
-        }
+        told = {"schema": 1, **asdict(self), "folder": str(self.folder)}
+        del told["tables"]
+        return told
 
 
 def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> FetchedFleet:
@@ -91,20 +88,7 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
 def _children_csv(desk: Desk, state: FleetState) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    heads = (
-        "child",
-        "run_id",
-        "gpu",
-        "configuration",
-        "pass",
-        "state",
-        "device",
-        "machine",
-        "usd",
-        "seconds",
-        "reason",
-    )
-    writer.writerow(heads)
+    writer.writerow(CHILDREN)
     for child in state.children:
         line = state.line(child)
         writer.writerow(
@@ -215,13 +199,8 @@ def costs_document(desk: Desk) -> dict[str, Any]:
         "schema": 1,
         "fleet": desk.record.fleet,
         "gpus": [
-            {
-                "gpu": gpu,
-                "children": children[gpu],
-                "hours": round(seconds[gpu] / 3600, 3),
-                "usd": str(usd[gpu]),
-            }
-            for gpu in children
+            {"gpu": gpu, "children": count, "hours": round(seconds[gpu] / 3600, 3), "usd": str(usd[gpu])}
+            for gpu, count in children.items()
         ],
         "cost_usd": str(state.usd),
         "held_usd": str(held),

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -63,17 +63,8 @@ class Built:
     seconds: float = 0.0
 
     def document(self) -> dict[str, Any]:
-        return {
-            "schema": 1,
-            "folder": str(self.folder),
-            "runs": self.runs,
-            "live": self.live,
-            "read": self.read,
-            "pages": len(self.pages),
-            "written": self.written,
-            "removed": self.removed,
-            "seconds": round(self.seconds, 3),
-        }
+        counted = {"folder": str(self.folder), "pages": len(self.pages), "seconds": round(self.seconds, 3)}
+        return {"schema": 1, **asdict(self), **counted}
 
 
 @dataclass(frozen=True, slots=True)

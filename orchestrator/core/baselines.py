@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
@@ -83,16 +83,7 @@ def dump(name: str, baselines: Baselines) -> bytes:
         "schema": 1,
         "name": name,
         "devices": {
-            key: {
-                "run_id": one.run_id,
-                "device": one.device,
-                "git_commit": one.git_commit,
-                "git_dirty": one.git_dirty,
-                "fingerprint": plain(one.fingerprint),
-                "set_at": one.set_at,
-                "set_by": one.set_by,
-            }
-            for key, one in sorted(baselines.items())
+            key: {**asdict(one), "fingerprint": plain(one.fingerprint)} for key, one in sorted(baselines.items())
         },
     }
     return json.dumps(written, indent=1).encode() + b"\n"

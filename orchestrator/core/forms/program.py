@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -58,13 +58,6 @@ def program(text: str, file: str) -> Program:
 
 def as_json(read: Program, name: str) -> dict[str, Any]:
     """What the machine that measures is told."""
-    return {
-        "schema": 1,
-        "name": name,
-        "command": read.command,
-        "build": read.build,
-        "format": read.format,
-        "output": read.output,
-        "build_limit_s": read.build_limit_s,
-        "limit_s": read.limit_s,
-    }
+    told = {"schema": 1, "name": name, **asdict(read)}
+    del told["needs"]
+    return told

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from types import MappingProxyType
 from typing import Any, Final
 
 from orchestrator.core.ledger.document import Window
@@ -114,7 +113,7 @@ class Wanted:
 
     @property
     def email(self) -> str:
-        return account_email(self.account_id, self.project)
+        return f"{self.account_id}@{self.project}.iam.gserviceaccount.com"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +143,6 @@ class Standing:
 
 
 NOTHING: Final = Standing()
-
-
-def account_email(account_id: str, project: str) -> str:
-    return f"{account_id}@{project}.iam.gserviceaccount.com"
 
 
 def custom_role(role_id: str, project: str) -> str:
@@ -187,29 +182,17 @@ def bucket_steps(project: str, bucket: str, location: str, found: Mapping[str, A
     """The bucket made, or mended where it has other settings. A bucket cannot be moved."""
     if found is None:
         return (MakeBucket(project, bucket, location),)
-    mend = MendBucket(
-        bucket, uniform=not is_uniform(found), private=not is_private(found), lifecycle=not has_lifecycle(found)
-    )
+    access: Mapping[str, Any] = found.get("iamConfiguration", {})
+    uniform = access.get("uniformBucketLevelAccess", {}).get("enabled") is True
+    private = access.get("publicAccessPrevention") == "enforced"
+    mend = MendBucket(bucket, uniform=not uniform, private=not private, lifecycle=not has_lifecycle(found))
     return (mend,) if mend.uniform or mend.private or mend.lifecycle else ()
-
-
-def is_uniform(bucket: Mapping[str, Any]) -> bool:
-    return _access(bucket).get("uniformBucketLevelAccess", {}).get("enabled") is True
-
-
-def is_private(bucket: Mapping[str, Any]) -> bool:
-    return _access(bucket).get("publicAccessPrevention") == "enforced"
 
 
 def has_lifecycle(bucket: Mapping[str, Any]) -> bool:
     """Whether our rules are among the bucket's; others may be there too."""
     rules: Sequence[Any] = bucket.get("lifecycle", {}).get("rule", [])
     return all(rule in rules for rule in LIFECYCLE["rule"])
-
-
-def _access(bucket: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = bucket.get("iamConfiguration", MappingProxyType({}))
-    return found
 
 
 def machine_steps(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
