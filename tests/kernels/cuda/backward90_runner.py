@@ -68,7 +68,7 @@ def compile_backward90(
     )
     text += "struct Entry { void (*call)(const TensorMap*, const BackwardParams&); int threads; };\n"
     text += f"static const Entry entries[] = {{{', '.join(map(row, entries))}}};\n"
-    program = compiled(text, "backward90.cc", 900, folder, source=source, flags=["-pthread"], races=races)
+    program = compiled(text, "backward90.cc", 900, folder, source=source, races=races)
     return Backward90(program, tuple(entries))
 
 

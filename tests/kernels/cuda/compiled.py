@@ -6,17 +6,21 @@ import fcntl
 import hashlib
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from kernels.attention.cuda.variants import SOURCE
 from tests.support.compiler_cache import MARK
 
 SHIM = Path(__file__).parent / "simt"
-COMPILER = ("g++", "-std=c++17", "-Og", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+COMMON = ("g++", "-std=c++17", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+COMPILER = (*COMMON, "-Og")
+HOPPER = ("hopper.cc", "backward90.cc")
+"""Programs of blocks that take turns, on Hopper's machine."""
 STANDARD = (
-    "algorithm", "cmath", "condition_variable", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring", "deque",
-    "functional", "map", "memory", "mutex", "random", "string", "thread", "type_traits", "ucontext.h", "vector",
+    "algorithm", "cmath", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring", "functional", "memory", "string",
+    "type_traits", "vector",
 )  # fmt: skip
 
 TRACED = ("-DSIMT_RACES", "-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-Wno-tsan")
@@ -39,9 +43,12 @@ def compiled(
     With `races` it ends with code 3 where accesses to shared memory are in no order (simt_races.h).
     """
     flags = [*flags, *(TRACED if races else ())]
-    place = Path(os.environ.get(MARK, folder))
+    place = place_of(folder)
     command = [*COMPILER, *flags, *headers(flags, place), "-DSIMT_SHIM", f"-DSIMT_ARCH={arch}"]
     command += [f"-I{SHIM}", f"-I{source}", str(SHIM / main)]
+    parts = [machine(part, flags, place) for part in ("simt", *(["hopper"] if main in HOPPER else []))]
+    if races:
+        parts.append(rules(place))
     name = named(kernels, *command)
     header = place / f"simt-{name}.h"
 
@@ -49,11 +56,11 @@ def compiled(
         header.write_text(kernels)
         of_these = [f'-DKERNELS="{header}"', "-o"]
         if not races:
-            run([*command, *of_these, str(program)])
+            run([*command, *map(str, parts), *of_these, str(program)])
             return
         own = f"{program}.o"
         run([*command, *of_these, own, "-c"])
-        run(["g++", "-pthread", own, str(rules(place)), "-o", str(program)])
+        run(["g++", "-pthread", own, *map(str, parts), "-o", str(program)])
 
     return once(place / f"simt-{name}", make)
 
@@ -61,7 +68,7 @@ def compiled(
 def headers(flags: Sequence[str], place: Path) -> list[str]:
     """What makes g++ read the standard library's headers as it has compiled them before: half a second of each program.
     Where it cannot use that, it reads the headers."""
-    if not set(flags) <= {"-pthread", *TRACED}:
+    if not set(flags) <= set(TRACED):
         return []  # of programs that are alone with their flags
     text = "".join(f"#include <{name}>\n" for name in STANDARD)
     header = place / f"standard-{named(text, *flags)}.h"
@@ -74,6 +81,14 @@ def headers(flags: Sequence[str], place: Path) -> list[str]:
     return ["-include", str(header)]
 
 
+def machine(part: str, flags: Sequence[str], place: Path) -> Path:
+    """Half of what a kernel's program runs on, which is the same for all and is not traced."""
+    own = [flag for flag in flags if flag not in TRACED[1:]]
+    command = [*COMMON, "-O3", *own, "-DSIMT_SHIM", "-DSIMT_ARCH=900", f"-I{SHIM}", f"-I{SOURCE}"]
+    command += ["-c", str(SHIM / f"{part}_engine.cc"), "-o"]
+    return once(place / f"{part}-{named(*command)}.o", lambda made: run([*command, str(made)]))
+
+
 def rules(place: Path) -> Path:
     """The rules about races, which are not traced themselves, and stand in for the sanitizer's library."""
     source = SHIM / "simt_races.cc"
@@ -83,13 +98,25 @@ def rules(place: Path) -> Path:
 
 def once(made: Path, make: Callable[[Path], None]) -> Path:
     """The file `made`, which `make` writes to a path that it is given, unless somebody has."""
-    with made.with_name(f"{made.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(made):
         if not made.exists():
             part = made.with_name(f"{made.name}.part")
             make(part)
             part.rename(made)
     return made
+
+
+@contextmanager
+def alone(made: Path) -> Iterator[None]:
+    """While no other worker makes it."""
+    with made.with_name(f"{made.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def place_of(folder: Path) -> Path:
+    """Where what is compiled once lies: `folder` where the session has no place of its own."""
+    return Path(os.environ.get(MARK, folder))
 
 
 def named(*texts: str) -> str:

@@ -10,6 +10,7 @@ from kernels.attention.cuda import native
 from kernels.attention.cuda.binding import bind_call
 from kernels.attention.cuda.quick import Quick
 from kernels.attention.cuda.registered import as_operator
+from tests.kernels.cuda.compiled import alone, place_of
 from tests.kernels.cuda.counted import Counted
 from tests.kernels.cuda.stub_driver import OnCpu, Stub, stub_libcuda
 
@@ -32,8 +33,10 @@ def quick(engine: OnCpu) -> Quick:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The compiled function of autograd, which a process can load once."""
-    native.load(native.build(tmp_path_factory.mktemp("native")))
+    """The compiled function of autograd, which a process can load once: of one build for all of a session's workers."""
+    folder = place_of(tmp_path_factory.getbasetemp()) / "native"
+    with alone(folder):
+        native.load(native.build(folder))
 
 
 @pytest.fixture

@@ -98,5 +98,5 @@ def compile_hopper(
     text += "struct Entry { void (*kernel)(TensorMap, TensorMap, TensorMap, TensorMap, Params); int threads; };\n"
     table = ", ".join(f"{{{calling(entry)}, {entry.threads}}}" for entry in entries)
     text += f"static const Entry entries[] = {{{table}}};\n"
-    program = compiled(text, "hopper.cc", 900, folder, source=source, flags=["-pthread", *flags], races=races)
+    program = compiled(text, "hopper.cc", 900, folder, source=source, flags=flags, races=races)
     return HopperProgram(program, tuple(entries))

@@ -9,7 +9,6 @@ import _ctypes
 import ctypes
 import dataclasses
 import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.small import SmallKernel, SmallParameters
 from kernels.attention.cuda.small_hopper import GroupKernel
 from kernels.attention.cuda.variants import CHIPS, Entry
+from tests.kernels.cuda.compiled import named, once, place_of, run
 
 SOURCE = Path(__file__).parent / "stub" / "libcuda.c"
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
@@ -107,7 +107,6 @@ class Stub:
 @contextmanager
 def stub_libcuda(folder: Path) -> Iterator[Stub]:
     """Put the stub in libcuda's place for this process, and take it away again."""
-    path = folder / "libcuda.so.1"
     command = [
         "gcc",
         "-std=gnu11",
@@ -119,8 +118,8 @@ def stub_libcuda(folder: Path) -> Iterator[Stub]:
         "-fPIC",
         "-Wl,-soname,libcuda.so.1",
     ]
-    done = subprocess.run([*command, "-o", str(path), str(SOURCE)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    made = place_of(folder) / f"libcuda-{named(*command, SOURCE.read_text())}.so"
+    path = once(made, lambda part: run([*command, "-o", str(part), str(SOURCE)]))
     driver.cache_clear()
     library = ctypes.CDLL(str(path))  # from now on the loader knows a libcuda.so.1
     library.stub_launch.restype = ctypes.c_void_p

@@ -4,7 +4,8 @@
 
 namespace simt {
 
-inline u32 swizzled(u32 address);
+// Where what has this address lies: pieces of 16 bytes change places within eight rows of 128.
+inline u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 
 struct Matrix {  // what a descriptor says
   u32 start, leading, stride;
@@ -17,10 +18,11 @@ inline Matrix matrix_of(u64 descriptor) {
   return {field(0), field(16), field(32)};
 }
 
-inline float element_at(u32 address, bool bfloat) {
-  u16 bits;
-  std::memcpy(&bits, shared_bytes(swizzled(address), 2), 2);
-  return bfloat ? bfloat_to_float(bits) : half_to_float(bits);
+// Eight elements that follow each other.
+inline void read_piece(float* to, u32 address, bool bfloat) {
+  u16 bits[8];
+  std::memcpy(bits, shared_bytes(swizzled(address), 16), 16);
+  for (int i = 0; i < 8; i++) to[i] = bfloat ? bfloat_to_float(bits[i]) : half_to_float(bits[i]);
 }
 
 // Element (row, k) of a matrix whose rows lie in 128 bytes each, eight of them to a group.
@@ -31,11 +33,15 @@ inline u32 along(const Matrix& m, int k, int column) {
   return m.start + column / 64 * m.leading + k / 8 * m.stride + k % 8 * 128 + column % 64 * 2;
 }
 
-__attribute__((optimize("O3"))) inline void accumulate_rows(float* c, const float* a, const float* b, int n) {
+// c += a b, each sum in the order of k; a has 64 rows of 16, b 16 rows of n, c 64 rows of n.
+inline void accumulate_rows(float* c, const float* a, const float* b, int n) {
   for (int row = 0; row < 64; row++)
-    for (int k = 0; k < 16; k++) {
-      const float factor = a[row * 16 + k];
-      for (int column = 0; column < n; column++) c[row * n + column] += factor * b[k * n + column];
+    for (int first = 0; first < n; first += 8) {
+      float sum[8];
+      std::memcpy(sum, c + row * n + first, sizeof sum);
+      for (int k = 0; k < 16; k++)
+        for (int i = 0; i < 8; i++) sum[i] += a[row * 16 + k] * b[k * n + first + i];
+      std::memcpy(c + row * n + first, sum, sizeof sum);
     }
 }
 
@@ -58,13 +64,13 @@ inline bool meet(const Range& a, const Range& b) { return a.from < b.to && b.fro
 
 inline void check_landed(const Product& p) {
   for_each_range(p, [](const Range& read) {
-    for (const Box& box : block.boxes)
+    for (const Box& box : running->boxes)
       if (meet(read, {box.to, box.to + box.bytes})) fail("a product reads where a copy is under way");
   });
 }
 
 inline void check_not_read(const Range& written) {
-  for (const Warpgroup& group : block.warpgroups)
+  for (const Warpgroup& group : running->warpgroups)
     for (const Product& p : group.products)
       for_each_range(p, [&](const Range& read) {
         if (meet(read, written)) fail("a copy overwrites what a product under way reads");
@@ -95,20 +101,30 @@ inline void note_reads(const Product& p, int warpgroup, i64 number) {
 
 // Carries out the warpgroup's first product. A thread's registers are two rows, of every eight columns two.
 inline void multiply_first(Warpgroup& group) {
-  static thread_local float a[64 * 16], b[16 * 256], c[64 * 256];
-  const races::Quiet quiet;
+  static __thread float a[64 * 16], b[16 * 256], c[64 * 256];
   const Product p = group.products.front();
   check_landed(p);
   const int n = p.n;
   const Matrix mb = matrix_of(p.b);
-  for (int k = 0; k < 16; k++)
+  float piece[8];
+  if (p.left == Left::ACROSS)
     for (int column = 0; column < n; column++)
-      b[k * n + column] = element_at(p.left == Left::ACROSS ? across(mb, column, k) : along(mb, k, column), p.bfloat);
-  if (p.left != Left::REGISTERS) {
-    const Matrix ma = matrix_of(p.a);
+      for (int k = 0; k < 16; k += 8) {
+        read_piece(piece, across(mb, column, k), p.bfloat);
+        for (int i = 0; i < 8; i++) b[(k + i) * n + column] = piece[i];
+      }
+  else
+    for (int k = 0; k < 16; k++)
+      for (int column = 0; column < n; column += 8) read_piece(b + k * n + column, along(mb, k, column), p.bfloat);
+  if (p.left == Left::ACROSS)
     for (int row = 0; row < 64; row++)
-      for (int k = 0; k < 16; k++) a[row * 16 + k] = element_at(p.left == Left::ACROSS ? across(ma, row, k) : along(ma, k, row), p.bfloat);
-  }
+      for (int k = 0; k < 16; k += 8) read_piece(a + row * 16 + k, across(matrix_of(p.a), row, k), p.bfloat);
+  if (p.left == Left::ALONG)
+    for (int k = 0; k < 16; k++)
+      for (int row = 0; row < 64; row += 8) {
+        read_piece(piece, along(matrix_of(p.a), k, row), p.bfloat);
+        for (int i = 0; i < 8; i++) a[(row + i) * 16 + k] = piece[i];
+      }
   const auto row_of = [](int thread, int r) { return thread / 32 * 16 + thread % 32 / 4 + 8 * r; };
   const auto column_of = [](int thread, int i, int e) { return 8 * i + thread % 4 * 2 + e; };
   for (int thread = 0; thread < 128; thread++) {
@@ -134,13 +150,16 @@ inline void multiply_first(Warpgroup& group) {
   group.ended++;
 }
 
-inline Warpgroup& own_warpgroup() { return block.warpgroups[current / 128]; }
+inline Warpgroup& own_warpgroup() { return running->warpgroups[current / 128]; }
 
-inline void ask_product(const Product& asked, float* d, const u32* rows) {
+void ask_product(const Asked& asked, float* d, const u32* rows) {
   Warpgroup& group = own_warpgroup();
   const int thread = current % 128;
   const size_t place = (size_t)(group.asked[thread]++ - group.ended);
-  if (place == group.products.size()) group.products.push_back(asked);
+  if (place == group.products.size()) {
+    group.products.emplace_back();
+    static_cast<Asked&>(group.products.back()) = asked;
+  }
   Product& p = group.products[place];
   if (p.n != asked.n || p.a != asked.a || p.b != asked.b || p.accumulate != asked.accumulate ||
       p.left != asked.left)
@@ -164,9 +183,9 @@ inline void ask_product(const Product& asked, float* d, const u32* rows) {
   }
 }
 
-inline void commit_products() { own_warpgroup().groups[current % 128].push_back(own_warpgroup().asked[current % 128]); }
+void commit_products() { own_warpgroup().groups[current % 128].push_back(own_warpgroup().asked[current % 128]); }
 
-inline void await_products(int pending) {
+void await_products(int pending) {
   Warpgroup& group = own_warpgroup();
   const auto& groups = group.groups[current % 128];
   if (groups.size() <= (size_t)pending) return;
@@ -175,18 +194,18 @@ inline void await_products(int pending) {
   if (until > group.ended) wait_elsewhere(Wait::PRODUCTS, (u32)(current / 128), 0, until);
 }
 
-inline void check_settled(const float* d) {
+void check_settled(const float* d) {
   for (const Held& held : own_warpgroup().held[current % 128])
     if (held.at == d) fail("accumulators are used while a product is under way");
 }
 
 // Late products: those that somebody waits for, now that nothing else can be done.
 inline bool end_products() {
-  for (size_t g = 0; late_products && g < block.warpgroups.size(); g++) {
-    Warpgroup& group = block.warpgroups[g];
+  for (size_t g = 0; late_products && g < running->warpgroups.size(); g++) {
+    Warpgroup& group = running->warpgroups[g];
     const auto ready = [&](const Waiting& w) { return w.until <= group.ended; };
-    for (size_t i = g * 128; i < std::min(lanes.size(), g * 128 + 128); i++) {
-      const Waiting w = block.waiting[i];
+    for (size_t i = g * 128; i < std::min((size_t)lane_count, g * 128 + 128); i++) {
+      const Waiting w = running->waiting[i];
       if (lanes[i].state != State::ELSEWHERE || w.what != Wait::PRODUCTS) continue;
       bool any = false;
       while (group.ended < w.until && group.products.front().asked == 128) multiply_first(group), any = true;
