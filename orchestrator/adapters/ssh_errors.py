@@ -49,7 +49,7 @@ def not_let_in(target: Target, connection: Connection, exc: Exception) -> BenchE
     if isinstance(exc, AuthenticationException) or (isinstance(exc, SSHException) and NO_KEYS in str(exc)):
         return PermissionDenied(
             f"{target} does not let {connection.user} in with any key here: {_said(exc)}",
-            hint=f"`ssh-copy-id {_ssh(target)}` puts yours there; `ssh -v {_ssh(target)} true` shows what was tried",
+            hint=f"`ssh-copy-id {target.ssh}` puts yours there; `ssh -v {target.ssh} true` shows what was tried",
         )
     if isinstance(exc, socket.gaierror):
         return Unavailable(
@@ -63,10 +63,10 @@ def not_let_in(target: Target, connection: Connection, exc: Exception) -> BenchE
         )
     if isinstance(exc, ChannelException | ProxyCommandFailure):
         return Unavailable(
-            f"{target} cannot be reached by way of its jump host: {_said(exc)}", hint=f"`ssh {_ssh(target)} true`"
+            f"{target} cannot be reached by way of its jump host: {_said(exc)}", hint=f"`ssh {target.ssh} true`"
         )
     if isinstance(exc, OSError | EOFError | SSHException):
-        return Unavailable(f"{target} cannot be reached at {where}: {_said(exc)}", hint=f"`ssh {_ssh(target)} true`")
+        return Unavailable(f"{target} cannot be reached at {where}: {_said(exc)}", hint=f"`ssh {target.ssh} true`")
     if isinstance(exc, ValueError | KeyError):
         return PermissionDenied(f"no connection to {target} can be made: {_said(exc)}", hint="look into ~/.ssh/config")
     raise exc
@@ -77,7 +77,7 @@ def unknown_key(target: Target, connection: Connection, exc: HostKeyUnknown) -> 
     file = known_hosts_files(connection)[0]
     add = f"ssh-keyscan -p {port} -t {kind_of(exc.key)} {host} >> {file}"
     if connection.gateway:
-        add = f"ssh -o StrictHostKeyChecking=ask {_ssh(target)} true"
+        add = f"ssh -o StrictHostKeyChecking=ask {target.ssh} true"
     return HostKeyRefused(
         f"{target} is not known here: no known_hosts file has a key of {exc.name}. It shows {sha256_of(exc.key)}",
         hint=f"on that machine, `ssh-keygen -lf /etc/ssh/ssh_host_{kind_of(exc.key)}_key.pub` must print the same "
@@ -108,11 +108,6 @@ def _place(name: str) -> tuple[str, str]:
     """Host and port of a known_hosts name: `box`, `[box]:2222`."""
     host, _, port = name.removeprefix("[").partition("]:")
     return host, port or "22"
-
-
-def _ssh(target: Target) -> str:
-    who = f"{target.user}@{target.name}" if target.user else target.name
-    return f"-p {target.port} {who}" if target.port else who
 
 
 def _said(exc: BaseException) -> str:

@@ -55,6 +55,12 @@ class Target:
         return "this machine" if self.machine else self.name
 
     @property
+    def ssh(self) -> str:
+        """What comes after `ssh` to reach it."""
+        name = f"{self.user}@{self.name}" if self.user else self.name
+        return f"-p {self.port} {name}" if self.port else name
+
+    @property
     def entry(self) -> str:
         """How a hint begins that sends somebody there."""
         return "" if self.machine else f"`ssh {self.name}`; "

@@ -50,9 +50,13 @@ REQUIRED: dict[str, frozenset[str]] = {
     "slow_boot": frozenset({"seconds"}),
     "late_insert": frozenset({"seconds"}),
 }
-TARGETS = ("harness", "agent")
-CAUSES = ("quota", "stockout")
-SERVICES = ("compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling", "batch")
+WORDS = {
+    "after": ("request", "response"),
+    "service": ("compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling", "batch"),
+    "target": ("harness", "agent"),
+    "cause": ("quota", "stockout"),
+}
+"""What some keys may say; the first where nothing is said."""
 
 
 MOST_VICTIMS = 100
@@ -249,14 +253,10 @@ def _check_values(place: str, params: Params, *, signed: bool) -> None:
             raise BadWeather(f"{place}: {key} must be a number of seconds, not {value!r}")
     if not 400 <= int(params.get("status", 500)) <= 599:
         raise BadWeather(f"{place}: status must be an HTTP error, not {params['status']!r}")
-    if params.get("after", "request") not in ("request", "response"):
-        raise BadWeather(f"{place}: after must be request or response, not {params['after']!r}")
-    if params.get("service", "compute") not in SERVICES:
-        raise BadWeather(f"{place}: service must be one of {', '.join(SERVICES)}, not {params['service']!r}")
-    if params.get("target", "harness") not in TARGETS:
-        raise BadWeather(f"{place}: target must be harness or agent, not {params['target']!r}")
-    if params.get("cause", "quota") not in CAUSES:
-        raise BadWeather(f"{place}: cause must be quota or stockout, not {params['cause']!r}")
+    for key, words in WORDS.items():
+        if params.get(key, words[0]) not in words:
+            which = " or ".join(words) if len(words) == 2 else f"one of {', '.join(words)}"
+            raise BadWeather(f"{place}: {key} must be {which}, not {params[key]!r}")
     try:
         re.compile(params.get("path", ""))
     except (re.error, TypeError) as exc:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from orchestrator.core.errors import BudgetExceeded, NotFound, PermissionDenied, StillThere, Unavailable
@@ -319,34 +319,22 @@ class Engine:
         )
 
     def _refused(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer, refusal: Refusal) -> None:
-        zone = request.zone
+        said: dict[str, Any] = {
+            "attempt": attempt, "zone": request.zone, "code": refusal.code, "message": refusal.message,
+            "request_id": request.request_id, "generation": run.generation,
+        }  # fmt: skip
         if refusal.scope == "all":
-            self.log.append(
-                ev.InstanceRejected(
-                    attempt=attempt,
-                    zone=zone,
-                    code=refusal.code,
-                    message=refusal.message,
-                    hint=refusal.hint,
-                    request_id=request.request_id,
-                    generation=run.generation,
-                )
-            )
+            self.log.append(ev.InstanceRejected(**said, hint=refusal.hint))
             return
         if refusal.stock_out and self.world.history is not None:
             self.world.history.remember(offer.pool, self.world.clock.now())
         self.log.append(
             ev.ZoneExhausted(
-                attempt=attempt,
-                zone=zone,
+                **said,
                 scope=refusal.scope,
-                code=refusal.code,
-                message=refusal.message,
                 zones_available=refusal.zones_available,
-                request_id=request.request_id,
                 machine_type=offer.machine_type,
                 provisioning=offer.provisioning,
-                generation=run.generation,
             )
         )
 

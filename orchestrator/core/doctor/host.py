@@ -97,13 +97,7 @@ def packaged(found: Mapping[str, Any], needs: Needs, name: str, python: str, tor
 
 def on(host: Target, command: str) -> str:
     """The command, to be run there."""
-    return command if host.machine else f"ssh {words(host)} '{command}'"
-
-
-def words(host: Target) -> str:
-    """What comes after `ssh` to reach it."""
-    name = f"{host.user}@{host.name}" if host.user else host.name
-    return f"-p {host.port} {name}" if host.port else name
+    return command if host.machine else f"ssh {host.ssh} '{command}'"
 
 
 HOST_CHECKS: Final[tuple[tuple[Check, HostCheck], ...]] = (

@@ -242,19 +242,7 @@ def _requested(vms: tuple[Vm, ...], fact: ev.InstanceRequested, at: datetime) ->
     """The first word on a request; of two that contradict each other on what it can cost, the dearer counts."""
     if any(vm.request_id == fact.request_id for vm in vms):
         return tuple(_at_its_dearest(vm, fact) if vm.request_id == fact.request_id else vm for vm in vms)
-    vm = Vm(
-        attempt=fact.attempt,
-        name=fact.vm,
-        zone=fact.zone,
-        machine_type=fact.machine_type,
-        provisioning=fact.provisioning,
-        usd_per_hour=fact.usd_per_hour,
-        max_run_s=fact.max_run_s,
-        request_id=fact.request_id,
-        requested_at=at,
-        generation=fact.generation,
-    )
-    return (*vms, vm)
+    return (*vms, Vm(name=fact.vm, requested_at=at, **fact.model_dump(exclude={"vm"})))
 
 
 def _at_its_dearest(vm: Vm, fact: ev.InstanceRequested) -> Vm:

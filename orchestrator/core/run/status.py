@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
@@ -13,6 +13,7 @@ from pydantic import AfterValidator, TypeAdapter
 from orchestrator.core.bounds import Count, Moment, Usd
 from orchestrator.core.foreign import NAME, name, words
 from orchestrator.core.run import paid_time
+from orchestrator.core.run.facts import Fact
 from orchestrator.core.run.fold import OUTCOMES, Run
 from orchestrator.core.run.state import Vm
 
@@ -187,12 +188,14 @@ def document(run: Run, now: datetime) -> dict[str, object]:
     """The fold of a run as one JSON document: what `bench status RUN --json` and `bench launch --json` print."""
     line = asdict(status_line(run, now))
     plan = run.plan
+    told: dict[str, Sequence[Fact]] = {
+        "heals": run.heals, "gates": run.gates, "wrong": run.wrong, "cases": run.measured,
+        "diagnoses": run.diagnoses, "exhausted": run.exhausted,
+    }  # fmt: skip
     return {
         "schema": 1,
         **line,
         "state": line["phase"],
-        "cost_usd": line["cost_usd"],
-        "ceiling_usd": line["ceiling_usd"],
         "settled": run.settled is not None,
         "prices_simulated": run.simulated,
         "time": paid_time.document(run, now if run.closed is None else run.updated_at),
@@ -202,21 +205,11 @@ def document(run: Run, now: datetime) -> dict[str, object]:
         "measurements_per_implementation": run.measurement.measurements_per_implementation if run.measurement else 0,
         "vms": [_of_vm(vm, now) for vm in run.vms],
         "phases": [
-            {
-                "attempt": span.attempt,
-                "phase": span.phase,
-                "started_at": iso(span.started_at),
-                "seconds": span.seconds,
-                "exit_code": span.exit_code,
-            }
+            {"attempt": span.attempt, "phase": span.phase, "started_at": iso(span.started_at)}
+            | {"seconds": span.seconds, "exit_code": span.exit_code}
             for span in run.spans
         ],
-        "heals": [fact.model_dump() for fact in run.heals],
-        "gates": [fact.model_dump() for fact in run.gates],
-        "wrong": [fact.model_dump() for fact in run.wrong],
-        "cases": [fact.model_dump() for fact in run.measured],
-        "diagnoses": [fact.model_dump() for fact in run.diagnoses],
-        "exhausted": [fact.model_dump() for fact in run.exhausted],
+        **{name: [fact.model_dump() for fact in facts] for name, facts in told.items()},
     }
 
 
