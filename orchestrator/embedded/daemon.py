@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -111,9 +110,9 @@ def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     address = home / ADDRESS
     address.unlink(missing_ok=True)
-    asked = threading.Event()
+    asked: list[int] = []  # a handler takes no lock: it may have come while this thread held it
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked.set())
+        signal.signal(number, lambda number, _frame: asked.append(number))
     faults = load_yaml(Path(weather)) if weather else None
     with EmbeddedCloud(home, weather=faults) as cloud:
         write_json(
@@ -130,7 +129,7 @@ def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[
             },
         )
         ready()
-        while not (asked.is_set() or cloud.stop_requested.is_set() or cloud.idle_s > idle_stop_s):
+        while not (asked or cloud.stop_requested.is_set() or cloud.idle_s > idle_stop_s):
             cloud.stop_requested.wait(LOOK_S)
         # Whoever looks from now on starts a new one, which waits for our lock.
         address.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from startup.host.places import read_json, write_json
@@ -52,7 +53,7 @@ class Steward:
         spool = spool or Spool(folder / "spool", frozenset(run.get("known", ())))
         self.machine = Machine(run, spool, now=lambda: time.time() + ahead)
         self.server = Server(self.machine)
-        self.asked = threading.Event()
+        self.signals: SimpleQueue[int] = SimpleQueue()
         self.ended_by = ""
 
     def work(self) -> None:
@@ -73,11 +74,22 @@ class Steward:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             self.tell("gone")
 
-    def on_signal(self, _number: int, _frame: object) -> None:
-        """A client's wish leaves a file; anything else that ends us takes the host away from the run."""
+    def on_signal(self, number: int, _frame: object) -> None:
+        """A handler runs between two instructions of a thread that may hold any lock: it takes none."""
+        self.signals.put(number)
+
+    def asked(self, wait_s: float) -> bool:
+        """Whether this process was asked to end, now or within `wait_s` seconds.
+
+        A client's wish leaves a file; anything else takes the host away from the run.
+        """
+        try:
+            self.signals.get(timeout=wait_s)
+        except Empty:
+            return False
         if not (self.folder / "stop").exists():
             self.machine.preempted.set()
-        self.asked.set()
+        return True
 
     def tell(self, status: str) -> None:
         """What a client may know. A disk that is full keeps nobody from ending."""
@@ -136,13 +148,12 @@ class Steward:
             now = time.monotonic()
             if self.machine.deleted.is_set() and not self.ended_by:
                 self.ended_by, limit = "itself", min(limit, now + EXIT_S)
-            if self.asked.is_set() and not told:
-                told, limit = True, min(limit, now + STOP_S)
-                bootstrap.send_signal(signal.SIGTERM)
             if now >= limit:
                 self.ended_by = self.ended_by or ("stop" if told else "deadline")
                 return
-            self.asked.wait(TICK_S) if not told else time.sleep(TICK_S)
+            if self.asked(TICK_S) and not told:
+                told, limit = True, min(limit, time.monotonic() + STOP_S)
+                bootstrap.send_signal(signal.SIGTERM)
             os.utime(alive)
         self.ended_by = self.ended_by or ("itself" if self.machine.deleted.is_set() else "exit")
 

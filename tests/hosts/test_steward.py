@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from startup.host.services import Machine, Server, owns
 from startup.host.spool import BadName, Spool
 from tests.hosts.conftest import base_python, with_stand_ins
 from tests.startup.machine import CASES, ROOT, held_sleep, payload, run_spec, time_is_up
-from tests.support.patience import await_truth
+from tests.support.patience import PATIENCE_S, await_truth
 
 RUN = f"20261121-040000-host-{os.getpid() & 0xFFFF:04x}"
 """Its own in every process of the tests: a host finds what a run started by the machine's name."""
@@ -146,6 +147,13 @@ def test_a_steward_that_is_ended_by_the_system_counts_as_a_machine_that_is_taken
     os.kill(steward, signal.SIGTERM)
     here.until_gone()
     assert last_word(here)["outcome"] == "preempted"
+
+
+def test_a_signal_is_heard_whatever_line_the_steward_is_at(tmp_path: Path) -> None:
+    # Python calls a handler between two lines of the main thread, which may hold a lock there.
+    command = [sys.executable, "-m", "tests.hosts.signalled_steward", str(tmp_path), str(PATIENCE_S / 2)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_the_host_enforces_the_deadline_alone(here: Here) -> None:
