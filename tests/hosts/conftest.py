@@ -13,21 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Bench, bench  # noqa: F401
-from tests.support.paced import paced_payload
+from tests.support.paced import paced_payload, stand_ins
 from tests.support.sshd import SSHD, Sshd, Wire, sshd
-
-TORCH = """
-__version__ = "2.13.0"
-class cuda:
-    is_available = staticmethod(lambda: False)
-class version:
-    cuda = None
-class Zeros:
-    def numpy(self): return self
-def zeros(*_): return Zeros()
-def from_numpy(_): return Zeros()
-"""
-NUMPY = '__version__ = "2.4.0"\ndef zeros(*_): return ()\n'
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -75,10 +62,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
 
 def with_stand_ins(home: Path) -> None:
     """Something called torch among what the host's user has installed for themselves: found where pip would put it."""
-    site = home / ".local" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    for name, text in (("torch", TORCH), ("numpy", NUMPY)):
-        (site / name).mkdir(parents=True)
-        (site / name / "__init__.py").write_text(text)
+    stand_ins(home / ".local" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages")
 
 
 def base_python(folder: Path) -> str:

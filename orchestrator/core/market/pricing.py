@@ -6,6 +6,7 @@ more than they are. Arithmetic is exact (fractions); results are decimals of six
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -169,6 +170,7 @@ class PriceSheet(_Document):
         return self
 
     @classmethod
+    @functools.lru_cache(maxsize=16)  # a process asks for the same table again and again; nobody writes to a sheet
     def parse(cls, text: str, *, source: str = "prices.yaml") -> PriceSheet:
         """The sheet in YAML `text`. Raises `ConfigError` with every problem, one a line."""
         document = yamltext.read(text)
