@@ -95,15 +95,7 @@ class GoogleCloud:
         return None if found is None else convert.instance(found)
 
     def instances(self) -> tuple[Instance, ...]:
-        request = compute_v1.AggregatedListInstancesRequest(
-            project=self._project, filter=f"labels.{TOOL_LABEL}={TOOL}", max_results=500
-        )
-
-        def every() -> tuple[Instance, ...]:
-            pages = self._instances.aggregated_list(request, **self._calls.once)
-            return tuple(convert.instance(found) for _scope, listed in pages for found in listed.instances)
-
-        return self._calls.ask(every, f"list the VMs of {self._project}")
+        return self._market.instances()
 
     def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
         request = compute_v1.GetSerialPortOutputInstanceRequest(

@@ -1,6 +1,7 @@
-"""What Compute Engine offers, in plain requests: the image of a family, quotas, and what it expects of spot machines.
+"""What Compute Engine has and offers, in plain requests: our machines, images, quotas, and what it expects of spot
+machines.
 
-`compute_v1` answers the same questions and takes seconds to import; a plan must not wait for it.
+`compute_v1` answers the same questions and takes seconds to import; neither a plan nor a listing must wait for it.
 
 Advice is optional and asked in few requests: `advice.capacity` says how obtainable a machine is and how long it lasts,
 `advice.capacityHistory` how many were taken back. Both are in preview: a project without them (403, 404, 501) is ranked
@@ -14,13 +15,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.adapters.asking import TROUBLE, may_pass, stated, told
+from orchestrator.adapters.asking import TROUBLE, may_pass, stated, told, understood
 from orchestrator.adapters.clock import SystemClock
+from orchestrator.adapters.gce_json import instance
 from orchestrator.adapters.patience import patiently
 from orchestrator.adapters.signing import signer_of
 from orchestrator.adapters.web import Signer, Web
-from orchestrator.core.market.machines import Quota
+from orchestrator.core.market.machines import Instance, Quota
 from orchestrator.core.market.offers import Advice, Offer
+from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Clock
 
 if TYPE_CHECKING:
@@ -54,6 +57,19 @@ class Market:
         self._clock = clock or SystemClock()
         self._pauses_s = pauses_s
         self._request_s = request_s
+
+    def instances(self) -> tuple[Instance, ...]:
+        """Every machine that carries our tool label, in all zones. Raises as `image`."""
+        query = {"filter": f"labels.{TOOL_LABEL}={TOOL}", "maxResults": "500"}
+        found: list[Instance] = []
+        with told(f"list the VMs of {self._project}"), understood():
+            while True:
+                page = self._patiently(f"{self._project}/aggregated/instances", query)
+                for scope in page.get("items", {}).values():
+                    found += map(instance, scope.get("instances", ()))
+                if not page.get("nextPageToken"):
+                    return tuple(found)
+                query["pageToken"] = str(page["nextPageToken"])
 
     def image(self, project: str, family: str) -> str:
         """The newest image of a family, by its dated name. Raises `NotFound`, `PermissionDenied`, `Unavailable`."""
@@ -137,16 +153,18 @@ class Market:
 
     # --- the wire ---
 
-    def _patiently(self, path: str) -> Mapping[str, Any]:
-        return patiently(self._clock, lambda: self._once(path), self._pauses_s, passing=may_pass)
+    def _patiently(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+        return patiently(self._clock, lambda: self._once(path, query=query), self._pauses_s, passing=may_pass)
 
-    def _once(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    def _once(
+        self, path: str, body: Mapping[str, Any] | None = None, *, query: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any]:
         """The answer. Raises `asking.TROUBLE`."""
         data = None if body is None else json.dumps(body).encode()
         kind = {} if body is None else {"Content-Type": "application/json"}
         method = "GET" if body is None else "POST"
         return stated(
-            self._web.ask(method, f"{self._base}/{path}", body=data, headers=kind, timeout_s=self._request_s)
+            self._web.ask(method, f"{self._base}/{path}", query, body=data, headers=kind, timeout_s=self._request_s)
         ).document
 
 

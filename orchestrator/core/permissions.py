@@ -25,7 +25,7 @@ LAUNCHER: Final = (
     Need("compute.subnetworks.use", "connect it", "adapters/gce.py insert"),
     Need("compute.subnetworks.useExternalIp", "give it an address, where one is asked for", "adapters/gce.py insert"),
     Need("compute.instances.get", "see whether it is there", "adapters/gce.py instance"),
-    Need("compute.instances.list", "find every machine of ours", "adapters/alive.py alive"),
+    Need("compute.instances.list", "find every machine of ours", "adapters/gce_market.py instances"),
     Need("compute.instances.delete", "end it", "adapters/gce.py delete"),
     Need("compute.instances.getSerialPortOutput", "read what it says at boot", "adapters/gce.py serial_output"),
     Need("compute.zoneOperations.get", "wait until it is made or gone", "adapters/gce_calls.py wait"),

@@ -23,7 +23,6 @@ from orchestrator.wiring.later import Later
 
 if TYPE_CHECKING:
     from orchestrator.adapters import (
-        alive,
         checking,
         clock,
         gce,
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
     from orchestrator.store.images import Shelf
     from orchestrator.store.stockouts import StockOuts
 else:
-    alive = Later("orchestrator.adapters.alive")
     checking = Later("orchestrator.adapters.checking")
     clock = Later("orchestrator.adapters.clock")
     gce = Later("orchestrator.adapters.gce")
@@ -240,23 +238,18 @@ class Wiring:
 
     @cached_property
     def everywhere(self) -> ZoneRouter:
-        def market() -> gce_market.Market:
-            if self.address is None:
-                return gce_market.Market(self.settings.project, clock=self.clock)
-            return gce_market.Market(self.address.project, self.address.compute, self.key, self.clock)
+        return router.ZoneRouter(lambda: self._cloud, self.hosts, cache(self._market))
 
-        return router.ZoneRouter(lambda: self._cloud, self.hosts, cache(market))
+    def _market(self, **patience: Any) -> gce_market.Market:
+        endpoint = self.address.compute if self.address else None
+        return gce_market.Market(self.project, endpoint, self.key, self.clock, **patience)
 
     def cloud(self) -> Cloud:
         return self.everywhere
 
     def alive(self) -> tuple[Instance, ...]:
         """Every machine of ours that exists now, asked of the cloud itself without its heavy client."""
-        if self.address is None:
-            rented = alive.alive(self.settings.project)
-        else:
-            rented = alive.alive(self.address.project, self.address.compute, self.key)
-        return (*rented, *self.hosts.instances())
+        return (*self._market(pauses_s=(0, 0), request_s=10.0).instances(), *self.hosts.instances())
 
     @cached_property
     def ledger(self) -> LedgerStore:
