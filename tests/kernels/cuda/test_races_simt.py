@@ -22,7 +22,7 @@ from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90,
 from tests.kernels.cuda.backward_runner import RELATIVE, errors
 from tests.kernels.cuda.compiled import Failed
 from tests.kernels.cuda.hopper_cases import Case, attend, draw
-from tests.kernels.cuda.hopper_runner import SHUFFLED, HopperProgram, Schedule, compile_hopper
+from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
 from tests.kernels.cuda.test_backward90_simt import posed_for
 from tests.kernels.cuda.test_hopper_mutants import OUTPUT_END, Mutant, lines, without
@@ -74,6 +74,11 @@ BACKWARD_MISTAKES = (
             ("queries_given_back_while_they_are_read", RACE, lines(QUERIES_READ, 2, 0, 1)),
             ("keys_given_back_while_they_are_read", RACE, lines(KEYS_READ, 2, 0, 1)),
             ("barriers_used_before_they_are_made", "does not know that it is made", without("  sync_block();\n")),
+            (
+                "a_block_that_ends_before_its_additions",
+                "an addition is still under way",
+                without("  if (lane == 0) additions_done();\n"),
+            ),
         )
     ),
     Mutant(
@@ -124,7 +129,7 @@ def test_a_mistake_in_the_order_of_the_backward_pass_is_found(
 ) -> None:
     posed = posed_for(BACKWARD[0], 1, 2, 1, 200, 300)
     with pytest.raises(Failed, match=mistake.found[0]):
-        run_backward90(backward, posed, tmp_path, Schedule(), entry=mistake)
+        run_backward90(backward, posed, tmp_path, RELEASING, entry=mistake)
 
 
 # ---- the backward pass in one launch

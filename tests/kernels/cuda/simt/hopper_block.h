@@ -70,6 +70,7 @@ struct Warpgroup {
 struct Addition {
   float* to;
   u32 from, bytes;
+  std::vector<float> floats;  // once they have been read
 };
 
 struct Block {
@@ -208,6 +209,8 @@ inline void run_parting_block(int threads) {
       fail_of_deadlock();
   }
   if (!running->boxes.empty()) fail("a copy is still under way at the end of its block");
+  for (const auto& [thread, additions] : running->additions)
+    if (!additions.empty()) fail("an addition is still under way at the end of its block");
   for (const auto& [address, barrier] : running->barriers)
     if (barrier.bytes) fail("a barrier still counts bytes at the end of its block");
   for (const Warpgroup& w : running->warpgroups)

@@ -133,17 +133,19 @@ void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
 
 void tell_products() { races::fence(current); }
 
-static void add(const Addition& one) {
-  for (u32 i = 0; i < one.bytes; i += 4) {
-    float more;
-    std::memcpy(&more, shared_bytes(one.from + i, 4), 4);
-    one.to[i / 4] += more;
-  }
+static void read(Addition& one) {
+  if (!one.floats.empty()) return;
+  one.floats.resize(one.bytes / 4);
+  for (u32 i = 0; i < one.bytes; i += 4) std::memcpy(&one.floats[i / 4], shared_bytes(one.from + i, 4), 4);
+}
+static void add(Addition& one) {
+  read(one);
+  for (size_t i = 0; i < one.floats.size(); i++) one.to[i] += one.floats[i];
 }
 
 void add_floats(u64 to, u32 from, u32 bytes) {
   if (to % 16 || from % 16 || bytes % 16) fail("an addition of bytes that are no whole pieces of 16");
-  const Addition one = {(float*)to, from, bytes};
+  Addition one = {(float*)to, from, bytes, {}};
   races::addition_reads(current, shared_bytes(from, 16), bytes);
   if (late_products)
     running->additions[current].push_back(one);
@@ -151,8 +153,13 @@ void add_floats(u64 to, u32 from, u32 bytes) {
     add(one);
 }
 
+void read_additions() {
+  for (Addition& one : running->additions[current]) read(one);
+  races::see_additions(current);
+}
+
 void end_additions() {
-  for (const Addition& one : running->additions[current]) add(one);
+  for (Addition& one : running->additions[current]) add(one);
   running->additions[current].clear();
   races::see_additions(current);
 }

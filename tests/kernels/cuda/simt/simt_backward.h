@@ -1,13 +1,14 @@
 // The other side of backward/instructions.cuh and backward/wgmma.cuh, on a CPU.
 //
-// Additions to global memory read shared memory when they are asked for, or, as products do, when they are waited for.
+// Additions to global memory read shared memory when they are asked for, or, as products do, when they are waited for. Those
+// that have read need not have happened: not before they are waited for to the end.
 #pragma once
 
 DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) { simt::copy_bytes(to, from, bytes, barrier); }
 
 DEVICE void add_floats(u64 to, u32 from, u32 bytes) { simt::add_floats(to, from, bytes); }
 DEVICE void additions_commit() {}
-DEVICE void additions_have_read() { simt::end_additions(); }
+DEVICE void additions_have_read() { simt::read_additions(); }
 DEVICE void additions_done() { simt::end_additions(); }
 
 DEVICE void publish_shared() { simt::tell_products(); }

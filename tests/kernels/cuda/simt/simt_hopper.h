@@ -59,6 +59,7 @@ void meet_named(int id, int threads);
 void copy_box(u32 to, const void* map, u32 barrier, int column, int row, int head, int batch);
 void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier);
 void add_floats(u64 to, u32 from, u32 bytes);
+void read_additions();
 void end_additions();
 
 void tell_products();  // what this thread wrote is there for copies and products
