@@ -202,6 +202,7 @@ fastest where it has enough tiles."""
 
 PACKED_SHAPES = SHAPES | {
     (64, CAUSAL): (turns(2, 128, 3), Shape(2, 64, 4)),
+    (256, FULL): (Shape(2, 80, 2), turns(2, 64, 2)),
     (256, CAUSAL): (Shape(2, 64, 2),),
 }
 """The same for packed sequences, whose limits take a few registers more."""

@@ -16,7 +16,7 @@ from kernels.attention.cuda.backward_kernels import HopperBackwardKernel, every_
 from kernels.attention.cuda.backward_small import every_small_kernel
 from kernels.attention.cuda.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
-from kernels.attention.cuda.hopper_kernels import PAGED_SHAPES, SPLIT_SHAPES, STAGED_SHAPES, HopperKernel
+from kernels.attention.cuda.hopper_kernels import PACKED_SHAPES, PAGED_SHAPES, SPLIT_SHAPES, STAGED_SHAPES, HopperKernel
 from kernels.attention.cuda.variants import Combine, Kernel, chip_of, table
 from kernels.attention.interface import BuildFailed
 
@@ -95,6 +95,16 @@ def test_the_kernels_over_pages_with_the_fewest_registers_left_compile_without_s
         if entry.mask == general.PAGED and entry.head_dim == 128 and entry.vector
     )
     assert build_one(staged, Target("sm_75"), compiler, cache).resources
+
+
+def test_the_widest_kernels_for_packed_sequences_with_a_left_limit_compile_without_spills(
+    compiler: Compiler, cache: Cache
+) -> None:
+    for right in (False, True):
+        entries = [
+            HopperKernel("bfloat16", 256, right, True, shape, packed=True) for shape in PACKED_SHAPES[256, right]
+        ]
+        assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
 
 
 def test_the_kernels_with_a_staged_mask_and_the_fewest_registers_left_compile_without_spills(
