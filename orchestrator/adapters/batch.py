@@ -228,11 +228,7 @@ class GoogleBatch:
         return placed
 
     def _create(self, record: BatchRecord) -> None:
-        from google.api_core import exceptions
-        from google.cloud import batch_v1
-        from google.protobuf.json_format import ParseDict
-
-        from orchestrator.adapters.google_errors import translated
+        from orchestrator.adapters.batch_templates import create_job
 
         if record.asked not in self.known:  # machines can write to the bucket
             raise ConfigError(
@@ -240,20 +236,9 @@ class GoogleBatch:
                 hint=f"`bench fleet stop {record.fleet}`, then `bench fleet resume {record.fleet}` asks anew",
             )
         self._templates.insert_with_an_end(record.template)
-        job = batch_v1.Job()
-        ParseDict(dict(record.body), type(job).pb(job))
-        request = {
-            "parent": f"projects/{self.project}/locations/{record.region}",
-            "job_id": record.name,
-            "job": job,
-            "request_id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"spotbench:batch/{record.name}/{record.region}")),
-        }
         self._jobs.pop(self._resource(record), None)
-        with translated(f"create the job {record.name} in {record.region}"):
-            try:
-                self._patiently(lambda: self.client.create_job(request=request))
-            except exceptions.Conflict:
-                pass  # an earlier request made it
+        again = str(uuid.uuid5(uuid.NAMESPACE_URL, f"spotbench:batch/{record.name}/{record.region}"))
+        create_job(self.client, self.clock, self._resource(record), record.body, again)
 
     def _patiently(self, call: Callable[[], Any]) -> Any:
         from orchestrator.adapters.google_errors import is_transient

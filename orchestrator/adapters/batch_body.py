@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from orchestrator.adapters.gce_body import DEFAULT_ACCOUNT, SCOPE, network_interface
+from orchestrator.adapters.gce_body import ending_with_its_disk, network_interface, service_accounts
 from orchestrator.core.fleet.batch import MOST_RETRIES, RETRIED, run_seconds
 from orchestrator.core.fleet.jobs import JobSpec
 
@@ -21,41 +21,32 @@ def template_body(job: JobSpec, now: datetime, image: str) -> Json:
     settings = job.settings
     properties: Json = {
         "machineType": job.machine_type,
-        "scheduling": {
-            "provisioningModel": job.provisioning,
-            "instanceTerminationAction": "DELETE",
-            "maxRunDuration": {"seconds": str(run_seconds(job, now))},
-            "terminationTime": _moment(job.ends_at),
-            "onHostMaintenance": "TERMINATE",
-            "automaticRestart": False,
-        },
-        "disks": [
-            {
-                "boot": True,
-                "autoDelete": True,
-                "initializeParams": {
-                    "sourceImage": image,
-                    "diskSizeGb": str(settings["disk_gb"]),
-                    "diskType": settings["disk_type"],
-                    "labels": dict(sorted(job.labels.items())),
-                },
-            }
-        ],
+        **ending_with_its_disk(
+            limits(job.provisioning, run_seconds(job, now), job.ends_at),
+            image,
+            (settings["disk_gb"], settings["disk_type"]),
+            job.labels,
+        ),
         "networkInterfaces": [network_interface(settings["network"], external_ip=settings["external_ip"])],
-        "serviceAccounts": [{"email": settings.get("service_account") or DEFAULT_ACCOUNT, "scopes": [SCOPE]}],
-        "labels": dict(sorted(job.labels.items())),
+        "serviceAccounts": service_accounts(settings.get("service_account")),
     }
     if settings.get("accelerator"):
         properties["guestAccelerators"] = [{"acceleratorType": settings["accelerator"], "acceleratorCount": 1}]
     return {"name": job.name, "description": f"machines of {job.name}", "properties": properties}
 
 
+def limits(provisioning: str, run_s: int, ends_at: datetime) -> Json:
+    """How a machine is paid for, how long it may run, and when it ends whenever it began."""
+    ends = ends_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"provisioningModel": provisioning, "maxRunDuration": {"seconds": str(run_s)}, "terminationTime": ends}
+
+
 def with_one_limit(template: Mapping[str, Any]) -> Json:
     """The same without `maxRunDuration`, for where Google takes one limit or the other: the absolute end alone still
     ends every machine, and bounds the dollars."""
     properties = template["properties"]
-    limits = {key: value for key, value in properties["scheduling"].items() if key != "maxRunDuration"}
-    return {**template, "properties": {**properties, "scheduling": limits}}
+    left = {key: value for key, value in properties["scheduling"].items() if key != "maxRunDuration"}
+    return {**template, "properties": {**properties, "scheduling": left}}
 
 
 def job_body(job: JobSpec, region: str, project: str, script: str, variables: Mapping[str, str]) -> Json:
@@ -115,7 +106,3 @@ def order_body(job: JobSpec, place: int) -> Json:
         "spec": dict(order.spec),
         "payload": {"bucket": job.payload.bucket, "object": job.payload.object, "sha256": job.payload.sha256},
     }
-
-
-def _moment(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from google.api_core import exceptions
 from google.cloud import batch_v1, compute_v1
-from google.protobuf.json_format import ParseDict
 
-from orchestrator.adapters.batch_templates import Templates
-from orchestrator.adapters.gce_body import DEFAULT_ACCOUNT, SCOPE, network_interface
+from orchestrator.adapters.batch_body import limits
+from orchestrator.adapters.batch_templates import Templates, create_job
+from orchestrator.adapters.gce_body import ending_with_its_disk, network_interface, service_accounts
 from orchestrator.adapters.google_errors import is_transient, translated
 from orchestrator.adapters.patience import patiently
 from orchestrator.core.fleet.batch import RETRIED
@@ -97,19 +97,7 @@ class Check:
         self.both = self.templates.insert_with_an_end(self._template(ends))
         if not self.both:
             self.say("Google takes one time limit, not both: only terminationTime is asked for")
-        job = batch_v1.Job()
-        ParseDict(self._job(), type(job).pb(job))
-        request = {
-            "parent": self.job.partition("/jobs/")[0],
-            "job_id": self.id,
-            "job": job,
-            "request_id": str(uuid.uuid4()),
-        }
-        with translated(f"create the job {self.id} in {self.site.region}"):
-            try:
-                patiently(self.clock, lambda: self.jobs.create_job(request=request), passing=is_transient)
-            except exceptions.Conflict:
-                pass
+        create_job(self.jobs, self.clock, self.job, self._job(), str(uuid.uuid4()))
         self.say(f"{self.id}: {TASKS} tasks on {PARALLEL} {self.site.machine_type} until {ends:%H:%M:%S} UTC")
 
     def _watch(self, ends: datetime) -> None:
@@ -178,22 +166,12 @@ class Check:
 
     def _template(self, ends: datetime) -> dict[str, Any]:
         labels = {**self.site.labels, LABEL: self.id}
-        disk = {"sourceImage": self.site.image, "diskSizeGb": "10", "diskType": "pd-standard", "labels": labels}
-        account = {"email": self.site.service_account or DEFAULT_ACCOUNT, "scopes": [SCOPE]}
+        limited = limits("SPOT", self.pace.run_s, ends)
         properties = {
             "machineType": self.site.machine_type,
-            "scheduling": {
-                "provisioningModel": "SPOT",
-                "instanceTerminationAction": "DELETE",
-                "maxRunDuration": {"seconds": str(self.pace.run_s)},
-                "terminationTime": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "onHostMaintenance": "TERMINATE",
-                "automaticRestart": False,
-            },
-            "disks": [{"boot": True, "autoDelete": True, "initializeParams": disk}],
+            **ending_with_its_disk(limited, self.site.image, (10, "pd-standard"), labels),
             "networkInterfaces": [network_interface(self.site.network, external_ip=True)],
-            "serviceAccounts": [account],
-            "labels": labels,
+            "serviceAccounts": service_accounts(self.site.service_account),
         }
         return {"name": self.id, "properties": properties}
 

@@ -1,4 +1,4 @@
-"""Instance templates, by Google's own client: made once, found there, deleted when nothing uses them any more."""
+"""Instance templates and jobs on them, by Google's own client: made once, found there, deleted when unused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from google.api_core import exceptions
-from google.cloud import compute_v1
+from google.cloud import batch_v1, compute_v1
 from google.protobuf.json_format import ParseDict
 
 from orchestrator.adapters.batch_body import with_one_limit
@@ -18,6 +18,19 @@ from orchestrator.core.errors import ProviderError
 from orchestrator.ports import Clock
 
 WAIT_S = 120.0
+
+
+def create_job(client: batch_v1.BatchServiceClient, clock: Clock, name: str, body: Mapping[str, Any], id_: str) -> None:
+    """Asks Batch for a job by its full name. Idempotent: one of that name was made by an earlier request."""
+    job = batch_v1.Job()
+    ParseDict(dict(body), type(job).pb(job))
+    parent, _, short = name.partition("/jobs/")
+    request = {"parent": parent, "job_id": short, "job": job, "request_id": id_}
+    with translated(f"create the job {short} in {parent.rpartition('/')[2]}"):
+        try:
+            patiently(clock, lambda: client.create_job(request=request), passing=is_transient)
+        except exceptions.Conflict:
+            return
 
 
 class Templates:

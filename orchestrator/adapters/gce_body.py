@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
@@ -31,28 +32,14 @@ def instance_body(request: InstanceRequest, project: str) -> Json:
     body: Json = {
         "name": request.name,
         "machineType": f"{zone}/machineTypes/{request.machine_type}",
-        "scheduling": {
-            "provisioningModel": request.provisioning,
-            "instanceTerminationAction": "DELETE",
-            "maxRunDuration": {"seconds": str(request.max_run_s)},
-            "onHostMaintenance": "TERMINATE",
-            "automaticRestart": False,
-        },
-        "disks": [
-            {
-                "boot": True,
-                "autoDelete": True,
-                "initializeParams": {
-                    "sourceImage": request.image,
-                    "diskSizeGb": str(request.disk_gb),
-                    "diskType": f"{zone}/diskTypes/{request.disk_type}",
-                    "labels": dict(sorted(request.labels.items())),
-                },
-            }
-        ],
+        **ending_with_its_disk(
+            {"provisioningModel": request.provisioning, "maxRunDuration": {"seconds": str(request.max_run_s)}},
+            request.image,
+            (request.disk_gb, f"{zone}/diskTypes/{request.disk_type}"),
+            request.labels,
+        ),
         "networkInterfaces": [network_interface(request.network, external_ip=request.external_ip)],
-        "serviceAccounts": [{"email": request.service_account or DEFAULT_ACCOUNT, "scopes": [SCOPE]}],
-        "labels": dict(sorted(request.labels.items())),
+        "serviceAccounts": service_accounts(request.service_account),
         "metadata": {"items": [{"key": key, "value": value} for key, value in sorted(request.metadata.items())]},
     }
     if request.accelerator:
@@ -63,6 +50,25 @@ def instance_body(request: InstanceRequest, project: str) -> Json:
             }
         ]
     return body
+
+
+def ending_with_its_disk(limits: Json, image: str, disk: tuple[int, str], labels: Mapping[str, str]) -> Json:
+    """What every machine of ours has, however it is made: limits, a disk (GB and type) that goes when it does, labels
+    on both."""
+    told = dict(sorted(labels.items()))
+    size, kind = disk
+    made = {"sourceImage": image, "diskSizeGb": str(size), "diskType": kind, "labels": told}
+    stays = {"instanceTerminationAction": "DELETE", "onHostMaintenance": "TERMINATE", "automaticRestart": False}
+    return {
+        "scheduling": limits | stays,
+        "disks": [{"boot": True, "autoDelete": True, "initializeParams": made}],
+        "labels": told,
+    }
+
+
+def service_accounts(email: str | None) -> list[Json]:
+    """The account that a machine runs as; the project's default one where none is named."""
+    return [{"email": email or DEFAULT_ACCOUNT, "scopes": [SCOPE]}]
 
 
 def network_interface(network: str, *, external_ip: bool) -> Json:
