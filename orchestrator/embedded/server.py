@@ -51,8 +51,8 @@ class EmbeddedCloud:
     """A whole cloud, from construction until `close`.
 
     home: a directory for everything it keeps; started again there, it knows its bill, its objects and its weather.
-    timeline: the wall clock unless given; with a `SimulatedTimeline` use scripted machines.
-    machines: what stands in for VMs: real processes unless given; see `scripted`.
+    timeline: the wall clock unless given; on a simulated one machines must be scripted.
+    machines: what stands in for VMs: real processes unless given.
     quotas: limits by `METRIC` or `region/METRIC`, over those of the inventory.
     advice: what it says of spot machines by zone (see `advice.Zones`); it has no advice unless given.
     observer: told of every request that is answered, before the client is; of those to objects, it is not.

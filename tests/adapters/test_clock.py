@@ -15,11 +15,11 @@ from orchestrator.adapters.clock import Offset, ServerClock
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.ports import Clock
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import Reply, scripted_server
 from tests.support.simulated_clock import SimulatedClock
+from tests.support.simulated_timeline import SimulatedTimeline
 from tests.support.storage_server import free_port
 
 NOW = datetime(2026, 11, 21, 4, 5, 6, tzinfo=UTC)

@@ -23,10 +23,10 @@ from orchestrator.core.errors import (
     Unavailable,
 )
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
 from tests.core.asked import SHEET
 from tests.support.discovery import Recorder
 from tests.support.scripted_server import Answer, Drop, Reply, google_error, in_turn, scripted_server
+from tests.support.simulated_timeline import SimulatedTimeline
 
 OFF = [{"reason": "SERVICE_DISABLED", "metadata": {"consumer": "projects/somebody-elses"}}]
 

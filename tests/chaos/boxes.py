@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.hosts import Target, parse_target
-from orchestrator.embedded.scripted import Gone, HttpFailure, Script, ScriptedMachine, ScriptedVm
-from orchestrator.embedded.timeline import SimulatedTimeline
 from tests.chaos.deeds import Deeds, Stay
 from tests.chaos.host_weather import Blow, Host
 from tests.support.hostile_spool import forged_names
+from tests.support.scripted_machines import Gone, HttpFailure, Script, ScriptedMachine, ScriptedVm
+from tests.support.simulated_timeline import SimulatedTimeline
 
 EXIT_S: Final = 10.0
 STOP_S: Final = 45.0

@@ -34,9 +34,7 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Phase, Run
-from orchestrator.embedded.scripted import Script
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.hosts.cloud import HostCloud
 from orchestrator.hosts.router import ZoneRouter
 from orchestrator.ports import Bucket, Clock, Notifier, RemoteShell
@@ -57,7 +55,9 @@ from tests.chaos.scenario import Client
 from tests.stories.stage import SHEET
 from tests.support.connects import on_connect
 from tests.support.patience import PATIENCE_S
+from tests.support.scripted_machines import Script
 from tests.support.simulated_clock import TimelineClock
+from tests.support.simulated_timeline import SimulatedTimeline
 
 POLICY: Final = Policy(poll_s=10)
 NOBODY: Final = "client-ffffff"

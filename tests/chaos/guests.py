@@ -11,8 +11,8 @@ from typing import Any
 from kernels.harness.columns import measurement_columns
 from orchestrator.core.bundled.names import AXES
 from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.scripted import HttpFailure, Script, ScriptedVm, ShutDown, Steps, Struck
 from tests.chaos.deeds import Deeds
+from tests.support.scripted_machines import HttpFailure, Script, ScriptedVm, ShutDown, Steps, Struck
 
 CASE = "b2-h8-kv8-q{}-k512-d64-full-float16"
 

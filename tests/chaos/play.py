@@ -26,9 +26,7 @@ from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan
 from orchestrator.core.run.fold import Run, replay
-from orchestrator.embedded.scripted import ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from orchestrator.runs.planning import RentedFrom
@@ -45,6 +43,8 @@ from tests.chaos.judge import CRASHED, OBEYED, UNENDED, WINDOWS, Broken, Judge, 
 from tests.chaos.junk import Place, written
 from tests.chaos.scenario import ZONES, Client, Junk, Meddling, Scenario
 from tests.stories.stage import GRIDS, Heard, Killed
+from tests.support.scripted_machines import ScriptedVm, Steps, scripted
+from tests.support.simulated_timeline import SimulatedTimeline
 
 SLICE_S = 15.0
 IMAGE = ("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580")

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.market.pricing import Price, PriceSheet
-from orchestrator.embedded.scripted import Script, ScriptedVm, Steps
 from orchestrator.embedded.weather import KEYS
 from tests.chaos.campaign import Tally, campaign, seeds, shrunk
 from tests.chaos.clients import POLICY, Rules
@@ -24,6 +23,7 @@ from tests.chaos.judge import MISSING, NAMES, OVERSPENT, RELEASED, Broken
 from tests.chaos.play import Arena, arena
 from tests.chaos.scenario import Client, Scenario, from_seed
 from tests.stories.stage import SHEET
+from tests.support.scripted_machines import Script, ScriptedVm, Steps
 
 ELSEWHERE = ("batch_", "image_failed", "image_pending", "image_vanishes")
 """Faults of services that no scenario uses, Batch and prepared images: their own tests fire them."""

@@ -13,13 +13,13 @@ import pytest
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.market.offers import Advice, Offer, region_of
-from orchestrator.embedded.scripted import scripted
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
 from tests.contract.test_cloud import talker
 from tests.support import keyed
 from tests.support.discovery import Recorder
+from tests.support.scripted_machines import scripted
 from tests.support.simulated_clock import TimelineClock
+from tests.support.simulated_timeline import SimulatedTimeline
 
 ADVICE = {
     "us-central1-a": {"obtainability": 0.8, "uptime_s": 7200.0, "preemption_rate": 0.125},

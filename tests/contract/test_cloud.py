@@ -15,12 +15,12 @@ from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Refusal
-from orchestrator.embedded.scripted import ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.ports import Cloud
 from tests.support.machine_requests import L4, T4
+from tests.support.scripted_machines import ScriptedVm, Steps, scripted
 from tests.support.simulated_clock import TimelineClock
+from tests.support.simulated_timeline import SimulatedTimeline
 
 NEXT = replace(L4, name=L4.name[:-1] + "2", labels={**L4.labels, "bench-attempt": "2"}, request_id=str(uuid.uuid4()))
 

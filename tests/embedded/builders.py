@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestrator.embedded.scripted import Script, ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
 from tests.support import keyed
+from tests.support.scripted_machines import Script, ScriptedVm, Steps, scripted
+from tests.support.simulated_timeline import SimulatedTimeline
 
 ZONE = "us-central1-a"
 FAMILY = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"

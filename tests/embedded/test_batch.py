@@ -14,10 +14,10 @@ from google.api_core import exceptions
 from google.cloud import batch_v1
 
 from orchestrator.embedded.batch_jobs import ENUMS, JOB_STATES
-from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
 from tests.embedded.builders import Stage, scheduling
 from tests.support.discovery import Discovery, Recorder
 from tests.support.google_batch import GoogleBatch, counts, exit_codes, state, template
+from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps
 
 LONG = 8 * 3600
 

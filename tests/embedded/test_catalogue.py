@@ -13,9 +13,9 @@ import pytest
 from orchestrator.embedded.documents import load_yaml
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.tariff import TARIFF
-from orchestrator.embedded.timeline import SimulatedTimeline
 from tests.support import keyed as requests
 from tests.support.discovery import Recorder
+from tests.support.simulated_timeline import SimulatedTimeline
 
 COMPUTE = "6F81-5844-456A"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.embedded.documents import parse_stamp
-from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
 from orchestrator.embedded.vm import Vm
 from tests.embedded.builders import RUN, ZONE, Stage, insert_body, scheduling, t4_body
 from tests.support.discovery import Recorder
+from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps
 
 NAME = f"bench-{RUN}-1"
 PREEMPTED = "compute.instances.preempted"

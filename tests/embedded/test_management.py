@@ -12,11 +12,11 @@ import pytest
 
 from orchestrator.embedded.climate import CONDITIONS
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.embedded.weather import BadWeather
 from tests.embedded.builders import ZONE, insert_body
 from tests.support import keyed as requests
 from tests.support.discovery import Recorder
+from tests.support.simulated_timeline import SimulatedTimeline
 
 EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
 

@@ -12,7 +12,7 @@ import requests
 from orchestrator.embedded.console import Console
 from orchestrator.embedded.guest import Guest
 from orchestrator.embedded.metadata import MetadataServer
-from orchestrator.embedded.timeline import SimulatedTimeline
+from tests.support.simulated_timeline import SimulatedTimeline
 
 FLAVOR = {"Metadata-Flavor": "Google"}
 

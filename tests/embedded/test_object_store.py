@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.embedded.objects import Objects
-from orchestrator.embedded.timeline import SimulatedTimeline
 from tests.embedded.builders import Stage
 from tests.support.discovery import Discovery
+from tests.support.simulated_timeline import SimulatedTimeline
 
 B = "/storage/v1/b/bench-embedded/o"
 UP = "/upload/storage/v1/b/bench-embedded/o"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.embedded.timeline import EPOCH, RealTimeline, SimulatedTimeline
+from orchestrator.embedded.timeline import RealTimeline
+from tests.support.simulated_timeline import EPOCH, SimulatedTimeline
 
 
 @given(st.lists(st.floats(min_value=0, max_value=1000, allow_nan=False), max_size=20))

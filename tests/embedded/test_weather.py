@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.embedded.scripted import HttpFailure, ScriptedVm, ShutDown, Steps, Struck
 from orchestrator.embedded.weather import BadWeather, Weather
 from tests.embedded.builders import RUN, ZONE, Stage, insert_body, t4_body
 from tests.support import keyed as requests
+from tests.support.scripted_machines import HttpFailure, ScriptedVm, ShutDown, Steps, Struck
 
 NAME = f"bench-{RUN}-1"
 ERROR = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"

@@ -22,12 +22,12 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.jobs import ChildOrder, JobSpec, PayloadRef
 from orchestrator.core.fleet.names import child_run
-from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps, Struck, scripted
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
 from tests.fleet.batch_judge import Seen
 from tests.support.memory_bucket import MemoryBucket
+from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps, Struck, scripted
 from tests.support.simulated_clock import TimelineClock
+from tests.support.simulated_timeline import SimulatedTimeline
 
 FLEET = "fleet-20261121-040000-7f3a"
 IMAGE = "projects/deeplearning-platform-release/global/images/common-cu129-ubuntu-2404-nvidia-580-v20260626"

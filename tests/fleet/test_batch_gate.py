@@ -14,9 +14,9 @@ from google.cloud import batch_v1, compute_v1
 from orchestrator.adapters.batch_check import Check, Clients, Seen, answers
 from orchestrator.adapters.batch_templates import Templates
 from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, Answer, Pace, Site, Verdict, parse, refusal
-from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
 from tests.embedded.builders import Stage
 from tests.support.google_batch import GoogleBatch
+from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps
 from tests.support.simulated_clock import TimelineClock
 
 NOW = datetime(2026, 11, 22, 4, 5, tzinfo=UTC)

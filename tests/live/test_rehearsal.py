@@ -25,9 +25,7 @@ from orchestrator.core.doctor.verdicts import Level
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps, exposure
 from orchestrator.core.market.pricing import MachineSpec
-from orchestrator.embedded.scripted import HttpFailure, Script, ScriptedVm, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import SimulatedTimeline
 from orchestrator.ports import Clock
 from orchestrator.runs.accounts import Accounts
 from orchestrator.store.ledger import LedgerStore
@@ -37,6 +35,8 @@ from tests.live.place import NotSeen, Place
 from tests.live.rehearse import rehearse
 from tests.stories.stage import SHEET, Heard, TimelineClock
 from tests.support.conversations import lead
+from tests.support.scripted_machines import HttpFailure, Script, ScriptedVm, Steps, scripted
+from tests.support.simulated_timeline import SimulatedTimeline
 
 RUN = "20261121-040000-live-0001"
 NONE_GRANTED = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.core.naming import slot_object
 from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, Struck
+from tests.support.scripted_machines import Script, ScriptedVm, ShutDown, Steps, Struck
 
 POLL_S = 2.0
 LATER_S = 10.0

@@ -28,9 +28,7 @@ from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fallbacks
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Run, Vm
-from orchestrator.embedded.scripted import Script, ScriptedVm, ShutDown, Steps, scripted
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.timeline import EPOCH, SimulatedTimeline
 from orchestrator.ports import Notice
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine, World
@@ -42,7 +40,9 @@ from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
 from tests.support.discovery import Recorder
 from tests.support.patience import PATIENCE_S
+from tests.support.scripted_machines import Script, ScriptedVm, ShutDown, Steps, scripted
 from tests.support.simulated_clock import TimelineClock
+from tests.support.simulated_timeline import EPOCH, SimulatedTimeline
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))

@@ -12,13 +12,13 @@ from orchestrator.core.errors import PermissionDenied, Unavailable
 from orchestrator.core.hosts import HostRecord, HostRun, Target, parse_target, record_object
 from orchestrator.core.naming import instance_name, labels
 from orchestrator.core.run.fold import Phase
-from orchestrator.embedded.scripted import ScriptedVm, Steps
 from orchestrator.hosts.cloud import HostCloud
 from orchestrator.hosts.router import ZoneRouter
 from orchestrator.runs.reap import reap, survey
 from orchestrator.runs.run_log import log_of, serial_object
 from tests.stories.stage import RUN, Stage, good_vm, lingering_vm, silent_vm, staged, weather
 from tests.support.machine_requests import L4
+from tests.support.scripted_machines import ScriptedVm, Steps
 
 
 def mumbling_vm(vm: ScriptedVm) -> Steps:

@@ -18,7 +18,6 @@ from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.paid_time import paid_time
 from orchestrator.core.run.status import StatusLine, decode
-from orchestrator.embedded.scripted import Script, ScriptedVm, Steps
 from orchestrator.runs.engine import World
 from orchestrator.runs.images import (
     ImageWish,
@@ -45,6 +44,7 @@ from tests.stories.stage import (
     staged,
     weather,
 )
+from tests.support.scripted_machines import Script, ScriptedVm, Steps
 
 RENTED = RentedFrom(Mode.GCE, SHEET)
 BUILD = "20261121-040000-cpu-0002"

@@ -21,12 +21,12 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object, plan_object
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run
-from orchestrator.embedded.scripted import ScriptedVm, ShutDown, Steps
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, begin
 from orchestrator.runs.reap import reap, survey
 from orchestrator.runs.resume import resume, stored_plan
 from tests.stories.stage import RUN, Killed, Stage, same_to_the_cent, staged, weather
+from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps
 
 CASES = 6
 THREE = "run.attempts=3"

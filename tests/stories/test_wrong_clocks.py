@@ -13,7 +13,6 @@ from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.run.fold import Phase
-from orchestrator.embedded.scripted import ScriptedVm, Steps
 from orchestrator.runs.engine import World
 from orchestrator.runs.reap import reap, survey
 from orchestrator.store.events import EventLog
@@ -21,6 +20,7 @@ from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from tests.stories.stage import RUN, Stage, TimelineClock, good_vm, same_to_the_cent, silent_vm, staged
 from tests.support.patience import PATIENCE_S
+from tests.support.scripted_machines import ScriptedVm, Steps
 
 OFF = [timedelta(minutes=11), timedelta(hours=2), timedelta(days=1)]
 BOTH_WAYS = [sign * span for span in OFF for sign in (1, -1)]

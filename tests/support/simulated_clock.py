@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from orchestrator.embedded.timeline import SimulatedTimeline
+from tests.support.simulated_timeline import SimulatedTimeline
 
 
 @dataclass

@@ -195,7 +195,7 @@ class ScriptedMachine:
         if not self.vm.guest.tasks:
             self._start()
 
-    def run_task(self, script: str, environment: Mapping[str, str], done: Callable[[int], None]) -> None:  # noqa: ARG002
+    def run_task(self, script: str, environment: Mapping[str, str], done: Callable[[int], None]) -> None:
         """The script of these machines stands for that of every task; what it returns is the exit code (None: 0)."""
         self.vm.environment, self.done = dict(environment), done
         self._start()
