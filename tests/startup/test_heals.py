@@ -532,11 +532,13 @@ def test_a_stop_ends_a_command(tmp_path: Path, before: bool) -> None:
 def test_a_command_whose_grandchild_keeps_its_output_open_still_ends(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     # The grandchild has a session of its own: killing the group does not reach it.
-    bench.stub("forker", f"setsid sleep 3600 & echo $! > {tmp_path}/grandchild; echo done")
+    number = tmp_path / "grandchild"
+    sleeper = f"setsid sh -c 'echo $$ > {number}; exec sleep 3600' &"
+    bench.stub("forker", f"{sleeper}\nuntil [ -s {number} ]; do sleep 0.01; done\necho done")
     began = time.monotonic()
     assert bench.host.run("forker", patience=bench.patience).output == "done"
     assert time.monotonic() - began < PATIENCE_S
-    os.kill(int((tmp_path / "grandchild").read_text()), signal.SIGKILL)
+    os.kill(int(number.read_text()), signal.SIGKILL)
 
 
 def test_driver_version_is_only_what_looks_like_one(tmp_path: Path) -> None:
