@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -68,12 +69,17 @@ class CudaVariant:
         except (CudaError, Unavailable, ValueError, OSError) as exc:
             raise BuildFailed(f"the CUDA kernels do not load: {exc}") from exc
 
+    def of_chip(self, kernels: str) -> str:
+        """What a row says has run: kernels, and the chip whose code they are where it is not the device's own."""
+        return kernels + (f"@sm_{self.chip}" if self.chip else "")
+
     def bind(self, case: Case, inputs: Inputs) -> Call:
         """A plan that writes into one output tensor, and one log-sum-exp if it is wanted. Raises `Unavailable`."""
         from kernels.attention.cuda.operator import bind
 
         if case.direction != "forward":
-            return passes.ours(case, inputs, self.engine)
+            found = passes.ours(case, inputs, self.engine)
+            return replace(found, backend=self.of_chip(found.backend))
         q = inputs.q
         out = torch.full_like(q, torch.nan)
         sums = torch.full(q.shape[:3], torch.nan, device=q.device) if self.lse else None
@@ -83,7 +89,7 @@ class CudaVariant:
             bound()
             return out
 
-        runs = bound.kernels + (f"@sm_{self.chip}" if self.chip else "") + ("+lse" if self.lse else "")
+        runs = self.of_chip(bound.kernels) + ("+lse" if self.lse else "")
         return Call(runs, call, poisoned=partial(correctness.poisoned, q, through_torch=True))
 
 
