@@ -48,8 +48,9 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(chromium: Browser) -> Page:
-    return chromium.page()
+def page(chromium: Browser) -> Iterator[Page]:
+    with chromium.tab() as made:
+        yield made
 
 
 def kinds() -> list[str]:
@@ -75,9 +76,10 @@ def test_pages_open_from_disk_and_are_no_wider_than_their_window(page: Page, pag
     pictures = os.environ.get("SITE_PICTURES")
     for kind in kinds():
         for width in WIDTHS:
+            page.look(width)
+            page.open((pages / kind).as_uri())
             for dark in (False, True):
                 page.look(width, dark=dark)
-                page.open((pages / kind).as_uri())
                 assert page.run("document.documentElement.scrollWidth") <= width, (kind, width)
                 assert page.run("getComputedStyle(document.body).backgroundColor") == (
                     "rgb(15, 19, 24)" if dark else "rgb(255, 255, 255)"

@@ -116,14 +116,16 @@ class Browser:
                 return dict(told.get("result") or {})
             self._note(told)
 
-    def page(self) -> Page:
-        """A new tab."""
+    @contextlib.contextmanager
+    def tab(self) -> Iterator[Page]:
+        """A new tab, closed in the end: one that stays open is laid out again and again."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self._pages[session] = Page(self, session)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
-        return page
+        yield page
+        self.call("Target.closeTarget", targetId=target)
 
     def _next(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._rest:
