@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.embedded.client import ask, running, stop
+from tests.support.cloud_forks import CloudForks
 from tests.support.paced import paced_payload
 
 
@@ -72,6 +73,19 @@ def bench(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         alive = ask(address, "/control/status")["instances"]
         stop(home / "cloud")
         assert alive == [], "a machine was left in the embedded cloud"
+
+
+@pytest.fixture(scope="session")
+def cloud_forks() -> Iterator[CloudForks]:
+    made = CloudForks()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cloud(bench: Bench, cloud_forks: CloudForks) -> None:
+    """An embedded cloud is up in the home, as if a command had started it, for tests that are not of its start."""
+    cloud_forks.start(bench.home / "cloud")
 
 
 @pytest.fixture

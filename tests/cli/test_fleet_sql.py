@@ -25,6 +25,8 @@ from tests.cli.conftest import Bench
 from tests.cli.test_foreign_text import HOSTILE, harmless
 from tests.fleet.test_rows import case
 
+pytestmark = pytest.mark.usefixtures("cloud")
+
 FLEET = "fleet-20261120-010203-00cc"
 MEDIANS = "SELECT gpu, configuration, median(latency_us) AS us FROM rows GROUP BY ALL ORDER BY ALL"
 

@@ -24,6 +24,8 @@ from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
 from tests.support.simulated_clock import SimulatedClock
 
+pytestmark = pytest.mark.usefixtures("cloud")
+
 FLEET = "fleet-20261122-040506-0bad"
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Bench
 from tests.cli.test_real_machines import CASES, SMALL, Paced, rows_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cloud")]
 
 
 def test_a_kept_machine_is_advised_on_taken_over_and_paid_for_once(bench: Bench, paced: Paced) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from tests.cli.conftest import Bench
 
+pytestmark = pytest.mark.usefixtures("cloud")
+
 
 @pytest.mark.parametrize(
     "amount", ["-3", "0", "NaN", "inf", "1e30", "1_000", "1,50", "", "1.0000001", "٣", "1" * 12, "$-1", "--3"]

@@ -21,7 +21,7 @@ from orchestrator.adapters.payload import bundle_root
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench, Ran
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cloud")]
 
 SMALL = (
     "--set", "measure.grid={shapes: [{batch: 1, heads: 2, seq: 16, head_dim: 64}, {batch: 1, heads: 2, seq: 47, head_dim: 64}], dtypes: [float32]}",

@@ -28,6 +28,8 @@ from tests.cli.test_start_up import loaded_by
 from tests.core.builders import planned as planned_run
 from tests.support.machine_requests import L4
 
+pytestmark = pytest.mark.usefixtures("cloud")
+
 RUN = "20261120-010203-l4-00aa"
 Weather = Callable[..., None]
 

@@ -19,6 +19,8 @@ from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench
 from tests.core.builders import planned as planned_run
 
+pytestmark = pytest.mark.usefixtures("cloud")
+
 RUN = "20260921-090000-l4-0bad"
 
 

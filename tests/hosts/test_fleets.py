@@ -30,7 +30,7 @@ from tests.hosts.looking import in_phase, processes
 from tests.support.patience import await_truth
 from tests.support.sshd import Sshd, Wire, sshd
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cloud")]
 
 GRID = [{"batch": 1, "heads": 2, "seq": seq, "head_dim": 64} for seq in range(16, 96, 8)]
 CHILDREN, CASES = 3, 10

@@ -27,7 +27,7 @@ from tests.hosts.looking import files, in_phase, outside_the_cache, processes, s
 from tests.support.patience import await_truth
 from tests.support.sshd import Sshd, Wire
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cloud")]
 
 PHASES = ("preflight", "environment", "build", "correctness", "measure", "finish")
 

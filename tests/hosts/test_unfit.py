@@ -14,6 +14,8 @@ from tests.cli.conftest import Bench
 from tests.hosts.conftest import Client, Start, base_python, with_stand_ins
 from tests.support.sshd import Sshd
 
+pytestmark = pytest.mark.usefixtures("cloud")
+
 TOOLS = (
     "sh",
     "bash",
