@@ -71,6 +71,7 @@ def test_a_stored_plan_makes_no_client_connect_to_a_host(bench: Bench, listener:
 
 
 @pytest.mark.parametrize("command", [("status",), ("reap", "--yes")])
+@pytest.mark.usefixtures("cloud")
 def test_a_stored_record_of_a_host_makes_no_client_connect_to_it(
     bench: Bench, listener: Listener, command: tuple[str, ...]
 ) -> None:

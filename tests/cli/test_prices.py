@@ -20,6 +20,7 @@ def test_every_gpu_has_prices_and_spot_is_never_dearer(bench: Bench) -> None:
     assert document["stale"] is (document["age_days"] > 30)
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_plan_is_held_at_the_price_that_is_shown(bench: Bench) -> None:
     (row,) = bench("prices", "--gpu", "l4", "--region", "us-central1", "--json").document["prices"]
     offers = bench("plan", "--gpu", "l4", "--set", "zones=[us-central1-a]", "--json").document["offers"]
@@ -66,6 +67,7 @@ def test_a_refreshed_table_is_dated_today_names_its_source_and_is_planned_with(b
         ({"fault": "reset", "service": "cloudbilling", "path": "/skus", "times": 9}, "cannot read the price"),
     ],
 )
+@pytest.mark.usefixtures("cloud")
 def test_when_the_catalogue_cannot_be_read_the_old_table_is_kept_and_said_so(
     bench: Bench, weather: Callable[..., None], fault: dict[str, Any], said: str
 ) -> None:

@@ -37,6 +37,7 @@ def nothing_was_asked_for(bench: Bench) -> bool:
         (["costs", "add", "0"], "more than 0"),
     ],
 )
+@pytest.mark.usefixtures("cloud")
 def test_what_cannot_be_done_is_refused_with_exit_2(bench: Bench, arguments: list[str], says: str) -> None:
     ran = bench(*arguments, code=2)
     assert says in ran.err
@@ -59,6 +60,7 @@ def test_every_mistake_in_a_file_is_named_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("window", ["run", "day", "month"])
+@pytest.mark.usefixtures("cloud")
 def test_a_cap_that_is_too_small_is_refused_with_exit_3_before_anything_is_asked_for(bench: Bench, window: str) -> None:
     ran = bench("launch", "--gpu", "l4", "--set", f"budget.per_{window}_usd=0.0001", code=3)
     assert "needs $" in ran.err
@@ -67,12 +69,14 @@ def test_a_cap_that_is_too_small_is_refused_with_exit_3_before_anything_is_asked
     assert bench("status", "--json").document["runs"] == []
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_small_cap_shortens_the_run_instead_of_refusing_it(bench: Bench) -> None:
     plan = bench("plan", "--gpu", "l4", "--set", "budget.per_run_usd=0.05", "--json").document
     assert 60 <= plan["ttl_s"] < 1800
     assert float(plan["ceiling_usd"]) <= 0.05
 
 
+@pytest.mark.usefixtures("cloud")
 def test_costs_that_are_not_machines_count_against_the_same_caps(bench: Bench) -> None:
     bench("costs", "add", "4.9999", "--category", "ai", "--note", "a long evening")
     document = bench("costs", "--json").document
@@ -139,6 +143,7 @@ def test_a_bucket_that_is_gone_is_named(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("command", [["status"], ["logs"], ["stop"], ["fetch"]])
+@pytest.mark.usefixtures("cloud")
 def test_a_run_that_does_not_exist_is_exit_10(bench: Bench, command: list[str]) -> None:
     assert bench(*command, "20200101-000000-l4-ffff", code=10).err.startswith("error: there is no run")
     assert "no run is called zebra" in bench(*command, "zebra", code=10).err

@@ -300,6 +300,7 @@ def stored(bench: Bench) -> Callable[..., str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cloud")
 def test_a_run_is_held_against_the_baseline_of_its_own_device(bench: Bench, stored: Callable[..., str]) -> None:
     l4, t4, slower, same = (
         stored(RUNS[0], 1.0), stored(RUNS[1], 0.3, device="Tesla T4"), stored(RUNS[2], 0.9), stored(RUNS[3], 1.0),
@@ -333,6 +334,7 @@ def test_a_run_is_held_against_the_baseline_of_its_own_device(bench: Bench, stor
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cloud")
 def test_what_cannot_be_a_baseline_is_refused_with_the_way_out(bench: Bench, stored: Callable[..., str]) -> None:
     older, newer = stored(RUNS[0], 1.0), stored(RUNS[1], 1.0)
     partial = stored(RUNS[2], 1.0, complete=False)
@@ -370,6 +372,7 @@ def test_the_markdown_of_a_comparison_is_the_same_every_time(bench: Bench, runs:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cloud")
 def test_a_history_follows_a_case_over_the_runs_of_a_bucket(bench: Bench) -> None:
     wiring = wire()
     case = "b2-h8-kv8-q128-k128-d64-full-float16"
@@ -407,6 +410,7 @@ def test_a_history_follows_a_case_over_the_runs_of_a_bucket(bench: Bench) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cloud")
 def test_a_history_follows_one_regime_and_never_another(bench: Bench) -> None:
     wiring = wire()
     case = "b2-h8-kv8-q128-k128-d64-full-float16"

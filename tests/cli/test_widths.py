@@ -11,6 +11,8 @@ from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.cli.test_start_up import fill
 
+pytestmark = pytest.mark.usefixtures("cloud")
+
 CALLS = (
     "status", "prices", "prices --gpu l4", "budget", "costs", "config keys", "plan --gpu l4",
     "plan --gpu l4 --set zones=[us-central1-a]",
