@@ -182,22 +182,13 @@ class MetadataProbe:
         self._silent = False
         self._request = TokenRequests()
 
-    def __call__(
-        self,
-        url: str,
-        method: str = "GET",
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        if "metadata-flavor" not in {key.lower() for key in headers or {}}:
-            return self._request(url, method=method, body=body, headers=headers, timeout=timeout or 120, **kwargs)
+    def __call__(self, url: str, *, timeout: float | None = None, **request: Any) -> Any:
+        if "metadata-flavor" not in {key.lower() for key in request.get("headers") or {}}:
+            return self._request(url, timeout=timeout, **request)
         if self._silent:
             return Silence()
-        wait_s = min(timeout or 120, METADATA_TIMEOUT_S)
         try:
-            answer = self._request(url, method=method, body=body, headers=headers, timeout=wait_s, **kwargs)
+            answer = self._request(url, timeout=min(timeout or TOKEN_TIMEOUT_S, METADATA_TIMEOUT_S), **request)
         except google.auth.exceptions.TransportError:
             # An error would be retried with pauses; an answer that is not Google's is taken at its word.
             self._silent = True

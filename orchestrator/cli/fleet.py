@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import fleet_trust as trust
-from orchestrator.cli.completing import LOCAL, known_fleets, known_gpus, remember_fleets
+from orchestrator.cli.completing import LOCAL, known_gpus, remember_fleets
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.fleet_check import check_batch
-from orchestrator.cli.fleet_desk import Desk, begin_fleet, find_fleet, planned
+from orchestrator.cli.fleet_desk import Desk, FleetName, begin_fleet, find_fleet, planned
 from orchestrator.cli.fleet_results import costs_document, fetch_fleet, report_fleet
 from orchestrator.cli.fleet_sql import sql
 from orchestrator.cli.fleet_trust import Accept
@@ -48,10 +48,6 @@ app.command("check-batch")(check_batch)
 app.command("sql")(sql)
 
 POLL_S = 10.0
-Name = Annotated[
-    str,
-    typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.", autocompletion=known_fleets),
-]
 Cap = Annotated[str, typer.Option("--cap", metavar="USD", help="The most that the fleet may hold and spend.")]
 Wall = Annotated[int, typer.Option("--wall-minutes", help="After so long no machine of it exists.", min=0)]
 Detach = Annotated[bool, typer.Option("--detach", help="Return once the scheduler has it.")]
@@ -159,7 +155,7 @@ def launch(ctx: typer.Context, sweep: SweepOptions, detach: Detach = False, json
 @app.command("status")
 def status(
     ctx: typer.Context,
-    fleet: Name = "last",
+    fleet: FleetName = "last",
     look: Annotated[bool, typer.Option("--look", help="Only look: ask no scheduler, bring nothing home.")] = False,
     accept: Accept = "",
     json: Json = False,
@@ -171,7 +167,7 @@ def status(
 
 
 @app.command("watch")
-def watch(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
+def watch(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> None:
     """Follow a fleet to its end. Ctrl-C only stops watching."""
     desk = _desk(ctx, fleet, json=json)
     if desk.scheduled:
@@ -195,7 +191,7 @@ def ls(ctx: typer.Context, json: Json = False) -> None:
 
 
 @app.command("stop")
-def stop(ctx: typer.Context, fleet: Name = "last", accept: Accept = "", json: Json = False) -> None:
+def stop(ctx: typer.Context, fleet: FleetName = "last", accept: Accept = "", json: Json = False) -> None:
     """End a fleet's machines. What is stored stays."""
     desk = _desk(ctx, fleet, json=json, accept=accept)
     if desk.scheduled:
@@ -208,7 +204,7 @@ def stop(ctx: typer.Context, fleet: Name = "last", accept: Accept = "", json: Js
 @app.command("resume")
 def resume(
     ctx: typer.Context,
-    fleet: Name = "last",
+    fleet: FleetName = "last",
     cap: Cap = "",
     wall_minutes: Wall = 0,
     detach: Detach = False,
@@ -229,7 +225,7 @@ def resume(
 @app.command("retry")
 def retry(
     ctx: typer.Context,
-    fleet: Name = "last",
+    fleet: FleetName = "last",
     failed: Annotated[bool, typer.Option("--failed", help="Also those that were given up.")] = False,
     json: Json = False,
 ) -> None:
@@ -246,7 +242,7 @@ def retry(
 @app.command("fetch")
 def fetch(
     ctx: typer.Context,
-    fleet: Name = "last",
+    fleet: FleetName = "last",
     into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the fleet.")] = LOCAL,
     runs: Annotated[bool, typer.Option("--runs", help="Also the folder of each child's run.")] = False,
     json: Json = False,
@@ -261,7 +257,7 @@ def fetch(
 @app.command("report")
 def report(
     ctx: typer.Context,
-    fleet: Name = "last",
+    fleet: FleetName = "last",
     into: Annotated[Path, typer.Option("--into", help="Where `fetch` puts fleets.")] = LOCAL,
     json: Json = False,
 ) -> None:
@@ -272,7 +268,7 @@ def report(
 
 
 @app.command("costs")
-def costs(ctx: typer.Context, fleet: Name = "last", json: Json = False) -> None:
+def costs(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> None:
     """What a fleet has cost, by GPU, and what is held for it."""
     found = costs_document(_desk(ctx, fleet, json=json))
     rows = [

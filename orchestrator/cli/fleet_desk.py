@@ -9,9 +9,12 @@ from datetime import timedelta
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from orchestrator.cli import fleet_trust as trust
-from orchestrator.cli.completing import remember_fleets
+from orchestrator.cli.completing import known_fleets, remember_fleets
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.fleet.children import Cell, Child
@@ -34,6 +37,11 @@ from orchestrator.runs.planning import LaunchOptions
 from orchestrator.schedulers import SCHEDULED, check_gate, machine_seconds_of, scheduler_of
 from orchestrator.store.fleets import FleetRecord, FleetStore, listed
 from orchestrator.wiring import Wiring, launch_context, payload_of
+
+FleetName = Annotated[
+    str,
+    typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.", autocompletion=known_fleets),
+]
 
 
 def find_fleet(wiring: Wiring, text: str) -> str:

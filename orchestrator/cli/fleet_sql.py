@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from orchestrator.cli.completing import LOCAL, known_fleets
-from orchestrator.cli.fleet_desk import Desk, find_fleet
+from orchestrator.cli.completing import LOCAL
+from orchestrator.cli.fleet_desk import Desk, FleetName, find_fleet
 from orchestrator.cli.fleet_results import fetch_fleet
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.screen import Columns, screen
@@ -31,12 +31,7 @@ NUMBERS: Final = ("INT", "DOUBLE", "FLOAT", "DECIMAL")
 
 def sql(
     ctx: typer.Context,
-    fleet: Annotated[
-        str,
-        typer.Argument(
-            metavar="FLEET", help="A fleet, a unique part of its name, or `last`.", autocompletion=known_fleets
-        ),
-    ],
+    fleet: FleetName,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="SQL over the tables rows and children.")],
     into: Annotated[Path, typer.Option("--into", help="Where `fetch` puts fleets.")] = LOCAL,
     json: Json = False,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Barrier
+from typing import Any
 
 import pytest
 
@@ -81,18 +81,10 @@ def test_a_name_that_is_none_reaches_no_bucket(bucket: Bucket) -> None:
 class Contested(MemoryBucket):
     """Somebody else is faster every time."""
 
-    def replace(
-        self,
-        name: str,
-        data: bytes,
-        *,
-        generation: int | None,
-        metadata: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-    ) -> int | None:
+    def replace(self, name: str, data: bytes, **about: Any) -> int | None:
         rival = dump("main", {"rival": replace(L4, set_by=f"rival {self.calls}")})
-        super().replace(name, rival, generation=None, metadata=metadata, content_type=content_type)
-        return super().replace(name, data, generation=generation, metadata=metadata, content_type=content_type)
+        super().replace(name, rival, **(about | {"generation": None}))
+        return super().replace(name, data, **about)
 
 
 def test_whoever_is_never_first_gives_up_and_says_so() -> None:

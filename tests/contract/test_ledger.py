@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
 from threading import Barrier
+from typing import Any
 
 import pytest
 
@@ -96,21 +97,13 @@ class Contended(MemoryBucket):
     rivals: int = 0
     lost_answers: int = 0
 
-    def replace(
-        self,
-        name: str,
-        data: bytes,
-        *,
-        generation: int | None,
-        metadata: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-    ) -> int | None:
+    def replace(self, name: str, data: bytes, **about: Any) -> int | None:
         if self.rivals:
             self.rivals -= 1
             there = super().read(name)
             rival = hold(f"rival-{self.rivals}")(Ledger.parse(there.data) if there else Ledger())
             super().replace(name, rival.dump(), generation=None)
-        stored = super().replace(name, data, generation=generation, metadata=metadata, content_type=content_type)
+        stored = super().replace(name, data, **about)
         if self.lost_answers and stored is not None:
             self.lost_answers -= 1
             return None  # the client below sent it again, and its own object was in the way
