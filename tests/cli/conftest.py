@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,19 @@ class Ran:
     @property
     def document(self) -> Any:
         return json.loads(self.out)
+
+
+@contextmanager
+def at_home(home: Path, **environment: str) -> Iterator[None]:
+    """Within it this process is in a home of its own, for several tests; then the embedded cloud there is stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"BENCH_HOME": str(home), "BENCH_USER": "ada", **environment}.items():
+            patch.setenv(name, value)
+        patch.chdir(home)
+        try:
+            yield
+        finally:
+            stop(home / "cloud")
 
 
 @dataclass

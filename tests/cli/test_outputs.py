@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from pydantic import TypeAdapter
 from syrupy.assertion import SnapshotAssertion
 
 from orchestrator.cli.shapes import SHAPES
-from orchestrator.embedded.client import stop
 from tests.cli.a_busy_bucket import CASE, IMAGE, NOTE, fill
-from tests.cli.conftest import Bench
+from tests.cli.conftest import Bench, at_home
 from tests.documents.test_commands import leaves, typer_app
 
 LOOKS = {
@@ -93,21 +91,12 @@ class Busy:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     """A bucket that has something for every command to show. Tests must not change it."""
     home = tmp_path_factory.mktemp("busy")
-    changed = {"BENCH_HOME": str(home), "BENCH_USER": "ada"}
-    before, folder = {name: os.environ.get(name) for name in changed}, Path.cwd()
-    os.environ.update(changed)
-    os.chdir(home)
-    try:
+    with at_home(home):
         made = Busy(Bench(home), {})
         made.runs = dict(zip(("OLDER", "NEWER"), fill(made.bench), strict=True))
         Path("storm.yaml").write_text("faults:\n- {fault: stockout, zone: us-central1-a}\n")
         made.bench("cloud", "weather", "storm.yaml")
         yield made
-    finally:
-        stop(home / "cloud")
-        os.chdir(folder)
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def settled(text: str, home: Path) -> str:

@@ -18,8 +18,7 @@ from typer.exceptions import TyperException
 
 from orchestrator.cli.app import COMMANDS, app
 from orchestrator.cli.lazy import load
-from orchestrator.embedded.client import stop
-from tests.cli.conftest import Bench
+from tests.cli.conftest import Bench, at_home
 from tests.documents.written_commands import ROOT, Written, commands_of, pages, said_by_the_program
 
 EVERY = [one for path in pages() for one in commands_of(path)]
@@ -115,11 +114,7 @@ def to_run(text: str) -> tuple[str, ...]:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A home in which the session of the front page has been played, command by command."""
     home = tmp_path_factory.mktemp("reader")
-    changed = {"BENCH_HOME": str(home), "BENCH_USER": "ada", "XDG_CONFIG_HOME": str(home / "config")}
-    before, folder = {name: os.environ.get(name) for name in changed}, Path.cwd()
-    os.environ.update(changed)
-    os.chdir(home)
-    try:
+    with at_home(home, XDG_CONFIG_HOME=str(home / "config")):
         bench = Bench(home)
         bench("new", "norm")
         bench("new", "rmsnorm")
@@ -127,11 +122,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             if bench(*f"launch norm.py {SETTLED} --json".split(), code=None).code == 0:
                 break
         yield bench
-    finally:
-        stop(home / "cloud")
-        os.chdir(folder)
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 RUNNABLE = [text for text, _ in IN_PAGES if not reason_not_to_run(text) and text not in FIRST]
