@@ -2,6 +2,10 @@
 // must be there at the end; the host's own addresses among the arguments are moved to where the buffers are here.
 #include KERNELS  // the entry points, what they are given (`Params`), and a table of them called `entries`
 
+#include <cstring>
+#include <memory>
+#include <vector>
+
 struct Header {
   int32_t buffers, entry, shared, x, y, z, pointers;
   int32_t late_copies, late_products, reverse, seed, greedy;

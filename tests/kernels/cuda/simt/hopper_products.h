@@ -101,7 +101,8 @@ inline void note_reads(const Product& p, int warpgroup, i64 number) {
 
 // Carries out the warpgroup's first product. A thread's registers are two rows, of every eight columns two.
 inline void multiply_first(Warpgroup& group) {
-  static __thread float a[64 * 16], b[16 * 256], c[64 * 256];
+  static __thread float left[64 * 16], right[16 * 256], sums[64 * 256];
+  float *const a = left, *const b = right, *const c = sums;
   const Product p = group.products.front();
   check_landed(p);
   const int n = p.n;
@@ -125,23 +126,31 @@ inline void multiply_first(Warpgroup& group) {
         read_piece(piece, along(matrix_of(p.a), k, row), p.bfloat);
         for (int i = 0; i < 8; i++) a[(row + i) * 16 + k] = piece[i];
       }
-  const auto row_of = [](int thread, int r) { return thread / 32 * 16 + thread % 32 / 4 + 8 * r; };
-  const auto column_of = [](int thread, int i, int e) { return 8 * i + thread % 4 * 2 + e; };
+  const auto row_of = [](int thread) { return thread / 32 * 16 + thread % 32 / 4; };  // its other row is eight below
   for (int thread = 0; thread < 128; thread++) {
+    const int row = row_of(thread), place = thread % 4 * 2;
     if (p.left == Left::REGISTERS)
       for (int i = 0; i < 4; i++)
         for (int e = 0; e < 2; e++) {
           const u16 bits = (u16)(p.rows[thread][i] >> 16 * e);
-          a[row_of(thread, i % 2) * 16 + column_of(thread, i / 2, e)] = p.bfloat ? bfloat_to_float(bits) : half_to_float(bits);
+          a[(row + i % 2 * 8) * 16 + i / 2 * 8 + place + e] = p.bfloat ? bfloat_to_float(bits) : half_to_float(bits);
         }
-    const Held& held = held_for(group, thread, p.d[thread]);
-    for (int i = 0; i < n / 2; i++)
-      c[row_of(thread, i / 2 % 2) * n + column_of(thread, i / 4, i % 2)] = p.accumulate ? held.values[i] : 0.0f;
+    const float* held = held_for(group, thread, p.d[thread]).values.data();
+    for (int r = 0; r < 2; r++) {
+      float* to = c + (row + 8 * r) * n + place;
+      for (int eight = 0; eight < n / 8; eight++)
+        for (int e = 0; e < 2; e++) to[8 * eight + e] = p.accumulate ? held[4 * eight + 2 * r + e] : 0.0f;
+    }
   }
   accumulate_rows(c, a, b, n);
   for (int thread = 0; thread < 128; thread++) {
     Held& held = held_for(group, thread, p.d[thread]);
-    for (int i = 0; i < n / 2; i++) held.values[i] = c[row_of(thread, i / 2 % 2) * n + column_of(thread, i / 4, i % 2)];
+    float* values = held.values.data();
+    for (int r = 0; r < 2; r++) {
+      const float* from = c + (row_of(thread) + 8 * r) * n + thread % 4 * 2;
+      for (int eight = 0; eight < n / 8; eight++)
+        for (int e = 0; e < 2; e++) values[4 * eight + 2 * r + e] = from[8 * eight + e];
+    }
     if (--held.products) continue;
     std::memcpy(held.at, held.values.data(), held.values.size() * 4);
     group.held[thread].erase(group.held[thread].begin() + (&held - group.held[thread].data()));
