@@ -34,7 +34,6 @@ CLIENTS = (
     "requests", "urllib3", "fabric", "torch",
 )  # fmt: skip
 """Libraries that take longer to import than a command's own work."""
-COUNT = "sum(name.split('.')[0] not in sys.stdlib_module_names for name in sys.modules)"
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys
@@ -43,11 +42,18 @@ try:
     app(sys.argv[2:], prog_name="bench")
 except SystemExit:
     pass
-print(json.dumps([name for name in json.loads(sys.argv[1]) if name in sys.modules]), file=sys.stderr)
+foreign = sum(name.split('.')[0] not in sys.stdlib_module_names for name in sys.modules)
+print(json.dumps([[name for name in json.loads(sys.argv[1]) if name in sys.modules], foreign]), file=sys.stderr)
 """
 
 
 def loaded_by(*arguments: str, heavy: tuple[str, ...] = HEAVY) -> set[str]:
+    """Which of the heavy modules a command loads."""
+    return loaded(*arguments, heavy=heavy)[0]
+
+
+def loaded(*arguments: str, heavy: tuple[str, ...]) -> tuple[set[str], int]:
+    """The same, and how many modules it loads that are not Python's own."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(heavy), *arguments],
         capture_output=True,
@@ -55,7 +61,8 @@ def loaded_by(*arguments: str, heavy: tuple[str, ...] = HEAVY) -> set[str]:
         check=True,
         env=dict(os.environ),
     )
-    return set(json.loads(done.stderr.splitlines()[-1]))
+    found, foreign = json.loads(done.stderr.splitlines()[-1])
+    return set(found), foreign
 
 
 @pytest.mark.parametrize(
@@ -112,24 +119,15 @@ def test_a_plan_waits_for_no_client_of_compute_engine(bench: Bench) -> None:
     }, "the plan reads the ledger, by plain requests alone"
 
 
-def modules_of(*arguments: str) -> int:
-    """How many modules a command loads that are not Python's own."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("[name for name in json.loads(sys.argv[1]) if name in sys.modules]", COUNT),
-         "[]", *arguments],
-        capture_output=True, text=True, check=True, env=dict(os.environ),
-    )  # fmt: skip
-    return int(done.stderr.splitlines()[-1])
-
-
 def test_what_is_asked_every_day_loads_few_modules_and_no_client_library(
     bench: Bench, paced: Callable[..., tuple[str, ...]]
 ) -> None:
     bench("launch", "--gpu", "l4", *SMALL, *paced())
     into = ("fetch", "last", "--into", str(bench.home / "results"))
     for arguments, most in ((("status",), 300), (("plan", "--gpu", "l4"), 330), (into, 430)):
-        assert loaded_by(*arguments, heavy=(*CLIENTS, "jinja2")) <= ({"jinja2"} if arguments == into else set())
-        assert modules_of(*arguments) <= most, arguments
+        found, foreign = loaded(*arguments, heavy=(*CLIENTS, "jinja2"))
+        assert found <= ({"jinja2"} if arguments == into else set())
+        assert foreign <= most, arguments
 
 
 def test_the_doctor_waits_for_no_heavy_client(bench: Bench) -> None:

@@ -94,6 +94,7 @@ def sweep(bench: Bench, paced: tuple[str, ...]) -> Path:
             "payload.root": paced[1].partition("=")[2],
             "measure.grid": {"shapes": GRID, "dtypes": ["float32"]},
             "measure.repeats": 200,
+            "measure.warmup": 20,
             "environment.min_free_gb": 0,
         },
     }
@@ -103,8 +104,16 @@ def sweep(bench: Bench, paced: tuple[str, ...]) -> Path:
 
 
 def slower(sweep: Path) -> Path:
-    sweep.write_text(sweep.read_text().replace("measure.repeats: 200", f"measure.repeats: {SLOW_MS}"))
+    """A host is at a case until the sweep is hastened, or for so long that it is seen before."""
+    text = sweep.read_text()
+    harness = Path(yaml.safe_load(text)["settings"]["payload.root"]) / "kernels" / "harness"
+    (harness / "in_haste_from").write_text(str(hastened(sweep)))
+    sweep.write_text(text.replace("measure.repeats: 200", f"measure.repeats: {SLOW_MS}"))
     return sweep
+
+
+def hastened(sweep: Path) -> Path:
+    return sweep.with_name("in-haste")
 
 
 def begun(host: Sshd) -> bool:
@@ -172,6 +181,7 @@ def test_what_a_host_that_dies_had_in_hand_is_measured_by_the_other(bench: Bench
         await_truth(lambda: begun(two.one), "the first chunk of one host")
         two.pull_the_plug()
         kept.update(stored())
+        hastened(sweep).touch()
 
     killer = threading.Thread(target=pull_the_plug, daemon=True)
     killer.start()
@@ -192,11 +202,12 @@ def test_resume_measures_what_a_dead_host_and_a_dead_client_left_on_the_host_tha
     bench("cloud", "start")
     command = [sys.executable, "-m", "orchestrator.cli", "fleet", "launch", str(slower(sweep))]
     client = subprocess.Popen(command, cwd=bench.home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    await_truth(lambda: under_way("one"), "one host's first case")
+    await_truth(lambda: under_way("one"), "one host's first case", 0.5)
     client.kill()
     client.communicate()
     two.pull_the_plug()
     kept = stored()
+    hastened(sweep).touch()
     ended = bench("fleet", "resume", "--json")
     assert states(ended.document) == {"stored": CHILDREN}
     after = stored()

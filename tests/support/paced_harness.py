@@ -3,7 +3,8 @@
 It says the same facts and writes files of the same columns, at a pace: `repeats` is for how many milliseconds each step
 and each case lasts, and `warmup`, where it is a number, for how many each step but measuring. The latency in its rows
 is the row's number: nothing is measured, and nothing is computed. A file `does_not_compile` beside it is what has
-become of the kernel: it then says and writes what the harness does (tests/kernels/test_harness_distrust.py).
+become of the kernel: it then says and writes what the harness does (tests/kernels/test_harness_distrust.py). A file
+`in_haste_from` beside it names a file: once that is there, a case lasts no time.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ COLUMNS = [
 SHAPE = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
 ROWS = 20
 BROKEN = Path(__file__).with_name("does_not_compile").exists()
+HASTE = Path(__file__).with_name("in_haste_from")
 INCORRECT, NOT_BUILT = 10, 20
 
 
@@ -55,6 +57,13 @@ def say(fact: str, /, **keys: object) -> None:
     sys.stdout.flush()
     if "path" in keys and not sys.stdin.readline():
         sys.exit(1)
+
+
+def pause(seconds: float) -> None:
+    hasty = Path(HASTE.read_text()) if HASTE.exists() else HASTE
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0 and not hasty.exists():
+        time.sleep(min(left, 0.05))
 
 
 def case_id(shape: dict[str, Any], dtype: str) -> str:
@@ -71,7 +80,7 @@ def measure(spec: dict[str, Any], out: Path, pace_s: float) -> None:
     (out / "cases").mkdir(parents=True, exist_ok=True)
     for index, (name, shape, dtype) in enumerate(left, 1):
         say("case_started", case_id=name, index=index, of=len(left))
-        time.sleep(pace_s)
+        pause(pace_s)
         common = {key: shape[key] for key in SHAPE} | {"causal": str(shape["causal"]).lower(), "dtype": dtype}
         common |= {"run_id": spec["run_id"], "vm": spec["vm"], "case_id": name, "device": "paced"}
         with (out / "cases" / f"{name}.csv").open("w", newline="") as file:
