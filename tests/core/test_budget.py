@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.core.ledger.alerts import Alert, alerts_due, mark_alerted
@@ -127,7 +127,6 @@ LATE_BILL = [
 
 @given(steps, caps)
 @example(LATE_BILL, Caps(total=D(10)))
-@settings(max_examples=200)
 def test_spent_and_held_pass_a_cap_by_no_more_than_settlements_were_corrected_upward(
     steps: list[Step], caps: Caps
 ) -> None:
@@ -144,7 +143,6 @@ def test_spent_and_held_pass_a_cap_by_no_more_than_settlements_were_corrected_up
 
 @given(steps, caps, amounts)
 @example(LATE_BILL, Caps(total=D(10)), D(0))
-@settings(max_examples=200)
 def test_no_hold_ever_passes_a_cap_and_none_fits_while_a_window_is_over_its_own(
     steps: list[Step], caps: Caps, more: Decimal
 ) -> None:

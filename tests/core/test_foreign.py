@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.foreign import LINE, document, log_text, plain, words
@@ -140,7 +140,6 @@ def hostile_event(draw: st.DrawFn) -> bytes:
     return json.dumps(written).encode()
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(hostile_event(), max_size=8))
 def test_no_event_keeps_a_run_from_being_folded_shown_decided_on_and_judged(blobs: list[bytes]) -> None:
     events = running().events + [event for blob in blobs if (event := ev.decode(blob)) is not None]
@@ -194,7 +193,6 @@ def test_an_error_that_is_no_number_is_still_a_wrong_case() -> None:
 # --- index lines ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
 @given(
     st.dictionaries(
         st.sampled_from(sorted(StatusLine.__dataclass_fields__)),

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import DocumentUnreadable, HostUnfit, Unavailable
@@ -104,11 +104,20 @@ names = (
     )
     | st.sampled_from(FORGED)
 )
-numbers = st.integers(-5, 10**12) | st.none() | st.floats() | st.booleans() | st.just("1")
+numbers = (
+    st.integers(-5, 10**12)
+    | st.sampled_from([0, 256 * 1024 + 1, CASE_BYTES + 1])
+    | st.none()
+    | st.floats()
+    | st.booleans()
+    | st.just("1")
+)
+
+own = st.sampled_from([f"runs/{RUN}/cases/a.csv", EVENT, f"runs/{RUN}/artifacts/log.txt"])
+sizes = st.sampled_from([0, 1, 256 * 1024, 256 * 1024 + 1, CASE_BYTES, CASE_BYTES + 1])
 
 
-@settings(max_examples=300)
-@given(st.lists(st.tuples(names, numbers, numbers) | names | st.integers(), max_size=12))
+@given(st.lists(st.tuples(names, numbers, numbers) | st.tuples(own, sizes, sizes) | names | st.integers(), max_size=12))
 def test_whatever_a_host_offers_only_small_files_of_its_own_run_are_taken(files: list[Any]) -> None:
     found = sort(RUN, files)
     for one in found.taken:
@@ -154,7 +163,6 @@ answers = st.sampled_from([None, [], "x", {}, {"exists": True}, {"exists": 1, "s
 )
 
 
-@settings(max_examples=200)
 @given(answers)
 def test_whatever_a_host_answers_it_is_listed_or_gone_and_nothing_crashes(answer: Any) -> None:
     cloud = hosts(Shell(answer))
