@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels import owned
 from kernels.attention.interface import BuildFailed, BuildRecord
 
 SOURCE_DIR = Path(__file__).resolve().parent
@@ -107,7 +108,9 @@ def build(out_dir: Path, cache_dir: Path, *, fresh: bool = False, environ: Mappi
 
 
 def intact(library: Path, seal: Path) -> bool:
-    """Whether a cached library is there and is, byte for byte, what the compiler wrote."""
+    """Whether a cached library is there, can be of nobody else's making, and is what the compiler wrote."""
+    if not (owned.ours(library) and owned.ours(seal)):
+        return False
     try:
         return hashlib.sha256(library.read_bytes()).hexdigest() == seal.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -117,7 +120,8 @@ def intact(library: Path, seal: Path) -> bool:
 def compile_to(library: Path, seal: Path, compiler: Compiler, out_dir: Path, environ: Mapping[str, str]) -> None:
     """Compile into place atomically, so that an interrupted or concurrent build never leaves half a library."""
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
+        if not owned.ready(library.parent):
+            raise BuildFailed(f"{library.parent} belongs to another user: no code is kept there", remedy=owned.REMEDY)
         out_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
             fresh = Path(scratch) / library.name
@@ -137,9 +141,11 @@ def compile_to(library: Path, seal: Path, compiler: Compiler, out_dir: Path, env
                     remedy="the full text is in build-cpu.log; the source needs g++ 9 or newer (CXX names another)",
                 )
             digest = hashlib.sha256(fresh.read_bytes()).hexdigest()
-            fresh.replace(library)
             note = Path(scratch) / seal.name
             note.write_text(digest + "\n", encoding="ascii")
+            owned.close(fresh)
+            owned.close(note)
+            fresh.replace(library)
             note.replace(seal)
     except OSError as exc:
         raise BuildFailed(

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels import owned
 from kernels.attention.cuda.compiler import Compiled, Compiler, Target, flags
 from kernels.attention.cuda.variants import Chip, Entry, chip_of, headers
 from kernels.attention.interface import BuildFailed
@@ -87,9 +88,12 @@ class Cache:
         return self.folder / f"{digest}-{target.name}-{entry.name}.{'ptx' if target.is_ptx else 'cubin'}"
 
     def load(self, path: Path) -> tuple[bytes, str] | None:
-        """The image and the compiler's log, if both are there and whole."""
+        """The image and the compiler's log, if both are there and whole, and can be of nobody else's making."""
+        beside = path.with_suffix(".json")
+        if not (owned.ours(path) and owned.ours(beside)):
+            return None
         try:
-            record = json.loads(path.with_suffix(".json").read_text())
+            record = json.loads(beside.read_text())
             image = path.read_bytes()
         except (OSError, ValueError):
             return None
@@ -98,12 +102,15 @@ class Cache:
         return image, str(record.get("log", ""))
 
     def store(self, path: Path, image: bytes, log: str) -> None:
-        """Atomic, so that a process killed here, or another that builds the same, leaves no half a file behind."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Atomic, so that a process killed here, or another that builds the same, leaves no half a file behind.
+        Raises `OSError`, for a folder of another user's too."""
+        if not owned.ready(path.parent):
+            raise PermissionError(f"{path.parent} belongs to another user")
         record = json.dumps({"sha256": hashlib.sha256(image).hexdigest(), "log": log}).encode()
         for final, data in ((path, image), (path.with_suffix(".json"), record)):
             scratch = final.with_name(f"{final.name}.{os.getpid()}.tmp")
             scratch.write_bytes(data)
+            owned.close(scratch)
             scratch.replace(final)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from kernels import owned
 from kernels.attention.cuda.errors import BuildFailed
 from kernels.attention.cuda.variants import SOURCE
 
@@ -32,9 +33,12 @@ def path_in(folder: Path) -> Path:
 
 
 def sealed(library: Path) -> bool:
-    """Whether it is there and is, byte for byte, what the compiler wrote."""
+    """Whether it is there, can be of nobody else's making, and is, byte for byte, what the compiler wrote."""
+    beside = library.with_suffix(".sha256")
+    if not (owned.ours(library) and owned.ours(beside)):
+        return False
     try:
-        seal = library.with_suffix(".sha256").read_text(encoding="ascii")
+        seal = beside.read_text(encoding="ascii")
         return hashlib.sha256(library.read_bytes()).hexdigest() == seal.strip()
     except (OSError, UnicodeDecodeError):
         return False
@@ -49,7 +53,8 @@ def build(folder: Path, compiler: str = "g++") -> Path:
     headers = (torch_at / "include", torch_at / "include" / "torch" / "csrc" / "api" / "include")
     libraries = (f"-L{torch_at / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not owned.ready(folder):
+            raise BuildFailed(f"{folder} belongs to another user: no code is kept there", remedy=owned.REMEDY)
         with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
             fresh, seal = Path(scratch) / library.name, Path(scratch) / "seal"
             options = (*FLAGS, *(f"-I{one}" for one in headers), "-o", str(fresh), str(FILE), *libraries)
@@ -60,6 +65,8 @@ def build(folder: Path, compiler: str = "g++") -> Path:
                     remedy="g++ 11 or newer is needed; without this library gradients are computed all the same",
                 )
             seal.write_text(hashlib.sha256(fresh.read_bytes()).hexdigest() + "\n", encoding="ascii")
+            owned.close(fresh)
+            owned.close(seal)
             fresh.replace(library)
             seal.replace(library.with_suffix(".sha256"))
     except (OSError, subprocess.TimeoutExpired) as exc:

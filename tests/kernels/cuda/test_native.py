@@ -135,6 +135,8 @@ def test_the_command_says_where_the_library_is_or_why_there_is_none(
     kept = native.path_in(tmp_path)
     kept.write_text("built")
     kept.with_suffix(".sha256").write_text(hashlib.sha256(b"built").hexdigest())
+    for one in (kept, kept.with_suffix(".sha256")):
+        one.chmod(0o600)
     assert compile_gradients.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{kept}\n"
     monkeypatch.setenv("PATH", str(tmp_path))
