@@ -96,6 +96,7 @@ FIRST = (
     "tests/hosts/test_runs.py",
     "tests/hosts/test_fleets.py",
     "tests/fleet/test_slurm.py",
+    "tests/kernels/cuda/test_compile_gates.py",
     "tests/kernels/cuda/test_paged.py",
     "tests/fleet/test_batch_task.py",
     "tests/cli/test_fleet_launch.py",

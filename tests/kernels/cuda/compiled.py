@@ -84,7 +84,8 @@ def headers(flags: Sequence[str], place: Path) -> list[str]:
 def machine(part: str, flags: Sequence[str], place: Path) -> Path:
     """Half of what a kernel's program runs on, which is the same for all and is not traced."""
     own = [flag for flag in flags if flag not in TRACED[1:]]
-    command = [*COMMON, "-O3", *own, "-DSIMT_SHIM", "-DSIMT_ARCH=900", f"-I{SHIM}", f"-I{SOURCE}"]
+    level = "-O1" if any(flag.startswith("-fsanitize") for flag in own) else "-O3"  # sanitized, it takes twice as long
+    command = [*COMMON, level, *own, "-DSIMT_SHIM", "-DSIMT_ARCH=900", f"-I{SHIM}", f"-I{SOURCE}"]
     command += ["-c", str(SHIM / f"{part}_engine.cc"), "-o"]
     return once(place / f"{part}-{named(*command)}.o", lambda made: run([*command, str(made)]))
 
