@@ -19,6 +19,7 @@ from orchestrator.adapters.asking import Damaged, good, insisted, stated, told, 
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.signing import signer_of
 from orchestrator.adapters.web import Body, Lost, Refused, Reply, Signer, Web
+from orchestrator.adapters.web_answer import LARGEST
 from orchestrator.core.errors import BenchError, LocalError, NotFound, Unavailable
 from orchestrator.ports import Blob, Clock, Entry
 
@@ -128,7 +129,7 @@ class GoogleBucket:
     def download(self, entry: Entry, to: Path) -> None:
         what = self._url(entry.name)
         with told(f"download {what}", missing="it was there when it was listed: fetch again"):
-            data = self._fetch(entry.name).data
+            data = self._fetch(entry.name, max(entry.size, LARGEST)).data
         self._seen = True
         arrived = crc32c(data)
         if entry.crc32c and arrived != entry.crc32c:
@@ -152,7 +153,10 @@ class GoogleBucket:
         with told(f"compose {self._url(name)}", missing="one of its parts is gone: try again"):
             body = {"sourceObjects": [{"name": source} for source in sources], "destination": {}}
             self._send(
-                "POST", f"{self._objects}/{quote(name, safe='')}/compose", body=json.dumps(body).encode(), kind=JSON
+                "POST",
+                f"{self._objects}/{quote(name, safe='')}/compose",
+                body=json.dumps(body).encode(),
+                headers={"Content-Type": JSON},
             )
         self._seen = True
 
@@ -181,17 +185,17 @@ class GoogleBucket:
         query: Mapping[str, Any] | None = None,
         *,
         body: Body | None = None,
-        kind: str = "",
-        length: int | None = None,
+        headers: Mapping[str, str] | None = None,
         judged: Callable[[Reply], Reply] = good,
+        largest: int = LARGEST,
     ) -> Reply:
         """The answer to a request, sent again while that may help. Raises `asking.TROUBLE`."""
-        headers = {"Content-Type": kind} if kind else {}
-        if length is not None:
-            headers["Content-Length"] = str(length)
 
         def once() -> Reply:
-            return judged(self._web.ask(method, url, query, body=body, headers=headers, timeout_s=self._answer_s))
+            reply = self._web.ask(
+                method, url, query, body=body, headers=headers, timeout_s=self._answer_s, largest=largest
+            )
+            return judged(reply)
 
         return insisted(once, self._patience_s)
 
@@ -240,11 +244,11 @@ class GoogleBucket:
             yield after
 
         length = len(before) + source.size + len(after)
-        kind = f"multipart/related; boundary={edge}"
+        headers = {"Content-Type": f"multipart/related; boundary={edge}", "Content-Length": str(length)}
         body: Body = b"".join(parts()) if isinstance(source, Bytes) else parts
         with self._doing(f"store {self._url(name)}"):
             try:
-                reply = self._send("POST", self._uploads, query, body=body, kind=kind, length=length, judged=stated)
+                reply = self._send("POST", self._uploads, query, body=body, headers=headers, judged=stated)
             except Refused as exc:
                 if exc.reply.status == 412:
                     return None
@@ -254,17 +258,18 @@ class GoogleBucket:
         self._seen = True
         return generation
 
-    def _fetch(self, name: str) -> Blob:
+    def _fetch(self, name: str, largest: int = LARGEST) -> Blob:
         """The object, checked against the checksum that the server sent with it; asked for again if wrong."""
         for _ in range(DAMAGED - 1):
             try:
-                return self._fetch_once(name)
+                return self._fetch_once(name, largest)
             except Damaged:
                 continue
-        return self._fetch_once(name)
+        return self._fetch_once(name, largest)
 
-    def _fetch_once(self, name: str) -> Blob:
-        reply = self._send("GET", f"{self._downloads}/{quote(name, safe='')}", {"alt": "media"}, judged=whole)
+    def _fetch_once(self, name: str, largest: int) -> Blob:
+        url = f"{self._downloads}/{quote(name, safe='')}"
+        reply = self._send("GET", url, {"alt": "media"}, judged=whole, largest=largest)
         sums = (part.strip().partition("=") for part in reply.headers.get("x-goog-hash", "").split(","))
         sent = next((value for kind, _, value in sums if kind == "crc32c"), "")
         if sent and sent != (arrived := crc32c(reply.data)):

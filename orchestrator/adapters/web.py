@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from orchestrator.adapters.clock import Offset, SystemClock
-from orchestrator.adapters.web_answer import GRACE_S, Unending, within
+from orchestrator.adapters.web_answer import GRACE_S, LARGEST, Oversized, Unending, all_of, unpacked, within
 from orchestrator.adapters.web_routes import Route, route_to
 from orchestrator.ports import Clock
 
@@ -155,7 +155,7 @@ class Web:
         self._clock = clock or SystemClock()
         self._idle: dict[Route, list[http.client.HTTPConnection]] = {}
         self._lock = Lock()
-        self._answers = within(grace_s)
+        self._grace_s = grace_s
         weakref.finalize(self, _close, self._idle)
 
     def close(self) -> None:
@@ -172,16 +172,19 @@ class Web:
         body: Body | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 10.0,
+        largest: int = LARGEST,
     ) -> Reply:
         """The answer to one request, of any status; a token that is refused is renewed once. `timeout_s` is how long a
-        silence may last. Raises `Lost`, `NotSigned`."""
+        silence may last, `largest` how many bytes the answer may have, packed or not. Raises `Lost`, `NotSigned`."""
         whole = url + "?" + urlencode(query, doseq=True) if query else url
-        reply = self._once(method, whole, body, headers or {}, timeout_s)
+        reply = self._once(method, whole, body, headers or {}, timeout_s, largest)
         if reply.status == 401 and self.signer.renew():
-            reply = self._once(method, whole, body, headers or {}, timeout_s)
+            reply = self._once(method, whole, body, headers or {}, timeout_s, largest)
         return reply
 
-    def _once(self, method: str, url: str, body: Body | None, headers: Mapping[str, str], timeout_s: float) -> Reply:
+    def _once(
+        self, method: str, url: str, body: Body | None, headers: Mapping[str, str], timeout_s: float, largest: int
+    ) -> Reply:
         sent = {"Accept": "*/*", "Accept-Encoding": "gzip", "User-Agent": AGENT, **headers}
         self.signer.sign(method, url, sent)
         parts = urlsplit(url)
@@ -192,10 +195,10 @@ class Web:
         connection = self._connection(route, timeout_s)
         try:
             target, more = route.target((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+            connection.response_class = within(self._grace_s, largest)
             connection.request(method, target, body() if callable(body) else body, {**sent, **more})
             answer = connection.getresponse()
-            data = answer.read()
-            reply = Reply(answer.status, _headers(answer), data)
+            reply = Reply(answer.status, _headers(answer), all_of(answer))
         except (OSError, http.client.HTTPException) as exc:
             connection.close()
             raise Lost(_why(parts.netloc, exc)) from exc
@@ -204,7 +207,7 @@ class Web:
             raise
         self._keep(route, connection, answer)
         self._learn(reply, at)
-        return _plain(reply, parts.netloc)
+        return _plain(reply, parts.netloc, largest)
 
     def _connection(self, route: Route, timeout_s: float) -> http.client.HTTPConnection:
         """One that was kept and still stands, or a new one."""
@@ -219,7 +222,7 @@ class Web:
                 return connection
             connection.close()
         connection = route.connection(min(CONNECT_S, timeout_s))
-        connection.response_class = self._answers
+        connection.response_class = within(self._grace_s)
         try:
             connection.connect()
         except (OSError, http.client.HTTPException) as exc:
@@ -262,15 +265,17 @@ def _headers(answer: http.client.HTTPResponse) -> dict[str, str]:
     return found
 
 
-def _plain(reply: Reply, where: str) -> Reply:
+def _plain(reply: Reply, where: str, largest: int) -> Reply:
     """As it was before it was compressed for the way; an object that is stored compressed stays as it is stored."""
     headers = reply.headers
     if headers.get("content-encoding") != "gzip" or headers.get("x-goog-stored-content-encoding") == "gzip":
         return reply
     try:
-        return Reply(reply.status, headers, zlib.decompress(reply.data, wbits=31))
+        return Reply(reply.status, headers, unpacked(reply.data, largest))
     except zlib.error as exc:
         raise Lost(f"{where} sent an answer that is cut short or damaged") from exc
+    except Oversized as exc:
+        raise Lost(_why(where, exc)) from exc
 
 
 def _why(where: str, exc: BaseException) -> str:

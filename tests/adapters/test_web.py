@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import socket
 import ssl
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -143,6 +144,44 @@ def dripping(first: bytes, each: bytes) -> Iterator[int]:
 def test_an_answer_that_never_ends_is_lost_although_it_is_never_silent(first: bytes, each: bytes) -> None:
     with dripping(first, each) as port, pytest.raises(Lost, match="does not come to an end"):
         Web(Nobody(), grace_s=0.2).ask("GET", f"http://127.0.0.1:{port}/x")
+
+
+def test_an_answer_that_unpacks_to_more_than_there_is_room_for_is_lost() -> None:
+    bomb = Reply(data=gzip.compress(bytes(10_000_000)), headers={"Content-Encoding": "gzip"})
+    with scripted_server(in_turn(bomb)) as server:
+        tracemalloc.start()
+        with pytest.raises(Lost, match="more than 100000 bytes"):
+            Web(Nobody()).ask("GET", server.url, largest=100_000)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most < 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("first", "each"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", bytes(300_000)),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n", bytes(300_000)),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"493E0\r\n" + bytes(300_000) + b"\r\n"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n", bytes(300_000)),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFFF\r\n", bytes(300_000)),
+    ],
+    ids=["no length", "a long one", "chunks", "a chunk of -1", "a long chunk"],
+)
+def test_an_answer_of_more_bytes_than_there_is_room_for_is_lost(first: bytes, each: bytes) -> None:
+    with dripping(first, each) as port, pytest.raises(Lost, match="more than 1000000 bytes"):
+        Web(Nobody()).ask("GET", f"http://127.0.0.1:{port}/x", largest=1_000_000)
+
+
+def test_an_answer_shorter_than_it_says_is_lost() -> None:
+    with listening(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello") as (port, _), pytest.raises(Lost):
+        Web(Nobody()).ask("GET", f"http://127.0.0.1:{port}/x")
+
+
+def test_an_answer_with_a_chunk_of_less_than_nothing_is_lost() -> None:
+    odd = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello"
+    with listening(odd) as (port, _), pytest.raises(Lost):
+        Web(Nobody()).ask("GET", f"http://127.0.0.1:{port}/x")
 
 
 def test_an_answer_that_goes_on_arriving_may_take_longer_than_a_short_one() -> None:
