@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from orchestrator.embedded.documents import stamp
 from orchestrator.embedded.guest import Guest, Machine, MachineFactory
 from orchestrator.embedded.timeline import Alarm
+from tests.support.patience import PATIENCE_S
 
 Steps = Generator[float, None, int | None]
 Script = Callable[["ScriptedVm"], Steps]
@@ -161,7 +162,7 @@ class ScriptedVm:
         if self.dead:
             raise Gone(self.name)
         split = urlsplit(url)
-        connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=30)
+        connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=PATIENCE_S)
         try:
             target = f"{split.path}?{split.query}" if split.query else split.path
             token = {"Authorization": f"Bearer {self.guest.token}"}
