@@ -210,7 +210,7 @@ class Arena:
         turns = asked if had == asked.sets else rotation(self.cache, size, known, had * size, had)
         return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
-    def still_right(self, session: Session, judged: Judged) -> Judged:
+    def still_right(self, judged: Judged) -> Judged:
         """The verdicts after timing: on answers to timed calls, on one more, and on whether times can be trusted."""
 
         def again(outcome: Outcome) -> Outcome:
@@ -224,11 +224,7 @@ class Arena:
                 found = self.wrong.get(name) or self.once_more(name, cast(OwnCase, judged.case))
             except (Lost, Answered, Unavailable) as exc:
                 return against(name, exc, "after it was timed")
-            if found.passed:
-                return outcome
-            wrong = Outcome(name, None, found, found.reason, wrong=True)
-            say(session.facts, judged.case, wrong)
-            return wrong
+            return outcome if found.passed else Outcome(name, None, found, found.reason, wrong=True)
 
         made = replace(judged, outcomes=tuple(again(outcome) for outcome in judged.outcomes))
         for hand in (*self.hands.values(), self.judge):

@@ -57,7 +57,7 @@ class Apart(Protocol):
 
     def spread_case(self, judged: Judged) -> tuple[Judged, Rotation]: ...
 
-    def still_right(self, session: Session, judged: Judged) -> Judged: ...
+    def still_right(self, judged: Judged) -> Judged: ...
 
     def timer(self, regime: str) -> Callable[[Contender], Any]: ...
 
@@ -113,7 +113,7 @@ def build_all(session: Session) -> Crew:
 
 
 def judge_case(session: Session, crew: Crew, case: Case, implementations: tuple[str, ...]) -> Judged:
-    """Fresh inputs, and the verdict on each implementation on exactly these; says a `checked` fact for each check."""
+    """Fresh inputs, and the verdict on each implementation on exactly these; says a `checked` fact for each."""
     if session.arena is not None:
         return session.arena.judge_case(session, case, implementations)
     problem = session.problem
@@ -134,7 +134,8 @@ def spread(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotati
     Where memory ends before that, all implementations do with the copies that there are.
     """
     if session.arena is not None:
-        return session.arena.spread_case(judged)
+        made, turns = session.arena.spread_case(judged)
+        return say_spoilt(session.facts, judged, made), turns
     case, device, problem, by = judged.case, session.device, session.problem, judged.by
     assert problem is not None, "a workload of ours has tensors here"
     assert by is not None, "and a yardstick"
@@ -177,7 +178,7 @@ def still_right(session: Session, judged: Judged) -> Judged:
     """The verdicts after timing: what was right at first and is wrong now loses its timings, and the fact is said."""
 
     if session.arena is not None:
-        return session.arena.still_right(session, judged)
+        return say_spoilt(session.facts, judged, session.arena.still_right(judged))
     by = judged.by
     assert by is not None, "a workload of ours has a yardstick"
 
@@ -209,19 +210,27 @@ def spoilt(facts: Facts, judged: Judged, outcome: Outcome, fault: Callable[[Boun
     return wrong
 
 
+def say_spoilt(facts: Facts, before: Judged, after: Judged) -> Judged:
+    """`after`; what was right in `before` and is wrong now is said."""
+    for old, new in zip(before.outcomes, after.outcomes, strict=True):
+        if new.wrong and not old.wrong:
+            say(facts, after.case, new)
+    return after
+
+
 def say(facts: Facts, case: Case, outcome: Outcome) -> None:
-    """The `checked` fact of an outcome, if there was a check."""
-    if outcome.check is None:
+    """The `checked` fact of an outcome: of a check, or of what broke before it could be checked."""
+    if outcome.check is None and not outcome.wrong:
         return
-    error = outcome.check.max_abs_error
+    found = outcome.check or Check(False, math.nan, math.nan, outcome.reason)
     facts.send(
         "checked",
         implementation=outcome.implementation,
         case_id=case.id,
-        passed=outcome.check.passed,
-        max_abs_error=None if math.isnan(error) else error,
-        limit=None if math.isnan(outcome.check.limit) else outcome.check.limit,
-        reason=outcome.check.reason,
+        passed=found.passed,
+        max_abs_error=None if math.isnan(found.max_abs_error) else found.max_abs_error,
+        limit=None if math.isnan(found.limit) else found.limit,
+        reason=found.reason,
     )
 
 

@@ -13,7 +13,7 @@ REMEDIES = {
     "deadline": "give the run more time or ask for fewer cases; a relaunch skips the cases that are finished",
     "gate_failed": "`bench logs RUN` shows the last lines; they are kept after the machine is gone",
     "harness_crashed": "`bench logs RUN` has the traceback; `bench launch --resume RUN` skips finished cases",
-    "kernel_wrong": "`bench fetch RUN` brings correctness.csv: it names every case that disagrees with the reference",
+    "kernel_wrong": "`bench fetch RUN` says on which cases and why; `bench logs RUN` has what a crash printed",
     "no_compiler": "choose an image with NVRTC (torch's own wheels bring it), nvcc or a C++ compiler",
     "no_cuda": "choose an image with an NVIDIA driver and check that the VM has an accelerator",
     "numpy_mismatch": "choose an image whose numpy fits its torch, or allow installing",

@@ -281,7 +281,10 @@ def ending(log: Log, how: str = "deleted") -> tuple[Phase, str]:
 def test_how_a_run_ended() -> None:
     wrong = ev.CaseChecked(implementation="bench", case_id="c", passed=False, reason="off by 0.5")
     incorrect = running().vm(20, wrong).vm(30, ev.Finished(outcome="incorrect", exit_code=10))
-    assert ending(incorrect) == (Phase.INCORRECT, "bench was wrong on 1 cases, first c: off by 0.5")
+    assert ending(incorrect) == (Phase.INCORRECT, "bench was wrong on 1 case, first c: off by 0.5")
+    crashed = ev.CaseChecked(implementation="flash", case_id="c", passed=False, reason="crashed (SIGSEGV)")
+    both = running().vm(20, wrong).vm(21, crashed).vm(30, ev.Finished(outcome="incorrect", exit_code=10))
+    assert ending(both) == (Phase.INCORRECT, "bench was wrong on 1 case (flash too), first c: off by 0.5")
     assert ending(running().vm(20, measured("a")), "preempted") == (
         Phase.PREEMPTED,
         f"the cloud took {VM} back; 1 of 2 cases were measured",

@@ -41,6 +41,12 @@ def test_each_fault_costs_its_own_row_and_nothing_else(tmp_path: Path) -> None:
     assert second["skipped"]["hangs"] == "not tried again: it hung in a case before"
     assert second["skipped"]["aborts"] == first["skipped"]["aborts"], "a crash is tried again, in a new process"
     assert {row["axis:n"] for row in harness.rows("n4096")} == {"4096"}
+    said = {
+        (one["implementation"], one["case_id"]): one["reason"] for one in named(facts, "checked") if not one["passed"]
+    }
+    broken = set(REASONS) - {"out_of_memory", "not_for_this"}
+    assert {name for name, case in said if case == first["case_id"]} == broken, "what breaks is said by name"
+    assert {name: why for name in broken if (why := said[name, first["case_id"]]) != first["skipped"][name]} == {}
 
 
 def test_nothing_is_left_running_when_the_agent_hangs_up(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from orchestrator.core.naming import is_client
 from orchestrator.core.run.events import InstanceGone, MachineTaken
 from orchestrator.core.run.fold import Phase, Run, Vm
 from orchestrator.core.run.offering import open_offers
+from orchestrator.core.wording import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,4 +334,7 @@ def _wrong(run: Run) -> str:
     if not run.wrong:
         return ""
     first = run.wrong[0]
-    return f"{first.implementation} was wrong on {len(run.wrong)} cases, first {first.case_id}: {first.reason}"
+    names = dict.fromkeys(one.implementation for one in run.wrong)
+    of_it = count(sum(one.implementation == first.implementation for one in run.wrong), "case")
+    others = f" ({', '.join(name for name in names if name != first.implementation)} too)" if len(names) > 1 else ""
+    return f"{first.implementation} was wrong on {of_it}{others}, first {first.case_id}: {first.reason}"
