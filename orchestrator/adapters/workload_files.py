@@ -54,6 +54,7 @@ class Own:
     files: Mapping[str, Path]
     description: Mapping[str, Any] | None = None
     needs: Needs = NOTHING
+    axes: tuple[str, ...] = ()
 
 
 def main_file(path: Path) -> Path:
@@ -101,7 +102,7 @@ def found(path: Path) -> Own:
         if fault:
             raise ConfigError(f"{file.name}:{entry.line}: {fault}", hint=HINT)
     files = _below(path) if path.is_dir() else {one.name: one for one in (file, *_named(file))}
-    return Own(form, file.parent, told.name, told.cases, files, needs=told.needs)
+    return Own(form, file.parent, told.name, told.cases, files, needs=told.needs, axes=told.axes)
 
 
 def _gpumode(folder: Path) -> Own:
@@ -151,8 +152,8 @@ def own_workload(path: Path) -> Workload:
     own = found(path)
     wheels = [f"wheel {name} {sha256(files[f'{FOLDER}/{name}']).hexdigest()}" for name in own.needs.wheels]
     needs = (*own.needs.installed(), *sorted(wheels))
-    told = {"path": str(path.resolve()), "name": own.name, "cases": own.cases, "form": own.form, "needs": needs}
-    return Workload.model_validate(told)
+    where = str(path.resolve())
+    return Workload(path=where, name=own.name, cases=own.cases, form=own.form, needs=needs, known_axes=own.axes)
 
 
 def text_of(file: Path) -> str:

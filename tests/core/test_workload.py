@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from kernels.harness import own as harness_side
 from orchestrator.adapters.workload_files import found, gathered, own_workload
+from orchestrator.core.config.model import Workload
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.workload import case_id, sketch
+from orchestrator.runs.planning import LaunchOptions, load_config
+from orchestrator.wiring.chosen import configs
 
 GOOD = """axes = {"rows": [1 << 4, 3], "dtype": ["float32"]}
 def inputs(rows, dtype, device, generator): ...
@@ -132,6 +135,23 @@ def test_an_entry_that_its_source_does_not_have_is_told_by_line_before_anything_
         own_workload(file)
     file.write_text(file.read_text().replace("gone", "there"))
     assert own_workload(file).name == "mine"
+
+
+def test_an_axis_that_the_file_does_not_have_is_refused_before_anything_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(GOOD)
+
+    def chosen(axes: str) -> Workload | None:
+        options = LaunchOptions(gpu="", path=file, overrides=(f"workload.axes.{axes}",))
+        return load_config(options, configs=configs(), defaults={}, workload=own_workload)[0].workload
+
+    with pytest.raises(ConfigError, match=r"workload.axes.row: mine has no such axis; did you mean 'rows'"):
+        chosen("row=[16]")
+    there = chosen("rows=[16]")
+    assert there is not None
+    assert there.axes == {"rows": (16,)}
+    file.write_text(GOOD.replace("[1 << 4, 3]", "list(range(3))"))
+    assert chosen("row=[16]") is not None, "what the text does not tell is for the machine to say"
 
 
 def test_a_folder_of_two_gigabytes_is_refused_by_a_plan_already(tmp_path: Path) -> None:
