@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from startup.host.alive import beating
-from startup.host.places import read_json, write_json
+from startup.host.places import Trouble, own, read_json, write_json
 from startup.host.spool import Spool
 from startup.host.steward import Steward
 
@@ -114,7 +114,17 @@ def outcome(spool: Path, run_id: str, attempt: int) -> tuple[int, str]:
 
 
 def scratch_folder() -> Path:
-    """Local to the node, the same for every child of this user, so that what one built the next one finds."""
+    """Local to the node, the same for every child of this user, so that what one built the next one finds; a new one
+    where another user has put something of that name there first."""
+    folder = usual_scratch()
+    try:
+        own(folder)
+    except (Trouble, FileExistsError, PermissionError):
+        folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    return folder
+
+
+def usual_scratch() -> Path:
     base = Path(os.environ.get("SLURM_TMPDIR") or os.environ.get("TMPDIR") or tempfile.gettempdir())
     return base / f"spotbench-{os.getuid()}"
 
@@ -133,10 +143,13 @@ def measured(fleet: Path, index: int) -> int:
         sys.stderr.write(f"child {index} was tried {ATTEMPTS} times\n")
         return FAILED
     run = told(order, fleet, attempt)
-    folder = scratch_folder() / "runs" / run["vm"]
+    scratch = scratch_folder()
+    folder = scratch / "runs" / run["vm"]
     spool = fleet / "spool" / str(index)
     try:
-        for path in (folder, spool, scratch_folder() / "build", fleet / "log"):
+        for path in (folder.parent, folder, scratch / "build"):
+            own(path)
+        for path in (spool, fleet / "log"):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(folder / "run.json", run)
         (folder / "alive").touch()
@@ -160,7 +173,7 @@ def measured(fleet: Path, index: int) -> int:
             create(fleet / "done" / f"{index}.json", ended)
         return code
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder if scratch == usual_scratch() else scratch, ignore_errors=True)
 
 
 def main(fleet: Path, number: str) -> int:

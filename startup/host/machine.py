@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from startup.host.places import cache_folder, make
+from startup.host.places import cache_folder, make, own
 from startup.host.processes import busy
 
 
@@ -173,6 +173,8 @@ def pythons_with_torch(most: int = 3, started: int = 8) -> list[str]:
 
 def writable(cache: Path) -> Path:
     """A folder of our own below the cache folder, written to and read back."""
+    own(cache)
+    own(cache / "incoming")
     work = cache / "incoming" / f"check-{os.getpid()}"
     make(work)
     (work / "bytes").write_bytes(b"\0" * 65536)

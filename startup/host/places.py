@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def own(folder: Path) -> None:
+    """Makes a folder, or takes from others the right to write one that is this user's. What runs is kept below it:
+    raises `Trouble` where it is another user's."""
+    make(folder)
+    found = folder.stat()
+    if not {found.st_uid, folder.lstat().st_uid} <= {0, os.geteuid()}:  # of a link, who made it may turn it elsewhere
+        raise Trouble("not_writable", "another user's folder: what they put there would run as you", str(folder))
+    if found.st_mode & OTHERS_MAY_WRITE:
+        folder.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_MAY_WRITE)

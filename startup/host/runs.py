@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.places import Trouble, cache_folder, make, read_json, run_folder, write_json
+from startup.host.places import Trouble, cache_folder, make, own, read_json, run_folder, write_json
 from startup.host.processes import busy, is_held, locked, patiently_locked, sweep
 
 START_S = 15.0
@@ -37,8 +37,8 @@ def is_right(path: Path, sha256: str) -> bool:
 def prepare(arguments: dict[str, Any]) -> dict[str, Any]:
     """Whether the payload is here and right; if not, where to put it: a file of its size, so there is room for it."""
     cache, sha256 = cache_folder(arguments.get("cache", "")), str(arguments["sha256"])
-    for name in ("payloads", "incoming", "runs", "build"):
-        make(cache / name)
+    for folder in (cache, *(cache / name for name in ("payloads", "incoming", "runs", "build"))):
+        own(folder)
     tidy(cache, sha256)
     if is_right(payload_path(cache, sha256), sha256):
         return {"present": True, "incoming": ""}
