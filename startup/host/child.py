@@ -103,8 +103,9 @@ def outcome(spool: Path, run_id: str, attempt: int) -> tuple[int, str]:
     said = {"finished": {}, "vm_exiting": {}, "diagnosed": {}}  # type: dict[str, dict[str, Any]]
     for path in names:
         event = read_json(path) or {}
-        if event.get("kind") in said and isinstance(event.get("data"), dict):
-            said[event["kind"]] = event["data"]
+        kind, data = event.get("kind"), event.get("data")
+        if isinstance(kind, str) and kind in said and isinstance(data, dict):
+            said[kind] = data
     last = said["finished"] or said["vm_exiting"]
     if not last:
         return FAILED, "it ended without a last word"
