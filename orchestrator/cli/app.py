@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from orchestrator import __version__
 from orchestrator.cli.answers import ANSWERED, answer_with
 from orchestrator.cli.examples import example_lines
 from orchestrator.cli.lazy import LazyGroup
+from orchestrator.cli.locales import in_any_locale
 from orchestrator.core.errors import BenchError
 from orchestrator.core.foreign import log_text
 
@@ -159,4 +161,5 @@ def greeting() -> str:
 
 
 def main() -> None:
+    in_any_locale(sys.stdout, sys.stderr)
     app(prog_name="bench")
