@@ -47,13 +47,18 @@ class Report:
 
     @property
     def title(self) -> str:
-        return f"{self.workload.capitalize()} on {self.study.device or 'an unknown device'}"
+        return f"{self.workload.capitalize()} on {self.device}"
+
+    @property
+    def device(self) -> str:
+        """What the rows name; where there are none, what the machine said of itself."""
+        return self.study.device or str(self.environment.get("device") or "") or "an unknown device"
 
     @property
     def workload(self) -> str:
-        """What is measured, by the name in its spec; one of the tool's own is known by its axes."""
+        """What is measured, by the name in its spec; one of the tool's own is known by the axes of its cases."""
         named = self.spec.get("workload") or self.manifest.get("workload")
-        own = names.is_of(case.axes for case in self.study.cases) or not self.study.cases
+        own = bool(self.study.cases) and names.is_of(case.axes for case in self.study.cases)
         return str(named) if named else names.WORKLOAD if own else "kernels"
 
     @property
@@ -78,7 +83,7 @@ class Report:
         )  # fmt: skip
         cpu = known.get("device_kind") == "cpu"
         said = [words.format(known[key]) for key, words in units if known.get(key) and (cpu or key not in ONLY_A_CPU)]
-        return (self.study.device or "an unknown device", *dict.fromkeys(said))
+        return (self.device, *dict.fromkeys(said))
 
     def run_facts(self) -> tuple[str, ...]:
         """The run in a line: when, on which machine, of which code."""

@@ -458,6 +458,12 @@ def test_the_rate_by_size_has_a_panel_for_what_else_varies_and_needs_no_attentio
     assert "seq_q" not in page(report).partition("How this was measured")[0]
 
 
+def test_a_run_that_measured_nothing_is_called_neither_attention_nor_of_an_unknown_device() -> None:
+    empty = replace(reported(csv_text([])), environment={"device": "AMD EPYC"})
+    assert empty.title == "Kernels on AMD EPYC"
+    assert empty.device_facts()[0] == "AMD EPYC"
+
+
 def test_warnings_stand_in_the_rows_that_they_concern() -> None:
     text = page(reported(csv_text(records(lengths=(1024,), timer_overhead_us="3"))))
     assert "timer 7%" in text
