@@ -82,7 +82,7 @@ def history(
         regime = f" in {asked.regime}" if asked.regime else ""
         raise NotFound(
             f"no run in this bucket{where} measured {asked.implementation} on {asked.case}{regime}",
-            hint="`bench status` lists the runs",
+            hint="`--implementation NAME` asks about another; `bench fetch RUN` shows a run's, `bench cases RUN` cases",
         )
     found = followed(points, relative=bool(wanted.relative_to), tolerance=tolerance / 100)
     shown = history_document(asked.case, wanted.setting, asked.implementation, wanted.relative_to or "", found)

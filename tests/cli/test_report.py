@@ -403,10 +403,9 @@ def test_a_history_follows_a_case_over_the_runs_of_a_bucket(bench: Bench) -> Non
     assert [
         p["git_commit"] for p in bench("history", "--case", case, "--device", "T4", "--json").document["points"]
     ] == ["c4"]
-    assert (
-        "no run in this bucket measured sdpa:cudnn"
-        in bench("history", "--case", case, "--implementation", "sdpa:cudnn", code=10).err
-    )
+    refused = bench("history", "--case", case, "--implementation", "sdpa:cudnn", code=10).err
+    assert "no run in this bucket measured sdpa:cudnn" in refused
+    assert "--implementation NAME" in refused, "a workload of one's own has no implementation called bench"
 
 
 @pytest.mark.slow
