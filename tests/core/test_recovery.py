@@ -210,7 +210,7 @@ def test_a_kernel_that_was_wrong_on_a_lost_machine_is_wrong() -> None:
     log.add(85, created(84, "us-central1-b", 2)).add(90, ev.Finished(outcome="succeeded"), "vm-2")
     outcome, detail = closing(decided(log.add(99, gone(99, "deleted", 2))))
     assert outcome is Phase.INCORRECT
-    assert "wrong on 1 cases" in detail
+    assert "wrong on 1 case," in detail
 
 
 def test_the_price_that_was_asked_is_the_price_that_is_counted() -> None:
