@@ -20,7 +20,7 @@ from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.gce_json import instance
 from orchestrator.adapters.patience import patiently
 from orchestrator.adapters.signing import signer_of
-from orchestrator.adapters.web import Signer, Web
+from orchestrator.adapters.web import Lost, Signer, Web
 from orchestrator.core.market.machines import Instance, Quota
 from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.core.naming import TOOL, TOOL_LABEL
@@ -62,14 +62,19 @@ class Market:
         """Every machine that carries our tool label, in all zones. Raises as `image`."""
         query = {"filter": f"labels.{TOOL_LABEL}={TOOL}", "maxResults": "500"}
         found: list[Instance] = []
+        seen: set[str] = set()
         with told(f"list the VMs of {self._project}"), understood():
             while True:
                 page = self._patiently(f"{self._project}/aggregated/instances", query)
                 for scope in page.get("items", {}).values():
                     found += map(instance, scope.get("instances", ()))
-                if not page.get("nextPageToken"):
+                token = str(page.get("nextPageToken", ""))
+                if not token:
                     return tuple(found)
-                query["pageToken"] = str(page["nextPageToken"])
+                if token in seen:
+                    raise Lost("what answered goes round in circles: the next page is one that was read")
+                seen.add(token)
+                query["pageToken"] = token
 
     def image(self, project: str, family: str) -> str:
         """The newest image of a family, by its dated name. Raises `NotFound`, `PermissionDenied`, `Unavailable`."""

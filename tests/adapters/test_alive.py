@@ -29,6 +29,14 @@ def test_every_page_is_read() -> None:
         assert [vm.name for vm in alive(server.url)] == ["one", "two"]
 
 
+def test_pages_that_go_round_in_circles_are_no_listing() -> None:
+    with (
+        scripted_server(in_turn(listing("one", token="more"), listing("two", token="more"))) as server,
+        pytest.raises(Unavailable, match="in circles"),
+    ):
+        alive(server.url)
+
+
 def test_a_server_that_stumbles_is_asked_again() -> None:
     with scripted_server(in_turn(google_error(503, "later", "backendError"), listing("one"))) as server:
         assert [vm.name for vm in alive(server.url)] == ["one"]
