@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import shlex
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fabric import Connection
@@ -24,6 +25,20 @@ TRANSFER_S: Final = 60
 CHUNK: Final = 1 << 18
 # Its complaints about a connection that is cut are told by us, in our words.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+def _quieter(before: Callable[[threading.ExceptHookArgs], object]) -> Callable[[threading.ExceptHookArgs], None]:
+    """The same of the thread that paramiko asks for a file ahead in: whoever reads the file is told."""
+
+    def said(args: threading.ExceptHookArgs) -> None:
+        ahead = args.thread is not None and args.thread.name.endswith("(_prefetch_thread)")
+        if not (ahead and isinstance(args.exc_value, (*LOST, OSError))):
+            before(args)
+
+    return said
+
+
+threading.excepthook = _quieter(threading.excepthook)
 
 
 class SshShell:

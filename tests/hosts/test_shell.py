@@ -235,3 +235,18 @@ def test_files_go_there_and_come_back_and_what_is_not_there_is_nothing(start: St
         with pytest.raises(HostUnfit, match="cannot be written"):
             shell.put(b"", "/proc/nothing")
         shell.close()
+
+
+def test_a_file_that_was_asked_for_ahead_of_a_lost_connection_is_no_traceback() -> None:
+    script = (
+        "import threading, orchestrator.adapters.ssh\n"
+        "def _prefetch_thread(): raise OSError('Socket is closed')\n"
+        "def another(): raise OSError('of its own')\n"
+        "for work in (_prefetch_thread, another):\n"
+        "    thread = threading.Thread(target=work)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stderr
+    assert "of its own" in said
+    assert "Socket is closed" not in said
