@@ -45,19 +45,28 @@ class Machine:
         return {**self.run["metadata"], "bench-endpoints": endpoints}
 
 
-def owns(peer: tuple[str, int], table: Path = Path("/proc/net/tcp")) -> bool:
-    """Whether the process at the other end of a loopback connection is of our own user, or of root."""
-    host = "".join(f"{int(part):02X}" for part in reversed(peer[0].split(".")))
-    wanted = f"{host}:{peer[1]:04X}"
+def owns(peer: tuple[str, int], server: tuple[str, int], table: Path = Path("/proc/net/tcp")) -> bool:
+    """Whether the process at the other end of a loopback connection is of our own user, or of root.
+
+    Of a connection that no process holds any more the table says root, whoever made it: it has no inode, and is
+    nobody's.
+    """
+    wanted = [in_table(peer), in_table(server)]
     try:
         with table.open(encoding="ascii") as file:
             for line in file:
                 cells = line.split()
-                if len(cells) > 7 and cells[1] == wanted:
-                    return int(cells[7]) in (0, os.getuid())
+                if len(cells) > 9 and cells[1:3] == wanted:
+                    return cells[9] != "0" and int(cells[7]) in (0, os.getuid())
     except OSError:
         return False
     return False
+
+
+def in_table(address: tuple[str, int]) -> str:
+    """How the kernel writes an address there."""
+    host = "".join(f"{int(part):02X}" for part in reversed(address[0].split(".")))
+    return f"{host}:{address[1]:04X}"
 
 
 class OwnServer(ThreadingHTTPServer):
@@ -69,8 +78,11 @@ class OwnServer(ThreadingHTTPServer):
         super().__init__((LOOPBACK, 0), handler)
         self.url = f"http://{LOOPBACK}:{self.server_address[1]}"
 
-    def verify_request(self, _: Any, client_address: Any) -> bool:
-        return owns(client_address)
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        try:
+            return owns(client_address, request.getsockname())
+        except OSError:  # it is gone already
+            return False
 
 
 class QuietHandler(BaseHTTPRequestHandler):
@@ -124,6 +136,9 @@ class Handler(QuietHandler):
             self.answer(413)
             return
         body, url = self.rfile.read(length), urlsplit(self.path)
+        if len(body) < length:  # whoever sent it was killed: half an object is none
+            self.close_connection = True
+            return
         if not url.path.startswith("/upload/storage/v1/b/"):
             self.answer(404)
             return

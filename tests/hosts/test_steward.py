@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.host_operations import command
-from startup.host.services import Machine, Server, owns
 from startup.host.spool import BadName, Spool
 from tests.hosts.conftest import base_python, with_stand_ins
 from tests.startup.machine import CASES, ROOT, held_sleep, payload, run_spec, time_is_up
@@ -232,30 +230,3 @@ def test_an_object_is_stored_once_and_what_the_bucket_has_counts(tmp_path: Path)
     assert spool.read("runs/r/cases/new.csv") == b"1"
     assert spool.read("runs/r/cases/old.csv") is None
     assert spool.names("runs/r/cases/") == ["runs/r/cases/new.csv", "runs/r/cases/old.csv"]
-
-
-def test_only_the_owner_of_the_run_is_served(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as peer:
-        place = peer.getsockname()
-        assert owns(place)
-        table = tmp_path / "tcp"
-        mine = f"0100007F:{place[1]:04X}"
-        for uid, served in ((os.getuid(), True), (0, True), (os.getuid() + 4711, False)):
-            table.write_text(f"  sl  local rem st\n   0: {mine} 0100007F:0001 01 0:0 0:0 0 {uid} 0 1\n")
-            assert owns(place, table) is served
-        table.write_text("  sl  local rem st\n")
-        assert not owns(place, table)
-        assert not owns(place, tmp_path / "missing")
-
-
-def test_the_hosts_clock_may_be_off_and_the_services_tell_the_clients_time(tmp_path: Path) -> None:
-    machine = Machine({"vm": VM}, Spool(tmp_path), now=lambda: 86400.0)
-    server = Server(machine)
-    try:
-        with socket.create_connection(server.server_address) as asking:
-            asking.sendall(b"GET /nothing HTTP/1.0\r\n\r\n")
-            server.handle_request()
-            assert b"404" in (answer := asking.recv(4096))
-            assert b"Date: Fri, 02 Jan 1970 00:00:00 GMT" in answer
-    finally:
-        server.server_close()
