@@ -5,9 +5,9 @@ A seal that lies beside a file shows that it is whole, not whose it is: whoever 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -19,20 +19,20 @@ def trusted() -> tuple[int, int]:
     return (0, os.geteuid())
 
 
-def ours(path: Path, users: Iterable[int] | None = None) -> bool:
-    """Whether a file and its folder belong to one of `users`, and nobody else may write them. False where either is
+def ours(path: Path) -> bool:
+    """Whether a file and its folder belong to a trusted user, and nobody else may write them. False where either is
     not there."""
-    return all(_closed(one, users) for one in (path.parent, path))
+    return _closed(path.parent) and _closed(path)
 
 
-def ready(folder: Path, users: Iterable[int] | None = None) -> bool:
+def ready(folder: Path) -> bool:
     """Makes a folder that only its owner enters, or takes from others the right to write one that is our own; whether
     nobody else may write there now. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     if found.st_mode & OTHERS_MAY_WRITE and found.st_uid == os.geteuid():
         folder.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_MAY_WRITE)
-    return _closed(folder, users)
+    return _closed(folder)
 
 
 def close(path: Path) -> None:
@@ -40,9 +40,29 @@ def close(path: Path) -> None:
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_MAY_WRITE)
 
 
-def _closed(path: Path, users: Iterable[int] | None) -> bool:
+def sealed(file: Path, seal: Path) -> bool:
+    """Whether a file is there, can be of nobody else's making, and is, byte for byte, what was kept with this seal."""
+    if not (ours(file) and ours(seal)):
+        return False
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest() == seal.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def keep(fresh: Path, file: Path, seal: Path) -> None:
+    """Moves a file that was made in a folder of its own to where it is kept, and its seal beside it, closed to others:
+    whoever is interrupted here, or does the same, leaves no half a file behind. Raises `OSError`."""
+    note = fresh.with_name(seal.name)
+    note.write_text(hashlib.sha256(fresh.read_bytes()).hexdigest() + "\n", encoding="ascii")
+    for made, final in ((fresh, file), (note, seal)):
+        close(made)
+        made.replace(final)
+
+
+def _closed(path: Path) -> bool:
     try:
         found = path.stat()
     except OSError:
         return False
-    return found.st_uid in (trusted() if users is None else users) and not found.st_mode & OTHERS_MAY_WRITE
+    return found.st_uid in trusted() and not found.st_mode & OTHERS_MAY_WRITE

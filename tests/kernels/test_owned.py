@@ -12,23 +12,14 @@ from pathlib import Path
 import pytest
 
 from kernels import owned
-from kernels.attention.cpu import compile as cpu
-from kernels.attention.cuda import native
 from kernels.attention.cuda.build import Cache
 
 
 def library(folder: Path) -> Callable[[], bool]:
-    path = folder / "attention-cpu.so"
+    path, seal = folder / "library.so", folder / "library.sha256"
     path.write_bytes(b"code")
-    path.with_suffix(".sha256").write_text(hashlib.sha256(b"code").hexdigest())
-    return lambda: cpu.intact(path, path.with_suffix(".sha256"))
-
-
-def gradients(folder: Path) -> Callable[[], bool]:
-    path = folder / "gradients.so"
-    path.write_bytes(b"code")
-    path.with_suffix(".sha256").write_text(hashlib.sha256(b"code").hexdigest())
-    return lambda: native.sealed(path)
+    seal.write_text(hashlib.sha256(b"code").hexdigest())
+    return lambda: owned.sealed(path, seal)
 
 
 def cubin(folder: Path) -> Callable[[], bool]:
@@ -38,7 +29,7 @@ def cubin(folder: Path) -> Callable[[], bool]:
     return lambda: Cache(folder).load(path) is not None
 
 
-KEPT = pytest.mark.parametrize("keep", [library, gradients, cubin])
+KEPT = pytest.mark.parametrize("keep", [library, cubin])
 
 
 @KEPT
@@ -69,21 +60,41 @@ def test_code_of_another_user_is_not_loaded(
     assert not is_taken()
 
 
-def test_a_folder_of_ours_that_others_may_write_is_closed_to_them(tmp_path: Path) -> None:
+def test_a_folder_of_ours_that_others_may_write_is_closed_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o777)
     assert owned.ready(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
-    assert not owned.ready(folder, users=(os.geteuid() + 1,))
+    monkeypatch.setattr(owned, "trusted", lambda: (os.geteuid() + 1,))
+    assert not owned.ready(folder)
 
 
 def test_what_is_kept_is_closed_to_others_whatever_the_umask_is(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "kernels")
     before = os.umask(0)
     try:
-        cache = Cache(tmp_path / "kernels")
         cache.store(cache.folder / "one.cubin", b"image", "")
+        fresh, kept, seal = tmp_path / "fresh", cache.folder / "one.so", cache.folder / "one.sha256"
+        fresh.write_bytes(b"code")
+        owned.keep(fresh, kept, seal)
     finally:
         os.umask(before)
     assert cache.load(cache.folder / "one.cubin") == (b"image", "")
+    assert owned.sealed(kept, seal)
+    assert not fresh.exists()
     assert not any(path.stat().st_mode & 0o022 for path in (cache.folder, *cache.folder.iterdir()))
+
+
+def test_a_library_that_is_not_what_was_kept_is_not_loaded(tmp_path: Path) -> None:
+    is_taken = library(tmp_path)
+    assert is_taken()
+    for name, wrong in (("library.so", b"other"), ("library.sha256", b"\xff"), ("library.sha256", b"")):
+        before = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(wrong)
+        assert not is_taken()
+        (tmp_path / name).write_bytes(before)
+    (tmp_path / "library.sha256").unlink()
+    assert not is_taken()

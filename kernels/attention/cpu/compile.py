@@ -91,7 +91,7 @@ def build(out_dir: Path, cache_dir: Path, *, fresh: bool = False, environ: Mappi
     key = hashlib.sha256(identity.encode()).hexdigest()
     library = cache_dir / f"attention-cpu-{key[:32]}.so"
     seal = library.with_suffix(".sha256")
-    cached = not fresh and intact(library, seal)
+    cached = not fresh and owned.sealed(library, seal)
     if not cached:
         compile_to(library, seal, compiler, out_dir, environ)
     record = BuildRecord(
@@ -105,16 +105,6 @@ def build(out_dir: Path, cache_dir: Path, *, fresh: bool = False, environ: Mappi
         artifact_sha256=hashlib.sha256(library.read_bytes()).hexdigest(),
     )
     return Artifact(library, record)
-
-
-def intact(library: Path, seal: Path) -> bool:
-    """Whether a cached library is there, can be of nobody else's making, and is what the compiler wrote."""
-    if not (owned.ours(library) and owned.ours(seal)):
-        return False
-    try:
-        return hashlib.sha256(library.read_bytes()).hexdigest() == seal.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def compile_to(library: Path, seal: Path, compiler: Compiler, out_dir: Path, environ: Mapping[str, str]) -> None:
@@ -140,13 +130,7 @@ def compile_to(library: Path, seal: Path, compiler: Compiler, out_dir: Path, env
                     f"{compiler.version} exited with {answer.returncode}:\n{answer.stderr.strip()[-4000:]}",
                     remedy="the full text is in build-cpu.log; the source needs g++ 9 or newer (CXX names another)",
                 )
-            digest = hashlib.sha256(fresh.read_bytes()).hexdigest()
-            note = Path(scratch) / seal.name
-            note.write_text(digest + "\n", encoding="ascii")
-            owned.close(fresh)
-            owned.close(note)
-            fresh.replace(library)
-            note.replace(seal)
+            owned.keep(fresh, library, seal)
     except OSError as exc:
         raise BuildFailed(
             f"could not write the build to {library.parent} or {out_dir}: {exc}",

@@ -33,15 +33,8 @@ def path_in(folder: Path) -> Path:
 
 
 def sealed(library: Path) -> bool:
-    """Whether it is there, can be of nobody else's making, and is, byte for byte, what the compiler wrote."""
-    beside = library.with_suffix(".sha256")
-    if not (owned.ours(library) and owned.ours(beside)):
-        return False
-    try:
-        seal = beside.read_text(encoding="ascii")
-        return hashlib.sha256(library.read_bytes()).hexdigest() == seal.strip()
-    except (OSError, UnicodeDecodeError):
-        return False
+    """Whether it is there, can be of nobody else's making, and is what the compiler wrote."""
+    return owned.sealed(library, library.with_suffix(".sha256"))
 
 
 def build(folder: Path, compiler: str = "g++") -> Path:
@@ -56,7 +49,7 @@ def build(folder: Path, compiler: str = "g++") -> Path:
         if not owned.ready(folder):
             raise BuildFailed(f"{folder} belongs to another user: no code is kept there", remedy=owned.REMEDY)
         with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
-            fresh, seal = Path(scratch) / library.name, Path(scratch) / "seal"
+            fresh = Path(scratch) / library.name
             options = (*FLAGS, *(f"-I{one}" for one in headers), "-o", str(fresh), str(FILE), *libraries)
             done = subprocess.run([compiler, *options], capture_output=True, text=True, timeout=LIMIT_S)
             if done.returncode != 0:
@@ -64,11 +57,7 @@ def build(folder: Path, compiler: str = "g++") -> Path:
                     f"{compiler} does not compile {FILE.name} for PyTorch {torch.__version__}:\n{done.stderr[-4000:]}",
                     remedy="g++ 11 or newer is needed; without this library gradients are computed all the same",
                 )
-            seal.write_text(hashlib.sha256(fresh.read_bytes()).hexdigest() + "\n", encoding="ascii")
-            owned.close(fresh)
-            owned.close(seal)
-            fresh.replace(library)
-            seal.replace(library.with_suffix(".sha256"))
+            owned.keep(fresh, library, library.with_suffix(".sha256"))
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise BuildFailed(
             f"{FILE.name} could not be compiled: {exc}",
