@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
 from orchestrator.adapters.web import Lost, NotSigned, Refused, Reply
+from orchestrator.core import rest
 from orchestrator.core.errors import BenchError
 
 T = TypeVar("T")
@@ -84,6 +85,14 @@ def understood() -> Iterator[None]:
         yield
     except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as exc:
         raise Lost(f"what answered says nothing that the service would ({type(exc).__name__}: {exc})") from exc
+
+
+def unread(token: str, seen: set[str]) -> str:
+    """The next page of a list, noted among those `seen`. Raises `Lost` where it was read, and where there are too
+    many."""
+    if not token or not rest.unread(token, seen):
+        raise Lost("what answered lists without an end: its pages go round in circles, or are too many")
+    return token
 
 
 def insisted(call: Callable[[], T], patience_s: float) -> T:

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.adapters.asking import TROUBLE, may_pass, stated, told, understood
+from orchestrator.adapters.asking import TROUBLE, may_pass, stated, told, understood, unread
 from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.gce_json import instance
 from orchestrator.adapters.patience import patiently
 from orchestrator.adapters.signing import signer_of
-from orchestrator.adapters.web import Lost, Signer, Web
+from orchestrator.adapters.web import Signer, Web
 from orchestrator.core.market.machines import Instance, Quota
 from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.core.naming import TOOL, TOOL_LABEL
@@ -71,10 +71,7 @@ class Market:
                 token = str(page.get("nextPageToken", ""))
                 if not token:
                     return tuple(found)
-                if token in seen:
-                    raise Lost("what answered goes round in circles: the next page is one that was read")
-                seen.add(token)
-                query["pageToken"] = token
+                query["pageToken"] = unread(token, seen)
 
     def image(self, project: str, family: str) -> str:
         """The newest image of a family, by its dated name. Raises `NotFound`, `PermissionDenied`, `Unavailable`."""

@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import google_crc32c
 
-from orchestrator.adapters.asking import Damaged, good, insisted, stated, told, understood, whole
+from orchestrator.adapters.asking import Damaged, good, insisted, stated, told, understood, unread, whole
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.signing import signer_of
-from orchestrator.adapters.web import Body, Lost, Refused, Reply, Signer, Web
+from orchestrator.adapters.web import Body, Refused, Reply, Signer, Web
 from orchestrator.adapters.web_answer import LARGEST
 from orchestrator.core.errors import BenchError, LocalError, NotFound, Unavailable
 from orchestrator.ports import Blob, Clock, Entry
@@ -171,10 +171,7 @@ class GoogleBucket:
         page = self._send("GET", self._objects, asked, judged=stated).document
         yield from page.get("items", ())
         while "nextPageToken" in page:
-            token = str(page["nextPageToken"])
-            if not token or token in seen:
-                raise Lost("what answered goes round in circles: the next page is one that was read")
-            seen.add(token)
+            token = unread(str(page["nextPageToken"]), seen)
             page = self._send("GET", self._objects, {**asked, "pageToken": token}, judged=stated).document
             yield from page.get("items", ())
 

@@ -16,6 +16,8 @@ T = TypeVar("T")
 Service = Literal["compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling"]
 Method = Literal["GET", "POST", "PUT", "PATCH"]
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+MOST_PAGES: Final = 1000
+"""Of one list: with a thousand entries each, more than there is of anything that is listed."""
 READING_POSTS: Final = (":testIamPermissions", ":getIamPolicy")
 """Methods that only look and are sent as POST all the same."""
 
@@ -96,11 +98,20 @@ class Pause:
 Conversation = Generator[Request | Pause, Answer, T]
 
 
+def unread(token: str, seen: set[str]) -> bool:
+    """Whether a next page is none that was read, nor one too many; it is noted among those `seen`."""
+    if token in seen or len(seen) >= MOST_PAGES:
+        return False
+    seen.add(token)
+    return True
+
+
 def everything(request: Request) -> Conversation[Answer]:
-    """All pages of a list as one answer; the first bad page is the answer."""
+    """All pages of a list as one answer; the first bad page is the answer, with status 0 for pages that do not end."""
     items: list[Any] = []
     scopes: dict[str, Any] = {}
     query = dict(request.query)
+    seen: set[str] = set()
     while True:
         answer = yield Request(request.service, request.method, request.path, query, request.body)
         if not answer.good:
@@ -113,4 +124,6 @@ def everything(request: Request) -> Conversation[Answer]:
         token = answer.document.get("nextPageToken")
         if not token:
             return Answer(200, {"items": scopes or items}, skew_s=answer.skew_s)
+        if not unread(str(token), seen):
+            return Answer(0, trouble="its pages do not end")
         query["pageToken"] = token

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from itertools import count
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.web import Token
+from orchestrator.core import rest
 from orchestrator.core.errors import (
     BenchError,
     CredentialsMissing,
@@ -297,6 +299,15 @@ def test_pages_are_followed_to_the_last() -> None:
         ours = bucket(server.url)
         assert [entry.name for entry in ours.list("e/")] == names
         assert ours.calls == 3
+
+
+def test_a_listing_with_ever_another_page_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "MOST_PAGES", 20)
+    numbers = count()
+    with scripted_server(lambda _: Reply(json={"nextPageToken": f"{next(numbers)}"})) as server:
+        with pytest.raises(Unavailable, match="too many"):
+            bucket(server.url).list("runs/")
+        assert len(server.requests) == 21
 
 
 def test_nothing_is_asked_that_was_not_asked_for() -> None:

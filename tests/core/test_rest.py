@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
-from orchestrator.core.rest import Answer, Request, everything
+from orchestrator.core.rest import MOST_PAGES, Answer, Request, everything
 from tests.support.conversations import OFF, good, lead, refusal
 
 
@@ -52,3 +54,13 @@ def test_every_page_of_a_list_is_read_and_lists_over_places_are_joined() -> None
     assert scoped.result.document == {"items": {"a": 1, "b": 2}}
     assert lead(everything(Request("compute", "GET", "/l")), {"/l": good()}).result.document == {"items": []}
     assert lead(everything(Request("compute", "GET", "/l")), {"/l": refusal(403)}).result.status == 403
+
+
+def test_a_list_without_an_end_is_no_answer() -> None:
+    again = lead(everything(Request("compute", "GET", "/l")), lambda _: good(items=[1], nextPageToken="again"))
+    assert again.result == Answer(0, trouble="its pages do not end")
+    assert len(again.asked) == 2
+    numbers = count()
+    fresh = lead(everything(Request("compute", "GET", "/l")), lambda _: good(nextPageToken=f"{next(numbers)}"))
+    assert fresh.result.message == "its pages do not end"
+    assert len(fresh.asked) == MOST_PAGES + 1
