@@ -59,8 +59,13 @@ def of_case(session: Session, crew: Crew, origin: rows.Origin, case: Case, media
         own = {regime: by[name] for regime, by in medians.items() if name in by}
         table.append(
             rows.axes(case)
-            | {"run_id": origin.run_id, "device": origin.device, "implementation": name}
-            | {"backend": backends[name], **cupti.cells(found, own, busy.get(name, math.nan))}
+            | {
+                "run_id": origin.run_id,
+                "device": origin.device,
+                "implementation": name,
+                "backend": backends[name],
+            }
+            | cupti.cells(found, own, busy.get(name, math.nan))
         )
     return table
 

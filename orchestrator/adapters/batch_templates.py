@@ -20,12 +20,14 @@ from orchestrator.ports import Clock
 WAIT_S = 120.0
 
 
-def create_job(client: batch_v1.BatchServiceClient, clock: Clock, name: str, body: Mapping[str, Any], id_: str) -> None:
+def create_job(
+    client: batch_v1.BatchServiceClient, clock: Clock, name: str, body: Mapping[str, Any], request_id: str
+) -> None:
     """Asks Batch for a job by its full name. Idempotent: one of that name was made by an earlier request."""
     job = batch_v1.Job()
     ParseDict(dict(body), type(job).pb(job))
     parent, _, short = name.partition("/jobs/")
-    request = {"parent": parent, "job_id": short, "job": job, "request_id": id_}
+    request = {"parent": parent, "job_id": short, "job": job, "request_id": request_id}
     with translated(f"create the job {short} in {parent.rpartition('/')[2]}"):
         try:
             patiently(clock, lambda: client.create_job(request=request), passing=is_transient)

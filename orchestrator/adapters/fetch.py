@@ -210,8 +210,13 @@ def _manifest(
             if vm.instance_id
         ],
         "files": [
-            {"path": path.relative_to(folder).as_posix(), "object": entry.name}
-            | {"size": entry.size, "crc32c": entry.crc32c, "generation": str(entry.generation)}
+            {
+                "path": path.relative_to(folder).as_posix(),
+                "object": entry.name,
+                "size": entry.size,
+                "crc32c": entry.crc32c,
+                "generation": str(entry.generation),
+            }
             for entry, path in entries
         ],
     }

@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 MOST_BYTES = 8 << 20
 """The most that a request body may hold where it is read whole."""
-DRAINED_BYTES = PIECE_BYTES = 1 << 16
+DRAINED_BYTES = 1 << 16
+"""Of the body of a request that is refused by its headers."""
+PIECE_BYTES = 1 << 16
 Now = Callable[[str], datetime]
 """The time that an answer to a target (path and query) carries."""
 
@@ -190,12 +192,12 @@ class Handler(BaseHTTPRequestHandler):
         """The whole body. Raises `TooLarge`, and what `pieces` raises."""
         if not self.chunked and not 0 <= int(self.headers.get("Content-Length") or 0) <= self.most_bytes:
             raise TooLarge
-        whole = b""
+        whole = bytearray()
         for piece in self.pieces():
             whole += piece
             if len(whole) > self.most_bytes:
                 raise TooLarge
-        return whole
+        return bytes(whole)
 
     def pieces(self) -> Iterator[bytes]:
         """The body, piece by piece. Raises `OSError` where it is torn off, `ValueError` where it is none."""

@@ -109,8 +109,13 @@ def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
         worst.text + others,
         f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions;"
         " `bench doctor` shows where there is room",
-        {"metric": worst.metric, "region": worst.region, "limit": f"{worst.limit:g}", "usage": f"{worst.usage:g}"}
-        | {"needs": str(worst.needs)},
+        {
+            "metric": worst.metric,
+            "region": worst.region,
+            "limit": f"{worst.limit:g}",
+            "usage": f"{worst.usage:g}",
+            "needs": str(worst.needs),
+        },
     )
 
 

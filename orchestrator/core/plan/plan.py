@@ -283,7 +283,14 @@ def _budget_refused(config: Config, refused: Refused, seconds: int) -> PlanRefus
         refused.remedy
         if refused.set_by
         else f"raise budget.{key}" + (", or wait until tomorrow (UTC)" if refused.window == "day" else ""),
-        {key: str(getattr(refused, key)) for key in ("window", "cap", "spent", "held", "needs", "short_by")},
+        {
+            "window": refused.window,
+            "cap": str(refused.cap),
+            "spent": str(refused.spent),
+            "held": str(refused.held),
+            "needs": str(refused.needs),
+            "short_by": str(refused.short_by),
+        },
     )
 
 

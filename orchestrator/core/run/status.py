@@ -184,14 +184,14 @@ def _of_vm(vm: Vm, now: datetime) -> dict[str, object]:
     }
 
 
+def _dumped(facts: Sequence[Fact]) -> list[dict[str, Any]]:
+    return [fact.model_dump() for fact in facts]
+
+
 def document(run: Run, now: datetime) -> dict[str, object]:
     """The fold of a run as one JSON document: what `bench status RUN --json` and `bench launch --json` print."""
     line = asdict(status_line(run, now))
     plan = run.plan
-    told: dict[str, Sequence[Fact]] = {
-        "heals": run.heals, "gates": run.gates, "wrong": run.wrong, "cases": run.measured,
-        "diagnoses": run.diagnoses, "exhausted": run.exhausted,
-    }  # fmt: skip
     return {
         "schema": 1,
         **line,
@@ -205,11 +205,21 @@ def document(run: Run, now: datetime) -> dict[str, object]:
         "measurements_per_implementation": run.measurement.measurements_per_implementation if run.measurement else 0,
         "vms": [_of_vm(vm, now) for vm in run.vms],
         "phases": [
-            {"attempt": span.attempt, "phase": span.phase, "started_at": iso(span.started_at)}
-            | {"seconds": span.seconds, "exit_code": span.exit_code}
+            {
+                "attempt": span.attempt,
+                "phase": span.phase,
+                "started_at": iso(span.started_at),
+                "seconds": span.seconds,
+                "exit_code": span.exit_code,
+            }
             for span in run.spans
         ],
-        **{name: [fact.model_dump() for fact in facts] for name, facts in told.items()},
+        "heals": _dumped(run.heals),
+        "gates": _dumped(run.gates),
+        "wrong": _dumped(run.wrong),
+        "cases": _dumped(run.measured),
+        "diagnoses": _dumped(run.diagnoses),
+        "exhausted": _dumped(run.exhausted),
     }
 
 
