@@ -42,7 +42,7 @@ demo-fleet: compiler $(STAMP)
 WORKERS ?= 5
 ## make test    everything that CI runs
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
 	$(BIN)/python scripts/coverage_gate.py
 
 lint: $(STAMP)

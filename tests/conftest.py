@@ -20,6 +20,7 @@ import pytest
 from tests.support import compiler_cache
 from tests.support.connects import on_connect
 from tests.support.patience import PATIENCE_S
+from tests.support.tracing import Tracing
 
 # Some hundred thousand objects of modules and tests live as long as the process: they are looked through seldom.
 gc.set_threshold(100_000, 50, 100)
@@ -78,9 +79,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
 
 
-@pytest.hookimpl(trylast=True)  # after coverage has begun: what a module does when it is imported counts
+@pytest.hookimpl(trylast=True)  # when coverage has begun
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Workers that begin together would each compile every file of tests: each compiles its share first."""
+    session.config.pluginmanager.register(Tracing(session.config, is_counted))
     told = getattr(session.config, "workerinput", None)
     if told is None or session.config.args != session.config.getini("testpaths"):
         return
@@ -134,9 +136,6 @@ def is_counted(test: str) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if not is_counted(item.nodeid):
-            item.add_marker("no_cover")
     if hasattr(config, "workerinput"):  # a worker takes whole files in this order
         rank = {file: place for place, file in enumerate(FIRST)}
         items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(FIRST)))
