@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from orchestrator.core.errors import BenchError, HostUnfit, Unavailable
+from orchestrator.core.errors import BenchError, HostUnfit, NoCapacity, Unavailable
 from orchestrator.core.foreign import log_text, plain
 from orchestrator.core.hosts import Target
 
@@ -20,6 +20,11 @@ def trouble(answer: Mapping[str, Any], target: Target) -> BenchError | None:
     at = f" ({path})" if path else ""
     if not kind:
         return None
+    if kind == "measuring":
+        return NoCapacity(
+            f"{target} measures for {why}; two runs at once would disturb each other",
+            hint="`bench status` shows that run, and `bench stop` ends it; or wait",
+        )
     if kind == "disk_full":
         hint = f"free some space there: `df -h {path or '~'}`; the cache folder may be deleted when no run is on it"
         return HostUnfit(f"the disk of {target} is full: {why}{at}", hint=hint)

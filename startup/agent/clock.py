@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 
-class Clock:
-    """The wall clock, corrected by an offset once one is known, and the monotonic clock."""
+def since_boot() -> float:
+    """Seconds since the machine booted, those that it slept included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def __init__(self) -> None:
+
+class Clock:
+    """The time, corrected by an offset once one is known, and the monotonic clock. The wall clock is read once: when it
+    is set later, by whoever found that it was wrong, it would be corrected twice."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = since_boot) -> None:
         self.offset = timedelta(0)
+        self.steady = steady
+        self.began_s = steady()
+        self.began = datetime.fromtimestamp(wall(), timezone.utc)  # noqa: UP017  (datetime.UTC needs Python 3.11)
 
     def now(self) -> datetime:
         """The corrected time, UTC."""
-        return datetime.now(timezone.utc) + self.offset  # noqa: UP017  (datetime.UTC needs Python 3.11)
+        return self.began + timedelta(seconds=self.steady() - self.began_s) + self.offset
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary moment; never goes back."""

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from startup.host.places import cache_folder, make, own
-from startup.host.processes import busy
+from startup.host.places import Trouble, cache_folder, make, own
+from startup.host.processes import busy, patiently_locked
 
 
 def ran(*command: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
@@ -119,14 +119,27 @@ print("\\n" + json.dumps(found))
 """
 
 
+VALIDATION = b"another client's validation"
+
+
 def validate(arguments: dict[str, Any]) -> dict[str, Any]:
     """From scratch: torch and numpy are imported, a small C++ program is built and run, the cache folder is written
-    to. What earlier runs built here is thrown away: it was built by what was here then."""
+    to. What earlier runs built here is thrown away: it was built by what was here then. A run that another client has
+    started since the look is neither disturbed nor robbed of what it builds: raises `Trouble`."""
     cache = cache_folder(arguments.get("cache", ""))
-    shutil.rmtree(str(cache / "build"), ignore_errors=True)
-    found = imported(sys.executable)
-    others = [] if found["torch"] else pythons_with_torch()
-    return {**found, "pythons": others, "writable": "", "compiles": compiles(writable(cache))}
+    own(cache)
+    whole = patiently_locked(cache / "lock")
+    if whole is None:
+        raise Trouble("measuring", busy(cache) or "another run", str(cache))
+    try:
+        os.ftruncate(whole, 0)
+        os.write(whole, VALIDATION)
+        shutil.rmtree(str(cache / "build"), ignore_errors=True)
+        found = imported(sys.executable)
+        others = [] if found["torch"] else pythons_with_torch()
+        return {**found, "pythons": others, "writable": "", "compiles": compiles(writable(cache))}
+    finally:
+        os.close(whole)
 
 
 def packages(_arguments: dict[str, Any]) -> dict[str, Any]:

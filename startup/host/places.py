@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,18 @@ def run_folder(cache: Path, vm: str) -> Path:
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Replaces `path` whole, or leaves it as it was."""
+    """Replaces `path` whole, or leaves it as it was, whether the disk is full or the power fails."""
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(document), encoding="utf-8")
-    fresh.replace(path)
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(document))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        if fresh.exists():
+            fresh.unlink()
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -57,8 +66,24 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def steady() -> float:
+    """Seconds since this machine booted, those that it slept included: nobody sets this clock, and every process reads
+    the same."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot() -> str:
+    """What the kernel calls the time since it booted; empty where it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
 def make(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Makes a folder, and those above it that are not there, for this user alone, whatever the umask lets others do."""
+    for one in (*reversed(folder.parents), folder):
+        one.mkdir(exist_ok=True, mode=0o700)
 
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH

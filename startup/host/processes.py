@@ -51,25 +51,40 @@ def processes() -> Iterator[int]:
             yield int(entry.name)
 
 
-def marked(vm: str) -> list[int]:
-    """The processes of a run, wherever they have got to: what they inherited tells."""
-    wanted = f"{MARK}={vm}".encode()
-    found = []
+def belonging(vm: str, scratch: Path, ancestor: int = 0) -> set[int]:
+    """The processes of a run, wherever they have got to: by the mark that they inherited; by where they work, for a
+    program may write over its environment, as `setproctitle` does, or leave it behind; and whatever those have started,
+    or process `ancestor`."""
+    mark, scratch = f"{MARK}={vm}".encode(), scratch.resolve()
+    parents: dict[int, int] = {}
+    found = {ancestor} if ancestor else set()
     for pid in processes():
         try:
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.append(pid)
+            parents[pid], terminal = parent_and_terminal(pid)
+            marked = mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            place = Path(os.readlink(f"/proc/{pid}/cwd"))  # noqa: PTH115  (Path has it from 3.9 on)
         except OSError:
             continue  # somebody else's, or gone
-    return found
+        # Somebody who looks around there has a terminal.
+        if marked or (not terminal and scratch in (place, *place.parents)):
+            found.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
+        found |= more
+    return found - {ancestor, os.getpid()}
 
 
-def sweep(vm: str, within_s: float = 5.0) -> int:
+def parent_and_terminal(pid: int) -> tuple[int, int]:
+    """Who started a process, or has it now, and its terminal; 0 for none."""
+    cells = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return int(cells[1]), int(cells[4])
+
+
+def sweep(vm: str, scratch: Path, ancestor: int = 0, within_s: float = 5.0) -> int:
     """Kills every process of a run; how many there were. One that forks while it is killed is met on the next round."""
     killed = set()
     until = time.monotonic() + within_s
     while time.monotonic() < until:
-        pids = [pid for pid in marked(vm) if alive(pid)]
+        pids = [pid for pid in belonging(vm, scratch, ancestor) if alive(pid)]
         if not pids:
             break
         for pid in pids:
@@ -80,6 +95,19 @@ def sweep(vm: str, within_s: float = 5.0) -> int:
                 continue
         time.sleep(0.05)
     return len(killed)
+
+
+def stewards(folder: Path) -> list[int]:
+    """The stewards of a run, whatever they could write down of themselves."""
+    wanted = [b"-m", b"startup.host.steward", os.fsencode(folder)]
+    found = []
+    for pid in processes():
+        try:
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-4:-1] == wanted:
+                found.append(pid)
+        except OSError:
+            continue
+    return found
 
 
 def alive(pid: int) -> bool:

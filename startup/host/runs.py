@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.places import Trouble, cache_folder, make, own, read_json, run_folder, write_json
-from startup.host.processes import busy, is_held, locked, patiently_locked, sweep
+from startup.host.places import Trouble, boot, cache_folder, make, own, read_json, run_folder, steady, write_json
+from startup.host.processes import busy, is_held, locked, patiently_locked, stewards, sweep
 
 START_S = 15.0
 OLD_PAYLOAD_S = 30 * 86400.0
@@ -96,11 +96,11 @@ def start(arguments: dict[str, Any]) -> dict[str, Any]:
     os.utime(str(payload))
     whole = patiently_locked(cache / "lock")
     if whole is None:
-        raise Trouble("busy", busy(cache) or "another run", str(cache))
+        return already(cache, folder, vm)
+    fresh = folder.with_name(".new-" + vm)
     try:
         os.ftruncate(whole, 0)
         os.write(whole, vm.encode())
-        fresh = folder.with_name(".new-" + vm)
         shutil.rmtree(str(fresh), ignore_errors=True)
         make(fresh / "spool")
         with tarfile.open(str(payload)) as archive:
@@ -114,11 +114,26 @@ def start(arguments: dict[str, Any]) -> dict[str, Any]:
         launch_steward(folder, (whole, alone))
         os.close(alone)
     finally:
+        shutil.rmtree(str(fresh), ignore_errors=True)  # of a start that failed, on a disk that is full say
         os.close(whole)
     until = time.monotonic() + START_S
-    while not (folder / "state.json").exists() and time.monotonic() < until:
+    while not (folder / "state.json").exists() and is_held(folder / "alive") and time.monotonic() < until:
         time.sleep(0.02)
     return state(arguments)
+
+
+def already(cache: Path, folder: Path, vm: str) -> dict[str, Any]:
+    """What somebody else who holds the host has started: this very run, when an earlier try was only slow to answer.
+    Raises `Trouble` for any other."""
+    until = time.monotonic() + START_S
+    while not (folder / "run.json").exists():
+        holder = busy(cache) or "another run"
+        if holder != vm:
+            raise Trouble("busy", holder, str(cache))
+        if time.monotonic() > until:
+            raise Trouble("failed", f"an earlier try to start {vm} is still at it", str(cache))
+        time.sleep(0.05)
+    return told(folder)
 
 
 def launch_steward(folder: Path, held: tuple[int, int]) -> None:
@@ -148,23 +163,25 @@ def vm_of(arguments: dict[str, Any]) -> str:
 
 
 def told(folder: Path) -> dict[str, Any]:
-    run = read_json(folder / "run.json")
-    if run is None:
+    if not folder.is_dir():
         return {"exists": False}
+    run = read_json(folder / "run.json") or {}  # one that is damaged takes nothing from what is in the spool
     living = is_held(folder / "alive")
     known = read_json(folder / "state.json") or {}
     if not living and known.get("status") != "gone":
         known = read_json(folder / "state.json") or {}  # it may have ended between the two looks
         if known.get("status") != "gone":
             known = bury(folder, run, known)
-    log = folder / "serial.log"
+    log, now = folder / "serial.log", time.time()
     return {
         "exists": True,
+        "status": "running",
         **known,
-        "vm": run["vm"],
+        **on_this_clock(known, now),
+        "vm": folder.name,
         "labels": run.get("labels", {}),
-        "deadline_s": run.get("deadline_s"),
-        "now": time.time(),
+        "deadline_s": run.get("deadline_s", 0),
+        "now": now,
         "files": spooled(folder / "spool"),
         "spool": str(folder / "spool"),
         "log_size": log.stat().st_size if log.exists() else 0,
@@ -173,14 +190,29 @@ def told(folder: Path) -> dict[str, Any]:
 
 def bury(folder: Path, run: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     """A run without its steward, killed or ended with the power: nothing of it goes on, and what it stored is kept."""
-    sweep(str(run["vm"]))
+    sweep(folder.name, folder / "scratch")
     for name in ("scratch", "steward"):
         shutil.rmtree(str(folder / name), ignore_errors=True)
     ended = (folder / "alive").stat().st_mtime if (folder / "alive").exists() else time.time()
-    began = float(known.get("started_at", run["host_time"]))
-    known = {**known, "status": "gone", "started_at": began, "ended_at": max(ended, began), "ended_by": "lost"}
-    write_json(folder / "state.json", known)
+    known |= on_this_clock(known, time.time())
+    began = float(known.get("started_at", run.get("host_time", ended)))
+    known = {"id": run.get("id", ""), "started_at": began, "ended_at": max(ended, began)}
+    known |= {"status": "gone", "ended_by": "lost"}
+    try:
+        write_json(folder / "state.json", known)
+    except OSError:
+        pass  # a disk that is full, or lets nothing be written any more: whoever looks next finds the same
     return known
+
+
+def on_this_clock(known: dict[str, Any], now: float) -> dict[str, float]:
+    """When a run began and ended by what the clock says now: it may have been set in between. How long ago that was
+    does not change by it, as long as the machine has not been started anew."""
+    if not known.get("boot") or known["boot"] != boot():
+        return {}
+    here = steady()
+    since = {name: known.get(name + "_steady") for name in ("started", "ended")}
+    return {name + "_at": now - (here - at) for name, at in since.items() if isinstance(at, (int, float))}
 
 
 def spooled(spool: Path) -> list[list[Any]]:
@@ -214,13 +246,17 @@ def read_log(arguments: dict[str, Any]) -> dict[str, Any]:
 def stop(arguments: dict[str, Any]) -> dict[str, Any]:
     """Asks the steward to end its run, with time to store what there is. What is gone is stopped."""
     folder = run_folder(cache_folder(arguments.get("cache", "")), vm_of(arguments))
-    known = read_json(folder / "state.json")
-    if known is not None and known.get("status") != "gone" and is_held(folder / "alive"):
-        (folder / "stop").touch()
+    known = read_json(folder / "state.json") or {}
+    if known.get("status") != "gone" and is_held(folder / "alive"):
         try:
-            os.kill(int(known["pid"]), signal.SIGTERM)
+            (folder / "stop").touch()
         except OSError:
-            pass  # it ended first
+            pass  # a disk that is full: the signal ends it all the same
+        for pid in stewards(folder):  # it may not have written down yet, or could not, that it is there
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except OSError:
+                continue  # it ended first
     return told(folder)
 
 
@@ -232,7 +268,7 @@ def forget(arguments: dict[str, Any]) -> dict[str, Any]:
         if time.monotonic() > until:
             raise Trouble("busy", "it still runs", str(folder))
         time.sleep(0.05)
-    sweep(vm_of(arguments))
+    sweep(folder.name, folder / "scratch")
     shutil.rmtree(str(folder), ignore_errors=True)
     return {"exists": folder.exists()}
 

@@ -16,12 +16,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from startup.host.places import read_json, write_json
-from startup.host.processes import MARK, marked, sweep
+from startup.host.places import boot, read_json, steady, write_json
+from startup.host.processes import MARK, belonging, sweep
 from startup.host.services import Machine, Server
 from startup.host.spool import Spool
 
@@ -37,9 +38,10 @@ KEPT_BEGINNINGS = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_")
 
 class Steward:
     """One run. `folder` has run.json; the locks came with the process and go with it. What the run stores stays in
-    `spool`, which is below `folder` unless it is named."""
+    `spool`, which is below `folder` unless it is named. `clock` is what the deadline goes by: it goes on while the
+    machine sleeps, and nobody sets it."""
 
-    def __init__(self, folder: Path, spool: Spool | None = None) -> None:
+    def __init__(self, folder: Path, spool: Spool | None = None, clock: Callable[[], float] = steady) -> None:
         self.folder = folder
         run = read_json(folder / "run.json")
         if run is None:
@@ -47,11 +49,12 @@ class Steward:
         self.run: dict[str, Any] = run
         self.vm = str(run["vm"])
         self.scratch = folder / "scratch"
-        self.began = time.monotonic()
+        self.clock = clock
+        self.began = clock()
         self.started_at = time.time()
-        ahead = float(run["client_time"]) - float(run["host_time"])
+        clients = self.started_at + float(run["client_time"]) - float(run["host_time"])
         spool = spool or Spool(folder / "spool", frozenset(run.get("known", ())))
-        self.machine = Machine(run, spool, now=lambda: time.time() + ahead)
+        self.machine = Machine(run, spool, now=lambda: clients + clock() - self.began)
         self.server = Server(self.machine)
         self.signals: SimpleQueue[int] = SimpleQueue()
         self.ended_by = ""
@@ -68,7 +71,7 @@ class Steward:
         try:
             self.run_to_its_end()
         finally:
-            sweep(self.vm)
+            sweep(self.vm, self.scratch, os.getpid())
             self.reap()
             for name in ("scratch", "steward"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -83,10 +86,11 @@ class Steward:
 
         A client's wish leaves a file; anything else takes the host away from the run.
         """
+        wished = (self.folder / "stop").exists()
         try:
             self.signals.get(timeout=wait_s)
         except Empty:
-            return False
+            return wished  # whether or not its signal arrived: it may have come before anybody listened
         if not (self.folder / "stop").exists():
             self.machine.preempted.set()
         return True
@@ -94,8 +98,9 @@ class Steward:
     def tell(self, status: str) -> None:
         """What a client may know. A disk that is full keeps nobody from ending."""
         known = {"status": status, "pid": os.getpid(), "started_at": self.started_at, "id": self.run["id"]}
+        known |= {"boot": boot(), "started_steady": self.began}
         if status == "gone":
-            known |= {"ended_at": time.time(), "ended_by": self.ended_by or "failed"}
+            known |= {"ended_at": time.time(), "ended_steady": self.clock(), "ended_by": self.ended_by or "failed"}
         try:
             write_json(self.folder / "state.json", known)
         except OSError as error:
@@ -145,14 +150,14 @@ class Steward:
         deadline = self.began + float(self.run["deadline_s"])
         limit, told = deadline, False
         while bootstrap.poll() is None:
-            now = time.monotonic()
+            now = self.clock()
             if self.machine.deleted.is_set() and not self.ended_by:
                 self.ended_by, limit = "itself", min(limit, now + EXIT_S)
             if now >= limit:
                 self.ended_by = self.ended_by or ("stop" if told else "deadline")
                 return
             if self.asked(TICK_S) and not told:
-                told, limit = True, min(limit, time.monotonic() + STOP_S)
+                told, limit = True, min(limit, self.clock() + STOP_S)
                 bootstrap.send_signal(signal.SIGTERM)
             os.utime(alive)
         self.ended_by = self.ended_by or ("itself" if self.machine.deleted.is_set() else "exit")
@@ -166,7 +171,7 @@ class Steward:
             except ChildProcessError:
                 return
             if not pid:
-                if not marked(self.vm):
+                if not belonging(self.vm, self.scratch, os.getpid()):
                     return
                 time.sleep(TICK_S)
 

@@ -26,8 +26,7 @@ def asked_at(line: int, folder: Path) -> str:
     told = {"vm": "vm", "client_time": 0, "host_time": 0, "deadline_s": 600, "executable": sys.executable, "id": "1"}
     (folder / "run.json").write_text(json.dumps({**told, "metadata": {"startup-script": ": > began; exec sleep 600"}}))
     (folder / "scratch").mkdir()
-    for name in ("alive", "stop"):
-        (folder / name).touch()
+    (folder / "alive").touch()
     one = Steward(folder)
     count = itertools.count()
 

@@ -34,6 +34,8 @@ class Here:
     home: Path
     python: str
     path: str = "/usr/local/bin:/usr/bin:/bin"
+    limits: tuple[str, ...] = ()
+    """For prlimit(1), by which whatever is asked there runs."""
 
     @property
     def cache(self) -> Path:
@@ -42,7 +44,7 @@ class Here:
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
         environment = {"HOME": str(self.home), "PATH": self.path}
         ran = subprocess.run(
-            command(operation, arguments, self.python),
+            [*self.limits, *command(operation, arguments, self.python)],
             capture_output=True,
             text=True,
             check=True,

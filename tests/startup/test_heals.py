@@ -118,6 +118,16 @@ def test_a_wrong_clock_is_corrected_by_what_it_is_off(skew_s: float) -> None:
     assert clock.offset == timedelta(seconds=skew_s)
 
 
+@pytest.mark.parametrize("jump_s", [90.0, -90.0, 86400.0])
+def test_a_clock_that_is_set_while_a_run_goes_on_moves_no_event(jump_s: float) -> None:
+    wall, steady = [1e9 - jump_s], [50.0]
+    clock = Clock(lambda: wall[0], lambda: steady[0])
+    clock_skew(clock, jump_s, 5.0)  # the storage server's is right
+    wall[0] += jump_s + 10.0  # and so is ours from now on
+    steady[0] += 10.0
+    assert clock.now().timestamp() == 1e9 + 10.0
+
+
 # --- CUDA's PATH ------------------------------------------------------------------------------------------------------
 
 

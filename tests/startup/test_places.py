@@ -84,3 +84,13 @@ def whoever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         os.chown(folder, 65534, 65534)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+
+def test_no_umask_opens_a_folder_that_is_made_on_the_way_to_the_cache(tmp_path: Path) -> None:
+    # Whoever may write the folder above can put another in the place of what runs.
+    before = os.umask(0)
+    try:
+        own(tmp_path / ".cache" / "spotbench")
+    finally:
+        os.umask(before)
+    assert {mode_of(tmp_path / ".cache"), mode_of(tmp_path / ".cache" / "spotbench")} == {0o700}
