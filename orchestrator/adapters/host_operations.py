@@ -26,6 +26,12 @@ SCRIPT: Final = (
     f'command -v "$p" >/dev/null 2>&1 || exit {NO_PYTHON}; exec "$p" -c "$@"'
 )
 """What the shell there does: finds the interpreter, or says that there is none."""
+MOST_BYTES: Final = 32 << 20
+"""Of what one command says: the names of all files that a run may have stored are a quarter of it."""
+
+
+class Endless(Exception):
+    """A command has said more than `MOST_BYTES`, and may go on."""
 
 
 @functools.cache
@@ -67,6 +73,14 @@ def _object(target: Target, text: str) -> Mapping[str, Any]:
     if not isinstance(answer, dict):
         raise HostUnfit(f"{target} answers what no part of bench says", hint=f"{target.entry}look at it there")
     return answer
+
+
+def said_too_much(target: Target, when: str) -> HostUnfit:
+    """`when` completes "while it was …"."""
+    return HostUnfit(
+        f"{target.called} said more than {MOST_BYTES >> 20} MB while it was {when}, and was not heard out",
+        hint=f"{target.entry}look at what a login prints there, and at its python3",
+    )
 
 
 def no_answer(target: Target, code: int, out: str, err: str, python: str) -> HostUnfit:

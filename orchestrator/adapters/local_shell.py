@@ -6,15 +6,20 @@ import hashlib
 import os
 import platform
 import re
+import selectors
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from orchestrator.adapters.host_operations import answer_in, command, no_answer
+from orchestrator.adapters.host_operations import MOST_BYTES, Endless, answer_in, command, no_answer, said_too_much
 from orchestrator.core.errors import HostUnfit, Unavailable
 from orchestrator.core.hosts import Target
+
+PIECE: Final = 1 << 16
 
 
 def this_machine() -> str:
@@ -41,7 +46,7 @@ class LocalShell:
         self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60
     ) -> Mapping[str, Any]:
         self._is_here()
-        code, out, err = _ran(command(operation, arguments, python), timeout_s, f"to {operation}")
+        code, out, err = self._ran(command(operation, arguments, python), timeout_s, f"asked for {operation}")
         answer = answer_in(out, self.target)
         if answer is None:
             raise no_answer(self.target, code, out.strip(), err.strip(), python or "python3")
@@ -50,7 +55,7 @@ class LocalShell:
     def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
         """One command line: exit code, standard output, standard error."""
         self._is_here()
-        return _ran(["sh", "-c", line], timeout_s, "to look")
+        return self._ran(["sh", "-c", line], timeout_s, "looked at")
 
     def put(self, data: bytes, path: str) -> None:
         self._is_here()
@@ -73,6 +78,33 @@ class LocalShell:
     def close(self) -> None:
         """Nothing is kept open."""
 
+    def _ran(self, argv: list[str], timeout_s: float, when: str) -> tuple[int, str, str]:
+        """A session of its own, so that Ctrl-C here does not reach it, and that it ends with all that it began."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("BENCH_")}
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True, env=environment, cwd=Path.home() if Path.home().is_dir() else "/",
+            )  # fmt: skip
+        except OSError as exc:
+            shell = shutil.which("sh") or "sh"
+            raise HostUnfit(
+                f"this machine does not run {shell}: {exc.strerror}", hint="a POSIX shell is needed"
+            ) from exc
+        with process:
+            try:
+                out, err = _heard(process, timeout_s)
+            except TimeoutError as exc:
+                raise Unavailable(
+                    f"this machine took over {timeout_s:g} s when it was {when}", hint="`top` shows what keeps it"
+                ) from exc
+            except Endless as exc:
+                raise said_too_much(self.target, when) from exc
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
+
     def _is_here(self) -> None:
         if self.target.machine != this_machine():
             raise Unavailable(
@@ -81,17 +113,27 @@ class LocalShell:
             )
 
 
-def _ran(argv: list[str], timeout_s: float, doing: str) -> tuple[int, str, str]:
-    """A session of its own, so that Ctrl-C here does not reach it."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("BENCH_")}
+def _heard(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[bytes, bytes]:
+    """What it prints until it ends, on standard output and error. Raises `TimeoutError`, `Endless`."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    until = time.monotonic() + timeout_s
+    out, err = bytearray(), bytearray()
+    with selectors.DefaultSelector() as speaking:
+        speaking.register(process.stdout, selectors.EVENT_READ, out)
+        speaking.register(process.stderr, selectors.EVENT_READ, err)
+        while speaking.get_map():
+            for key, _ in speaking.select(max(0.0, until - time.monotonic())):
+                piece = os.read(key.fd, PIECE)
+                key.data.extend(piece)
+                if not piece:
+                    speaking.unregister(key.fileobj)
+            if len(out) + len(err) > MOST_BYTES:
+                raise Endless
+            if time.monotonic() > until:
+                raise TimeoutError
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, start_new_session=True,
-            env=environment, cwd=Path.home() if Path.home().is_dir() else "/",
-        )  # fmt: skip
+        process.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired as exc:
-        raise Unavailable(f"this machine took over {timeout_s:g} s {doing}", hint="`top` shows what keeps it") from exc
-    except OSError as exc:
-        shell = shutil.which("sh") or "sh"
-        raise HostUnfit(f"this machine does not run {shell}: {exc.strerror}", hint="a POSIX shell is needed") from exc
-    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+        raise TimeoutError from exc
+    return bytes(out), bytes(err)

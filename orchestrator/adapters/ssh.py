@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fabric import Connection
+from fabric import Connection, Remote
 from invoke.exceptions import CommandTimedOut, ThreadException, UnexpectedExit
 from paramiko import SFTPError, SSHException
 
-from orchestrator.adapters.host_operations import answer_in, command, no_answer
+from orchestrator.adapters.host_operations import MOST_BYTES, Endless, answer_in, command, no_answer, said_too_much
 from orchestrator.adapters.ssh_errors import LOST, lost, not_let_in
 from orchestrator.adapters.ssh_keys import authentication, verify_host_keys
 from orchestrator.core.errors import HostUnfit
@@ -41,6 +41,28 @@ def _quieter(before: Callable[[threading.ExceptHookArgs], object]) -> Callable[[
 threading.excepthook = _quieter(threading.excepthook)
 
 
+class Bounded(Remote):  # type: ignore[misc]
+    """Hears a command out up to `MOST_BYTES`, and then no longer. Raises `Endless` in the thread that reads."""
+
+    read_chunk_size = 1 << 16
+    heard = 0
+
+    def read_proc_stdout(self, num_bytes: int) -> bytes:
+        return self._counted(super().read_proc_stdout(num_bytes))
+
+    def read_proc_stderr(self, num_bytes: int) -> bytes:
+        return self._counted(super().read_proc_stderr(num_bytes))
+
+    def respond(self, buffer_: list[str]) -> None:
+        """Nobody watches for words to answer; to look for them joins all that was said, again for each piece."""
+
+    def _counted(self, data: bytes) -> bytes:
+        self.heard += len(data)
+        if self.heard > MOST_BYTES:
+            raise Endless
+        return data
+
+
 class SshShell:
     """The `RemoteShell` of one target. Follows ~/.ssh/config; never asks a question on the terminal."""
 
@@ -51,15 +73,7 @@ class SshShell:
     def ask(
         self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60
     ) -> Mapping[str, Any]:
-        connection = self._connected()
-        try:
-            ran = connection.run(
-                shlex.join(command(operation, arguments, python)),
-                hide=True, warn=True, in_stream=False, encoding="utf-8", timeout=timeout_s,
-            )  # fmt: skip
-        except (*LOST, CommandTimedOut, ThreadException, UnexpectedExit) as exc:
-            self.close()
-            raise lost(self.target, f"while it was asked to {operation}", exc) from exc
+        ran = self._ran(shlex.join(command(operation, arguments, python)), timeout_s, f"asked for {operation}")
         answer = answer_in(ran.stdout, self.target)
         if answer is not None:
             return answer
@@ -70,14 +84,7 @@ class SshShell:
 
     def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
         """One command line of the login shell there: exit code, standard output, standard error."""
-        connection = self._connected()
-        try:
-            ran = connection.run(
-                line, hide=True, warn=True, in_stream=False, encoding="utf-8", timeout=timeout_s
-            )  # fmt: skip
-        except (*LOST, CommandTimedOut, ThreadException, UnexpectedExit) as exc:
-            self.close()
-            raise lost(self.target, "while it was looked at", exc) from exc
+        ran = self._ran(line, timeout_s, "looked at")
         return int(ran.exited), str(ran.stdout), str(ran.stderr)
 
     def put(self, data: bytes, path: str) -> None:
@@ -116,6 +123,17 @@ class SshShell:
                 pass  # it was lost: that is why it is closed
             connection = connection.gateway if isinstance(connection.gateway, Connection) else None
 
+    def _ran(self, line: str, timeout_s: float, when: str) -> Any:
+        """`when` completes "while it was …"."""
+        connection = self._connected()
+        try:
+            return connection.run(line, hide=True, warn=True, in_stream=False, encoding="utf-8", timeout=timeout_s)
+        except (*LOST, CommandTimedOut, ThreadException, UnexpectedExit) as exc:
+            self.close()
+            if isinstance(exc, ThreadException) and any(isinstance(one.value, Endless) for one in exc.exceptions):
+                raise said_too_much(self.target, when) from exc
+            raise lost(self.target, f"while it was {when}", exc) from exc
+
     def _files(self) -> Any:
         """The SFTP side of the connection. A server may have none, or a login shell may print into it."""
         connection = self._connected()
@@ -144,6 +162,7 @@ class SshShell:
             port=self.target.port,
             connect_timeout=CONNECT_S,
         )
+        connection.config.runners.remote = Bounded
         hop: Connection | str | None = connection
         while isinstance(hop, Connection):
             verify_host_keys(hop)

@@ -18,6 +18,7 @@ from orchestrator.hosts.cloud import HostCloud
 from tests.cli.conftest import Bench
 from tests.hosts.conftest import CASES, Client, base_python, with_stand_ins
 from tests.support.memory_bucket import MemoryBucket
+from tests.support.patience import PATIENCE_S, await_truth
 
 
 @pytest.fixture
@@ -134,3 +135,14 @@ def test_ctrl_c_in_the_terminal_does_not_reach_what_runs_for_the_host() -> None:
     shell = LocalShell(Target("", "local", None, this_machine()))
     _, out, _ = shell.run("ps -o pgid= -p $$")
     assert int(out) != os.getpgrp()
+
+
+def test_a_command_that_prints_ever_more_is_ended_and_so_is_one_whose_child_outlives_it(tmp_path: Path) -> None:
+    shell = LocalShell(Target("", "local", None, machine=this_machine()))
+    pids = tmp_path / "pids"
+    with pytest.raises(HostUnfit, match="this machine said more than 32 MB while it was looked at"):
+        shell.run(f"echo $$ >> {pids}; exec yes", timeout_s=PATIENCE_S)
+    with pytest.raises(Unavailable, match=r"took over 0\.5 s when it was looked at"):
+        shell.run(f"sleep {PATIENCE_S} & echo $! >> {pids}; exit", timeout_s=0.5)
+    ended = [Path(f"/proc/{pid}/cmdline") for pid in pids.read_text().split()]
+    await_truth(lambda: all(word not in _read(path) for path in ended for word in (b"sleep", b"yes")))

@@ -175,6 +175,19 @@ def test_what_a_login_shell_prints_is_not_taken_for_an_answer(start: Start, clie
             SshShell(parse_target("box")).get("/etc/hostname", limit=1 << 20)
 
 
+def test_a_host_that_says_ever_more_is_heard_out_no_further_than_any_answer_goes(
+    start: Start, client: Client, tmp_path: Path
+) -> None:
+    talker = tmp_path / "python3"
+    talker.write_text("#!/bin/sh\nexec yes\n")
+    talker.chmod(0o755)
+    with serving(start, client):
+        said, hint = refusal("box", HostUnfit, str(talker))
+        assert said == "box said more than 32 MB while it was asked for runs, and was not heard out"
+        assert hint.startswith("`ssh box`; look at")
+        assert ask("box") == {"runs": []}
+
+
 @pytest.mark.parametrize("way", ["ProxyJump", "ProxyCommand"])
 def test_a_jump_host_is_gone_through_and_its_key_is_verified_too(
     start: Start, client: Client, tmp_path: Path, way: str
