@@ -11,6 +11,7 @@ Everything stays below one cache folder:
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -83,7 +84,10 @@ def boot() -> str:
 def make(folder: Path) -> None:
     """Makes a folder, and those above it that are not there, for this user alone, whatever the umask lets others do."""
     for one in (*reversed(folder.parents), folder):
-        one.mkdir(exist_ok=True, mode=0o700)
+        try:
+            one.mkdir(exist_ok=True, mode=0o700)
+        except FileExistsError:  # a file in the way
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(one)) from None
 
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
