@@ -18,6 +18,7 @@ from google.cloud import batch_v1, compute_v1
 from orchestrator.adapters.batch_body import limits
 from orchestrator.adapters.batch_templates import Templates, create_job
 from orchestrator.adapters.gce_body import ending_with_its_disk, network_interface, service_accounts
+from orchestrator.adapters.gce_calls import pages
 from orchestrator.adapters.google_errors import is_transient, translated
 from orchestrator.adapters.patience import patiently
 from orchestrator.core.fleet.batch import RETRIED
@@ -142,16 +143,20 @@ class Check:
 
     def _machines(self) -> list[compute_v1.Instance]:
         request = {"project": self.site.project, "filter": f"labels.{LABEL}={self.id}"}
-        with translated("list the machines of the check"):
-            scopes = patiently(
-                self.clock, lambda: list(self.instances.aggregated_list(request=request)), passing=is_transient
+        doing = "list the machines of the check"
+        with translated(doing):
+            found = patiently(
+                self.clock,
+                lambda: list(pages(self.instances.aggregated_list(request=request).pages, doing)),
+                passing=is_transient,
             )
-        return [one for _, scope in scopes for one in scope.instances]
+        return [one for page in found for scope in page.items.values() for one in scope.instances]
 
     def _codes(self) -> dict[int, list[int]]:
         """The exit codes of each task's attempts, by its index."""
         found: dict[int, list[int]] = {}
-        for task in self.jobs.list_tasks(parent=f"{self.job}/taskGroups/group0"):
+        answers = self.jobs.list_tasks(parent=f"{self.job}/taskGroups/group0").pages
+        for task in (task for page in pages(answers, "list the tasks of the check") for task in page.tasks):
             events = [event.task_execution.exit_code for event in task.status.status_events]
             found[int(task.name.rpartition("/")[2])] = [code for code in events if code]
         return found

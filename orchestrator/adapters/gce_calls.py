@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -17,6 +17,8 @@ from orchestrator.adapters.gce_json import when
 from orchestrator.adapters.google_auth import credentials_for
 from orchestrator.adapters.google_errors import FOREIGN, is_transient, translate
 from orchestrator.adapters.patience import never, patiently
+from orchestrator.adapters.refusals import lost
+from orchestrator.core import rest
 from orchestrator.core.errors import Unavailable
 from orchestrator.ports import Clock
 
@@ -37,6 +39,16 @@ class Patience:
 
 
 PATIENCE: Final = Patience()
+
+
+def pages(answers: Iterable[Any], doing: str) -> Iterator[Any]:
+    """The pages of a list, as a pager of Google's has them. `doing` completes "cannot …". Raises `Unavailable` where
+    they go round in circles, and where they are too many: the pager itself asks for as long as there is another."""
+    seen: set[str] = set()
+    for page in answers:
+        yield page
+        if page.next_page_token and not rest.unread(page.next_page_token, seen):
+            raise lost(doing, "its pages do not end")
 
 
 class Calls:
@@ -95,8 +107,10 @@ class Calls:
     def list_operations(self, zone: str, wanted: str) -> list[compute_v1.Operation]:
         operations = self.client(compute_v1.ZoneOperationsClient)
         request = compute_v1.ListZoneOperationsRequest(project=self.project, zone=zone, filter=wanted, max_results=500)
+        doing = f"read the operation log of {zone}"
         found: list[compute_v1.Operation] = self.ask(
-            lambda: list(operations.list(request, **self.once)), f"read the operation log of {zone}"
+            lambda: [one for page in pages(operations.list(request, **self.once).pages, doing) for one in page.items],
+            doing,
         )
         return sorted(found, key=lambda one: when(one.insert_time) or self.clock.now())
 

@@ -10,7 +10,7 @@ import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
-from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience
+from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience, pages
 from orchestrator.adapters.gce_json import when
 from orchestrator.adapters.google_errors import FOREIGN, translate
 from orchestrator.core.errors import ProviderError, Unavailable
@@ -82,8 +82,9 @@ class GoogleImages:
         wanted = compute_v1.ListImagesRequest(
             project=self._project, filter=f"labels.{TOOL_LABEL}={TOOL}", max_results=500
         )
-        found = self._calls.ask(lambda: list(self._images.list(wanted, **self._calls.once)), "list the images")
-        return tuple(_image(one, self._project) for one in found)
+        doing = "list the images"
+        found = self._calls.ask(lambda: list(pages(self._images.list(wanted, **self._calls.once).pages, doing)), doing)
+        return tuple(_image(one, self._project) for page in found for one in page.items)
 
     def image(self, name: str) -> CloudImage | None:
         found: compute_v1.Image | None = self._calls.unless_gone(
