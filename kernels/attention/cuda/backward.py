@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.attention.cuda import inputs
-from kernels.attention.cuda.backward_plan import BackwardProblem, Gradients, HopperBackward
+from kernels.attention.cuda.backward_plan import BackwardProblem, Gradients
 from kernels.attention.cuda.backward_ways import BackwardWay, backward_ways
 from kernels.attention.cuda.driver import driver
 from kernels.attention.cuda.engine import Engine, engine_of
@@ -113,9 +113,7 @@ def way_for(problem: BackwardProblem, engine: Engine, deterministic: bool, way: 
     """The way asked for, else the first. Raises `Unsupported`."""
     there_are = backward_ways(problem, engine.machine)
     fitting = [
-        one
-        for one in there_are
-        if (way is None or one.name.startswith(way)) and not (deterministic and isinstance(one, HopperBackward))
+        one for one in there_are if (way is None or one.name.startswith(way)) and (one.same_bits or not deterministic)
     ]
     if not fitting:
         names = ", ".join(one.name for one in there_are)

@@ -62,6 +62,8 @@ class FewBackward:
     machine: Machine
     rows: int
 
+    same_bits = True
+
     @property
     def name(self) -> str:
         """E.g. `backward-few90-128`."""

@@ -18,6 +18,8 @@ HOPPER_QUERIES = {64: 128, 128: 64}
 """Queries that the Hopper kernel takes at a time, by padded head dimension."""
 SUMS_OF_BLOCK = 64 * 128
 """Floats of dQ that a block adds at a time."""
+BYTES_OF_TURNS = 2 * 4
+"""For each of them: whose turn it is, of the shares of the two warpgroups."""
 
 
 class Strides(ctypes.Structure):
@@ -143,18 +145,20 @@ class PairKernel:
 
 @dataclass(frozen=True, slots=True)
 class HopperBackwardKernel:
-    """A specialisation of `source/backward/hopper.cuh`."""
+    """A specialisation of `source/backward/hopper.cuh`; `ordered`: with sums in an order, the same bits every run."""
 
     dtype: str
     head_dim: int
     causal: bool
+    ordered: bool = False
 
     threads = 384
 
     @property
     def name(self) -> str:
         mask = "causal" if self.causal else "full"
-        return f"backward90_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{self.queries}x{HOPPER_KEYS}"
+        tile = f"{self.queries}x{HOPPER_KEYS}{'_ordered' if self.ordered else ''}"
+        return f"backward90_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{tile}"
 
     @property
     def queries(self) -> int:
@@ -168,7 +172,8 @@ class HopperBackwardKernel:
 
     @property
     def source(self) -> str:
-        config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flag(self.causal)}>"
+        flags = f"{flag(self.causal)}, {flag(self.ordered)}"
+        config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flags}>"
         name, maps = self.name, ("q", "k", "v", "dout")
         return mapped_entry_point("hopper", name, self.threads, "backward_hopper", maps, config, self.shared_bytes)
 
@@ -218,5 +223,5 @@ def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | Con
     for dtype, size in itertools.product(C_TYPE, HOPPER_QUERIES):
         yield PrepareKernel(dtype, size, True, True)
         yield ConvertKernel(dtype, size)
-        for causal in (False, True):
-            yield HopperBackwardKernel(dtype, size, causal)
+        for causal, ordered in itertools.product((False, True), repeat=2):
+            yield HopperBackwardKernel(dtype, size, causal, ordered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from kernels.attention.cuda.backward_kernels import (
+    BYTES_OF_TURNS,
     HOPPER_KEYS,
     HOPPER_QUERIES,
     SUMS_OF_BLOCK,
@@ -150,6 +151,7 @@ class PairBackward:
     machine: Machine
 
     name = "backward-pair"
+    same_bits = True
 
     def kernel(self, problem: BackwardProblem, *, keys: bool) -> PairKernel:
         f = problem.forward
@@ -178,16 +180,23 @@ class PairBackward:
 @dataclass(frozen=True, slots=True)
 class HopperBackward:
     """One pass over keys, with dQ summed in float32: the order of the additions, and so dQ's last bits, may differ from
-    run to run. `section`: its heads, where not as many as fit the L2 cache."""
+    run to run, but where they are `ordered`. `section`: its heads, where not as many as fit the L2 cache."""
 
     machine: Machine
     section: int | None = None
+    ordered: bool = False
 
-    name = "backward90"
+    @property
+    def name(self) -> str:
+        return "backward90-ordered" if self.ordered else "backward90"
+
+    @property
+    def same_bits(self) -> bool:
+        return self.ordered
 
     def kernel(self, problem: BackwardProblem) -> HopperBackwardKernel:
         f = problem.forward
-        return HopperBackwardKernel(f.dtype, padded(f.head_dim), f.causal)
+        return HopperBackwardKernel(f.dtype, padded(f.head_dim), f.causal, self.ordered)
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
         """Rows' numbers and zeros; everything; dQ from its sums."""
@@ -195,7 +204,7 @@ class HopperBackward:
         query_tiles, key_tiles = -(-f.seq_q // kernel.queries), -(-f.seq_k // HOPPER_KEYS)
         stat_rows = query_tiles * kernel.queries
         parameters = with_numbers(problem, stat_rows, buffers)
-        parameters.sums = buffers.scratch(problem.heads * query_tiles * SUMS_OF_BLOCK * 4)
+        parameters.sums = buffers.scratch(problem.heads * query_tiles * (SUMS_OF_BLOCK * 4 + BYTES_OF_TURNS))
         parameters.query_tiles = query_tiles
         steps = [preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters)]
         dependent = self.is_small(problem)

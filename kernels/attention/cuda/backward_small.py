@@ -113,6 +113,8 @@ class SmallBackward:
     machine: Machine
     shape: SmallShape
 
+    same_bits = True
+
     @property
     def name(self) -> str:
         """E.g. `backward-small-32x4c32`."""

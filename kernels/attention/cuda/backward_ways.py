@@ -15,14 +15,16 @@ dimension, up to so many keys otherwise (`results/backward-small-h200.jsonl`).""
 
 
 def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWay]:
-    """Every way of computing the problem, the one to take first at the head; the first that is not Hopper's sums is for
-    whoever wants the same bits in every run."""
-    hopper: list[BackwardWay] = [HopperBackward(machine)] if hopper_refusal(problem, machine) is None else []
+    """Every way of computing the problem, the one to take first at the head; the first of those with the `same_bits` is
+    for whoever wants them in every run."""
+    is_hoppers = hopper_refusal(problem, machine) is None
+    hopper: list[BackwardWay] = [HopperBackward(machine)] if is_hoppers else []
+    ordered: list[BackwardWay] = [HopperBackward(machine, ordered=True)] if is_hoppers else []
     pair, small, few = PairBackward(machine), small_ways(problem, machine), few_ways(problem, machine)
     small_fits = bool(small) and small[0].is_one_round(problem)
     if small_fits and is_surely_faster(small[0], problem) and (not few or is_small_enough(small[0], problem)):
-        return [*small, *few, *hopper, pair]
-    others: list[BackwardWay] = [*small, pair] if small_fits else [pair, *small]
+        return [*small, *few, *hopper, *ordered, pair]
+    others: list[BackwardWay] = [*ordered, *small, pair] if small_fits else [*ordered, pair, *small]
     before = bool(few) and is_before_hopper(few[0], problem)
     return [*few, *hopper, *others] if before else [*hopper, *few, *others]
 

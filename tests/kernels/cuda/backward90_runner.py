@@ -39,7 +39,7 @@ class Backward90:
         """
         spans = [span(tensor) for tensor in tensors]
         header = [len(spans), len(steps), schedule.late_copies, schedule.late_products, schedule.reverse]
-        data = [struct.pack("8i", *header, schedule.seed, schedule.greedy, 0)]
+        data = [struct.pack("8i", *header, schedule.seed, schedule.greedy, schedule.resident)]
         data += [struct.pack("Qq", one.data_ptr(), one.numel()) for one in spans]
         data += [one.numpy().tobytes() for one in spans]
         names = [entry.name for entry in self.entries]
@@ -113,18 +113,34 @@ def run_backward90(
 
     Asserts that counters are zero again. Needs the stub of libcuda in place.
     """
+    return run_with_sums(program, posed, scratch, schedule, blocks=blocks, entry=entry)[0]
+
+
+def run_with_sums(
+    program: Backward90,
+    posed: Posed,
+    scratch: Path,
+    schedule: Schedule,
+    *,
+    blocks: int = 2,
+    entry: Entry | None = None,
+    ordered: bool = False,
+) -> tuple[Three, torch.Tensor]:
+    """The same, and the bytes of dQ's sums in float32 before they are rounded; `ordered`: made in an order."""
     gradients, buffers = posed.gradients(), HostBuffers()
     machine = Machine(HOPPER, blocks, 1 << 20, hopper=True)
     problem = posed.problem(gradients)
     assert hopper_refusal(problem, machine) is None
-    steps = HopperBackward(machine).steps(problem, buffers)  # type: ignore[arg-type]
+    steps = HopperBackward(machine, ordered=ordered).steps(problem, buffers)  # type: ignore[arg-type]
     if entry is not None:
         steps = [steps[0], dataclasses.replace(steps[1], entry=entry), steps[2]]
     tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients, *buffers.memory]
     if posed.dlse is not None:
         tensors.append(posed.dlse)
     program.run(steps, tensors, scratch, schedule)
-    counter = steps[1].arguments[-1].counter
-    [zero] = [one for one in buffers.memory if one.data_ptr() == counter]
+    given = steps[1].arguments[-1]
+    zero, sums = (
+        next(one for one in buffers.memory if one.data_ptr() == address) for address in (given.counter, given.sums)
+    )
     assert not bool(zero.any()), "a counter is not zero after the launch"
-    return gradients
+    return gradients, sums

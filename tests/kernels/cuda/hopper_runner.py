@@ -24,7 +24,7 @@ class Schedule:
     """When the chip does what it does in its own time: copies and products as late as the program allows, or at once.
 
     `seed` shuffles warps and copies under way, 0 keeps their order; `greedy`: one block works to its end before the
-    next begins, else blocks change at every tile.
+    next begins, else blocks change at every tile. `resident`: no more blocks have begun and not ended; 0 for no limit.
     """
 
     late_copies: bool = False
@@ -32,6 +32,7 @@ class Schedule:
     reverse: bool = False
     seed: int = 0
     greedy: bool = False
+    resident: int = 0
 
     @property
     def name(self) -> str:

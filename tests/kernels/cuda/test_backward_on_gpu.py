@@ -62,7 +62,7 @@ def test_every_way_is_as_close_to_float64_as_the_element_type_allows(
     posed = on_gpu(pose(dtype, *shape, Options(causal is not None, alignment=causal or "top-left")))
     every: list[dict[str, Any]] = [{}, {"deterministic": True}, {"way": "backward-pair"}]
     if engine_of(DEV).machine.hopper and shape[5] in (40, 64, 96, 128):
-        every.append({"way": "backward90"})
+        every += [{"way": "backward90"}, {"way": "backward90-ordered"}]
     for how in every:
         found = errors(gradients(posed, **how), posed.exact)
         assert max(found) <= RELATIVE[dtype], (found, how)
@@ -86,6 +86,29 @@ def test_the_deterministic_mode_gives_the_same_bits_a_thousand_times(rows: int) 
     for _ in range(1000):
         run()
         assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(2, 8, 2, 1000, 1000, 64), (1, 4, 4, 2048, 2048, 128), (3, 16, 16, 300, 700, 64)])
+def test_sums_in_an_order_have_the_same_bits_also_beside_other_launches(
+    shape: tuple[int, int, int, int, int, int], causal: bool
+) -> None:
+    if not engine_of(DEV).machine.hopper:
+        pytest.skip("Hopper's")
+    posed = on_gpu(pose(BF16, *shape, Options(causal)))
+    first = gradients(posed, way="backward90-ordered")
+    runs = []
+    for _ in range(2):
+        with torch.cuda.stream(torch.cuda.Stream(DEV)):
+            found = posed.gradients()
+            given = (posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options)
+            runs.append((torch.cuda.current_stream(), bind_backward(*given, way="backward90-ordered"), found))
+    for _ in range(500):
+        for stream, run, _ in runs:
+            with torch.cuda.stream(stream):
+                run()
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for _, _, found in runs for a, b in zip(found, first, strict=True))
 
 
 def sdpa_gradients(tensors: list[torch.Tensor], dout: torch.Tensor, **options: Any) -> list[torch.Tensor]:

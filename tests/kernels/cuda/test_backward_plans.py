@@ -166,6 +166,12 @@ def test_the_deterministic_mode_has_hoppers_one_launch_where_others_have_the_pai
         assert isinstance(next(way for way in ways if not isinstance(way, HopperBackward)), FewBackward)
 
 
+def test_where_its_one_launch_cannot_be_the_deterministic_mode_has_hoppers_sums_in_an_order() -> None:
+    problem = posed(**{**FEW, "seq": 1024, "out": Layout(0, 0, 64)})
+    way = next(way for way in backward_ways(problem, MACHINE) if way.same_bits)
+    assert way.name == "backward90-ordered"
+
+
 def test_what_a_tensor_map_cannot_describe_is_not_given_to_hoppers_one_launch() -> None:
     problem = posed(**{**FEW, "out": Layout(0, 0, 64)})
     assert "the output's strides" in (few_refusal(problem, MACHINE) or "")

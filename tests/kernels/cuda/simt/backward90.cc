@@ -5,7 +5,7 @@
 #include "simt_buffers.h"
 
 struct Header {
-  int32_t buffers, launches, late_copies, late_products, reverse, seed, greedy, unused;
+  int32_t buffers, launches, late_copies, late_products, reverse, seed, greedy, resident;
 };
 struct Launch {
   int32_t entry, shared, x, y, z, maps;
@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
     simt::global_memory.push_back({buffers.memory[i].get(), (size_t)buffers.places[i].size});
   simt::late_copies = header.late_copies, simt::late_products = header.late_products;
   simt::last_warp_first = header.reverse, simt::seed = (unsigned)header.seed, simt::greedy_blocks = header.greedy;
+  simt::resident_blocks = (size_t)header.resident;
   for (int i = 0; i < header.launches; i++) {
     Launch launch;
     TensorMap maps[5];

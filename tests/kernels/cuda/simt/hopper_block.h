@@ -18,12 +18,14 @@
 
 namespace simt {
 
-enum class Wait { NOTHING, BARRIER, NAMED, PRODUCTS, REGISTERS };
+enum class Wait { NOTHING, BARRIER, NAMED, PRODUCTS, REGISTERS, VALUE };
 
 struct Waiting {
   Wait what = Wait::NOTHING;
   u32 which = 0, parity = 0;
   i64 until = 0;  // products that must have ended
+  const int* at = nullptr;  // a number in global memory, and what it must be
+  int value = 0;
 };
 
 struct Barrier {
@@ -82,7 +84,7 @@ struct Block {
   std::vector<Box> boxes;
   std::vector<Warpgroup> warpgroups;
   std::map<int, std::vector<Addition>> additions;  // of each thread, not yet carried out
-  std::mt19937 chance;
+  std::mt19937 chance, own_chance;  // the same in every block; its own
 };
 
 constexpr int REGISTERS_OF_SM = 65536, MOST_REGISTERS = 255;
@@ -124,6 +126,9 @@ inline std::string describe(const Waiting& w, State state) {
       return text;
     case Wait::PRODUCTS: return "products that not all of their warpgroup have asked for";
     case Wait::REGISTERS: return "registers that nobody gives away";
+    case Wait::VALUE:
+      std::snprintf(text, sizeof text, "a number in global memory that is %d and should be %d", *w.at, w.value);
+      return text;
     default: return "nothing";
   }
 }
@@ -185,11 +190,15 @@ inline bool run_warp(Lane* warp) {
   }
 }
 
+inline bool await_other_blocks();
+inline void tell_progress();
+inline thread_local size_t place_among_blocks = 0;
+
 inline void run_parting_block(int threads) {
   Block own;
   running = &own;
   running->waiting.resize(threads);
-  running->chance.seed(seed);
+  running->chance.seed(seed), running->own_chance.seed(seed * 1000 + (unsigned)place_among_blocks);
   running->warpgroups.resize((threads + 127) / 128);
   running->registers.assign(threads, std::min(MOST_REGISTERS, REGISTERS_OF_SM / threads / 8 * 8));
   std::vector<int> order;
@@ -198,14 +207,19 @@ inline void run_parting_block(int threads) {
     bool ran = false;
     if (seed) std::shuffle(order.begin(), order.end(), running->chance);
     for (int w : order) ran |= run_warp(&lanes[w * 32]);
-    if (ran) continue;
+    if (ran) {
+      tell_progress();
+      continue;
+    }
     int done = 0, at_block = 0;
     for (int i = 0; i < threads; i++) done += lanes[i].state == State::DONE, at_block += lanes[i].state == State::AT_BLOCK;
     if (done == threads) break;
     if (at_block == threads) {
       races::meet(0, threads);
       for (int i = 0; i < threads; i++) lanes[i].state = State::READY;
-    } else if (!do_something_late())
+    } else if (do_something_late())
+      tell_progress();
+    else if (!await_other_blocks())
       fail_of_deadlock();
   }
   if (!running->boxes.empty()) fail("a copy is still under way at the end of its block");
@@ -223,13 +237,14 @@ struct Turns {
   std::mutex mutex;
   std::vector<std::condition_variable> turn;  // of each block
   std::vector<bool> ended;
-  size_t holder = 0;
+  size_t holder = 0, done = 0, fruitless = 0;  // blocks that have ended; times that one was woken for nothing
 
   explicit Turns(size_t blocks) : turn(blocks), ended(blocks) {}
+  bool may_run(size_t block) const { return !ended[block] && (!resident_blocks || block < done + resident_blocks); }
   void hand_on(size_t from) {
     for (size_t step = 1; step <= ended.size(); step++) {
       holder = (from + step) % ended.size();
-      if (!ended[holder]) break;
+      if (may_run(holder)) break;
     }
     turn[holder].notify_one();
   }
@@ -239,13 +254,46 @@ struct Turns {
 };
 
 inline Turns* turns = nullptr;
-inline thread_local size_t place_among_blocks = 0;
 
-void let_other_blocks_run() {
-  if (greedy_blocks || !turns) return;
+inline void tell_progress() { turns->fruitless = 0; }
+
+inline void pass_on() {
   std::unique_lock<std::mutex> lock(turns->mutex);
   turns->hand_on(place_among_blocks);
   turns->await(lock, place_among_blocks);
+}
+
+void let_other_blocks_run() {
+  if (!greedy_blocks && turns) pass_on();
+}
+
+// Nothing in this block can go on: the others run. False if no fiber waits for what another block does, or none of them does it.
+inline bool await_other_blocks() {
+  bool waits = false;
+  for (int i = 0; i < lane_count; i++) waits |= lanes[i].state == State::ELSEWHERE && running->waiting[i].what == Wait::VALUE;
+  if (!waits || turns->fruitless++ > 2 * turns->ended.size()) return false;
+  pass_on();
+  wake(Wait::VALUE, 0, [](const Waiting& w) { return *w.at == w.value; });
+  return true;
+}
+
+void perhaps_let_other_blocks_run() {
+  if (seed && running->own_chance() % 2) let_other_blocks_run();
+}
+
+void await_value(const int* at, int value) {
+  check_global((const char*)at, sizeof *at, "a number is read outside of what a kernel may write");
+  let_other_blocks_run();
+  while (*at != value) {
+    running->waiting[current] = {Wait::VALUE, 0, 0, 0, at, value};
+    wait(State::ELSEWHERE);
+  }
+}
+
+void give_value(int* at, int value) {
+  check_global((const char*)at, sizeof *at, "a number is written outside of what a kernel may write");
+  *at = value;
+  let_other_blocks_run();
 }
 
 void launch_parting(Index grid, int threads, size_t size, std::function<void()> kernel) {
@@ -264,7 +312,7 @@ void launch_parting(Index grid, int threads, size_t size, std::function<void()> 
       run_parting_block(threads);
       end_host_thread();
       lock.lock();
-      all.ended[i] = true;
+      all.ended[i] = true, all.done++;
       all.hand_on(i);
     });
   for (std::thread& one : blocks) one.join();

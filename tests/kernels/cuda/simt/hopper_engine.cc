@@ -145,6 +145,7 @@ static void add(Addition& one) {
 
 void add_floats(u64 to, u32 from, u32 bytes) {
   if (to % 16 || from % 16 || bytes % 16) fail("an addition of bytes that are no whole pieces of 16");
+  perhaps_let_other_blocks_run();
   Addition one = {(float*)to, from, bytes, {}};
   races::addition_reads(current, shared_bytes(from, 16), bytes);
   if (late_products)
@@ -159,6 +160,7 @@ void read_additions() {
 }
 
 void end_additions() {
+  perhaps_let_other_blocks_run();
   for (Addition& one : running->additions[current]) add(one);
   running->additions[current].clear();
   races::see_additions(current);

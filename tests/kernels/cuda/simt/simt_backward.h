@@ -10,6 +10,8 @@ DEVICE void add_floats(u64 to, u32 from, u32 bytes) { simt::add_floats(to, from,
 DEVICE void additions_commit() {}
 DEVICE void additions_have_read() { simt::read_additions(); }
 DEVICE void additions_done() { simt::end_additions(); }
+DEVICE void await_turn(const int* turn, int own) { simt::await_value(turn, own); }
+DEVICE void give_turn(int* turn, int next) { simt::give_value(turn, next); }
 
 DEVICE void publish_shared() { simt::tell_products(); }
 

@@ -45,10 +45,14 @@ void check_global(const char* at, size_t size, const char* complaint);
 
 inline bool late_copies = false, late_products = false;
 inline unsigned seed = 0;           // of the order of warps and copies; 0: in order
-inline bool greedy_blocks = false;  // a block runs to its end before the next begins
+inline bool greedy_blocks = false;  // a block runs to its end before the next begins, unless it waits for one
+inline size_t resident_blocks = 0;  // so many have begun and not ended at a time; 0: all
 
 void launch_parting(Index grid, int threads, size_t shared_size, std::function<void()> kernel);
 void let_other_blocks_run();
+void perhaps_let_other_blocks_run();
+void await_value(const int* at, int value);
+void give_value(int* at, int value);
 
 void make_barrier(u32 barrier, u32 arrivals);
 void arrive(u32 barrier, i64 bytes);

@@ -3,7 +3,8 @@
 // A block keeps 128 keys, 64 to a warpgroup, and goes through the tiles of queries that see them, over all heads of a group.
 // Scores and slopes are computed turned: accumulators have keys as rows, so that, packed to 16 bits, they are the operands of
 // dV += P^T dO and dK += dS^T Q as they stand. dQ sums over both warpgroups' keys: dS goes through shared memory for it, and dQ
-// through shared memory to sums in global memory, which another kernel converts.
+// through shared memory to sums in global memory, which another kernel converts. ORDERED: every sum is made in the order of the
+// keys, so that it has the same bits in every run; tiles of keys wait for the turn of each tile of queries.
 //
 //   The order of the products and the way of dQ follow Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024.
 #pragma once
@@ -12,11 +13,11 @@
 #include "backward/wgmma.cuh"
 #include "small/instructions.cuh"
 
-template <class T_, int D_, int QUERIES_, bool CAUSAL_>
+template <class T_, int D_, int QUERIES_, bool CAUSAL_, bool ORDERED_>
 struct Backward {
   typedef T_ T;
   static constexpr int D = D_, QUERIES = QUERIES_;
-  static constexpr bool CAUSAL = CAUSAL_;
+  static constexpr bool CAUSAL = CAUSAL_, ORDERED = ORDERED_;
   static constexpr int KEYS = 128, STAGES = 2, WARPGROUPS = 2, WARPGROUP_THREADS = 128, WARPGROUP_KEYS = 64, READERS = 8;
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128, CHUNKS = D / CHUNK_COLUMNS, UNITS = 16;
   static constexpr int K_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, K_BYTES = CHUNKS * K_CHUNK_BYTES;
@@ -25,7 +26,7 @@ struct Backward {
   static constexpr int SLOPE_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, SLOPE_BYTES = QUERIES / 64 * SLOPE_CHUNK_BYTES;  // of dS, 64 queries
   static constexpr int SLOPES = 2;
   static constexpr int SUM_BYTES = QUERIES * D * 4, SUM_PART_BYTES = SUM_BYTES / WARPGROUPS;
-  static_assert(QUERIES * D == 64 * 128, "a warpgroup's share of dQ is 64 x 64");
+  static_assert(QUERIES * D == SUMS_OF_TILE && WARPGROUPS == SHARES_OF_TILE, "a warpgroup's share of dQ is 64 x 64");
   // Where it all lies in shared memory.
   static constexpr int K = 0, V = K + K_BYTES, Q = V + K_BYTES, DOUT = Q + STAGES * Q_BYTES, SLOPE = DOUT + STAGES * Q_BYTES;
   static constexpr int SUM = SLOPE + SLOPES * SLOPE_BYTES, SHIFT = SUM + SUM_BYTES, DELTA = SHIFT + STAGES * STAT_BYTES;
@@ -143,10 +144,14 @@ struct BackwardProducer {
     copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
   }
 
+  // Where sums have an order, work is taken in its order and only by blocks that run: the first that is not done waits for none.
+  __device__ __forceinline__ int first_item() const { return C::ORDERED ? atomicAdd(p.counter, 1) : (int)blockIdx.x; }
+  __device__ __forceinline__ int next_item() const { return (C::ORDERED ? 0 : blocks_again()) + atomicAdd(p.counter, 1); }
+
   // The first queries of a tile of keys set out before the keys, whose places are in use to the end of the tile before.
   __device__ __forceinline__ void run() const {
     BackwardPlace place = {2 | 4};  // an empty ring: the phases before the first count as ended
-    for (int index = (int)blockIdx.x; index < p.items; index = blocks_again() + atomicAdd(p.counter, 1)) {
+    for (int index = first_item(); index < p.items; index = next_item()) {
       BackwardTile t;
       if (!backward_tile_of<C>(p, index, t)) continue;
       int due = (int)opaque((u32)index);  // opaque: or the compiler makes two loops of this one, and has no registers for them
@@ -261,6 +266,13 @@ struct BackwardConsumer {
     }
   }
 
+  // What the warp that adds this warpgroup's share of a tile of queries is told, never 0: where to; in an order, 1 + whose turn
+  // it must be, and which share.
+  __device__ __forceinline__ u64 share_of(int key0, int tile) const {
+    if (C::ORDERED) return (u64)(u32)(key0 / C::KEYS + 1) << 32 | (u32)(tile * C::WARPGROUPS + warpgroup);
+    return (u64)p.sums + (u64)(u32)tile * C::SUM_BYTES + warpgroup * C::SUM_PART_BYTES;
+  }
+
   __device__ __forceinline__ void step(int key0, int n, bool masked, int sum_tile, BackwardPlace& place) {
     const bool last = n + 1 == p.query_tiles && place.is_last_head();  // after which nothing reads V, then K
     float s[C::QUERIES / 2], d[C::QUERIES / 2];
@@ -327,8 +339,7 @@ struct BackwardConsumer {
       store_shared(sum + i * C::WARPGROUP_THREADS * 16,
                    Chunk{(u32)__float_as_int(dq[4 * i]), (u32)__float_as_int(dq[4 * i + 1]), (u32)__float_as_int(dq[4 * i + 2]),
                          (u32)__float_as_int(dq[4 * i + 3])});
-    if ((thread_again() & 127) == 0)
-      store_shared_address(sum_to, (u64)p.sums + (u64)(u32)(sum_tile + n) * C::SUM_BYTES + warpgroup * C::SUM_PART_BYTES);
+    if ((thread_again() & 127) == 0) store_shared_address(sum_to, share_of(key0, sum_tile + n));
     publish_shared();
     named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
     warpgroup_wait<0>();
@@ -404,20 +415,31 @@ struct BackwardConsumer {
 };
 
 // A warp that adds one warpgroup's shares of dQ to the sums. At each of the two barriers one side only arrives: what it did
-// before is seen by the side that waits. BACKWARD.md has why racecheck says otherwise.
+// before is seen by the side that waits. BACKWARD.md has why racecheck says otherwise. ORDERED: a share is added once those of
+// all keys before its own have been.
 template <class C>
-DEVICE void backward_adder(u32 memory, u32 sum_to, int warpgroup, int lane) {
+DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int warpgroup, int lane) {
+  named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
   for (;;) {
-    named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
     named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);
     const u64 to = load_shared_address(sum_to);
     if (to == 0) break;
+    const int own = (int)(to >> 32) - 1;
+    const u32 share = (u32)to;
     if (lane == 0) {
-      add_floats(to, memory + C::SUM + warpgroup * C::SUM_PART_BYTES, C::SUM_PART_BYTES);
+      if (C::ORDERED) await_turn(turns_of(p) + share, own);
+      add_floats(C::ORDERED ? (u64)p.sums + (u64)share * C::SUM_PART_BYTES : to, memory + C::SUM + warpgroup * C::SUM_PART_BYTES,
+                 C::SUM_PART_BYTES);
       additions_commit();
       additions_have_read();
     }
     sync_warp();
+    named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
+    if (C::ORDERED && lane == 0) {
+      additions_done();
+      give_turn(turns_of(p) + share, own + 1);
+    }
+    if (C::ORDERED) sync_warp();
   }
   if (lane == 0) additions_done();
 }
@@ -447,7 +469,7 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
       const BackwardProducer<C> producer = {p, q, k, v, dout, barriers, memory, slots};
       producer.run();
     } else if (warp == 1 || warp == 2) {
-      backward_adder<C>(memory, shared_address(sum_to + warp - 1), warp - 1, lane);
+      backward_adder<C>(p, memory, shared_address(sum_to + warp - 1), warp - 1, lane);
     }
   } else {
     more_registers<C::CONSUMER_REGISTERS>();

@@ -23,6 +23,20 @@ DEVICE void additions_commit() { asm volatile("cp.async.bulk.commit_group;" ::: 
 DEVICE void additions_have_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 DEVICE void additions_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
+// Waits until a number in global memory is `own`: additions that start afterwards come after those that were done before another
+// block gave that number.
+DEVICE void await_turn(const int* turn, int own) {
+  int now;
+  do {
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+  } while (now != own);
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+DEVICE void give_turn(int* turn, int next) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(next) : "memory");
+}
+
 // Shared memory that this thread has written is seen by products and copies that start after a barrier.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

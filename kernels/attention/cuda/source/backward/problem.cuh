@@ -14,7 +14,7 @@ struct BackwardParams {
   const float* dlse;  // its gradient, laid out alike; or null
   float* shift;       // lse in base 2, +inf for rows that see no key: their exponentials are zero
   float* delta;       // sums of dout * out over a row, less dlse
-  float* sums;        // where blocks add up dq; or null
+  float* sums;        // where blocks add up dq, SUMS_OF_TILE to a tile of queries, and after them whose turn it is; or null
   int* counter;       // [2], zero before and after a launch that takes work from it
   const int* q_starts;  // sequence b is rows q_starts[b] .. q_starts[b + 1] - 1 of a packed tensor; or null
   const int* k_starts;
@@ -35,6 +35,10 @@ struct BackwardParams {
   int align_ends;           // both count from the last key of a sequence for its last query
   float scale, scale_log2;  // scale_log2 = scale * log2(e)
 };
+
+static constexpr int SUMS_OF_TILE = 64 * 128, SHARES_OF_TILE = 2;
+// Of each share of a tile's sums, which tile of keys is to be added next.
+DEVICE int* turns_of(const BackwardParams& p) { return (int*)(p.sums + (i64)p.all_heads * p.query_tiles * SUMS_OF_TILE); }
 
 // Eight 16-bit elements' products with eight others', summed.
 template <class T>

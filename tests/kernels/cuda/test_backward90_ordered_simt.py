@@ -1,0 +1,115 @@
+"""Hopper's backward pass with its sums in an order: the same bits however blocks, copies and additions are timed."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
+from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_with_sums
+from tests.kernels.cuda.backward_runner import Posed, Three, assert_right
+from tests.kernels.cuda.compiled import Failed
+from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
+from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+from tests.kernels.cuda.test_backward90_simt import posed_for
+from tests.kernels.cuda.test_hopper_mutants import Mutant, lines
+from tests.kernels.cuda.test_races_simt import as_it_is
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
+    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
+)
+
+NARROW = HopperBackwardKernel("float16", 64, True, ordered=True)
+WIDE = HopperBackwardKernel("bfloat16", 128, False, ordered=True)
+UNORDERED = HopperBackwardKernel("float16", 64, True)
+SHUFFLES = tuple(Schedule(late_copies=True, late_products=True, seed=seed) for seed in (1, 2, 3))
+ONE_AFTER_ANOTHER = Schedule(greedy=True, resident=1)
+SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED, *SHUFFLES, ONE_AFTER_ANOTHER)
+AWAIT = "      if (C::ORDERED) await_turn(turns_of(p) + share, own);\n"
+GIVEN = "      additions_done();\n      give_turn(turns_of(p) + share, own + 1);\n"
+NO_ORDER = Mutant("nobody_awaits_a_turn", (), ((AWAIT, ""),), NARROW)
+GIVEN_EARLY = Mutant("a_turn_given_before_additions_have_happened", (), (lines(GIVEN, 1, 0),), NARROW)
+NEVER_GIVEN = Mutant("a_turn_never_given", (), ((GIVEN, "      additions_done();\n"),), NARROW)
+WORK_BY_PLACE = Mutant(
+    "work_that_is_kept_for_a_block_that_has_not_begun",
+    (),
+    (
+        ("return C::ORDERED ? atomicAdd(p.counter, 1) : (int)blockIdx.x;", "return (int)blockIdx.x;"),
+        ("(C::ORDERED ? 0 : blocks_again())", "blocks_again()"),
+    ),
+    NARROW,
+)
+MISTAKES = (NO_ORDER, GIVEN_EARLY, NEVER_GIVEN, WORK_BY_PLACE)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
+    folder = tmp_path_factory.mktemp("backward90-ordered")
+    around = [
+        one
+        for kernel in (NARROW, WIDE)
+        for one in (
+            PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
+            ConvertKernel(kernel.dtype, kernel.head_dim),
+        )
+    ]
+    with stub_libcuda(folder):
+        yield compile_backward90([*map(as_it_is, (NARROW, WIDE, UNORDERED)), *MISTAKES, *around], folder)
+
+
+def run(
+    program: Backward90, posed: Posed, scratch: Path, schedule: Schedule, entry: Mutant, blocks: int = 3
+) -> tuple[Three, torch.Tensor]:
+    return run_with_sums(program, posed, scratch, schedule, blocks=blocks, entry=entry, ordered=True)
+
+
+def same(one: tuple[Three, torch.Tensor], other: tuple[Three, torch.Tensor]) -> bool:
+    """Whether gradients have the same bits, and so have the sums, which show what rounding may hide."""
+    return all(torch.equal(a, b) for a, b in zip((*one[0], one[1]), (*other[0], other[1]), strict=True))
+
+
+@pytest.mark.parametrize("kernel", [NARROW, WIDE], ids=lambda kernel: kernel.name)
+def test_the_bits_are_the_same_however_many_blocks_there_are_and_however_they_are_timed(
+    program: Backward90, tmp_path: Path, kernel: HopperBackwardKernel
+) -> None:
+    posed = posed_for(kernel, 1, 2, 1, 200, 500, alignment="bottom-right")
+    first = run(program, posed, tmp_path, Schedule(), as_it_is(kernel), blocks=1)
+    assert_right(first[0], posed)
+    for schedule in SCHEDULES:
+        for blocks in (2, 5):
+            found = run(program, posed, tmp_path, schedule, as_it_is(kernel), blocks)
+            assert same(found, first), (schedule.name, blocks)
+
+
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 1), (65, 127), (129, 40), (20, 300), (300, 65)])
+def test_rows_and_keys_around_the_edges_of_tiles_have_the_right_gradients(
+    program: Backward90, tmp_path: Path, seq_q: int, seq_k: int
+) -> None:
+    for kernel in (NARROW, WIDE):
+        posed = posed_for(kernel, 1, 2, 1, seq_q, seq_k)
+        found = run(program, posed, tmp_path, SHUFFLED, as_it_is(kernel))
+        assert_right(found[0], posed)
+
+
+@pytest.mark.parametrize("entry", [as_it_is(UNORDERED), NO_ORDER, GIVEN_EARLY], ids=lambda entry: entry.name)
+def test_without_its_order_the_bits_differ(program: Backward90, tmp_path: Path, entry: Mutant) -> None:
+    posed = posed_for(NARROW, 1, 2, 1, 200, 500, alignment="bottom-right")
+    first = run(program, posed, tmp_path, Schedule(), entry, blocks=1)
+    assert not all(same(run(program, posed, tmp_path, schedule, entry, blocks=5), first) for schedule in SCHEDULES)
+
+
+@pytest.mark.parametrize(
+    ("entry", "schedule"), [(NEVER_GIVEN, Schedule()), (WORK_BY_PLACE, ONE_AFTER_ANOTHER)], ids=("never", "place")
+)
+def test_a_turn_that_never_comes_is_a_deadlock(
+    program: Backward90, tmp_path: Path, entry: Mutant, schedule: Schedule
+) -> None:
+    posed = posed_for(NARROW, 1, 1, 1, 200, 500, alignment="bottom-right")
+    with pytest.raises(Failed, match="a number in global memory"):
+        run(program, posed, tmp_path, schedule, entry)
