@@ -2,11 +2,13 @@
 
 Nothing is traced in the process that hands tests to workers, nor while workers collect, nor during a test of which
 coverage is not counted. What modules do when they are imported counts once: the first worker is traced while it
-collects, and then imports what is left of the product.
+collects, and then imports what is left of the product. Of a property, the first examples are traced: the others tread
+on the same lines.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,9 @@ PRODUCT: Final = ("orchestrator", "spotbench", "startup/agent")
 """What `tool.coverage.run` in pyproject.toml names."""
 FIRST: Final = "gw0"
 """The worker that is traced while it collects."""
+
+EXAMPLES: Final = 20
+"""Of a property, those that are traced."""
 
 
 class Tracing:
@@ -45,6 +50,34 @@ class Tracing:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self.turn(self.is_counted(item.nodeid))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        handle = getattr(getattr(item, "obj", None), "hypothesis", None)
+        if handle is None or self.controller is None or not self.is_on:
+            yield
+            return
+        whole = handle.inner_test
+        handle.inner_test = self.traced_at_first(whole)
+        try:
+            yield
+        finally:
+            handle.inner_test = whole
+            self.turn(True)
+
+    def traced_at_first(self, example: Callable[..., None]) -> Callable[..., None]:
+        """`example`, called once for each: with the tracer's help until there were enough."""
+        seen = 0
+
+        @functools.wraps(example)
+        def counted(*args: Any, **named: Any) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > EXAMPLES:
+                self.turn(False)
+            example(*args, **named)
+
+        return counted
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> Iterator[None]:
