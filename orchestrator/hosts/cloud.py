@@ -275,6 +275,8 @@ class HostCloud:
         )
         if not isinstance(there, bool) or (there and not whole):
             raise HostUnfit(f"{target} does not say what became of {name}", hint=f"{target.entry}look at it there")
+        if odd := answer.get("odd"):
+            self.odd[name] = f"{odd}, on {target}; what {name} stored comes home all the same"
         return answer
 
     def _ship(self, target: Target, python: str, name: str, payload: Mapping[str, str]) -> None:
@@ -332,8 +334,9 @@ class HostCloud:
 
     def _instance(self, zone: str, name: str, run: HostRun, answer: Mapping[str, Any]) -> Instance:
         started = self._at(answer, "started_at") or run.created_at
-        # Its own word on its deadline, but never much later than what it was told.
-        deadline = min(started + timedelta(seconds=seconds(answer, "deadline_s")), run.deadline_at + LATE)
+        # Its own word on its deadline, if its record of it is whole, but never much later than what it was told.
+        told = seconds(answer, "deadline_s")
+        deadline = min(started + timedelta(seconds=told), run.deadline_at + LATE) if told else run.deadline_at
         return Instance(
             name, zone, run.id, "RUNNING", "host", run.labels, started, started, deadline, preemptible=False
         )

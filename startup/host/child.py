@@ -134,7 +134,8 @@ def measured(fleet: Path, index: int) -> int:
     """Measures one child; its exit code."""
     done = read_json(fleet / "done" / f"{index}.json")
     if done is not None:
-        return int(done.get("exit_code", MEASURED))
+        code = done.get("exit_code")
+        return code if isinstance(code, int) else MEASURED
     order = read_json(fleet / "children" / f"{index}.json")
     if order is None:
         sys.stderr.write(f"{fleet}/children/{index}.json is not there\n")

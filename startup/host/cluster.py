@@ -18,7 +18,7 @@ from typing import Any
 
 from startup.host.alive import signs, silent
 from startup.host.hand import ANSWER
-from startup.host.places import read_json, write_json
+from startup.host.places import read_json, sound, write_json
 
 PART_BYTES = 48 << 20
 OLD_S = 3600.0
@@ -29,7 +29,7 @@ MARGIN_S = 60.0
 def look(fleet: Path, _: dict[str, Any]) -> dict[str, Any]:
     """Every claim and every end, what was stored since everything was brought home, by child, and whose nodes have gone
     silent."""
-    home = read_json(fleet / "home.json") or {}
+    home = sound(fleet / "home.json", {"since": float})[0]
     since = float(home.get("since", 0)) - MARGIN_S
     began = time.time()
     alive = signs(fleet / "alive")
@@ -46,7 +46,7 @@ def look(fleet: Path, _: dict[str, Any]) -> dict[str, Any]:
 
 def homed(fleet: Path, arguments: dict[str, Any]) -> dict[str, Any]:
     """Everything that was stored before `since` is in the bucket."""
-    home = read_json(fleet / "home.json") or {}
+    home, _ = sound(fleet / "home.json", {"since": float})
     since = max(float(arguments["since"]), float(home.get("since", 0)))
     write_json(fleet / "home.json", {"since": since})
     return {"since": since}

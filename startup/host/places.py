@@ -16,8 +16,14 @@ import json
 import os
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+MOST_BYTES = 32 * 1024 * 1024
+"""Above any document that we write here: a run's names every case that is measured already."""
+MOST = 1e11
+"""Above any time in seconds."""
 
 
 class Trouble(Exception):
@@ -60,11 +66,40 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None where there is no such file, or anything else in it."""
+    return looked_at(path)[0]
+
+
+def looked_at(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """The object in a file and no words, or None and what is wrong with the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            return None, f"has more than {MOST_BYTES // 1024**2} MB"
+        found = json.loads(data.decode("utf-8"))
+    except FileNotFoundError:
+        return None, "is not there"
+    except OSError as error:
+        return None, f"cannot be read ({error.strerror})"
+    except (ValueError, RecursionError):
+        return None, "is no JSON: cut off, or written over"
+    return (found, "") if isinstance(found, dict) else (None, "is no JSON object")
+
+
+def sound(path: Path, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
+    """Of the object in a file what a run's record has, by key and kind (`float` is any number that a time may be), and
+    what is wrong with the file, in words. What has another kind is left out, and what is new to this version."""
+    found, why = looked_at(path)
+    kept = {key: found[key] for key, kind in kinds.items() if key in found and _is(found[key], kind)} if found else {}
+    odd = [key for key in kinds if found and key in found and key not in kept]
+    why = why or (f"says nothing of use for {', '.join(odd)}" if odd else "")
+    return kept, f"{path} {why}" if why else ""
+
+
+def _is(value: object, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST
+    return isinstance(value, kind)
 
 
 def steady() -> float:

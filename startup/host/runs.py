@@ -13,12 +13,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.places import Trouble, boot, cache_folder, make, own, read_json, run_folder, steady, write_json
+from startup.host.places import Trouble, boot, cache_folder, make, own, run_folder, sound, steady, write_json
 from startup.host.processes import busy, is_held, locked, patiently_locked, stewards, sweep
 
 START_S = 15.0
 OLD_PAYLOAD_S = 30 * 86400.0
 OLD_UPLOAD_S = 86400.0
+RECORD = {"id": str, "labels": dict, "deadline_s": float, "host_time": float}  # type: dict[str, type]
+STATE = {
+    **dict.fromkeys(("id", "status", "boot", "ended_by"), str),
+    **dict.fromkeys(("started_at", "started_steady", "ended_at", "ended_steady"), float),
+    "pid": int,
+}  # type: dict[str, type]
+"""Of run.json and state.json what is told of a run, and of which kind."""
 
 
 def payload_path(cache: Path, sha256: str) -> Path:
@@ -165,12 +172,12 @@ def vm_of(arguments: dict[str, Any]) -> str:
 def told(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         return {"exists": False}
-    run = read_json(folder / "run.json") or {}  # one that is damaged takes nothing from what is in the spool
+    run, odd = sound(folder / "run.json", RECORD)  # one that is damaged takes nothing from what is in the spool
     living = is_held(folder / "alive")
-    known = read_json(folder / "state.json") or {}
-    if not living and known.get("status") != "gone":
-        known = read_json(folder / "state.json") or {}  # it may have ended between the two looks
-        if known.get("status") != "gone":
+    known, odder = known_of(folder)
+    if not living and not is_over(known):
+        known, odder = known_of(folder)  # it may have ended between the two looks
+        if not is_over(known):
             known = bury(folder, run, known)
     log, now = folder / "serial.log", time.time()
     return {
@@ -185,7 +192,24 @@ def told(folder: Path) -> dict[str, Any]:
         "files": spooled(folder / "spool"),
         "spool": str(folder / "spool"),
         "log_size": log.stat().st_size if log.exists() else 0,
+        "odd": "; ".join(filter(None, (odd, odder))),
     }
+
+
+def known_of(folder: Path) -> tuple[dict[str, Any], str]:
+    """What the steward wrote down of a run, and what is wrong with that. A steward that has only begun, or whose disk
+    is full, has written nothing."""
+    path = folder / "state.json"
+    known, odd = sound(path, STATE)
+    if known.get("status") not in ("running", "gone") and path.exists():
+        known.pop("status", None)
+        odd = odd or f"{path} says nothing of use for status"
+    return known, odd if path.exists() else ""
+
+
+def is_over(known: dict[str, Any]) -> bool:
+    """Whether its steward wrote down its end, and when that was."""
+    return known.get("status") == "gone" and {"started_at", "ended_at"} <= known.keys()
 
 
 def bury(folder: Path, run: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
@@ -193,11 +217,12 @@ def bury(folder: Path, run: dict[str, Any], known: dict[str, Any]) -> dict[str, 
     sweep(folder.name, folder / "scratch")
     for name in ("scratch", "steward"):
         shutil.rmtree(str(folder / name), ignore_errors=True)
-    ended = (folder / "alive").stat().st_mtime if (folder / "alive").exists() else time.time()
-    known |= on_this_clock(known, time.time())
-    began = float(known.get("started_at", run.get("host_time", ended)))
+    known, how = {**known, **on_this_clock(known, time.time())}, known.get("ended_by", "lost")
+    alive = folder / "alive"
+    ended = float(known.get("ended_at", alive.stat().st_mtime if alive.exists() else time.time()))
+    began = float(known.get("started_at", min(run.get("host_time", ended), ended)))
     known = {"id": run.get("id", ""), "started_at": began, "ended_at": max(ended, began)}
-    known |= {"status": "gone", "ended_by": "lost"}
+    known |= {"status": "gone", "ended_by": how}
     try:
         write_json(folder / "state.json", known)
     except OSError:
@@ -212,7 +237,7 @@ def on_this_clock(known: dict[str, Any], now: float) -> dict[str, float]:
         return {}
     here = steady()
     since = {name: known.get(name + "_steady") for name in ("started", "ended")}
-    return {name + "_at": now - (here - at) for name, at in since.items() if isinstance(at, (int, float))}
+    return {name + "_at": now - (here - at) for name, at in since.items() if at is not None}
 
 
 def spooled(spool: Path) -> list[list[Any]]:
@@ -246,8 +271,7 @@ def read_log(arguments: dict[str, Any]) -> dict[str, Any]:
 def stop(arguments: dict[str, Any]) -> dict[str, Any]:
     """Asks the steward to end its run, with time to store what there is. What is gone is stopped."""
     folder = run_folder(cache_folder(arguments.get("cache", "")), vm_of(arguments))
-    known = read_json(folder / "state.json") or {}
-    if known.get("status") != "gone" and is_held(folder / "alive"):
+    if known_of(folder)[0].get("status") != "gone" and is_held(folder / "alive"):
         try:
             (folder / "stop").touch()
         except OSError:

@@ -78,6 +78,17 @@ def running(*names: str, **more: Any) -> dict[str, Any]:
     return {**told, "files": files, **more}
 
 
+def test_a_damaged_record_on_a_host_is_named_and_ends_no_run_that_goes_on() -> None:
+    said = "/home/me/.cache/spotbench/runs/x/run.json is no JSON: cut off, or written over"
+    good = f"runs/{RUN}/cases/a.csv"
+    cloud = hosts(Shell(running(good, deadline_s=0, odd=said), {good: b"x"}))
+    found = cloud.instance(BOX.zone, VM)
+    assert found is not None
+    assert found.deadline_at == NOW + timedelta(hours=1)
+    assert cloud.bucket.read(good) is not None
+    assert cloud.odd == {VM: f"{said}, on me@box; what {VM} stored comes home all the same"}
+
+
 FORGED = forged_names(RUN, OTHER, VM)
 
 

@@ -1,0 +1,98 @@
+"""What a host wrote down of its runs may be damaged: it is named, it hides no other run, and nothing stored is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from startup.host import places
+from startup.host.hand import main
+
+VM, OTHER = "bench-20261121-040000-cpu-0001-1", "bench-20261121-050000-cpu-0002-1"
+RECORD = {"vm": VM, "id": "7", "labels": {"bench-run": "r"}, "deadline_s": 60, "host_time": 1e9}
+STATE = {
+    "status": "gone", "pid": 1, "started_at": 1e9, "ended_at": 2e9, "ended_by": "itself", "id": "7",
+    "boot": "another", "started_steady": 1.0, "ended_steady": 2.0,
+}  # fmt: skip
+NONSENSE: list[Any] = [None, True, [], float("nan"), float("inf"), 1e308, -5, 10**400]
+
+
+def run(cache: Path, record: bytes, state: bytes | None = None, vm: str = VM) -> None:
+    """A run whose steward is dead, and whose spool has a file."""
+    folder = cache / "runs" / vm
+    (folder / "spool").mkdir(parents=True)
+    (folder / "spool" / "kept").write_text("x")
+    (folder / "alive").touch()
+    (folder / "run.json").write_bytes(record)
+    if state is not None:
+        (folder / "state.json").write_bytes(state)
+
+
+def listed(cache: Path) -> dict[str, Any]:
+    """What is told of the damaged run, beside another that is whole."""
+    run(cache, json.dumps(RECORD).encode(), json.dumps(STATE).encode(), OTHER)
+    answer = json.loads(json.dumps(main("runs", {"cache": str(cache)}), allow_nan=False))
+    told = {one["vm"]: one for one in answer["runs"]}
+    assert (told[OTHER]["odd"], told[OTHER]["ended_by"]) == ("", "itself")
+    return dict(told[VM])
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=repr)
+@pytest.mark.parametrize("key", ["id", "labels", "deadline_s", "host_time"])
+def test_a_record_with_nonsense_in_it_is_named_and_the_run_is_over(tmp_path: Path, key: str, value: object) -> None:
+    run(tmp_path, json.dumps({**RECORD, key: value}).encode())
+    told = listed(tmp_path)
+    assert (told["status"], told["ended_by"], told["files"][0][0]) == ("gone", "lost", "kept")
+    assert told["odd"] == f"{tmp_path}/runs/{VM}/run.json says nothing of use for {key}"
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=repr)
+@pytest.mark.parametrize("key", list(STATE))
+def test_a_state_with_nonsense_in_it_is_named_and_the_run_is_over(tmp_path: Path, key: str, value: Any) -> None:
+    run(tmp_path, json.dumps(RECORD).encode(), json.dumps({**STATE, key: value}).encode())
+    told = listed(tmp_path)
+    assert (told["status"], told["files"][0][0]) == ("gone", "kept")
+    sound = key == "pid" and isinstance(value, int)
+    assert told["odd"] == ("" if sound else f"{tmp_path}/runs/{VM}/state.json says nothing of use for {key}")
+    assert 0 <= told["started_at"] <= told["ended_at"] <= 1e11
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        (b"", "is no JSON: cut off, or written over"),
+        (b'{"vm": "ben', "is no JSON: cut off, or written over"),
+        (b"\x00" * 4096, "is no JSON: cut off, or written over"),
+        (b"\xff\xfe", "is no JSON: cut off, or written over"),
+        (b"[" * 100_000, "is no JSON: cut off, or written over"),
+        (b"[]", "is no JSON object"),
+        (b" " * 2**20, "has more than 0 MB"),
+    ],
+)
+@pytest.mark.parametrize("file", ["run.json", "state.json"])
+def test_a_file_that_is_no_record_is_named_with_what_is_wrong(
+    tmp_path: Path, left: bytes, why: str, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "MOST_BYTES", 2**19)
+    whole = json.dumps(RECORD).encode()
+    run(tmp_path, left if file == "run.json" else whole, left if file == "state.json" else None)
+    told = listed(tmp_path)
+    assert (told["status"], told["ended_by"], told["files"][0][0]) == ("gone", "lost", "kept")
+    assert told["odd"] == f"{tmp_path}/runs/{VM}/{file} {why}"
+
+
+def test_a_folder_in_the_place_of_a_record_is_named(tmp_path: Path) -> None:
+    run(tmp_path, b"")
+    (tmp_path / "runs" / VM / "run.json").unlink()
+    (tmp_path / "runs" / VM / "run.json").mkdir()
+    assert listed(tmp_path)["odd"].endswith("run.json cannot be read (Is a directory)")
+
+
+def test_what_a_newer_version_writes_down_besides_is_not_told(tmp_path: Path) -> None:
+    run(tmp_path, json.dumps({**RECORD, "schema": 9}).encode(), json.dumps({**STATE, "mood": [1]}).encode())
+    told = listed(tmp_path)
+    assert told["odd"] == ""
+    assert "mood" not in told
