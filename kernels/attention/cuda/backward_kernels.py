@@ -50,11 +50,12 @@ class BackwardParameters(ctypes.Structure):
     ]
 
 
-def entry_point(header: str, name: str, threads: int, call: str) -> str:
-    """A translation unit with one kernel, which refuses to compile if the two sides disagree about the parameters."""
+def entry_point(header: str, name: str, threads: int, call: str, *, blocks: int = 1) -> str:
+    """A translation unit with one kernel, which refuses to compile if the two sides disagree about the parameters.
+    `blocks`: how many of them an SM is to have registers for at least."""
     return (
         f'#include "backward/{header}.cuh"\n'
-        f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})\n'
         f"{name}(const __grid_constant__ BackwardParams p) {{\n  {call}(p);\n}}\n"
         f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from kernels.attention.cuda.backward_ampere import AmpereBackward, ampere_ways, fills_machine
 from kernels.attention.cuda.backward_few import FewBackward, few_ways, is_before_hopper
 from kernels.attention.cuda.backward_plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
 from kernels.attention.cuda.backward_small import SmallBackward, is_surely_faster, small_ways
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.variants import padded
 
-BackwardWay = PairBackward | HopperBackward | SmallBackward | FewBackward
+BackwardWay = PairBackward | HopperBackward | SmallBackward | FewBackward | AmpereBackward
 SMALL_ROWS, SMALL_KEYS = 32, {64: 64, 128: 32}
 """Where the kernels for few keys go before Hopper's one launch: where they keep so many rows, and, by padded head
 dimension, up to so many keys otherwise (`results/backward-small-h200.jsonl`)."""
@@ -23,8 +24,10 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     pair, small, few = PairBackward(machine), small_ways(problem, machine), few_ways(problem, machine)
     small_fits = bool(small) and small[0].is_one_round(problem)
     if small_fits and is_surely_faster(small[0], problem) and (not few or is_small_enough(small[0], problem)):
-        return [*small, *few, *hopper, *ordered, pair]
-    others: list[BackwardWay] = [*ordered, *small, pair] if small_fits else [*ordered, pair, *small]
+        return [*small, *few, *hopper, *ordered, pair, *ampere_ways(problem, machine)]
+    ampere = ampere_ways(problem, machine)
+    portable: list[BackwardWay] = [*ampere, pair] if ampere and fills_machine(ampere[0], problem) else [pair, *ampere]
+    others: list[BackwardWay] = [*ordered, *small, *portable] if small_fits else [*ordered, *portable, *small]
     before = bool(few) and is_before_hopper(few[0], problem)
     return [*few, *hopper, *others] if before else [*hopper, *few, *others]
 

@@ -28,6 +28,7 @@ HEADERS = (
     ),
     *(f"backward/{name}.cuh" for name in ("problem", "products", "prepare", "pair", "small")),
     *(f"backward/{name}.cuh" for name in ("instructions", "wgmma", "hopper", "convert", "few")),
+    *(f"backward/{name}.cuh" for name in ("ampere_sums", "ampere")),
 )
 
 C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from kernels.attention.cuda.backward import NAMES, problem_for
+from kernels.attention.cuda.backward_ampere import AmpereBackward
 from kernels.attention.cuda.backward_plan import BackwardProblem, Gradients, PairBackward
 from kernels.attention.cuda.backward_small import SmallBackward
 from kernels.attention.cuda.planning import Layout, Machine
@@ -132,8 +133,22 @@ def run_pair(
     program: Program, posed: Posed, chip: Chip, scratch: Path, *, eager: bool = False, reverse: bool = False
 ) -> Three:
     """The gradients by the two passes."""
+    way = PairBackward(Machine(chip, 1, 1 << 20))
+    return run_with_workspace(program, posed, way, scratch, eager=eager, reverse=reverse)
+
+
+def run_with_workspace(
+    program: Program,
+    posed: Posed,
+    way: PairBackward | AmpereBackward,
+    scratch: Path,
+    *,
+    eager: bool = False,
+    reverse: bool = False,
+) -> Three:
+    """The gradients by a way that is given memory for more than them."""
     gradients, buffers = posed.gradients(), HostBuffers()
-    steps = PairBackward(Machine(chip, 1, 1 << 20)).steps(posed.problem(gradients), buffers)  # type: ignore[arg-type]
+    steps = way.steps(posed.problem(gradients), buffers)  # type: ignore[arg-type]
     tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients, *buffers.memory]
     if posed.dlse is not None:
         tensors.append(posed.dlse)

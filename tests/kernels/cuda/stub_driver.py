@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from kernels.attention.cuda.backward_ampere import AmpereBackwardKernel, AmpereConvertKernel
 from kernels.attention.cuda.backward_few import MAPS, FewBackwardKernel
 from kernels.attention.cuda.backward_kernels import (
     BackwardParameters,
@@ -152,7 +153,8 @@ def sizes_of(entry: Entry) -> list[int]:
         return [ctypes.sizeof(TensorMap)] * 4 + [ctypes.sizeof(BackwardParameters)]
     if isinstance(entry, FewBackwardKernel):
         return [ctypes.sizeof(TensorMap)] * len(MAPS) + [ctypes.sizeof(BackwardParameters)]
-    if isinstance(entry, PairKernel | PrepareKernel | ConvertKernel | SmallBackwardKernel):
+    portable = PairKernel | PrepareKernel | SmallBackwardKernel | AmpereBackwardKernel
+    if isinstance(entry, portable | ConvertKernel | AmpereConvertKernel):
         return [ctypes.sizeof(BackwardParameters)]
     return [ctypes.sizeof(Parameters)]
 

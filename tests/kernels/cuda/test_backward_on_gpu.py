@@ -10,6 +10,7 @@ import torch
 
 from kernels.attention.cuda import attention, attention_varlen
 from kernels.attention.cuda.backward import bind_backward
+from kernels.attention.cuda.backward_ampere import ampere_ways
 from kernels.attention.cuda.backward_few import few_ways
 from kernels.attention.cuda.backward_small import small_ways
 from kernels.attention.cuda.compiler import Target
@@ -61,8 +62,10 @@ def test_every_way_is_as_close_to_float64_as_the_element_type_allows(
 ) -> None:
     posed = on_gpu(pose(dtype, *shape, Options(causal is not None, alignment=causal or "top-left")))
     every: list[dict[str, Any]] = [{}, {"deterministic": True}, {"way": "backward-pair"}]
-    if engine_of(DEV).machine.hopper and shape[5] in (40, 64, 96, 128):
+    problem, machine = posed.problem(posed.gradients()), engine_of(DEV).machine
+    if machine.hopper and shape[5] in (40, 64, 96, 128):
         every += [{"way": "backward90"}, {"way": "backward90-ordered"}]
+    every += [{"way": way.name} for way in ampere_ways(problem, machine)]
     for how in every:
         found = errors(gradients(posed, **how), posed.exact)
         assert max(found) <= RELATIVE[dtype], (found, how)
@@ -73,8 +76,21 @@ def test_every_way_is_as_close_to_float64_as_the_element_type_allows(
 def test_the_code_of_older_chips_has_the_same_gradients(target: str, head_dim: int) -> None:
     engine = Engine(DEV, target=Target(target))
     posed = on_gpu(pose(FP16, 1, 4, 2, 200, 150, head_dim, Options(True)))
-    for way in (None, "backward-pair"):
+    ampere = [way.name for way in ampere_ways(posed.problem(posed.gradients()), engine.machine)]
+    assert bool(ampere) == (target == "compute_80" and head_dim <= 128)
+    for way in (None, "backward-pair", *ampere):
         assert max(errors(gradients(posed, engine=engine, way=way), posed.exact)) <= RELATIVE[FP16]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_windows_and_scales_below_zero_have_gradients_by_five_products(head_dim: int) -> None:
+    for options in (Options(window=(100, 20), alignment="bottom-right"), Options(True, scale=-0.1)):
+        posed = on_gpu(pose(BF16, 2, 40, 40, 500, 600, head_dim, options))
+        found = posed.gradients()
+        run = bind_backward(posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options)
+        run()
+        assert run.way.startswith("backward80")
+        assert max(errors(found, posed.exact)) <= 1.5 * RELATIVE[BF16]
 
 
 @pytest.mark.parametrize("rows", [200, 600, 1500])  # in one launch of either kind, and by the pair
@@ -253,7 +269,7 @@ def test_the_code_of_ampere_has_the_same_gradients_over_few_keys(target: str) ->
 def test_the_engine_of_the_device_has_a_way_for_plain_problems() -> None:
     for heads, rows, hopper, other in (
         (2, 600, "backward-few90", "backward-pair"),
-        (40, 600, "backward90", "backward-pair"),
+        (40, 600, "backward90", "backward80"),
         (2, 128, "backward-small", "backward-small"),
     ):
         posed = on_gpu(pose(BF16, 1, heads, heads, rows, rows, 128, Options()))

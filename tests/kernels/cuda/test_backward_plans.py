@@ -11,6 +11,13 @@ import pytest
 
 import kernels.attention.cuda
 from kernels.attention.cuda import backward_few
+from kernels.attention.cuda.backward_ampere import (
+    SHAPES,
+    AmpereBackward,
+    ampere_refusal,
+    ampere_ways,
+    every_ampere_kernel,
+)
 from kernels.attention.cuda.backward_costs import span
 from kernels.attention.cuda.backward_few import FewBackward, every_few_kernel, few_refusal, few_ways
 from kernels.attention.cuda.backward_kernels import every_backward_kernel, every_hopper_kernel
@@ -33,8 +40,9 @@ from kernels.attention.cuda.build import Resources, check_gates
 from kernels.attention.cuda.errors import BuildFailed
 from kernels.attention.cuda.planning import Layout, Lengths, Machine, Mask, Problem
 from kernels.attention.cuda.variants import CHIPS, Chip
+from tests.kernels.cuda.simt_ways import HostBuffers
 
-HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
+ADA, HOPPER = (next(chip for chip in CHIPS if chip.name == name) for name in ("ada", "hopper"))
 MACHINE = Machine(HOPPER, 132, 60 << 20, hopper=True)
 
 
@@ -56,7 +64,7 @@ def kinds(problem: BackwardProblem, machine: Machine = MACHINE) -> list[type]:
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_every_kernel_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> None:
-    entries = [*every_backward_kernel(chip), *every_small_kernel(chip)]
+    entries = [*every_backward_kernel(chip), *every_small_kernel(chip), *every_ampere_kernel(chip)]
     entries += [*every_hopper_kernel(), *every_few_kernel()] if chip is HOPPER else ()
     assert len({entry.name for entry in entries}) == len(entries)
     for entry in entries:
@@ -65,28 +73,70 @@ def test_every_kernel_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "reason", "other"),
     [
-        ({"mask": Mask("bool", 0, 0, 0, 0, 1)}, "no masks"),
-        ({"window_offset": -5}, "no left edges of windows"),
-        ({"lengths": Lengths(0, 0, 10, True)}, "no packed sequences"),
-        ({"scale": -1.0}, "not positive"),
-        ({"head_dim": 256}, "up to 128"),
-        ({"head_dim": 100}, "16 bytes"),
-        ({"k": Layout(0, 0, 128)}, "strides"),
+        ({"mask": Mask("bool", 0, 0, 0, 0, 1)}, "no masks", "no masks"),
+        ({"window_offset": -5}, "no left edges of windows", None),
+        ({"lengths": Lengths(0, 0, 10, True)}, "no packed sequences", "no packed sequences"),
+        ({"scale": -1.0}, "not positive", None),
+        ({"head_dim": 256}, "up to 128", "up to 128"),
+        ({"head_dim": 100}, "16 bytes", "16 bytes"),
+        ({"k": Layout(0, 0, 128)}, "strides", None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_hoppers_kernel_does_not_take_is_the_pairs(changes: dict[str, Any], reason: str) -> None:
+def test_what_hoppers_kernel_does_not_take_has_another_way(
+    changes: dict[str, Any], reason: str, other: str | None
+) -> None:
     problem = posed(**changes)
     assert reason in (hopper_refusal(problem, MACHINE) or "")
-    assert kinds(problem) == [PairBackward]
+    assert (other or "") in (ampere_refusal(problem, MACHINE) or "")
+    assert kinds(problem) == ([PairBackward] if other else [AmpereBackward, PairBackward])
 
 
 def test_plain_and_causal_problems_are_hoppers_where_there_is_one() -> None:
     for causal in (False, True):
-        assert kinds(posed(causal=causal)) == [HopperBackward, FewBackward, PairBackward]
-        assert kinds(posed(causal=causal), replace(MACHINE, hopper=False)) == [PairBackward]
+        assert kinds(posed(causal=causal)) == [HopperBackward, FewBackward, AmpereBackward, PairBackward]
+        assert kinds(posed(causal=causal), replace(MACHINE, hopper=False)) == [AmpereBackward, PairBackward]
+        turing = replace(MACHINE, chip=CHIPS[0], hopper=False)
+        assert kinds(in_float16(posed(causal=causal)), turing) == [PairBackward]
+
+
+def in_float16(problem: BackwardProblem) -> BackwardProblem:
+    """Turing has no other type."""
+    return replace(problem, forward=replace(problem.forward, dtype="float16"))
+
+
+def test_the_pass_with_five_products_is_taken_where_each_sm_has_a_block() -> None:
+    machine = Machine(ADA, 58, 48 << 20)
+    for head_dim in SHAPES:
+        assert kinds(posed(seq=600, batch=1, heads=2, kv_heads=2, head_dim=head_dim), machine)[0] is PairBackward
+        assert kinds(posed(seq=600, batch=2, head_dim=head_dim), machine)[0] is AmpereBackward
+
+
+@pytest.mark.parametrize("chip", CHIPS[1:], ids=lambda chip: chip.name)
+def test_a_chip_takes_the_first_shape_that_it_has_shared_memory_for(chip: Chip) -> None:
+    for head_dim, shapes in SHAPES.items():
+        ways = ampere_ways(posed(head_dim=head_dim), Machine(chip, 58, 48 << 20))
+        fitting = [one for one in shapes if one.shared_bytes(head_dim) <= chip.shared_bytes_per_block]
+        assert [way.shape for way in ways] == fitting
+        assert fitting
+
+
+def test_sums_of_five_products_have_no_turns_behind_them_to_clear() -> None:
+    (way, *_) = ampere_ways(posed(head_dim=64, seq=200), replace(MACHINE, hopper=False))
+    buffers = HostBuffers()
+    steps = way.steps(posed(head_dim=64, seq=200), buffers)  # type: ignore[arg-type]
+    assert [step.arguments[0].query_tiles for step in steps] == [0, 4, 0]
+    assert [memory.numel() for memory in buffers.memory] == [64 * 256 * 4, 64 * 256 * 4, 64 * 256 * 64 * 4]
+
+
+@pytest.mark.parametrize(("causal", "heads"), [(True, 8), (False, 1)])
+def test_sections_of_the_pass_with_five_products_fit_the_cache(causal: bool, heads: int) -> None:
+    (way, *_) = ampere_ways(posed(causal=causal), replace(MACHINE, hopper=False))
+    assert way.heads_of_section(posed(causal=causal)) == heads
+    few = posed(causal=True, batch=1, heads=4, kv_heads=4)
+    assert way.heads_of_section(few) == 4
 
 
 @pytest.mark.parametrize(
@@ -126,15 +176,16 @@ def test_few_keys_are_one_launch_where_that_is_sure_to_pay() -> None:
     for head_dim in (64, 128):
         for seq, group in ((1, 1), (64, 1), (128, 1), (128, 4)):
             problem = posed(**{**FEW, "seq": seq, "head_dim": head_dim, "kv_heads": 8 // group})
-            assert kinds(problem) == [SmallBackward, FewBackward, HopperBackward, PairBackward]
+            assert kinds(problem) == [SmallBackward, FewBackward, HopperBackward, PairBackward, AmpereBackward]
     # Not measured: few blocks only by 128 rows in each.
     many = posed(**{**FEW, "seq": 128, "batch": 8, "head_dim": 128})
-    assert kinds(many) == [FewBackward, HopperBackward, SmallBackward, PairBackward]
+    assert kinds(many) == [FewBackward, HopperBackward, SmallBackward, PairBackward, AmpereBackward]
     # More blocks than there are SMs.
-    assert kinds(posed(**{**FEW, "batch": 64})) == [HopperBackward, FewBackward, PairBackward, SmallBackward]
+    filled = [HopperBackward, FewBackward, AmpereBackward, PairBackward, SmallBackward]
+    assert kinds(posed(**{**FEW, "batch": 64})) == filled
     elsewhere = replace(MACHINE, hopper=False)
     for seq in (197, 256, 512):
-        assert kinds(posed(**{**FEW, "seq": seq}), elsewhere) == [SmallBackward, PairBackward]
+        assert kinds(posed(**{**FEW, "seq": seq}), elsewhere) == [SmallBackward, PairBackward, AmpereBackward]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +214,10 @@ def test_where_blocks_have_an_sm_or_nearly_hoppers_pass_is_one_launch(sizes: dic
 def test_the_deterministic_mode_has_hoppers_one_launch_where_others_have_the_pair() -> None:
     for sizes in ({"seq": 512}, {"seq": 4096}, {"seq": 1024, "batch": 4}):
         ways = backward_ways(posed(**{**FEW, **sizes}), MACHINE)
-        assert isinstance(next(way for way in ways if not isinstance(way, HopperBackward)), FewBackward)
+        assert isinstance(next(way for way in ways if way.same_bits), FewBackward)
+        ways = backward_ways(posed(**{**FEW, **sizes}), replace(MACHINE, hopper=False))
+        repeating = next(way for way in ways if way.same_bits)
+        assert isinstance(repeating, SmallBackward if sizes == {"seq": 512} else PairBackward)
 
 
 def test_where_its_one_launch_cannot_be_the_deterministic_mode_has_hoppers_sums_in_an_order() -> None:

@@ -42,7 +42,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return compile_backward(entries, 800, tmp_path_factory.mktemp("small"))
 
 
-def by_formula(posed: Posed) -> list[torch.Tensor]:
+def rounded_pass(posed: Posed) -> list[torch.Tensor]:
     """The gradients step by step, weights, slopes and output rounded as the kernel does, for one head of K."""
     q, k, v = (posed.tensors[name].double() for name in ("q", "k", "v"))
     dout, scale = posed.dout.double(), posed.out.shape[-1] ** -0.5
@@ -91,7 +91,7 @@ def test_any_lengths_up_to_512_have_gradients(
     options = Options(causal is not None, alignment=causal or "top-left")
     posed = pose(BRAIN, 1, group, 1, seq_q, seq_k, head_dim, options, seed=seq_q)
     found = run_small(program, posed, SmallBackward(MACHINE, shape), tmp_path)
-    for one, exact, rounded in zip(found, posed.exact, by_formula(posed), strict=True):
+    for one, exact, rounded in zip(found, posed.exact, rounded_pass(posed), strict=True):
         # Few keys cancel: then what the same formula in the same types loses is the measure.
         lost = float((one.double() - exact).norm())
         assert lost <= max(RELATIVE[BRAIN] * float(exact.norm()), 2 * float((rounded - exact).norm()) + 1e-6)

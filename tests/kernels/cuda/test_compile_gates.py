@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernels.attention.cuda import decode, general
+from kernels.attention.cuda.backward_ampere import AmpereBackwardKernel, every_ampere_kernel, shapes_of
 from kernels.attention.cuda.backward_few import FewBackwardKernel, every_few_kernel
 from kernels.attention.cuda.backward_kernels import HopperBackwardKernel, every_backward_kernel, pair_kernel
 from kernels.attention.cuda.backward_small import every_small_kernel
@@ -143,6 +144,18 @@ def test_the_backward_kernels_for_few_keys_compile_without_spills(
             assert built.resources.spill_bytes == 0
 
 
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90a"])
+def test_the_backward_kernels_with_five_products_compile_without_spills(
+    architecture: str, compiler: Compiler, cache: Cache
+) -> None:
+    chip = chip_of(Target(architecture).capability)
+    assert chip is not None
+    entries = [AmpereBackwardKernel("bfloat16", size, shapes_of(size, chip)[0]) for size in (64, 128)]
+    for built in build_all(entries, Target(architecture), compiler, cache, 2):
+        assert built.resources is not None
+        assert built.resources.spill_bytes == 0
+
+
 def test_the_scalar_and_the_joining_kernel_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
     chip = chip_of(75)
     assert chip is not None
@@ -201,6 +214,6 @@ def test_every_kernel_made_on_demand_passes_its_gates(architecture: str, compile
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
     entries = [*general.every_kernel(chip), *decode.every_kernel(chip), *every_backward_kernel(chip)]
-    entries += every_small_kernel(chip)
+    entries += [*every_small_kernel(chip), *every_ampere_kernel(chip)]
     entries += every_few_kernel() if architecture == "sm_90a" else ()
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)

@@ -4,7 +4,7 @@
 #include "small/instructions.cuh"
 
 // LANES lanes take a row, eight elements each; D <= 8 LANES. TURNED: of every 16 rows, each quad lane's values lie together, as
-// Hopper's kernel reads them, and `sums` and the turns are cleared.
+// Hopper's kernel reads them, and `sums` is cleared, and the turns where there are: where tiles are counted.
 template <class T_, int LANES_, bool VECTOR_, bool TURNED_>
 struct Prepare {
   typedef T_ T;
@@ -39,7 +39,7 @@ DEVICE void backward_prepare(const BackwardParams& p) {
     *(Chunk*)to = Chunk{0, 0, 0, 0};
     *(Chunk*)(to + 4) = Chunk{0, 0, 0, 0};
     const i64 cleared = (row_of_all * C::LANES + lane) * 8;
-    if (cleared % (SUMS_OF_TILE / SHARES_OF_TILE) == 0) turns_of(p)[cleared / (SUMS_OF_TILE / SHARES_OF_TILE)] = 0;
+    if (p.query_tiles && cleared % (SUMS_OF_TILE / SHARES_OF_TILE) == 0) turns_of(p)[cleared / (SUMS_OF_TILE / SHARES_OF_TILE)] = 0;
   }
   if (lane == 0 && is_head) {
     const i64 at = (i64)head_of_all * p.seq_q + row;

@@ -1,0 +1,224 @@
+"""The backward pass by mma.sync with five products, for chips from Ampere on: dQ is summed in float32 in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernels.attention.cuda.backward_kernels import PrepareKernel, entry_point
+from kernels.attention.cuda.backward_plan import (
+    FEW_ROUNDS,
+    MOST_ROWS,
+    BackwardProblem,
+    copied,
+    preparing,
+    with_numbers,
+)
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.hopper import L2_SHARE
+from kernels.attention.cuda.launching import Buffers, Step
+from kernels.attention.cuda.parameters import Divisor
+from kernels.attention.cuda.planning import ELEMENT_BYTES, MAX_BLOCKS, Machine, check_kind
+from kernels.attention.cuda.variants import C_TYPE, SHORT, Chip, padded
+
+NUMBER_BYTES = 8
+"""That a row of Q has beside its elements: its log-sum-exp and delta, in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmpereShape:
+    """A block keeps `keys` keys and takes `queries` queries at a time, over `warps` warps, each of which has
+    `fragments` times 16 keys; `stages` tiles of queries and `slopes` tiles of dS have a place; a warp computes its
+    scores of a tile in `parts`; an SM is to have registers for `blocks` blocks."""
+
+    keys: int
+    queries: int
+    warps: int
+    fragments: int
+    stages: int
+    slopes: int
+    parts: int
+    blocks: int
+
+    @property
+    def name(self) -> str:
+        """E.g. `64x64w4f1s2b1h2`."""
+        numbers = f"w{self.warps}f{self.fragments}s{self.stages}b{self.slopes}h{self.parts}"
+        return f"{self.keys}x{self.queries}{numbers}"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether warps share keys, so that P goes through shared memory."""
+        return self.warps * self.fragments * 16 > self.keys
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory, for a padded head dimension."""
+        rows = (2 * self.keys + 2 * self.stages * self.queries) * head_dim * ELEMENT_BYTES
+        scores = (self.slopes + self.is_shared) * self.keys * self.queries * ELEMENT_BYTES
+        return rows + scores + self.stages * self.queries * NUMBER_BYTES
+
+
+SHAPES: dict[int, tuple[AmpereShape, ...]] = {
+    64: (AmpereShape(64, 64, 4, 1, 2, 1, 2, 2),),
+    128: (AmpereShape(64, 128, 8, 2, 1, 1, 1, 1), AmpereShape(64, 32, 4, 1, 2, 1, 1, 1)),
+}
+"""By padded head dimension, the one to take first at the head: the others are for chips with less shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmpereBackwardKernel:
+    """A specialisation of `source/backward/ampere.cuh`."""
+
+    dtype: str
+    head_dim: int
+    shape: AmpereShape
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward80_bf16_d64_64x64w4f1s2b1h2`."""
+        return f"backward80_{SHORT[self.dtype]}_d{self.head_dim}_{self.shape.name}"
+
+    @property
+    def threads(self) -> int:
+        return self.shape.warps * 32
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.shape.shared_bytes(self.head_dim)
+
+    @property
+    def source(self) -> str:
+        s = self.shape
+        numbers = (self.head_dim, s.keys, s.queries, s.warps, s.fragments, s.stages, s.slopes, s.parts)
+        config = f"Ampere<{', '.join([C_TYPE[self.dtype], *map(str, numbers)])}>"
+        text = entry_point("ampere", self.name, self.threads, f"backward_ampere<{config}>", blocks=s.blocks)
+        return f'{text}static_assert({config}::BYTES == {self.shared_bytes}, "shared memory differs");\n'
+
+
+@dataclass(frozen=True, slots=True)
+class AmpereConvertKernel:
+    """dQ from its sums, by `source/backward/ampere_sums.cuh`."""
+
+    dtype: str
+    head_dim: int
+    shape: AmpereShape
+
+    shared_bytes = 0
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward80_convert_bf16_d64_64w4`: 64 queries and 4 warps."""
+        s = self.shape
+        return f"backward80_convert_{SHORT[self.dtype]}_d{self.head_dim}_{s.queries}w{s.warps}"
+
+    @property
+    def threads(self) -> int:
+        return self.shape.warps * 32
+
+    @property
+    def source(self) -> str:
+        config = f"AmpereSums<{C_TYPE[self.dtype]}, {self.head_dim}, {self.shape.queries}, {self.shape.warps}>"
+        return entry_point("ampere_sums", self.name, self.threads, f"backward_ampere_convert<{config}>")
+
+
+@dataclass(frozen=True, slots=True)
+class AmpereBackward:
+    """One pass over keys, with dQ summed in float32: the order of the additions, and so dQ's last bits, may differ from
+    run to run."""
+
+    machine: Machine
+    shape: AmpereShape
+
+    same_bits = False
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward80-64x64w4f1s2b1h2`."""
+        return f"backward80-{self.shape.name}"
+
+    def key_tiles(self, problem: BackwardProblem) -> int:
+        """Of a head of K."""
+        return -(-problem.forward.seq_k // self.shape.keys)
+
+    def blocks(self, problem: BackwardProblem) -> int:
+        """That have keys of their own."""
+        f = problem.forward
+        return f.batch * f.kv_heads * self.key_tiles(problem)
+
+    def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
+        """Rows' numbers and zeros; everything; dQ from its sums. Raises `Unsupported`."""
+        f, shape, size = problem.forward, self.shape, padded(problem.forward.head_dim)
+        check_kind(f, self.machine)
+        query_tiles, key_tiles = -(-f.seq_q // shape.queries), self.key_tiles(problem)
+        stat_rows = query_tiles * shape.queries
+        parameters = with_numbers(problem, stat_rows, buffers)
+        parameters.sums = buffers.scratch(problem.heads * stat_rows * size * 4)
+        main, convert = copied(parameters), copied(parameters)
+        heads = self.heads_of_section(problem)
+        main.section, main.section_tiles = Divisor.of(heads), Divisor.of(heads * key_tiles)
+        blocks = -(-f.batch * f.kv_heads // heads) * heads * key_tiles
+        main.items, main.query_tiles, convert.tiles = blocks, query_tiles, Divisor.of(query_tiles)
+        most = max(blocks, problem.heads * query_tiles)
+        if most > MAX_BLOCKS:
+            raise Unsupported(f"{most} blocks are more than a grid can have")
+        return [
+            preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters),
+            Step(AmpereBackwardKernel(f.dtype, size, shape), (blocks, 1, 1), (main,)),
+            Step(AmpereConvertKernel(f.dtype, size, shape), (problem.heads * query_tiles, 1, 1), (convert,)),
+        ]
+
+    def heads_of_section(self, problem: BackwardProblem) -> int:
+        """Heads of K whose Q, dO and sums fit the L2 cache, in equal sections; all of them in small problems, where the
+        longest tile must not begin late; one where all tiles are equally long, so that they follow each other."""
+        f = problem.forward
+        if not f.causal:
+            return 1
+        heads = f.batch * f.kv_heads
+        if self.blocks(problem) <= FEW_ROUNDS * self.machine.sm_count:
+            return heads
+        bytes_of_head = f.group * f.seq_q * padded(f.head_dim) * (2 * ELEMENT_BYTES + 4)
+        fitting = max(1, int(self.machine.l2_bytes * L2_SHARE) // bytes_of_head)
+        return -(-heads // -(-heads // fitting))
+
+
+def ampere_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
+    """Why these kernels do not compute the problem; None if they do."""
+    f = problem.forward
+    if machine.chip.name == "turing":
+        return "no chip without asynchronous copies"
+    if f.mask is not None or f.lengths is not None:
+        return "no masks and no packed sequences"
+    if f.head_dim > max(SHAPES) or not problem.is_vector:
+        return "head dimensions up to 128, rows that begin on 16 bytes"
+    if problem.heads * (f.seq_q + max(shape.queries for shape in SHAPES[padded(f.head_dim)])) > MOST_ROWS:
+        return "so many rows cannot be counted in 32 bits"
+    return None
+
+
+def shapes_of(head_dim: int, chip: Chip) -> list[AmpereShape]:
+    """Those that a chip has shared memory for, the one to take first at the head."""
+    size = padded(head_dim)
+    return [shape for shape in SHAPES[size] if shape.shared_bytes(size) <= chip.shared_bytes_per_block]
+
+
+def ampere_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackward]:
+    """Every way of this kind, the one to take first at the head."""
+    if ampere_refusal(problem, machine) is not None:
+        return []
+    return [AmpereBackward(machine, shape) for shape in shapes_of(problem.forward.head_dim, machine.chip)]
+
+
+def fills_machine(way: AmpereBackward, problem: BackwardProblem) -> bool:
+    """Whether each SM has a block."""
+    return way.blocks(problem) >= way.machine.sm_count
+
+
+def every_ampere_kernel(chip: Chip) -> Iterator[AmpereBackwardKernel | AmpereConvertKernel]:
+    """All that a plan can choose on a chip, but for the preparing kernels, which Hopper has too."""
+    if chip.name == "turing":
+        return
+    for dtype, size in itertools.product(chip.dtypes, SHAPES):
+        for shape in shapes_of(size, chip):
+            yield AmpereBackwardKernel(dtype, size, shape)
+            yield AmpereConvertKernel(dtype, size, shape)
