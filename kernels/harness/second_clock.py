@@ -1,75 +1,102 @@
-"""After the last case, some of the cases once more by a clock that is not ours, kept beside our medians."""
+"""After the last case, the timers of some cases once more while a clock that is not ours records the same launches."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from kernels.harness import cupti, rows
+from kernels.harness import rows, watching
 from kernels.harness.contenders import Crew
 from kernels.harness.facts import log
-from kernels.harness.judging import Session, judge_case, spread
+from kernels.harness.judging import Judged, Session, judge_case, spread
 from kernels.harness.spec import CONTROL
-from kernels.harness.workload import Case
+from kernels.harness.timers import CudaTimer, Timer
+from kernels.harness.turns import Contender
+from kernels.harness.watching import Missed, Watched, watched
+from kernels.harness.workload import Case, Unavailable
 
 FILE = "cupti.csv"
+CASES = 6
 MOST_S = 90.0
 
 Medians = Mapping[str, Mapping[str, float]]
 """Regime to implementation to microseconds."""
+Timers = Callable[[str], Callable[[Contender], Timer]]
 
 
-def ask_cupti(session: Session, crew: Crew, origin: rows.Origin, measured: Sequence[tuple[Case, Medians]]) -> int:
+def ask_cupti(
+    session: Session, crew: Crew, origin: rows.Origin, measured: Sequence[tuple[Case, Medians]], timed_by: Timers
+) -> int:
     """Writes `cupti.csv` and says so; how many rows it has. What goes wrong here costs no measurement: it is logged."""
     if session.device.type != "cuda" or not measured:
         return 0
     table: list[rows.Row] = []
     began = time.monotonic()
     try:
-        for case, medians in cupti.sampled(measured):
+        for case, medians in sampled(measured):
             if time.monotonic() - began < MOST_S:
-                table += of_case(session, crew, origin, case, medians)
+                table += of_case(session, crew, origin, (case, medians), timed_by)
     except Exception as exc:  # a tracer of others, beside a run that is already measured
         log(f"CUPTI: {type(exc).__name__}: {exc}")
     if table:
         columns = ("run_id", "device", "case_id", *session.spec.workload.columns, "implementation", "backend")
-        rows.write_csv(session.out / FILE, (*columns, *cupti.COLUMNS), table)
+        rows.write_csv(session.out / FILE, (*columns, *watching.COLUMNS), table)
         session.facts.send("second_clock", path=FILE, cells=len(table))
     return len(table)
 
 
-def of_case(session: Session, crew: Crew, origin: rows.Origin, case: Case, medians: Medians) -> list[rows.Row]:
-    """A row for each implementation that was timed and that CUPTI sees."""
+def sampled(cases: Sequence[Any], most: int = CASES) -> list[Any]:
+    """So many of them, evenly spread over the grid, the first and the last among them."""
+    if len(cases) <= most:
+        return list(cases)
+    return [cases[round(number * (len(cases) - 1) / (most - 1))] for number in range(most)]
+
+
+def of_case(
+    session: Session, crew: Crew, origin: rows.Origin, measured: tuple[Case, Medians], timed_by: Timers
+) -> list[rows.Row]:
+    """A row for each implementation in each regime that it was timed in."""
+    case, medians = measured
     timed = {name for own in medians.values() for name in own if not name.endswith(CONTROL)}
     names = tuple(name for name in session.spec.implementations if name in timed)
     judged = judge_case(session, crew, case, names)
     if judged.inputs is None:  # its implementations run in processes of their own, which this one cannot trace
         return []
     judged, _ = spread(session, crew, judged)
+    return [
+        row(judged, origin, contender, regime, (own[contender.implementation], watched_in(timed_by(regime), contender)))
+        for contender in judged.contenders
+        for regime, own in medians.items()
+        if contender.implementation in own
+    ]
+
+
+def watched_in(timed_by: Callable[[Contender], Timer], contender: Contender) -> Watched | Missed:
+    """One implementation, timed in one regime by a timer of its own while CUPTI looks on."""
+    try:
+        with contender.scope():
+            timer = timed_by(contender)
+    except (Unavailable, RuntimeError, MemoryError) as exc:
+        return Missed(str(exc)[:200])
+    return watched(timer, contender) if isinstance(timer, CudaTimer) else Missed("its timer is not this device's")
+
+
+def row(
+    judged: Judged, origin: rows.Origin, contender: Contender, regime: str, told: tuple[float, Watched | Missed]
+) -> rows.Row:
+    """What the ordinary measurement had as its median, and what was found now."""
+    unwatched_us, found = told
     backends = {one.implementation: one.backend for one in judged.bound}
-    rested = {one.implementation: cupti.seen(one) for one in judged.contenders}
-    long = [one for one in judged.contenders if is_long(rested[one.implementation])]
-    busy = cupti.busy(long) if long else {}
-    table: list[rows.Row] = []
-    for name, found in rested.items():
-        if found is None:
-            log(f"CUPTI sees nothing of {name} on {case.id}")
-            continue
-        own = {regime: by[name] for regime, by in medians.items() if name in by}
-        table.append(
-            rows.axes(case)
-            | {
-                "run_id": origin.run_id,
-                "device": origin.device,
-                "implementation": name,
-                "backend": backends[name],
-            }
-            | cupti.cells(found, own, busy.get(name, math.nan))
-        )
-    return table
-
-
-def is_long(found: cupti.Seen | None) -> bool:
-    """Whether a power limit may hold back a device that makes such calls without a rest."""
-    return found is not None and found.span_us >= cupti.BUSY_FROM_US
+    if isinstance(found, Missed):
+        log(f"CUPTI: {contender.implementation} on {judged.case.id}, {regime}: {found.why}")
+    return (
+        rows.axes(judged.case)
+        | {
+            "run_id": origin.run_id,
+            "device": origin.device,
+            "implementation": contender.implementation,
+            "backend": backends[contender.implementation],
+        }
+        | watching.cells(found, regime, unwatched_us)
+    )

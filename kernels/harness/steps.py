@@ -159,5 +159,5 @@ def measure_all(session: Session) -> int:
         )
         wrong = wrong or done.wrong
         measured.append((case, done.medians))
-    ask_cupti(session, crew, origin, measured)
+    ask_cupti(session, crew, origin, measured, timed_by)
     return WRONG if wrong else DONE

@@ -50,12 +50,13 @@ NEVER_HIDDEN = "its launch cannot be hidden: the device comes to its first event
 class Timed:
     """One measurement: microseconds per call. `host_us` is how long the host took to enqueue it all; `cover` is what
     kept the device busy meanwhile (`gate`, `spin`, or nothing). `hidden` says whether the device provably never waited
-    for the host; None where no device runs beside the host."""
+    for the host; None where no device runs beside the host. `tries`: how often it was enqueued until it was."""
 
     latency_us: float
     host_us: float | None = None
     cover: str = ""
     hidden: bool | None = None
+    tries: int = 1
 
 
 class Timer(Protocol):
@@ -170,10 +171,10 @@ class CudaTimer:
         if self.waits:
             return self.uncovered(work)
         expired = 0
-        for _ in range(TRIES):
+        for tries in range(1, TRIES + 1):
             taken = self.behind_gate(work) if self.cover == GATE else self.behind_spin(work)
             if taken.hidden:
-                return Timed(taken.latency_us / (calls or len(work)), taken.host_us, taken.cover, True)
+                return Timed(taken.latency_us / (calls or len(work)), taken.host_us, taken.cover, True, tries)
             if self.cover == SPIN:
                 if self.spin_us >= MOST_SPIN_US:
                     break

@@ -1,4 +1,5 @@
-"""How far our medians are from what CUPTI says of the same cases: a number, not a promise."""
+"""How far our medians are from what CUPTI says of the same cases, in files from before it watched the very launches
+that are timed (`watched_launches.py`): a number, not a promise."""
 
 from __future__ import annotations
 
@@ -57,13 +58,13 @@ class Agreement:
 
 
 def read(lines: Iterable[str]) -> tuple[Told, ...]:
-    """What a file says; rows that make no sense are left out, as it may be anybody's."""
+    """What an old file says; rows that make no sense are left out, as it may be anybody's."""
     found = []
     try:
         for row in csv.DictReader(lines):
             case_id, name, us = row.get("case_id"), row.get("implementation"), number(row.get("cupti_us") or "")
             busy_us = number(row.get("cupti_busy_us") or "")
-            if case_id and name and 0 < us < math.inf:
+            if case_id and name and 0 < us < math.inf and not row.get("regime"):
                 found.append(Told(case_id, name, us, busy_us if 0 < busy_us < math.inf else math.nan))
     except csv.Error:
         pass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from orchestrator.analysis import second_clock
+from orchestrator.analysis import second_clock, watched_launches
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
@@ -55,7 +55,8 @@ def read_report(path: Path) -> Report:
     groups = reader.groups()
     found = study(groups, reader.told())
     clock = tuple(one for file in folder.clocks for one in second_clock.read(csv_lines(file)))
-    return Report(found, folder.environment, folder.build, folder.manifest, tuple(notes), folder.spec, clock)
+    watched = tuple(one for file in folder.clocks for one in watched_launches.read(csv_lines(file)))
+    return Report(found, folder.environment, folder.build, folder.manifest, tuple(notes), folder.spec, clock, watched)
 
 
 def chosen(report: Report, named: Sequence[str]) -> tuple[Setting, ...]:

@@ -36,7 +36,10 @@ def page(
         sections += [Section(title, parts) for title, parts in _part(part, names, several=len(study.settings) > 1)]
     sections.append(Section("Correctness", _errors(study)))
     if words := report.second_clock():
-        sections.append(Section("A second clock", [Text(words), tables.second_clock(study, report.clock, names)]))
+        told = tables.watched_launches(report.watched, names) if report.watched else None
+        sections.append(
+            Section("A second clock", [Text(words), told or tables.second_clock(study, report.clock, names)])
+        )
     sections.append(Section("Not timed", tables.not_timed(study)))
     sections += more
     sections += [

@@ -16,6 +16,8 @@ from orchestrator.analysis.samples import Group
 from orchestrator.analysis.second_clock import Told, agreement, sentence
 from orchestrator.analysis.study import Study, false_verdicts
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.analysis.watched_launches import Watched
+from orchestrator.analysis.watched_launches import sentence as watched_sentence
 from orchestrator.core.bundled import names
 from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.wording import count
@@ -43,7 +45,9 @@ class Report:
     notes: tuple[str, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict)
     clock: tuple[Told, ...] = ()
-    """What CUPTI says of some of the cases."""
+    """What CUPTI says of some of the cases, in a run from before it watched the launches that are timed."""
+    watched: tuple[Watched, ...] = ()
+    """What CUPTI says of launches that our timers timed."""
 
     @property
     def title(self) -> str:
@@ -184,6 +188,8 @@ class Report:
 
     def second_clock(self) -> str:
         """How far CUPTI's times are from ours; empty where nobody asked it."""
+        if self.watched:
+            return watched_sentence([one for one in self.watched if one.case_id in self.study.case_ids])
         found = agreement(self.study, self.clock)
         return sentence(found) if found is not None else ""
 

@@ -10,6 +10,7 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.second_clock import Told
 from orchestrator.analysis.study import Case, Contrast, Study
 from orchestrator.analysis.timings import Timing
+from orchestrator.analysis.watched_launches import Watched
 from orchestrator.core.results import TIMER_SHARE, is_control
 from orchestrator.report.page import Cell, Part, Table, Word
 from orchestrator.report.text import UNKNOWN, backend, digits, energy, estimate, percent, ratio, size, within
@@ -166,6 +167,31 @@ def second_clock(study: Study, told: Sequence[Told], names: Mapping[str, str]) -
             rows.append([names[one.case_id], one.implementation, digits(one.cupti_us, 4), busy, *cells])
     heads = ("case", "implementation", "CUPTI, µs", "without rest, µs", *(f"{one.name}, µs" for one in settings))
     return Table("A second clock", heads, rows, left=(1,))
+
+
+def watched_launches(told: Sequence[Watched], names: Mapping[str, str]) -> Table:
+    """A line for each implementation, case and regime in which CUPTI watched the launches that we timed."""
+    rows: list[list[Cell]] = []
+    for one in told:
+        if one.case_id not in names:
+            continue
+        cells: list[Cell] = [names[one.case_id], one.implementation, one.regime]
+        if one.skipped:
+            rows.append([*cells, one.skipped, UNKNOWN, UNKNOWN, UNKNOWN])
+            continue
+        ours = Word(digits(one.watched_us, 4), more=f"{one.ratio:.3f} of CUPTI's")
+        covered, unwatched = (UNKNOWN if math.isnan(us) else digits(us, 4) for us in (one.covered_us, one.unwatched_us))
+        rows.append([*cells, ours, digits(one.cupti_us, 4), covered, unwatched])
+    heads = (
+        "case",
+        "implementation",
+        "regime",
+        "watched, µs",
+        "CUPTI's kernels, µs",
+        "behind the cover, µs",
+        "unwatched, µs",
+    )
+    return Table("The same launches by CUPTI", heads, rows, left=(1, 2))
 
 
 def not_timed(study: Study) -> list[Part]:

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 
 import torch
 
+from kernels.harness.watching import Missed
 from kernels.harness.workload import BuildFailed, Unavailable
 from tests.kernels.instruments import (
     CALM_SPIN_S,
@@ -20,7 +21,6 @@ from tests.kernels.instruments import (
     GRAPH_SPIN_S,
     LOADED_SPIN_S,
     Subject,
-    by_cupti,
     by_events,
     by_loop,
     by_nvbench,
@@ -30,6 +30,7 @@ from tests.kernels.instruments import (
     middle,
     ours,
     subject,
+    watched,
 )  # fmt: skip
 
 CELLS = (
@@ -54,21 +55,28 @@ def compared(one: Subject, spin_s: float, calm: bool) -> list[Line]:
             f"{sum(bool(sample.hidden) for sample in burst)}/{len(burst)} hidden, host {host:.0f}, {burst[0].cover}"
         )
         lines.append(("burst/events", told, by_events(one.calls, spin_s, 25 if calm else 15), remark))
-        if calm:
-            numbers = iter(range(10**9))
-            kernels = by_cupti(lambda: one.calls[next(numbers) % len(one.calls)](), 15, 1, min(0.02, 9e-6 * told))
-            lines.append(("burst/cupti", told, kernels, f"{told - kernels:+.2f} us"))
         try:
             graph = middle(ours(one, "graph", 15))
             lines.append(("graph/events", graph, by_own_graph(one.calls, GRAPH_SPIN_S if calm else spin_s), ""))
             if calm:
-                lines.append(("graph/cupti", graph, kernels, ""))
                 steady = ours(one, "sustained", 5)
                 share = sum(bool(sample.hidden) for sample in steady) / len(steady)
                 lines.append(("sust./events", middle(steady), by_loop(one.calls, graph), f"{share:.0%} hidden"))
         except Unavailable as exc:
             lines.append(("graph", math.nan, math.nan, str(exc)[:60]))
+    if calm:
+        lines += [by_the_same_launches(one, regime) for regime in ("burst", "graph", "sustained")]
     return lines
+
+
+def by_the_same_launches(one: Subject, regime: str) -> Line:
+    """Ours and CUPTI's times of the launches that our timer times."""
+    found = watched(one, regime)
+    if isinstance(found, Missed):
+        return f"{regime[:5]}/cupti", math.nan, math.nan, found.why[:60]
+    theirs = found.cupti_us if math.isnan(found.covered_us) else found.covered_us
+    remark = f"kernels {found.cupti_us:.2f}, worst sample {found.worst_ratio - 1:+.1%}"
+    return f"{regime[:5]}/cupti", found.watched_us, theirs, remark
 
 
 def show(

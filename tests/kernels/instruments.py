@@ -18,9 +18,10 @@ import torch
 
 from kernels.attention.case import Case, Shape
 from kernels.attention.workload import WORKLOAD
-from kernels.harness.timers import Timed, timer_for
+from kernels.harness import watching
+from kernels.harness.timers import CudaTimer, Timed, timer_for
 from kernels.harness.turns import Contender
-from kernels.harness.workload import Site
+from kernels.harness.workload import Site, Unavailable
 
 Call = Callable[[], object]
 Scope = Callable[[], AbstractContextManager[object]]
@@ -174,6 +175,18 @@ def ours(one: Subject, regime: str, samples: int = 25) -> list[Timed]:
         taken.append(timer(plans))
         time.sleep(min(0.02, timer.rest_s(taken[-1].latency_us)))
     return taken
+
+
+def watched(one: Subject, regime: str) -> watching.Watched | watching.Missed:
+    """What the harness and CUPTI say of the same launches; its scope is not entered."""
+    contender = Contender(one.name, one.calls, one.scope)
+    try:
+        with one.scope():
+            timer = timer_for(DEV, regime)(contender)
+    except Unavailable as exc:
+        return watching.Missed(str(exc))
+    assert isinstance(timer, CudaTimer)
+    return watching.watched(timer, contender)
 
 
 def middle(taken: Sequence[Timed]) -> float:

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from kernels.attention.interface import Plan, Unavailable
+from kernels.harness.cupti import Activity
 
 LATENCY_US = 3.0
 """From the host's call to the device's first look at what was enqueued."""
@@ -111,6 +112,8 @@ class Op:
     ticket: int = 0
     enqueued: float = 0.0
     begun: float | None = None
+    parts: tuple[float, ...] = ()
+    """How long each of its kernels takes, of work that is several in one."""
 
 
 @dataclass
@@ -126,6 +129,10 @@ class SimulatedStream:
     ticket: int = 0
     opened: dict[int, float] = field(default_factory=dict)
     given_up: set[int] = field(default_factory=set)
+    record: list[Activity] = field(default_factory=list)
+    """All kernels that have ended, as a tracer has them."""
+    captured: list[Op] = field(default_factory=list)
+    """All that was enqueued since the last capture began."""
 
     def event(self) -> Mark:
         return Mark(self)
@@ -140,7 +147,7 @@ class SimulatedStream:
 
     def spin(self, microseconds: float) -> None:
         self.host.spend(2.0)
-        self.put(Op("work", microseconds * self.spin_speed))
+        self.put(Op("spin_kernel", microseconds * self.spin_speed))
 
     def hold(self) -> int:
         self.host.spend(4.0)
@@ -156,16 +163,15 @@ class SimulatedStream:
 
     def capture(self, plans: Sequence[Plan], calls: int) -> Callable[[], object]:
         """The work of one call of the first plan, as often: what a graph keeps of a plan. Its replay costs the host."""
-        seen = len(self.queue)
+        self.captured.clear()
         plans[0]()
-        mine = list(self.queue)[seen:]
-        if not mine:
+        parts = tuple(op.lasts_us for op in self.captured if op.kind != "mark") * calls
+        if not parts:
             raise Unavailable("its calls cannot be captured in a graph")
-        lasts = sum(op.lasts_us for op in mine)
 
         def replay() -> None:
             self.host.spend(30.0)
-            self.put(Op("work", lasts * calls))
+            self.put(Op("work", sum(parts), parts=parts))
 
         return replay
 
@@ -175,6 +181,7 @@ class SimulatedStream:
             self.run(float("inf"), room=self.depth - 1)
             self.host.wait_until(self.free)
         op.enqueued = self.host.now_us()
+        self.captured.append(op)
         self.queue.append(op)
 
     def run(self, now: float, until: Mark | None = None, room: int = 0) -> None:
@@ -195,8 +202,23 @@ class SimulatedStream:
                 return
             self.queue.popleft()
             self.free = end
+            self.keep(op, begin, end)
             if op.mark is not None:
                 op.mark.at = end
+
+    def keep(self, op: Op, begin: float, end: float) -> None:
+        """Its kernels in the record, one after the other; a mark is none."""
+        at = begin
+        for lasts in () if op.kind == "mark" else op.parts or (end - begin,):
+            self.record.append(Activity(op.kind, round(at * 1000), round(lasts * 1000)))
+            at += lasts
+
+    def traced(self, work: Callable[[], None]) -> list[Activity]:
+        """What the device did for `work`, by its own record."""
+        seen = len(self.record)
+        work()
+        self.run(float("inf"))
+        return self.record[seen:]
 
 
 def call(stream: SimulatedStream, host_us: float, device_us: float, *, waits: bool = False, kernels: int = 1) -> Plan:

@@ -1,93 +1,64 @@
-"""What CUPTI's activities come to, and which implementation gets the second control."""
+"""Which cells CUPTI is asked about, and that none is left out without a reason."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+import csv
+import json
+from pathlib import Path
+from typing import Any
 
-from kernels.harness.controls import COMPARABLE, Cost, slowest_launcher
-from kernels.harness.cupti import CALLS, Activity, cells, sampled, shared_out, told
+import pytest
+import torch
 
-LENGTHS = st.lists(st.integers(1000, 10**7), min_size=1, max_size=5)
+from kernels.harness import rows, watching
+from kernels.harness.judging import Session, build_all
+from kernels.harness.second_clock import ask_cupti, of_case
+from kernels.harness.spec import parse
+from kernels.harness.timers import timer_for
+from tests.kernels.harness_process import spec
 
-
-@given(st.lists(LENGTHS, min_size=1, max_size=9), st.integers(0, 500))
-def test_a_call_is_what_lies_between_one_spin_and_the_next(calls: list[list[int]], gap: int) -> None:
-    activities, at = [Activity("memset of before", 0, 10)], 100
-    for number, lengths in enumerate(calls):
-        activities.append(Activity("void at::spin_kernel(long)", at, 10**6))
-        at += 10**6 + 50_000
-        for kernel, length in enumerate(lengths):
-            activities.append(Activity(f"kernel_{kernel}", at, length))
-            at += length + gap
-        activities.append(Activity("Context Sync", at, 10**6))
-        at += 10**7 + number
-    found = told(activities)
-    assert found is not None
-    spans = sorted((sum(own) + gap * (len(own) - 1)) / 1000 for own in calls)
-    assert found.calls == len(calls)
-    assert spans[0] <= found.span_us <= spans[-1]
-    if len(spans) % 2:
-        assert abs(found.span_us - spans[len(spans) // 2]) < 1e-6
-    assert found.kernel_us <= found.span_us + 1e-6
-    assert found.kernels[0] == "kernel_0"
-    assert not any("spin" in name or "Sync" in name for name in found.kernels)
+CPU = torch.device("cpu")
+ORIGIN = rows.Origin("run", "vm", "a device", "2")
+MEDIANS = {
+    "burst": {"sdpa:math": 20.0, "sdpa:default": 10.0, "sdpa:default:aa": 10.0},
+    "sustained": {"sdpa:default": 9.0},
+}
 
 
-def test_a_trace_without_kernels_says_nothing() -> None:
-    assert told([]) is None
-    assert told([Activity("void at::spin_kernel(long)", 0, 10)]) is None
-    assert told([Activity("kernel before any spin", 0, 10)]) is None
+class Said:
+    """Facts that are kept."""
+
+    def __init__(self) -> None:
+        self.facts: list[tuple[str, dict[str, Any]]] = []
+
+    def send(self, fact: str, **keys: Any) -> None:
+        self.facts.append((fact, keys))
 
 
-def test_a_row_has_cuptis_times_beside_ours_and_short_names() -> None:
-    found = told([Activity("spin_kernel", 0, 10), Activity("void big<128, 4>(float*, int)", 20, 5000)])
-    assert found is not None
-    assert cells(found, {"burst": 7.25, "graph": float("nan")}) == {
-        "calls": "1", "cupti_us": "5.000", "cupti_kernel_us": "5.000", "cupti_busy_us": "", "kernels": "void_big<128,_4>", "burst_us": "7.250",
-    }  # fmt: skip
+def session(out: Path) -> Any:
+    asked = parse(json.dumps(spec(implementations=["sdpa:default", "sdpa:math", "sdpa:default:aa"])))
+    said: Any = Said()
+    return Session(asked, out, out, said, CPU, asked.workload.problem())  # type: ignore[union-attr]
 
 
-@given(st.lists(st.integers(1000, 10**7), min_size=1, max_size=5), st.data())
-def test_calls_in_turns_are_shared_out_to_whose_they_are(lengths: list[int], data: st.DataObject) -> None:
-    names = [f"way {number}" for number in range(len(lengths))]
-    activities, at = [], 0
-    for _ in range(CALLS):
-        for name, length in zip(names, lengths, strict=True):
-            activities += [Activity("spin_kernel", at, 10), Activity(name, at + 20, length)]
-            at += 10**8
-    assert shared_out(names, activities) == {name: length / 1000 for name, length in zip(names, lengths, strict=True)}
-    del activities[data.draw(st.integers(0, len(activities) - 1))]
-    assert shared_out(names, activities) == {}
+def test_every_regime_of_every_implementation_has_a_row_and_where_it_was_not_watched_a_reason(tmp_path: Path) -> None:
+    here = session(tmp_path)
+    case = here.spec.measure[0]
+    with torch.inference_mode():
+        table = of_case(here, build_all(here), ORIGIN, (case, MEDIANS), lambda kind: timer_for(CPU, kind))
+    assert [(row["implementation"], row["regime"], row["unwatched_us"]) for row in table] == [
+        ("sdpa:default", "burst", "10.000"), ("sdpa:default", "sustained", "9.000"), ("sdpa:math", "burst", "20.000"),
+    ]  # fmt: skip
+    assert {row["skipped"] for row in table} == {"its timer is not this device's"}
+    columns = ("run_id", "device", "case_id", *here.spec.workload.columns, "implementation", "backend")
+    rows.write_csv(tmp_path / "cupti.csv", (*columns, *watching.COLUMNS), table)
+    (first, *_) = csv.DictReader((tmp_path / "cupti.csv").open(encoding="utf-8"))
+    assert (first["case_id"], first["run_id"], first["device"]) == (case.id, "run", "a device")
 
 
-@given(st.integers(0, 200), st.integers(2, 12))
-def test_the_sample_is_spread_over_the_grid_from_its_first_case_to_its_last(count: int, most: int) -> None:
-    cases = list(range(count))
-    chosen = sampled(cases, most)
-    assert len(chosen) == min(count, most)
-    assert chosen == sorted(set(chosen))
-    if count:
-        assert {chosen[0], chosen[-1]} == {cases[0], cases[-1]}
-
-
-@given(
-    st.lists(st.tuples(st.floats(1, 500), st.floats(1, 5000)), min_size=1, max_size=8, unique=True),
-    st.sets(st.integers(0, 7)),
-)
-def test_the_second_control_is_on_the_longest_launch_among_those_of_comparable_speed(
-    costs: list[tuple[float, float]], have: set[int]
-) -> None:
-    made = [Cost(str(n), host, whole) for n, (host, whole) in enumerate(costs)]
-    chosen = slowest_launcher(made, frozenset(map(str, have)))
-    least = min(one.whole_us for one in made)
-    near = [one for one in made if one.whole_us <= COMPARABLE * least]
-    longest = max(one.host_us for one in near)
-    if chosen is None:
-        assert any(one.host_us == longest and int(one.implementation) in have for one in near)
-    else:
-        (one,) = (one for one in made if one.implementation == chosen)
-        assert one in near
-        assert one.host_us == longest
-        assert int(chosen) not in have
-    assert slowest_launcher([], frozenset()) is None
+@pytest.mark.parametrize("measured", [[], [("case", MEDIANS)]])
+def test_a_processor_and_a_run_without_cases_ask_nobody(tmp_path: Path, measured: list[Any]) -> None:
+    here = session(tmp_path)
+    assert ask_cupti(here, {}, ORIGIN, measured, lambda kind: timer_for(CPU, kind)) == 0
+    assert here.facts.facts == []
+    assert not (tmp_path / "cupti.csv").exists()

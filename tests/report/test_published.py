@@ -68,7 +68,12 @@ def wrong_with(folder: Path) -> list[str]:
     decided = {(one["case_id"], one[side]) for one in verdicts if one["verdict"] in DECIDED for side in SIDES}
     many = len({case_id for case_id, _ in odd}) > MOST_ODD * len(study.case_ids)
     said += [f"{case_id}: {words}" for (case_id, name), words in odd.items() if many or (case_id, name) in decided]
-    said += [] if report.clock else ["CUPTI was not asked"]
+    said += [] if report.clock or not all(one.skipped for one in report.watched) else ["CUPTI was not asked"]
+    said += [
+        f"{one.case_id}: {one.implementation} in {one.regime}: {one.watched_us} where CUPTI says {one.theirs_us} of it"
+        for one in report.watched
+        if one.convicts
+    ]
     regimes: dict[str, set[str]] = {}
     for case in study.cases:
         regimes.setdefault(case.case_id, set()).add(case.setting.regime)
@@ -89,7 +94,11 @@ def test_a_published_run_on_a_gpu_proves_its_samples_and_says_where_it_is_from(f
     assert wrong_with(folder) == []
 
 
-def published(path: Path, rows: list[dict[str, str]], *, cupti: bool = True, **spec: Any) -> Path:
+OLD_CLOCK = "case_id,implementation,cupti_us\n{case},bench,5.4\n"
+CLOCK = "case_id,implementation,regime,watched_us,cupti_us,cupti_covered_us\n{case},bench,burst,%s,5.4,9.1\n"
+
+
+def published(path: Path, rows: list[dict[str, str]], *, cupti: str = OLD_CLOCK, **spec: Any) -> Path:
     """A folder that may be published, but for what `rows` and `spec` have wrong."""
     place = folder_of(path, csv_text(rows), spotbench="0.2.0", payload_sha256="a" * 64, device_kind="cuda")
     (place / "manifest.json").unlink()
@@ -97,7 +106,7 @@ def published(path: Path, rows: list[dict[str, str]], *, cupti: bool = True, **s
     (place / "spec.json").write_text(json.dumps(asked))
     if cupti:
         case = rows[0]["case_id"]
-        (place / "cupti.csv").write_text(f"case_id,implementation,cupti_us\n{case},bench,5.4\n")
+        (place / "cupti.csv").write_text(cupti.format(case=case))
     (place / "report.md").write_text(markdown(read_report(place)))
     return place
 
@@ -114,13 +123,15 @@ def good(**changes: str) -> list[dict[str, str]]:
 def test_a_folder_that_is_wrong_in_any_way_is_kept_out_and_a_good_one_is_not(tmp_path: Path) -> None:
     rows = good()
     assert wrong_with(published(tmp_path / "good", rows)) == []
+    assert wrong_with(published(tmp_path / "watched", rows, cupti=CLOCK % "9.2")) == []
     leak = [row | ({"latency_us": "90"} if row["regime"] == "burst" and "1024" in row["case_id"] and
                    row["implementation"] == "sdpa:default" else {}) for row in rows]  # fmt: skip
     bad = {
         "takes 90.0 µs in burst": published(tmp_path / "leak", leak),
         "do not prove that their launch": published(tmp_path / "open", [*rows[:-1], rows[-1] | {"hidden": "false"}]),
         "lacks burst or graph": published(tmp_path / "one", [row for row in rows if row["regime"] == "burst"]),
-        "CUPTI was not asked": published(tmp_path / "clock", rows, cupti=False),
+        "CUPTI was not asked": published(tmp_path / "clock", rows, cupti=""),
+        "bench in burst: 9.9 where CUPTI says 9.1": published(tmp_path / "wrong", rows, cupti=CLOCK % "9.9"),
         "there is no A/A control": published(
             tmp_path / "control", [row for row in rows if row["implementation"] != "bench:aa"]
         ),

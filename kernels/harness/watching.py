@@ -1,0 +1,175 @@
+"""CUPTI's record of the very launches that a timer of ours times: two clocks on one launch, sample by sample.
+
+Each sample of burst and graph stands behind a cover (the gate's kernel, or a spin), and before each sample of sustained
+a short spin is put as a mark. These kernels are in CUPTI's record too, so that what lies behind the n-th of them there
+is what lies behind the n-th that was enqueued here. Where the counts differ nothing is compared, and it is said why.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kernels.harness import gate
+from kernels.harness.cupti import Activity, Trace, span_of, traced
+from kernels.harness.regimes import BURST, SUSTAINED
+from kernels.harness.timers import CudaTimer, Timed
+from kernels.harness.timing import undisturbed
+from kernels.harness.turns import Contender, Turns
+from kernels.harness.workload import Unavailable
+
+SAMPLES = {"burst": 11, "graph": 11, "sustained": 5}
+MARK_US = 20.0
+SPIN_KERNEL = "spin_kernel"
+EARLY_NS = 1000
+"""What begins sooner than this before its cover has ended did not stand behind it."""
+COLUMNS = (
+    "regime", "samples", "calls", "watched_us", "unwatched_us", "cupti_us", "cupti_covered_us", "cupti_kernel_us",
+    "worst_ratio", "kernels_per_call", "kernels", "skipped",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Medians over samples in microseconds a call, of `calls` timed calls each: ours; CUPTI's from the first kernel's
+    start to the last one's end; in burst from the end of the cover to the last kernel's end (NaN otherwise), where the
+    first event and the way to the first kernel are in it, as in ours; and of the kernels alone. `worst_ratio` is ours
+    over CUPTI's (the covered one in burst) in the sample where they are farthest apart."""
+
+    samples: int
+    calls: int
+    watched_us: float
+    cupti_us: float
+    covered_us: float
+    kernel_us: float
+    worst_ratio: float
+    kernels_per_call: int
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Why nothing can be compared."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A cover, and what the device did between it and the next one."""
+
+    cover: Activity
+    work: list[Activity] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return max(one.end for one in self.work)
+
+
+def watched(
+    timer: CudaTimer, contender: Contender, trace: Trace = traced, pause: Callable[[float], None] = time.sleep
+) -> Watched | Missed:
+    """Some samples of this timer under CUPTI, with the rests that the regime has; the caller has not entered the
+    contender's scope."""
+    taken: list[Timed] = []
+    turns = Turns(len(contender.plans))
+
+    def sampled() -> None:
+        for _ in range(SAMPLES[timer.regime]):
+            if timer.regime == SUSTAINED:
+                timer.stream.spin(MARK_US)
+            taken.append(timer(turns.take(contender, timer.calls_made)))
+            pause(timer.rest_s(taken[-1].latency_us))
+
+    try:
+        with contender.scope(), undisturbed():
+            seen = trace(sampled)
+    except Unavailable as exc:
+        return Missed(str(exc))
+    except (RuntimeError, AttributeError, AssertionError, MemoryError) as exc:
+        return Missed(f"{type(exc).__name__}: {exc}"[:200])
+    return matched(seen, taken, timer)
+
+
+def matched(seen: Sequence[Activity], taken: Sequence[Timed], timer: CudaTimer) -> Watched | Missed:
+    """Each sample with its own launches in CUPTI's record."""
+    own = launches_of(seen, taken, covered=timer.regime != SUSTAINED)
+    if isinstance(own, Missed):
+        return own
+    counts = {len(one.work) for one in own}
+    each, rest = divmod(min(counts), timer.calls_made)
+    if len(counts) > 1 or rest or not each:
+        told = " or ".join(map(str, sorted(counts)))
+        return Missed(f"CUPTI has {told} kernels of a sample of {timer.calls_made} calls")
+    calls = timer.calls_made - timer.warm
+    timed = [one.work[timer.warm * each :] for one in own]
+    spans = [span_of(work) / 1000 / calls for work in timed]
+    burst = timer.regime == BURST
+    covered = [(one.end - one.cover.end) / 1000 for one in own] if burst else []
+    theirs = covered or spans
+    if min(theirs) <= 0:
+        return Missed("CUPTI's times are not in order")
+    ratios = [one.latency_us / us for one, us in zip(taken, theirs, strict=True)]
+    return Watched(
+        samples=len(taken),
+        calls=calls,
+        watched_us=statistics.median(one.latency_us for one in taken),
+        cupti_us=statistics.median(spans),
+        covered_us=statistics.median(covered) if burst else math.nan,
+        kernel_us=statistics.median(sum(one.length for one in work) / 1000 / calls for work in timed),
+        worst_ratio=max(ratios, key=lambda ratio: abs(ratio - 1)),
+        kernels_per_call=each,
+        kernels=tuple(dict.fromkeys(one.name for one in timed[0][:each])),
+    )
+
+
+def launches_of(seen: Sequence[Activity], taken: Sequence[Timed], *, covered: bool) -> list[Launch] | Missed:
+    """What lies behind the cover of each sample: the last one, where it took several tries."""
+    if covered and not all(one.cover for one in taken):
+        return Missed("its launch had no cover")
+    launches: list[Launch] = []
+    for one in seen:
+        if is_cover(one.name):
+            launches.append(Launch(one))
+        elif launches:
+            launches[-1].work.append(one)
+    made = sum(one.tries for one in taken)
+    if len(launches) != made or not made:
+        return Missed(f"CUPTI has {len(launches)} covers of the {made} that were enqueued")
+    own = [launches[last - 1] for last in itertools.accumulate(one.tries for one in taken)]
+    if covered and any(one.work and one.work[0].start < one.cover.end - EARLY_NS for one in own):
+        return Missed("a kernel began before its cover had ended")
+    return own
+
+
+def is_cover(name: str) -> bool:
+    """Whether a kernel of this name is the gate or a spin."""
+    return name.split("(")[0].strip() == gate.NAME or SPIN_KERNEL in name
+
+
+def cells(found: Watched | Missed, regime: str, unwatched_us: float) -> dict[str, str]:
+    """A row's own cells; `unwatched_us` is our median of the ordinary measurement."""
+    common = {"regime": regime, "unwatched_us": number(unwatched_us)}
+    if isinstance(found, Missed):
+        return common | {"skipped": found.why}
+    return common | {
+        "samples": str(found.samples),
+        "calls": str(found.calls),
+        "watched_us": number(found.watched_us),
+        "cupti_us": number(found.cupti_us),
+        "cupti_covered_us": number(found.covered_us),
+        "cupti_kernel_us": number(found.kernel_us),
+        "worst_ratio": f"{found.worst_ratio:.5f}",
+        "kernels_per_call": str(found.kernels_per_call),
+        "kernels": " ".join(name.split("(")[0].strip().replace(" ", "_") for name in found.kernels)[:400],
+        "skipped": "",
+    }
+
+
+def number(microseconds: float) -> str:
+    """As a file has it; empty for what is not known."""
+    return "" if math.isnan(microseconds) else f"{microseconds:.3f}"
