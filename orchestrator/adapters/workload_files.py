@@ -54,7 +54,8 @@ class Own:
     files: Mapping[str, Path]
     description: Mapping[str, Any] | None = None
     needs: Needs = NOTHING
-    axes: tuple[str, ...] = ()
+    grid: tuple[dict[str, Any], ...] = ()
+    """The same cases as values by axis, where they are told."""
 
 
 def main_file(path: Path) -> Path:
@@ -90,8 +91,8 @@ def found(path: Path) -> Own:
     if form == "gpumode":
         return _gpumode(path if path.is_dir() else path.parent)
     if form == "kernelbench":
-        cases = tuple(map(case_id, kernelbench.cases({one.stem: text_of(one) for one in path.glob("*.py")})))
-        return Own(form, path, path.resolve().name, cases, _below(path))
+        grid = kernelbench.cases({one.stem: text_of(one) for one in path.glob("*.py")})
+        return Own(form, path, path.resolve().name, tuple(map(case_id, grid)), _below(path), grid=grid)
     if form == "program":
         return _program(path)
     file = main_file(path)
@@ -102,7 +103,7 @@ def found(path: Path) -> Own:
         if fault:
             raise ConfigError(f"{file.name}:{entry.line}: {fault}", hint=HINT)
     files = _below(path) if path.is_dir() else {one.name: one for one in (file, *_named(file))}
-    return Own(form, file.parent, told.name, told.cases, files, needs=told.needs, axes=told.axes)
+    return Own(form, file.parent, told.name, told.cases, files, needs=told.needs, grid=told.grid)
 
 
 def _gpumode(folder: Path) -> Own:
@@ -121,7 +122,15 @@ def _gpumode(folder: Path) -> Own:
     sources = {name: text_of(one) for name, one in files.items() if one.suffix == ".py"}
     submissions = gpumode.submissions(sources, told)
     name = folder.resolve().name
-    return Own("gpumode", folder, name, told.case_ids, files, gpumode.as_json(told, submissions, name))
+    return Own(
+        "gpumode",
+        folder,
+        name,
+        told.case_ids,
+        files,
+        gpumode.as_json(told, submissions, name),
+        grid=tuple(map(dict, told.cases)),
+    )
 
 
 def _descriptions(folder: Path) -> list[Path]:
@@ -153,7 +162,7 @@ def own_workload(path: Path) -> Workload:
     wheels = [f"wheel {name} {sha256(files[f'{FOLDER}/{name}']).hexdigest()}" for name in own.needs.wheels]
     needs = (*own.needs.installed(), *sorted(wheels))
     where = str(path.resolve())
-    return Workload(path=where, name=own.name, cases=own.cases, form=own.form, needs=needs, known_axes=own.axes)
+    return Workload(path=where, name=own.name, cases=own.cases, form=own.form, needs=needs, grid=own.grid)
 
 
 def text_of(file: Path) -> str:

@@ -13,15 +13,14 @@ from orchestrator.core.hosts import PROVISIONING
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
-from orchestrator.core.wording import clock
+from orchestrator.core.wording import clock, count
 
 
 def planned(plan: LaunchPlan) -> str:
-    """How much is measured of each implementation: `12 cases x 50 repeats x 2 regimes`. Of a workload of the user's own
-    whose axes are narrowed, or that tells its cases when it is run alone, no more is known."""
-    narrowed = "workload" in plan.harness and plan.harness["measure"].get("axes")
-    cases = f"{'at most ' if narrowed else ''}{len(plan.cases)} cases" if plan.cases else "its cases"
-    words = f"{cases} x {plan.harness['repeats']} repeats"
+    """How much is measured of each implementation: `12 cases x 50 repeats x 2 regimes`. A workload of the user's own
+    may tell its cases when it is run alone."""
+    cases = count(len(plan.cases), "case") if plan.cases else "its cases"
+    words = f"{cases} x {count(plan.harness['repeats'], 'repeat')}"
     return f"{words} x 2 regimes" if plan.harness["regime"] == BOTH else words
 
 
@@ -30,7 +29,7 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     facts.add_column(style="dim")
     facts.add_column()
     names = [name for name in plan.harness["implementations"] if not is_control(name)]
-    who = "all its implementations" if "*" in names else f"{len(names)} implementations"
+    who = "all its implementations" if "*" in names else count(len(names), "implementation")
     facts.add_row("measures", f"{planned(plan)} x {who}")
     owned = plan.offers[0].provisioning == PROVISIONING
     for name, text in _owned(plan) if owned else _rented(plan):
@@ -42,7 +41,7 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
         rent = (offer.machine_type, offer.provisioning.lower(), f"{offer.usd_per_hour:.4f}", f"{offer.key:.4f}")
         offers.add_row(str(place), offer.zone, *(() if owned else rent), offer.host or offer.why)
     more = len(plan.offers) - most
-    rest = [Text(f"… and {more} more zones", "dim")] if more > 0 else []
+    rest = [Text(f"… and {count(more, 'more zone')}", "dim")] if more > 0 else []
     notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
     if plan.margin:  # said before anything else
         first, notes = notes[:1], notes[1:]

@@ -55,7 +55,8 @@ class Sketch:
 
     name: str
     cases: tuple[str, ...]
-    axes: tuple[str, ...]
+    grid: tuple[dict[str, Any], ...]
+    """The same cases, as values by axis."""
     implementations: tuple[str, ...]
     baselines: tuple[str, ...]
     needs: Needs
@@ -67,10 +68,10 @@ class _Unknown(Exception):
     """An expression whose value is only known when it is run."""
 
 
-def sketch(text: str, file: str) -> Sketch:
-    """The workload in `text`. Raises `ConfigError` with file and line of what is wrong."""
+def sketch(source: str, file: str) -> Sketch:
+    """The workload in `source`. Raises `ConfigError` with file and line of what is wrong."""
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(source)
     except SyntaxError as exc:
         raise ConfigError(f"{file}:{exc.lineno}: syntax error: {exc.msg}", hint=HINT) from exc
     found = dict(_bound(tree))
@@ -78,11 +79,11 @@ def sketch(text: str, file: str) -> Sketch:
     for needed in ("inputs", "reference"):
         if needed not in found:
             raise ConfigError(f"{file}:1: there is no function {needed}(…)", hint=HINT)
-    cases, axes = _cases(found, file)
+    grid = _cases(found, file)
     return Sketch(
         name=file.removesuffix(".py"),
-        cases=cases,
-        axes=axes,
+        cases=tuple(map(case_id, grid)),
+        grid=grid,
         implementations=tuple(name.split("_", 1)[1] for name in names),
         baselines=tuple(name.removeprefix(KINDS[0]) for name in names if name.startswith(KINDS[0])),
         needs=_needs(found, file),
@@ -143,15 +144,15 @@ def _implementations(tree: ast.Module, file: str) -> list[str]:
     return sorted((name for name, _ in names), key=lambda name: not name.startswith(KINDS[0]))
 
 
-def _cases(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _cases(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple[dict[str, Any], ...]:
     given = "cases" if "cases" in found else "axes"
     if given not in found:
-        return (case_id({}),), ()
+        return ({},)
     line, expression = found[given]
     try:
         told = _value(expression)
     except _Unknown:
-        return (), ()
+        return ()
 
     def wrong(what: str) -> ConfigError:
         return ConfigError(f"{file}:{line}: {what}", hint=HINT)
@@ -169,7 +170,7 @@ def _cases(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple
         cases = [dict(zip(told, values, strict=True)) for values in itertools.product(*told.values())]
     if len(cases) > MOST_CASES:
         raise wrong(f"{len(cases)} cases are more than {MOST_CASES}")
-    return tuple(case_id(case) for case in cases), tuple(map(str, cases[0]))
+    return tuple({str(name): value for name, value in case.items()} for case in cases)
 
 
 def _value(node: ast.expr | None) -> Any:
@@ -204,7 +205,7 @@ def _number(node: ast.expr) -> int:
 
 def case_id(values: Mapping[str, Any]) -> str:
     """`rows64-cols256-float32`: the name that the harness gives a case."""
-    parts = [("" if name == "dtype" else name) + _text(value) for name, value in values.items()]
+    parts = [("" if name == "dtype" else name) + text(value) for name, value in values.items()]
     plain = "-".join(parts) or "all"
     safe = "-".join(re.sub(r"[^A-Za-z0-9._+]", "_", part) for part in parts) or "all"
     if safe != plain or not safe[0].isalnum() or len(safe) > LONGEST_ID:
@@ -212,5 +213,6 @@ def case_id(values: Mapping[str, Any]) -> str:
     return safe
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """A value of an axis as it stands in the name of a case, and as values are compared."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,20 +12,19 @@ from typing import Any
 import yaml
 
 from orchestrator.core import yamltext
-from orchestrator.core.config import load
+from orchestrator.core.config import choosing, load
 from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.program import is_program
 from orchestrator.core.images import choose, environments_for
 from orchestrator.core.ledger.budget import without
-from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest, unknown
+from orchestrator.core.market.catalog import GPU_NAMES, lookup, unknown
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fallbacks
 from orchestrator.core.run.status import decode
-from orchestrator.core.workload import HINT
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.runs.takeover import waiting
@@ -100,10 +99,7 @@ def load_config(
         own = config.workload.model_copy(
             update=dict(read) | {"axes": config.workload.axes, "answer_limit_s": config.workload.answer_limit_s}
         )
-        if own.unknown_axis:
-            told = f"workload.axes.{own.unknown_axis}: {own.name} has no such axis"
-            raise ConfigError(f"{told}; {suggest(own.unknown_axis, own.known_axes)}", hint=HINT)
-        return config.model_copy(update={"workload": own}), path.stem
+        return config.model_copy(update={"workload": choosing.chosen(own)}), path.stem
     return (load.baseline_only(config) if options.baseline_only else config), path.stem
 
 

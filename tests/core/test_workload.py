@@ -150,6 +150,27 @@ def test_an_axis_that_the_file_does_not_have_is_refused_before_anything_is_asked
     there = chosen("rows=[16]")
     assert there is not None
     assert there.axes == {"rows": (16,)}
+    assert there.cases == ("rows16-float32",), "and a plan counts no more"
+    with pytest.raises(ConfigError, match=r"workload.axes.rows: mine has no case with 12345; .*valid: 16, 3$"):
+        chosen("rows=[16, 12345]")
+    with pytest.raises(ConfigError, match=r"workload.axes.rows: no value, which leaves no case; valid: 16, 3$"):
+        chosen("rows=[]")
+    file.write_text(GOOD.replace("[1 << 4, 3]", "[*range(1)]"))
+    with pytest.raises(ConfigError, match=r"workload.axes.rows: no value, which leaves no case$"):
+        chosen("rows=[]")
+    file.write_text(
+        GOOD.replace(
+            'axes = {"rows": [1 << 4, 3], "dtype": ["float32"]}', "cases = [{'a': 1, 'b': 1}, {'a': 2, 'b': 2}]"
+        )
+    )
+    options = LaunchOptions(gpu="", path=file, overrides=("workload.axes.a=[1]", "workload.axes.b=[2]"))
+    with pytest.raises(
+        ConfigError, match=r"workload.axes: mine has no case with these values together; valid: a1-b1, a2-b2"
+    ):
+        load_config(options, configs=configs(), defaults={}, workload=own_workload)
+    file.write_text(GOOD.replace('{"rows": [1 << 4, 3],', '{"rows": [' + ", ".join(map(str, range(50))) + "],"))
+    with pytest.raises(ConfigError, match=r"valid: 0, 1, .*, 19 and 30 more$"):
+        chosen("rows=[99]")
     file.write_text(GOOD.replace("[1 << 4, 3]", "list(range(3))"))
     assert chosen("row=[16]") is not None, "what the text does not tell is for the machine to say"
 

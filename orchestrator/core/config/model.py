@@ -186,13 +186,8 @@ class Workload(_Section):
     """An implementation that takes longer to load, or for one call, has hung."""
     cases: tuple[str, ...] = ()
     needs: Annotated[tuple[str, ...], Field(exclude=True)] = ()
-    known_axes: Annotated[tuple[str, ...], Field(exclude=True)] = ()
-    """The names of the axes that its text tells; none where they are only known once it is run."""
-
-    @property
-    def unknown_axis(self) -> str:
-        """The first of `axes` that the workload does not have; empty where it has all, or is not known."""
-        return next((name for name in self.axes if name not in self.known_axes), "") if self.known_axes else ""
+    grid: Annotated[tuple[dict[str, Any], ...], Field(exclude=True)] = ()
+    """Every case that its text tells, as values by axis; none where they are only known once it is run."""
 
     @model_validator(mode="before")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 AXIS: Final = "problem"
 """The axis of a folder of several."""
@@ -16,7 +16,7 @@ def is_of_form(source: bytes) -> bool:
     return b"class ModelNew" in source or (b"class Model" in source and b"def get_inputs" in source)
 
 
-def cases(sources: Mapping[str, str]) -> tuple[dict[str, str], ...]:
+def cases(sources: Mapping[str, str]) -> tuple[dict[str, Any], ...]:
     """The cases of a folder, of whose Python files `sources` has each text by its name without `.py`. What cannot be
     read as Python is left to the machine that imports it."""
     problems = sorted((name for name, text in sources.items() if is_problem(text)), key=in_order)

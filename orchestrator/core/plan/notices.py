@@ -10,6 +10,7 @@ from orchestrator.core.config.model import Config, EffectiveGrids
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import MachineSpec, PriceSheet
 from orchestrator.core.mode import Mode
+from orchestrator.core.wording import count
 
 
 def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) -> list[str]:
@@ -17,10 +18,10 @@ def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) ->
     said = []
     if config.workload is not None:
         own, known = config.workload, len(config.workload.cases)
-        cases = f"{known} cases" if known else "as many cases as it says when it is run"
+        cases = count(known, "case") if known else "as many cases as it says when it is run"
         if own.axes:
             only = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in own.axes.items())
-            cases = f"of {cases} those of {only}"
+            cases = f"{known} of {count(len(own.grid), 'case')}, {only}" if own.grid else f"its cases of {only}"
         instead = "" if config.gpu == "cpu" or not mode.simulated else f"; no {config.gpu.upper()} is measured"
         where = " on this machine's own processor" if mode.simulated else ""
         return [f"workload {own.name}: {cases}{where}{instead}"]
