@@ -38,7 +38,7 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
         found.append(General(general))
     if why_not_decode(problem) is None:
         found.append(Decode(plan_decode(problem, machine)))
-    return found
+    return [*found, *hopper.bias_ways(problem, machine)]
 
 
 def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:

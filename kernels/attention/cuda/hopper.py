@@ -24,6 +24,7 @@ from kernels.attention.cuda.hopper_kernels import (
     HopperKernel,
     HopperParameters,
     Shape,
+    bias_shapes,
 )
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
@@ -66,7 +67,7 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
     """Why no kernel here computes the problem; None if they do."""
     if not machine.hopper:
         return "this device, or what is compiled for, has no tensor copies and no wgmma"
-    if problem.mask is not None and not fetches(problem.mask, problem.seq_k):
+    if problem.mask is not None and not (is_one_row(problem.mask) or fetches(problem.mask, problem.seq_k)):
         return "a mask's rows must be contiguous, begin on 16 bytes (8 if boolean) and have a multiple of 8 keys"
     if problem.sign != 1:
         return "no scales that are not positive"
@@ -138,6 +139,21 @@ def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
 
 
+def bias_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
+    """The kernels for a mask that is the same for all rows, however it lies; none for other problems. They are never
+    chosen: no GPU has run them yet."""
+    mask, left = problem.mask, problem.window_offset is not None
+    if mask is None or not is_one_row(mask) or refusal(problem, machine) is not None:
+        return []
+    width = widths(problem.head_dim)[0]
+    kernels = (
+        HopperKernel(problem.dtype, width, problem.causal, left, shape, mask.dtype)
+        for shape in bias_shapes(width, problem.causal, left)
+    )
+    found = [HopperWay(kernel, machine) for kernel in kernels]
+    return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
+
+
 def order_masked(found: list[HopperWay], problem: Problem) -> list[HopperWay]:
     """Ways for a mask, which have no prices, the one first that should be fastest: of those whose mask is staged, with
     the fewest rows that an SM goes through, a smaller tile's counted as somewhat more."""
@@ -170,6 +186,8 @@ def shapes_for(problem: Problem, head_dim: int) -> list[Shape]:
     mask = problem.mask
     if mask is None:
         return [*(PACKED_SHAPES if problem.lengths is not None else SHAPES)[head_dim, problem.causal]]
+    if not fetches(mask, problem.seq_k):
+        return []
     kind = head_dim, MASK_BYTES[mask.dtype] > 2
     staged = STAGED_SHAPES.get(kind, ()) if is_staged(mask, problem.seq_k) else ()
     most = sharers(mask, problem)
@@ -179,6 +197,11 @@ def shapes_for(problem: Problem, head_dim: int) -> list[Shape]:
 def is_staged(mask: Mask, keys: int) -> bool:
     """Whether tiles of a mask can be copied through shared memory: numbers, and each row has its own."""
     return mask.dtype != "bool" and mask.row >= keys * MASK_BYTES[mask.dtype]
+
+
+def is_one_row(mask: Mask) -> bool:
+    """Whether a mask is the same for all rows of a head."""
+    return mask.row == 0
 
 
 def sharers(mask: Mask, problem: Problem) -> int:
@@ -256,7 +279,7 @@ class HopperWay:
         if problem.mask is not None:
             mask = problem.mask
             parameters.mask, parameters.mask_batch = mask.address, mask.batch
-            parameters.mask_head, parameters.mask_row = mask.head, mask.row
+            parameters.mask_head, parameters.mask_row, parameters.mask_key = mask.head, mask.row, mask.key
             if mask.batch == 0 and mask.head != 0:  # of a head, for all batches: they follow each other
                 parameters.batches = Divisor.of(problem.batch)
         if problem.lengths is not None:

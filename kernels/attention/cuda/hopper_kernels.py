@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from kernels.attention.cuda.driver import TensorMap
@@ -23,6 +23,7 @@ MASK_SHORT = {"bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": 
 MASK_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 CHUNK_COLUMNS = 64
 MASK_PADDING = 8
+BIAS_BYTES = 4
 HEAD_DIMS = (32, 64, 96, 128, 160, 192, 256)
 """What a kernel's products are wide; shared memory holds whole chunks of 64 columns."""
 
@@ -41,15 +42,20 @@ class Shape:
     sharers: int = 1
     """Heads that a block works on at once, with one mask."""
 
+    biases: int = 0
+    """Tiles in flight of a mask that is the same for all rows: one number for each key."""
+
     @property
     def rows(self) -> int:
         return self.warpgroups // self.sharers * WARPGROUP_ROWS
 
     @property
     def name(self) -> str:
-        """E.g. `192x128s2p`: 192 rows, 128 keys, 2 stages; p for ping-pong, m2 for two stages of a mask."""
+        """E.g. `192x128s2p`: 192 rows, 128 keys, 2 stages; p for ping-pong, m2 for two stages of a mask, b4 for four
+        of a mask of one row."""
         masks = f"m{self.masks}" if self.masks else ""
         masks += f"x{self.sharers}" if self.sharers > 1 else ""
+        masks += f"b{self.biases}" if self.biases else ""
         return f"{self.rows}x{self.keys}s{self.stages}{'p' if self.ping_pong else ''}{masks}"
 
     def shared_bytes(self, head_dim: int) -> int:
@@ -90,7 +96,8 @@ class HopperKernel:
     @property
     def shared_bytes(self) -> int:
         masks = self.shape.masks * self.shape.rows * self.mask_columns * MASK_BYTES[self.mask] if self.mask else 0
-        return self.shape.shared_bytes(self.head_dim) + masks
+        biases = self.shape.biases * self.mask_columns * BIAS_BYTES
+        return self.shape.shared_bytes(self.head_dim) + masks + biases
 
     @property
     def mask_columns(self) -> int:
@@ -108,6 +115,8 @@ class HopperKernel:
             tensor = f", NoTensor, {', '.join(str(flag).lower() for flag in kinds)}"
         if s.masks:
             tensor += f", false, false, false, {s.masks}, {s.sharers}"
+        if s.biases:
+            tensor += f", false, false, false, 0, 1, {s.biases}"
         config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}{tensor}>"
         names = [*"qkv", *(["mask"] if s.masks else [])]
         maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in names)
@@ -143,6 +152,7 @@ class HopperParameters(ctypes.Structure):
         ("table_row", ctypes.c_int64),
         ("page", Divisor),
         *((name, ctypes.c_int32) for name in ("pages", "piece", "queries")),
+        ("mask_key", ctypes.c_int64),
     ]
 
 
@@ -199,6 +209,32 @@ STAGED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
 }
 """The same for masks of numbers whose rows differ: tiles of them are copied through shared memory. The first is the
 fastest where it has enough tiles."""
+
+BIAS_STAGES = 4
+BIAS_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
+    **{(width, right): SHAPES[width, right] for width in (64, 128) for right in (FULL, CAUSAL)},
+    (160, FULL): (Shape(2, 96, 2),),
+    (160, CAUSAL): SHAPES[160, CAUSAL],
+    (192, FULL): (Shape(2, 96, 2),),
+    (192, CAUSAL): SHAPES[192, CAUSAL],
+    (256, FULL): (Shape(2, 80, 2), turns(2, 64, 2)),
+    (256, CAUSAL): (Shape(2, 64, 2),),
+}
+"""The shapes without a mask that have registers for one that is the same for all rows."""
+LEFT_BIAS_SHAPES = {
+    64: turns(2, 128, 3),
+    128: Shape(2, 128, 2),
+    160: Shape(2, 64, 3),
+    192: Shape(2, 64, 3),
+}
+"""Those that have registers for a left edge too."""
+
+
+def bias_shapes(head_dim: int, right: bool, left: bool) -> list[Shape]:
+    """The shapes for a mask that is the same for all rows, the usual one first."""
+    with_left = [shape for width, shape in LEFT_BIAS_SHAPES.items() if width == head_dim]
+    return [replace(shape, biases=BIAS_STAGES) for shape in (with_left if left else BIAS_SHAPES[head_dim, right])]
+
 
 PACKED_SHAPES = SHAPES | {
     (64, CAUSAL): (turns(2, 128, 3), Shape(2, 64, 4)),

@@ -20,7 +20,7 @@ HEADERS = (
     *("fa2.cuh", "decode.cuh", "naive.cuh", "tiled.cuh"),
     *(
         f"hopper/{name}.cuh"
-        for name in ("instructions", "problem", "schedule", "wgmma", "mask", "producer", "consumer", "fa90")
+        for name in ("instructions", "problem", "schedule", "wgmma", "mask", "bias", "producer", "consumer", "fa90")
     ),
     *(
         f"small/{name}.cuh"

@@ -17,7 +17,14 @@ from kernels.attention.cuda.backward_kernels import HopperBackwardKernel, every_
 from kernels.attention.cuda.backward_small import every_small_kernel
 from kernels.attention.cuda.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
-from kernels.attention.cuda.hopper_kernels import PACKED_SHAPES, PAGED_SHAPES, SPLIT_SHAPES, STAGED_SHAPES, HopperKernel
+from kernels.attention.cuda.hopper_kernels import (
+    PACKED_SHAPES,
+    PAGED_SHAPES,
+    SPLIT_SHAPES,
+    STAGED_SHAPES,
+    HopperKernel,
+    bias_shapes,
+)
 from kernels.attention.cuda.variants import Combine, Kernel, chip_of, table
 from kernels.attention.interface import BuildFailed
 
@@ -117,6 +124,21 @@ def test_the_kernels_with_a_staged_mask_and_the_fewest_registers_left_compile_wi
     )
     tail = HopperKernel("float16", 64, False, True, causal.shape, "float16")
     assert all(built.resources for built in build_all([causal, shared, tail], Target("sm_90a"), compiler, cache, 2))
+
+
+def test_the_kernels_with_a_mask_of_one_row_and_the_fewest_registers_left_compile_without_spills(
+    compiler: Compiler, cache: Cache
+) -> None:
+    entries = [
+        HopperKernel("bfloat16", head_dim, right, left, bias_shapes(head_dim, right, left)[0], mask)
+        for head_dim, right, left, mask in (
+            (64, True, False, "float32"),
+            (64, True, True, "bool"),
+            (256, False, False, "bfloat16"),
+            (256, True, False, "float32"),
+        )
+    ]
+    assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
 
 
 def test_the_backward_kernels_with_the_most_registers_compile_without_spills(compiler: Compiler, cache: Cache) -> None:

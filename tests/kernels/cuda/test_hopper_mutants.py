@@ -42,7 +42,7 @@ STAGED = HopperKernel("bfloat16", 64, False, False, Shape(4, 64, 2, masks=2, sha
 FILES = {
     HopperKernel: (
         ("problem.cuh", "wgmma.cuh"),
-        ("schedule.cuh", "mask.cuh", "producer.cuh", "consumer.cuh", "fa90.cuh"),
+        ("schedule.cuh", "mask.cuh", "bias.cuh", "producer.cuh", "consumer.cuh", "fa90.cuh"),
     ),
     GroupKernel: (("wgmma.cuh", "../small/exchange.cuh"), ("../small/warpgroups.cuh",)),
     HopperBackwardKernel: (
@@ -173,7 +173,10 @@ MUTANTS = (
     ),
 )
 
-READ_MASK = "      barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());\n      given.add_to(score, scale);\n"
+READ_MASK = (
+    "      if (C::STAGED) barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());"
+    "  // `sees` waited for a bias\n      given.add_to(score, scale);\n"
+)
 MASK_CONTROL = Mutant("mask_as_it_is", (), (), STAGED)
 MASK_MUTANTS = (
     Mutant("mask_read_before_it_is_there", ("one arrival too many", *WRONG), (lines(READ_MASK, 1),), STAGED),

@@ -4,6 +4,7 @@
 // that runs a fiber for each thread. Everything above this file is ordinary C++ that knows no PTX.
 #pragma once
 
+typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;

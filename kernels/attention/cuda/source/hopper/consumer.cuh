@@ -22,7 +22,8 @@ struct Consumer {
   u32 weight[C::SCORE_REGISTERS / 2];  // exponentials, packed
   float top[2], sum[2], correction[2];
   // The mask of the tile whose scores come next.
-  typename Either<C::STAGED, StagedMask<C>, MaskTile<typename C::Mask, C::KEYS>>::Type given;
+  typedef typename Either<C::STAGED, StagedMask<C>, MaskTile<typename C::Mask, C::KEYS>>::Type Tensor;
+  typename Either<C::KEY_BIAS, KeyBias<C>, Tensor>::Type given;
 
   static constexpr int TILES_AHEAD = 2;
   static constexpr int UNITS = 16;  // wgmma counts shared memory in 16 bytes
@@ -85,7 +86,7 @@ struct Consumer {
 
   // Asks for the mask of tile n, which is there by the time the scores are. Rows that Q does not have read the last one's.
   __device__ __forceinline__ void fetch_mask(const Tile& tile, int n) {
-    if constexpr (C::HAS_TENSOR && !C::STAGED) {
+    if constexpr (C::HAS_TENSOR && C::MASK_STAGES == 0) {
       const char* head = p.mask + tile.batch * p.mask_batch + tile.head * p.mask_head;
       const int row = first_row(tile), last = p.seq_q - 1;
       const char* const rows[2] = {head + min(row, last) * p.mask_row, head + min(row + 8, last) * p.mask_row};
@@ -99,8 +100,8 @@ struct Consumer {
   // stay numbers, so where all keys of a row have one and the same, they all weigh the same.
   __device__ __forceinline__ void add_mask() {
     const float scale = p.scale_log2 * LN_2;
-    if constexpr (C::STAGED) {
-      barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());
+    if constexpr (C::MASK_STAGES > 0) {
+      if (C::STAGED) barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());  // `sees` waited for a bias
       given.add_to(score, scale);
       pass_mask();
     } else if constexpr (C::HAS_TENSOR) {
@@ -112,6 +113,17 @@ struct Consumer {
     sync_warp();
     release(barriers.mask_empty(given.place.stage()));
     given.place.count++;
+  }
+  // Whether any key of tile n is seen. One whose keys a mask of one row hides has no K and V, and is done with here.
+  __device__ __forceinline__ bool sees(const Tile& tile, int n) {
+    if constexpr (C::KEY_BIAS) {
+      barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());
+      if (given.seen()) return true;
+      pass_mask();
+      if (n == tile.first) release(barriers.q_empty());
+      return false;
+    }
+    return true;
   }
   __device__ __forceinline__ float scale_of_row(float most) const {
     if constexpr (!C::HAS_TENSOR) return scale_for(most, p.scale_log2);
@@ -221,7 +233,8 @@ struct Consumer {
   __device__ __forceinline__ int skip_unseen(const Tile& tile, int n, Place<C>& place) {
     if (!C::BOUNDED_RIGHT || C::ROWS <= C::KEYS) return n;
     const int end = tile.row0 + (place_in_head() + 1) * C::WARPGROUP_ROWS + p.last_offset + shift_of<C>(tile);
-    for (; n > tile.first && n * C::KEYS >= end; n--, place = place.next()) {
+    for (; n > tile.first && n * C::KEYS >= end; n--) {
+      if (!sees(tile, n)) continue;
       barrier_wait(barriers.k_full(place.stage), place.parity);
       sync_warp();
       release(barriers.k_empty(place.stage));
@@ -232,8 +245,10 @@ struct Consumer {
         barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());
         pass_mask();
       }
+      if constexpr (C::KEY_BIAS) pass_mask();
       await_turn();
       pass_turn();
+      place = place.next();
     }
     return n;
   }
@@ -251,23 +266,34 @@ struct Consumer {
       if (unseen > 0) first_free = (unseen + C::KEYS - 1) / C::KEYS;
     }
     int n = skip_unseen(tile, tile.last - 1, place);
+    if constexpr (C::KEY_BIAS) {
+      while (n >= tile.first && !sees(tile, n)) n--;
+      if (n < tile.first) return;
+    }
     fetch_mask(tile, n);
     barrier_wait(barriers.k_full(place.stage), place.parity);
+    // Which tile is a warpgroup's first depends on a mask of one row; that each takes as many turns must not.
+    if constexpr (C::KEY_BIAS) await_turn();
     start_scores(place.stage);
+    if constexpr (C::KEY_BIAS) pass_turn();
     warpgroup_wait<0>();
     settled(score);
     release(barriers.k_empty(place.stage));
     if (n == tile.first) release(barriers.q_empty());
     add_mask();
-    if (n >= end_free || (C::BOUNDED_LEFT && n < first_free)) mask(tile, n);
+    if ((C::EDGE && n >= end_free) || (C::BOUNDED_LEFT && n < first_free)) mask(tile, n);
     softmax();
     pack_weights();
     n--;
     // Loops of their own, so that the one for most tiles carries no code for masks.
-    for (; n >= tile.first && n >= end_free; n--) step(tile, n, place, true);
-    for (; n >= first_free; n--) step(tile, n, place, false);
+    if (C::EDGE)
+      for (; n >= tile.first && n >= end_free; n--)
+        if (sees(tile, n)) step(tile, n, place, true);
+    for (; n >= first_free; n--)
+      if (sees(tile, n)) step(tile, n, place, false);
     if (C::BOUNDED_LEFT)
-      for (; n >= tile.first; n--) step(tile, n, place, true);
+      for (; n >= tile.first; n--)
+        if (sees(tile, n)) step(tile, n, place, true);
     barrier_wait(barriers.v_full(place.stage), place.parity);
     empty_foreign_rows(tile, tile.first, place.stage);
     start_output(place.stage);
@@ -352,7 +378,7 @@ struct Consumer {
       const int index = uniform(lane == 0 ? *tile_slot : 0);
       if (index == NO_MORE_TILES) break;
       Tile tile;
-      if constexpr (C::STAGED && C::BOUNDED_RIGHT) tile = {};  // or what the tile before had stays in a register
+      if constexpr (C::MASK_STAGES > 0 && C::BOUNDED_RIGHT) tile = {};  // or what the tile before had stays in a register
       if constexpr (C::PACKED)
         tile = packed_tile<C>(p, index, uniform(lane == 0 ? tile_slot[1] : 0), uniform(lane == 0 ? tile_slot[2] : 0));
       else

@@ -32,9 +32,11 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
       named_arrive(C::BARRIERS_READY, C::READY_THREADS);
     }
     fewer_registers<C::PRODUCER_REGISTERS>();
-    if (thread == 0) {
-      const Producer<C> producer = {p, q, k, v, mask, barriers, q_tile, k_tiles, v_tiles, mask_tiles, tile_slot};
-      producer.run();
+    const Producer<C> producer = {p, q, k, v, mask, barriers, q_tile, k_tiles, v_tiles, mask_tiles, tile_slot};
+    if constexpr (C::KEY_BIAS) {
+      if (thread < C::PRODUCER_WARP_THREADS) producer.run_with_bias(thread);
+    } else {
+      if (thread == 0) producer.run();
     }
   } else {
     named_sync(C::BARRIERS_READY, C::READY_THREADS);
@@ -47,7 +49,8 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
     consumer.k_matrix = matrix(k_tiles + own_tile, 16);
     consumer.v_matrix = matrix(v_tiles + own_tile, C::KV_CHUNK_BYTES);
     consumer.v_tiles = v_tiles;
-    if constexpr (C::STAGED) 
+    if constexpr (C::KEY_BIAS) consumer.given.begin(mask_tiles, within & 31);
+    if constexpr (C::STAGED)
       consumer.given.begin(mask_tiles, consumer_index % C::WARPGROUPS_OF_HEAD * C::WARPGROUP_ROWS + (within >> 5) * 16, within & 31);
     consumer.run(tile_slot);
   }

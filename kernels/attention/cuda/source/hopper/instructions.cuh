@@ -121,6 +121,25 @@ SPECIALISED Words load_global_or_zero<Words>(const char* from, bool there) {
   return w;
 }
 
+SPECIALISED u32 load_global_or_zero<u32>(const char* from, bool there) {
+  u32 word;
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1]; }"
+               : "=&r"(word) : "l"(from), "r"((int)there));
+  return word;
+}
+SPECIALISED u16 load_global_or_zero<u16>(const char* from, bool there) {
+  u16 half;
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1]; }"
+               : "=&h"(half) : "l"(from), "r"((int)there));
+  return half;
+}
+SPECIALISED u8 load_global_or_zero<u8>(const char* from, bool there) {
+  u16 byte;
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.u8 %0, [%1]; }"
+               : "=&h"(byte) : "l"(from), "r"((int)there));
+  return (u8)byte;
+}
+
 DEVICE void store_global(char* to, const Chunk& c) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w) : "memory");
 }

@@ -37,4 +37,5 @@ struct HopperParams {
   int pages;              // in the cache
   int piece;              // keys that one copy moves: they lie in one page
   int queries;            // of each sequence, where q_starts is null
+  i64 mask_key;           // read only by kernels with a KEY_BIAS: from one key's element to the next, in bytes
 };

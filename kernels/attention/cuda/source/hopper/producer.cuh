@@ -1,6 +1,6 @@
-// One thread that hands out the work and starts all copies.
+// One thread that hands out the work and starts all copies; with a mask that is the same for all rows, a warp.
 #pragma once
-#include "hopper/schedule.cuh"
+#include "hopper/bias.cuh"
 
 constexpr int NO_MORE_TILES = -1;
 
@@ -93,6 +93,14 @@ struct Producer {
     }
   }
 
+  // The consumers are told that there are no more tiles, where they look for the next one.
+  __device__ __forceinline__ void end(u32 q_parity) const {
+    barrier_wait(barriers.q_empty(), q_parity);
+    *tile_slot = NO_MORE_TILES;
+    barrier_arrive(barriers.q_full());
+    leave();
+  }
+
   __device__ __forceinline__ void run() const {
     Place<C> place = {0, 1};  // an empty ring: the phase before the first counts as ended
     MaskPlace<C> mask_place = {C::MASK_STAGES};  // likewise
@@ -126,9 +134,59 @@ struct Producer {
       }
       q_parity ^= 1;
     }
-    barrier_wait(barriers.q_empty(), q_parity);
-    *tile_slot = NO_MORE_TILES;
-    barrier_arrive(barriers.q_full());
-    leave();
+    end(q_parity);
+  }
+
+  // ---- with a mask that is the same for all rows: the whole warp reads it, and lane 0 copies
+
+  // Gives a tile's biases to the consumers, and tells them and the caller whether any of its keys is seen: others have no K and V.
+  __device__ __forceinline__ bool tell(const FetchedBias<C>& bias, MaskPlace<C>& place, int lane) const {
+    const bool seen = bias.seen();
+    barrier_wait(barriers.mask_empty(place.stage()), place.parity());
+    bias.store(mask_tiles + place.stage() * C::MASK_TILE_BYTES, seen, lane);
+    sync_warp();
+    if (lane == 0) barrier_arrive(barriers.mask_full(place.stage()));
+    place.count++;
+    return seen;
+  }
+
+  __device__ __forceinline__ void give(const TensorMap& map, u32 tiles, u32 empty, u32 full, const Place<C>& at, const Tile& tile,
+                                       int n, int kv_head, int lane) const {
+    if (lane > 0) return;
+    barrier_wait(empty, at.parity);
+    copy_tile(tiles + at.stage * C::KV_STAGE_BYTES, map, full, tile, n, kv_head);
+  }
+  __device__ __forceinline__ void give_q(int index, const Tile& tile, u32 parity, int lane) const {
+    if (lane > 0) return;
+    barrier_wait(barriers.q_empty(), parity);
+    copy_q(index, tile);
+  }
+
+  __device__ __forceinline__ void run_with_bias(int lane) const {
+    Place<C> at = {0, 1};
+    MaskPlace<C> bias_at = {C::MASK_STAGES};
+    u32 parity = 1;
+    FetchedBias<C> bias;
+    for (int index = (int)blockIdx.x; index < p.tiles; index = uniform(lane == 0 ? next_tile() : 0)) {
+      Tile tile;
+      if (!tile_of<C>(p, index, tile)) continue;
+      const char* row = p.mask + tile.batch * p.mask_batch + tile.head * p.mask_head;
+      const int kv_head = divide(tile.head, p.group);
+      if (tile.first < tile.last)
+        bias.fetch(row, p.mask_key, (tile.last - 1) * C::KEYS, p.seq_k, lane);
+      else  // rows that see no key
+        give_q(index, tile, parity, lane);
+      for (int n = tile.last - 1; n >= tile.first; n--) {
+        const bool seen = tell(bias, bias_at, lane);
+        if (n > tile.first) bias.fetch(row, p.mask_key, (n - 1) * C::KEYS, p.seq_k, lane);  // for the next, while copies wait
+        if (seen) give(k, k_tiles, barriers.k_empty(at.stage), barriers.k_full(at.stage), at, tile, n, kv_head, lane);
+        if (n == tile.last - 1) give_q(index, tile, parity, lane);  // be the tile seen or not: without Q nobody takes the others
+        if (!seen) continue;
+        give(v, v_tiles, barriers.v_empty(at.stage), barriers.v_full(at.stage), at, tile, n, kv_head, lane);
+        at = at.next();
+      }
+      parity ^= 1;
+    }
+    if (lane == 0) end(parity);
   }
 };

@@ -20,7 +20,7 @@ struct FloatTensor {
 
 // How a kernel is built. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
 template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, class MASK = NoTensor, bool PACKED_ = false, bool SPLIT_ = false,
-          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1>
+          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1, int BIAS_STAGES_ = 0>
 struct Hopper {
   typedef TYPE T;
   typedef MASK Mask;
@@ -49,11 +49,18 @@ struct Hopper {
   // A mask that is staged comes through shared memory: a tile of it has a place of its own in a ring of MASK_STAGES. Its rows lie
   // 16 bytes (32 with elements of 32 bits) further apart than they are long, so that lanes of different rows meet different banks:
   // what is copied is eight columns wider than the tile.
-  static constexpr int MASK_STAGES = MASK_STAGES_;
-  static constexpr bool STAGED = MASK_STAGES > 0;
+  static constexpr bool STAGED = MASK_STAGES_ > 0;
   static_assert(!STAGED || MASK::BYTES >= 2, "masks of numbers");
+  // One that is the same for all rows comes as float32, a bias for each key; behind a tile's, eight words say whether any of its
+  // keys is seen. Tiles whose keys are all hidden are neither copied nor multiplied.
+  static constexpr bool KEY_BIAS = BIAS_STAGES_ > 0;
+  static_assert(!KEY_BIAS || (HAS_TENSOR && !STAGED && !PACKED && !SPLIT), "a mask that is a tensor of one row");
+  static constexpr int BIAS_SEEN_WORDS = 8;
+  static constexpr bool EDGE = RIGHT || !KEY_BIAS;  // keys of some tiles are hidden at the right; biases hide those that there are not
+  static constexpr int MASK_STAGES = STAGED ? MASK_STAGES_ : BIAS_STAGES_;
   static_assert((MASK_STAGES & (MASK_STAGES - 1)) == 0, "a power of two");
-  static constexpr int MASK_ROW_BYTES = (KEYS + 8) * MASK::BYTES, MASK_TILE_BYTES = ROWS * MASK_ROW_BYTES;
+  static constexpr int MASK_ROW_BYTES = (KEYS + 8) * (KEY_BIAS ? 4 : MASK::BYTES);
+  static constexpr int MASK_TILE_BYTES = KEY_BIAS ? MASK_ROW_BYTES : ROWS * MASK_ROW_BYTES;
   static constexpr int BARRIERS = 2 + 4 * STAGES + 2 * MASK_STAGES;
   static constexpr int SLOT_WORDS = PACKED ? 3 : 1;  // what tells a block's consumers which tile they have
 
@@ -63,7 +70,7 @@ struct Hopper {
 
   // Registers a thread, in steps of 8. The producer, which only copies, gives most of its own to the consumers; together they
   // have what the block was launched with, and a block that asks for more waits for ever.
-  static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 || STAGED ? 32 : 24;
+  static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 || MASK_STAGES > 0 ? 32 : 24;
   static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
   static constexpr int LAUNCH_REGISTERS = 65536 / ((WARPGROUPS + 1) * WARPGROUP_THREADS) / 8 * 8;
   static_assert(PRODUCER_REGISTERS + WARPGROUPS * CONSUMER_REGISTERS <= (WARPGROUPS + 1) * LAUNCH_REGISTERS, "");
@@ -194,7 +201,7 @@ DEVICE bool tile_of(const HopperParams& p, int index, Tile& tile) {
   }
   head_of_all *= C::SHARERS;
   if (head_of_all >= p.all_heads) return false;
-  if (C::HAS_TENSOR && p.batches.divisor > 1) {  // so that a head's mask is read once, and then from the L2 cache
+  if (C::HAS_TENSOR && !C::KEY_BIAS && p.batches.divisor > 1) {  // so that a head's mask is read once, and then from the L2 cache
     tile.head = divide(head_of_all, p.batches);
     tile.batch = head_of_all - tile.head * (int)p.batches.divisor;
   } else {
