@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
             os.environ[LINE_INFO] = "1"
         return perform(asked.step, spec, asked.out, facts)
     except BadSpec as exc:
-        facts.send("problem", cause="unknown", detail=f"bad spec: {exc}")
+        facts.send("problem", cause="spec_refused", detail=str(exc))
         return BAD_SPEC
     except Exception as exc:
         log(traceback.format_exc())

@@ -42,6 +42,9 @@ SECRET_TEXT: Final = re.compile(
 )
 
 
+LISTED: Final = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Own:
     """A workload of the user's own on this machine: its form, what its text tells, and its files by their names below
@@ -61,10 +64,15 @@ class Own:
 def main_file(path: Path) -> Path:
     """The file that holds the workload: itself, or the one in the folder that has the folder's name. Raises
     `ConfigError`."""
-    file = path / f"{path.resolve().name}.py" if path.is_dir() else path
+    if not path.is_dir():
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}", hint=HINT)
+        return path
+    file = path / f"{path.resolve().name}.py"
     if not file.is_file():
-        what = f"{path} has no {file.name}" if path.is_dir() else f"there is no file {path}"
-        raise ConfigError(what, hint=HINT)
+        there = sorted(one.name for one in path.glob("*.py"))
+        ways = f"name one of its files: {', '.join(there[:LISTED])}" if there else "no file in it is Python"
+        raise ConfigError(f"{path} is a folder, and none of its files is called {file.name}; {ways}", hint=HINT)
     return file
 
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.needs import KEYS, Needs, needs
+from orchestrator.core.workload_faults import KINDS, Unknown, of_cases, of_names
 
-KINDS: Final = ("baseline_", "kernel_")
 LONGEST_ID: Final = 160
 MOST_CASES: Final = 10_000
 HINT: Final = "docs/your-own-kernel.md says what a workload consists of; `bench new NAME` writes one that runs"
@@ -64,10 +64,6 @@ class Sketch:
     """The CUDA entries whose file and name the text tells."""
 
 
-class _Unknown(Exception):
-    """An expression whose value is only known when it is run."""
-
-
 def sketch(source: str, file: str) -> Sketch:
     """The workload in `source`. Raises `ConfigError` with file and line of what is wrong."""
     try:
@@ -80,6 +76,9 @@ def sketch(source: str, file: str) -> Sketch:
         if needed not in found:
             raise ConfigError(f"{file}:1: there is no function {needed}(…)", hint=HINT)
     grid = _cases(found, file)
+    told = tuple(grid[0]) if grid else None
+    for line, words in of_names(found, tree, told, _value):
+        raise ConfigError(f"{file}:{line}: {words}", hint=HINT)
     return Sketch(
         name=file.removesuffix(".py"),
         cases=tuple(map(case_id, grid)),
@@ -110,7 +109,7 @@ def _needs(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> Needs
         if key in found and not (key == "build" and found[key][1] is None):
             try:
                 told[key] = _value(found[key][1])
-            except _Unknown:
+            except Unknown:
                 told[key] = None
     return needs(told, lambda words, key: ConfigError(f"{file}:{found[key][0]}: {words}", hint=HINT))
 
@@ -151,7 +150,7 @@ def _cases(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple
     line, expression = found[given]
     try:
         told = _value(expression)
-    except _Unknown:
+    except Unknown:
         return ()
 
     def wrong(what: str) -> ConfigError:
@@ -170,11 +169,13 @@ def _cases(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple
         cases = [dict(zip(told, values, strict=True)) for values in itertools.product(*told.values())]
     if len(cases) > MOST_CASES:
         raise wrong(f"{len(cases)} cases are more than {MOST_CASES}")
-    return tuple({str(name): value for name, value in case.items()} for case in cases)
+    if fault := of_cases(cases):
+        raise wrong(fault)
+    return tuple(cases)
 
 
 def _value(node: ast.expr | None) -> Any:
-    """What an expression of constants comes to. Raises `_Unknown`."""
+    """What an expression of constants comes to. Raises `Unknown`."""
     match node:
         case ast.Constant(value=value):
             return value
@@ -187,19 +188,19 @@ def _value(node: ast.expr | None) -> Any:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
             a, b = _number(left), _number(right)
             if isinstance(op, (ast.LShift, ast.Pow)) and not 0 <= b <= 62:
-                raise _Unknown
+                raise Unknown
             made = BINARY[type(op)](a, b)
             if abs(made) > LARGEST:
-                raise _Unknown
+                raise Unknown
             return made
         case _:
-            raise _Unknown
+            raise Unknown
 
 
 def _number(node: ast.expr) -> int:
     value = _value(node)
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) > LARGEST:
-        raise _Unknown
+        raise Unknown
     return value
 
 

@@ -317,7 +317,7 @@ def first_line(text: str) -> str:
 def unexplained(step: str, outcome: HarnessExit) -> Diagnosis:
     """What an exit code stands for when the harness said nothing about it."""
     if outcome.code == BAD_SPEC:
-        return Diagnosis("unknown", f"the harness refuses its spec in step {step}:\n{outcome.log_tail}")
+        return Diagnosis("spec_refused", f"the harness refuses its spec in step {step}:\n{outcome.log_tail}")
     if outcome.code == NOT_BUILT:
         return Diagnosis("build_failed", f"the kernel was not built:\n{outcome.log_tail}")
     if outcome.code == GATE_FAILED:

@@ -21,6 +21,7 @@ REMEDIES = {
     "preempted": "relaunch: finished cases are kept and skipped",
     "requirements_failed": "mend `requirements` or `apt` of the workload; artifacts/log.txt has pip's own words",
     "program_failed": "read artifacts/program.log and program.out; run the command alone in its folder",
+    "spec_refused": "mend what the words name, by file and line; docs/your-own-kernel.md says what a workload has",
     "storage_unreachable": "check that the bucket exists and that the VM's service account may read and create objects",
     "torch_missing": "choose an image with torch, or allow installing",
     "torch_without_cuda": "choose an image whose torch is built for CUDA, or allow installing",

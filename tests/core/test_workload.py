@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.forms import definition, one_file
 from kernels.harness import own as harness_side
 from orchestrator.adapters.workload_files import found, gathered, own_workload
+from orchestrator.core import workload_faults
 from orchestrator.core.config.model import Workload
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.workload import case_id, sketch
@@ -39,6 +41,12 @@ def test_cases_and_names_are_read_off_the_text() -> None:
     assert told.cases == ("rows16-float32", "rows3-float32")
     assert (told.implementations, told.baselines) == (("torch", "mine"), ("torch",))
     assert told.needs.pip == ("triton>=3",)
+
+
+def test_what_is_refused_here_is_what_the_harness_refuses() -> None:
+    assert set(definition.DTYPES) <= set(workload_faults.DTYPES)
+    assert one_file.CUDA_KEYS == workload_faults.CUDA_KEYS
+    assert one_file.NAME.pattern == workload_faults.NAME.pattern
 
 
 def test_what_only_running_the_file_would_tell_is_left_open() -> None:
@@ -72,6 +80,28 @@ REFUSED = {
     "apt": (GOOD + 'apt = ["a b"]\n', "mine.py:7: apt: 'a b' is no name of a package"),
     "build": (GOOD + "build = 7\n", "mine.py:7: build must be a line for /bin/sh, not 7"),
     "limit": (GOOD + "build_limit_s = 0\n", "mine.py:7: build_limit_s must be a number of seconds"),
+    "a wrong key": (GOOD.replace("axes =", "axis ="), "mine.py:2: inputs wants rows, and is given device, generator"),
+    "an axis of another name": (
+        GOOD.replace("inputs(rows", "inputs(cols"),
+        "mine.py:2: inputs wants cols, and is given rows, dtype, device, generator",
+    ),
+    "flops of a device": (GOOD + "def flops(rows, device): ...\n", "mine.py:7: flops wants device, and is given rows, dtype"),
+    "a list for a value": (GOOD.replace("3]", "[3]]"), "mine.py:1: axis rows: [3] must be a number, a string or a truth value"),
+    "a type": (GOOD.replace("float32", "float33"), "mine.py:1: axis dtype: 'float33' is none of float64, float32"),
+    "a case twice": (GOOD.replace("1 << 4", "3"), "mine.py:1: a case is there twice"),
+    "other axes": (GOOD + "cases = [{'rows': 1}, {'cols': 2}]\n", "mine.py:7: every case must have the same axes"),
+    "no name": (GOOD.replace('"rows": [', '"2 rows": ['), "mine.py:1: '2 rows' is no name for an axis"),
+    "tolerance": (GOOD + 'tolerance = "tight"\n', "mine.py:7: tolerance must be a number >= 0, or"),
+    "tolerances": (GOOD + "tolerance = {'rel': 1}\n", "mine.py:7: tolerance must be a number >= 0, or"),
+    "no function": (GOOD.replace("def reference(x): ...", "reference = 3"), "mine.py:3: reference must be a function, not int"),
+    "no kernel": (
+        GOOD.replace("def kernel_mine(x): ...", "kernel_mine = 'k.cu'"),
+        "mine.py:4: kernel_mine must be a function, or a mapping that names a CUDA entry, not str",
+    ),
+    "CUDA keys": (
+        GOOD.replace("def kernel_mine(x): ...", "kernel_mine = {'cuda': 'k.cu', 'entri': 'x', 'grid': 1, 'block': 1, 'args': []}"),
+        "mine.py:4: kernel_mine, a CUDA implementation, lacks entry and has entri, unknown; keys: cuda, entry,",
+    ),
     "requirements": (GOOD.replace('["triton>=3"]', '"triton"'), "mine.py:6: requirements must be a list of strings"),
 }  # fmt: skip
 
@@ -121,13 +151,24 @@ def test_a_folder_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"there is no file"):
         gathered(tmp_path / "none.py")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"has no empty.py"):
+    with pytest.raises(
+        ConfigError, match=r"empty is a folder, and none of its files is called empty.py; no file in it"
+    ):
         gathered(tmp_path / "empty")
+    (tmp_path / "odd.py").mkdir()
+    (tmp_path / "odd.py" / "norm.py").write_text(GOOD)
+    with pytest.raises(ConfigError, match=r"odd.py is a folder, and .* odd.py.py; name one of its files: norm.py$"):
+        gathered(tmp_path / "odd.py")
 
 
 def test_an_entry_that_its_source_does_not_have_is_told_by_line_before_anything_is_paid_for(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(GOOD.replace("def kernel_mine(x): ...", 'kernel_mine = {"cuda": "k.cu", "entry": "gone"}'))
+    file.write_text(
+        GOOD.replace(
+            "def kernel_mine(x): ...",
+            'kernel_mine = {"cuda": "k.cu", "entry": "gone", "grid": 1, "block": 1, "args": []}',
+        )
+    )
     with pytest.raises(ConfigError, match=r"mine.py:4: there is no k.cu beside it"):
         own_workload(file)
     (tmp_path / "k.cu").write_text('extern "C" __global__ void __launch_bounds__(64) there(float* out) {}\n')
@@ -160,12 +201,13 @@ def test_an_axis_that_the_file_does_not_have_is_refused_before_anything_is_asked
         chosen("rows=[]")
     file.write_text(
         GOOD.replace(
-            'axes = {"rows": [1 << 4, 3], "dtype": ["float32"]}', "cases = [{'a': 1, 'b': 1}, {'a': 2, 'b': 2}]"
+            'axes = {"rows": [1 << 4, 3], "dtype": ["float32"]}',
+            "cases = [{'rows': 1, 'dtype': 'int8'}, {'rows': 2, 'dtype': 'bool'}]",
         )
     )
-    options = LaunchOptions(gpu="", path=file, overrides=("workload.axes.a=[1]", "workload.axes.b=[2]"))
+    options = LaunchOptions(gpu="", path=file, overrides=("workload.axes.rows=[1]", "workload.axes.dtype=[bool]"))
     with pytest.raises(
-        ConfigError, match=r"workload.axes: mine has no case with these values together; valid: a1-b1, a2-b2"
+        ConfigError, match=r"workload.axes: mine has no case with these values together; valid: rows1-int8, rows2-bool"
     ):
         load_config(options, configs=configs(), defaults={}, workload=own_workload)
     file.write_text(GOOD.replace('{"rows": [1 << 4, 3],', '{"rows": [' + ", ".join(map(str, range(50))) + "],"))

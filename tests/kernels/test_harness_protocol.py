@@ -269,7 +269,7 @@ def test_a_bad_spec_is_refused_before_anything_is_loaded(tmp_path: Path, text: s
         code, facts = harness.finish()
     assert code == 22
     assert [fact["fact"] for fact in facts] == ["problem"]
-    assert facts[0]["detail"].startswith("bad spec: ")
+    assert facts[0]["cause"] == "spec_refused"
     assert not harness.out.exists()
 
 

@@ -275,7 +275,7 @@ def test_a_wrong_kernel_makes_the_run_incorrect_and_is_diagnosed_once(tmp_path: 
             ],
             "torch_without_cuda",
         ),
-        ([{"exit": 22}], "unknown"),
+        ([{"exit": 22}], "spec_refused"),
         ([{"exit": 20}], "build_failed"),
         ([{"log": "Segmentation fault"}, {"exit": 1}], "harness_crashed"),
     ],

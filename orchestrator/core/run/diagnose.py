@@ -66,6 +66,7 @@ REMEDIES: Final = {
     "gate_failed": "`bench logs RUN` shows which check failed and what it found",
     "build_failed": "`bench logs RUN` has the compiler's words; kernels/README.md says how to build it by hand",
     "kernel_wrong": "`bench fetch RUN` says on which cases and why; `bench logs RUN` has what a crash printed",
+    "spec_refused": "mend what the words name, by file and line; docs/your-own-kernel.md says what a workload has",
     "harness_crashed": "`bench logs RUN` has the traceback; cases finished before it are kept",
     "requirements_failed": "mend `requirements` or `apt` of the workload; `bench logs RUN` has pip's own words",
     "program_failed": "artifacts/program.log has what it said; run the command by hand in its folder",
