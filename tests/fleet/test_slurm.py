@@ -58,7 +58,7 @@ def followed(follower: Follower, until: Callable[[Seen], bool] = lambda seen: se
         if until(seen):
             return seen
         assert time.monotonic() - began < PATIENCE_S, (seen.state.counts, seen.jobs)
-        time.sleep(0.3)
+        time.sleep(1)  # each look is six processes
 
 
 def test_every_child_is_stored_once_and_the_fleet_settles_its_one_hold(stage: FleetStage) -> None:

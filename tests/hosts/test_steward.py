@@ -20,7 +20,7 @@ from orchestrator.adapters.host_operations import command
 from startup.host.spool import BadName, Spool
 from tests.hosts.conftest import base_python, with_stand_ins
 from tests.startup.machine import CASES, ROOT, held_sleep, payload, run_spec, time_is_up
-from tests.support.patience import PATIENCE_S, await_truth
+from tests.support.patience import PATIENCE_S, await_truth, living
 
 RUN = f"20261121-040000-host-{os.getpid() & 0xFFFF:04x}"
 """Its own in every process of the tests: a host finds what a run started by the machine's name."""
@@ -72,8 +72,17 @@ class Here:
         return self.ask("start", run=run)
 
     def until_gone(self, vm: str = VM) -> dict[str, Any]:
-        await_truth(lambda: self.ask("state", vm=vm)["status"] == "gone", "the end of the run", 0.5)
-        return self.ask("state", vm=vm)
+        """What the host says once it has ended. Each question is an interpreter that compiles all operations, so the
+        steward's process is watched in between."""
+        state = self.ask("state", vm=vm)
+        until = time.monotonic() + PATIENCE_S
+        while state["status"] != "gone":
+            assert time.monotonic() < until, "the run did not end"
+            pid = state.get("pid")
+            await_truth(lambda pid=pid: not pid or not living(pid), "the end of the steward")  # type: ignore[misc]
+            state = self.ask("state", vm=vm)
+            time.sleep(0 if state["status"] == "gone" else 0.5)
+        return state
 
     def events(self, vm: str = VM) -> list[dict[str, Any]]:
         folder = self.cache / "runs" / vm / "spool" / "runs" / RUN / "events"

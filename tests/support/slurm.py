@@ -133,7 +133,7 @@ class SlurmCluster:
             states = self.run("sinfo", "-h", "-N", "-o", "%T", check=False).split()
             if states.count("idle") == self.nodes:
                 return time.monotonic() - began
-            time.sleep(0.05)
+            time.sleep(0.2)
         raise TimeoutError(f"the cluster is not up: {(self.folder / 'slurmctld.log').read_text()[-2000:]}")
 
     def start_controller(self, *flags: str) -> None:
