@@ -32,14 +32,11 @@ struct Backward {
   static constexpr int SUM = SLOPE + SLOPES * SLOPE_BYTES, SHIFT = SUM + SUM_BYTES, DELTA = SHIFT + STAGES * STAT_BYTES;
   static constexpr int BYTES = DELTA + STAGES * STAT_BYTES;
   // Named barriers.
-  static constexpr int READY = 1, SUM_FULL = 3, SUM_EMPTY = 5, SLOPE_READY = 7;  // two of each of the last three
+  static constexpr int READY = 1, SLOPE_READY = 2, SUM_FULL = 3, SUM_EMPTY = 5;
   static constexpr int READY_THREADS = 384, PAIR_THREADS = 256, SUM_THREADS = WARPGROUP_THREADS + 32;
   static constexpr int MOVER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static constexpr int BARRIERS = 4 + 4 * STAGES;
   static constexpr bool EARLY_DV = D == 128;  // dV is begun before dP is awaited; 128 queries leave no registers for it
-  // The warpgroups take turns: one makes both shares of a tile's dQ, and the other goes on to the next tile, where it is its
-  // turn. Else each makes one share of every tile.
-  static constexpr bool TURNS = D == 64;
 };
 
 struct BackwardTile {
@@ -190,7 +187,7 @@ struct BackwardConsumer {
   typedef typename C::T T;
   const BackwardParams& p;
   BackwardBarriers<C> barriers;
-  u32 memory, sum_to;  // sum_to: where the addresses of shares of dQ are left for the warps that add them
+  u32 memory, sum_to;  // sum_to: where the address for this warpgroup's share of dQ is left for the warp that adds it
   int warpgroup;
   float dk[C::D / 2], dv[C::D / 2];
 
@@ -239,19 +236,11 @@ struct BackwardConsumer {
       wgmma_registers<T, C::D>(out, x + 4 * step, descriptor(b + step * (16 * C::CHUNK_ROW_BYTES / C::UNITS)), 1);
     warpgroup_commit();
   }
-  // What the warp that adds a share of a tile of queries is told, never 0: where to; in an order, 1 + whose turn it must be, and
-  // which share of all.
-  __device__ __forceinline__ u64 share_of(int key0, int tile, int part) const {
-    if (C::ORDERED) return (u64)(u32)(key0 / C::KEYS + 1) << 32 | (u32)(tile * C::WARPGROUPS + part);
-    return (u64)p.sums + (u64)(u32)tile * C::SUM_BYTES + part * C::SUM_PART_BYTES;
-  }
-  // A share of dQ = dS K: half of the queries or half of the columns of a tile. Its number among the two, `part`, is also that of
-  // its place in shared memory, of its word of `sum_to`, and of the warp and the two barriers by which it is added; who makes it,
-  // `finish` says.
-  __device__ __forceinline__ void start_share(float (&dq)[32], u32 slope, int part) const {
+  // This warpgroup's share of dQ = dS K: half of the queries or half of the columns.
+  __device__ __forceinline__ void start_dq(float (&dq)[32], u32 slope) const {
     const bool by_queries = C::QUERIES == 128;
-    const u32 a = matrix(memory + slope + (by_queries ? part * C::SLOPE_CHUNK_BYTES : 0), 16);
-    const u32 b = matrix(memory + C::K + (by_queries ? 0 : part * C::K_CHUNK_BYTES), 16);
+    const u32 a = matrix(memory + slope + (by_queries ? warpgroup * C::SLOPE_CHUNK_BYTES : 0), 16);
+    const u32 b = matrix(memory + C::K + (by_queries ? 0 : warpgroup * C::K_CHUNK_BYTES), 16);
     warpgroup_fence();
 #pragma unroll
     for (int step = 0; step < C::KEYS / 16; step++) {
@@ -259,77 +248,6 @@ struct BackwardConsumer {
       wgmma_turned<T, 64>(dq, descriptor(a + rows), descriptor(b + rows), step > 0);
     }
     warpgroup_commit();
-  }
-  // The same to the warp that adds it.
-  __device__ __forceinline__ void leave_share(const float (&dq)[32], int key0, int tile, int part) const {
-    named_sync(C::SUM_EMPTY + part, C::SUM_THREADS);
-    const u32 sum = memory + C::SUM + part * C::SUM_PART_BYTES + (thread_again() & 127) * 16;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-      store_shared(sum + i * C::WARPGROUP_THREADS * 16,
-                   Chunk{(u32)__float_as_int(dq[4 * i]), (u32)__float_as_int(dq[4 * i + 1]), (u32)__float_as_int(dq[4 * i + 2]),
-                         (u32)__float_as_int(dq[4 * i + 3])});
-    if ((thread_again() & 127) == 0) store_shared_address(sum_to + 8 * part, share_of(key0, tile, part));
-    publish_shared();
-    named_arrive(C::SUM_FULL + part, C::SUM_THREADS);
-  }
-  // No more of these shares will come.
-  __device__ __forceinline__ void end_shares(int part) const {
-    named_sync(C::SUM_EMPTY + part, C::SUM_THREADS);
-    if ((thread_again() & 127) == 0) store_shared_address(sum_to + 8 * part, 0);
-    named_arrive(C::SUM_FULL + part, C::SUM_THREADS);
-  }
-  // Of tiles that follow each other, also of different keys, the stages alternate, and so do the turns.
-  __device__ __forceinline__ bool has_turn(int stage) const { return stage == warpgroup; }
-
-  // What follows when this warpgroup's slopes are at `slope` and its dV is under way; `tile`: of dQ, of all.
-  __device__ __forceinline__ void finish(const u32 (&slopes)[C::QUERIES / 4], u32 slope, int stage, int key0, int tile, bool last) {
-    const u32 queries = C::Q + stage * C::Q_BYTES;
-    if constexpr (C::TURNS) {
-      if (has_turn(stage)) {
-        named_sync(C::SLOPE_READY + stage, C::PAIR_THREADS);
-        float first[32], second[32];
-        start_share(first, slope, 0);
-        start_share(second, slope, 1);
-        start_along(dk, slopes, queries);
-        warpgroup_wait<3>();
-        settled(dv);
-        release(barriers.dout_empty(stage));
-        warpgroup_wait<2>();
-        settled(first);
-        leave_share(first, key0, tile, 0);
-        warpgroup_wait<1>();
-        settled(second);
-        if (last) release(barriers.k_empty());
-        leave_share(second, key0, tile, 1);
-        warpgroup_wait<0>();
-        settled(dk);
-      } else {
-        named_arrive(C::SLOPE_READY + stage, C::PAIR_THREADS);
-        start_along(dk, slopes, queries);
-        warpgroup_wait<1>();
-        settled(dv);
-        release(barriers.dout_empty(stage));
-        if (last) release(barriers.k_empty());
-        warpgroup_wait<0>();
-        settled(dk);
-      }
-    } else {
-      named_sync(C::SLOPE_READY, C::PAIR_THREADS);
-      float dq[32];
-      start_share(dq, slope, warpgroup);
-      start_along(dk, slopes, queries);
-      warpgroup_wait<2>();
-      settled(dv);
-      release(barriers.dout_empty(stage));
-      warpgroup_wait<1>();
-      settled(dq);
-      if (last) release(barriers.k_empty());
-      leave_share(dq, key0, tile, warpgroup);
-      warpgroup_wait<0>();
-      settled(dk);
-    }
-    release(barriers.q_empty(stage));
   }
 
   // Scores that a query does not see become -inf.
@@ -346,6 +264,13 @@ struct BackwardConsumer {
         for (int e = 0; e < 2; e++)
           if (8 * i + e < begin) s[4 * i + 2 * r + e] = MINUS_INFINITY;
     }
+  }
+
+  // What the warp that adds this warpgroup's share of a tile of queries is told, never 0: where to; in an order, 1 + whose turn
+  // it must be, and which share.
+  __device__ __forceinline__ u64 share_of(int key0, int tile) const {
+    if (C::ORDERED) return (u64)(u32)(key0 / C::KEYS + 1) << 32 | (u32)(tile * C::WARPGROUPS + warpgroup);
+    return (u64)p.sums + (u64)(u32)tile * C::SUM_BYTES + warpgroup * C::SUM_PART_BYTES;
   }
 
   __device__ __forceinline__ void step(int key0, int n, bool masked, int sum_tile, BackwardPlace& place) {
@@ -397,7 +322,29 @@ struct BackwardConsumer {
     }
     publish_shared();
     if constexpr (!C::EARLY_DV) start_along(dv, weights, C::DOUT + stage * C::Q_BYTES);
-    finish(slopes, slope, stage, key0, sum_tile + n, last);
+    named_sync(C::SLOPE_READY, C::PAIR_THREADS);
+    float dq[32];
+    start_dq(dq, slope);
+    start_along(dk, slopes, C::Q + stage * C::Q_BYTES);
+    warpgroup_wait<2>();
+    settled(dv);
+    release(barriers.dout_empty(stage));
+    warpgroup_wait<1>();
+    settled(dq);
+    if (last) release(barriers.k_empty());
+    named_sync(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
+    const u32 sum = memory + C::SUM + warpgroup * C::SUM_PART_BYTES + (thread_again() & 127) * 16;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      store_shared(sum + i * C::WARPGROUP_THREADS * 16,
+                   Chunk{(u32)__float_as_int(dq[4 * i]), (u32)__float_as_int(dq[4 * i + 1]), (u32)__float_as_int(dq[4 * i + 2]),
+                         (u32)__float_as_int(dq[4 * i + 3])});
+    if ((thread_again() & 127) == 0) store_shared_address(sum_to, share_of(key0, sum_tile + n));
+    publish_shared();
+    named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
+    warpgroup_wait<0>();
+    settled(dk);
+    release(barriers.q_empty(stage));
     place.next();
   }
 
@@ -461,36 +408,33 @@ struct BackwardConsumer {
       write(p.dv, p.at_dv, t, dv, 1.0f);
       write(p.dk, p.at_dk, t, dk, p.scale);
     }
-    if (!C::TURNS) {
-      end_shares(warpgroup);
-    } else if (!has_turn(place.stage())) {  // whose turn it was last, so that nothing overtakes its own shares
-      end_shares(0);
-      end_shares(1);
-    }
+    named_sync(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
+    if ((thread_again() & 127) == 0) store_shared_address(sum_to, 0);
+    named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
   }
 };
 
-// A warp that adds one of a tile's two shares of dQ to the sums, whichever warpgroup makes it. At each of the two barriers one
-// side only arrives: what it did before is seen by the side that waits. BACKWARD.md has why racecheck says otherwise. ORDERED: a
-// share is added once those of all keys before its own have been.
+// A warp that adds one warpgroup's shares of dQ to the sums. At each of the two barriers one side only arrives: what it did
+// before is seen by the side that waits. BACKWARD.md has why racecheck says otherwise. ORDERED: a share is added once those of
+// all keys before its own have been.
 template <class C>
-DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int part, int lane) {
-  named_arrive(C::SUM_EMPTY + part, C::SUM_THREADS);
+DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int warpgroup, int lane) {
+  named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
   for (;;) {
-    named_sync(C::SUM_FULL + part, C::SUM_THREADS);
+    named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);
     const u64 to = load_shared_address(sum_to);
     if (to == 0) break;
     const int own = (int)(to >> 32) - 1;
     const u32 share = (u32)to;
     if (lane == 0) {
       if (C::ORDERED) await_turn(turns_of(p) + share, own);
-      add_floats(C::ORDERED ? (u64)p.sums + (u64)share * C::SUM_PART_BYTES : to, memory + C::SUM + part * C::SUM_PART_BYTES,
+      add_floats(C::ORDERED ? (u64)p.sums + (u64)share * C::SUM_PART_BYTES : to, memory + C::SUM + warpgroup * C::SUM_PART_BYTES,
                  C::SUM_PART_BYTES);
       additions_commit();
       additions_have_read();
     }
     sync_warp();
-    named_arrive(C::SUM_EMPTY + part, C::SUM_THREADS);
+    named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
     if (C::ORDERED && lane == 0) {
       additions_done();
       give_turn(turns_of(p) + share, own + 1);
@@ -529,7 +473,7 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
     }
   } else {
     more_registers<C::CONSUMER_REGISTERS>();
-    BackwardConsumer<C> consumer = {p, barriers, memory, shared_address(sum_to), warpgroup - 1};
+    BackwardConsumer<C> consumer = {p, barriers, memory, shared_address(sum_to + warpgroup - 1), warpgroup - 1};
     consumer.run(slots);
   }
 }
