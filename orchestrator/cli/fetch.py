@@ -10,6 +10,7 @@ import typer
 from orchestrator.cli.completing import LOCAL
 from orchestrator.cli.finding import RunName, find_run
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.outcome import error_of
 from orchestrator.cli.reading import read_report, write_files
 from orchestrator.cli.results_view import results_view
 from orchestrator.cli.screen import screen
@@ -28,7 +29,8 @@ def fetch(
 ) -> None:
     """Download what a run measured, and show it.
 
-    Checks every file, assembles the CSVs, and compares. What is here and right is not fetched again.
+    Checks every file, assembles the CSVs, and compares. What is here and right is not fetched again. A run that failed
+    before its first case ends the command with the code of its failure.
     """
 
     wiring = options(ctx).wiring()
@@ -53,4 +55,4 @@ def fetch(
         emit_json({**fetched.document(), "measurements": report.study.measurements, "headlines": headlines})
     else:
         screen().print(results_view(fetched, report))
-    raise_unread({**fetched.left_out, **wiring.hosts.odd})
+    raise_unread({**fetched.left_out, **wiring.hosts.odd}, None if fetched.cases else error_of(state))

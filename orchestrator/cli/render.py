@@ -20,7 +20,7 @@ from orchestrator.core.results import is_control
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
 from orchestrator.core.run.paid_time import cold_start_parts, paid_time, span, told
 from orchestrator.core.run.status import StatusLine
-from orchestrator.core.wording import clock
+from orchestrator.core.wording import clock, count
 
 STYLES = {
     "succeeded": "green",
@@ -144,7 +144,7 @@ def _cases(run: Run) -> RenderableType:
     total = run.cases_total
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=max(total, 1), completed=run.cases_done, width=24)
-    grid.add_row(bar, Text(f"{run.cases_done}/{total} cases"))
+    grid.add_row(bar, Text(f"{run.cases_done}/{count(total, 'case')}"))
     return grid
 
 
@@ -161,15 +161,19 @@ def _footer(run: Run, now: datetime) -> RenderableType:
     if left is not None:
         line.append(f"   about {clock(left)} left", "dim")
     rows: list[RenderableType] = [line]
-    rows += [
-        Text(f"{fact.cause}: {fact.detail.splitlines()[0] if fact.detail else ''}", "red") for fact in run.diagnoses
-    ]
+    rows += [Text(words, "red") for words in diagnoses(run)]
     measuring = any(span.phase == "measure" and span.exit_code is None for span in run.spans)
     if run.case is not None and measuring and run.closed is None:
         rows.append(Text.assemble(("now   ", "dim"), run.case.case_id))
     if run.measured:
         rows.append(_last_case(run))
     return Group(*rows)
+
+
+def diagnoses(run: Run) -> list[str]:
+    """What was diagnosed of a run, a line each, once."""
+    said = [f"{fact.cause}: {fact.detail.splitlines()[0] if fact.detail else ''}" for fact in run.diagnoses]
+    return list(dict.fromkeys(said))
 
 
 def _last_case(run: Run) -> Text:
@@ -198,7 +202,7 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
     if run.kept is not None:
         idle_until = run.current.idle_until
         left = f"; it deletes itself in {clock((idle_until - now).total_seconds())}" if idle_until else ""
-        yield f"✓ {run.kept.outcome}: {run.cases_done} of {run.cases_total} cases; {usd(run.cost(now))} so far"
+        yield f"✓ {run.kept.outcome}: {run.cases_done} of {count(run.cases_total, 'case')}; {usd(run.cost(now))} so far"
         yield f"  its machine is kept for the next launch{left}"
         yield f"  bench fetch {run.run_id}"
         yield f"  bench stop {run.run_id}     lets the machine go"
@@ -211,7 +215,7 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
         return
     mark = "✓" if run.phase is Phase.SUCCEEDED else "✗"
     took = clock((run.updated_at - run.created_at).total_seconds())
-    cases = f"{run.cases_done} of {run.cases_total} cases in {took}"
+    cases = f"{run.cases_done} of {count(run.cases_total, 'case')} in {took}"
     money = f"{usd(run.cost(now))} of at most {usd(run.ceiling_usd)}{' (simulated)' if run.simulated else ''}"
     if run.guest_of is not None:
         money = f"on a kept machine that {run.guest_of.owner} pays for"

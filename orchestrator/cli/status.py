@@ -12,7 +12,7 @@ from orchestrator.cli.alive_view import keep_or_stop, line, price_of, summary
 from orchestrator.cli.completing import known_runs, remember
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
-from orchestrator.cli.render import SIMULATED, alive_line, runs_table, time_lines
+from orchestrator.cli.render import SIMULATED, alive_line, diagnoses, runs_table, time_lines
 from orchestrator.cli.render import live as live_view
 from orchestrator.cli.screen import screen
 from orchestrator.cli.unread import note, raise_unread
@@ -79,7 +79,7 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
         console.print(cold.text, markup=False, soft_wrap=True, style="dim")
     if advice is not None and state.kept is not None:  # for no other does anybody choose
         console.print(advice.text, markup=False, soft_wrap=True)
-    if state.closed is not None and state.closed.detail:
+    if state.closed is not None and not any(state.closed.detail in said for said in ("", *diagnoses(state))):
         console.print(state.closed.detail, markup=False)
 
 

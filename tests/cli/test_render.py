@@ -143,7 +143,7 @@ def test_fetched_results(snapshot: SnapshotAssertion) -> None:
 
 def test_a_fetch_of_nothing_shows_no_empty_table() -> None:
     out = shown(results_view(fetched(cases=0), reported(csv_text([]))))
-    assert out.splitlines()[0] == f"{RUN}  nothing has been measured yet; the run is preempted"
+    assert out.splitlines()[0] == f"{RUN}  no case is measured; the run is preempted"
     assert "median" not in out
 
 

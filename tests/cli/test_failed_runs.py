@@ -1,0 +1,36 @@
+"""A run that failed says why, once, and whoever fetches it is told that there is nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.core.run import events as ev
+from orchestrator.wiring import wire
+from tests.cli.conftest import Bench
+from tests.cli.test_reap import over
+
+RUN = "20261120-010203-l4-00aa"
+DETAIL = "norm.py:3: the reference raises"
+WHY = ev.Diagnosed(cause="spec_refused", detail=DETAIL, remedy="mend the file")
+
+
+def failed(outcome: str, detail: str) -> None:
+    over(wire(), RUN, outcome, "", WHY, ev.RunClosed(outcome=outcome, detail=detail))
+
+
+@pytest.mark.parametrize("detail", [f"spec_refused: {DETAIL}", DETAIL])
+def test_status_says_the_reason_of_a_failure_once(bench: Bench, detail: str) -> None:
+    failed("failed", detail)
+    assert bench("status", RUN, width=200).out.count(DETAIL) == 1
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("failed", 5), ("preempted", 8), ("stopped", 9), ("no_capacity", 4)])
+def test_a_fetch_of_a_run_that_failed_before_its_first_case_is_no_success(
+    bench: Bench, outcome: str, code: int
+) -> None:
+    failed(outcome, f"spec_refused: {DETAIL}")
+    said = bench("fetch", RUN, "--into", "out", code=code, width=200)
+    assert "no case is measured; the run is " in said.out
+    assert DETAIL in said.err
+    assert "mend the file" in said.err
+    assert bench("fetch", RUN, "--into", "out", "--json", code=code).document["cases"] == 0
