@@ -23,6 +23,7 @@ from orchestrator.adapters.google_errors import is_transient, translated
 from orchestrator.adapters.patience import patiently
 from orchestrator.core.fleet.batch import RETRIED
 from orchestrator.core.fleet.batch_gate import Answer, Pace, Site, Verdict
+from orchestrator.core.wording import count
 from orchestrator.ports import Clock
 
 LABEL: Final = "bench-check"
@@ -217,14 +218,15 @@ def answers(
     last = events[-1].description if events else "no event"
     state = job.status.state.name
     limits = "terminationTime and maxRunDuration" if both else "terminationTime, and would not take maxRunDuration too"
+    late = count(len(seen.made_late), "machine was", "machines were")
     return {
         "limits": Answer(
             ok=made > 0 and all(carried) and seen.alive_late == 0 and (all(limited) or not both),
-            seen=f"{sum(carried)} of {made} machines carry {limits}; {seen.alive_late} lived on after it",
+            seen=f"{sum(carried)} of {count(made, 'machine')} with {limits}; {seen.alive_late} lived on after it",
         ),
         "end": Answer(
             ok=made > 0 and not seen.made_late,
-            seen=f"{len(seen.made_late)} machines were made after the end; the job was {state}: {last[:200]}",
+            seen=f"{late} made after the end; the job was {state}: {last[:200]}",
         ),
         "bound": Answer(
             ok=made > 0 and seen.most <= PARALLEL and bool(seen.preempted),
@@ -233,6 +235,6 @@ def answers(
         ),
         "recreate": Answer(
             ok=RECREATED in codes.get(1, ()),
-            seen=f"the task ended with {codes.get(1) or 'no exit code'}; {made} machines",
+            seen=f"the task ended with {codes.get(1) or 'no exit code'}; {count(made, 'machine')}",
         ),
     }

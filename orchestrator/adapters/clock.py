@@ -10,6 +10,7 @@ from email.utils import parsedate_to_datetime
 from threading import Lock
 from typing import Final
 
+from orchestrator.core.wording import count
 from orchestrator.ports import Clock
 
 NOTABLE: Final = timedelta(seconds=60)
@@ -101,4 +102,4 @@ def _span(time: timedelta) -> str:
     seconds = time.total_seconds()
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} days"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else count(round(seconds / 86400), "day")

@@ -8,6 +8,7 @@ from orchestrator.analysis.case import Case
 from orchestrator.analysis.doubts import DISAGREE, disagreements
 from orchestrator.analysis.timings import Timing
 from orchestrator.core.results import TIMER_SHARE, is_control
+from orchestrator.core.wording import count
 
 
 def notes_of(cases: Sequence[Case]) -> list[str]:
@@ -27,8 +28,8 @@ def _of_launches(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str
         found, total = len({case_id for case_id, _ in disagreeing}), len({case.case_id for case in cases})
         names = ", ".join(dict.fromkeys(name for _, name in disagreeing))
         yield (
-            f"Burst and graph disagree in {found} of {total} cases about {names}: there nothing is decided that "
-            f"concerns it ({DISAGREE}). On {worst}, {words}."
+            f"Burst and graph disagree in {found} of {count(total, 'case')} about {names}: there nothing is decided "
+            f"that concerns it ({DISAGREE}). On {worst}, {words}."
         )
     exposed = [one for one in timed if one.group.exposed]
     if exposed:
@@ -62,7 +63,7 @@ def _of_timings(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str]
         )
     spent = sum(1 for case in cases if any(one.group.words.get("stopped") == "dollars" for one in case.timings))
     if spent:
-        yield f"{spent} of {len(cases)} cases ended when their dollars were spent, before their last repeat."
+        yield f"In {spent} of {count(len(cases), 'case')} the dollars were spent before the last repeat."
     if len({timing.group.device for timing in timed}) > 1:
         yield "The rows name more than one device: times of different cases must not be compared."
 

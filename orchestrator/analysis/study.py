@@ -36,6 +36,7 @@ from orchestrator.analysis.verdicts import (
 from orchestrator.core.bundled.names import DEFAULT, IMPLEMENTATIONS
 from orchestrator.core.bundled.passes import with_pass
 from orchestrator.core.results import CONTROL, case_order, is_control
+from orchestrator.core.wording import count
 
 KERNEL = "bench"
 OWN_KERNEL = "kernel_"
@@ -109,7 +110,9 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
     run_id = max(sizes, key=lambda name: sizes[name], default="")
     notes = []
     if others := sorted(set(sizes) - {run_id}):
-        notes.append(f"The file holds {len(sizes)} runs; this is {run_id}, and {', '.join(others)} are left out.")
+        notes.append(
+            f"The file holds {count(len(sizes), 'run')}; this is {run_id}, and {', '.join(others)} are left out."
+        )
     own = everywhere([group for group in groups if group.key.run_id == run_id])
     names = list(dict.fromkeys(group.key.implementation for group in own if not is_control(group.key.implementation)))
     names.sort(key=standing)

@@ -14,6 +14,7 @@ from orchestrator.cli.screen import screen
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.amounts import dollars
 from orchestrator.core.ledger.budget import WINDOWS, Ledger, SharedCaps, set_caps
+from orchestrator.core.wording import count
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.runs.rebuild import rebuild
 from orchestrator.wiring import configured
@@ -71,7 +72,7 @@ def rebuild_ledger(ctx: typer.Context, json: Json = False) -> None:
     wiring = options(ctx).wiring()
     done = rebuild(wiring.world())
     aside = [f"what could not be read is at gs://{wiring.bucket.name}/{done.kept_as}"] if done.kept_as else []
-    added = f"{len(done.added)} holds added, {len(done.ledger.runs)} in the ledger"
+    added = f"{count(len(done.added), 'hold')} added, {len(done.ledger.runs)} in the ledger"
     lost = ["costs added by hand and caps of the bucket are in no event: add and set them again"] if done.added else []
     told = {"schema": 1, "added": list(done.added), "put_aside": done.kept_as}
     answer(told, *aside, added, *lost, json=json)

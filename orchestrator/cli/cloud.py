@@ -73,7 +73,8 @@ def status(json: Json = False) -> None:
         where, what = f"{vm['zone']}/{vm['name']}", f"{vm['status']}  {vm['machine_type']}"
         typer.echo(f"{where}  {what}  {vm['age_s']:.0f} s  ${vm['usd_per_hour']}/h")
     device = found.get("device", {})
-    typer.echo(f"{len(found['instances'])} VMs alive; {device.get('gpu') or device.get('cpu')} does their work")
+    alive = count(len(found["instances"]), "VM")
+    typer.echo(f"{alive} alive; {device.get('gpu') or device.get('cpu')} does their work")
     typer.echo("prices are simulated: nothing is paid")
 
 
@@ -87,7 +88,12 @@ def bill(ctx: typer.Context, json: Json = False) -> None:
         f"{row['vm']}  {row['zone']}  {row['seconds']} s  ${row['usd']}  {row['ended_by'] or 'alive'}"
         for row in found["rows"]
     ]
-    answer({"schema": 1, **found}, *rows, f"{len(rows)} VMs, ${found['usd']} (simulated: nothing is paid)", json=json)
+    answer(
+        {"schema": 1, **found},
+        *rows,
+        f"{count(len(rows), 'VM')}, ${found['usd']} (simulated: nothing is paid)",
+        json=json,
+    )
 
 
 @app.command()
@@ -120,7 +126,7 @@ def told(fault: dict[str, Any]) -> str:
     given = {key: value for key, value in fault.items() if key not in ("fault", "id", "fired", "victims", "times")}
     said = ", ".join(f"{key} {_value(value)}" for key, value in given.items())
     fired, times = fault["fired"], fault.get("times")
-    often = f"fired {fired} of {count(times, 'time')}" if times else f"holds, met {fired} times"
+    often = f"fired {fired} of {count(times, 'time')}" if times else f"holds, met {count(fired, 'time')}"
     # Many victims are alike: each is shown once, and the last few of them are enough.
     victims = list(dict.fromkeys(fault.get("victims", [])))
     upon = f", upon {'; '.join(victims[-3:])}" if victims else ""

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from orchestrator.cli.screen import screen
 from orchestrator.core.doctor.verdicts import Level, Result, counted, exit_code
+from orchestrator.core.wording import count
 
 MARKS = {
     Level.OK: ("ok", "green"),
@@ -35,7 +36,7 @@ def page(results: Sequence[Result], where: str) -> RenderableType:
             table.add_row("", Text(AREAS[area], "bold"), Text(where if area != "here" else "", "dim"))
         mark, style = MARKS[first.verdict.level]
         quiet = "dim" if first.verdict.level in (Level.OK, Level.SKIPPED) else ""
-        title = first.check.title if len(lines) == 1 else f"{len(lines)} checks"
+        title = first.check.title if len(lines) == 1 else count(len(lines), "check")
         also = "" if len(lines) == 1 else f" ({', '.join(dict.fromkeys(line.check.title for line in lines))})"
         table.add_row(Text(mark, style), Text(title), Text(first.verdict.why + also, quiet))
     return table

@@ -9,6 +9,7 @@ import typer
 from orchestrator.cli.completing import known_runs, remember
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import is_run_id
+from orchestrator.core.wording import count
 from orchestrator.wiring import Wiring
 
 RunName = Annotated[
@@ -33,5 +34,5 @@ def find_run(wiring: Wiring, text: str) -> str:
     if not matches:
         raise NotFound(f"no run is called {text}", hint="`bench status` lists the runs in this bucket")
     if len(matches) > 1:
-        raise ConfigError(f"{text} could be any of {len(matches)} runs: {', '.join(sorted(matches)[-5:])}")
+        raise ConfigError(f"{text} could be any of {count(len(matches), 'run')}: {', '.join(sorted(matches)[-5:])}")
     return matches[0]

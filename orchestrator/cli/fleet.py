@@ -37,6 +37,7 @@ from orchestrator.cli.screen import screen
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
 from orchestrator.core.market.pricing import usd
+from orchestrator.core.wording import count
 from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.planning import FleetPlan
 from orchestrator.schedulers import check_cluster
@@ -235,7 +236,7 @@ def retry(
     again = [line for line in seen.state.lines.values() if line.state == "given_up" and failed]
     fresh = [replace(line, state="waiting", attempt=line.attempt + 1, reason="", failed_on=()) for line in again]
     desk.store.write_over(fresh)
-    desk.wiring.say(f"{len(fresh)} children are taken back in")
+    desk.wiring.say(f"{count(len(fresh), 'child is', 'children are')} taken back in")
     resume(ctx, desk.record.fleet, json=json)
 
 
@@ -250,7 +251,8 @@ def fetch(
     """Bring all rows of a fleet in one file, checked; with --runs every child's run too."""
     desk = _desk(ctx, fleet, json=json)
     found = fetch_fleet(desk, into, None if runs else ())
-    fetched = f"{found.children} children, {found.rows} rows, {found.downloaded} files fetched"
+    rows, files = count(found.rows, "row"), count(found.downloaded, "file")
+    fetched = f"{count(found.children, 'child', 'children')}, {rows}, {files} fetched"
     answer(found.document(), fetched, f"wrote {found.folder}", json=json)
 
 
@@ -272,7 +274,7 @@ def costs(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> 
     """What a fleet has cost, by GPU, and what is held for it."""
     found = costs_document(_desk(ctx, fleet, json=json))
     rows = [
-        f"{row['gpu']}  {row['children']} children  {row['hours']} machine hours  ${row['usd']}"
+        f"{row['gpu']}  {count(row['children'], 'child', 'children')}  {row['hours']} h of machines  ${row['usd']}"
         for row in found["gpus"]
     ]
     about = ["prices of the embedded cloud are simulated: no dollar was spent"] if found["prices_simulated"] else []
@@ -342,12 +344,12 @@ def _end(desk: Desk, seen: Seen, *, json: bool) -> None:
     counts, fleet = seen.state.counts, desk.record.fleet
     if not seen.state.over:
         raise RunFailed(
-            f"{len(seen.state.open)} of {len(seen.state.children)} children are not measured",
+            f"{len(seen.state.open)} of {count(len(seen.state.children), 'child', 'children')} not measured",
             hint=f"`bench fleet resume {fleet}` goes on",
         )
     if counts["given_up"]:
         raise RunFailed(
-            f"{counts['given_up']} children were given up",
+            f"{count(counts['given_up'], 'child was', 'children were')} given up",
             hint=f"`bench fleet retry --failed {fleet}` tries them again",
         )
 

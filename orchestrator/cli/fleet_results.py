@@ -26,6 +26,7 @@ from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
 from orchestrator.core.naming import run_of
 from orchestrator.core.results import plain
 from orchestrator.core.run.fold import replay
+from orchestrator.core.wording import count
 from orchestrator.fleets.table import Fetching
 from orchestrator.report import axes, devices
 from orchestrator.report.page import Page, Section, Text, written
@@ -133,7 +134,8 @@ def report_fleet(desk: Desk, into: Path) -> tuple[tuple[Path, ...], dict[str, An
     lost = [child for child in state.children if state.line(child).state == "given_up"]
     if lost:
         lines += ["## Not measured", "", *(f"- {c.cell.gpu}, {c.cell.title}: {state.line(c).reason}" for c in lost), ""]
-    head = [Text(f"{len(asked)} configurations on {len(desk.record.usd_per_hour)} kinds of machine, engine "
+    kinds = count(len(desk.record.usd_per_hour), "kind")
+    head = [Text(f"{count(len(asked), 'configuration')} on {kinds} of machine, engine "
                  f"{desk.record.engine}; the times are those of each configuration's first pass.")]  # fmt: skip
     texts = {
         "report.md": "\n".join(lines),

@@ -12,7 +12,7 @@ from orchestrator.cli.screen import Columns
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
 from orchestrator.core.foreign import words
-from orchestrator.core.wording import clock
+from orchestrator.core.wording import clock, count
 from orchestrator.fleets.decisions import cap_of
 from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.planning import FleetPlan
@@ -26,8 +26,9 @@ def plan_lines(plan: FleetPlan) -> list[str]:
     sweep = plan.sweep
     configurations = len({child.config for child in plan.children})
     how = "held run by run" if plan.jobs[0].ceiling_usd is not None else "held at once"
+    children, cells = count(len(plan.children), "child", "children"), count(configurations, "configuration")
     return [
-        f"{len(plan.children)} children: {configurations} configurations, {sweep.repeats} repeats, {plan.cases} cases",
+        f"{children}: {cells}, {count(sweep.repeats, 'repeat')}, {count(plan.cases, 'case')}",
         f"worst case {usd(plan.hold_usd)}, {how}"
         + (f", under the fleet's cap of {usd(sweep.cap_usd)}" if sweep.cap_usd is not None else ""),
         (

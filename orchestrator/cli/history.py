@@ -22,6 +22,7 @@ from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.foreign import document
 from orchestrator.core.results import ResultsUnreadable
+from orchestrator.core.wording import count
 from orchestrator.report.document import history_document
 from orchestrator.report.report import Report
 from orchestrator.store.cases import CaseFiles, case_files
@@ -202,7 +203,7 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
         console.print(table)
     if left_out:
         console.print(
-            f"{left_out} runs on other devices or in other regimes are left out; --device, --regime", style="dim"
+            f"left out: {count(left_out, 'run')} on other devices or in other regimes; --device, --regime", style="dim"
         )
     if older:
         console.print(f"older ones: --before {shown['points'][0]['run_id']}", style="dim")

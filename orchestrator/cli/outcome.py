@@ -14,6 +14,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.run.diagnose import pasted
 from orchestrator.core.run.fold import Phase, Run
+from orchestrator.core.wording import count
 
 ERRORS: dict[Phase, type[BenchError]] = {
     Phase.INCORRECT: KernelIncorrect,
@@ -59,7 +60,9 @@ def _hint(run: Run) -> str:
         return pasted(remedies[-1], run.run_id)
     if run.phase is Phase.NO_CAPACITY:
         return "allow more zones or regions in the configuration, or try again later"
-    kept = f"`bench fetch {run.run_id}` brings back the {run.cases_done} cases that were measured"
+    kept = (
+        f"`bench fetch {run.run_id}` brings back {count(run.cases_done, 'case that was', 'cases that were')} measured"
+    )
     return kept if run.cases_done else f"`bench logs {run.run_id}` shows what the machine said"
 
 

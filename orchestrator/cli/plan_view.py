@@ -54,7 +54,7 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
 def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
     """What a rented machine costs and has; the sum that is held, and how it comes about."""
     dearest, each_s = max(offer.usd_per_hour for offer in plan.offers), plan.ttl_s + DEADLINE_SLACK_S
-    times = f"{plan.attempts} attempts of" if plan.attempts > 1 else "one attempt of"
+    times = f"{count(plan.attempts, 'attempt')} of"
     disk = plan.config.machine
     more = f" and {plan.margin:.0%} for the age of the prices" if plan.margin else ""
     return (

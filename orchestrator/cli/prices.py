@@ -15,6 +15,7 @@ from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.market.catalog import CATALOG
 from orchestrator.core.market.pricing import STALE_DAYS, STALE_MARGIN, MachineSpec, PriceSheet
 from orchestrator.core.market.refreshing import Refreshed
+from orchestrator.core.wording import count
 from orchestrator.wiring import Wiring, utc_now
 
 
@@ -62,7 +63,7 @@ def prices(
         console.print(Text(f"{name}: {sheet.sources[name]}{trust}", "dim"))
     held = f"; older than {STALE_DAYS} days: {STALE_MARGIN:.0%} more is held; `bench prices --refresh` asks for today's"
     stale = held if age > STALE_DAYS else ""
-    console.print(Text(f"as of {sheet.as_of}, {age} days old{stale}", "yellow" if stale else ""))
+    console.print(Text(f"as of {sheet.as_of}, {count(age, 'day')} old{stale}", "yellow" if stale else ""))
 
 
 def _refresh(wiring: Wiring, *, leave_out: bool) -> Refreshed:

@@ -21,6 +21,7 @@ from orchestrator.cli.watch import watching
 from orchestrator.core.errors import BenchError, ConfigError, NotFound
 from orchestrator.core.foreign import document
 from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.wording import count
 from orchestrator.report.profile import NOT_ROWS, TORCH, Profiled, Profiles, figures_of, page, read, side_by_side
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import Payload, RunOrder, begin
@@ -131,8 +132,8 @@ def _case_of(plan: LaunchPlan, text: str) -> str:
     found = [one for one in plan.cases if one == text] or [one for one in plan.cases if text in one]
     if len(found) == 1 or not plan.cases:
         return found[0] if found else text
-    what = f"could be any of {len(found)} cases" if found else "is no case of this run"
-    raise ConfigError(f"--case {text} {what}", hint=_listed(found or plan.cases))
+    what = f"could be any of {count(len(found), 'case')}" if found else "is no case of this run"
+    raise ConfigError(f"--case {text} {what}", hint=f"its cases: {_listed(found or plan.cases)}")
 
 
 def _listed(names: Any) -> str:

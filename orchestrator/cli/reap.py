@@ -15,6 +15,7 @@ from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
+from orchestrator.core.wording import count
 from orchestrator.runs.engine import World
 from orchestrator.runs.images import ImageFinding, give_back_unmade, reap_images, survey_images
 from orchestrator.runs.reap import Failure, Finding, Reaped, survey
@@ -59,12 +60,12 @@ def reap(
     if json:
         emit_json(_document(wiring.mode, findings, images, done, gone))
     elif deletes:
-        too = f"; {len(gone)} images deleted" if gone else ""
-        typer.echo(f"{len(findings)} VMs alive, {len(done.gone)} deleted{too}")
+        too = f"; {count(len(gone), 'image')} deleted" if gone else ""
+        typer.echo(f"{count(len(findings), 'VM')} alive, {len(done.gone)} deleted{too}")
     else:
         hint = "; `bench reap --yes` deletes them" if orphans or due else ""
-        too = f", {due} images that are due" if due else ""
-        typer.echo(f"{len(findings)} VMs alive, {orphans} that no live run owns{too}{hint}")
+        too = f", {count(due, 'image that is', 'images that are')} due" if due else ""
+        typer.echo(f"{count(len(findings), 'VM')} alive, {orphans} that no live run owns{too}{hint}")
     for failure in done.failed:
         note(f"{failure.what}: {failure.error}")
     first = done.failed[0].error if done.failed else None

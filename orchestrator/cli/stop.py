@@ -10,6 +10,7 @@ from orchestrator.cli.unread import note
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.status import document
+from orchestrator.core.wording import count
 from orchestrator.runs.engine import Engine
 from orchestrator.wiring import utc_now
 
@@ -43,6 +44,6 @@ def stop(
         except DocumentUnreadable as exc:  # the ledger's: the machine is deleted before its cost is settled
             raise unsettled(engine.look(), exc) from exc
     now, was = utc_now(), "was over already" if already else "is stopped"
-    cases = f"{state.cases_done} of {state.cases_total} cases"
+    cases = f"{state.cases_done} of {count(state.cases_total, 'case')}"
     said = f"run {run_id} {was}: {state.phase.value}, ${state.cost(now):.4f}, {cases}"
     answer(document(state, now), said, json=json)

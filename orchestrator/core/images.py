@@ -22,6 +22,7 @@ from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.foreign import document
 from orchestrator.core.market.pricing import round_up
 from orchestrator.core.naming import IMAGE_NAME
+from orchestrator.core.wording import count
 
 USD_PER_GIB_MONTH: Final = Decimal("0.05")
 """Of an image's archive; recalled from Google's price list, as configs/prices.yaml says of its prices."""
@@ -131,7 +132,7 @@ def judge(
     if record.base != base:
         return Unusable(record, f"its base is {short(record.base)}, and {short(base)} is newer", stale=True)
     if now - record.created_at > STALE_AFTER:
-        return Unusable(record, f"it is {(now - record.created_at).days} days old", stale=True)
+        return Unusable(record, f"it is {count((now - record.created_at).days, 'day')} old", stale=True)
     if record.environment not in environments:
         if record.requirements:
             return Unusable(record, f"it was made for a workload that needs {', '.join(record.requirements)}")

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.needs import KEYS, Needs, needs
+from orchestrator.core.wording import count
 from orchestrator.core.workload_faults import KINDS, Unknown, of_cases, of_names
 
 LONGEST_ID: Final = 160
@@ -168,7 +169,7 @@ def _cases(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple
                 raise wrong(f"axis {name} must be a list with at least one value, not {values!r}")
         cases = [dict(zip(told, values, strict=True)) for values in itertools.product(*told.values())]
     if len(cases) > MOST_CASES:
-        raise wrong(f"{len(cases)} cases are more than {MOST_CASES}")
+        raise wrong(f"{count(len(cases), 'case')} are more than {MOST_CASES:,}")
     if fault := of_cases(cases):
         raise wrong(fault)
     return tuple(cases)

@@ -313,7 +313,7 @@ class Follower:
         for text in self.scheduler.submit([self._spec(state, job, ends_at) for job in jobs]):
             self.say(text)
         children = sum(len(job.children) for job in jobs)
-        self.say(f"{children} children in {count(len(jobs), 'job')} on {self.scheduler.name}")
+        self.say(f"{count(children, 'child', 'children')} in {count(len(jobs), 'job')} on {self.scheduler.name}")
 
     def _spec(self, state: FleetState, job: JobRecord, ends_at: datetime) -> JobSpec:
         price = self._price(job.gpu)

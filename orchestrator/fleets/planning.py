@@ -20,6 +20,7 @@ from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import PriceSheet, ceiling
 from orchestrator.core.market.quota import room
 from orchestrator.core.plan.offered import priced_offers
+from orchestrator.core.wording import count
 
 Configured = Callable[[Cell], Config]
 CASE_KEYS = ("measure.grid", "measure.dtypes", "measure.embedded", "workload", "gpu")
@@ -149,7 +150,7 @@ def with_quotas(
                 rows.append({"gpu": job.gpu, "region": region, "room": found[0], "metric": found[1].metric})
                 fits += found[0]
         if any(row["gpu"] == job.gpu for row in rows) and fits < job.machines:
-            said.append(f"{job.gpu}: the quotas leave room for {fits} of {job.machines} machines")
+            said.append(f"{job.gpu}: the quotas leave room for {fits} of {count(job.machines, 'machine')}")
     return replace(plan, quotas=tuple(rows), notices=(*plan.notices, *said))
 
 

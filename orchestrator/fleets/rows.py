@@ -25,6 +25,7 @@ from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.names import child_run, fleet_prefix, rows_object, rows_prefix
 from orchestrator.core.naming import attempt_of, cases_prefix
 from orchestrator.core.results import assemble, plain
+from orchestrator.core.wording import count
 from orchestrator.ports import Bucket, Entry
 
 OWN: Final = ("child", "gpu", "configuration", "pass")
@@ -173,7 +174,7 @@ def _fault(data: bytes, member: Member) -> str:
         return "it is not gzip, or torn"
     except (UnicodeDecodeError, csv.Error) as exc:
         return f"it is no CSV: {exc}"
-    return "" if rows == member.rows else f"it has {rows} rows, not the {member.rows} that were stored"
+    return "" if rows == member.rows else f"it has {count(rows, 'row')}, not the {member.rows} that were stored"
 
 
 def compose(bucket: Bucket, fleet: str, columns: Sequence[str], parts: Sequence[Member]) -> Entry:

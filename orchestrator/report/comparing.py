@@ -8,7 +8,7 @@ from orchestrator.analysis.across import Change
 from orchestrator.analysis.fingerprint import MATTERS, NAMES
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.core.wording import begun
+from orchestrator.core.wording import begun, count
 from orchestrator.report.comparison import Comparison, fingerprint
 from orchestrator.report.figures import (
     NAMED,
@@ -62,7 +62,7 @@ def _facts(report: Report) -> str:
     study, commit = report.study, str(report.environment.get("git_commit") or "")[:10]
     dirty = "+" if report.environment.get("git_dirty") else ""
     facts = (study.device, f"commit {commit}{dirty}" if commit else "", study.regime)
-    return " · ".join(fact for fact in (*facts, f"{study.measurements:,} measurements") if fact)
+    return " · ".join(fact for fact in (*facts, f"{count(study.measurements, 'measurement')}") if fact)
 
 
 def _section(one: Comparison) -> Iterable[Part]:

@@ -78,7 +78,7 @@ def _summary(report: Report) -> Iterable[Part]:
 
 def _fewer(cases: int) -> str:
     drawn_cases = len(figures.shown(range(cases)))
-    return f" Of {cases} cases, {drawn_cases} are drawn; the tables have all." if drawn_cases < cases else ""
+    return f" Of {count(cases, 'case')}, {drawn_cases} are drawn; the tables have all." if drawn_cases < cases else ""
 
 
 def _side_by_side(study: Study, names: Mapping[str, str]) -> list[Part]:

@@ -53,7 +53,7 @@ def markdown(report: Report, settings: Sequence[Setting] = ()) -> str:
         f"**{cell(report.title)}**",
         cell(study.run_id),
         cell(study.regime),
-        f"{study.measurements:,} measurements",
+        f"{count(study.measurements, 'measurement')}",
     )
     lines = [" · ".join(fact for fact in facts if fact), ""]
     lines += [f"> {cell(words)}" for words in report.warnings()] + ([""] if report.warnings() else [])

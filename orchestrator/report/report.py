@@ -226,7 +226,7 @@ class Report:
 def energy_words(one: Energy) -> str:
     """Joules a call in one setting, in a sentence."""
     each = ", ".join(f"{name} {energy(joules)}" for name, joules in one.joules.items())
-    over = f" (geometric mean over {one.cases} cases)" if one.cases > 1 else ""
+    over = f" (geometric mean over {count(one.cases, 'case')})" if one.cases > 1 else ""
     return f"Energy of a call, {one.setting.name or 'all'}: {each}{over}."
 
 

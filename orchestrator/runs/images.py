@@ -32,6 +32,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.core.run.state import Vm
 from orchestrator.core.run.status import StatusLine
+from orchestrator.core.wording import count
 from orchestrator.ports import ImageRequest
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin
@@ -118,8 +119,8 @@ def _afford(world: World, wish: ImageWish, pretend: bool, name: str) -> None:
     answer = world.accounts.change(change)
     if isinstance(answer, Refused):
         raise BudgetExceeded(
-            f"an image can cost up to ${most} in {wish.days} days; ${answer.short_by} is missing under the cap of "
-            f"${answer.cap} for {answer.window}",
+            f"an image can cost up to ${most} in {count(wish.days, 'day')}; ${answer.short_by} is missing under the "
+            f"cap of ${answer.cap} for {answer.window}",
             hint="--days keeps it for a shorter time",
         )
 

@@ -25,6 +25,7 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fallbacks
 from orchestrator.core.run.status import decode
+from orchestrator.core.wording import count
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.runs.takeover import waiting
@@ -228,4 +229,4 @@ def prepared_image(world: World, config: Config, base: str) -> tuple[str, tuple[
         return "", (*said, f"the base image is used: {others[0].record.name}: {others[0].why}")
     days = (now - usable.record.created_at).days
     valid = f"this launch validates it: {usable.validates}" if usable.validates else "valid"
-    return usable.url, (*said, f"prepared image {usable.record.name}, {days} days old, {valid}")
+    return usable.url, (*said, f"prepared image {usable.record.name}, {count(days, 'day')} old, {valid}")

@@ -19,6 +19,7 @@ from orchestrator.core.plan.document import plan_from
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
+from orchestrator.core.wording import count
 from orchestrator.ports import Bucket
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, engine_for, store_payload, take_hold
@@ -73,7 +74,7 @@ def resume(
         take_hold(world, plan, run_id, log, generation)  # once more: what the ledger holds counts, not what events say
     if run.payload is None:
         store_payload(world, payload, log)
-    say(f"{run_id} goes on: {run.cases_done} of {run.cases_total} cases are done")
+    say(f"{run_id} goes on: {run.cases_done} of {count(run.cases_total, 'case')} done")
     return engine_for(world, RunOrder(run_id, plan, payload, where), log)
 
 

@@ -193,7 +193,7 @@ def test_a_case_that_ended_early_or_never_settled_is_told() -> None:
     rows = [row | {"stopped": "dollars", "warmed": "limit"} for row in records(lengths=(128,))]
     assert studied(csv_text(rows)).notes == (
         "In 4 of 4 timings the warm-up ended before times and clocks had settled: they may hold some of it.",
-        "1 of 1 cases ended when their dollars were spent, before their last repeat.",
+        "In 1 of 1 case the dollars were spent before the last repeat.",
     )
 
 
@@ -348,7 +348,7 @@ def regimes(burst: float, graph: float, length: int = 1024, **changes: str) -> s
 def test_where_burst_and_graph_disagree_nothing_is_decided_and_the_worst_is_named() -> None:
     found = studied(regimes(1.4, 1.0))
     assert {(one.verdict, one.doubt) for one in found.contrasts} == {(Verdict.INCONCLUSIVE, "regimes disagree")}
-    assert "Burst and graph disagree in 1 of 1 cases about sdpa:default" in found.notes[0]
+    assert "Burst and graph disagree in 1 of 1 case about sdpa:default" in found.notes[0]
     assert found.contrasts[0].said == "inconclusive: regimes disagree"
     assert "sdpa:default takes 91" in found.notes[0]
     assert found.answers == 0

@@ -107,7 +107,7 @@ def settled(text: str, home: Path) -> str:
         (r"20\d\d-\d\d-\d\d([ T])\d\d:\d\d(:\d\d)?", r"2026-11-21\g<1>04:05"),
         (r"\b20\d\d-\d\d-\d\d\b", "2026-11-21"),
         (r"\b20\d\d-\d\d\b", "2026-11"),
-        (r"\b\d+ days", "9 days"),
+        (r"\b\d+ days?", "9 days"),
         (r"\b\d+\.\d s\b", "0.1 s"),
         (r"cost-[0-9a-f]{8}", "cost-1a2b3c4d"),
         (r"\b\d written", "8 written"),  # the index tells the minute

@@ -56,7 +56,7 @@ def test_a_machine_whose_run_nobody_knows_is_listed_and_deleted_only_when_told_t
 
     listed = bench("reap").out
     assert "there is no run" in listed
-    assert "1 VMs alive, 1 that no live run owns; `bench reap --yes` deletes them" in listed
+    assert "1 VM alive, 1 that no live run owns; `bench reap --yes` deletes them" in listed
     bench("reap", "--yes", "--dry-run")
     document = bench("reap", "--json").document
     (found,) = document["machines"]
@@ -64,7 +64,7 @@ def test_a_machine_whose_run_nobody_knows_is_listed_and_deleted_only_when_told_t
     assert Decimal(found["usd_per_hour"]) > 0
     assert found["deadline_at"] is not None
 
-    assert "1 VMs alive, 1 deleted" in bench("reap", "--yes").out
+    assert "1 VM alive, 1 deleted" in bench("reap", "--yes").out
     assert bench("cloud", "status", "--json").document["instances"] == []
     assert bench("reap", "--yes", "--json").document == {
         "schema": 1, "mode": "embedded", "deleted": 0, "machines": [], "images": [], "images_deleted": [], "failed": [],

@@ -390,7 +390,7 @@ def test_a_history_follows_a_case_over_the_runs_of_a_bucket(bench: Bench) -> Non
     assert found["left_out"] == 1
     shown = bench("history", "--case", case, "--relative-to", "sdpa:default").out
     assert shown.count("◆") == 2
-    assert "1 runs on other devices" in shown
+    assert "left out: 1 run on other devices" in shown
     assert "burst" in shown
     newest = bench("history", "--case", case, "--last", "2", "--json").document
     assert ([point["git_commit"] for point in newest["points"]], newest["older"]) == (["c2", "c5"], True)

@@ -287,7 +287,7 @@ def test_how_a_run_ended() -> None:
     assert ending(both) == (Phase.INCORRECT, "bench was wrong on 1 case (flash too), first c: off by 0.5")
     assert ending(running().vm(20, measured("a")), "preempted") == (
         Phase.PREEMPTED,
-        f"the cloud took {VM} back; 1 of 2 cases were measured",
+        f"the cloud took {VM} back; 1 of 2 cases measured",
     )
     assert ending(running().vm(20, ev.Preempted()))[0] is Phase.PREEMPTED
     assert ending(running().vm(20, ev.Finished(outcome="preempted")))[0] is Phase.PREEMPTED

@@ -14,6 +14,7 @@ from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.quota import ALL_REGIONS, QUOTA_PAGE, shortage
 from orchestrator.core.rest import Answer, Conversation, Request, everything
+from orchestrator.core.wording import count
 
 COMPUTE: Final = "compute.googleapis.com"
 
@@ -29,7 +30,7 @@ def all_gpus(subject: Subject) -> Conversation[Verdict]:
     if found.limit - found.usage < 1:
         text = f"{ALL_REGIONS} is {found.limit:g}, {found.usage:g} in use: no GPU can be started anywhere"
         return bad(text, _ask_for(subject, ALL_REGIONS, ""))
-    return fine(f"{found.limit:g} GPUs in all regions together, {found.usage:g} in use")
+    return fine(f"{count(int(found.limit), 'GPU')} in all regions together, {found.usage:g} in use")
 
 
 def of_gpu(gpu: Gpu) -> Callable[[Subject], Conversation[Verdict]]:
@@ -50,13 +51,14 @@ def of_gpu(gpu: Gpu) -> Callable[[Subject], Conversation[Verdict]]:
             more = f", on demand in {len(standard)}" if standard else ""
             lent = sum(room.lent for room in spot)
             out_of = f"; in {lent} out of the on-demand quota, as none was granted for spot" if lent else ""
-            return fine(f"spot in {len(spot)} of {len(rooms)} regions ({_some(spot)}){more}{out_of}")
+            return fine(f"spot in {len(spot)} of {count(len(rooms), 'region')} ({_some(spot)}){more}{out_of}")
         wish = _ask_for(subject, gpu.quota_preemptible, regions[0])
         if standard:
             return doubt(
-                f"no spot quota; on demand in {len(standard)} of {len(rooms)} regions ({_some(standard)})", wish
+                f"no spot quota; on demand in {len(standard)} of {count(len(rooms), 'region')} ({_some(standard)})",
+                wish,
             )
-        why = f"no quota for {gpu.title} in any of {len(rooms)} regions: {rooms[0].shortage}"
+        why = f"no quota for {gpu.title} in any of {count(len(rooms), 'region')}: {rooms[0].shortage}"
         return bad(why, wish) if subject.chosen else doubt(why, wish)
 
     return quotas

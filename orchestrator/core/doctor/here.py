@@ -10,6 +10,7 @@ from typing import Final
 
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine
 from orchestrator.core.market.pricing import STALE_DAYS
+from orchestrator.core.wording import count
 
 PYTHON: Final = (3, 11)
 ROOM_BYTES: Final = 1 << 30
@@ -67,7 +68,7 @@ def documents(troubles: Sequence[tuple[str, str]], read: int) -> Verdict:
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
         remedy = f"bench plan {name}" if "." in name else f"bench plan --gpu {name}"
         return bad(f"{what.splitlines()[0]}{more}", remedy)
-    return fine(f"settings and {read} configurations can be read")
+    return fine(f"settings and {count(read, 'configuration')} can be read")
 
 
 def prices(as_of: date, today: date) -> Verdict:
@@ -75,9 +76,9 @@ def prices(as_of: date, today: date) -> Verdict:
     if age < 0:
         return doubt(f"the price table is dated {as_of}, which is to come", "bench prices")
     if age > STALE_DAYS:
-        why = f"the price table is of {as_of}, {age} days old; spot prices move every month, so more is held"
+        why = f"the price table is of {as_of}, {count(age, 'day')} old; spot prices move every month, so more is held"
         return doubt(why, "bench prices --refresh")
-    return fine(f"of {as_of}, {age} days old; run costs are held at these prices")
+    return fine(f"of {as_of}, {count(age, 'day')} old; run costs are held at these prices")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from orchestrator.core.setup.plan import (
     own_objects,
 )
 from orchestrator.core.setup.steps import GrantOnAccount, GrantOnProject, MakeAccount, MakeRole, short
+from orchestrator.core.wording import count
 
 DELETING_ROLES: Final = frozenset(
     {
@@ -169,7 +170,7 @@ def network(subject: Subject) -> Conversation[Verdict]:
         where = f"--region={bare[0]} --project={owner}"
         return bad(f"{name} has no subnet in any region where machines are asked for", f"{make} {where}")
     if subject.external_ip:
-        gap = f"; no subnet in {len(bare)} of {len(subject.regions)} regions" if bare else ""
+        gap = f"; no subnet in {len(bare)} of {count(len(subject.regions), 'region')}" if bare else ""
         return fine(f"{name} is there; machines get an address of their own{gap}")
     return (
         yield from _without_address(subject, owner, name, {r: s for r, s in subnets.items() if r in subject.regions})

@@ -18,6 +18,7 @@ from orchestrator.core.fleet.names import MOST_CHILDREN
 from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
 from orchestrator.core.foreign import words
 from orchestrator.core.market.catalog import lookup
+from orchestrator.core.wording import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def expand(sweep: Sweep, cases_of: Callable[[Cell], Sequence[str]]) -> tuple[Chi
     total = sweep.repeats * sum(len(found) for found in pieces.values())
     if total > MOST_CHILDREN:
         raise ConfigError(
-            f"the sweep has {total} children; a fleet has at most {MOST_CHILDREN}",
+            f"the sweep has {count(total, 'child', 'children')}; a fleet has at most {MOST_CHILDREN}",
             hint="fewer repeats, larger cases_per_child, or several fleets",
         )
     place = {gpu: number for number, gpu in enumerate(sweep.gpus)}

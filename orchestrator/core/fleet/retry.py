@@ -62,7 +62,7 @@ def judge(state: FleetState, *, persisted: bool = False, machines: int = MACHINE
             given_up[child.index] = f"failed on {machines_tried}: {reasons[child.config]}"
         elif line.state in ("failed", "lost"):
             if line.attempt >= ATTEMPTS:
-                given_up[child.index] = f"tried {line.attempt} times: {line.reason}"
+                given_up[child.index] = f"tried {count(line.attempt, 'time')}: {line.reason}"
             else:
                 again.append(child.index)
     return Verdict(tuple(again), given_up, "" if persisted else _pause(state))
@@ -73,9 +73,8 @@ def _pause(state: FleetState) -> str:
     failed = [line for line in ended if line.failed_on or line.state in ("failed", "given_up")]
     if len(failed) < TOO_MANY:
         return ""
-    return (
-        f"{len(failed)} of the first {len(ended)} children failed; the last: {failed[-1].reason or 'no reason given'}"
-    )
+    first = count(len(ended), "child", "children")
+    return f"{len(failed)} of the first {first} failed; the last: {failed[-1].reason or 'no reason given'}"
 
 
 def _has_ended(line: ChildLine) -> bool:

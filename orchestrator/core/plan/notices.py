@@ -40,7 +40,8 @@ def about_age(prices: PriceSheet, margin: Decimal, now: datetime) -> list[str]:
     """That the prices are old, how much is held on top of them, and what helps."""
     if not prices.stale(now):
         return []
-    age = f"prices are of {prices.as_of}, {prices.age_days(now.date())} days old, and spot prices move every month"
+    days = count(prices.age_days(now.date()), "day")
+    age = f"prices are of {prices.as_of}, {days} old, and spot prices move every month"
     return [f"{age}: {margin:.0%} is held on top of them; `bench prices --refresh` asks Google for today's"]
 
 

@@ -10,6 +10,7 @@ from orchestrator.core.market import quota as quota_rules
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer, region_of
 from orchestrator.core.market.pricing import MachineSpec, PriceSheet
+from orchestrator.core.wording import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +121,4 @@ def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more regions" if len(names) > 4 else "")
+    return ", ".join(names[:4]) + (f" and {count(len(names) - 4, 'more region')}" if len(names) > 4 else "")

@@ -19,6 +19,7 @@ from orchestrator.core.plan.expectation import Expectation, expect
 from orchestrator.core.plan.notices import about_age, about_grids, about_prices
 from orchestrator.core.plan.offered import PlanRefused, allowed_offers
 from orchestrator.core.run.status import StatusLine
+from orchestrator.core.wording import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,7 @@ def fit_budget(
     kept = tuple(offer for offer in offers if ttl[offer] >= longest)
     said = []
     if attempts < config.run.attempts:
-        said.append(f"the budget pays for {attempts} of {config.run.attempts} machines")
+        said.append(f"the budget pays for {attempts} of {count(config.run.attempts, 'machine')}")
     if longest < wanted:
         said.append(f"the budget shortens the run from {_minutes(wanted)} to {_minutes(longest)}")
     if len(kept) < len(offers):

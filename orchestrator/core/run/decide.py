@@ -182,7 +182,7 @@ def _tried(run: Run) -> str:
     zones = list(dict.fromkeys(fact.zone for fact in facts))
     if not zones:
         return "no zone is allowed"
-    return f"no machine in {len(zones)} zones: {', '.join(zones)} (last: {facts[-1].code})"
+    return f"no machine in {count(len(zones), 'zone')}: {', '.join(zones)} (last: {facts[-1].code})"
 
 
 def _vanished(
@@ -316,7 +316,7 @@ def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
     if run.preempted or vm.how == "preempted" or (finished is not None and finished.outcome == "preempted"):
         return (
             Phase.PREEMPTED,
-            f"the cloud took {vm.name} back; {run.cases_done} of {run.cases_total} cases were measured",
+            f"the cloud took {vm.name} back; {run.cases_done} of {count(run.cases_total, 'case')} measured",
         )
     if run.stop is not None:
         return Phase.STOPPED, run.stop.reason

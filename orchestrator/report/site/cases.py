@@ -108,7 +108,7 @@ def section(series: Series, runs: Sequence[tuple[Digest, CaseDigest]], points: S
         for width in (WIDTH, SLIM)
     )
     if board is not None:
-        fewer = f" The newest {MOST} of {len(runs)} runs." if len(runs) > MOST else ""
+        fewer = f" The newest {MOST} of {count(len(runs), 'run')}." if len(runs) > MOST else ""
         parts.append(
             Figure(
                 board,
@@ -129,9 +129,9 @@ def summary(points: Sequence[Point]) -> str:
     if len(points) < 2:
         return "One run: nothing to compare with yet."
     if not words:
-        return f"Never faster or slower in {len(points)} runs."
+        return f"Never faster or slower in {count(len(points), 'run')}."
     said = " and ".join(f"{times(words.count(word))} {word}" for word in ("faster", "slower") if word in words)
-    return f"{begun(said)} in {len(points)} runs."
+    return f"{begun(said)} in {count(len(points), 'run')}."
 
 
 def day_of(run_id: str) -> str:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from orchestrator.core.ledger.budget import Caps, Ledger, binding, counted, exposure, key_of
+from orchestrator.core.wording import count
 from orchestrator.report.figures import RIGHT, WIDTH
 from orchestrator.report.page import Cell, Figure, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.site.digest import Digest
@@ -55,7 +56,7 @@ def _of_runs(runs: Sequence[Digest], mark: str, now: datetime) -> list[Section]:
     paid = [one for one in runs if one.cost_usd > 0]
     if not paid:
         return []
-    total = f"{usd(sum(one.cost_usd for one in paid))} for {len(paid):,} runs."
+    total = f"{usd(sum(one.cost_usd for one in paid))} for {count(len(paid), 'run')}."
     parts: list[Part] = [Text(total, "lead")]
     board = by_day(paid, now)
     if board is not None:

@@ -17,7 +17,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.material import Material
 from orchestrator.core.naming import attempt_of
 from orchestrator.core.run.fold import OUTCOMES
-from orchestrator.core.wording import clock
+from orchestrator.core.wording import clock, count
 from orchestrator.report import html
 from orchestrator.report.page import Cell, Link, Links, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.report import Report
@@ -127,7 +127,7 @@ def _state(digest: Digest) -> Iterator[Part]:
     facts = (
         shown_state(digest),
         line.gpu,
-        f"{line.cases_done} of {line.cases_total} cases",
+        f"{line.cases_done} of {count(line.cases_total, 'case')}",
         clock(line.seconds),
         price,
     )

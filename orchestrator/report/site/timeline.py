@@ -7,6 +7,7 @@ from typing import Final
 
 from orchestrator.analysis.history import Point
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.core.wording import count
 from orchestrator.report.figures import RIGHT, WIDTH
 from orchestrator.report.palette import Look
 from orchestrator.report.svg import Board, Scale, legend, span
@@ -33,7 +34,8 @@ def timeline(points: Sequence[Point], title: str, unit: str, *, relative: bool, 
     left, right = (64.0, width - 8) if width < WIDTH else (LEFT, RIGHT)
     across = Scale(0, len(points) - 1, left + 16, right - 8)
     changes = sum(point.change in (Verdict.FASTER, Verdict.SLOWER) for point in points)
-    told = f"{title}: {len(points)} runs, {changes} changes, newest {digits(points[-1].reading.value.mid)} {unit}"
+    newest = f"{digits(points[-1].reading.value.mid)} {unit}"
+    told = f"{title}: {count(len(points), 'run')}, {count(changes, 'change')}, newest {newest}"
     board = Board(width, BOTTOM + 58, told)
     used = dict.fromkeys(_kind(point) for point in points)
     names = [(WORDS.get(name, name), LOOKS[name]) for name in LOOKS if name in used]
