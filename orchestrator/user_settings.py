@@ -16,6 +16,8 @@ from orchestrator.core.config.model import Alerts, Budget
 from orchestrator.core.errors import ConfigError
 
 PREFIX: Final = "BENCH_"
+MOST_BYTES: Final = 1 << 20
+MEND: Final = "mend the file, or move it away: `bench init` writes a new one"
 Cap = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 CAPS: Final = ("per_run_usd", "per_day_usd", "per_month_usd", "total_usd")
 
@@ -89,19 +91,24 @@ def _from_environment() -> dict[str, str]:
 def _from_file(path: Path, environment: Settings) -> dict[str, object]:
     """What the file says, except where the environment says otherwise."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        text = data.decode("utf-8")
     except FileNotFoundError:
         return {}
-    except OSError as exc:
-        raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8 text"
+        raise ConfigError(f"cannot read {path}: {why}", hint=MEND) from exc
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{path} has more than {MOST_BYTES >> 20} MB", hint=MEND)
     import yaml
 
     try:
         values = yaml.safe_load(text) or {}
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{path} is not YAML: {exc}") from exc
+    except (yaml.YAMLError, RecursionError) as exc:
+        raise ConfigError(f"{path} is not YAML: {exc}", hint=MEND) from exc
     known = set(Settings.model_fields) - {"home"}
     if not isinstance(values, dict) or set(values) - known:
         unknown = ", ".join(sorted(map(str, set(values) - known))) if isinstance(values, dict) else "not a mapping"
-        raise ConfigError(f"{path}: {unknown}; valid keys are {', '.join(sorted(known))}")
+        raise ConfigError(f"{path}: {unknown}; valid keys are {', '.join(sorted(known))}", hint=MEND)
     return {key: value for key, value in values.items() if key not in environment.model_fields_set}

@@ -53,7 +53,7 @@ def not_let_in(target: Target, connection: Connection, exc: Exception) -> BenchE
         )
     if isinstance(exc, socket.gaierror):
         return Unavailable(
-            f"{target} cannot be found: {connection.host} has no address",
+            f"{target} cannot be found: {'it' if connection.host == str(target) else connection.host} has no address",
             hint="check the name, or give it a Host entry with a HostName in ~/.ssh/config",
         )
     if isinstance(exc, NoValidConnectionsError | ConnectionRefusedError):

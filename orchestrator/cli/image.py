@@ -16,7 +16,7 @@ from orchestrator.cli.unread import raise_unread
 from orchestrator.cli.watch import watching
 from orchestrator.core.config.model import Config
 from orchestrator.core.containers import recipe
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.images import (
     ImageRecord,
     Usable,
@@ -208,11 +208,10 @@ def _found(wiring: Wiring, text: str) -> ImageRecord:
     matches = [one for one in records if text in one.name and one.gone_at is None]
     exact = [one for one in matches if one.name == text]
     if len(exact or matches) != 1:
-        names = ", ".join(one.name for one in matches)
-        raise ConfigError(
-            f"{text} could be any of {names}" if matches else f"there is no image {text} in this bucket",
-            hint="`bench image list` lists them",
-        )
+        hint = "`bench image list` lists them"
+        if not matches:
+            raise NotFound(f"there is no image {text} in this bucket", hint=hint)
+        raise ConfigError(f"{text} could be any of {', '.join(one.name for one in matches)}", hint=hint)
     return (exact or matches)[0]
 
 

@@ -15,7 +15,8 @@ from orchestrator.analysis.study import study
 from orchestrator.cli.completing import LOCAL
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import options
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.errors import ConfigError, LocalError, NotFound
+from orchestrator.core.foreign import words
 from orchestrator.core.results import ResultsUnreadable
 from orchestrator.report.document import document, summary_csv, verdicts_csv
 from orchestrator.report.html import page
@@ -27,16 +28,25 @@ from orchestrator.wiring import csv_lines, fetch_run, open_folder, write_atomica
 
 def report_of(ctx: typer.Context, named: str) -> tuple[Report, Path]:
     """The report of a folder, a CSV, or a run (fetched if it is not here), and the folder it is in."""
-    path = Path(named)
-    if path.exists():
-        return read_report(path), path if path.is_dir() else path.parent
-    if (LOCAL / named).is_dir():
-        return read_report(LOCAL / named), LOCAL / named
+    for path in (Path(named), LOCAL / named):
+        if _is_there(path):
+            return read_report(path), path if path.is_dir() else path.parent
+    if "/" in named:
+        raise NotFound(f"there is no folder {named}", hint="`bench fetch RUN --into FOLDER` makes one of a run")
 
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, named)
     folder = fetch_run(wiring.bucket, Engine(wiring.world(), run_id).look(), LOCAL).folder
     return read_report(folder), folder
+
+
+def _is_there(path: Path) -> bool:
+    """Raises `LocalError` for a name that no file can have, and in a folder that may not be looked into."""
+    try:
+        return path.exists()
+    except (OSError, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise LocalError(f"cannot look at {words(str(path), 200)}: {why}") from exc
 
 
 def read_report(path: Path) -> Report:

@@ -84,7 +84,7 @@ def ensure_running(
     )
     found = running(home)
     if done.returncode or found is None:
-        why = done.stderr.strip() or f"see {home / 'daemon.log'}"
+        why = done.stderr.strip() or f"what {home / ADDRESS} and {TOKEN} beside it say is not what answers"
         raise CloudUnavailable(f"the embedded cloud in {home} did not start: {why}")
     return found
 
@@ -92,20 +92,23 @@ def ensure_running(
 def stop(home: Path | str) -> bool:
     """End the cloud in `home` and every VM of it; whether there was one. Returns when it is gone."""
     home = Path(home)
-    address = published(home)
-    if address is None or not locked(home):
+    if not locked(home):
         return False
+    address, pid = published(home), holder(home)
     try:
+        if address is None:
+            raise CloudUnavailable(f"{home / ADDRESS} does not say where it is")
         ask(address, "/control/stop", {})
     except CloudUnavailable:
         try:
-            os.kill(address.pid, signal.SIGTERM)
+            if pid:
+                os.kill(pid, signal.SIGTERM)
         except ProcessLookupError:
             pass
     end = time.monotonic() + STOP_S
     while locked(home):
         if time.monotonic() > end:
-            raise CloudUnavailable(f"the embedded cloud in {home} (process {address.pid}) does not stop")
+            raise CloudUnavailable(f"the embedded cloud in {home} (process {pid or 'unknown'}) does not stop")
         time.sleep(0.01)
     return True
 
@@ -156,6 +159,14 @@ def locked(home: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def holder(home: Path) -> int:
+    """The process that holds the lock, as it wrote there; 0 where it has not, or one of an older version holds it."""
+    try:
+        return int((home / LOCK).read_text("ascii"))
+    except (OSError, ValueError):
+        return 0
 
 
 def standing(home: Path, newest_source: Callable[[Path], float]) -> tuple[str, str]:

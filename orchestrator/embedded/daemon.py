@@ -110,6 +110,7 @@ def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     address = home / ADDRESS
     address.unlink(missing_ok=True)
+    (home / LOCK).write_text(str(os.getpid()), "ascii")  # whoever stops it finds it, whatever becomes of the address
     asked: list[int] = []  # a handler takes no lock: it may have come while this thread held it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: asked.append(number))

@@ -155,7 +155,8 @@ class Wiring:
         try:
             return ensure_running(home, weather=weather)
         except CloudUnavailable as exc:
-            raise Unavailable(str(exc), hint=f"{home / 'daemon.log'} says more") from exc
+            more = f"`bench cloud stop` ends one that is there; {home / 'daemon.log'} says more"
+            raise Unavailable(str(exc), hint=more) from exc
 
     @property
     def project(self) -> str:

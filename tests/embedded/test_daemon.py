@@ -153,6 +153,19 @@ def test_a_cloud_that_has_stopped_answering_is_stopped_by_signal(home: Path) -> 
     assert not living(address.pid)
 
 
+@pytest.mark.parametrize("file", ["cloud.json", "token"])
+@pytest.mark.parametrize("left", [b"", b'{"pid": 1', b"[]"])
+def test_a_cloud_whose_address_was_damaged_can_be_stopped_and_started_again(
+    home: Path, file: str, left: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "LOCK_S", 0.1)
+    first = client.ensure_running(home)
+    (home / file).write_bytes(left)
+    assert client.running(home) is None
+    assert client.stop(home)
+    assert client.ensure_running(home).pid != first.pid
+
+
 def test_an_address_file_that_is_no_address_is_no_cloud(home: Path) -> None:
     home.mkdir()
     for text in ("", "{", "[]", '{"pid": 1}'):

@@ -1,0 +1,27 @@
+"""A settings file that cannot be read is named, with what to do; nothing else is asked of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Bench
+
+LEFT = {
+    "cut off": (b"project", "not a mapping; valid keys are"),
+    "NULs": (b"\0" * 64, "is not YAML"),
+    "no text": (b"\xff\xfe", "it is no UTF-8 text"),
+    "nested": (b"[" * 60_000, "is not YAML"),
+    "of a newer version": (b"schema: 9\n", "schema; valid keys are"),
+    "of 100 MB": (b"x" * 100_000_000, "has more than 1 MB"),
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+@pytest.mark.parametrize("command", ["status", "costs"])
+def test_a_broken_settings_file_is_named_with_what_to_do(bench: Bench, what: str, command: str) -> None:
+    left, words = LEFT[what]
+    (bench.home / "settings.yaml").write_bytes(left)
+    said = bench(command, code=2, width=400).err
+    assert f"{bench.home}/settings.yaml" in said
+    assert words in said
+    assert "mend the file, or move it away" in said
