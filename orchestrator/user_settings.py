@@ -17,6 +17,7 @@ from orchestrator.core.errors import ConfigError
 
 PREFIX: Final = "BENCH_"
 MOST_BYTES: Final = 1 << 20
+PATHS: Final = ("home", "weather")
 MEND: Final = "mend the file, or move it away: `bench init` writes a new one"
 Cap = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 CAPS: Final = ("per_run_usd", "per_day_usd", "per_month_usd", "total_usd")
@@ -82,10 +83,12 @@ def load_settings(*, project: str = "", bucket: str = "") -> Settings:
 
 
 def _from_environment() -> dict[str, str]:
-    """The settings that are environment variables; in any case, as shells of some systems have it."""
+    """The settings that are environment variables; in any case, as shells of some systems have it. A path that is empty
+    is none: it would be the folder that one happens to be in."""
     found = {name.lower(): value for name, value in os.environ.items()}
     names = {name: f"{PREFIX}{name}".lower() for name in Settings.model_fields}
-    return {name: found[variable] for name, variable in names.items() if variable in found}
+    told = {name: found[variable] for name, variable in names.items() if variable in found}
+    return {name: value for name, value in told.items() if value or name not in PATHS}
 
 
 def _from_file(path: Path, environment: Settings) -> dict[str, object]:
@@ -98,7 +101,8 @@ def _from_file(path: Path, environment: Settings) -> dict[str, object]:
         return {}
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8 text"
-        raise ConfigError(f"cannot read {path}: {why}", hint=MEND) from exc
+        hint = "BENCH_HOME names another folder" if isinstance(exc, NotADirectoryError) else MEND
+        raise ConfigError(f"cannot read {path}: {why}", hint=hint) from exc
     if len(data) > MOST_BYTES:
         raise ConfigError(f"{path} has more than {MOST_BYTES >> 20} MB", hint=MEND)
     import yaml

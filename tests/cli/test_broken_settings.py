@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from orchestrator.user_settings import default_home, load_settings
 from tests.cli.conftest import Bench
 
 LEFT = {
@@ -25,3 +28,21 @@ def test_a_broken_settings_file_is_named_with_what_to_do(bench: Bench, what: str
     assert f"{bench.home}/settings.yaml" in said
     assert words in said
     assert "mend the file, or move it away" in said
+
+
+def test_an_empty_home_is_no_home_and_not_the_folder_one_is_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("BENCH_HOME", "")
+    monkeypatch.setenv("BENCH_WEATHER", "")
+    found = load_settings()
+    assert (found.home, found.weather) == (default_home(), None)
+
+
+def test_a_home_that_is_a_file_is_told_from_settings_that_are_broken(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bench.home / "file").write_text("")
+    monkeypatch.setenv("BENCH_HOME", str(bench.home / "file"))
+    said = bench("status", code=2, width=400).err
+    assert "Not a directory" in said
+    assert "BENCH_HOME names another folder" in said
