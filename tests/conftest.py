@@ -122,6 +122,7 @@ UNCOUNTED = (
     "tests/stories/test_recovery.py",
     "tests/stories/test_runs.py",
     "tests/stories/test_wrong_clocks.py",
+    "tests/test_tracing.py::test_what_is_not_counted_is_not_traced",
 )
 """Whole stories, and laws of thousands of runs or rows, of which coverage is not counted: the parts that they tread on
 are tested by themselves, and to trace them takes two thirds as long again as to play them."""

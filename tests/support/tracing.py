@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import coverage
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -33,9 +34,20 @@ class Tracing:
         self.controller: Any = getattr(config.pluginmanager.getplugin("_cov"), "cov_controller", None)
         self.is_counted = is_counted
         self.is_on = True
+        self.alone()
         self.worker = getattr(config, "workerinput", {}).get("workerid")
         if config.pluginmanager.hasplugin("dsession") or self.worker not in (None, FIRST):
             self.turn(False)
+
+    def alone(self) -> None:
+        """Ends what pytest-cov began besides: in each worker it has begun twice, once as the process that hands tests to
+        workers, and what is below goes on tracing whenever what is above pauses."""
+        if self.controller is None:
+            return
+        self.controller.pause()
+        while (below := coverage.Coverage.current()) is not None:
+            below.stop()
+        self.controller.resume()
 
     def turn(self, on: bool) -> None:
         if self.controller is not None and on != self.is_on:
