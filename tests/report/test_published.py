@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ from tests.report.written import folder as folder_of
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/measurements.csv*"))
 
+as_read = functools.cache(read_report)
+"""Of what is published, which no test changes: to read it takes seconds."""
+
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_published_run_is_reported_as_its_measurements_say(folder: Path) -> None:
     """`make results` makes these files anew."""
-    report = read_report(folder)
+    report = as_read(folder)
     assert (folder / "report.md").read_text() == markdown(report)
     assert (folder / "verdicts.csv").read_text() == verdicts_csv(report)
     readme = (RESULTS / "README.md").read_text()
@@ -37,7 +41,7 @@ def test_a_published_run_is_reported_as_its_measurements_say(folder: Path) -> No
 
 def wrong_with(folder: Path) -> list[str]:
     """What keeps a folder from being published; nothing for one that may be."""
-    report = read_report(folder)
+    report = as_read(folder) if folder in FOLDERS else read_report(folder)
     study = report.study
     said = [f"environment.json has no {key}" for key in WANTED if not report.environment.get(key)]
     spec = report.spec
