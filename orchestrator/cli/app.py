@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated, Any, Final
 
 import typer
 from typer.exceptions import TyperException
@@ -14,7 +16,7 @@ from orchestrator.cli.answers import ANSWERED, answer_with
 from orchestrator.cli.examples import example_lines
 from orchestrator.cli.lazy import LazyGroup
 from orchestrator.cli.locales import in_any_locale
-from orchestrator.core.errors import BenchError
+from orchestrator.core.errors import BenchError, LocalError
 from orchestrator.core.foreign import log_text
 
 COMMANDS = {
@@ -99,6 +101,20 @@ class Boundary(LazyGroup):
             raise typer.Exit(130) from None
 
 
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+UNHEARD: Final = (
+    "make room there; what was done is done, and a run goes on without this command: `bench status` shows it"
+)
+
+
+def _say_no_more() -> None:
+    """Standard output leads nowhere from here on: what is still to be written would fail once more as Python ends."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def complain(exc: BenchError) -> None:
     """The error and its remedy on standard error, in colour where that is a terminal that wants it."""
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -162,4 +178,11 @@ def greeting() -> str:
 
 def main() -> None:
     in_any_locale(sys.stdout, sys.stderr)
-    app(prog_name="bench")
+    try:
+        app(prog_name="bench")
+    except OSError as exc:
+        if exc.errno not in NO_ROOM or exc.filename is not None:
+            raise
+        _say_no_more()
+        complain(LocalError(f"what was to be printed cannot be written: {exc.strerror}", hint=UNHEARD))
+        sys.exit(LocalError.exit_code)
