@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -37,9 +38,10 @@ def safe_path(root: Path, relative: str) -> Path:
     return path
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Replaces `path` with `data`, which may come in pieces, in one step, making folders as needed. Raises
-    `LocalError`."""
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, durable: bool = False) -> None:
+    """Replaces `path` with `data`, which may come in pieces, in one step, making folders as needed. What is `durable`
+    is on the disk, name and all, when this returns: some milliseconds, for what a power failure must not take or empty.
+    Raises `LocalError`."""
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +50,12 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
         with os.fdopen(handle, "wb") as file:
             file.writelines([data] if isinstance(data, bytes) else data)
             os.fchmod(file.fileno(), 0o666 & ~_umask())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
+        if durable:
+            _keep_names(path.parent)
     except OSError as exc:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -56,6 +63,16 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
             f"cannot write {path}: {exc.strerror or exc}",
             hint="check that the folder can be written, that the disk is not full, and that no folder has that name",
         ) from exc
+
+
+def _keep_names(folder: Path) -> None:
+    """Has the disk keep what the files of a folder are called, where its file system can."""
+    with suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def _umask() -> int:

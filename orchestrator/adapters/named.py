@@ -29,7 +29,7 @@ class Named:
     def add(self, what: str) -> None:
         """Raises `LocalError`."""
         if what not in self:
-            write_atomically(self._file(what), f"{what}\n".encode())
+            write_atomically(self._file(what), f"{what}\n".encode(), durable=True)
 
     def add_hosts(self, texts: Iterable[str], machine: str) -> None:
         """Hosts as they were typed; `local` is `machine`. Raises `ConfigError`, `LocalError`."""

@@ -58,7 +58,7 @@ class PriceBook:
 
 def store(path: Path, sheet: PriceSheet) -> None:
     """Writes a table whole, or leaves what is there. Raises `LocalError`."""
-    write_atomically(path, (HEAD + sheet.dump()).encode())
+    write_atomically(path, (HEAD + sheet.dump()).encode(), durable=True)
 
 
 def stored(path: Path) -> PriceSheet | None:

@@ -36,4 +36,4 @@ def change(path: Path, values: Mapping[str, str]) -> None:
             lines.append(line)
         else:
             lines[place] = line
-    write_atomically(path, ("\n".join(lines) + "\n").encode())
+    write_atomically(path, ("\n".join(lines) + "\n").encode(), durable=True)

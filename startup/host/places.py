@@ -58,10 +58,24 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
+        keep_names(path.parent)
     except OSError:
         if fresh.exists():
             fresh.unlink()
         raise
+
+
+def keep_names(folder: Path) -> None:
+    """Has the disk keep what the files of a folder are called: the contents of one may be there after a power failure,
+    and its name not. A file system that cannot is taken as it is."""
+    try:
+        opened = os.open(str(folder), os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+    except OSError:
+        pass
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -13,7 +13,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.places import Trouble, boot, cache_folder, make, own, run_folder, sound, steady, write_json
+from startup.host.places import (
+    Trouble,
+    boot,
+    cache_folder,
+    keep_names,
+    make,
+    own,
+    run_folder,
+    sound,
+    steady,
+    write_json,
+)
 from startup.host.processes import busy, is_held, locked, patiently_locked, stewards, sweep
 
 START_S = 15.0
@@ -118,6 +129,7 @@ def start(arguments: dict[str, Any]) -> dict[str, Any]:
         alone = locked(fresh / "alive")
         assert alone is not None, "a folder that is new has no other owner"
         fresh.rename(folder)
+        keep_names(folder.parent)
         launch_steward(folder, (whole, alone))
         os.close(alone)
     finally:

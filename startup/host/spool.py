@@ -7,6 +7,8 @@ import re
 import threading
 from pathlib import Path
 
+from startup.host.places import keep_names
+
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(/[A-Za-z0-9][A-Za-z0-9._+-]*)*\Z")
 
 
@@ -44,8 +46,10 @@ class Spool:
                     os.fsync(file.fileno())
                 if not once:
                     self.fresh.replace(path)
-                    return True
-                return self.named(path)
+                elif not self.named(path):
+                    return False
+                keep_names(path.parent)
+                return True
             finally:
                 self.fresh.unlink(missing_ok=True)
 
