@@ -21,11 +21,28 @@ YEARS: Final = range(2020, 2200)
 """In which a server can be: no clock is moved to the end of time."""
 
 
+def steady_s() -> float:
+    """Seconds by a clock that nobody sets; where the system has such a one, the time that it sleeps is counted."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+BEGUN: Final = (datetime.now(UTC), steady_s())
+"""When this process began, by the clock on the wall and by the steady one."""
+
+
 class SystemClock:
-    """Implements `orchestrator.ports.Clock`."""
+    """Implements `orchestrator.ports.Clock`. It is the clock on the wall as it was when the process began, and what has
+    passed since: one that is set while a run is watched makes no run overdue and no machine older. That it was wrong
+    to begin with is `ServerClock`'s affair."""
+
+    def __init__(self, passed: Callable[[], float] = steady_s, begun: tuple[datetime, float] = BEGUN) -> None:
+        self._passed = passed
+        self._begun = begun
 
     def now(self) -> datetime:
-        return datetime.now(UTC)
+        wall, then = self._begun
+        return wall + timedelta(seconds=self._passed() - then)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))

@@ -73,7 +73,7 @@ def build(
         return
     small, _ = wiring.configured(LaunchOptions("cpu", None, _on_a_small_machine(wanted, set_ or [])))
     world = wiring.world(small)
-    with watching(quiet=json) as watch:
+    with watching(quiet=json, now=wiring.clock.now) as watch:
         wiring.say = watch.say
         watch.step("planning")
         base = world.cloud().image(*wanted.image_source)

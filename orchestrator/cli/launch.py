@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -29,7 +30,7 @@ from orchestrator.runs.launch import RunOrder, begin
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
 from orchestrator.runs.resume import resume
 from orchestrator.runs.takeover import settle_owner
-from orchestrator.wiring import Wiring, launch_context, new_run_id, payload_of, utc_now
+from orchestrator.wiring import Wiring, launch_context, new_run_id, payload_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def launch(
     wiring = options(ctx).wiring()
     configuration, name = wiring.configured(chosen)
     payload = payload_of(configuration)
-    with watching(quiet=json) as watch:
+    with watching(quiet=json, now=wiring.clock.now) as watch:
         wiring.say = watch.say
         watch.step("planning")
         plan, refused = _planned(wiring, configuration, name, cold=machine.cold)
@@ -97,7 +98,7 @@ def launch(
         if not detach and ended.closed is not None and ended.taken is not None:
             ended = _after_a_kept_machine(world, ended, order, watch, wiring.user)
         tell_of_the_end(wiring, configuration.alerts, ended)
-    finish(ended, json=json)
+    finish(ended, wiring.clock.now(), json=json)
 
 
 def _limits(choice: Choice, terms: Terms, machine: Machine) -> LaunchOptions:
@@ -132,7 +133,7 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
     """Goes on with a run under this client's caps, prices, limits, alert channels and payload."""
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, again.resume)
-    with watching(quiet=json) as watch:
+    with watching(quiet=json, now=wiring.clock.now) as watch:
         wiring.say = watch.say
         plan = wiring.plan_again(run_id, limits)
         engine = resume(
@@ -146,7 +147,7 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
         )
         ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
         tell_of_the_end(wiring, plan.config.alerts, ended)
-    finish(ended, json=json)
+    finish(ended, wiring.clock.now(), json=json)
 
 
 def _until_created(engine: Engine, watch: Watch) -> Run:
@@ -178,14 +179,14 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
         return
     if sys.stdout.isatty():
         typer.echo("\a", nl=False)
-    first, *_ = ending_lines(run, utc_now())
+    now = wiring.clock.now()
+    first, *_ = ending_lines(run, now)
     about = {"run_id": run.run_id, "outcome": run.phase.value, "cases": f"{run.cases_done}/{run.cases_total}"}
-    told = Notice("run", f"run {run.run_id} is over", first, about | {"cost_usd": str(run.cost(utc_now()))})
+    told = Notice("run", f"run {run.run_id} is over", first, about | {"cost_usd": str(run.cost(now))})
     wiring.notifier(alerts.command, alerts.webhook, here=False).notify(told)
 
 
-def finish(run: Run, *, json: bool) -> None:
+def finish(run: Run, now: datetime, *, json: bool) -> None:
     """The last words of a launch, and its exit code."""
-    now = utc_now()
     answer(document(run, now), *ending_lines(run, now), json=json)
     raise_for(run)

@@ -104,7 +104,7 @@ def _profiled(
         offers=tuple(offer for offer in plan.offers if offer.gpu == plan.config.gpu),
         fallbacks=(),
     )
-    with watching(quiet=quiet) as watch:
+    with watching(quiet=quiet, now=wiring.clock.now) as watch:
         wiring.say = watch.say
         payload = _payload(wiring, run_id, made)
         new = new_run_id(wiring.clock.now(), made.label)

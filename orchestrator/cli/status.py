@@ -31,7 +31,7 @@ from orchestrator.core.run.status import StatusLine, decode, document, status_li
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.reap import Finding, survey
 from orchestrator.runs.reconcile import reconcile
-from orchestrator.wiring import Wiring, utc_now
+from orchestrator.wiring import Wiring
 
 
 def status(
@@ -63,17 +63,17 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
     except Unavailable as exc:  # what the bucket knows can be told without the machine
         typer.echo(f"note: {exc}", err=True)
     cold = _cold(wiring, state)
-    advice = advise(state, cold, utc_now())
+    advice = advise(state, cold, wiring.clock.now())
     if json:
         told = {
             "keep_or_stop": advice.document() if advice is not None else None,
             "cold_starts": cold.document() if cold is not None else None,
         }
-        emit_json({**document(state, utc_now()), **told})
+        emit_json({**document(state, wiring.clock.now()), **told})
         return
     console = screen()
-    console.print(live_view(state, utc_now()))
-    for words in time_lines(state, utc_now()):
+    console.print(live_view(state, wiring.clock.now()))
+    for words in time_lines(state, wiring.clock.now()):
         console.print(words, markup=False, soft_wrap=True)
     if cold is not None:
         console.print(cold.text, markup=False, soft_wrap=True, style="dim")
@@ -101,7 +101,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     left_out |= wiring.hosts.odd
     if json:
         runs = [asdict(line) for line in lines[-limit:]]
-        advised = [(finding, keep_or_stop(finding, lines, utc_now())) for finding in findings]
+        advised = [(finding, keep_or_stop(finding, lines, wiring.clock.now())) for finding in findings]
         known = [
             {**alive_view.document(one), "keep_or_stop": said.document() if said else None} for one, said in advised
         ]
@@ -122,14 +122,14 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     if not lines:
         console.print("no runs yet; `bench launch --gpu l4` makes one")
     else:
-        console.print(runs_table(lines[::-1][:limit], utc_now()))
+        console.print(runs_table(lines[::-1][:limit], wiring.clock.now()))
         if len(lines) > limit:
             console.print(f"… and {len(lines) - limit} older runs (--limit)", style="dim")
         if wiring.mode.simulated:
             console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
     for finding in findings:
         console.print(line(finding), markup=False, soft_wrap=True)
-        advice = keep_or_stop(finding, lines, utc_now())
+        advice = keep_or_stop(finding, lines, wiring.clock.now())
         if advice is not None and finding.run is not None and finding.run.kept is not None:
             console.print(f"        {advice.text}", markup=False, soft_wrap=True, style="dim")
     if unasked:

@@ -12,7 +12,6 @@ from orchestrator.core.run.fold import Run
 from orchestrator.core.run.status import document
 from orchestrator.core.wording import count
 from orchestrator.runs.engine import Engine
-from orchestrator.wiring import utc_now
 
 
 def unsettled(state: Run, exc: DocumentUnreadable) -> DocumentUnreadable:
@@ -43,7 +42,7 @@ def stop(
             state = engine.follow(trouble=lambda exc, pause: note(f"{exc} (again in {pause:.0f} s)"))
         except DocumentUnreadable as exc:  # the ledger's: the machine is deleted before its cost is settled
             raise unsettled(engine.look(), exc) from exc
-    now, was = utc_now(), "was over already" if already else "is stopped"
+    now, was = wiring.clock.now(), "was over already" if already else "is stopped"
     cases = f"{state.cases_done} of {count(state.cases_total, 'case')}"
     said = f"run {run_id} {was}: {state.phase.value}, ${state.cost(now):.4f}, {cases}"
     answer(document(state, now), said, json=json)

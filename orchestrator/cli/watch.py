@@ -24,13 +24,14 @@ from orchestrator.wiring import utc_now
 
 
 @contextmanager
-def watching(*, quiet: bool) -> Iterator[Watch]:
+def watching(*, quiet: bool, now: Callable[[], datetime] = utc_now) -> Iterator[Watch]:
+    """`now` is the time that ages and costs are shown at: the bucket's, where there is one."""
     console = screen(sys.stderr if quiet else None)
     if quiet or not console.is_terminal:
-        yield PlainWatch(console)
+        yield PlainWatch(console, now)
         return
     with silent_keys(), Live(console=console, refresh_per_second=8, transient=False) as view:
-        yield LiveWatch(console, view)
+        yield LiveWatch(console, view, now)
 
 
 class Watch:
@@ -99,9 +100,10 @@ class PlainWatch(Watch):
 class LiveWatch(Watch):
     """One picture that changes in place."""
 
-    def __init__(self, console: Console, view: Live) -> None:
+    def __init__(self, console: Console, view: Live, now: Callable[[], datetime] = utc_now) -> None:
         self.console = console
         self.view = view
+        self._now = now
 
     def say(self, text: str) -> None:
         self.console.print(Text(text, "yellow"))
@@ -114,10 +116,10 @@ class LiveWatch(Watch):
             self.console.print(Text(f"note: {notice}", "dim"))
 
     def show(self, run: Run) -> None:
-        self.view.update(Group(live(run, utc_now()), Text(hint(run), "dim")))
+        self.view.update(Group(live(run, self._now()), Text(hint(run), "dim")))
 
     def detached(self, run: Run) -> None:
-        self.view.update(live(run, utc_now()))  # what to do now is said below it, by the last words
+        self.view.update(live(run, self._now()))  # what to do now is said below it, by the last words
 
 
 def hint(run: Run) -> str:

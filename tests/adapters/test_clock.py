@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.adapters.clock import Offset, ServerClock
+from orchestrator.adapters.clock import Offset, ServerClock, SystemClock
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.embedded.server import EmbeddedCloud
@@ -76,6 +76,19 @@ def test_a_date_that_is_none_teaches_nothing(date: str) -> None:
     offset.learn(date, NOW, NOW)
     assert not offset.known
     assert offset.value == timedelta(0)
+
+
+def test_a_clock_on_the_wall_that_is_set_meanwhile_moves_no_time_of_this_process() -> None:
+    passed = iter([100.0, 110.0])
+    clock = SystemClock(lambda: next(passed), (NOW, 90.0))
+    assert clock.now() == NOW + timedelta(seconds=10)
+    assert clock.now() == NOW + timedelta(seconds=20)
+
+
+def test_every_clock_of_a_process_has_the_same_time_and_it_is_the_walls() -> None:
+    first, wall, second = SystemClock().now(), datetime.now(UTC), SystemClock().now()
+    assert first <= second
+    assert abs(first - wall) < timedelta(seconds=PATIENCE_S)
 
 
 @pytest.mark.parametrize("hours", OFFS)
