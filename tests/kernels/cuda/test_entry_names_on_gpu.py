@@ -31,8 +31,9 @@ def test_what_is_named_is_what_ran(name: str, shape: Shape) -> None:
     implementation.build(site)
     inputs = WORKLOAD.problem().inputs(case, torch.Generator(DEV).manual_seed(1))
     call = implementation.bind(case, inputs)
-    call.plan()
-    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]):  # of a process's first profile the first kernel may be missing
+        call.plan()
+        torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         call.plan()
         torch.cuda.synchronize()
