@@ -43,7 +43,7 @@ class AmpereShape:
 
     @property
     def name(self) -> str:
-        """E.g. `64x64w4f1s2b1h2`."""
+        """E.g. `128x64w4f2s2b1h2`."""
         numbers = f"w{self.warps}f{self.fragments}s{self.stages}b{self.slopes}h{self.parts}"
         return f"{self.keys}x{self.queries}{numbers}"
 
@@ -60,10 +60,15 @@ class AmpereShape:
 
 
 SHAPES: dict[int, tuple[AmpereShape, ...]] = {
-    64: (AmpereShape(64, 64, 4, 1, 2, 1, 2, 2),),
-    128: (AmpereShape(64, 128, 8, 2, 1, 1, 1, 1), AmpereShape(64, 32, 4, 1, 2, 1, 1, 1)),
+    64: (AmpereShape(128, 64, 4, 2, 2, 1, 2, 2), AmpereShape(64, 64, 4, 1, 2, 1, 2, 2)),
+    128: (
+        AmpereShape(128, 64, 8, 2, 1, 1, 1, 1),
+        AmpereShape(64, 128, 8, 2, 1, 1, 1, 1),
+        AmpereShape(64, 32, 4, 1, 2, 1, 1, 1),
+    ),
 }
-"""By padded head dimension, the one to take first at the head: the others are for chips with less shared memory."""
+"""By padded head dimension, the fastest where every SM has a block at the head; then those with fewer keys, for small
+grids and for chips with less shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +202,7 @@ def ampere_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
 
 
 def shapes_of(head_dim: int, chip: Chip) -> list[AmpereShape]:
-    """Those that a chip has shared memory for, the one to take first at the head."""
+    """Those that a chip has shared memory for, in the order of the table."""
     size = padded(head_dim)
     return [shape for shape in SHAPES[size] if shape.shared_bytes(size) <= chip.shared_bytes_per_block]
 
@@ -206,12 +211,10 @@ def ampere_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackwa
     """Every way of this kind, the one to take first at the head."""
     if ampere_refusal(problem, machine) is not None:
         return []
-    return [AmpereBackward(machine, shape) for shape in shapes_of(problem.forward.head_dim, machine.chip)]
-
-
-def fills_machine(way: AmpereBackward, problem: BackwardProblem) -> bool:
-    """Whether each SM has a block."""
-    return way.blocks(problem) >= way.machine.sm_count
+    ways = [AmpereBackward(machine, shape) for shape in shapes_of(problem.forward.head_dim, machine.chip)]
+    if ways[0].blocks(problem) < machine.sm_count:
+        ways.sort(key=lambda way: way.shape.keys)
+    return ways
 
 
 def every_ampere_kernel(chip: Chip) -> Iterator[AmpereBackwardKernel | AmpereConvertKernel]:
@@ -219,6 +222,7 @@ def every_ampere_kernel(chip: Chip) -> Iterator[AmpereBackwardKernel | AmpereCon
     if chip.name == "turing":
         return
     for dtype, size in itertools.product(chip.dtypes, SHAPES):
-        for shape in shapes_of(size, chip):
-            yield AmpereBackwardKernel(dtype, size, shape)
-            yield AmpereConvertKernel(dtype, size, shape)
+        shapes = shapes_of(size, chip)
+        yield from (AmpereBackwardKernel(dtype, size, shape) for shape in shapes)
+        converts = (AmpereConvertKernel(dtype, size, shape) for shape in shapes)
+        yield from {convert.name: convert for convert in converts}.values()  # shapes share some

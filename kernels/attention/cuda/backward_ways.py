@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.attention.cuda.backward_ampere import AmpereBackward, ampere_ways, fills_machine
+from kernels.attention.cuda.backward_ampere import AmpereBackward, ampere_ways
 from kernels.attention.cuda.backward_few import FewBackward, few_ways, is_before_hopper
 from kernels.attention.cuda.backward_plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
 from kernels.attention.cuda.backward_small import SmallBackward, is_surely_faster, small_ways
@@ -21,12 +21,11 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     is_hoppers = hopper_refusal(problem, machine) is None
     hopper: list[BackwardWay] = [HopperBackward(machine)] if is_hoppers else []
     ordered: list[BackwardWay] = [HopperBackward(machine, ordered=True)] if is_hoppers else []
-    pair, small, few = PairBackward(machine), small_ways(problem, machine), few_ways(problem, machine)
+    small, few = small_ways(problem, machine), few_ways(problem, machine)
+    portable: list[BackwardWay] = [*ampere_ways(problem, machine), PairBackward(machine)]
     small_fits = bool(small) and small[0].is_one_round(problem)
     if small_fits and is_surely_faster(small[0], problem) and (not few or is_small_enough(small[0], problem)):
-        return [*small, *few, *hopper, *ordered, pair, *ampere_ways(problem, machine)]
-    ampere = ampere_ways(problem, machine)
-    portable: list[BackwardWay] = [*ampere, pair] if ampere and fills_machine(ampere[0], problem) else [pair, *ampere]
+        return [*small, *few, *hopper, *ordered, *portable]
     others: list[BackwardWay] = [*ordered, *small, *portable] if small_fits else [*ordered, *portable, *small]
     before = bool(few) and is_before_hopper(few[0], problem)
     return [*few, *hopper, *others] if before else [*hopper, *few, *others]

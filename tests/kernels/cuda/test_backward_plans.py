@@ -42,7 +42,7 @@ from kernels.attention.cuda.planning import Layout, Lengths, Machine, Mask, Prob
 from kernels.attention.cuda.variants import CHIPS, Chip
 from tests.kernels.cuda.simt_ways import HostBuffers
 
-ADA, HOPPER = (next(chip for chip in CHIPS if chip.name == name) for name in ("ada", "hopper"))
+AMPERE, ADA, HOPPER = (next(chip for chip in CHIPS if chip.name == name) for name in ("ampere", "ada", "hopper"))
 MACHINE = Machine(HOPPER, 132, 60 << 20, hopper=True)
 
 
@@ -107,11 +107,30 @@ def in_float16(problem: BackwardProblem) -> BackwardProblem:
     return replace(problem, forward=replace(problem.forward, dtype="float16"))
 
 
-def test_the_pass_with_five_products_is_taken_where_each_sm_has_a_block() -> None:
-    machine = Machine(ADA, 58, 48 << 20)
+def test_the_pass_with_five_products_is_taken_before_the_pair_however_few_blocks_there_are() -> None:
     for head_dim in SHAPES:
-        assert kinds(posed(seq=600, batch=1, heads=2, kv_heads=2, head_dim=head_dim), machine)[0] is PairBackward
-        assert kinds(posed(seq=600, batch=2, head_dim=head_dim), machine)[0] is AmpereBackward
+        for sizes in ({"batch": 1, "heads": 2, "kv_heads": 2}, {"batch": 2}):
+            problem = posed(seq=600, head_dim=head_dim, **sizes)
+            assert kinds(problem, Machine(ADA, 58, 48 << 20)) == [AmpereBackward, PairBackward]
+
+
+@pytest.mark.parametrize(
+    ("chip", "head_dim", "filled", "few"),
+    [
+        (AMPERE, 64, "128x64w4f2s2b1h2", "64x64w4f1s2b1h2"),
+        (AMPERE, 128, "128x64w8f2s1b1h1", "64x128w8f2s1b1h1"),
+        (ADA, 64, "128x64w4f2s2b1h2", "64x64w4f1s2b1h2"),
+        (ADA, 128, "64x32w4f1s2b1h1", "64x32w4f1s2b1h1"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Chip) else str(value),
+)
+def test_where_not_every_sm_has_a_block_a_block_keeps_fewer_keys(
+    chip: Chip, head_dim: int, filled: str, few: str
+) -> None:
+    machine = Machine(chip, 64, 40 << 20)
+    for heads, shape in ((16, filled), (15, few)):  # of four tiles of 128 keys each
+        (way, *_) = ampere_ways(posed(batch=1, heads=heads, kv_heads=heads, seq=512, head_dim=head_dim), machine)
+        assert way.shape.name == shape
 
 
 @pytest.mark.parametrize("chip", CHIPS[1:], ids=lambda chip: chip.name)
@@ -176,16 +195,16 @@ def test_few_keys_are_one_launch_where_that_is_sure_to_pay() -> None:
     for head_dim in (64, 128):
         for seq, group in ((1, 1), (64, 1), (128, 1), (128, 4)):
             problem = posed(**{**FEW, "seq": seq, "head_dim": head_dim, "kv_heads": 8 // group})
-            assert kinds(problem) == [SmallBackward, FewBackward, HopperBackward, PairBackward, AmpereBackward]
+            assert kinds(problem) == [SmallBackward, FewBackward, HopperBackward, AmpereBackward, PairBackward]
     # Not measured: few blocks only by 128 rows in each.
     many = posed(**{**FEW, "seq": 128, "batch": 8, "head_dim": 128})
-    assert kinds(many) == [FewBackward, HopperBackward, SmallBackward, PairBackward, AmpereBackward]
+    assert kinds(many) == [FewBackward, HopperBackward, SmallBackward, AmpereBackward, PairBackward]
     # More blocks than there are SMs.
     filled = [HopperBackward, FewBackward, AmpereBackward, PairBackward, SmallBackward]
     assert kinds(posed(**{**FEW, "batch": 64})) == filled
     elsewhere = replace(MACHINE, hopper=False)
     for seq in (197, 256, 512):
-        assert kinds(posed(**{**FEW, "seq": seq}), elsewhere) == [SmallBackward, PairBackward, AmpereBackward]
+        assert kinds(posed(**{**FEW, "seq": seq}), elsewhere) == [SmallBackward, AmpereBackward, PairBackward]
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_the_backward_kernels_for_few_keys_compile_without_spills(
             assert built.resources.spill_bytes == 0
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90a"])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90a", "sm_120"])
 def test_the_backward_kernels_with_five_products_compile_without_spills(
     architecture: str, compiler: Compiler, cache: Cache
 ) -> None:

@@ -84,8 +84,10 @@ struct AmpereBlock {
     copy_async_commit();
   }
 
-  // c += x y^T for this lane's places in tiles of rows of D columns.
-  __device__ __forceinline__ void multiply(float (&c)[C::FRAGMENTS][C::UNITS][4], u32 x, u32 y) const {
+  // c += x y^T for the warp's rows x of a tile of keys, K or V, and this lane's place y in a tile of queries.
+  template <u32 TILE>
+  __device__ __forceinline__ void multiply(float (&c)[C::FRAGMENTS][C::UNITS][4], u32 y) const {
+    const u32 x = memory + TILE + swizzled<C>(warp_key + (lane & 15), lane >> 4);
 #pragma unroll
     for (int kk = 0; kk < C::D / 16; kk++) {
       u32 a[C::FRAGMENTS][4];
@@ -175,7 +177,6 @@ struct AmpereBlock {
   // Weights and slopes of the warp's keys for `PART` queries, of which the sums of dP begin at -delta.
   __device__ __forceinline__ void score(float (&s)[C::FRAGMENTS][C::UNITS][4], float (&d)[C::FRAGMENTS][C::UNITS][4], int stage,
                                         int query, bool masked) const {
-    const u32 x = swizzled<C>(warp_key + (lane & 15), lane >> 4);
     const u32 y = swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1) + stage * C::Q_BYTES + query * C::ROW_BYTES;
 #pragma unroll
     for (int f = 0; f < C::FRAGMENTS; f++)
@@ -183,7 +184,7 @@ struct AmpereBlock {
       for (int j = 0; j < C::UNITS; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++) s[f][j][i] = 0.0f;
-    multiply(s, memory + C::K + x, memory + C::Q + y);
+    multiply<C::K>(s, memory + C::Q + y);
     if (masked)
       weigh<true>(s, stage, query);
     else
@@ -197,7 +198,7 @@ struct AmpereBlock {
 #pragma unroll
         for (int e = 0; e < 8; e++) d[f][2 * i + e / 4][e % 4] = -delta[e / 4 * 2 + e % 2];
     }
-    multiply(d, memory + C::V + x, memory + C::DOUT + y);
+    multiply<C::V>(d, memory + C::DOUT + y);
 #pragma unroll
     for (int f = 0; f < C::FRAGMENTS; f++)
 #pragma unroll
@@ -209,7 +210,11 @@ struct AmpereBlock {
   __device__ __forceinline__ void compute(int stage, u32 slopes) {
     const bool masked = !is_open();
     const u32 rows = swizzled<C>(lane & 15, lane >> 4) + stage * C::Q_BYTES;
+#if HAS_VECTOR_ADDITIONS
+#pragma unroll 1  // with two at a time the compiler spills from sm_90 on
+#else
 #pragma unroll
+#endif
     for (int part = 0; part < C::PARTS; part++) {
       const int query = warp_query + part * C::PART;
       float s[C::FRAGMENTS][C::UNITS][4], d[C::FRAGMENTS][C::UNITS][4];
