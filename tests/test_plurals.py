@@ -12,7 +12,7 @@ ALWAYS = re.compile(
     r" (?:more |other )?(machines|VMs|cases|zones|objects|children|images|days|rows|jobs|measurements|configurations|"
     r"implementations|repeats|regions|GPUs|kernels|attempts|tries|problems|devices|hosts|copies|entries) ?"
 )
-IF_COUNTED = re.compile(r" (runs|holds|files|lines|checks|commands|reports|changes) ?")
+IF_COUNTED = re.compile(r" (runs|fleets|holds|files|lines|checks|commands|reports|changes) ?")
 """These are verbs too: after `len(…)` they are not."""
 
 

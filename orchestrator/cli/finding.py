@@ -34,5 +34,6 @@ def find_run(wiring: Wiring, text: str) -> str:
     if not matches:
         raise NotFound(f"no run is called {text}", hint="`bench status` lists the runs in this bucket")
     if len(matches) > 1:
-        raise ConfigError(f"{text} could be any of {count(len(matches), 'run')}: {', '.join(sorted(matches)[-5:])}")
+        listed = f"{count(len(matches), 'run')}: {', '.join(sorted(matches)[-5:])}"
+        raise ConfigError(f"{text} could be any of {listed}", hint="a longer part of its id names one")
     return matches[0]

@@ -24,6 +24,7 @@ from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object
 from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.wording import count
 from orchestrator.fleets import on_batch
 from orchestrator.fleets.begin import begin
 from orchestrator.fleets.follow import Follower
@@ -56,7 +57,8 @@ def find_fleet(wiring: Wiring, text: str) -> str:
     if not found:
         raise NotFound(f"no fleet is called {text}", hint="`bench fleet ls` lists the fleets in this bucket")
     if len(found) > 1:
-        raise ConfigError(f"{text} could be any of {len(found)} fleets: {', '.join(found[-5:])}")
+        several = f"{count(len(found), 'fleet')}: {', '.join(found[-5:])}"
+        raise ConfigError(f"{text} could be any of {several}", hint="a longer part of its id names one")
     return found[0]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.core.run import events as ev
 from orchestrator.wiring import wire
+from tests.cli.a_busy_bucket import fill
 from tests.cli.conftest import Bench
 from tests.cli.test_reap import over
 
@@ -22,6 +23,16 @@ def failed(outcome: str, detail: str) -> None:
 def test_status_says_the_reason_of_a_failure_once(bench: Bench, detail: str) -> None:
     failed("failed", detail)
     assert bench("status", RUN, width=200).out.count(DETAIL) == 1
+
+
+def test_a_part_of_an_id_that_is_several_runs_says_what_to_do(bench: Bench) -> None:
+    fill(bench)
+    assert "a longer part of its id names one" in bench("status", "20", code=2).err
+
+
+@pytest.mark.parametrize("command", [["plan", "--gpu", "l4", "--set", "gpu=b200"], ["fleet", "plan", "--gpu", "b200"]])
+def test_a_gpu_that_is_not_rented_is_told_as_that_wherever_it_is_named(bench: Bench, command: list[str]) -> None:
+    assert "B200 is not rented" in bench(*command, code=2).err
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("failed", 5), ("preempted", 8), ("stopped", 9), ("no_capacity", 4)])

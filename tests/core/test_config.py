@@ -421,7 +421,7 @@ def test_an_image_of_ones_own_may_fit_a_smaller_disk() -> None:
 
 def test_a_config_made_by_hand_cannot_name_a_gpu_that_is_not_there() -> None:
     config = asked().model_copy(update={"gpu": "z9"})
-    with pytest.raises(ConfigError, match="unknown 'z9'"):
+    with pytest.raises(ConfigError, match="unknown GPU 'z9'"):
         _ = config.gpu_spec
 
 

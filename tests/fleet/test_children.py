@@ -116,7 +116,7 @@ def test_names_are_ours_and_bounded() -> None:
 
 def test_more_children_than_names_are_refused_with_what_helps() -> None:
     sweep = Sweep(axes={"gpu": ["l4"], "measure.seed": list(range(300))}, repeats=300)
-    with pytest.raises(ConfigError, match="90000 children"):
+    with pytest.raises(ConfigError, match="90,000 children; a fleet has at most 65,536"):
         expand(sweep, lambda _: ())
 
 

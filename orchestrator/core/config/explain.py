@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.core.market.catalog import suggest
+from orchestrator.core.market.catalog import suggest, unknown
 
 Path = tuple[str | int, ...]
 
@@ -52,6 +52,8 @@ def _words(kind: str, message: str, value: Any, context: dict[str, Any], model: 
     if kind == "missing":
         return "required"
     if kind == "literal_error":
+        if path == ("gpu",):
+            return unknown(str(value))
         choices = re.findall("'([^']*)'", context["expected"])
         return f"'{value}' is not a choice; {suggest(str(value), choices)}"
     if kind in _BOUNDS:

@@ -15,7 +15,7 @@ from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shape
 from orchestrator.core.containers import pinned, release
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.market.catalog import GPU_NAMES, Gpu, lookup, suggest
+from orchestrator.core.market.catalog import Gpu, lookup, unknown
 from orchestrator.core.market.offers import region_of
 from orchestrator.core.results import CONTROL
 
@@ -240,7 +240,7 @@ class Config(_Section):
     def gpu_spec(self) -> Gpu:
         found = lookup(self.gpu)
         if found is None:  # `load` lets no such config through
-            raise ConfigError(f"gpu: unknown '{self.gpu}'; {suggest(self.gpu, GPU_NAMES)}")
+            raise ConfigError(f"gpu: {unknown(self.gpu)}")
         return found
 
     @property

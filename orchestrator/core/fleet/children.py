@@ -99,7 +99,7 @@ def expand(sweep: Sweep, cases_of: Callable[[Cell], Sequence[str]]) -> tuple[Chi
     total = sweep.repeats * sum(len(found) for found in pieces.values())
     if total > MOST_CHILDREN:
         raise ConfigError(
-            f"the sweep has {count(total, 'child', 'children')}; a fleet has at most {MOST_CHILDREN}",
+            f"the sweep has {count(total, 'child', 'children')}; a fleet has at most {MOST_CHILDREN:,}",
             hint="fewer repeats, larger cases_per_child, or several fleets",
         )
     place = {gpu: number for number, gpu in enumerate(sweep.gpus)}

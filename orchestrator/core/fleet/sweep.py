@@ -14,7 +14,8 @@ from orchestrator.core import yamltext
 from orchestrator.core.config.explain import explain
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import LOCAL, parse_target
-from orchestrator.core.market.catalog import GPU_NAMES, lookup, suggest
+from orchestrator.core.market.catalog import GPU_NAMES, lookup
+from orchestrator.core.market.catalog import unknown as not_rented
 
 EngineName = Literal["cloud", "slurm", "batch", "hosts"]
 GPU = "gpu"
@@ -107,7 +108,7 @@ class Sweep(BaseModel):
             raise ValueError(f"axes.gpu is required; of: {', '.join(GPU_NAMES)}")
         for gpu in gpus:
             if lookup(gpu) is None:
-                raise ValueError(f"unknown GPU '{gpu}'; {suggest(gpu, GPU_NAMES)}")
+                raise ValueError(not_rented(gpu))
         for axis, values in self.axes.items():
             texts = [text_of(value) for value in values]
             if len(set(texts)) < len(texts):
@@ -190,7 +191,7 @@ def of_flags(gpus: Sequence[str], settings: Sequence[str], fields: Mapping[str, 
         if not equals or not key.strip() or not values.strip():
             raise ConfigError(f"--set {setting}: expected key.path=a,b", hint="such as --set measure.cache=cold,warm")
         axes[key.strip()] = [yamltext.scalar(value.strip()) for value in split(values)]
-    return parse("{}", source="options", overrides={**fields, "axes": axes})
+    return parse("{}", source="the options", overrides={**fields, "axes": axes})
 
 
 def split(text: str) -> list[str]:
