@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kernels.attention.cuda import hopper, small, small_hopper
 from kernels.attention.cuda.costs import Costs, costs_for
 from kernels.attention.cuda.decode import FEW_ROWS, Decode, plan_decode
 from kernels.attention.cuda.decode import why_not as why_not_decode
 from kernels.attention.cuda.general import General, plan_general
+from kernels.attention.cuda.hopper import HopperWay
 from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.planning import Machine, Problem, plan
 from kernels.attention.cuda.portable import Portable
@@ -16,6 +19,8 @@ from kernels.attention.cuda.tuned import FAR, Key, Table, table_for
 from kernels.attention.cuda.variants import padded
 
 LEAST_KEYS_TO_DECODE = 512
+LEAST_KEYS_OF_ONE_ROW = 512
+"""From how many keys on a mask that is the same for all rows was read once for all of them when it was timed."""
 
 
 def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Way]:
@@ -46,11 +51,32 @@ def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
     found = ways(problem, machine)
     chip = machine.chip.name, machine.sm_count
     return (
-        (padded(problem.head_dim) == problem.head_dim and by_table(problem, found, table_for(*chip), at_most=0.0))
+        by_shape(problem, machine, found, costs_for(*chip))
+        or (padded(problem.head_dim) == problem.head_dim and by_table(problem, found, table_for(*chip), at_most=0.0))
         or by_costs(problem, machine, found, costs_for(*chip))
         or by_table(problem, found, table_for(*chip))
         or by_rule(problem, found)
     )
+
+
+def by_shape(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:
+    """For a mask that is the same for all rows, the way to read it once for all of them whose shape should take the
+    least without it; where there are no prices, that with the fewest rows for an SM. None where such ways were not
+    timed, with few keys or a window, and where they have few tiles and the portable kernel can cut the keys."""
+    offered = [way for way in found if isinstance(way, HopperWay) and way.kernel.shape.biases]
+    if not offered or problem.seq_k < LEAST_KEYS_OF_ONE_ROW or problem.window_offset is not None:
+        return None
+
+    def cost(way: HopperWay) -> tuple[float, int]:
+        shape = replace(way.kernel.shape, biases=0)
+        without = replace(way, kernel=replace(way.kernel, shape=shape, mask=None))
+        us = None if costs is None else costs.us(without, replace(problem, mask=None), machine)
+        return us or math.inf, -(-way.tiles(problem) // machine.sm_count) * shape.rows
+
+    best = min(offered, key=cost)
+    if isinstance(found[0], General) and 2 * best.tiles(problem) < machine.sm_count:
+        return None
+    return best, "a mask that is the same for all rows is read once for each tile of keys"
 
 
 def by_costs(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:

@@ -140,8 +140,7 @@ def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
 
 
 def bias_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
-    """The kernels for a mask that is the same for all rows, however it lies; none for other problems. They are never
-    chosen: no GPU has run them yet."""
+    """The kernels for a mask that is the same for all rows, however it lies; none for other problems."""
     mask, left = problem.mask, problem.window_offset is not None
     if mask is None or not is_one_row(mask) or refusal(problem, machine) is not None:
         return []

@@ -167,11 +167,48 @@ def test_every_mask_of_one_row_has_a_way_however_it_lies_and_others_have_none() 
     assert hopper.bias_ways(posed(ROW), replace(MACHINE, hopper=False)) == []
 
 
-def test_a_bias_is_read_only_by_who_asks_for_it() -> None:
-    for mask in (ROW, replace(ROW, address=4100)):
-        problem = posed(mask)
-        assert any(way.name.endswith("b4") for way in ways(problem, MACHINE))
-        assert not choose(problem, MACHINE)[0].name.endswith("b4")
+def taken(mask: Mask, machine: Machine = MACHINE, **changes: object) -> str:
+    return choose(posed(mask, **changes), machine)[0].name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+@pytest.mark.parametrize("address", [4096, 4098])
+def test_a_mask_of_one_row_is_read_once_in_the_shape_that_was_fastest_on_an_h200(dtype: str, address: int) -> None:
+    size = {"float32": 4, "bfloat16": 2, "bool": 1}[dtype]
+    measured = {
+        (64, 512, False): "fa90-256x64s4pb4",
+        (64, 2048, False): "fa90-256x64s4pb4",
+        (64, 4096, False): "fa90-192x128s2pb4",
+        (64, 2048, True): "fa90-256x64s4pb4",
+        (128, 512, False): "fa90-128x128s2pb4",
+        (192, 2048, False): "fa90-128x96s2b4",
+        (256, 512, False): "fa90-128x64s2pb4",
+        (256, 2048, False): "fa90-128x80s2b4",
+        (256, 2048, True): "fa90-128x64s2b4",
+    }
+    for (width, rows, causal), name in measured.items():
+        lies = Layout(16 * rows * width, rows * width, width, 4096)
+        mask = Mask(dtype, address, rows * size, 0, 0, size)
+        sizes = {"head_dim": width, "seq_q": rows, "seq_k": rows, "causal": causal}
+        assert taken(mask, **sizes, **dict.fromkeys(("q", "k", "v", "out"), lies)) == name
+
+
+def test_without_prices_a_mask_of_one_row_takes_the_shape_with_the_fewest_rows_for_an_sm() -> None:
+    fewer = replace(MACHINE, sm_count=130)
+    assert taken(ROW, fewer) == "fa90-256x64s4pb4"
+    assert taken(ROW, fewer, batch=1, heads=8, kv_heads=8) == "fa90-128x128s3pb4"
+
+
+def test_a_mask_of_one_row_is_read_for_each_row_where_reading_it_once_was_not_timed() -> None:
+    assert any(way.name.endswith("b4") for way in ways(posed(ROW, seq_k=504), MACHINE))
+    assert taken(ROW, seq_k=504) == taken(ROW, window_offset=-9) == "fa90-128x96s3p"
+
+
+def test_a_mask_of_one_row_leaves_few_tiles_to_the_kernel_that_cuts_keys() -> None:
+    few = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 1, "seq_k": 8192}
+    assert taken(ROW, **few) == "fa90-128x128s3pb4"
+    assert taken(replace(ROW, address=4100), **few).startswith("general")
+    assert taken(ROW, head_dim=256, **few).startswith("general")
 
 
 def test_every_kernel_with_a_bias_fits_a_block_and_has_a_name_of_its_own() -> None:
