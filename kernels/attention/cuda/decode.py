@@ -20,6 +20,9 @@ LEAST_KEYS = 256
 """Keys a block takes at least: fewer, and joining the parts costs more than reading them."""
 MOST_JOINED_BYTES = 256 * 1024
 """Parts that one block joins by itself when it is the last; more are joined by a kernel of their own."""
+MOST_NARROW_ITEMS, MOST_NARROW_BYTES = {"hopper": 10}, 64 * 1024
+"""By chip, up to how many tiles of 16 rows more than `FEW_ROWS` are cut into such, as far as that was timed, and the
+parts of them that one block joins by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +145,19 @@ def why_not(problem: Problem) -> str | None:
 
 
 def tile_for(problem: Problem, chip: Chip) -> DecodeTile:
-    """32 rows where 16 would read the keys twice and the chip has registers for it."""
+    """32 rows where 16 would read the keys twice and the chip has registers for it; 16 where many rows share so few
+    heads of K that their keys come from the L2 cache and there are too few blocks."""
     tiles, size = TILES[chip.name], padded(problem.head_dim)
-    wanted = 16 if problem.seq_q * problem.group <= 16 else 32
+    wanted = 16 if problem.seq_q * problem.group <= 16 or is_narrow(problem, chip) else 32
     return tiles.get((size, wanted), tiles[size, 16])
+
+
+def is_narrow(problem: Problem, chip: Chip) -> bool:
+    """Whether many rows go through tiles of 16 though there are tiles of 32: where few heads of K are all there are."""
+    rows = problem.seq_q * problem.group
+    items = problem.batch * problem.kv_heads * -(-rows // 16)
+    two = problem.is_plain and (padded(problem.head_dim), 32) in TILES[chip.name]
+    return two and rows > FEW_ROWS and items <= MOST_NARROW_ITEMS.get(chip.name, 0)
 
 
 def blocks_per_sm(kernel: DecodeKernel, chip: Chip) -> int:
@@ -175,7 +187,8 @@ def plan_decode(
         slots = machine.sm_count * blocks_per_sm(kernel, machine.chip)
         splits = splits_for(items, slots, visible_keys(problem, problem.seq_q))
     if tickets is None:
-        tickets = splits * min(rows, tile.rows) * problem.head_dim * 4 <= MOST_JOINED_BYTES
+        most = MOST_NARROW_BYTES if is_narrow(problem, machine.chip) else MOST_JOINED_BYTES
+        tickets = splits * min(rows, tile.rows) * problem.head_dim * 4 <= most
     return DecodeLaunch(kernel, row_tiles, items, min(splits, MOST_SPLITS), tickets and splits > 1)
 
 

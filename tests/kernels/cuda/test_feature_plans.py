@@ -105,6 +105,27 @@ def test_one_query_over_a_long_cache_fills_the_chip_once() -> None:
         assert 120 <= launch.items * launch.splits <= 132, (batch, kv_heads)
 
 
+@pytest.mark.parametrize(
+    ("batch", "group", "seq_k", "head_dim", "name", "tickets"),
+    [
+        (1, 71, 1024, 64, "decode-16x32w8s3-4", True),
+        (1, 71, 4096, 64, "decode-16x32w8s3-16", True),
+        (1, 96, 4096, 128, "decode-16x16w8s3-16", False),
+        (1, 64, 4096, 64, "decode-32x32w8s3-16", True),
+        (3, 71, 4096, 64, "decode-32x32w8s3-14", True),
+    ],
+)
+def test_many_heads_on_few_heads_of_k_are_cut_into_tiles_of_sixteen_as_measured_on_an_h200(
+    batch: int, group: int, seq_k: int, head_dim: int, name: str, tickets: bool
+) -> None:
+    hopper = Machine(next(chip for chip in CHIPS if chip.name == "hopper"), 132, 50 << 20, hopper=True)
+    posed = problem(batch=batch, kv_heads=1, group=group, seq_k=seq_k, head_dim=head_dim)
+    launch = plan_decode(posed, hopper)
+    assert (Decode(launch).name, launch.tickets) == (name, tickets)
+    if launch.kernel.tile.rows == 16:
+        assert choose(posed, hopper)[0] == Decode(launch)
+
+
 def test_the_way_follows_from_what_the_problem_has() -> None:
     plain = problem()
     many = problem(seq_q=512, seq_k=512)
