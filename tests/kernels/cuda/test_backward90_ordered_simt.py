@@ -45,7 +45,16 @@ WORK_BY_PLACE = Mutant(
     ),
     NARROW,
 )
-MISTAKES = (NO_ORDER, GIVEN_EARLY, NEVER_GIVEN, WORK_BY_PLACE)
+LAST_FIRST = "for (int n = p.query_tiles - 1; n >= t.first; n--) step(t.key0, n, n == t.first,"
+FIRST_TO_LAST = "for (int n = t.first; n < p.query_tiles; n++) step(t.key0, n, n + 1 == p.query_tiles,"
+OTHER_WAY = Mutant("queries_taken_the_other_way_round_than_they_come", (), ((LAST_FIRST, FIRST_TO_LAST),), NARROW)
+KEYS_EARLY = Mutant(
+    "keys_given_back_after_the_first_tile_of_queries_in_place_of_the_last",
+    (),
+    ((LAST_FIRST, LAST_FIRST.replace("n == t.first,", "n + 1 == p.query_tiles,")),),
+    NARROW,
+)
+MISTAKES = (NO_ORDER, GIVEN_EARLY, NEVER_GIVEN, WORK_BY_PLACE, OTHER_WAY, KEYS_EARLY)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +96,27 @@ def test_the_bits_are_the_same_however_many_blocks_there_are_and_however_they_ar
             assert same(found, first), (schedule.name, blocks)
 
 
-@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 1), (65, 127), (129, 40), (20, 300), (300, 65)])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 1), (65, 127), (129, 40), (20, 300), (300, 65), (333, 217)])
 def test_rows_and_keys_around_the_edges_of_tiles_have_the_right_gradients(
     program: Backward90, tmp_path: Path, seq_q: int, seq_k: int
 ) -> None:
-    for kernel in (NARROW, WIDE):
-        posed = posed_for(kernel, 1, 2, 1, seq_q, seq_k)
+    for kernel, alignment in ((NARROW, "top-left"), (NARROW, "bottom-right"), (WIDE, "top-left")):
+        posed = posed_for(kernel, 1, 2, 1, seq_q, seq_k, alignment=alignment)
         found = run(program, posed, tmp_path, SHUFFLED, as_it_is(kernel))
         assert_right(found[0], posed)
+
+
+def test_keys_and_queries_are_taken_as_they_come_from_the_last_queries_to_the_first(
+    program: Backward90, tmp_path: Path
+) -> None:
+    posed = posed_for(NARROW, 1, 2, 1, 300, 500, alignment="bottom-right")
+    found = run(program, posed, tmp_path, RELEASING, as_it_is(NARROW), blocks=1)
+    assert_right(found[0], posed)
+    wrong = run(program, posed, tmp_path, RELEASING, OTHER_WAY, blocks=1)
+    with pytest.raises(AssertionError):
+        assert_right(wrong[0], posed)
+    with pytest.raises(Failed, match="a copy overwrites what a product under way reads"):
+        run(program, posed, tmp_path, RELEASING, KEYS_EARLY, blocks=1)
 
 
 @pytest.mark.parametrize("entry", [as_it_is(UNORDERED), NO_ORDER, GIVEN_EARLY], ids=lambda entry: entry.name)

@@ -18,6 +18,7 @@ struct Backward {
   typedef T_ T;
   static constexpr int D = D_, QUERIES = QUERIES_;
   static constexpr bool CAUSAL = CAUSAL_, ORDERED = ORDERED_;
+  static constexpr bool LAST_FIRST = ORDERED && CAUSAL;  // queries from the last tile, which all keys see, to the first
   static constexpr int KEYS = 128, STAGES = 2, WARPGROUPS = 2, WARPGROUP_THREADS = 128, WARPGROUP_KEYS = 64, READERS = 8;
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128, CHUNKS = D / CHUNK_COLUMNS, UNITS = 16;
   static constexpr int K_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, K_BYTES = CHUNKS * K_CHUNK_BYTES;
@@ -155,11 +156,11 @@ struct BackwardProducer {
       BackwardTile t;
       if (!backward_tile_of<C>(p, index, t)) continue;
       int due = (int)opaque((u32)index);  // opaque: or the compiler makes two loops of this one, and has no registers for them
-      int head = t.kv_head * (int)p.group.divisor, n = t.first;
+      int head = t.kv_head * (int)p.group.divisor, n = C::LAST_FIRST ? p.query_tiles - 1 : t.first;
       place.set_heads((int)p.group.divisor);
 #pragma unroll 1
       do {  // one loop over heads and tiles, which has one place where the keys set out: also keys that no query sees
-        if (n < p.query_tiles) {
+        if (C::LAST_FIRST ? n >= t.first : n < p.query_tiles) {
           barrier_wait(barriers.q_empty(place.stage()), place.parity());
           copy_rows(C::Q, C::SHIFT, q, p.shift, barriers.q_full(place.stage()), place.stage(), n, head, t.batch);
           barrier_wait(barriers.dout_empty(place.stage()), place.parity());
@@ -168,8 +169,8 @@ struct BackwardProducer {
         }
         if (due >= 0) copy_kv(due, place.k_parity());
         due = (int)opaque(~0u);
-        if (++n >= p.query_tiles) {
-          n = t.first, head++;
+        if (C::LAST_FIRST ? --n < t.first : ++n >= p.query_tiles) {
+          n = C::LAST_FIRST ? p.query_tiles - 1 : t.first, head++;
           place.next_head();
         }
       } while (place.has_heads());
@@ -273,8 +274,8 @@ struct BackwardConsumer {
     return (u64)p.sums + (u64)(u32)tile * C::SUM_BYTES + warpgroup * C::SUM_PART_BYTES;
   }
 
-  __device__ __forceinline__ void step(int key0, int n, bool masked, int sum_tile, BackwardPlace& place) {
-    const bool last = n + 1 == p.query_tiles && place.is_last_head();  // after which nothing reads V, then K
+  __device__ __forceinline__ void step(int key0, int n, bool is_last, bool masked, int sum_tile, BackwardPlace& place) {
+    const bool last = is_last && place.is_last_head();  // after which nothing reads V, then K
     float s[C::QUERIES / 2], d[C::QUERIES / 2];
     const int stage = place.stage();
     barrier_wait(barriers.dout_full(stage), place.parity());
@@ -397,7 +398,10 @@ struct BackwardConsumer {
         backward_tile_of<C>(p, present(slots, place), t);
         const int kv_head = t.batch * (int)p.kv_heads.divisor + t.kv_head;
         const int sum_tile = ((kv_head + 1) * (int)p.group.divisor - (int)(place.word >> 3)) * p.query_tiles;
-        for (int n = t.first; n < p.query_tiles; n++) step(t.key0, n, n < t.masked, sum_tile, place);
+        if constexpr (C::LAST_FIRST)
+          for (int n = p.query_tiles - 1; n >= t.first; n--) step(t.key0, n, n == t.first, n < t.masked, sum_tile, place);
+        else
+          for (int n = t.first; n < p.query_tiles; n++) step(t.key0, n, n + 1 == p.query_tiles, n < t.masked, sum_tile, place);
       }
       BackwardTile t;
       backward_tile_of<C>(p, present(slots, place), t);
