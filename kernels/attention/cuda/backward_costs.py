@@ -32,6 +32,9 @@ ONE_LAUNCH = {
 """By padded head dimension and rows that a block keeps."""
 THREE_LAUNCHES = {64: Price(0.75, 7.13, 2.67), 128: Price(7.02, 1.53, 2.28)}
 """Both fitted to times on an H200 (`results/backward-small-h200.jsonl`), from 197 keys on."""
+TURNS_CAUSAL, TURNS_FULL = 1.1, {64: 1.35, 128: 1.26}
+"""What `backward90-ordered` takes, over `backward90`: under a causal mask, and by padded head dimension without one; as
+measured with 64 heads on an H200, 2026-11-23 (`BACKWARD.md`)."""
 
 
 def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
@@ -74,3 +77,8 @@ def three_launches(problem: BackwardProblem, sm_count: int) -> float:
     price, heads = THREE_LAUNCHES[padded(f.head_dim)], f.batch * f.kv_heads
     blocks = [price.block + price.keys * n for n in passing_keys(problem, HOPPER_ROWS) for _ in range(heads)]
     return price.launch + span(blocks, sm_count)
+
+
+def turns_take(problem: BackwardProblem) -> float:
+    """How many times as long `backward90` takes where its sums are made in an order."""
+    return TURNS_CAUSAL if problem.forward.causal else TURNS_FULL[padded(problem.forward.head_dim)]

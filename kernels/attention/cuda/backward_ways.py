@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.attention.cuda.backward_ampere import AmpereBackward, ampere_ways
-from kernels.attention.cuda.backward_few import FewBackward, few_ways, is_before_hopper
+from kernels.attention.cuda.backward_few import FewBackward, few_ways, is_before_hopper, is_before_ordered
 from kernels.attention.cuda.backward_plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
 from kernels.attention.cuda.backward_small import SmallBackward, is_surely_faster, small_ways
 from kernels.attention.cuda.planning import Machine
@@ -26,9 +26,12 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     small_fits = bool(small) and small[0].is_one_round(problem)
     if small_fits and is_surely_faster(small[0], problem) and (not few or is_small_enough(small[0], problem)):
         return [*small, *few, *hopper, *ordered, *portable]
-    others: list[BackwardWay] = [*ordered, *small, *portable] if small_fits else [*ordered, *portable, *small]
-    before = bool(few) and is_before_hopper(few[0], problem)
-    return [*few, *hopper, *others] if before else [*hopper, *few, *others]
+    others: list[BackwardWay] = [*small, *portable] if small_fits else [*portable, *small]
+    if few and is_before_hopper(few[0], problem):
+        return [*few, *hopper, *ordered, *others]
+    if few and is_before_ordered(few[0], problem):
+        return [*hopper, *few, *ordered, *others]
+    return [*hopper, *ordered, *few, *others]
 
 
 def is_small_enough(way: SmallBackward, problem: BackwardProblem) -> bool:
