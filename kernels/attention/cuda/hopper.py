@@ -7,7 +7,7 @@ describe (rows that do not begin on 16 bytes, heads broadcast with stride 0) is 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.attention.cuda.driver import TensorMap, driver
 from kernels.attention.cuda.hopper_kernels import (
@@ -55,6 +55,8 @@ SMALLER_TILE = 1.2
 """Of kernels whose mask is staged: how many times as long all but the first take for as many rows."""
 LEAST_ROWS_OVER_PAGES, LEAST_PIECE = 128, 16
 """Queries of a sequence and keys of a copy, below which the portable kernel takes less."""
+LEAST_PIECE_AT_ONCE = 64
+"""Keys of a copy, from which on one thread that looks up pages as it copies takes less than a warp that looks ahead."""
 
 
 def maps(layout: Layout, sizes: tuple[int, int, int]) -> bool:
@@ -122,11 +124,7 @@ def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
         return []
     windowed, packed = problem.window_offset is not None, problem.lengths is not None
     if problem.pages is not None:
-        width = widths(problem.head_dim)[0]
-        kernel = HopperKernel(
-            problem.dtype, width, problem.causal, windowed, PAGED_SHAPES[width], packed=True, paged=True
-        )
-        return [HopperWay(kernel, machine)]
+        return paged_ways(problem, machine)
     tensor = problem.mask.dtype if problem.mask else None
     found = [
         HopperWay(HopperKernel(problem.dtype, head_dim, problem.causal, windowed, shape, tensor, packed), machine)
@@ -137,6 +135,16 @@ def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
         found = order_masked(found, problem)
     found += split_ways(problem, machine)
     return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
+
+
+def paged_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
+    """The kernels for keys in pages; first, where a tile of keys comes in many copies, the one whose producer looks up
+    the pages of a tile while the copies of another wait."""
+    pages, width, left = problem.pages, widths(problem.head_dim)[0], problem.window_offset is not None
+    assert pages is not None
+    usual = HopperKernel(problem.dtype, width, problem.causal, left, PAGED_SHAPES[width], packed=True, paged=True)
+    kernels = [replace(usual, ahead=True), usual] if piece_of(pages.size) < LEAST_PIECE_AT_ONCE else [usual]
+    return [HopperWay(kernel, machine) for kernel in kernels]
 
 
 def bias_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
@@ -231,8 +239,9 @@ class HopperWay:
     @property
     def name(self) -> str:
         """E.g. `fa90-192x128s2p`; `fa90-192x96s2p-d96` for a kernel that is narrower than the usual one; with the keys
-        in 8 parts `fa90-128x128s2p-split-8`."""
+        in 8 parts `fa90-128x128s2p-split-8`; with pages looked up ahead `fa90-128x128s2-ahead`."""
         head_dim, parts = self.kernel.head_dim, f"-split-{self.parts}" if self.kernel.split else ""
+        parts += "-ahead" if self.kernel.ahead else ""
         return f"fa90-{self.kernel.shape.name}{f'-d{head_dim}' if head_dim in WIDER else ''}{parts}"
 
     def tiles(self, problem: Problem) -> int:

@@ -81,12 +81,15 @@ class HopperKernel:
     """Whether it computes parts of the keys of each row, which `Combine` joins."""
     paged: bool = False
     """Whether its keys lie in pages."""
+    ahead: bool = False
+    """Whether a warp looks the pages up, a tile ahead of their copies."""
 
     @property
     def name(self) -> str:
         mask = {(False, False): "full", (True, False): "causal", (True, True): "window", (False, True): "tail"}
         tensor = "" if self.mask is None else f"_{MASK_SHORT[self.mask]}"
-        tensor += "_paged" if self.paged else "_packed" if self.packed else "_split" if self.split else ""
+        kinds = {"_ahead": self.ahead, "_paged": self.paged, "_packed": self.packed, "_split": self.split}
+        tensor += next((kind for kind, is_it in kinds.items() if is_it), "")
         return f"fa90_{SHORT[self.dtype]}_d{self.head_dim}_{mask[self.right, self.left]}{tensor}_{self.shape.name}"
 
     @property
@@ -117,6 +120,8 @@ class HopperKernel:
             tensor += f", false, false, false, {s.masks}, {s.sharers}"
         if s.biases:
             tensor += f", false, false, false, 0, 1, {s.biases}"
+        if self.ahead:
+            tensor += ", 0, 1, 0, true"
         config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}{tensor}>"
         names = [*"qkv", *(["mask"] if s.masks else [])]
         maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in names)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,8 +96,10 @@ def test_the_kernels_over_pages_with_the_fewest_registers_left_compile_without_s
     assert turing is not None
     decoding = next(entry for entry in decode.every_kernel(chip) if entry.paged and entry.head_dim == 64)
     hopper = HopperKernel("bfloat16", 128, True, True, PAGED_SHAPES[128], packed=True, paged=True)
+    ahead = [replace(hopper, ahead=True), replace(hopper, ahead=True, head_dim=64, shape=PAGED_SHAPES[64])]
     split = HopperKernel("bfloat16", 128, True, False, SPLIT_SHAPES[128], split=True)
-    assert all(built.resources for built in build_all([decoding, hopper, split], Target("sm_90a"), compiler, cache, 2))
+    entries = [decoding, hopper, *ahead, split]
+    assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
     staged = next(
         entry
         for entry in general.every_kernel(turing)

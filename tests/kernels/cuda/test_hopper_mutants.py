@@ -107,6 +107,7 @@ OUTPUT_END = (
 )
 K_EMPTY = "        barrier_wait(barriers.k_empty(place.stage), place.parity);\n"
 Q_EMPTY = "          barrier_wait(barriers.q_empty(), q_parity);\n"
+EXPECTED = "    barrier_arrive_expecting(full, C::KV_STAGE_BYTES);\n"
 Q_COPY = "          copy_q(index, tile);\n          q_is_due = false;\n"
 
 
@@ -153,7 +154,7 @@ MUTANTS = (
     Mutant(
         "too_few_bytes_expected",
         ("deadlock", *READ_EARLY, *OVERWRITTEN),
-        (("expecting(full, C::KV_STAGE_BYTES)", "expecting(full, C::KV_STAGE_BYTES / 2)"),),
+        ((f"{EXPECTED}    if", f"{EXPECTED.replace('BYTES', 'BYTES / 2')}    if"),),
     ),
     Mutant(
         "barriers_used_before_they_are_made",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import platform
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,12 @@ from kernels.attention.cuda.hopper_kernels import PAGED_SHAPES, HopperKernel
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.posing import Window
 from kernels.attention.cuda.posing_paged import paged_problem_of
+from tests.kernels.cuda.compiled import Failed
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.paged_cases import Cache, draw_cache
 from tests.kernels.cuda.simt_ways import HostBuffers
 from tests.kernels.cuda.stub_driver import HOPPER, can_stub, stub_libcuda
+from tests.kernels.cuda.test_hopper_mutants import OVERWRITTEN, READ_EARLY, Mutant, without
 from tests.kernels.cuda.test_paged import assert_right
 
 pytestmark = pytest.mark.skipif(
@@ -34,7 +38,54 @@ def kernel(dtype: str, head_dim: int, right: bool, left: bool) -> HopperKernel:
 
 FULL, CAUSAL = kernel("bfloat16", 64, False, False), kernel("float16", 128, True, False)
 NARROW, WINDOW = kernel("float16", 64, True, False), kernel("float16", 64, True, True)
-KERNELS = (FULL, CAUSAL, NARROW, WINDOW)
+AHEAD, AHEAD_WIDE = replace(NARROW, ahead=True), replace(kernel("bfloat16", 128, False, False), ahead=True)
+KERNELS = (FULL, CAUSAL, NARROW, WINDOW, AHEAD, AHEAD_WIDE)
+
+DIFFERENT = ("wrong: ",)
+CONTROL = Mutant("ahead_as_it_is", (), (), AHEAD)
+LOOK_UP = "        next = look_up(tile, tile.last - 1, lane);\n"
+MUTANTS = tuple(
+    Mutant(name, found, (edit,), AHEAD)
+    for name, found, edit in (
+        (
+            "no_wait_for_an_empty_place",
+            ("one arrival too many", *OVERWRITTEN),
+            without("      barrier_wait(empty, at.parity);\n"),
+        ),
+        (
+            "values_of_the_pages_of_the_next_tile",
+            DIFFERENT,
+            ("v_full(at.stage), at, looked,", "v_full(at.stage), at, next,"),
+        ),
+        (
+            "pages_that_are_not_looked_up_again",
+            DIFFERENT,
+            without("        if (n > tile.first) next = look_up(tile, n - 1, lane);\n"),
+        ),
+        ("one_row_for_all_pieces", DIFFERENT, ("shuffle(looked.row, piece)", "shuffle(looked.row, 0)")),
+        ("one_page_for_all_pieces", DIFFERENT, ("shuffle(looked.page, piece)", "shuffle(looked.page, 0)")),
+        (
+            "too_few_bytes_expected_of_pages",
+            ("deadlock", *READ_EARLY, *OVERWRITTEN),
+            (
+                "      barrier_arrive_expecting(full, C::KV_STAGE_BYTES);",
+                "      barrier_arrive_expecting(full, C::KV_STAGE_BYTES / 2);",
+            ),
+        ),
+        (
+            "no_queries_for_rows_that_see_no_key",  # so that the next ones come too early
+            ("one arrival too many", *OVERWRITTEN),
+            (f"{LOOK_UP}      else  // rows that see no key\n        give_q(index, tile, parity, lane);\n", LOOK_UP),
+        ),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def mutants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
+    folder = tmp_path_factory.mktemp("mutants")
+    with stub_libcuda(folder):
+        yield compile_hopper((CONTROL, *MUTANTS), "HopperParams", folder)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +104,7 @@ def attend(
     schedule: Schedule = Schedule(),  # noqa: B008 - immutable
     alignment: str = "bottom-right",
     window: Window | None = None,
+    entry: Mutant | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and the log-sum-exp, each NaN where nothing was written; asserts that the counter is zero again."""
     q = cache.q
@@ -67,6 +119,7 @@ def attend(
     buffers = HostBuffers(lse=lse.data_ptr())
     way = HopperWay(kernel, Machine(HOPPER, 3, 1 << 20, hopper=True))
     [step] = way.steps(posed, 1 / math.sqrt(q.shape[-1]), buffers)  # type: ignore[arg-type]
+    step = step if entry is None else replace(step, entry=entry)
     program.run(step, [*cache.tensors, out, lse, *buffers.memory], scratch, schedule)
     assert not any(bool(counter.any()) for counter in buffers.memory)
     return out, lse
@@ -76,7 +129,7 @@ SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: one.name)
-@pytest.mark.parametrize("kernel", [FULL, CAUSAL], ids=lambda one: one.name)
+@pytest.mark.parametrize("kernel", [FULL, CAUSAL, AHEAD, AHEAD_WIDE], ids=lambda one: one.name)
 def test_a_chunk_of_a_prompt_finds_each_key_in_its_page(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel, schedule: Schedule
 ) -> None:
@@ -89,15 +142,16 @@ def test_a_chunk_of_a_prompt_finds_each_key_in_its_page(
 @pytest.mark.parametrize("page", [16, 48, 64, 128, 256])
 def test_pages_of_any_multiple_of_sixteen_are_read(program: HopperProgram, tmp_path: Path, page: int) -> None:
     cache = draw_cache((300, 1, 140), 135, page=page, seed=page, heads_first=page == 48)
-    assert_right(cache, attend(program, NARROW, cache, tmp_path), causal=True)
-    found = attend(program, NARROW, cache, tmp_path, alignment="top-left", schedule=SHUFFLED)
-    assert_right(cache, found, causal=True, alignment="top-left")
+    for kernel in (NARROW, AHEAD):
+        assert_right(cache, attend(program, kernel, cache, tmp_path), causal=True)
+        found = attend(program, kernel, cache, tmp_path, alignment="top-left", schedule=SHUFFLED)
+        assert_right(cache, found, causal=True, alignment="top-left")
 
 
 def test_sequences_of_different_lengths_lie_one_behind_the_other(program: HopperProgram, tmp_path: Path) -> None:
     cache = draw_cache((170, 80, 20, 0, 140), (70, 1, 0, 3, 130), page=16, head_dim=40, seed=3)
-    for schedule in SCHEDULES:
-        found = attend(program, NARROW, cache, tmp_path, schedule=schedule)
+    for schedule, kernel in itertools.product(SCHEDULES, (NARROW, AHEAD)):
+        found = attend(program, kernel, cache, tmp_path, schedule=schedule)
         assert_right(cache, found, causal=True)
 
 
@@ -109,9 +163,10 @@ def test_windows_are_those_of_keys_one_behind_the_other(program: HopperProgram, 
 
 def test_pages_bring_no_race(tmp_path: Path) -> None:
     with stub_libcuda(tmp_path):
-        program = compile_hopper((NARROW,), "HopperParams", tmp_path, races=True)
+        program = compile_hopper((NARROW, AHEAD), "HopperParams", tmp_path, races=True)
         cache = draw_cache((150, 70), 130, page=16, heads=2, kv_heads=1)
-        assert_right(cache, attend(program, NARROW, cache, tmp_path, schedule=SHUFFLED), causal=True)
+        for kernel in (NARROW, AHEAD):
+            assert_right(cache, attend(program, kernel, cache, tmp_path, schedule=SHUFFLED), causal=True)
 
 
 def test_the_kernel_is_offered_where_its_copies_can_follow_the_pages() -> None:
@@ -125,6 +180,35 @@ def test_the_kernel_is_offered_where_its_copies_can_follow_the_pages() -> None:
         )
         return [way.name for way in ways(posed, machine)]
 
-    assert offered(130, 16) == ["fa90-128x128s3p"]
-    assert offered(130, 16, 128) == ["fa90-128x128s2"]
+    for page in (16, 32, 48, 96):
+        assert offered(130, page) == ["fa90-128x128s3p-ahead", "fa90-128x128s3p"]
+    for page in (64, 128, 192, 256):
+        assert offered(130, page) == ["fa90-128x128s3p"]
+    assert offered(130, 16, 128) == ["fa90-128x128s2-ahead", "fa90-128x128s2"]
     assert offered(130, 8) == offered(1, 16) == offered(130, 16, 256) == []
+
+
+def test_a_copy_without_a_mistake_has_nothing_to_complain_of(mutants: HopperProgram, tmp_path: Path) -> None:
+    assert list(complaints(mutants, CONTROL, tmp_path)) == []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_in_looking_pages_up_ahead_is_found(mutants: HopperProgram, tmp_path: Path, mutant: Mutant) -> None:
+    seen = complaints(mutants, mutant, tmp_path)
+    passed_over = []
+    for what in seen:
+        if any(words in what for words in mutant.found):
+            return
+        passed_over.append(what)
+    pytest.fail(f"found, but not as what it is: {passed_over}" if passed_over else "no schedule finds it")
+
+
+def complaints(program: HopperProgram, mutant: Mutant, scratch: Path) -> Iterator[str]:
+    """What is wrong with a copy's answers: pages that end within a tile, and of a sequence no row that sees a key."""
+    cache = draw_cache((300, 5, 140), 140, page=96, seed=7)
+    for schedule in SCHEDULES:
+        try:
+            found = attend(program, AHEAD, cache, scratch, schedule=schedule, entry=mutant)
+            assert_right(cache, found, causal=True)
+        except (Failed, AssertionError) as one:
+            yield f"{'failed' if isinstance(one, Failed) else 'wrong'}: {one}"

@@ -35,6 +35,8 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
     const Producer<C> producer = {p, q, k, v, mask, barriers, q_tile, k_tiles, v_tiles, mask_tiles, tile_slot};
     if constexpr (C::KEY_BIAS) {
       if (thread < C::PRODUCER_WARP_THREADS) producer.run_with_bias(thread);
+    } else if constexpr (C::PAGES_AHEAD) {
+      if (thread < C::PRODUCER_WARP_THREADS) producer.run_pages_ahead(thread);
     } else {
       if (thread == 0) producer.run();
     }

@@ -1,4 +1,4 @@
-// One thread that hands out the work and starts all copies; with a mask that is the same for all rows, a warp.
+// One thread that hands out the work and starts all copies; with a mask that is the same for all rows or small pages, a warp.
 #pragma once
 #include "hopper/bias.cuh"
 
@@ -183,6 +183,59 @@ struct Producer {
         if (n == tile.last - 1) give_q(index, tile, parity, lane);  // be the tile seen or not: without Q nobody takes the others
         if (!seen) continue;
         give(v, v_tiles, barriers.v_empty(at.stage), barriers.v_full(at.stage), at, tile, n, kv_head, lane);
+        at = at.next();
+      }
+      parity ^= 1;
+    }
+    if (lane == 0) end(parity);
+  }
+
+  // ---- with small pages: the whole warp looks up the pages of the next tile, one piece a lane, and lane 0 copies
+
+  struct Looked {
+    int page, row;  // of the first key of this lane's piece
+  };
+  __device__ __forceinline__ Looked look_up(const Tile& tile, int n, int lane) const {
+    const int key = n * C::KEYS + lane * p.piece, number = divide(key, p.page);
+    const bool there = lane * p.piece < C::KEYS && key < tile.seq_k;
+    return {there ? p.block_table[tile.batch * p.table_row + number] : p.pages, key - number * (int)p.page.divisor};
+  }
+  __device__ __forceinline__ void give_pages(const TensorMap& map, u32 tiles, u32 empty, u32 full, const Place<C>& at,
+                                             const Looked& looked, int kv_head, int lane) const {
+    if (lane == 0) {
+      barrier_wait(empty, at.parity);
+      barrier_arrive_expecting(full, C::KV_STAGE_BYTES);
+    }
+    const u32 to = tiles + at.stage * C::KV_STAGE_BYTES;
+    for (int row = 0, piece = 0; row < C::KEYS; row += p.piece, piece++) {
+      const int page = shuffle(looked.page, piece), first = shuffle(looked.row, piece);
+      if (lane == 0)
+#pragma unroll
+        for (int chunk = 0; chunk < C::CHUNKS; chunk++)
+          copy_box(to + chunk * C::KV_CHUNK_BYTES + row * C::CHUNK_ROW_BYTES, map, full, chunk * C::CHUNK_COLUMNS, first, kv_head, page);
+    }
+  }
+
+  __device__ __forceinline__ void run_pages_ahead(int lane) const {
+    Place<C> at = {0, 1};
+    u32 parity = 1;
+    Sequences<C> sequences = {0, 0, 0};
+    sequences.open(p);
+    for (int index = (int)blockIdx.x; index < p.tiles; index = uniform(lane == 0 ? next_tile() : 0)) {
+      Tile tile;
+      if (!sequences.find(p, index, tile)) break;
+      const int kv_head = divide(tile.head, p.group);
+      Looked next = {};
+      if (tile.first < tile.last)
+        next = look_up(tile, tile.last - 1, lane);
+      else  // rows that see no key
+        give_q(index, tile, parity, lane);
+      for (int n = tile.last - 1; n >= tile.first; n--) {
+        const Looked looked = next;
+        if (n > tile.first) next = look_up(tile, n - 1, lane);
+        give_pages(k, k_tiles, barriers.k_empty(at.stage), barriers.k_full(at.stage), at, looked, kv_head, lane);
+        if (n + 1 == tile.last) give_q(index, tile, parity, lane);
+        give_pages(v, v_tiles, barriers.v_empty(at.stage), barriers.v_full(at.stage), at, looked, kv_head, lane);
         at = at.next();
       }
       parity ^= 1;

@@ -20,7 +20,7 @@ struct FloatTensor {
 
 // How a kernel is built. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
 template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, class MASK = NoTensor, bool PACKED_ = false, bool SPLIT_ = false,
-          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1, int BIAS_STAGES_ = 0>
+          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1, int BIAS_STAGES_ = 0, bool PAGES_AHEAD_ = false>
 struct Hopper {
   typedef TYPE T;
   typedef MASK Mask;
@@ -32,6 +32,8 @@ struct Hopper {
   static constexpr bool PACKED = PACKED_;            // sequences of different lengths, one behind the other
   static constexpr bool PAGED = PAGED_;              // its keys lie in pages, as a table says
   static_assert(!PAGED || PACKED, "sequences of keys in pages have lengths of their own");
+  static constexpr bool PAGES_AHEAD = PAGES_AHEAD_;  // a warp looks pages up a tile ahead of what its lane 0 copies
+  static_assert(!PAGES_AHEAD || PAGED, "pages to look up");
   static constexpr bool SPLIT = SPLIT_;              // the keys of a row are cut into parts, which another kernel joins
   static_assert(!SPLIT || !(LEFT || PACKED || HAS_TENSOR), "parts are shares of all keys up to a causal limit");
   static constexpr bool PING_PONG = PING_PONG_;      // warpgroups take turns at the tensor cores
