@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import select
 import socket
 import ssl
 import tracemalloc
@@ -21,6 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from orchestrator.adapters import web_routes
 from orchestrator.adapters.web import Lost, Nobody, NotSigned, Token, Web
+from tests.support.patience import await_truth
 from tests.support.scripted_server import Reply, google_error, in_turn, scripted_server
 
 
@@ -83,8 +85,10 @@ def test_requests_one_after_the_other_take_one_connection() -> None:
 def test_a_connection_that_the_server_has_ended_is_not_asked_again() -> None:
     with listening(OK, OK) as (port, heard):
         web = Web(Nobody())
-        for _ in range(2):
-            assert web.ask("GET", f"http://127.0.0.1:{port}/x").status == 200
+        assert web.ask("GET", f"http://127.0.0.1:{port}/x").status == 200
+        ((kept,),) = web._idle.values()
+        await_truth(lambda: select.select([kept.sock], [], [], 0)[0], "the end of the connection")
+        assert web.ask("GET", f"http://127.0.0.1:{port}/x").status == 200
         web.close()
     assert len(heard) == 2
 
