@@ -84,7 +84,7 @@ NOT_RUN = {
 """Commands that are parsed and not run here, and why."""
 
 CODES = {
-    r"^bench image (rm|validate) IMAGE": (2,),  # nobody has built one here
+    r"^bench image (rm|validate) IMAGE": (10,),  # nobody has built one here
     r"^bench profile": (10,),  # the run has profiled nothing
     r"^bench ssh": (2, 11),  # the run is over, or the program that reaches a machine is not there
     r"^bench compare": (0, 10, 14),  # a host that is busy decides nothing; there may be no such baseline
