@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from kernels.attention.cuda.backward_kernels import PrepareKernel, entry_point
 from kernels.attention.cuda.backward_plan import (
-    FEW_ROUNDS,
     MOST_ROWS,
     BackwardProblem,
     copied,
+    heads_of_section,
+    portable_refusal,
     preparing,
     with_numbers,
 )
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.hopper import L2_SHARE
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
 from kernels.attention.cuda.planning import ELEMENT_BYTES, MAX_BLOCKS, Machine, check_kind
@@ -174,28 +174,15 @@ class AmpereBackward:
         ]
 
     def heads_of_section(self, problem: BackwardProblem) -> int:
-        """Heads of K whose Q, dO and sums fit the L2 cache, in equal sections; all of them in small problems, where the
-        longest tile must not begin late; one where all tiles are equally long, so that they follow each other."""
-        f = problem.forward
-        if not f.causal:
-            return 1
-        heads = f.batch * f.kv_heads
-        if self.blocks(problem) <= FEW_ROUNDS * self.machine.sm_count:
-            return heads
-        bytes_of_head = f.group * f.seq_q * padded(f.head_dim) * (2 * ELEMENT_BYTES + 4)
-        fitting = max(1, int(self.machine.l2_bytes * L2_SHARE) // bytes_of_head)
-        return -(-heads // -(-heads // fitting))
+        """Those whose tiles are taken before any of the next ones'."""
+        return heads_of_section(problem, self.machine, self.shape.keys)
 
 
 def ampere_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     """Why these kernels do not compute the problem; None if they do."""
-    f = problem.forward
-    if machine.chip.name == "turing":
-        return "no chip without asynchronous copies"
-    if f.mask is not None or f.lengths is not None:
-        return "no masks and no packed sequences"
-    if f.head_dim > max(SHAPES) or not problem.is_vector:
-        return "head dimensions up to 128, rows that begin on 16 bytes"
+    f, refused = problem.forward, portable_refusal(problem, machine)
+    if refused is not None:
+        return refused
     if problem.heads * (f.seq_q + max(shape.queries for shape in SHAPES[padded(f.head_dim)])) > MOST_ROWS:
         return "so many rows cannot be counted in 32 bits"
     return None

@@ -89,6 +89,19 @@ def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     return None
 
 
+def portable_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
+    """Why kernels of mma.sync with asynchronous copies do not compute the problem; None if nothing of this stands in
+    the way."""
+    f = problem.forward
+    if machine.chip.name == "turing":
+        return "no chip without asynchronous copies"
+    if f.mask is not None or f.lengths is not None:
+        return "no masks and no packed sequences"
+    if f.head_dim > max(HOPPER_QUERIES) or not problem.is_vector:
+        return "head dimensions up to 128, rows that begin on 16 bytes"
+    return None
+
+
 def parameters_of(problem: BackwardProblem) -> BackwardParameters:
     """Of every kernel but for the grids and the memory for what each row has."""
     f, g = problem.forward, problem.gradients
@@ -207,7 +220,7 @@ class HopperBackward:
         parameters.sums = buffers.scratch(problem.heads * query_tiles * (SUMS_OF_BLOCK * 4 + BYTES_OF_TURNS))
         parameters.query_tiles = query_tiles
         steps = [preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters)]
-        dependent = self.is_small(problem)
+        dependent = is_small(problem, self.machine, HOPPER_KEYS)
         main, kv_heads = copied(parameters), f.batch * f.kv_heads
         heads = min(self.section or self.heads_of_section(problem), kv_heads)
         main.counter = buffers.counter()
@@ -226,23 +239,30 @@ class HopperBackward:
         steps.append(Step(ConvertKernel(f.dtype, size), (blocks, 1, 1), (convert,), dependent))
         return steps
 
-    def is_small(self, problem: BackwardProblem) -> bool:
-        """Whether each SM has only a few tiles of keys."""
-        f = problem.forward
-        return f.batch * f.kv_heads * -(-f.seq_k // HOPPER_KEYS) <= FEW_ROUNDS * self.machine.sm_count
-
     def heads_of_section(self, problem: BackwardProblem) -> int:
-        """Heads of K whose Q, dO and sums fit the L2 cache, in equal sections; all of them in small problems, where the
-        longest tile must not begin late; without a mask one, whose tiles follow each other."""
-        f = problem.forward
-        if not f.causal:
-            return 1
-        heads = f.batch * f.kv_heads
-        if self.is_small(problem):
-            return heads
-        bytes_of_head = f.group * f.seq_q * padded(f.head_dim) * (2 + 2 + 4)
-        fitting = max(1, int(self.machine.l2_bytes * L2_SHARE) // bytes_of_head)
-        return -(-heads // -(-heads // fitting))
+        """Those whose tiles are taken before any of the next ones'."""
+        return heads_of_section(problem, self.machine, HOPPER_KEYS)
+
+
+def is_small(problem: BackwardProblem, machine: Machine, keys: int) -> bool:
+    """Whether each SM has only a few tiles of so many keys."""
+    f = problem.forward
+    return f.batch * f.kv_heads * -(-f.seq_k // keys) <= FEW_ROUNDS * machine.sm_count
+
+
+def heads_of_section(problem: BackwardProblem, machine: Machine, keys: int) -> int:
+    """Heads of K whose Q, dO and sums fit the L2 cache, in equal sections; all of them in problems with few tiles of
+    `keys`, where the longest must not begin late; one where all tiles are equally long, so that they follow each
+    other."""
+    f = problem.forward
+    if not f.causal:
+        return 1
+    heads = f.batch * f.kv_heads
+    if is_small(problem, machine, keys):
+        return heads
+    bytes_of_head = f.group * f.seq_q * padded(f.head_dim) * (2 * ELEMENT_BYTES + 4)
+    fitting = max(1, int(machine.l2_bytes * L2_SHARE) // bytes_of_head)
+    return -(-heads // -(-heads // fitting))
 
 
 def map_of(problem: BackwardProblem, name: str, box_rows: int) -> TensorMap:

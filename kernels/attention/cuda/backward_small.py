@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda.backward_kernels import BackwardParameters, entry_point
-from kernels.attention.cuda.backward_plan import BackwardProblem, parameters_of
+from kernels.attention.cuda.backward_plan import BackwardProblem, parameters_of, portable_refusal
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
@@ -148,13 +148,9 @@ class SmallBackward:
 
 def small_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     """Why the kernels for few keys do not compute the problem; None if they do."""
-    f = problem.forward
-    if machine.chip.name == "turing":
-        return "no chip without asynchronous copies"
-    if f.mask is not None or f.lengths is not None:
-        return "no masks and no packed sequences"
-    if f.head_dim > max(SHAPES) or not problem.is_vector:
-        return "head dimensions up to 128, rows that begin on 16 bytes"
+    f, refused = problem.forward, portable_refusal(problem, machine)
+    if refused is not None:
+        return refused
     if max(f.seq_q, f.seq_k) > MOST_ROWS:
         return f"up to {MOST_ROWS} queries and keys"
     return None
