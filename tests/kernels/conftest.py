@@ -43,6 +43,12 @@ def _torch_alone() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def inference_mode() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(20261121)

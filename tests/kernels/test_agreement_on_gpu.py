@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,38 +18,20 @@ from tests.kernels.instruments import (
     DEV,
     GRAPH_SPIN_S,
     LOADED_SPIN_S,
-    Subject,
     by_cupti,
     by_events,
     by_loop,
     by_nvbench,
     by_own_graph,
-    case,
     loader,
     middle,
     ours,
-    subject,
 )
+from tests.kernels.subjects import AS_THE_HARNESS_DOES, made
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = AS_THE_HARNESS_DOES
 CELLS = [(1024, "bfloat16"), (4096, "float16")]
 NAMES = ["bench", "sdpa:cudnn", "sdpa:flash"]
-
-
-@pytest.fixture(autouse=True)
-def _as_the_harness_does() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-def made(seq: int, dtype: str, name: str) -> Subject:
-    try:
-        return subject(case(seq, dtype), name)
-    except Unavailable as exc:
-        pytest.skip(str(exc))
 
 
 def agree(told: float, theirs: float) -> bool:

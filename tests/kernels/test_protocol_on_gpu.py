@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -23,18 +23,10 @@ from kernels.harness.memory import peak_bytes
 from kernels.harness.timers import timer_for, timer_overhead_us
 from kernels.harness.turns import Contender, Turns
 from tests.kernels.harness_process import HarnessProcess, named, read_csv, shape, spec
+from tests.kernels.subjects import AS_THE_HARNESS_DOES
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = AS_THE_HARNESS_DOES
 DEV = torch.device("cuda", 0)
-
-
-@pytest.fixture(autouse=True)
-def _as_the_harness_does() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def busy() -> None:

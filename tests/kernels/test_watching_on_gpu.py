@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,29 +14,13 @@ from kernels.harness.timers import CudaTimer
 from kernels.harness.turns import Contender
 from kernels.harness.watching import SAMPLES, Watched
 from kernels.harness.watching import watched as looked_at
-from kernels.harness.workload import Unavailable
-from tests.kernels.instruments import DEV, Subject, case, subject, watched
+from tests.kernels.instruments import DEV, watched
+from tests.kernels.subjects import AS_THE_HARNESS_DOES, made
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = AS_THE_HARNESS_DOES
 CELLS = [(512, "float16"), (4096, "bfloat16")]
 NAMES = ["bench", "sdpa:cudnn", "sdpa:flash", "sdpa:math"]
 REGIMES = ["burst", "graph", "sustained"]
-
-
-@pytest.fixture(autouse=True)
-def _as_the_harness_does() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-def made(seq: int, dtype: str, name: str) -> Subject:
-    try:
-        return subject(case(seq, dtype), name)
-    except Unavailable as exc:
-        pytest.skip(str(exc))
 
 
 def near(ours: float, theirs: float, share: float = 0.03) -> bool:
