@@ -198,7 +198,7 @@ def test_one_walks_from_the_index_to_a_run_to_a_case_and_back_by_mouse(page: Pag
     page.until("location.pathname.endsWith('/gpus.html')")
     page.until("document.readyState === 'complete'")
     assert page.run("document.querySelector('nav.site [aria-current]').textContent") == "GPUs"
-    page.run("history.go(-3)")
+    page.leave("history.go(-3)")
     page.until("location.pathname.endsWith('/index.html')")
     page.until(f"document.querySelector('.found') && {SHOWN}.length === 1")
     assert (page.requests, page.complaints) == ([], [])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import string
+from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, index_object
 from orchestrator.report.site.links import slug
 from tests.report.written import csv_text, records
-from tests.site.written import DEVICES, many, names, source, store
+from tests.site.written import BEGUN, DEVICES, many, names, source, store
 from tests.support.memory_bucket import MemoryBucket
 
 CASE = "b2-h8-kv8-q128-k128-d64-full-float16"
@@ -92,6 +93,16 @@ def test_a_second_build_reads_open_runs_alone_and_writes_nothing(tmp_path: Path)
     again = build(source(bucket), tmp_path, processes=1)
     assert (again.read, again.live, again.written) == (1, 1, 0)
     assert bucket.calls - calls < 30
+
+
+def test_a_build_hours_later_writes_nothing_where_no_run_changed(tmp_path: Path) -> None:
+    bucket = MemoryBucket()
+    many(bucket, range(6))
+    noon = BEGUN.replace(hour=12) + timedelta(days=20)
+    build(source(bucket, noon), tmp_path, processes=1)
+    for later in (timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=11)):
+        assert build(source(bucket, noon + later), tmp_path, processes=1).written == 0
+    assert "last change 2026-11-01 19:06 UTC" in (tmp_path / "index.html").read_text()
 
 
 def test_a_new_run_changes_its_own_page_and_those_that_tell_of_it(tmp_path: Path) -> None:

@@ -55,7 +55,12 @@ class Page:
         """The value of an expression in the page; promises are waited for. Fails on an exception in it."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        assert "result" in answer, f"the page was left before it answered: {script}"
         return answer["result"].get("value")
+
+    def leave(self, script: str) -> None:
+        """Runs what makes the page go elsewhere. There is no value: the page may be gone before it answers."""
+        self.call("Runtime.evaluate", expression=script)
 
     def until(self, script: str) -> None:
         """Waits until an expression is true; the page may be loaded anew in between."""

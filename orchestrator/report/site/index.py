@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Final
 
 from orchestrator.analysis.verdicts import Verdict
@@ -29,8 +28,8 @@ HEADS: Final = (
 FAILED: Final = ("failed", "incorrect", "refused")
 
 
-def page(digests: Sequence[Digest], bucket: str, made: str) -> str:
-    """`made`: when, in words that are the same for the same runs."""
+def page(digests: Sequence[Digest], bucket: str) -> str:
+    """It is the same for the same runs, whenever it is made: what has not changed is not written again."""
     runs = newest_first(digests)
     parts: list[Part] = []
     if runs:
@@ -39,7 +38,7 @@ def page(digests: Sequence[Digest], bucket: str, made: str) -> str:
         parts = [Text("There are no runs yet. bench launch --gpu l4 makes one.")]
     simulated = [Text("* simulated prices of the embedded cloud: no dollar was spent.", "soft")]
     sections = [Section("Runs", [*parts, *(simulated if any(one.simulated for one in runs) else [])])]
-    head = [Text(" · ".join(part for part in (bucket, count(len(runs), "run"), made) if part), "soft")]
+    head = [Text(" · ".join(part for part in (bucket, count(len(runs), "run"), last_change(runs)) if part), "soft")]
     return written(Page(f"Runs · {bucket}", "Benchmark runs", head, sections, nav(INDEX)))
 
 
@@ -101,5 +100,6 @@ def style_of(phase: str) -> str:
     return "" if phase == "succeeded" else "failed" if phase in FAILED else "soft"
 
 
-def now_in_words(at: datetime) -> str:
-    return f"as of {at:%Y-%m-%d %H:%M} UTC"
+def last_change(runs: Sequence[Digest]) -> str:
+    at = max((one.status.updated_at for one in runs), default="")
+    return f"last change {at[:16].replace('T', ' ')} UTC" if at else ""

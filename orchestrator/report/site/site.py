@@ -37,7 +37,7 @@ def shared_pages(
 ) -> Iterator[Made]:
     """The index, the cases, the devices and the costs. `before` has the sources of what was made the last time: the
     page of a case is made again only where one of its runs is another."""
-    yield Made(INDEX, "", index.page(digests, bucket, index.now_in_words(now)))
+    yield Made(INDEX, "", index.page(digests, bucket))
     found = cases.by_case(digests)
     points = {case_id: cases.judged(followed) for case_id, followed in found.items()}
     for case_id, followed in found.items():
