@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 from kernels.attention.cuda.backward_kernels import PrepareKernel, entry_point
 from kernels.attention.cuda.backward_plan import (
@@ -26,6 +27,36 @@ NUMBER_BYTES = 8
 """That a row of Q has beside its elements: its log-sum-exp and delta, in float32."""
 
 
+class SummingShape(Protocol):
+    """How a block that sums dQ in memory works: it keeps `keys` keys and takes `queries` queries at a time, over
+    `warps` warps; an SM is to have registers for `blocks` blocks. Its kernels are called `family` and stand in
+    `source/backward/HEADER.cuh`."""
+
+    family: ClassVar[str]
+    header: ClassVar[str]
+
+    @property
+    def keys(self) -> int: ...
+
+    @property
+    def queries(self) -> int: ...
+
+    @property
+    def warps(self) -> int: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory, for a padded head dimension."""
+
+    def config(self, element: str, head_dim: int) -> str:
+        """The specialisation in C++."""
+
+
 @dataclass(frozen=True, slots=True)
 class AmpereShape:
     """A block keeps `keys` keys and takes `queries` queries at a time, over `warps` warps, each of which has
@@ -40,6 +71,9 @@ class AmpereShape:
     slopes: int
     parts: int
     blocks: int
+
+    family: ClassVar[str] = "backward80"
+    header: ClassVar[str] = "ampere"
 
     @property
     def name(self) -> str:
@@ -58,6 +92,10 @@ class AmpereShape:
         scores = (self.slopes + self.is_shared) * self.keys * self.queries * ELEMENT_BYTES
         return rows + scores + self.stages * self.queries * NUMBER_BYTES
 
+    def config(self, element: str, head_dim: int) -> str:
+        numbers = (self.keys, self.queries, self.warps, self.fragments, self.stages, self.slopes, self.parts)
+        return f"Ampere<{', '.join([element, *map(str, (head_dim, *numbers))])}>"
+
 
 SHAPES: dict[int, tuple[AmpereShape, ...]] = {
     64: (AmpereShape(128, 64, 4, 2, 2, 1, 2, 2), AmpereShape(64, 64, 4, 1, 2, 1, 2, 2)),
@@ -72,17 +110,17 @@ grids and for chips with less shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class AmpereBackwardKernel:
-    """A specialisation of `source/backward/ampere.cuh`."""
+class SummingKernel:
+    """The launch that goes through the queries."""
 
     dtype: str
     head_dim: int
-    shape: AmpereShape
+    shape: SummingShape
 
     @property
     def name(self) -> str:
         """E.g. `backward80_bf16_d64_64x64w4f1s2b1h2`."""
-        return f"backward80_{SHORT[self.dtype]}_d{self.head_dim}_{self.shape.name}"
+        return f"{self.shape.family}_{SHORT[self.dtype]}_d{self.head_dim}_{self.shape.name}"
 
     @property
     def threads(self) -> int:
@@ -95,9 +133,8 @@ class AmpereBackwardKernel:
     @property
     def source(self) -> str:
         s = self.shape
-        numbers = (self.head_dim, s.keys, s.queries, s.warps, s.fragments, s.stages, s.slopes, s.parts)
-        config = f"Ampere<{', '.join([C_TYPE[self.dtype], *map(str, numbers)])}>"
-        text = entry_point("ampere", self.name, self.threads, f"backward_ampere<{config}>", blocks=s.blocks)
+        config = s.config(C_TYPE[self.dtype], self.head_dim)
+        text = entry_point(s.header, self.name, self.threads, f"backward_{s.header}<{config}>", blocks=s.blocks)
         return f'{text}static_assert({config}::BYTES == {self.shared_bytes}, "shared memory differs");\n'
 
 
@@ -107,7 +144,7 @@ class AmpereConvertKernel:
 
     dtype: str
     head_dim: int
-    shape: AmpereShape
+    shape: SummingShape
 
     shared_bytes = 0
 
@@ -133,14 +170,14 @@ class AmpereBackward:
     run to run."""
 
     machine: Machine
-    shape: AmpereShape
+    shape: SummingShape
 
     same_bits = False
 
     @property
     def name(self) -> str:
         """E.g. `backward80-64x64w4f1s2b1h2`."""
-        return f"backward80-{self.shape.name}"
+        return f"{self.shape.family}-{self.shape.name}"
 
     def key_tiles(self, problem: BackwardProblem) -> int:
         """Of a head of K."""
@@ -169,7 +206,7 @@ class AmpereBackward:
             raise Unsupported(f"{most} blocks are more than a grid can have")
         return [
             preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters),
-            Step(AmpereBackwardKernel(f.dtype, size, shape), (blocks, 1, 1), (main,)),
+            Step(SummingKernel(f.dtype, size, shape), (blocks, 1, 1), (main,)),
             Step(AmpereConvertKernel(f.dtype, size, shape), (problem.heads * query_tiles, 1, 1), (convert,)),
         ]
 
@@ -180,10 +217,13 @@ class AmpereBackward:
 
 def ampere_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     """Why these kernels do not compute the problem; None if they do."""
-    f, refused = problem.forward, portable_refusal(problem, machine)
-    if refused is not None:
-        return refused
-    if problem.heads * (f.seq_q + max(shape.queries for shape in SHAPES[padded(f.head_dim)])) > MOST_ROWS:
+    refused = portable_refusal(problem, machine)
+    return rows_refusal(problem, SHAPES[padded(problem.forward.head_dim)]) if refused is None else refused
+
+
+def rows_refusal(problem: BackwardProblem, shapes: Sequence[SummingShape]) -> str | None:
+    """Why none of these shapes can count the rows; None if all can."""
+    if problem.heads * (problem.forward.seq_q + max(shape.queries for shape in shapes)) > MOST_ROWS:
         return "so many rows cannot be counted in 32 bits"
     return None
 
@@ -198,18 +238,27 @@ def ampere_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackwa
     """Every way of this kind, the one to take first at the head."""
     if ampere_refusal(problem, machine) is not None:
         return []
-    ways = [AmpereBackward(machine, shape) for shape in shapes_of(problem.forward.head_dim, machine.chip)]
+    return ways_of(problem, machine, shapes_of(problem.forward.head_dim, machine.chip))
+
+
+def ways_of(problem: BackwardProblem, machine: Machine, shapes: Sequence[SummingShape]) -> list[AmpereBackward]:
+    """These shapes' ways in their order; those with the fewest keys first where the first has no block for each SM."""
+    ways = [AmpereBackward(machine, shape) for shape in shapes]
     if ways[0].blocks(problem) < machine.sm_count:
         ways.sort(key=lambda way: way.shape.keys)
     return ways
 
 
-def every_ampere_kernel(chip: Chip) -> Iterator[AmpereBackwardKernel | AmpereConvertKernel]:
+def every_ampere_kernel(chip: Chip) -> Iterator[SummingKernel | AmpereConvertKernel]:
     """All that a plan can choose on a chip, but for the preparing kernels, which Hopper has too."""
     if chip.name == "turing":
         return
     for dtype, size in itertools.product(chip.dtypes, SHAPES):
-        shapes = shapes_of(size, chip)
-        yield from (AmpereBackwardKernel(dtype, size, shape) for shape in shapes)
-        converts = (AmpereConvertKernel(dtype, size, shape) for shape in shapes)
-        yield from {convert.name: convert for convert in converts}.values()  # shapes share some
+        yield from kernels_of(dtype, size, shapes_of(size, chip))
+
+
+def kernels_of(dtype: str, size: int, shapes: Sequence[SummingShape]) -> Iterator[SummingKernel | AmpereConvertKernel]:
+    """What goes through the queries, and what converts the sums, of which shapes share some."""
+    yield from (SummingKernel(dtype, size, shape) for shape in shapes)
+    converts = (AmpereConvertKernel(dtype, size, shape) for shape in shapes)
+    yield from {convert.name: convert for convert in converts}.values()

@@ -32,9 +32,10 @@ ONE_LAUNCH = {
 """By padded head dimension and rows that a block keeps."""
 THREE_LAUNCHES = {64: Price(0.75, 7.13, 2.67), 128: Price(7.02, 1.53, 2.28)}
 """Both fitted to times on an H200 (`results/backward-small-h200.jsonl`), from 197 keys on."""
-TURNS_CAUSAL, TURNS_FULL = 1.1, {64: 1.35, 128: 1.26}
-"""What `backward90-ordered` takes, over `backward90`: under a causal mask, and by padded head dimension without one; as
-measured with 64 heads on an H200, 2026-11-23 (`BACKWARD.md`)."""
+TURN = {64: 2.05, 128: 2.3}
+"""Microseconds after which the turn at a tile of queries has gone from one tile of keys to the next, by padded head
+dimension: with 2 to 16 heads on an H100, 2026-11-23, what `backward90` with its sums in an order took longer than
+without was this for each tile of keys of a head that began at the same time (2.0 to 2.4, `BACKWARD.md`)."""
 
 
 def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
@@ -79,6 +80,14 @@ def three_launches(problem: BackwardProblem, sm_count: int) -> float:
     return price.launch + span(blocks, sm_count)
 
 
-def turns_take(problem: BackwardProblem) -> float:
-    """How many times as long `backward90` takes where its sums are made in an order."""
-    return TURNS_CAUSAL if problem.forward.causal else TURNS_FULL[padded(problem.forward.head_dim)]
+def three_launches_in_turns(problem: BackwardProblem, sm_count: int) -> float:
+    """The same with sums in an order: a tile of keys begins a turn after the one before it of its head at the
+    earliest."""
+    f = problem.forward
+    price, turn = THREE_LAUNCHES[padded(f.head_dim)], TURN[padded(f.head_dim)]
+    free, begun = [0.0] * sm_count, [-turn] * (f.batch * f.kv_heads)
+    for n in passing_keys(problem, HOPPER_ROWS):
+        for head, before in enumerate(begun):
+            begun[head] = max(free[0], before + turn)
+            heapq.heapreplace(free, begun[head] + price.block + price.keys * n)
+    return price.launch + max(free)

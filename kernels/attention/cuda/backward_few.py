@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernels.attention.cuda.backward_costs import one_launch, three_launches, turns_take
+from kernels.attention.cuda.backward_costs import one_launch, three_launches, three_launches_in_turns
 from kernels.attention.cuda.backward_kernels import BackwardParameters, flag, mapped_entry_point
 from kernels.attention.cuda.backward_plan import BackwardProblem, hopper_refusal, map_of, parameters_of
 from kernels.attention.cuda.hopper import maps
@@ -23,10 +23,6 @@ BOX_ROWS = 64
 """That one copy moves."""
 MOST_ROUNDS = 3
 MAPS = ("q", "k", "v", "dout", "out")
-FEW_TURNS_KEYS, MANY_TURNS_KEYS = 256, {64: 4096, 128: 1024}
-"""Without a mask `backward90-ordered` is taken up to so many keys, two tiles, of which one waits for the other; and
-from so many keys on, by padded head dimension, where it was measured to take about as long as 128 rows in one
-launch, or less (H200, 2026-11-23, `BACKWARD.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +127,10 @@ def is_before_hopper(way: FewBackward, problem: BackwardProblem) -> bool:
 
 def is_before_ordered(way: FewBackward, problem: BackwardProblem) -> bool:
     """Whether the way is expected to take less than `backward90-ordered`, for whoever wants the same bits; only
-    asked where it does not go before `backward90`."""
-    f, sms = problem.forward, way.machine.sm_count
-    if FewBackward(way.machine, max(ROWS)).has_few_rounds(problem):
-        return one_launch(problem, way.rows, sms) < three_launches(problem, sms) * turns_take(problem)
-    return not f.causal and FEW_TURNS_KEYS < f.seq_k < MANY_TURNS_KEYS[padded(f.head_dim)]
+    asked where it does not go before `backward90`. With more rounds of blocks it never does."""
+    sms = way.machine.sm_count
+    few = FewBackward(way.machine, max(ROWS)).has_few_rounds(problem)
+    return few and one_launch(problem, way.rows, sms) < three_launches_in_turns(problem, sms)
 
 
 def every_few_kernel() -> Iterator[FewBackwardKernel]:

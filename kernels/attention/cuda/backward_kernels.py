@@ -19,7 +19,7 @@ HOPPER_QUERIES = {64: 128, 128: 64}
 SUMS_OF_BLOCK = 64 * 128
 """Floats of dQ that a block adds at a time."""
 BYTES_OF_TURNS = 2 * 4
-"""For each of them: whose turn it is, of the shares of the two warpgroups."""
+"""For each of them: whose turn it is, and as much again, so that each share of a warpgroup has a number to clear."""
 
 
 class Strides(ctypes.Structure):
@@ -83,12 +83,14 @@ def flag(value: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PrepareKernel:
-    """A specialisation of `source/backward/prepare.cuh`; `turned` for what Hopper's kernel reads."""
+    """A specialisation of `source/backward/prepare.cuh`; `turned` for what Hopper's kernel reads, `keeps_sums` where
+    that one needs none that are zero."""
 
     dtype: str
     head_dim: int
     vector: bool
     turned: bool
+    keeps_sums: bool = False
 
     threads = 256
     shared_bytes = 0
@@ -96,6 +98,7 @@ class PrepareKernel:
     @property
     def name(self) -> str:
         kind = "turned" if self.turned else "vector" if self.vector else "scalar"
+        kind += "_keeps" if self.keeps_sums else ""
         return f"backward_prepare_{SHORT[self.dtype]}_d{self.head_dim}_{kind}"
 
     @property
@@ -105,7 +108,8 @@ class PrepareKernel:
 
     @property
     def source(self) -> str:
-        config = f"{C_TYPE[self.dtype]}, {self.head_dim // 8}, {flag(self.vector)}, {flag(self.turned)}"
+        flags = ", ".join(map(flag, (self.vector, self.turned, self.keeps_sums)))
+        config = f"{C_TYPE[self.dtype]}, {self.head_dim // 8}, {flags}"
         return entry_point("prepare", self.name, self.threads, f"backward_prepare<Prepare<{config}>>")
 
 
@@ -223,6 +227,7 @@ def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | Con
     """What Hopper has beside them."""
     for dtype, size in itertools.product(C_TYPE, HOPPER_QUERIES):
         yield PrepareKernel(dtype, size, True, True)
+        yield PrepareKernel(dtype, size, True, True, keeps_sums=True)
         yield ConvertKernel(dtype, size)
         for causal, ordered in itertools.product((False, True), repeat=2):
             yield HopperBackwardKernel(dtype, size, causal, ordered)

@@ -29,6 +29,10 @@ from kernels.attention.cuda.variants import padded
 MOST_ROWS = 2**31 - 1
 FEW_ROUNDS = 4
 """Tiles of keys for each SM up to which a problem is small: one order goes over all heads, launches overlap."""
+CAUSAL_ROWS, CAUSAL_PART, FULL_ROWS, FULL_PART = 2048, 4, 4096, 2
+"""In an order, of each head: rows that are to fit the L2 cache, and if it is more, what part of all. Under a causal
+mask, and without one: nearly the fastest of one, two and four times the heads that fit whole (H100, 2026-11-23,
+`BACKWARD.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +96,14 @@ def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
 def portable_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     """Why kernels of mma.sync with asynchronous copies do not compute the problem; None if nothing of this stands in
     the way."""
-    f = problem.forward
     if machine.chip.name == "turing":
         return "no chip without asynchronous copies"
+    return plain_refusal(problem)
+
+
+def plain_refusal(problem: BackwardProblem) -> str | None:
+    """The same on any chip."""
+    f = problem.forward
     if f.mask is not None or f.lengths is not None:
         return "no masks and no packed sequences"
     if f.head_dim > max(HOPPER_QUERIES) or not problem.is_vector:
@@ -219,7 +228,8 @@ class HopperBackward:
         parameters = with_numbers(problem, stat_rows, buffers)
         parameters.sums = buffers.scratch(problem.heads * query_tiles * (SUMS_OF_BLOCK * 4 + BYTES_OF_TURNS))
         parameters.query_tiles = query_tiles
-        steps = [preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters)]
+        prepare = PrepareKernel(f.dtype, size, True, True, keeps_sums=self.ordered and all_see_the_first_keys(problem))
+        steps = [preparing(prepare, problem, stat_rows, parameters)]
         dependent = is_small(problem, self.machine, HOPPER_KEYS)
         main, kv_heads = copied(parameters), f.batch * f.kv_heads
         heads = min(self.section or self.heads_of_section(problem), kv_heads)
@@ -241,6 +251,8 @@ class HopperBackward:
 
     def heads_of_section(self, problem: BackwardProblem) -> int:
         """Those whose tiles are taken before any of the next ones'."""
+        if self.ordered:
+            return heads_in_order(problem, self.machine)
         return heads_of_section(problem, self.machine, HOPPER_KEYS)
 
 
@@ -250,17 +262,37 @@ def is_small(problem: BackwardProblem, machine: Machine, keys: int) -> bool:
     return f.batch * f.kv_heads * -(-f.seq_k // keys) <= FEW_ROUNDS * machine.sm_count
 
 
+def all_see_the_first_keys(problem: BackwardProblem) -> bool:
+    """Whether the first tile of keys makes a share of dQ of every query."""
+    return not problem.forward.causal or problem.forward.causal_offset >= 0
+
+
 def heads_of_section(problem: BackwardProblem, machine: Machine, keys: int) -> int:
     """Heads of K whose Q, dO and sums fit the L2 cache, in equal sections; all of them in problems with few tiles of
     `keys`, where the longest must not begin late; one where all tiles are equally long, so that they follow each
     other."""
-    f = problem.forward
-    if not f.causal:
+    if not problem.forward.causal:
         return 1
-    heads = f.batch * f.kv_heads
     if is_small(problem, machine, keys):
-        return heads
-    bytes_of_head = f.group * f.seq_q * padded(f.head_dim) * (2 * ELEMENT_BYTES + 4)
+        return problem.forward.batch * problem.forward.kv_heads
+    return fitting_heads(problem, machine, problem.forward.seq_q)
+
+
+def heads_in_order(problem: BackwardProblem, machine: Machine) -> int:
+    """The same where sums have an order: tiles of one head wait for each other, so with either mask those of many go
+    side by side. They are at much the same queries of a head, so that less than all of it need fit the cache."""
+    f = problem.forward
+    if f.causal and is_small(problem, machine, HOPPER_KEYS):
+        return f.batch * f.kv_heads
+    rows, part = (CAUSAL_ROWS, CAUSAL_PART) if f.causal else (FULL_ROWS, FULL_PART)
+    return fitting_heads(problem, machine, min(f.seq_q, max(rows, f.seq_q // part)))
+
+
+def fitting_heads(problem: BackwardProblem, machine: Machine, rows: int) -> int:
+    """Heads of K of which Q, dO and sums of so many rows fit the L2 cache, in equal sections."""
+    f = problem.forward
+    heads = f.batch * f.kv_heads
+    bytes_of_head = f.group * rows * padded(f.head_dim) * (2 * ELEMENT_BYTES + 4)
     fitting = max(1, int(machine.l2_bytes * L2_SHARE) // bytes_of_head)
     return -(-heads // -(-heads // fitting))
 

@@ -6,6 +6,7 @@ from kernels.attention.cuda.backward_ampere import AmpereBackward, ampere_ways
 from kernels.attention.cuda.backward_few import FewBackward, few_ways, is_before_hopper, is_before_ordered
 from kernels.attention.cuda.backward_plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
 from kernels.attention.cuda.backward_small import SmallBackward, is_surely_faster, small_ways
+from kernels.attention.cuda.backward_turing import turing_ways
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.variants import padded
 
@@ -22,7 +23,8 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     hopper: list[BackwardWay] = [HopperBackward(machine)] if is_hoppers else []
     ordered: list[BackwardWay] = [HopperBackward(machine, ordered=True)] if is_hoppers else []
     small, few = small_ways(problem, machine), few_ways(problem, machine)
-    portable: list[BackwardWay] = [*ampere_ways(problem, machine), PairBackward(machine)]
+    summing = [*ampere_ways(problem, machine), *turing_ways(problem, machine)]
+    portable: list[BackwardWay] = [*summing, PairBackward(machine)]
     small_fits = bool(small) and small[0].is_one_round(problem)
     if small_fits and is_surely_faster(small[0], problem) and (not few or is_small_enough(small[0], problem)):
         return [*small, *few, *hopper, *ordered, *portable]

@@ -19,8 +19,13 @@ from kernels.attention.cuda.tuned import FAR, Key, Table, table_for
 from kernels.attention.cuda.variants import padded
 
 LEAST_KEYS_TO_DECODE = 512
-LEAST_KEYS_OF_ONE_ROW = 512
-"""From how many keys on a mask that is the same for all rows was read once for all of them when it was timed."""
+FEW_KEYS_OF_ONE_ROW = 64
+"""Queries and keys, and columns of a head, up to which the portable kernel was faster with a mask of one row."""
+SMALL_TILE, SMALL_TILE_WIDTH, SMALL_TILE_OF_ONE_ROW = 64, 128, 1.1
+"""Keys of a tile, columns of a head, and by what the price of a shape with such tiles is multiplied where a mask has
+one row: its price is for no mask, and each tile's biases are waited for."""
+FEW_TILES_WITH_A_MASK = 6
+"""Where there is a tile of rows for one SM in so many at most, the portable kernel, which cuts keys, was faster."""
 
 
 def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Way]:
@@ -55,26 +60,32 @@ def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
         or (padded(problem.head_dim) == problem.head_dim and by_table(problem, found, table_for(*chip), at_most=0.0))
         or by_costs(problem, machine, found, costs_for(*chip))
         or by_table(problem, found, table_for(*chip))
-        or by_rule(problem, found)
+        or by_rule(problem, machine, found)
     )
 
 
 def by_shape(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:
     """For a mask that is the same for all rows, the way to read it once for all of them whose shape should take the
-    least without it; where there are no prices, that with the fewest rows for an SM. None where such ways were not
-    timed, with few keys or a window, and where they have few tiles and the portable kernel can cut the keys."""
+    least without it; where there are no prices, that with the fewest rows for an SM. None where there are no such ways,
+    and where they have few tiles and the portable kernel cuts the keys."""
     offered = [way for way in found if isinstance(way, HopperWay) and way.kernel.shape.biases]
-    if not offered or problem.seq_k < LEAST_KEYS_OF_ONE_ROW or problem.window_offset is not None:
+    if not offered:
         return None
+    width = offered[0].kernel.head_dim
+    general = next(way for way in found if isinstance(way, General))
+    if max(width, problem.seq_q, problem.seq_k) <= FEW_KEYS_OF_ONE_ROW:
+        return general, "few queries and keys with a mask: smaller blocks, of which an SM holds several"
 
     def cost(way: HopperWay) -> tuple[float, int]:
         shape = replace(way.kernel.shape, biases=0)
         without = replace(way, kernel=replace(way.kernel, shape=shape, mask=None))
         us = None if costs is None else costs.us(without, replace(problem, mask=None), machine)
-        return us or math.inf, -(-way.tiles(problem) // machine.sm_count) * shape.rows
+        small = width == SMALL_TILE_WIDTH and shape.keys == SMALL_TILE < problem.seq_k and not problem.causal
+        more = SMALL_TILE_OF_ONE_ROW if small else 1.0
+        return (us or math.inf) * more, -(-way.tiles(problem) // machine.sm_count) * shape.rows
 
     best = min(offered, key=cost)
-    if isinstance(found[0], General) and 2 * best.tiles(problem) < machine.sm_count:
+    if found[0] is general and general.launch.splits > 1 and 2 * best.tiles(problem) < machine.sm_count:
         return None
     return best, "a mask that is the same for all rows is read once for each tile of keys"
 
@@ -110,9 +121,13 @@ def key_of(problem: Problem) -> Key:
     )
 
 
-def by_rule(problem: Problem, found: Sequence[Way]) -> tuple[Way, str]:
+def by_rule(problem: Problem, machine: Machine, found: Sequence[Way]) -> tuple[Way, str]:
     """Where nothing was measured."""
     by_kind: dict[type, Way] = {type(way): way for way in found}
+    if problem.mask is not None and isinstance(found[0], HopperWay):
+        general, few_tiles = by_kind[General], FEW_TILES_WITH_A_MASK * found[0].tiles(problem) <= machine.sm_count
+        if isinstance(general, General) and general.launch.splits > 1 and few_tiles:
+            return general, "few tiles of rows and many keys with a mask: the keys are cut into parts"
     few = problem.seq_q * problem.group <= FEW_ROWS and problem.seq_k >= LEAST_KEYS_TO_DECODE
     if Decode in by_kind and few:
         return by_kind[Decode], "few queries over many keys: decoding reads K and V once for a whole group of heads"

@@ -19,12 +19,12 @@ from kernels.attention.cuda.hopper_kernels import (
     PAGED_SHAPES,
     SHAPES,
     SPLIT_SHAPES,
-    STAGED_SHAPES,
     WIDER,
     HopperKernel,
     HopperParameters,
     Shape,
     bias_shapes,
+    staged_shapes,
 )
 from kernels.attention.cuda.launching import Buffers, Step
 from kernels.attention.cuda.parameters import Divisor
@@ -69,14 +69,15 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
     """Why no kernel here computes the problem; None if they do."""
     if not machine.hopper:
         return "this device, or what is compiled for, has no tensor copies and no wgmma"
-    if problem.mask is not None and not (is_one_row(problem.mask) or fetches(problem.mask, problem.seq_k)):
-        return "a mask's rows must be contiguous, begin on 16 bytes (8 if boolean) and have a multiple of 8 keys"
     if problem.sign != 1:
         return "no scales that are not positive"
     if problem.pages is not None and not follows(problem):
         return "keys in pages of a multiple of 16 keys, head dimensions to 128, and queries that follow each other"
     if problem.dtype not in C_TYPE or problem.head_dim > HEAD_DIMS[-1] or not problem.is_vector:
         return "head dimensions up to 256, rows that begin on 16 bytes"
+    if problem.mask is not None and not (is_one_row(problem.mask) or shapes_for(problem, widths(problem.head_dim)[0])):
+        begin = "16 bytes (8 if boolean)" if problem.head_dim <= HEAD_DIMS[-2] else "16 bytes"
+        return f"a mask's rows must be contiguous, begin on {begin} and have a multiple of 8 keys"
     if not all(maps(getattr(problem, name), sizes_of(problem, name)) for name in "qkv"):
         return "a tensor map cannot describe these strides"
     return None
@@ -196,14 +197,16 @@ def shapes_for(problem: Problem, head_dim: int) -> list[Shape]:
     if not fetches(mask, problem.seq_k):
         return []
     kind = head_dim, MASK_BYTES[mask.dtype] > 2
-    staged = STAGED_SHAPES.get(kind, ()) if is_staged(mask, problem.seq_k) else ()
+    staged = staged_shapes(head_dim, mask.dtype) if is_staged(mask, problem.seq_k) else ()
     most = sharers(mask, problem)
     return [*(shape for shape in staged if shape.sharers <= most), *MASKED_SHAPES.get(kind, ())]
 
 
 def is_staged(mask: Mask, keys: int) -> bool:
-    """Whether tiles of a mask can be copied through shared memory: numbers, and each row has its own."""
-    return mask.dtype != "bool" and mask.row >= keys * MASK_BYTES[mask.dtype]
+    """Whether tiles of a mask that lanes could fetch can be copied through shared memory: each row has its own, and all
+    begin on 16 bytes."""
+    apart = (mask.address, mask.batch, mask.head, mask.row)
+    return mask.row >= keys * MASK_BYTES[mask.dtype] and all(x % VECTOR_BYTES == 0 for x in apart)
 
 
 def is_one_row(mask: Mask) -> bool:

@@ -9,7 +9,7 @@ from itertools import product
 
 from kernels.attention.cuda.driver import TensorMap
 from kernels.attention.cuda.parameters import Divisor
-from kernels.attention.cuda.planning import ELEMENT_BYTES
+from kernels.attention.cuda.planning import ELEMENT_BYTES, VECTOR_BYTES
 from kernels.attention.cuda.variants import C_TYPE, SHORT
 
 WARPGROUP_THREADS, WARPGROUP_ROWS = 128, 64
@@ -99,13 +99,14 @@ class HopperKernel:
     @property
     def shared_bytes(self) -> int:
         masks = self.shape.masks * self.shape.rows * self.mask_columns * MASK_BYTES[self.mask] if self.mask else 0
-        biases = self.shape.biases * self.mask_columns * BIAS_BYTES
+        biases = self.shape.biases * (self.shape.keys + MASK_PADDING) * BIAS_BYTES
         return self.shape.shared_bytes(self.head_dim) + masks + biases
 
     @property
     def mask_columns(self) -> int:
-        """What a copy of a staged mask is wide: its rows lie apart by so many elements."""
-        return self.shape.keys + MASK_PADDING
+        """What a copy of a staged mask is wide: its rows lie apart by so many elements, booleans by an odd multiple of
+        16."""
+        return self.shape.keys | VECTOR_BYTES if self.mask == "bool" else self.shape.keys + MASK_PADDING
 
     @property
     def source(self) -> str:
@@ -200,7 +201,7 @@ MASKED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (192, True): (Shape(2, 64, 3),),
 }
 """The same with a mask that is a tensor, by whether its elements take more than 16 bits: keys in groups of 32. At 256
-columns there are no registers for one."""
+columns there are no registers for one: those come through shared memory."""
 
 STAGED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (64, False): (Shape(4, 64, 3, ping_pong=True, masks=2), Shape(2, 128, 2, ping_pong=True, masks=2)),
@@ -211,9 +212,21 @@ STAGED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (160, True): (Shape(2, 64, 2, ping_pong=True, masks=2),),
     (192, False): (Shape(2, 80, 2, ping_pong=True, masks=2),),
     (192, True): (Shape(2, 64, 2, ping_pong=True, masks=2),),
+    (256, False): (Shape(2, 48, 2, masks=2),),
+    (256, True): (Shape(2, 48, 2, masks=2),),
 }
 """The same for masks of numbers whose rows differ: tiles of them are copied through shared memory. The first is the
 fastest where it has enough tiles."""
+STAGED_BOOL_SHAPES = {256: (Shape(2, 64, 2, masks=2),)}
+"""The same for boolean masks, where there are no registers for one."""
+
+
+def staged_shapes(head_dim: int, mask: str) -> tuple[Shape, ...]:
+    """The shapes for a mask with these elements, whose rows differ, the usual one first."""
+    if mask == "bool":
+        return STAGED_BOOL_SHAPES.get(head_dim, ())
+    return STAGED_SHAPES.get((head_dim, MASK_BYTES[mask] > 2), ())
+
 
 BIAS_STAGES = 4
 BIAS_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
@@ -231,6 +244,7 @@ LEFT_BIAS_SHAPES = {
     128: Shape(2, 128, 2),
     160: Shape(2, 64, 3),
     192: Shape(2, 64, 3),
+    256: Shape(2, 48, 2),
 }
 """Those that have registers for a left edge too."""
 

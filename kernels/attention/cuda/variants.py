@@ -27,8 +27,8 @@ HEADERS = (
         for name in ("instructions", "problem", "scores", "exchange", "registers", "shared", "warpgroups")
     ),
     *(f"backward/{name}.cuh" for name in ("problem", "products", "prepare", "pair", "small")),
-    *(f"backward/{name}.cuh" for name in ("instructions", "wgmma", "hopper", "convert", "few")),
-    *(f"backward/{name}.cuh" for name in ("ampere_sums", "ampere")),
+    *(f"backward/{name}.cuh" for name in ("instructions", "wgmma", "order", "hopper", "convert", "few")),
+    *(f"backward/{name}.cuh" for name in ("ampere_sums", "ampere", "turing")),
 )
 
 C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}

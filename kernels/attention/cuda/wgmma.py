@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 HEADER = Path(__file__).parent / "source" / "hopper" / "wgmma.cuh"
-SCORE_WIDTHS = (64, 80, 96, 112, 128, 176)
+SCORE_WIDTHS = (48, 64, 80, 96, 112, 128, 176)
 OUTPUT_WIDTHS = (32, 64, 96, 128, 160, 192, 256)
 TYPES = (("Half", "f16"), ("BFloat16", "bf16"))
 REGISTERS_A_LINE = 32

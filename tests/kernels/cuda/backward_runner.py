@@ -24,7 +24,7 @@ RELATIVE = {torch.bfloat16: 3.0e-3, torch.float16: 3.8e-4}
 """What the norm of a gradient's error may be of the gradient's own: a tenth above the gate of problems with many rows."""
 
 
-compile_backward = partial(compile_program, parameters="BackwardParams", main="backward.cc")
+compile_backward = partial(compile_program, parameters="BackwardParams")
 """As `compile_program`, of the portable backward kernels."""
 
 

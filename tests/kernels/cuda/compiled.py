@@ -5,14 +5,22 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from kernels.attention.cuda.variants import SOURCE
 from tests.support.compiler_cache import MARK
 
+WITH_COMPILER = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.system() != "Linux", reason="needs g++ on Linux to compile the kernels"
+)
+"""Of tests that run kernels on the CPU."""
 SHIM = Path(__file__).parent / "simt"
 COMMON = ("g++", "-std=c++17", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
 COMPILER = (*COMMON, "-Og")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from kernels.attention.cuda.registered import as_operator
 from tests.kernels.cuda.compiled import alone, place_of
 from tests.kernels.cuda.counted import Counted
 from tests.kernels.cuda.stub_driver import OnCpu, Stub, stub_libcuda
+from tests.support.compiler_cache import hasty
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = place_of(tmp_path_factory.getbasetemp()) / "native"
     with alone(folder):
         native.load(native.build(folder, str(hasty(tmp_path_factory.mktemp("compiler")))))
-
-
-def hasty(folder: Path) -> Path:
-    """A compiler that optimizes less than it is told to: a third of the time that it takes."""
-    made = folder / "g++"
-    made.write_text('#!/bin/sh\nexec g++ "$@" -O1\n')
-    made.chmod(0o755)
-    return made
 
 
 @pytest.fixture

@@ -16,12 +16,11 @@ from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.small_hopper import GroupKernel, SmallHopper
 from kernels.attention.cuda.variants import Entry
+from tests.kernels.cuda import exactly
+from tests.kernels.cuda.exactly import ERROR, Tensors, exact, limits
 from tests.kernels.cuda.hopper_runner import HopperProgram, Schedule
 from tests.kernels.cuda.simt_ways import HostBuffers
 from tests.kernels.cuda.stub_driver import HOPPER
-from tests.kernels.cuda.test_simt import ERROR
-
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +38,7 @@ class Case:
 def draw(kernel: HopperKernel | GroupKernel, batch: int, heads: int, kv_heads: int, *sizes: int) -> Tensors:
     """q, k and v as [B, H, S, D] views of [B, S, H, D]; `sizes`: rows, keys, and the head dimension if not the kernel's."""
     seq_q, seq_k, head_dim = (*sizes, kernel.head_dim)[:3]
-    generator = torch.Generator().manual_seed(seq_q * 1000 + seq_k)
-    dtype = getattr(torch, kernel.dtype)
-
-    def one(count: int, seq: int) -> torch.Tensor:
-        return torch.randn(batch, seq, count, head_dim, generator=generator).to(dtype).transpose(1, 2)
-
-    return one(heads, seq_q), one(kv_heads, seq_k), one(kv_heads, seq_k)
+    return exactly.draw(kernel.dtype, batch, heads, kv_heads, seq_q, seq_k, head_dim)
 
 
 def attend(
@@ -87,42 +80,19 @@ def attend(
     return made, lse
 
 
-def expected(
-    tensors: Tensors, right: int | None, left: int | None, mask: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in float64 where row r sees keys r + left to r + right; zeros and -inf for a row that sees none."""
-    q, k, v = tensors
-    k64, v64 = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    scores = (q.double() @ k64.mT) / math.sqrt(q.shape[3])
-    distance = torch.arange(k.shape[2])[None] - torch.arange(q.shape[2])[:, None]
-    seen = torch.ones_like(distance, dtype=torch.bool)
-    if right is not None:
-        seen &= distance <= right
-    if left is not None:
-        seen &= distance >= left
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
-    elif mask is not None:
-        scores = scores + mask.double()
-    scores = scores.masked_fill(~seen, -math.inf)
-    return torch.softmax(scores, -1).nan_to_num(0.0) @ v64, torch.logsumexp(scores, -1)
-
-
 def limits_of(kernel: HopperKernel | GroupKernel, tensors: Tensors, case: Case) -> tuple[int | None, int | None]:
     """How many keys beyond its own a row sees to the right, and from where on to the left; None: all."""
-    shift = tensors[1].shape[2] - tensors[0].shape[2] if case.alignment == "bottom-right" else 0
-    if case.window is not None:
-        left, right = case.window
-        return (None if right < 0 else right + shift), (None if left < 0 else shift - left)
     causal = kernel.right if isinstance(kernel, HopperKernel) else kernel.causal
-    return (shift if causal else None), None
+    window = None if case.window is None else tuple(None if one < 0 else one for one in case.window)
+    q, k, _ = tensors
+    return limits(q, k, causal=causal and window is None, alignment=case.alignment, window=window)  # type: ignore[arg-type]
 
 
 def complaint(
     kernel: HopperKernel | GroupKernel, tensors: Tensors, case: Case, out: torch.Tensor, lse: torch.Tensor
 ) -> str | None:
     """What is wrong with an answer; None if nothing is."""
-    want, want_lse = expected(tensors, *limits_of(kernel, tensors, case), case.mask)
+    want, want_lse = exact(*tensors, *limits_of(kernel, tensors, case), mask=case.mask)
     if not bool(out.isfinite().all()):
         return "an element was not written, or is not a number"
     error = (out.double() - want).norm().item()

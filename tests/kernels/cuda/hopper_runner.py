@@ -14,7 +14,7 @@ from kernels.attention.cuda.driver import TensorMap
 from kernels.attention.cuda.launching import Step
 from kernels.attention.cuda.variants import SOURCE, Entry
 from tests.kernels.cuda.compiled import answered, compiled
-from tests.kernels.cuda.simt_ways import fill, span
+from tests.kernels.cuda.simt_ways import fill, places_of_pointers, span
 
 MAPS, MAP_BYTES = 4, 128
 
@@ -63,8 +63,7 @@ class HopperProgram:
         *maps, parameters = step.arguments
         assert len(maps) in (3, MAPS)
         assert all(isinstance(one, TensorMap) for one in maps)
-        fields = [name for name, kind in type(parameters)._fields_ if kind is ctypes.c_void_p]  # type: ignore[misc]
-        offsets = [getattr(type(parameters), name).offset for name in fields]
+        offsets = places_of_pointers(type(parameters))
         index = [entry.name for entry in self.entries].index(step.entry.name)
         header = [len(spans), index, step.entry.shared_bytes, *step.grid, len(offsets)]
         header += [schedule.late_copies, schedule.late_products, schedule.reverse, schedule.seed, schedule.greedy]

@@ -40,6 +40,12 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
     return torch.as_strided(tensor, (length,), (1,)).view(torch.uint8)
 
 
+def places_of_pointers(parameters: type) -> list[int]:
+    """Where in a structure of parameters the pointers are, in bytes."""
+    names = [name for name, kind in parameters._fields_ if kind is ctypes.c_void_p]  # type: ignore[attr-defined]
+    return [getattr(parameters, name).offset for name in names]
+
+
 def fill(spans: Sequence[torch.Tensor], answer: bytearray) -> None:
     """Copies what a program wrote of the spans, one behind the other, into them."""
     at = 0
@@ -66,13 +72,15 @@ class Program:
     ) -> None:
         """Launch the steps; `tensors`, all that their arguments point to, are changed in place as the kernels do."""
         spans = [span(tensor) for tensor in tensors]
-        data = [struct.pack("4i", len(spans), len(steps), eager, reverse)]
+        pointers = places_of_pointers(type(steps[0].arguments[0]))
+        data = [struct.pack("5i", len(spans), len(steps), len(pointers), eager, reverse)]
         data += [struct.pack("Qq", one.data_ptr(), one.numel()) for one in spans]
         data += [one.numpy().tobytes() for one in spans]
+        data.append(struct.pack(f"{len(pointers)}i", *pointers))
         names = [entry.name for entry in self.entries]
         for step in steps:
             index = names.index(step.entry.name)
-            data.append(struct.pack("6i", index, step.entry.shared_bytes, *step.grid, 0))
+            data.append(struct.pack("5i", index, step.entry.shared_bytes, *step.grid))
             data.append(ctypes.string_at(ctypes.addressof(step.arguments[0]), ctypes.sizeof(step.arguments[0])))
         fill(spans, answered(self.path, b"".join(data), scratch))
 
@@ -86,13 +94,12 @@ def compile_program(
     flags: Sequence[str] = (),
     races: bool = False,
     parameters: str = "AttentionParams",
-    main: str = "ways.cc",
 ) -> Program:
     """Compile with g++; `arch` is 750 or 800, `source` where the kernels' files lie, `parameters` the type of what they
-    are launched with, and `main` the program around them."""
+    are launched with."""
     text = "".join(entry.source for entry in entries)
-    text += f"struct Entry {{ void (*kernel)({parameters}); int threads; }};\n"
+    text += f"typedef {parameters} Params;\nstruct Entry {{ void (*kernel)(Params); int threads; }};\n"
     table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
     text += f"static const Entry entries[] = {{{table}}};\n"
-    program = compiled(text, main, arch, folder, source=source, flags=flags, races=races)
+    program = compiled(text, "ways.cc", arch, folder, source=source, flags=flags, races=races)
     return Program(program, tuple(entries))

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from kernels.attention.cuda.backward_ampere import AmpereBackwardKernel, AmpereConvertKernel
+from kernels.attention.cuda.backward_ampere import AmpereConvertKernel, SummingKernel
 from kernels.attention.cuda.backward_few import MAPS, FewBackwardKernel
 from kernels.attention.cuda.backward_kernels import (
     BackwardParameters,
@@ -38,6 +39,11 @@ from kernels.attention.cuda.small_hopper import GroupKernel
 from kernels.attention.cuda.variants import CHIPS, Entry
 from tests.kernels.cuda.compiled import named, once, place_of, run
 
+WITH_STUB = pytest.mark.skipif(
+    shutil.which("gcc") is None or torch.cuda.is_available(),
+    reason="needs gcc, and a machine whose libcuda is not in use",
+)
+"""Of tests that launch, or describe tensors, with the stub in place."""
 SOURCE = Path(__file__).parent / "stub" / "libcuda.c"
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
 MAX_ARGUMENTS, MAX_ARGUMENT_BYTES = 8, 512
@@ -137,10 +143,6 @@ def stub_libcuda(folder: Path) -> Iterator[Stub]:
             _ctypes.dlclose(library._handle)
 
 
-def can_stub() -> bool:
-    return shutil.which("gcc") is not None and not torch.cuda.is_available()
-
-
 def sizes_of(entry: Entry) -> list[int]:
     """The sizes of a kernel's arguments."""
     if isinstance(entry, SmallKernel):
@@ -153,7 +155,7 @@ def sizes_of(entry: Entry) -> list[int]:
         return [ctypes.sizeof(TensorMap)] * 4 + [ctypes.sizeof(BackwardParameters)]
     if isinstance(entry, FewBackwardKernel):
         return [ctypes.sizeof(TensorMap)] * len(MAPS) + [ctypes.sizeof(BackwardParameters)]
-    portable = PairKernel | PrepareKernel | SmallBackwardKernel | AmpereBackwardKernel
+    portable = PairKernel | PrepareKernel | SmallBackwardKernel | SummingKernel
     if isinstance(entry, portable | ConvertKernel | AmpereConvertKernel):
         return [ctypes.sizeof(BackwardParameters)]
     return [ctypes.sizeof(Parameters)]

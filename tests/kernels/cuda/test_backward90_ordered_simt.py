@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,28 +9,29 @@ import pytest
 import torch
 
 from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
+from kernels.attention.cuda.backward_plan import HopperBackward
+from kernels.attention.cuda.planning import Machine
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_with_sums
 from tests.kernels.cuda.backward_runner import Posed, Three, assert_right
-from tests.kernels.cuda.compiled import Failed
+from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
-from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+from tests.kernels.cuda.simt_ways import HostBuffers
+from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
 from tests.kernels.cuda.test_backward90_simt import posed_for
 from tests.kernels.cuda.test_hopper_mutants import Mutant, lines
 from tests.kernels.cuda.test_races_simt import as_it_is
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 NARROW = HopperBackwardKernel("float16", 64, True, ordered=True)
 WIDE = HopperBackwardKernel("bfloat16", 128, False, ordered=True)
 UNORDERED = HopperBackwardKernel("float16", 64, True)
 SHUFFLES = tuple(Schedule(late_copies=True, late_products=True, seed=seed) for seed in (1, 2, 3))
+MACHINE = Machine(HOPPER, 132, 50 << 20, hopper=True)
 ONE_AFTER_ANOTHER = Schedule(greedy=True, resident=1)
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED, *SHUFFLES, ONE_AFTER_ANOTHER)
-AWAIT = "      if (C::ORDERED) await_turn(turns_of(p) + share, own);\n"
-GIVEN = "      additions_done();\n      give_turn(turns_of(p) + share, own + 1);\n"
+AWAIT = "      await_turn(turns_of(p) + tile, turn);\n"
+GIVEN = "      additions_done();\n      give_turn(turns_of(p) + tile, turn + 1);\n"
 NO_ORDER = Mutant("nobody_awaits_a_turn", (), ((AWAIT, ""),), NARROW)
 GIVEN_EARLY = Mutant("a_turn_given_before_additions_have_happened", (), (lines(GIVEN, 1, 0),), NARROW)
 NEVER_GIVEN = Mutant("a_turn_never_given", (), ((GIVEN, "      additions_done();\n"),), NARROW)
@@ -54,7 +53,10 @@ KEYS_EARLY = Mutant(
     ((LAST_FIRST, LAST_FIRST.replace("n == t.first,", "n + 1 == p.query_tiles,")),),
     NARROW,
 )
-MISTAKES = (NO_ORDER, GIVEN_EARLY, NEVER_GIVEN, WORK_BY_PLACE, OTHER_WAY, KEYS_EARLY)
+PUT_BY_THE_SECOND = Mutant(
+    "the_second_tile_of_keys_puts_its_share", (), (("if (turn == 0)", "if (turn == 1)"),), NARROW
+)
+MISTAKES = (NO_ORDER, GIVEN_EARLY, NEVER_GIVEN, WORK_BY_PLACE, OTHER_WAY, KEYS_EARLY, PUT_BY_THE_SECOND)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
         for kernel in (NARROW, WIDE)
         for one in (
             PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
+            PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=True),
             ConvertKernel(kernel.dtype, kernel.head_dim),
         )
     ]
@@ -117,6 +120,17 @@ def test_keys_and_queries_are_taken_as_they_come_from_the_last_queries_to_the_fi
         assert_right(wrong[0], posed)
     with pytest.raises(Failed, match="a copy overwrites what a product under way reads"):
         run(program, posed, tmp_path, RELEASING, KEYS_EARLY, blocks=1)
+
+
+def test_what_lies_where_sums_are_made_is_no_part_of_them(program: Backward90, tmp_path: Path) -> None:
+    """Memory is NaN at first: nobody clears it where all queries see the first keys, and where not, the first launch."""
+    for seq_q, prepare in ((300, "backward_prepare_fp16_d64_turned_keeps"), (600, "backward_prepare_fp16_d64_turned")):
+        posed = posed_for(NARROW, 1, 2, 1, seq_q, 500, alignment="bottom-right")
+        steps = HopperBackward(MACHINE, ordered=True).steps(posed.problem(posed.gradients()), HostBuffers())  # type: ignore[arg-type]
+        assert steps[0].entry.name == prepare
+        assert_right(run(program, posed, tmp_path, Schedule(), as_it_is(NARROW))[0], posed)
+    with pytest.raises(AssertionError):
+        assert_right(run(program, posed, tmp_path, Schedule(), PUT_BY_THE_SECOND)[0], posed)
 
 
 @pytest.mark.parametrize("entry", [as_it_is(UNORDERED), NO_ORDER, GIVEN_EARLY], ids=lambda entry: entry.name)

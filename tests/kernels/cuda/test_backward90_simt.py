@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +13,11 @@ from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwar
 from kernels.attention.cuda.quick import Options
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, assert_right, errors, pose
+from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
-from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 BRAIN, HALF = torch.bfloat16, torch.float16
 NARROW = HopperBackwardKernel("bfloat16", 64, True)

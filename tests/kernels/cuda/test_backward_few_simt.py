@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,14 +12,12 @@ import torch
 from kernels.attention.cuda.backward_few import ROWS, FewBackwardKernel
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_few
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, assert_right, errors
+from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
-from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
 from tests.kernels.cuda.test_backward90_simt import posed_for
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 KERNELS = tuple(
     FewBackwardKernel("bfloat16" if (size == 64) == causal else "float16", size, rows, causal)

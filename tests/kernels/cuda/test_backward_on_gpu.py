@@ -13,6 +13,7 @@ from kernels.attention.cuda.backward import bind_backward
 from kernels.attention.cuda.backward_ampere import ampere_ways
 from kernels.attention.cuda.backward_few import few_ways
 from kernels.attention.cuda.backward_small import small_ways
+from kernels.attention.cuda.backward_turing import turing_ways
 from kernels.attention.cuda.compiler import Target
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.quick import Options
@@ -76,9 +77,10 @@ def test_every_way_is_as_close_to_float64_as_the_element_type_allows(
 def test_the_code_of_older_chips_has_the_same_gradients(target: str, head_dim: int) -> None:
     engine = Engine(DEV, target=Target(target))
     posed = on_gpu(pose(FP16, 1, 4, 2, 200, 150, head_dim, Options(True)))
-    ampere = [way.name for way in ampere_ways(posed.problem(posed.gradients()), engine.machine)]
-    assert bool(ampere) == (target == "compute_80" and head_dim <= 128)
-    for way in (None, "backward-pair", *ampere):
+    problem = posed.problem(posed.gradients())
+    summing = [way.name for way in (*ampere_ways(problem, engine.machine), *turing_ways(problem, engine.machine))]
+    assert bool(summing) == (head_dim <= 128)
+    for way in (None, "backward-pair", *summing):
         assert max(errors(gradients(posed, engine=engine, way=way), posed.exact)) <= RELATIVE[FP16]
 
 

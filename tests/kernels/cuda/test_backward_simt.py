@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import platform
-import shutil
 from pathlib import Path
 
 import pytest
@@ -24,11 +22,10 @@ from tests.kernels.cuda.backward_runner import (
     run_pair,
     seen_of,
 )
+from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.simt_ways import Program
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux", reason="needs g++ on Linux to compile the kernels"
-)
+pytestmark = WITH_COMPILER
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 AMPERE, TURING = (next(chip for chip in CHIPS if chip.name == name) for name in ("ampere", "turing"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,13 +15,12 @@ from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.quick import Options
 from kernels.attention.cuda.variants import SOURCE
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, compile_backward, errors, pose, run_small, seen_of
+from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.simt_ways import Program
 from tests.kernels.cuda.stub_driver import HOPPER
 from tests.kernels.cuda.test_races_portable_simt import mistaken
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux", reason="needs g++ on Linux to compile the kernels"
-)
+pytestmark = WITH_COMPILER
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 MACHINE = Machine(HOPPER, 132, 60 << 20, hopper=True)

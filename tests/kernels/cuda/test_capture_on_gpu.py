@@ -16,8 +16,7 @@ import torch
 
 from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.operator import attention, bind
-from tests.kernels.cuda.on_gpu import ON_GPU
-from tests.kernels.cuda.test_on_gpu import DEV, randn
+from tests.kernels.cuda.on_gpu import DEV, ON_GPU, randn
 
 pytestmark = ON_GPU
 

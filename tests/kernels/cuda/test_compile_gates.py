@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from kernels.attention.cuda import decode, general
-from kernels.attention.cuda.backward_ampere import AmpereBackwardKernel, every_ampere_kernel, shapes_of
+from kernels.attention.cuda.backward_ampere import SummingKernel, every_ampere_kernel, shapes_of
 from kernels.attention.cuda.backward_few import FewBackwardKernel, every_few_kernel
 from kernels.attention.cuda.backward_kernels import HopperBackwardKernel, every_backward_kernel, pair_kernel
 from kernels.attention.cuda.backward_small import every_small_kernel
+from kernels.attention.cuda.backward_turing import SHAPES as TURING_SHAPES
+from kernels.attention.cuda.backward_turing import every_turing_kernel
 from kernels.attention.cuda.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
 from kernels.attention.cuda.hopper_kernels import (
@@ -25,6 +27,7 @@ from kernels.attention.cuda.hopper_kernels import (
     STAGED_SHAPES,
     HopperKernel,
     bias_shapes,
+    staged_shapes,
 )
 from kernels.attention.cuda.variants import Combine, Kernel, chip_of, table
 from kernels.attention.interface import BuildFailed
@@ -126,7 +129,12 @@ def test_the_kernels_with_a_staged_mask_and_the_fewest_registers_left_compile_wi
         for wide, mask in ((False, "bfloat16"), (True, "float32"))
     )
     tail = HopperKernel("float16", 64, False, True, causal.shape, "float16")
-    assert all(built.resources for built in build_all([causal, shared, tail], Target("sm_90a"), compiler, cache, 2))
+    widest = [
+        HopperKernel("bfloat16", 256, True, True, staged_shapes(256, mask)[0], mask)
+        for mask in ("bool", "bfloat16", "float32")
+    ]
+    entries = [causal, shared, tail, *widest]
+    assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
 
 
 def test_the_kernels_with_a_mask_of_one_row_and_the_fewest_registers_left_compile_without_spills(
@@ -139,6 +147,7 @@ def test_the_kernels_with_a_mask_of_one_row_and_the_fewest_registers_left_compil
             (64, True, True, "bool"),
             (256, False, False, "bfloat16"),
             (256, True, False, "float32"),
+            (256, True, True, "float32"),
         )
     ]
     assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
@@ -175,8 +184,15 @@ def test_the_backward_kernels_with_five_products_compile_without_spills(
 ) -> None:
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
-    entries = [AmpereBackwardKernel("bfloat16", size, shapes_of(size, chip)[0]) for size in (64, 128)]
+    entries = [SummingKernel("bfloat16", size, shapes_of(size, chip)[0]) for size in (64, 128)]
     for built in build_all(entries, Target(architecture), compiler, cache, 2):
+        assert built.resources is not None
+        assert built.resources.spill_bytes == 0
+
+
+def test_turings_backward_kernels_with_five_products_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
+    entries = [SummingKernel("float16", size, shape) for size, shapes in TURING_SHAPES.items() for shape in shapes]
+    for built in build_all(entries, Target("sm_75"), compiler, cache, 2):
         assert built.resources is not None
         assert built.resources.spill_bytes == 0
 
@@ -239,6 +255,6 @@ def test_every_kernel_made_on_demand_passes_its_gates(architecture: str, compile
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
     entries = [*general.every_kernel(chip), *decode.every_kernel(chip), *every_backward_kernel(chip)]
-    entries += [*every_small_kernel(chip), *every_ampere_kernel(chip)]
+    entries += [*every_small_kernel(chip), *every_ampere_kernel(chip), *every_turing_kernel(chip)]
     entries += every_few_kernel() if architecture == "sm_90a" else ()
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)

@@ -20,9 +20,9 @@ from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.quick import Quick
-from tests.kernels.cuda.stub_driver import Launch, OnCpu, Stub, can_stub
+from tests.kernels.cuda.stub_driver import WITH_STUB, Launch, OnCpu, Stub
 
-pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
+pytestmark = WITH_STUB
 
 
 def draw(batch: int, heads: int, seq_q: int, seq_k: int, kv_heads: int, head_dim: int = 64) -> list[torch.Tensor]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,13 @@ from kernels.attention.cuda.decode import Decode, DecodeKernel, DecodeTile, plan
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.variants import CHIPS, Combine
+from tests.kernels.cuda import exactly
+from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.exactly import Tensors, assert_agree, exact, limits
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux", reason="needs g++ on Linux to compile the kernels"
-)
+pytestmark = WITH_COMPILER
 
-ERROR = {"float16": 1.2e-3, "bfloat16": 8e-3}
 HALF_64 = DecodeKernel("float16", 64, DecodeTile(16, 32, 4, 2))
 WIDE_64 = DecodeKernel("bfloat16", 64, DecodeTile(32, 32, 2, 3))
 BRAIN_128 = DecodeKernel("bfloat16", 128, DecodeTile(16, 16, 4, 3))
@@ -43,33 +41,14 @@ def turing(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return compile_program(TURING, 750, tmp_path_factory.mktemp("decode"))
 
 
-def draw(
-    kernel: DecodeKernel, batch: int, kv_heads: int, group: int, seq_q: int, seq_k: int, head_dim: int
-) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seq_q * 1000 + seq_k)
-    dtype = getattr(torch, kernel.dtype)
-    return [
-        torch.randn(batch, s, h, head_dim, generator=generator).to(dtype).transpose(1, 2)
-        for h, s in ((kv_heads * group, seq_q), (kv_heads, seq_k), (kv_heads, seq_k))
-    ]
-
-
-def expected(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, offset: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    group = q.shape[1] // k.shape[1]
-    k64, v64 = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = (q.double() @ k64.mT) / math.sqrt(q.shape[3])
-    if causal:
-        seen = torch.arange(k.shape[2])[None] <= torch.arange(q.shape[2])[:, None] + offset
-        scores = scores.masked_fill(~seen, -math.inf)
-    return torch.softmax(scores, -1).nan_to_num(0.0) @ v64, torch.logsumexp(scores, -1)
+def draw(kernel: DecodeKernel, batch: int, kv_heads: int, group: int, seq_q: int, seq_k: int, head_dim: int) -> Tensors:
+    return exactly.draw(kernel.dtype, batch, kv_heads * group, kv_heads, seq_q, seq_k, head_dim)
 
 
 def decode(
     program: Program,
     kernel: DecodeKernel,
-    tensors: list[torch.Tensor],
+    tensors: Tensors,
     scratch: Path,
     *,
     causal: bool = False,
@@ -96,7 +75,7 @@ def decode(
 def assert_right(
     program: Program,
     kernel: DecodeKernel,
-    tensors: list[torch.Tensor],
+    tensors: Tensors,
     scratch: Path,
     *,
     causal: bool = False,
@@ -119,13 +98,8 @@ def assert_right(
         eager=eager,
         reverse=reverse,
     )
-    offset = k.shape[2] - q.shape[2] if alignment == "bottom-right" else 0
-    want, want_lse = expected(q, k, v, causal, offset)
-    assert bool(got.isfinite().all()), "an element was not written, or is not a number"
-    assert ((got.double() - want).norm() / want.norm()).item() < ERROR[kernel.dtype]
-    seen = want_lse.isfinite()
-    assert torch.equal(lse.isfinite(), seen)
-    assert (lse.double() - want_lse)[seen].abs().max().item() < 1e-4
+    ends = limits(q, k, causal=causal, alignment=alignment)
+    assert_agree(got, lse, *exact(q, k, v, *ends), kernel.dtype)
 
 
 @pytest.mark.parametrize(("eager", "reverse"), [(False, False), (True, True)])
@@ -194,7 +168,7 @@ def test_a_maximum_that_grows_or_shrinks_along_the_keys_is_rescaled_right(
     ramp = torch.linspace(0.2, 20.0, 900)
     k = (k.float() * (ramp.flip(0) if largest_first else ramp)[:, None]).to(k.dtype)
     for splits in (1, 4):
-        assert_right(ampere, HALF_64, [q, k, v], tmp_path, splits=splits)
+        assert_right(ampere, HALF_64, (q, k, v), tmp_path, splits=splits)
 
 
 def test_the_source_is_clean_under_the_address_sanitizer(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.posing import problem_of
-from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, dtypes_of
+from tests.kernels.cuda.exactly import exact, limits
+from tests.kernels.cuda.on_gpu import DEV, ON_GPU, Poisoned, dtypes_of, failures
 from tests.kernels.cuda.on_gpu import engine as engine
 
 pytestmark = ON_GPU
@@ -28,18 +29,6 @@ def draw(
         torch.randn(batch, s, h, head_dim, device=DEV, generator=generator).to(dtype).transpose(1, 2)
         for h, s in ((kv_heads * group, seq_q), (kv_heads, seq_k), (kv_heads, seq_k))
     ]
-
-
-def exact(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, offset: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    group = q.shape[1] // k.shape[1]
-    k64, v64 = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = (q.double() @ k64.mT) / math.sqrt(q.shape[3])
-    if causal:
-        keys, rows = torch.arange(k.shape[2], device=DEV)[None], torch.arange(q.shape[2], device=DEV)[:, None]
-        scores = scores.masked_fill(keys > rows + offset, -math.inf)
-    return torch.softmax(scores, -1).nan_to_num(0.0) @ v64, torch.logsumexp(scores, -1)
 
 
 def bound(
@@ -72,34 +61,10 @@ def verdict(
 ) -> str | None:
     """None if output and log-sum-exp are right, twice in a row, and nothing beside them is written."""
     q, k, v = tensors
-    guard, rows = 1024, math.prod(q.shape[:3])
-    buffer = torch.full((rows * q.shape[3] + 2 * guard,), math.nan, device=DEV, dtype=q.dtype)
-    sums = torch.full((rows + 2 * guard,), math.nan, device=DEV)
-    for canaries in (buffer, sums):
-        canaries[:guard] = 7
-        canaries[-guard:] = 7
-    out, lse = buffer[guard:-guard].view(q.shape), sums[guard:-guard].view(q.shape[:3])
-    call = bound(engine, tensors, out, lse, causal=causal, alignment=alignment, splits=splits, tickets=tickets)
-    call()
-    first = out.clone()
-    call()
-    if not torch.equal(out, first):
-        return "the second launch differs from the first"
-    for canaries in (buffer, sums):
-        if not bool((canaries[:guard] == 7).all() & (canaries[-guard:] == 7).all()):
-            return "wrote beside the output"
-    want, want_lse = exact(q, k, v, causal, k.shape[2] - q.shape[2] if alignment == "bottom-right" else 0)
-    frobenius = ((out.double() - want).norm() / want.norm().clamp_min(1e-30)).item()
-    if not frobenius <= FROBENIUS[q.dtype]:
-        return f"relative Frobenius error {frobenius:.3g}"
-    if bool((want_lse.isinf() != lse.isinf()).any()):
-        return "a row without keys has a finite log-sum-exp, or the other way round"
-    off = (lse.double() - want_lse).nan_to_num(0.0, posinf=1.0, neginf=1.0).abs().max().item()
-    return None if off <= 2e-4 else f"log-sum-exp off by {off:.3g}"
-
-
-def failures(cases: list[tuple[str, str | None]]) -> list[str]:
-    return [f"{name}: {words}" for name, words in cases if words]
+    made = Poisoned(q)
+    kinds = {"causal": causal, "alignment": alignment, "splits": splits, "tickets": tickets}
+    call = bound(engine, tensors, made.out, made.lse, **kinds)  # type: ignore[arg-type]
+    return made.complaint(call) or made.wrong(*exact(q, k, v, *limits(q, k, causal=causal, alignment=alignment)))
 
 
 @pytest.mark.parametrize("head_dim", [8, 40, 64, 104, 128, 192, 256])
@@ -166,7 +131,7 @@ def test_two_calls_on_two_streams_do_not_meet(engine: Engine) -> None:
     for number in range(2):
         q, k, v = draw(number, 1, 2, 8, 1, 20000, 64, torch.float16)
         out = torch.empty_like(q)
-        calls.append((bind(q, k, v, out, way="decode", engine=engine), out, exact(q, k, v, False, 0)[0]))
+        calls.append((bind(q, k, v, out, way="decode", engine=engine), out, exact(q, k, v)[0]))
     torch.cuda.synchronize()
     for _ in range(200):
         for stream, (call, _, _) in zip(streams, calls, strict=True):

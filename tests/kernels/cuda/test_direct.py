@@ -20,9 +20,9 @@ from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.quick import QKV, Options
 from kernels.attention.cuda.small import SmallParameters
 from tests.kernels.cuda.counted import LONG, SMALL, Counted, draw
-from tests.kernels.cuda.stub_driver import Launch, Map, OnCpu, Stub, can_stub
+from tests.kernels.cuda.stub_driver import WITH_STUB, Launch, Map, OnCpu, Stub
 
-pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
+pytestmark = WITH_STUB
 
 
 @pytest.fixture(params=[False, True], ids=["python", "compiled"])

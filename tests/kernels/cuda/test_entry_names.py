@@ -11,9 +11,9 @@ import torch
 from kernels.attention.cuda.kernel import CudaKernel
 from kernels.attention.cuda.launching import Buffers
 from kernels.attention.cuda.operator import bind
-from tests.kernels.cuda.stub_driver import OnCpu, Stub, can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, OnCpu, Stub, stub_libcuda
 
-pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and no GPU")
+pytestmark = WITH_STUB
 
 
 @pytest.fixture

@@ -15,6 +15,9 @@ from tests.kernels.cuda.on_gpu import ON_GPU
 
 pytestmark = ON_GPU
 DEV = torch.device("cuda", 0)
+PROFILES = 5
+"""How often is tried: of a process's first profiles the first kernels may be missing, and more of them while other
+processes use the device."""
 
 
 @pytest.mark.parametrize("name", ["bench", "bench:lse"])
@@ -31,12 +34,12 @@ def test_what_is_named_is_what_ran(name: str, shape: Shape) -> None:
     implementation.build(site)
     inputs = WORKLOAD.problem().inputs(case, torch.Generator(DEV).manual_seed(1))
     call = implementation.bind(case, inputs)
-    with profile(activities=[ProfilerActivity.CUDA]):  # of a process's first profile the first kernel may be missing
-        call.plan()
-        torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        call.plan()
-        torch.cuda.synchronize()
-    ran = {one.key for one in seen.key_averages() if one.device_type.name == "CUDA"}
+    ran: set[str] = set()
+    for _ in range(PROFILES):
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            call.plan()
+            torch.cuda.synchronize()
+        if ran := {one.key for one in seen.key_averages() if one.device_type.name == "CUDA"}:
+            break
     named = set(call.backend.removesuffix("+lse").split("+"))
     assert named <= ran, (named, ran)

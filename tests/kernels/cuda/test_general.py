@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import platform
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,11 @@ from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.posing import Window, problem_of, varlen_problem_of
 from kernels.attention.cuda.variants import CHIPS, SCALAR_TILES, Combine, Tile
+from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.exactly import exact, limits
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux", reason="needs g++ on Linux to compile the kernels"
-)
+pytestmark = WITH_COMPILER
 
 ERROR = {torch.float16: 1.2e-3, torch.bfloat16: 8e-3}
 TURING = next(chip for chip in CHIPS if chip.name == "turing")
@@ -68,40 +66,6 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> torch.Te
     return torch.randn(b, s, h, d, generator=generator).to(dtype).transpose(1, 2)
 
 
-def seen_keys(seq_q: int, seq_k: int, causal: bool, alignment: str, window: Window | None) -> torch.Tensor:
-    """[S_q, S_k]: the definition of both alignments and of the window."""
-    shift = seq_k - seq_q if alignment == "bottom-right" else 0
-    distance = torch.arange(seq_k)[None] - torch.arange(seq_q)[:, None] - shift
-    seen = torch.ones(seq_q, seq_k, dtype=torch.bool)
-    left, right = window or (None, None)
-    if causal:
-        seen &= distance <= 0
-    if right is not None:
-        seen &= distance <= right
-    if left is not None:
-        seen &= distance >= -left
-    return seen
-
-
-def expected(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    seen: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    group = q.shape[1] // k.shape[1]
-    k64, v64 = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = (q.double() @ k64.mT) * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.double()
-    scores = scores.masked_fill(~seen, -math.inf)
-    weights = torch.softmax(scores, -1)
-    weights = torch.where((scores == -math.inf).all(-1, keepdim=True), 0.0, weights)
-    return weights @ v64, torch.logsumexp(scores, -1)
-
-
 def assert_close(
     got: torch.Tensor, lse: torch.Tensor, want: torch.Tensor, want_lse: torch.Tensor, dtype: torch.dtype
 ) -> None:
@@ -145,8 +109,8 @@ def assert_right(
     steps = way.steps(problem, abs(scale) or 1.0, buffers)  # type: ignore[arg-type]
     given = [q, k, v, out, lse, *buffers.memory] + ([] if mask is None else [mask])
     program.run(steps, given, scratch, eager=eager, reverse=reverse)
-    seen = seen_keys(q.shape[2], k.shape[2], causal, alignment, window)
-    assert_close(out, lse, *expected(q, k, v, seen, mask, scale), q.dtype)
+    ends = limits(q, k, causal=causal, alignment=alignment, window=window)
+    assert_close(out, lse, *exact(q, k, v, *ends, mask=mask, scale=scale), q.dtype)
 
 
 def problem(
@@ -325,14 +289,15 @@ def test_sequences_of_different_lengths_are_computed_each_by_itself(
     buffers = HostBuffers(lse.data_ptr())
     steps = way.steps(posed, 0.125, buffers)  # type: ignore[arg-type]
     ampere.run(steps, [q, k, v, out, lse, *starts, *buffers.memory], tmp_path)
-    for b, (seq_q, seq_k) in enumerate(zip(lengths_q, lengths_k, strict=True)):
+    for b, seq_q in enumerate(lengths_q):
         if seq_q == 0:
             continue
         own = [
             x[int(s[b]) : int(s[b + 1])].transpose(0, 1)[None]
             for x, s in ((q, starts[0]), (k, starts[1]), (v, starts[1]))
         ]
-        want, want_lse = expected(*own, seen_keys(seq_q, seq_k, False, alignment, window))
+        ends = limits(own[0], own[1], causal=False, alignment=alignment, window=window)
+        want, want_lse = exact(*own, *ends)
         rows = slice(int(starts[0][b]), int(starts[0][b + 1]))
         assert_close(out[rows].transpose(0, 1)[None], lse[None, :, rows], want, want_lse, q.dtype)
 

@@ -15,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels.attention.cuda import attention, attention_varlen, bind, bind_varlen
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import Unsupported
-from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, dtypes_of
+from tests.kernels.cuda.exactly import exact, limits
+from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, dtypes_of, failures
 from tests.kernels.cuda.on_gpu import engine as engine
 
 pytestmark = ON_GPU
@@ -23,31 +24,6 @@ pytestmark = ON_GPU
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     return torch.randn(*shape, device=DEV, generator=torch.Generator(DEV).manual_seed(seed)).to(dtype)
-
-
-def seen_keys(
-    seq_q: int, seq_k: int, causal: bool, alignment: str, window: tuple[int | None, int | None] | None
-) -> torch.Tensor:
-    shift = seq_k - seq_q if alignment == "bottom-right" else 0
-    distance = torch.arange(seq_k, device=DEV)[None] - torch.arange(seq_q, device=DEV)[:, None] - shift
-    seen = torch.ones(seq_q, seq_k, dtype=torch.bool, device=DEV)
-    left, right = window or (None, None)
-    for hides, limit in ((causal, 0), (right is not None, right or 0)):
-        if hides:
-            seen &= distance <= limit
-    return seen if left is None else seen & (distance >= -left)
-
-
-def exact(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, mask: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    group = q.shape[1] // k.shape[1]
-    k64, v64 = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = (q.double() @ k64.mT) / math.sqrt(q.shape[3])
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.double()
-    scores = scores.masked_fill(~seen, -math.inf)
-    return torch.softmax(scores, -1).nan_to_num(0.0) @ v64, torch.logsumexp(scores, -1)
 
 
 def wrong(out: torch.Tensor, lse: torch.Tensor, want: torch.Tensor, want_lse: torch.Tensor) -> str | None:
@@ -74,34 +50,13 @@ def verdict(
     window: tuple[int | None, int | None] | None = None,
     **options: Any,
 ) -> str | None:
-    guard, rows = 4096, math.prod(q.shape[:3])
-    buffer = torch.full((rows * q.shape[3] + 2 * guard,), math.nan, device=DEV, dtype=q.dtype)
-    sums = torch.full((rows + 2 * guard,), math.nan, device=DEV)
-    for canaries in (buffer, sums):
-        canaries[:guard] = 7
-        canaries[-guard:] = 7
-    out, lse = buffer[guard:-guard].view(q.shape), sums[guard:-guard].view(q.shape[:3])
-    bind(
-        q,
-        k,
-        v,
-        out,
-        lse=lse,
-        causal=causal,
-        causal_alignment=alignment,
-        window=window,
-        attn_mask=mask,
-        engine=engine,
-        **options,
-    )()
-    for canaries in (buffer, sums):
-        if not bool((canaries[:guard] == 7).all() & (canaries[-guard:] == 7).all()):
-            return "wrote beside the output"
-    return wrong(out, lse, *exact(q, k, v, seen_keys(q.shape[2], k.shape[2], causal, alignment, window), mask))
-
-
-def failures(cases: list[tuple[str, str | None]]) -> list[str]:
-    return [f"{name}: {words}" for name, words in cases if words]
+    made = Poisoned(q)
+    options |= {"causal": causal, "causal_alignment": alignment, "window": window, "attn_mask": mask}
+    bind(q, k, v, made.out, lse=made.lse, engine=engine, **options)()
+    if not made.intact:
+        return "wrote beside the output"
+    ends = limits(q, k, causal=causal, alignment=alignment, window=window)
+    return wrong(made.out, made.lse, *exact(q, k, v, *ends, mask=mask))
 
 
 def draw(
@@ -226,12 +181,12 @@ def test_packed_sequences_are_computed_each_by_itself(engine: Engine, head_dim: 
             engine=engine,
         )()
         ends = [x.tolist() for x in starts]
-        for b, (seq_q, seq_k) in enumerate(zip(*lengths, strict=True)):
+        for b, seq_q in enumerate(lengths[0]):
             if seq_q == 0:
                 continue
             rows, keys = slice(ends[0][b], ends[0][b + 1]), slice(ends[1][b], ends[1][b + 1])
             own = [x.transpose(0, 1)[None] for x in (q[rows], k[keys], v[keys])]
-            want = exact(*own, seen_keys(seq_q, seq_k, causal, alignment, window))
+            want = exact(*own, *limits(own[0], own[1], causal=causal, alignment=alignment, window=window))
             cases.append((f"{number} {b}", wrong(out[rows].transpose(0, 1)[None], lse[None, :, rows], *want)))
     assert failures(cases) == []
 

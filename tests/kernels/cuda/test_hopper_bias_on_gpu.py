@@ -12,9 +12,9 @@ from kernels.attention.cuda import hopper
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.posing import problem_of
-from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU
+from tests.kernels.cuda.exactly import exact
+from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, randn
 from tests.kernels.cuda.test_hopper_on_gpu import LSE_ERROR
-from tests.kernels.cuda.test_on_gpu import randn
 
 pytestmark = ON_GPU
 
@@ -41,35 +41,12 @@ def mask_for(dtype: torch.dtype, shape: tuple[int, ...], hidden: str) -> torch.T
     return torch.randn(shape, device=DEV, generator=generator).masked_fill(away, -math.inf).to(dtype)
 
 
-def exact(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = (q.double() @ k.double().mT) / math.sqrt(q.shape[3])
-    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.double()
-    if causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-    return torch.softmax(scores, -1).nan_to_num(0.0) @ v.double(), torch.logsumexp(scores, -1)
-
-
 def wrong(engine: Engine, way: str, tensors: tuple[torch.Tensor, ...], mask: torch.Tensor, causal: bool) -> str | None:
     """What is wrong with a way's answer in poisoned memory, twice; None if nothing is."""
     q, k, v = tensors
-    out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan, device=DEV)
-    call = bind(q, k, v, out, lse=lse, attn_mask=mask, causal=causal, way=way, engine=engine)
-    call()
-    first = out.clone()
-    call()
-    answer, sums = exact(q, k, v, mask, causal)
-    if not torch.equal(first, out):
-        return "two launches differ"
-    error = float((out.double() - answer).norm() / answer.norm().clamp(min=1e-30))
-    if not error < FROBENIUS[q.dtype]:
-        return f"error {error:.2e}"
-    if not torch.equal(torch.isinf(lse), torch.isinf(sums)):
-        return "the wrong rows see nothing"
-    seen = torch.isfinite(sums)
-    off = float((lse.double() - sums)[seen].abs().max()) if bool(seen.any()) else 0.0
-    return None if off < LSE_ERROR else f"log-sum-exp off by {off:.1e}"
+    made = Poisoned(q)
+    call = bind(q, k, v, made.out, lse=made.lse, attn_mask=mask, causal=causal, way=way, engine=engine)
+    return made.complaint(call) or made.wrong(*exact(q, k, v, 0 if causal else None, mask=mask), LSE_ERROR)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 160, 192, 256])
@@ -108,7 +85,7 @@ def test_keys_hidden_with_their_whole_tile_are_not_felt_and_a_graph_follows_the_
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    wanted, _ = exact(q, k[:, :, :256], v[:, :, :256], mask[..., :256], False)
+    wanted, _ = exact(q, k[:, :, :256], v[:, :, :256], mask=mask[..., :256])
     mask[..., 256:] = -math.inf
     k[:, :, 256:] = v[:, :, 256:] = math.nan
     graph.replay()

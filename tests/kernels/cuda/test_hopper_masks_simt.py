@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +11,18 @@ import pytest
 import torch
 
 from kernels.attention.cuda import hopper
+from kernels.attention.cuda.dispatch import choose
 from kernels.attention.cuda.hopper import HopperWay
-from kernels.attention.cuda.hopper_kernels import MASKED_SHAPES, STAGED_SHAPES, HopperKernel, Shape
+from kernels.attention.cuda.hopper_kernels import MASKED_SHAPES, STAGED_SHAPES, HopperKernel, Shape, staged_shapes
 from kernels.attention.cuda.planning import Layout, Machine, Mask, Problem
 from kernels.attention.cuda.posing import problem_of
+from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.simt_ways import HostBuffers
-from tests.kernels.cuda.stub_driver import HOPPER, can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 BOOL = HopperKernel("bfloat16", 64, False, False, MASKED_SHAPES[64, False][0], "bool")
 HALF = HopperKernel("float16", 128, True, False, MASKED_SHAPES[128, False][0], "float16")
@@ -36,7 +33,18 @@ STAGED = HopperKernel("bfloat16", 64, False, False, STAGED_SHAPES[64, True][1], 
 SHARED = HopperKernel("bfloat16", 64, False, False, STAGED_SHAPES[64, True][0], "float32")
 STAGED_HALF = HopperKernel("float16", 64, True, False, STAGED_SHAPES[64, False][0], "float16")
 STAGED_WINDOW = HopperKernel("bfloat16", 128, True, True, STAGED_SHAPES[128, False][0], "bfloat16")
-KERNELS = (BOOL, HALF, BRAIN, FLOAT, WINDOW, STAGED, SHARED, STAGED_HALF, STAGED_WINDOW)
+WIDE, WIDE_FLOAT, WIDE_BOOL, WIDE_WINDOW = (
+    HopperKernel(dtype, 256, right, left, staged_shapes(256, mask)[0], mask)
+    for dtype, right, left, mask in (
+        ("bfloat16", False, False, "bfloat16"),
+        ("bfloat16", True, False, "float32"),
+        ("bfloat16", False, False, "bool"),
+        ("float16", True, True, "bool"),
+    )
+)
+STAGED_BOOL = HopperKernel("bfloat16", 64, False, False, Shape(2, 48, 2, ping_pong=True, masks=2), "bool")
+STAGED_KERNELS = (STAGED, SHARED, STAGED_HALF, STAGED_WINDOW, STAGED_BOOL, WIDE, WIDE_FLOAT, WIDE_BOOL, WIDE_WINDOW)
+KERNELS = (BOOL, HALF, BRAIN, FLOAT, WINDOW, *STAGED_KERNELS)
 DTYPES = {"bool": torch.bool, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -68,7 +76,8 @@ def test_a_mask_of_every_type_agrees_with_float64_however_copies_and_products_ar
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel, schedule: Schedule
 ) -> None:
     batches = kernel.shape.sharers  # that share a head's mask
-    tensors, case = draw(kernel, batches, 2, 1, 150, 264), case_of(kernel, mask_for(kernel, 1, 2, 150, 264))
+    keys = 272 if kernel.mask == "bool" and kernel.shape.masks else 264  # each row begins on 16 bytes
+    tensors, case = draw(kernel, batches, 2, 1, 150, keys), case_of(kernel, mask_for(kernel, 1, 2, 150, keys))
     assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, schedule, case)) is None
 
 
@@ -81,12 +90,12 @@ def test_a_mask_is_broadcast_over_batches_heads_and_rows(
     assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, SHUFFLED, case)) is None
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 65, 72), (1, 3, 65, 72), (65, 72), (2, 3, 65, 72)])
-@pytest.mark.parametrize("kernel", [STAGED, STAGED_HALF], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("shape", [(2, 1, 65, 80), (1, 3, 65, 80), (65, 80), (2, 3, 65, 80)])
+@pytest.mark.parametrize("kernel", [STAGED, STAGED_HALF, WIDE_BOOL], ids=lambda kernel: kernel.name)
 def test_a_staged_mask_is_broadcast_over_batches_and_heads(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel, shape: tuple[int, ...]
 ) -> None:
-    tensors, case = draw(kernel, 2, 3, 3, 65, 72), case_of(kernel, mask_for(kernel, *shape))
+    tensors, case = draw(kernel, 2, 3, 3, 65, 80), case_of(kernel, mask_for(kernel, *shape))
     assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, SHUFFLED, case)) is None
 
 
@@ -98,11 +107,11 @@ def test_heads_and_batches_that_share_a_mask_are_computed_two_at_a_time(
     assert complaint(SHARED, tensors, case, *attend(program, SHARED, tensors, tmp_path, SHUFFLED, case)) is None
 
 
-@pytest.mark.parametrize("kernel", [STAGED, STAGED_HALF], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [STAGED, STAGED_HALF, STAGED_BOOL, WIDE], ids=lambda kernel: kernel.name)
 def test_a_staged_mask_may_be_a_part_of_a_larger_one(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel
 ) -> None:
-    part = mask_for(kernel, 1, 2, 80, 160)[:, :, 5:75, 8:144]
+    part = mask_for(kernel, 1, 2, 80, 160)[:, :, 5:75, 16:152]
     tensors, case = draw(kernel, 1, 2, 2, 70, 136), case_of(kernel, part)
     assert complaint(kernel, tensors, case, *attend(program, kernel, tensors, tmp_path, SHUFFLED, case)) is None
 
@@ -163,13 +172,13 @@ def test_a_mask_of_32_bits_is_sent_for_ahead_over_many_tiles_and_never_outside_o
         assert complaint(FLOAT, tensors, case, *attend(program, FLOAT, tensors, tmp_path, SHUFFLED, case)) is None
 
 
-@pytest.mark.parametrize("kernel", [BOOL, BRAIN, FLOAT, STAGED], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [BOOL, BRAIN, FLOAT, STAGED, STAGED_BOOL, WIDE], ids=lambda kernel: kernel.name)
 def test_a_row_of_which_the_mask_hides_every_key_is_zero(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel
 ) -> None:
-    mask = mask_for(kernel, 1, 1, 70, 136)
+    mask = mask_for(kernel, 1, 1, 70, 144)
     mask[:, :, 3] = mask[:, :, 64:67] = False if kernel.mask == "bool" else -math.inf
-    tensors, case = draw(kernel, 1, 1, 1, 70, 136), case_of(kernel, mask)
+    tensors, case = draw(kernel, 1, 1, 1, 70, 144), case_of(kernel, mask)
     out, lse = attend(program, kernel, tensors, tmp_path, SHUFFLED, case)
     assert complaint(kernel, tensors, case, out, lse) is None
     assert bool((out[:, :, 3] == 0).all())
@@ -192,6 +201,43 @@ def test_the_most_negative_number_hides_a_key_beside_others_and_no_key_where_all
     hidden_out = attend(program, kernel, tensors, tmp_path, SHUFFLED, hidden)[0]
     rest = [row for row in range(70) if row != 5]
     assert torch.equal(out[:, :, rest], hidden_out[:, :, rest])
+
+
+@pytest.mark.parametrize(
+    ("changes", "shapes"),
+    [
+        ({}, ["128x48s2m2"]),
+        ({"dtype": "bfloat16", "row": 128, "key": 2}, ["128x48s2m2"]),
+        ({"dtype": "bool", "row": 64, "key": 1}, ["128x64s2m2"]),
+        ({"dtype": "bool", "row": 72, "key": 1}, []),
+        ({"row": 0}, []),
+    ],
+)
+@pytest.mark.parametrize("head_dim", [200, 256])
+def test_masks_of_the_widest_heads_come_through_shared_memory_whatever_they_are_made_of(
+    changes: dict[str, object], shapes: list[str], head_dim: int
+) -> None:
+    machine, lies = Machine(HOPPER, 132, 50 << 20, hopper=True), Layout(16 * 64 * 256, 64 * 256, 256, 4096)
+    mask = replace(Mask("float32", 4096, 0, 0, 256, 4), **changes)  # type: ignore[arg-type]
+    posed = Problem("bfloat16", 2, 16, 16, 64, 64, head_dim, False, 0, lies, lies, lies, lies, mask=mask)
+    found = hopper.ways(posed, machine)
+    assert [way.kernel.shape.name for way in found] == shapes
+    for way in found:
+        assert way.kernel.shared_bytes <= HOPPER.shared_bytes_per_block
+    assert bool(hopper.refusal(posed, machine)) == (not found and mask.row > 0)
+    assert choose(posed, machine)[0].name.startswith("fa90" if found or mask.row == 0 else "general")
+
+
+@pytest.mark.parametrize(("heads", "rows", "taken"), [(8, 256, "general"), (16, 512, "fa90"), (8, 1024, "fa90")])
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_few_tiles_over_many_keys_are_left_to_the_kernel_that_cuts_keys(
+    heads: int, rows: int, taken: str, head_dim: int
+) -> None:
+    machine = Machine(HOPPER, 132, 50 << 20, hopper=True)
+    q, k = (Layout(heads * seq * head_dim, seq * head_dim, head_dim, 4096) for seq in (rows, 4096))
+    mask = Mask("bfloat16", 4096, 0, 0, 8192, 2)
+    posed = Problem("bfloat16", 1, heads, heads, rows, 4096, head_dim, False, 0, q, k, k, q, mask=mask)
+    assert choose(posed, machine)[0].name.startswith(taken)
 
 
 def test_masks_that_lie_otherwise_are_left_to_the_portable_kernel_with_the_reason() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import platform
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from kernels.attention.cuda.backward_kernels import HopperBackwardKernel
 from kernels.attention.cuda.hopper_kernels import HopperKernel, Shape
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
 from kernels.attention.cuda.variants import SOURCE
-from tests.kernels.cuda.compiled import Failed
+from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import (
     RELEASING,
@@ -27,18 +25,17 @@ from tests.kernels.cuda.hopper_runner import (
     Schedule,
     compile_hopper,
 )
-from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 KERNEL = HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 2, ping_pong=True))
 FEW_KEYS = GroupKernel("float16", 128, False, GroupShape(1, 4, 64, 4))
 """Its warpgroups leave their results where K and V were."""
 STAGED = HopperKernel("bfloat16", 64, False, False, Shape(4, 64, 2, masks=2, sharers=2), "float32")
 """Its mask comes through shared memory, for two heads at once."""
+BOOLEAN = HopperKernel("float16", 64, False, False, Shape(2, 64, 2, masks=2), "bool")
+"""Its mask too, two elements at a time."""
 FILES = {
     HopperKernel: (
         ("problem.cuh", "wgmma.cuh"),
@@ -47,7 +44,7 @@ FILES = {
     GroupKernel: (("wgmma.cuh", "../small/exchange.cuh"), ("../small/warpgroups.cuh",)),
     HopperBackwardKernel: (
         (*(f"../backward/{name}.cuh" for name in ("instructions", "problem", "wgmma")), "../small/instructions.cuh"),
-        ("../backward/hopper.cuh",),
+        ("../backward/order.cuh", "../backward/hopper.cuh"),
     ),
     FewBackwardKernel: (
         ("../backward/instructions.cuh", "../backward/prepare.cuh", "wgmma.cuh"),
@@ -195,7 +192,10 @@ MASK_MUTANTS = (
     ),
     Mutant("a_sharer_of_another_mask", WRONG, (("    tile.batch += sharer;", "    tile.head ^= sharer;"),), STAGED),
     Mutant("keys_of_the_other_sharer", WRONG, (("matrix(k_tiles + own_tile, 16)", "matrix(k_tiles, 16)"),), STAGED),
+    Mutant("one_of_two_booleans_read", WRONG, (("seen & 0xff00 ?", "seen & 0xff ?"),), BOOLEAN),
+    Mutant("booleans_read_before_they_are_there", ("one arrival too many", *WRONG), (lines(READ_MASK, 1),), BOOLEAN),
 )
+BOOLEAN_CONTROL = Mutant("booleans_as_they_are", (), (), BOOLEAN)
 
 SMALL_CONTROL = Mutant("few_keys_as_it_is", (), (), FEW_KEYS)
 SMALL_MUTANTS = (
@@ -234,7 +234,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def program(folder: Path) -> HopperProgram:
-    return compile_hopper((CONTROL, MASK_CONTROL, *MUTANTS, *MASK_MUTANTS), "HopperParams", folder)
+    return compile_hopper((CONTROL, MASK_CONTROL, BOOLEAN_CONTROL, *MUTANTS, *MASK_MUTANTS), "HopperParams", folder)
 
 
 @pytest.fixture(scope="module")
@@ -249,6 +249,9 @@ def complaints(program: HopperProgram, mutant: Mutant, scratch: Path) -> Iterato
     elif mutant.kernel is STAGED:  # what two batches share
         mask = torch.randn(1, 2, 140, 264, generator=torch.Generator().manual_seed(1))
         problems = [(Case(blocks=2, mask=mask), (2, 2, 1, 140, 264))]
+    elif mutant.kernel is BOOLEAN:
+        mask = torch.rand(2, 140, 272, generator=torch.Generator().manual_seed(1)) < 0.7
+        problems = [(Case(blocks=2, mask=mask), (2, 2, 1, 140, 272))]
     else:  # many tiles a block; and tiles whose rows see nothing
         problems = [
             (Case(blocks=2), (1, 3, 1, 260, 260)),
@@ -269,8 +272,11 @@ def test_the_kernel_as_it_is_has_nothing_to_complain_of(program: HopperProgram, 
     assert list(complaints(program, CONTROL, tmp_path)) == []
 
 
-def test_a_staged_mask_as_it_is_has_nothing_to_complain_of(program: HopperProgram, tmp_path: Path) -> None:
-    assert list(complaints(program, MASK_CONTROL, tmp_path)) == []
+@pytest.mark.parametrize("control", [MASK_CONTROL, BOOLEAN_CONTROL], ids=lambda control: control.name)
+def test_a_staged_mask_as_it_is_has_nothing_to_complain_of(
+    program: HopperProgram, tmp_path: Path, control: Mutant
+) -> None:
+    assert list(complaints(program, control, tmp_path)) == []
 
 
 def test_the_kernel_for_few_keys_as_it_is_has_nothing_to_complain_of(

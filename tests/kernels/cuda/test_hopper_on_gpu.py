@@ -15,8 +15,8 @@ from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.launching import Bound
 from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.posing import problem_of
-from tests.kernels.cuda.on_gpu import DEV, DTYPES, FROBENIUS, ON_GPU
-from tests.kernels.cuda.test_on_gpu import randn
+from tests.kernels.cuda.exactly import exact, limits
+from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU, Poisoned, randn
 
 pytestmark = ON_GPU
 
@@ -36,46 +36,13 @@ def engine() -> Engine:
     return engine
 
 
-def exact(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, last: int | None, first: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp in float64, where row r sees the keys r + first .. r + last."""
-    group = q.shape[1] // k.shape[1]
-    k64, v64 = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = (q.double() @ k64.mT) / math.sqrt(q.shape[3])
-    rows, keys = torch.arange(q.shape[2], device=DEV)[:, None], torch.arange(k.shape[2], device=DEV)[None]
-    if last is not None:
-        scores = scores.masked_fill(keys > rows + last, -math.inf)
-    if first is not None:
-        scores = scores.masked_fill(keys < rows + first, -math.inf)
-    return torch.softmax(scores, -1).nan_to_num(0.0) @ v64, torch.logsumexp(scores, -1)
-
-
 def wrong(engine: Engine, way: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kinds: object) -> str | None:
     """What is wrong with a way's answer, in poisoned memory between canaries, twice; None if nothing is."""
-    guard, rows = 4096, math.prod(q.shape[:3])
-    buffer = torch.full((rows * q.shape[3] + 2 * guard,), math.nan, device=DEV, dtype=q.dtype)
-    buffer[:guard] = buffer[-guard:] = 7
-    out, lse = buffer[guard:-guard].view(q.shape), torch.full(q.shape[:3], math.nan, device=DEV)
-    call = bind(q, k, v, out, lse=lse, way=way, engine=engine, **kinds)  # type: ignore[arg-type]
-    call()
-    first = out.clone()
-    call()
-    shift = k.shape[2] - q.shape[2] if kinds.get("causal_alignment") == "bottom-right" else 0
-    left, right = kinds.get("window") or (None, None)  # type: ignore[misc]
-    ends = [x for x in (0 if kinds.get("causal") else None, right) if x is not None]
-    answer, sums = exact(q, k, v, min(ends) + shift if ends else None, None if left is None else shift - left)
-    if not torch.equal(first, out):
-        return "two launches differ"
-    if not (bool((buffer[:guard] == 7).all()) and bool((buffer[-guard:] == 7).all())):
-        return "wrote beside the output"
-    error = float((out.double() - answer).norm() / answer.norm().clamp(min=1e-30))
-    if not error < FROBENIUS[q.dtype]:
-        return f"error {error:.2e}"
-    if not torch.equal(torch.isinf(lse), torch.isinf(sums)):
-        return "the wrong rows see nothing"
-    off = float((lse.double() - sums).nan_to_num(0.0).abs().max())
-    return None if off < LSE_ERROR else f"log-sum-exp off by {off:.1e}"
+    made = Poisoned(q)
+    call = bind(q, k, v, made.out, lse=made.lse, way=way, engine=engine, **kinds)  # type: ignore[arg-type]
+    alignment, window = kinds.get("causal_alignment", "top-left"), kinds.get("window")
+    ends = limits(q, k, causal=bool(kinds.get("causal")), alignment=alignment, window=window)  # type: ignore[arg-type]
+    return made.complaint(call) or made.wrong(*exact(q, k, v, *ends), LSE_ERROR)
 
 
 def names(engine: Engine, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, left: bool) -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import platform
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,15 +14,13 @@ from kernels.attention.cuda.hopper import HopperWay
 from kernels.attention.cuda.hopper_kernels import SHAPES, HopperKernel, Shape
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.posing import varlen_problem_of
+from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.exactly import ERROR, exact, limits
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.simt_ways import HostBuffers
-from tests.kernels.cuda.stub_driver import HOPPER, can_stub, stub_libcuda
-from tests.kernels.cuda.test_simt import ERROR
+from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 FULL = HopperKernel("bfloat16", 64, False, False, SHAPES[64, False][0], packed=True)
 CAUSAL = HopperKernel("float16", 128, True, False, SHAPES[128, True][0], packed=True)
@@ -83,22 +79,14 @@ def attend(
 def expected(
     kernel: HopperKernel, tensors: list[torch.Tensor], lengths: Sequence[tuple[int, int]], alignment: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k, v = (x.double() for x in tensors)
-    group, at_q, at_k, outs, sums = q.shape[1] // k.shape[1], 0, 0, [], []
+    at_q, at_k, outs, sums = 0, 0, [], []
+    window = (70 if kernel.left else None, (5 if kernel.left else 0) if kernel.right else None)
     for rows, keys in lengths:
-        own = q[at_q : at_q + rows].transpose(0, 1)
-        k_own, v_own = (x[at_k : at_k + keys].transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
-        scores = own @ k_own.mT / math.sqrt(q.shape[2])
-        distance = torch.arange(keys)[None] - torch.arange(rows)[:, None]
-        distance -= keys - rows if alignment == "bottom-right" else 0
-        seen = torch.ones_like(distance, dtype=torch.bool)
-        if kernel.right:
-            seen &= distance <= (5 if kernel.left else 0)
-        if kernel.left:
-            seen &= distance >= -70
-        scores = scores.masked_fill(~seen, -math.inf)
-        outs.append((torch.softmax(scores, -1).nan_to_num(0.0) @ v_own).transpose(0, 1))
-        sums.append(torch.logsumexp(scores, -1))
+        spans = (slice(at_q, at_q + rows), slice(at_k, at_k + keys), slice(at_k, at_k + keys))
+        q, k, v = (x[span].transpose(0, 1)[None] for x, span in zip(tensors, spans, strict=True))
+        out, lse = exact(q, k, v, *limits(q, k, causal=False, alignment=alignment, window=window))
+        outs.append(out[0].transpose(0, 1))
+        sums.append(lse[0])
         at_q, at_k = at_q + rows, at_k + keys
     return torch.cat(outs), torch.cat(sums, 1)
 

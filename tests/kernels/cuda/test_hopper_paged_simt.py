@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import platform
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,18 +16,15 @@ from kernels.attention.cuda.hopper_kernels import PAGED_SHAPES, HopperKernel
 from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.posing import Window
 from kernels.attention.cuda.posing_paged import paged_problem_of
-from tests.kernels.cuda.compiled import Failed
+from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.paged_cases import Cache, draw_cache
 from tests.kernels.cuda.simt_ways import HostBuffers
-from tests.kernels.cuda.stub_driver import HOPPER, can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
 from tests.kernels.cuda.test_hopper_mutants import OVERWRITTEN, READ_EARLY, Mutant, without
 from tests.kernels.cuda.test_paged import assert_right
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 
 def kernel(dtype: str, head_dim: int, right: bool, left: bool) -> HopperKernel:

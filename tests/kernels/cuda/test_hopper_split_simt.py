@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import platform
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,15 +17,13 @@ from kernels.attention.cuda.hopper_kernels import SPLIT_SHAPES, HopperKernel
 from kernels.attention.cuda.planning import Layout, Machine, Problem
 from kernels.attention.cuda.posing import problem_of
 from kernels.attention.cuda.variants import Combine
+from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.exactly import ERROR
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
-from tests.kernels.cuda.stub_driver import HOPPER, can_stub, stub_libcuda
-from tests.kernels.cuda.test_simt import ERROR
+from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 FULL = HopperKernel("bfloat16", 64, False, False, SPLIT_SHAPES[64], split=True)
 CAUSAL = HopperKernel("float16", 128, True, False, SPLIT_SHAPES[128], split=True)

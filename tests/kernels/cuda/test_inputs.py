@@ -18,9 +18,9 @@ from kernels.attention.cuda.parameters import Parameters
 from kernels.attention.cuda.quick import Options, Quick
 from kernels.attention.cuda.registered import kernels_of
 from kernels.attention.cuda.varlen import attention_varlen, bind_varlen
-from tests.kernels.cuda.stub_driver import OnCpu, Stub, can_stub
+from tests.kernels.cuda.stub_driver import WITH_STUB, OnCpu, Stub
 
-pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
+pytestmark = WITH_STUB
 
 Tensors = dict[str, torch.Tensor]
 

@@ -10,8 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from kernels.attention.cuda.operator import attention
 from kernels.attention.cuda.varlen import attention_varlen
-from tests.kernels.cuda.on_gpu import ON_GPU
-from tests.kernels.cuda.test_on_gpu import DEV, randn
+from tests.kernels.cuda.on_gpu import DEV, ON_GPU, randn
 
 pytestmark = ON_GPU
 

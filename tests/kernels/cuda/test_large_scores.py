@@ -6,8 +6,6 @@ Inputs are small integers times powers of two, so that every score is exact in f
 from __future__ import annotations
 
 import math
-import platform
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,19 +19,17 @@ from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.planning import Machine, plan
 from kernels.attention.cuda.portable import Portable
 from kernels.attention.cuda.posing import problem_of
-from kernels.attention.cuda.small import SmallKernel, in_registers, in_shared
+from kernels.attention.cuda.small import Small, SmallKernel, in_registers, in_shared
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
 from kernels.attention.cuda.variants import CHIPS, Combine, Kernel
+from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.exactly import exact
 from tests.kernels.cuda.hopper_cases import Case, attend
 from tests.kernels.cuda.hopper_runner import SHUFFLED, HopperProgram, compile_hopper
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
-from tests.kernels.cuda.small_runner import SmallRunner, compile_small
-from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 ERROR = {torch.float16: 1.2e-3, torch.bfloat16: 8e-3}
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
@@ -60,8 +56,8 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallRunner:
-    return compile_small((REGISTERS, SHARED), tmp_path_factory.mktemp("large"))
+def small(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    return compile_program((REGISTERS, SHARED), 800, tmp_path_factory.mktemp("large"), parameters="SmallParams")
 
 
 @pytest.fixture(scope="module")
@@ -95,19 +91,10 @@ def draw(dtype: torch.dtype, head_dim: int = 64, rows: int = ROWS) -> tuple[torc
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def expected(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None = None
-) -> torch.Tensor:
-    scores = (q.double() @ k.double().mT) * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
-    if causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
-    return torch.softmax(scores, -1) @ v.double()
-
-
 def assert_right(run: Run, dtype: torch.dtype, *, causal: bool, head_dim: int = 64, rows: int = ROWS) -> None:
     """Right in every row; and a row's bits do not depend on how large its neighbours are."""
     q, k, v = draw(dtype, head_dim, rows)
-    got, want = run(q, k, v), expected(q, k, v, causal=causal)
+    got, (want, _) = run(q, k, v), exact(q, k, v, 0 if causal else None)
     assert bool(got.isfinite().all())
     wrong = (got.double() - want).norm(dim=-1) / want.norm(dim=-1)
     assert wrong.max().item() < 4 * ERROR[dtype], f"row {wrong.flatten().argmax().item()} is off by {wrong.max():.2g}"
@@ -164,10 +151,8 @@ def test_decoding(portable: Program, tmp_path: Path, splits: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", [REGISTERS, SHARED], ids=lambda kernel: kernel.name)
-def test_the_kernels_for_few_keys(small: SmallRunner, tmp_path: Path, kernel: SmallKernel) -> None:
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return small.run(kernel, q, k, v, torch.full_like(q, math.nan), scratch=tmp_path)[0]
-
+def test_the_kernels_for_few_keys(small: Program, tmp_path: Path, kernel: SmallKernel) -> None:
+    run = in_ways(small, tmp_path, Small(kernel), kernel.causal)
     assert_right(run, getattr(torch, kernel.dtype), causal=kernel.causal)
 
 

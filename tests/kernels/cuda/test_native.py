@@ -13,10 +13,10 @@ import torch
 from kernels.attention.cuda import compile_gradients, gradients, native
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
 from tests.kernels.cuda.counted import SMALL, Counted, Watching, draw
-from tests.kernels.cuda.stub_driver import Stub, can_stub
+from tests.kernels.cuda.stub_driver import WITH_STUB, Stub
 from tests.kernels.cuda.test_direct import draw_of
 
-pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
+pytestmark = WITH_STUB
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import torch
 from kernels.attention.cuda import native, operator
 from kernels.attention.cuda.direct import differentiable_by
 from kernels.attention.cuda.engine import default_cache
-from tests.kernels.cuda.on_gpu import ON_GPU
-from tests.kernels.cuda.test_on_gpu import randn
+from tests.kernels.cuda.on_gpu import ON_GPU, randn
 
 pytestmark = ON_GPU
 

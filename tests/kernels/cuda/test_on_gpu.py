@@ -14,7 +14,8 @@ from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import BuildFailed, Unsupported
 from kernels.attention.cuda.ladder import LADDER, bind_rung
 from kernels.attention.cuda.operator import attention, bind
-from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, dtypes_of
+from tests.kernels.cuda.exactly import exact
+from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, dtypes_of, failures, randn
 from tests.kernels.cuda.on_gpu import engine as engine
 
 pytestmark = ON_GPU
@@ -24,30 +25,9 @@ LENGTHS += (1025, 2049)
 HEAD_DIMS = (1, 8, 20, 32, 64, 72, 96, 128, 160, 256)
 
 
-def randn(*shape: int, dtype: torch.dtype, seed: int, bshd: bool = False) -> torch.Tensor:
-    """[B, H, S, D] from N(0, 1); with `bshd` a view of a [B, S, H, D] tensor."""
-    generator = torch.Generator(DEV).manual_seed(seed)
-    b, h, s, d = shape
-    if bshd:
-        return torch.randn(b, s, h, d, device=DEV, generator=generator).to(dtype).transpose(1, 2)
-    return torch.randn(b, h, s, d, device=DEV, generator=generator).to(dtype)
-
-
 def visible(seq_q: int, seq_k: int, offset: int) -> torch.Tensor:
     rows, keys = torch.arange(seq_q, device=DEV)[:, None], torch.arange(seq_k, device=DEV)[None]
     return keys <= rows + offset
-
-
-def exact(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, offset: int, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp in float64; a row without keys is 0 and -inf."""
-    group = q.shape[1] // k.shape[1]
-    k64, v64 = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = (q.double() @ k64.mT) * scale
-    if causal:
-        scores = scores.masked_fill(~visible(q.shape[2], k.shape[2], offset), -math.inf)
-    return torch.softmax(scores, -1).nan_to_num(0.0) @ v64, torch.logsumexp(scores, -1)
 
 
 def in_dtype(
@@ -74,19 +54,11 @@ def run(
     splits: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Into poisoned outputs with canary rows before and after; fails if any canary dies or any element stays poison."""
-    guard = 4096
-    rows = math.prod(q.shape[:3])
-    buffer = torch.full((rows * q.shape[3] + 2 * guard,), math.nan, device=DEV, dtype=q.dtype)
-    sums = torch.full((rows + 2 * guard,), math.nan, device=DEV)
-    for canaries in (buffer, sums):
-        canaries[:guard] = 7
-        canaries[-guard:] = 7
-    out, lse = buffer[guard:-guard].view(q.shape), sums[guard:-guard].view(q.shape[:3])
-    bind(q, k, v, out, causal=causal, causal_alignment=alignment, scale=scale, lse=lse, splits=splits, engine=engine)()
-    for canaries in (buffer, sums):
-        assert bool((canaries[:guard] == 7).all()), "wrote before the output"
-        assert bool((canaries[-guard:] == 7).all()), "wrote after the output"
-    return out, lse
+    made = Poisoned(q)
+    how = {"causal": causal, "causal_alignment": alignment, "scale": scale, "splits": splits}
+    bind(q, k, v, made.out, lse=made.lse, engine=engine, **how)()  # type: ignore[arg-type]
+    assert made.intact, "wrote beside the output"
+    return made.out, made.lse
 
 
 def verdict(
@@ -104,7 +76,7 @@ def verdict(
     offset = k.shape[2] - q.shape[2] if alignment == "bottom-right" else 0
     factor = scale if scale is not None else q.shape[3] ** -0.5
     out, lse = run(engine, q, k, v, causal=causal, alignment=alignment, splits=splits, scale=scale)
-    want, want_lse = exact(q, k, v, causal=causal, offset=offset, scale=factor)
+    want, want_lse = exact(q, k, v, offset if causal else None, scale=factor)
     torch_error = (in_dtype(q, k, v, causal=causal, offset=offset, scale=factor).double() - want).abs().max().item()
     error = (out.double() - want).abs().max().item()
     limit = 2 * torch_error + torch.finfo(q.dtype).eps * want.abs().max().item()
@@ -120,10 +92,6 @@ def verdict(
     if bool((want_lse.isinf() != lse.isinf()).any()):
         return "a row without keys has a finite log-sum-exp, or the other way round"
     return None
-
-
-def failures(cases: list[tuple[str, str | None]]) -> list[str]:
-    return [f"{name}: {words}" for name, words in cases if words]
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -165,7 +133,7 @@ def test_the_classic_grid_is_within_two_thousandths(engine: Engine) -> None:
     for seq, causal in itertools.product((4, 8, 16, 32, 64, 128, 256, 512), (False, True)):
         q, k, v = (randn(2, 8, seq, 64, dtype=torch.float16, seed=i) for i in range(3))
         out, _ = run(engine, q, k, v, causal=causal)
-        want, _ = exact(q, k, v, causal=causal, offset=0, scale=0.125)
+        want, _ = exact(q, k, v, 0 if causal else None, scale=0.125)
         assert (out.double() - want).abs().max().item() < 2e-3, (seq, causal)
 
 
@@ -260,7 +228,7 @@ def test_misaligned_pointers_and_odd_strides_are_computed(engine: Engine) -> Non
 def test_more_than_65535_heads_in_all_are_computed(engine: Engine) -> None:
     q, k, v = (randn(1100, 64, 9, 32, dtype=torch.float16, seed=i) for i in range(3))
     out, _ = run(engine, q, k, v, causal=True)
-    want, _ = exact(q, k, v, causal=True, offset=0, scale=32**-0.5)
+    want, _ = exact(q, k, v, 0)
     assert (out.double() - want).abs().max().item() < 4e-3
 
 
@@ -273,7 +241,7 @@ def test_more_than_two_billion_elements_are_computed(engine: Engine) -> None:
     big[-2:].normal_()
     big[:-2].normal_()
     out, _ = attention(big, big, big, return_lse=True, engine=engine)
-    want, _ = exact(big[-2:], big[-2:], big[-2:], causal=False, offset=0, scale=128**-0.5)
+    want, _ = exact(big[-2:], big[-2:], big[-2:])
     assert (out[-2:].double() - want).abs().max().item() < 4e-3
 
 
@@ -372,7 +340,7 @@ def test_every_rung_of_the_ladder_agrees_with_float64(engine: Engine, rung: str)
         )
         out = torch.full_like(q, math.nan)
         bind_rung(rung, q, k, v, out, causal=causal, engine=engine)()
-        want, _ = exact(q, k, v, causal=causal, offset=0, scale=head_dim**-0.5)
+        want, _ = exact(q, k, v, 0 if causal else None)
         assert ((out.double() - want).norm() / want.norm()).item() < 1.2e-3, (head_dim, causal, seq_q, seq_k)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import platform
 import random
 import shutil
 from pathlib import Path
@@ -19,12 +18,11 @@ from kernels.attention.cuda.planning import Machine
 from kernels.attention.cuda.posing import Window
 from kernels.attention.cuda.posing_paged import paged_problem_of
 from kernels.attention.cuda.variants import CHIPS, SCALAR_TILES, SOURCE, Combine
+from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.paged_cases import Cache, draw_cache, expected, rows_of
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux", reason="needs g++ on Linux to compile the kernels"
-)
+pytestmark = WITH_COMPILER
 
 ERROR = {torch.float16: 1.2e-3, torch.bfloat16: 8e-3}
 TURING, HOPPER = (next(chip for chip in CHIPS if chip.name == name) for name in ("turing", "hopper"))

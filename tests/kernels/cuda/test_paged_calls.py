@@ -26,9 +26,8 @@ from kernels.attention.cuda.quick import Options, Quick
 from kernels.attention.cuda.registered import as_operator, kernels_of
 from kernels.attention.cuda.variants import CHIPS, Chip
 from tests.kernels.cuda.paged_cases import Cache, draw_cache
-from tests.kernels.cuda.stub_driver import Map, OnCpu, Stub, can_stub
+from tests.kernels.cuda.stub_driver import WITH_STUB, Map, OnCpu, Stub
 
-needs_stub = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
 
 
@@ -90,7 +89,7 @@ def test_every_paged_problem_gets_a_kernel_that_a_gate_has_seen(
     assert "paged" in launch.kernel.name
 
 
-@needs_stub
+@WITH_STUB
 def test_a_remembered_call_writes_its_own_tensors_addresses(stub: Stub, quick: Quick) -> None:
     seen = set()
     for queries in (1, 70, (3, 1), (70, 80)):
@@ -112,7 +111,7 @@ def test_a_remembered_call_writes_its_own_tensors_addresses(stub: Stub, quick: Q
     assert any(name.startswith(b"general_fp16_d128_paged_vector") for name in seen)
 
 
-@needs_stub
+@WITH_STUB
 @pytest.mark.parametrize("queries", [140, (140, 130)])
 def test_hopper_is_given_a_map_of_the_pages(stub: Stub, quick: Quick, queries: int | tuple[int, ...]) -> None:
     for seed in range(3):
@@ -131,7 +130,7 @@ def test_hopper_is_given_a_map_of_the_pages(stub: Stub, quick: Quick, queries: i
         assert (given.piece, given.pages, given.page.divisor) == (32, cache.k.shape[0], 32)
 
 
-@needs_stub
+@WITH_STUB
 def test_a_call_like_the_one_before_is_not_bound_again(engine: OnCpu) -> None:
     bound = []
 
@@ -146,7 +145,7 @@ def test_a_call_like_the_one_before_is_not_bound_again(engine: OnCpu) -> None:
     assert len(bound) == 2
 
 
-@needs_stub
+@WITH_STUB
 def test_counters_of_a_captured_launch_are_its_own(stub: Stub, engine: OnCpu, quick: Quick) -> None:
     cache = draw_cache((3000, 130), 1, page=16, heads=8, kv_heads=1)
 
@@ -165,7 +164,7 @@ def test_counters_of_a_captured_launch_are_its_own(stub: Stub, engine: OnCpu, qu
     assert stub.library.stub_allocations() - allocations <= 1
 
 
-@needs_stub
+@WITH_STUB
 def test_nothing_to_see_gives_zeros_without_a_launch(stub: Stub, engine: OnCpu) -> None:
     cache = draw_cache((0, 0), 2, page=16, spare=0)
     before = stub.launches
@@ -176,7 +175,7 @@ def test_nothing_to_see_gives_zeros_without_a_launch(stub: Stub, engine: OnCpu) 
     assert stub.launches == before
 
 
-@needs_stub
+@WITH_STUB
 @pytest.mark.parametrize("which", ["q", "k", "v"])
 def test_a_gradient_is_refused_before_and_after_a_plan_is_known(registered: Quick, which: str) -> None:
     cache = draw_cache((600, 130), 1, page=16)
@@ -192,7 +191,7 @@ def test_a_gradient_is_refused_before_and_after_a_plan_is_known(registered: Quic
         as_operator(tensors, Options(names=tuple(tensors), longest=(-1, -1)))
 
 
-@needs_stub
+@WITH_STUB
 def test_fake_tensors_get_the_operators_shapes(stub: Stub, quick: Quick) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -208,7 +207,7 @@ def test_fake_tensors_get_the_operators_shapes(stub: Stub, quick: Quick) -> None
     assert stub.launches == before
 
 
-@needs_stub
+@WITH_STUB
 @pytest.mark.parametrize("queries", [2, (2, 3)])
 def test_under_the_compiler_the_call_is_the_operator(stub: Stub, registered: Quick, queries: Any) -> None:
     names: list[str] = []
@@ -234,7 +233,7 @@ def replaced(**tensors: Any) -> Callable[[Cache], Cache]:
     return lambda cache: dataclasses.replace(cache, **{name: make(cache) for name, make in tensors.items()})
 
 
-@needs_stub
+@WITH_STUB
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
@@ -269,7 +268,7 @@ def test_what_does_not_fit_is_refused_with_what_would(
         call(quick, good)
 
 
-@needs_stub
+@WITH_STUB
 def test_lengths_that_are_not_numbers_of_the_host_are_refused(engine: OnCpu) -> None:
     cache = draw_cache((60, 130), 1, page=16)
     for longest in (cache.lengths, -1):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels.attention.cuda import attention_paged, bind_paged
 from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.posing import Window, limits
-from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, dtypes_of
+from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, dtypes_of, failures
 from tests.kernels.cuda.on_gpu import engine as engine
 from tests.kernels.cuda.paged_cases import Cache, draw_cache, rows_of
 
@@ -86,10 +85,6 @@ def verdict(
         if off > 2e-4:
             return f"sequence {b}: log-sum-exp off by {off:.3g}"
     return None
-
-
-def failures(cases: Sequence[tuple[str, str | None]]) -> list[str]:
-    return [f"{name}: {words}" for name, words in cases if words]
 
 
 @pytest.mark.parametrize("page", [1, 16, 32, 48, 64, 128, 256])

@@ -22,9 +22,9 @@ from kernels.attention.cuda.operator import attention, bind
 from kernels.attention.cuda.quick import PLANS_PER_GENERATION, Options, Quick
 from kernels.attention.cuda.registered import as_operator
 from kernels.attention.cuda.small import SmallParameters
-from tests.kernels.cuda.stub_driver import Launch, Map, OnCpu, Stub, can_stub
+from tests.kernels.cuda.stub_driver import WITH_STUB, Launch, Map, OnCpu, Stub
 
-pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and a machine whose libcuda is not in use")
+pytestmark = WITH_STUB
 
 
 @pytest.fixture(params=[False, True], ids=["portable", "hopper"])

@@ -8,8 +8,7 @@ import time
 import torch
 
 from kernels.attention.cuda.operator import attention, bind
-from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU
-from tests.kernels.cuda.test_on_gpu import randn
+from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU, randn
 
 pytestmark = ON_GPU
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 from pathlib import Path
 
@@ -13,13 +12,12 @@ from kernels.attention.cuda.decode import DecodeKernel, DecodeTile
 from kernels.attention.cuda.quick import Options
 from kernels.attention.cuda.variants import SOURCE, Combine
 from tests.kernels.cuda.backward_runner import compile_backward, pose, run_pair
+from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.simt_ways import Program, compile_program
 from tests.kernels.cuda.test_backward_simt import AMPERE, BRAIN
 from tests.kernels.cuda.test_decode import decode, draw
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux", reason="needs g++ on Linux to compile the kernels"
-)
+pytestmark = WITH_COMPILER
 
 PAIR = (
     *(pair_kernel(AMPERE, "bfloat16", 64, keys=keys) for keys in (True, False)),

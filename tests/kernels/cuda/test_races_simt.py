@@ -6,9 +6,7 @@ below leave results right on the CPU, and mostly on a GPU, so nothing but this o
 
 from __future__ import annotations
 
-import platform
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,19 +16,16 @@ from kernels.attention.cuda.backward_few import FewBackwardKernel
 from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
 from kernels.attention.cuda.hopper_kernels import HopperKernel, Shape
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape, single
-from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90, run_few
+from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90, run_few, run_with_sums
 from tests.kernels.cuda.backward_runner import RELATIVE, errors
-from tests.kernels.cuda.compiled import Failed
+from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_cases import Case, attend, draw
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, HopperProgram, Schedule, compile_hopper
-from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
 from tests.kernels.cuda.test_backward90_simt import posed_for
 from tests.kernels.cuda.test_hopper_mutants import OUTPUT_END, Mutant, lines, without
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 
 def as_it_is(kernel: HopperKernel | GroupKernel | HopperBackwardKernel | FewBackwardKernel) -> Mutant:
@@ -47,9 +42,9 @@ BACKWARD = tuple(
     for dtype, size, causal in (("bfloat16", 64, True), ("float16", 128, False))
 )
 SLOPE_READY = "    named_sync(C::SLOPE_READY, C::PAIR_THREADS);\n"
-ADDED = "      additions_commit();\n      additions_have_read();\n"
+ADDED = "C::SUM_PART_BYTES);\n      additions_commit();\n      additions_have_read();\n"
 TAKEN = "    named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);\n    const u64 to = load_shared_address(sum_to);\n"
-TOLD = "    publish_shared();\n    named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);\n"
+TOLD = "      publish_shared();\n      named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);\n"
 QUERIES_READ = "    warpgroup_wait<0>();\n    settled(dk);\n    release(barriers.q_empty(stage));\n"
 DV_AFTER_SLOPES = "if constexpr (!C::EARLY_DV) start_along(dv,"
 KEYS_READ = "    warpgroup_wait<1>();\n    settled(dq);\n    if (last) release(barriers.k_empty());\n"
@@ -69,7 +64,7 @@ BACKWARD_MISTAKES = (
                 (f"    publish_shared();\n    {DV_AFTER_SLOPES}", f"    {DV_AFTER_SLOPES}"),
             ),
             ("sums_not_told_to_the_addition", UNFENCED, lines(TOLD, 1)),
-            ("sums_given_back_while_they_are_read", RACE, lines(ADDED, 0)),
+            ("sums_given_back_while_they_are_read", RACE, lines(ADDED, 0, 1)),
             ("an_address_read_before_it_is_there", RACE, lines(TAKEN, 1, 0)),
             ("queries_given_back_while_they_are_read", RACE, lines(QUERIES_READ, 2, 0, 1)),
             ("keys_given_back_while_they_are_read", RACE, lines(KEYS_READ, 2, 0, 1)),
@@ -103,15 +98,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def backward(folder: Path) -> Backward90:
+    return watched(BACKWARD, BACKWARD_MISTAKES, folder, keeps_sums=False)
+
+
+def watched(
+    kernels: Sequence[HopperBackwardKernel], mistakes: Sequence[Mutant], folder: Path, *, keeps_sums: bool
+) -> Backward90:
+    """The kernels, copies with mistakes in them, and what is launched before and after them, watched for races."""
     around = [
         one
-        for kernel in BACKWARD
+        for kernel in kernels
         for one in (
-            PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
+            PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=keeps_sums),
             ConvertKernel(kernel.dtype, kernel.head_dim),
         )
     ]
-    return compile_backward90([*map(as_it_is, BACKWARD), *BACKWARD_MISTAKES, *around], folder, races=True)
+    return compile_backward90([*map(as_it_is, kernels), *mistakes, *around], folder, races=True)
 
 
 @pytest.mark.parametrize("kernel", BACKWARD, ids=lambda kernel: kernel.name)
@@ -130,6 +132,42 @@ def test_a_mistake_in_the_order_of_the_backward_pass_is_found(
     posed = posed_for(BACKWARD[0], 1, 2, 1, 200, 300)
     with pytest.raises(Failed, match=mistake.found[0]):
         run_backward90(backward, posed, tmp_path, RELEASING, entry=mistake)
+
+
+# ---- the backward pass with its sums in an order
+
+ORDERED = tuple(HopperBackwardKernel(one.dtype, one.head_dim, one.causal, ordered=True) for one in BACKWARD)
+TAKEN_IN_TURN = "C::SUM_BYTES);\n      additions_commit();\n      additions_have_read();\n    }\n    sync_warp();\n"
+TOLD_IN_TURN = "      publish_shared();\n      named_arrive(C::SUM_FULL + stage, C::TILE_THREADS);\n"
+READ_IN_TURN = "    named_sync(C::SUM_FULL + own, C::TILE_THREADS);\n    const u64 tile_and_turn = load_shared_address(told + 8 * own);\n"
+ORDERED_MISTAKES = tuple(
+    Mutant(name, (found,), (edit,), ORDERED[0])
+    for name, found, edit in (
+        ("sums_in_turn_given_back_while_they_are_read", RACE, lines(TAKEN_IN_TURN, 0, 1, 3, 4)),
+        ("sums_in_turn_not_told_to_the_addition", UNFENCED, lines(TOLD_IN_TURN, 1)),
+        ("a_tile_read_before_it_is_there", RACE, lines(READ_IN_TURN, 1, 0)),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def in_turn(folder: Path) -> Backward90:
+    return watched(ORDERED, ORDERED_MISTAKES, folder, keeps_sums=True)
+
+
+@pytest.mark.parametrize("kernel", ORDERED, ids=lambda kernel: kernel.name)
+def test_sums_in_an_order_have_no_race(in_turn: Backward90, tmp_path: Path, kernel: HopperBackwardKernel) -> None:
+    posed = posed_for(kernel, 1, 2, 1, 200, 300, alignment="bottom-right")
+    for schedule in (Schedule(), SHUFFLED):
+        found = run_with_sums(in_turn, posed, tmp_path, schedule, entry=as_it_is(kernel), ordered=True)[0]
+        assert all(error <= RELATIVE[posed.out.dtype] for error in errors(found, posed.exact))
+
+
+@pytest.mark.parametrize("mistake", ORDERED_MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_mistake_in_the_order_of_sums_is_found(in_turn: Backward90, tmp_path: Path, mistake: Mutant) -> None:
+    posed = posed_for(ORDERED[0], 1, 2, 1, 200, 300)
+    with pytest.raises(Failed, match=mistake.found[0]):
+        run_with_sums(in_turn, posed, tmp_path, RELEASING, entry=mistake, ordered=True)
 
 
 # ---- the backward pass in one launch
@@ -203,6 +241,9 @@ FORWARD = (
     HopperKernel("float16", 64, True, True, Shape(2, 64, 2)),
     HopperKernel("bfloat16", 64, False, False, Shape(2, 64, 2, ping_pong=True), "bool"),
     HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 2, masks=2), "bfloat16"),
+    HopperKernel("bfloat16", 256, False, False, Shape(2, 48, 2, masks=2), "bfloat16"),
+    HopperKernel("bfloat16", 256, True, False, Shape(2, 48, 2, masks=2), "float32"),
+    HopperKernel("float16", 256, True, True, Shape(2, 64, 2, masks=2), "bool"),
     HopperKernel("bfloat16", 64, False, False, Shape(4, 64, 2, masks=2, sharers=2), "float32"),
 )
 READ_MASK = "      given.add_to(score, scale);\n      pass_mask();\n"
@@ -228,8 +269,8 @@ def mask_for(kernel: HopperKernel, rows: int, keys: int) -> torch.Tensor | None:
 
 @pytest.mark.parametrize("kernel", FORWARD, ids=lambda kernel: kernel.name)
 def test_the_forward_pass_has_no_race(forward: HopperProgram, tmp_path: Path, kernel: HopperKernel) -> None:
-    case = Case(blocks=2, window=(70, 5) if kernel.left else None, mask=mask_for(kernel, 300, 296))
-    attend(forward, kernel, draw(kernel, 1, 2, 1, 300, 296), tmp_path, SHUFFLED, case, entry=as_it_is(kernel))
+    case = Case(blocks=2, window=(70, 5) if kernel.left else None, mask=mask_for(kernel, 300, 304))
+    attend(forward, kernel, draw(kernel, 1, 2, 1, 300, 304), tmp_path, SHUFFLED, case, entry=as_it_is(kernel))
 
 
 @pytest.mark.parametrize("mistake", FORWARD_MISTAKES, ids=lambda mistake: mistake.name)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape, single
+from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import (
     RELEASING,
@@ -21,12 +20,9 @@ from tests.kernels.cuda.hopper_runner import (
     Schedule,
     compile_hopper,
 )
-from tests.kernels.cuda.stub_driver import can_stub, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.system() != "Linux" or not can_stub(),
-    reason="needs gcc and g++ on Linux to compile the kernels, and a machine whose libcuda is not in use",
-)
+pytestmark = [WITH_COMPILER, WITH_STUB]
 
 ALONE = GroupKernel("bfloat16", 64, True, GroupShape(1, 1, 128, 1))
 SHARED_KEYS = GroupKernel("float16", 64, True, GroupShape(1, 2, 64, 4))

@@ -17,8 +17,9 @@ from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.planning import Problem
 from kernels.attention.cuda.posing import problem_of
-from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU
-from tests.kernels.cuda.test_on_gpu import exact, failures, in_dtype, randn
+from tests.kernels.cuda.exactly import exact
+from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU, Poisoned, failures, randn
+from tests.kernels.cuda.test_on_gpu import in_dtype
 
 pytestmark = ON_GPU
 
@@ -59,19 +60,16 @@ def run(
     engine: Engine, way: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, alignment: str
 ) -> str | None:
     """None if a way's result is as good as it must be, else what is wrong with it."""
-    guard = 4096
-    rows = math.prod(q.shape[:3])
-    buffer = torch.full((rows * q.shape[3] + 2 * guard,), math.nan, device=DEV, dtype=q.dtype)
-    buffer[:guard] = buffer[-guard:] = 7
-    out, lse = buffer[guard:-guard].view(q.shape), torch.full(q.shape[:3], math.nan, device=DEV)
+    made = Poisoned(q)
+    out, lse = made.out, made.lse
     call = bind(q, k, v, out, causal=causal, causal_alignment=alignment, lse=lse, way=way, engine=engine)
     call()
     first = out.clone()
-    if not bool((buffer[:guard] == 7).all() and (buffer[-guard:] == 7).all()):
-        return "wrote outside the output"
+    if not made.intact:
+        return "wrote beside the output"
     offset = k.shape[2] - q.shape[2] if alignment == "bottom-right" else 0
     scale = q.shape[3] ** -0.5
-    want, want_lse = exact(q, k, v, causal=causal, offset=offset, scale=scale)
+    want, want_lse = exact(q, k, v, offset if causal else None, scale=scale)
     limit = (
         2 * (in_dtype(q, k, v, causal=causal, offset=offset, scale=scale).double() - want).nan_to_num(0.0).abs().max()
     )

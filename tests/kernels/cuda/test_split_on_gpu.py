@@ -9,6 +9,7 @@ import torch
 
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.operator import bind
+from tests.kernels.cuda.exactly import exact
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,14 +39,9 @@ def test_parts_of_the_keys_make_the_whole(seq_q: int, seq_k: int, head_dim: int,
         for _ in range(20):
             call()
         assert torch.equal(out, first)
-        k64, v64 = (x.double().repeat_interleave(2, 1) for x in (k, v))
-        scores = q.double() @ k64.mT * head_dim**-0.5
-        if causal:
-            seen = torch.ones(seq_q, seq_k, dtype=torch.bool, device="cuda").tril(seq_k - seq_q)
-            scores = scores.masked_fill(~seen, -math.inf)
-        want = torch.softmax(scores, -1) @ v64
+        want, want_lse = exact(q, k, v, seq_k - seq_q if causal else None)
         assert ((out.double() - want).norm() / want.norm()).item() < error
-        assert (lse.double() - torch.logsumexp(scores, -1)).abs().max().item() < 2e-4
+        assert (lse.double() - want_lse).abs().max().item() < 2e-4
 
 
 def test_a_captured_graph_of_parts_gives_the_same_bits() -> None:

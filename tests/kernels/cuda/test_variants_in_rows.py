@@ -11,9 +11,9 @@ from kernels.attention.case import PASSES, Case, Shape
 from kernels.attention.implementations import CudaVariant
 from kernels.attention.problem import AttentionProblem
 from kernels.harness.workload import Site
-from tests.kernels.cuda.stub_driver import OnCpu, Stub, can_stub
+from tests.kernels.cuda.stub_driver import WITH_STUB, OnCpu, Stub
 
-pytestmark = pytest.mark.skipif(not can_stub(), reason="needs gcc, and no GPU")
+pytestmark = WITH_STUB
 
 
 @pytest.mark.parametrize("direction", PASSES)

@@ -183,6 +183,12 @@ DEVICE u32 load_shared_word(u32 address) {
   return word;
 }
 
+DEVICE u32 load_shared_half(u32 address) {
+  u16 half;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(half) : "r"(address) : "memory");
+  return half;
+}
+
 DEVICE void store_shared(u32 address, const Pair& pair) {
   asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(pair.x), "f"(pair.y) : "memory");
 }

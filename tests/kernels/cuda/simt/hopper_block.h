@@ -72,6 +72,7 @@ struct Warpgroup {
 struct Addition {
   float* to;
   u32 from, bytes;
+  bool stores;                // in place of what is there
   std::vector<float> floats;  // once they have been read
 };
 

@@ -140,13 +140,13 @@ static void read(Addition& one) {
 }
 static void add(Addition& one) {
   read(one);
-  for (size_t i = 0; i < one.floats.size(); i++) one.to[i] += one.floats[i];
+  for (size_t i = 0; i < one.floats.size(); i++) one.to[i] = one.floats[i] + (one.stores ? 0 : one.to[i]);
 }
 
-void add_floats(u64 to, u32 from, u32 bytes) {
+void add_floats(u64 to, u32 from, u32 bytes, bool stores) {
   if (to % 16 || from % 16 || bytes % 16) fail("an addition of bytes that are no whole pieces of 16");
   perhaps_let_other_blocks_run();
-  Addition one = {(float*)to, from, bytes, {}};
+  Addition one = {(float*)to, from, bytes, stores, {}};
   races::addition_reads(current, shared_bytes(from, 16), bytes);
   if (late_products)
     running->additions[current].push_back(one);

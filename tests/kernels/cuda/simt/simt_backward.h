@@ -7,6 +7,7 @@
 DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) { simt::copy_bytes(to, from, bytes, barrier); }
 
 DEVICE void add_floats(u64 to, u32 from, u32 bytes) { simt::add_floats(to, from, bytes); }
+DEVICE void store_floats(u64 to, u32 from, u32 bytes) { simt::add_floats(to, from, bytes, true); }
 DEVICE void additions_commit() {}
 DEVICE void additions_have_read() { simt::read_additions(); }
 DEVICE void additions_done() { simt::end_additions(); }

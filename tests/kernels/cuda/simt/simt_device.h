@@ -104,6 +104,11 @@ DEVICE Pair load_shared_pair(u32 address) {
   simt::load(&pair, address, 8);
   return pair;
 }
+DEVICE u32 load_shared_half(u32 address) {
+  u16 half;
+  simt::load(&half, address, 2);
+  return half;
+}
 DEVICE u32 load_shared_word(u32 address) {
   u32 word;
   simt::load(&word, address, 4);

@@ -21,10 +21,10 @@ struct Map {  // how the tests' own libcuda writes a tensor map
   u64 magic, address, dtype, rank, sizes[4], strides[3], box[4], swizzle;
 };
 constexpr u64 MAP_MAGIC = 0x70616d726f736e65ull;
-constexpr u64 MAP_FLOAT32 = 7;  // as the driver numbers types and ways of swizzling
+constexpr u64 MAP_UINT8 = 0, MAP_FLOAT32 = 7;  // as the driver numbers types and ways of swizzling
 constexpr u64 MAP_NO_SWIZZLE = 0;
 
-inline u32 element_bytes(const Map& map) { return map.dtype == MAP_FLOAT32 ? 4 : 2; }
+inline u32 element_bytes(const Map& map) { return map.dtype == MAP_UINT8 ? 1 : map.dtype == MAP_FLOAT32 ? 4 : 2; }
 inline u32 row_bytes(const Map& map) { return (u32)map.box[0] * element_bytes(map); }
 
 enum class Left { ACROSS, ALONG, REGISTERS };  // how a product's first operand lies
@@ -62,7 +62,7 @@ void meet_named(int id, int threads);
 
 void copy_box(u32 to, const void* map, u32 barrier, int column, int row, int head, int batch);
 void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier);
-void add_floats(u64 to, u32 from, u32 bytes);
+void add_floats(u64 to, u32 from, u32 bytes, bool stores = false);
 void read_additions();
 void end_additions();
 

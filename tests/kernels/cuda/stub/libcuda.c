@@ -9,7 +9,7 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201,
 enum { MAX_KERNELS = 256, MAX_ARGUMENTS = 8, MAX_ARGUMENT_BYTES = 512, MAX_LAUNCHES = 4096 };
 enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_RELAXED = 2, POISON = 0xA5, MAX_ALLOCATIONS = 4096 };
 enum { PROGRAMMATIC = 6, MAX_DYNAMIC_SHARED = 8, DEFAULT_SHARED = 48 * 1024 };
-enum { FLOAT32 = 7, NO_SWIZZLE = 0, SWIZZLE_128_BYTES = 3 };
+enum { UINT8 = 0, FLOAT32 = 7, NO_SWIZZLE = 0, SWIZZLE_128_BYTES = 3 };
 
 typedef struct {
   char name[128];
@@ -208,7 +208,7 @@ int cuTensorMapEncodeTiled(void* made, int dtype, unsigned rank, void* address, 
                            int swizzle, int promotion, int fill) {
   (void)interleave, (void)promotion, (void)fill;
   if ((uintptr_t)made % 64 || rank != 4 || (uintptr_t)address % 16) return INVALID_VALUE;
-  const uint32_t row = box[0] * (dtype == FLOAT32 ? 4 : 2);
+  const uint32_t row = box[0] * (dtype == UINT8 ? 1 : dtype == FLOAT32 ? 4 : 2);
   if ((swizzle != NO_SWIZZLE && swizzle != SWIZZLE_128_BYTES) || row % 16) return INVALID_VALUE;
   if (swizzle == SWIZZLE_128_BYTES && row > 128) return INVALID_VALUE;
   Map map = {.magic = MAGIC, .address = (uintptr_t)address, .dtype = dtype, .rank = rank, .swizzle = swizzle};

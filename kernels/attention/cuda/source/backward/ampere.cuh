@@ -44,6 +44,7 @@ struct AmpereBlock {
   int head, tile, next_head, next_tile;  // the one that is computed; the next to be copied
   float dk[C::FRAGMENTS][C::OUT][4], dv[C::FRAGMENTS][C::OUT][4];
 
+#if HAS_ASYNC_COPY
   template <int ROWS>
   __device__ __forceinline__ void copy(u32 to, const char* source, i64 row_bytes, int left) const {
     if (!share.valid) return;
@@ -83,6 +84,7 @@ struct AmpereBlock {
     }
     copy_async_commit();
   }
+#endif
 
   // c += x y^T for the warp's rows x of a tile of keys, K or V, and this lane's place y in a tile of queries.
   template <u32 TILE>
@@ -284,7 +286,12 @@ struct AmpereBlock {
     Sums::add(p.sums + item * (C::QUERIES * C::D), warp, lane, c);
   }
 
+#if HAS_ASYNC_COPY
   __device__ __forceinline__ void loop() {
+    clear();
+    copy_keys(C::K, p.k, p.at_k);
+    copy_keys(C::V, p.v, p.at_v);
+    copy_next(0);
     int stage = 0, before_head = 0, before_tile = 0;
     head = first_head, tile = first_tile;
     for (int left = (int)p.group.divisor * (end_tile - first_tile); left > 0; left--) {
@@ -313,6 +320,7 @@ struct AmpereBlock {
       add_dq(memory + C::SLOPE + (stage ^ 1) * C::SLOPE_BYTES, before_head - 1, before_tile);
     }
   }
+#endif
   __device__ __forceinline__ void write(const float (&x)[C::FRAGMENTS][C::OUT][4], char* base, const Strides& at, float factor) const {
     base += batch * at.batch + kv_head * at.head;
     const int column0 = C::SHARES ? warp / C::KEY_WARPS * C::COLUMNS : 0;
@@ -329,8 +337,8 @@ struct AmpereBlock {
       }
   }
 
-  // A tile of keys of a head of K, over all batches.
-  __device__ __forceinline__ void run(int head_of_all, int key_tile) {
+  // With a tile of keys of a head of K, over all batches. Returns whether any query sees them.
+  __device__ __forceinline__ bool begin(int head_of_all, int key_tile) {
     const int thread = (int)threadIdx.x;
     share = share_of_thread<C>(thread, p.head_dim);
     lane = thread & 31, warp = thread >> 5;
@@ -346,26 +354,24 @@ struct AmpereBlock {
       for (int j = 0; j < C::OUT; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++) dk[f][j][i] = dv[f][j][i] = 0.0f;
-    if (end > begin) {
-      clear();
-      copy_keys(C::K, p.k, p.at_k);
-      copy_keys(C::V, p.v, p.at_v);
-      copy_next(0);
-      loop();
-    }
-    write(dk, p.dk, p.at_dk, p.scale);
-    write(dv, p.dv, p.at_dv, 1.0f);
+    return end > begin;
   }
 };
 
 // Grid: p.items tiles of keys, in sections of heads; the last section may have too many. Under a causal mask the first tiles are
 // seen by the most queries: the longest first, over all heads of a section.
-template <class C>
-DEVICE void backward_ampere(const BackwardParams& p) {
+template <class B>
+DEVICE void go_through_queries(const BackwardParams& p) {
   SHARED_MEMORY(memory);
   const int item = (int)blockIdx.x, section = divide(item, p.section_tiles), within = item - section * (int)p.section_tiles.divisor;
   const int tile = divide(within, p.section), head = section * (int)p.section.divisor + within - tile * (int)p.section.divisor;
   if (head >= p.all_kv_heads) return;
-  AmpereBlock<C> block = {p, shared_address(memory)};
-  block.run(head, tile);
+  B block = {p, shared_address(memory)};
+  if (block.begin(head, tile)) block.loop();
+  block.write(block.dk, p.dk, p.at_dk, p.scale);
+  block.write(block.dv, p.dv, p.at_dv, 1.0f);
+}
+template <class C>
+DEVICE void backward_ampere(const BackwardParams& p) {
+  go_through_queries<AmpereBlock<C>>(p);
 }

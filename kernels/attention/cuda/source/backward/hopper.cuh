@@ -4,11 +4,12 @@
 // Scores and slopes are computed turned: accumulators have keys as rows, so that, packed to 16 bits, they are the operands of
 // dV += P^T dO and dK += dS^T Q as they stand. dQ sums over both warpgroups' keys: dS goes through shared memory for it, and dQ
 // through shared memory to sums in global memory, which another kernel converts. ORDERED: every sum is made in the order of the
-// keys, so that it has the same bits in every run; tiles of keys wait for the turn of each tile of queries.
+// keys, so that it has the same bits in every run; tiles of keys wait for the turn of each tile of queries (order.cuh).
 //
 //   The order of the products and the way of dQ follow Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024.
 #pragma once
 #include "backward/instructions.cuh"
+#include "backward/order.cuh"
 #include "backward/problem.cuh"
 #include "backward/wgmma.cuh"
 #include "small/instructions.cuh"
@@ -32,9 +33,10 @@ struct Backward {
   static constexpr int K = 0, V = K + K_BYTES, Q = V + K_BYTES, DOUT = Q + STAGES * Q_BYTES, SLOPE = DOUT + STAGES * Q_BYTES;
   static constexpr int SUM = SLOPE + SLOPES * SLOPE_BYTES, SHIFT = SUM + SUM_BYTES, DELTA = SHIFT + STAGES * STAT_BYTES;
   static constexpr int BYTES = DELTA + STAGES * STAT_BYTES;
-  // Named barriers.
+  // Named barriers. ORDERED: SUM_FULL is one a stage, which both warpgroups make full; SUM_EMPTY one a stage and warpgroup.
   static constexpr int READY = 1, SLOPE_READY = 2, SUM_FULL = 3, SUM_EMPTY = 5;
   static constexpr int READY_THREADS = 384, PAIR_THREADS = 256, SUM_THREADS = WARPGROUP_THREADS + 32;
+  static constexpr int TILE_THREADS = PAIR_THREADS + 32;
   static constexpr int MOVER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static constexpr int BARRIERS = 4 + 4 * STAGES;
   static constexpr bool EARLY_DV = D == 128;  // dV is begun before dP is awaited; 128 queries leave no registers for it
@@ -188,7 +190,7 @@ struct BackwardConsumer {
   typedef typename C::T T;
   const BackwardParams& p;
   BackwardBarriers<C> barriers;
-  u32 memory, sum_to;  // sum_to: where the address for this warpgroup's share of dQ is left for the warp that adds it
+  u32 memory, sum_to;  // sum_to: where the warp that adds this warpgroup's share of dQ, or in an order all of it, is told where to
   int warpgroup;
   float dk[C::D / 2], dv[C::D / 2];
 
@@ -268,9 +270,9 @@ struct BackwardConsumer {
   }
 
   // What the warp that adds this warpgroup's share of a tile of queries is told, never 0: where to; in an order, 1 + whose turn
-  // it must be, and which share.
+  // it must be, and which tile.
   __device__ __forceinline__ u64 share_of(int key0, int tile) const {
-    if (C::ORDERED) return (u64)(u32)(key0 / C::KEYS + 1) << 32 | (u32)(tile * C::WARPGROUPS + warpgroup);
+    if (C::ORDERED) return (u64)(u32)(key0 / C::KEYS + 1) << 32 | (u32)tile;
     return (u64)p.sums + (u64)(u32)tile * C::SUM_BYTES + warpgroup * C::SUM_PART_BYTES;
   }
 
@@ -333,16 +335,22 @@ struct BackwardConsumer {
     warpgroup_wait<1>();
     settled(dq);
     if (last) release(barriers.k_empty());
-    named_sync(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
+    named_sync(C::SUM_EMPTY + (C::ORDERED ? C::WARPGROUPS * stage : 0) + warpgroup, C::SUM_THREADS);
     const u32 sum = memory + C::SUM + warpgroup * C::SUM_PART_BYTES + (thread_again() & 127) * 16;
 #pragma unroll
     for (int i = 0; i < 8; i++)
       store_shared(sum + i * C::WARPGROUP_THREADS * 16,
                    Chunk{(u32)__float_as_int(dq[4 * i]), (u32)__float_as_int(dq[4 * i + 1]), (u32)__float_as_int(dq[4 * i + 2]),
                          (u32)__float_as_int(dq[4 * i + 3])});
-    if ((thread_again() & 127) == 0) store_shared_address(sum_to, share_of(key0, sum_tile + n));
-    publish_shared();
-    named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
+    if constexpr (C::ORDERED) {
+      if (thread_again() == C::WARPGROUP_THREADS) store_shared_address(sum_to + 8 * stage, share_of(key0, sum_tile + n));
+      publish_shared();
+      named_arrive(C::SUM_FULL + stage, C::TILE_THREADS);
+    } else {
+      if ((thread_again() & 127) == 0) store_shared_address(sum_to, share_of(key0, sum_tile + n));
+      publish_shared();
+      named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
+    }
     warpgroup_wait<0>();
     settled(dk);
     release(barriers.q_empty(stage));
@@ -412,15 +420,22 @@ struct BackwardConsumer {
       write(p.dv, p.at_dv, t, dv, 1.0f);
       write(p.dk, p.at_dk, t, dk, p.scale);
     }
-    named_sync(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
-    if ((thread_again() & 127) == 0) store_shared_address(sum_to, 0);
-    named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
+    if constexpr (C::ORDERED) {
+      named_sync(C::SUM_EMPTY + C::WARPGROUPS * place.stage() + warpgroup, C::SUM_THREADS);
+      for (int stage = 0; stage < C::STAGES; stage++) {
+        if (thread_again() == C::WARPGROUP_THREADS) store_shared_address(sum_to + 8 * stage, 0);
+        named_arrive(C::SUM_FULL + stage, C::TILE_THREADS);
+      }
+    } else {
+      named_sync(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
+      if ((thread_again() & 127) == 0) store_shared_address(sum_to, 0);
+      named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
+    }
   }
 };
 
 // A warp that adds one warpgroup's shares of dQ to the sums. At each of the two barriers one side only arrives: what it did
-// before is seen by the side that waits. BACKWARD.md has why racecheck says otherwise. ORDERED: a share is added once those of
-// all keys before its own have been.
+// before is seen by the side that waits. BACKWARD.md has why racecheck says otherwise.
 template <class C>
 DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int warpgroup, int lane) {
   named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
@@ -428,22 +443,13 @@ DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int 
     named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);
     const u64 to = load_shared_address(sum_to);
     if (to == 0) break;
-    const int own = (int)(to >> 32) - 1;
-    const u32 share = (u32)to;
     if (lane == 0) {
-      if (C::ORDERED) await_turn(turns_of(p) + share, own);
-      add_floats(C::ORDERED ? (u64)p.sums + (u64)share * C::SUM_PART_BYTES : to, memory + C::SUM + warpgroup * C::SUM_PART_BYTES,
-                 C::SUM_PART_BYTES);
+      add_floats(to, memory + C::SUM + warpgroup * C::SUM_PART_BYTES, C::SUM_PART_BYTES);
       additions_commit();
       additions_have_read();
     }
     sync_warp();
     named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
-    if (C::ORDERED && lane == 0) {
-      additions_done();
-      give_turn(turns_of(p) + share, own + 1);
-    }
-    if (C::ORDERED) sync_warp();
   }
   if (lane == 0) additions_done();
 }
@@ -473,7 +479,10 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
       const BackwardProducer<C> producer = {p, q, k, v, dout, barriers, memory, slots};
       producer.run();
     } else if (warp == 1 || warp == 2) {
-      backward_adder<C>(p, memory, shared_address(sum_to + warp - 1), warp - 1, lane);
+      if constexpr (C::ORDERED)
+        backward_ordered_adder<C>(p, memory, shared_address(sum_to), warp - 1, lane);
+      else
+        backward_adder<C>(p, memory, shared_address(sum_to + warp - 1), warp - 1, lane);
     }
   } else {
     more_registers<C::CONSUMER_REGISTERS>();

@@ -18,6 +18,10 @@ DEVICE void add_floats(u64 to, u32 from, u32 bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                : "memory");
 }
+// Puts them there in place of what is there; waited for as additions are.
+DEVICE void store_floats(u64 to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
 DEVICE void additions_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Shared memory may be written again; the additions themselves need not have happened.
 DEVICE void additions_have_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

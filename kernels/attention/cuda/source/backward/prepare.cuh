@@ -4,12 +4,13 @@
 #include "small/instructions.cuh"
 
 // LANES lanes take a row, eight elements each; D <= 8 LANES. TURNED: of every 16 rows, each quad lane's values lie together, as
-// Hopper's kernel reads them, and `sums` is cleared, and the turns where there are: where tiles are counted.
-template <class T_, int LANES_, bool VECTOR_, bool TURNED_>
+// Hopper's kernel reads them, and `sums` is cleared, and the turns where there are: where tiles are counted. KEEPS_SUMS: only
+// the turns, for sums that are all put in place of what is there.
+template <class T_, int LANES_, bool VECTOR_, bool TURNED_, bool KEEPS_SUMS_ = false>
 struct Prepare {
   typedef T_ T;
   static constexpr int LANES = LANES_, THREADS = 256, ROWS = THREADS / LANES;
-  static constexpr bool VECTOR = VECTOR_, TURNED = TURNED_;
+  static constexpr bool VECTOR = VECTOR_, TURNED = TURNED_, KEEPS_SUMS = KEEPS_SUMS_;
 };
 
 DEVICE int turned(int row) { return (row & ~15) + ((row & 7) >> 1) * 4 + ((row >> 3) & 1) * 2 + (row & 1); }
@@ -36,8 +37,10 @@ DEVICE void backward_prepare(const BackwardParams& p) {
   for (int step = C::LANES / 2; step; step /= 2) sum += shuffle_xor(sum, step);
   if (C::TURNED && is_head) {
     float* to = p.sums + (row_of_all * C::LANES + lane) * 8;
-    *(Chunk*)to = Chunk{0, 0, 0, 0};
-    *(Chunk*)(to + 4) = Chunk{0, 0, 0, 0};
+    if constexpr (!C::KEEPS_SUMS) {
+      *(Chunk*)to = Chunk{0, 0, 0, 0};
+      *(Chunk*)(to + 4) = Chunk{0, 0, 0, 0};
+    }
     const i64 cleared = (row_of_all * C::LANES + lane) * 8;
     if (p.query_tiles && cleared % (SUMS_OF_TILE / SHARES_OF_TILE) == 0) turns_of(p)[cleared / (SUMS_OF_TILE / SHARES_OF_TILE)] = 0;
   }

@@ -137,6 +137,16 @@ struct StagedMask {
             s = fused(s, scale, unpack<typename M::T>((u16)(pairs[j] >> 16 * e)));
           }
       }
+    } else if constexpr (M::BYTES == 1) {
+#pragma unroll
+      for (int i = 0; i < C::KEYS / 8; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const u32 seen = load_shared_half(tile + r * 8 * C::MASK_ROW_BYTES + 8 * i);
+          float &a = score[4 * i + 2 * r], &b = score[4 * i + 2 * r + 1];
+          a = seen & 0xff ? a * scale : MINUS_INFINITY;
+          b = seen & 0xff00 ? b * scale : MINUS_INFINITY;
+        }
     } else {
 #pragma unroll
       for (int i = 0; i < C::KEYS / 8; i++)

@@ -50,9 +50,11 @@ struct Hopper {
   static constexpr int KV_STAGE_BYTES = SHARERS * KV_BYTES;
   // A mask that is staged comes through shared memory: a tile of it has a place of its own in a ring of MASK_STAGES. Its rows lie
   // 16 bytes (32 with elements of 32 bits) further apart than they are long, so that lanes of different rows meet different banks:
-  // what is copied is eight columns wider than the tile.
+  // what is copied is eight columns wider than the tile. Rows of booleans take an odd multiple of 16 bytes.
   static constexpr bool STAGED = MASK_STAGES_ > 0;
-  static_assert(!STAGED || MASK::BYTES >= 2, "masks of numbers");
+  static_assert(!STAGED || (HAS_TENSOR && KEYS % 16 == 0), "a mask that is a tensor");
+  static_assert(MASK_STAGES_ != 1, "on a GPU a copy into the only place outran loads from it");
+  static constexpr int MASK_PADDING = STAGED && MASK::BYTES == 1 ? (KEYS / 16 % 2 ? 0 : 16) : 8;
   // One that is the same for all rows comes as float32, a bias for each key; behind a tile's, eight words say whether any of its
   // keys is seen. Tiles whose keys are all hidden are neither copied nor multiplied.
   static constexpr bool KEY_BIAS = BIAS_STAGES_ > 0;
@@ -61,7 +63,7 @@ struct Hopper {
   static constexpr bool EDGE = RIGHT || !KEY_BIAS;  // keys of some tiles are hidden at the right; biases hide those that there are not
   static constexpr int MASK_STAGES = STAGED ? MASK_STAGES_ : BIAS_STAGES_;
   static_assert((MASK_STAGES & (MASK_STAGES - 1)) == 0, "a power of two");
-  static constexpr int MASK_ROW_BYTES = (KEYS + 8) * (KEY_BIAS ? 4 : MASK::BYTES);
+  static constexpr int MASK_ROW_BYTES = (KEYS + MASK_PADDING) * (KEY_BIAS ? 4 : MASK::BYTES);
   static constexpr int MASK_TILE_BYTES = KEY_BIAS ? MASK_ROW_BYTES : ROWS * MASK_ROW_BYTES;
   static constexpr int BARRIERS = 2 + 4 * STAGES + 2 * MASK_STAGES;
   static constexpr int SLOT_WORDS = PACKED ? 3 : 1;  // what tells a block's consumers which tile they have
