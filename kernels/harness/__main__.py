@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels import LINE_INFO
+from kernels.harness.ending import leave
 from kernels.harness.facts import CRASHED, Facts, log
 from kernels.harness.gates import environment_gates
 from kernels.harness.own import OwnWorkload
@@ -138,4 +139,4 @@ def profile(spec: Spec, out: Path, facts: Facts) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

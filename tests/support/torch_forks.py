@@ -7,6 +7,7 @@ module runs, so that it holds nothing of what the module will.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -148,8 +149,11 @@ def spare() -> None:
         os.environ.clear()
         os.environ.update(told["environ"])
         os.chdir(told["cwd"])
-        exec(told["code"], {"__name__": "__main__"})
-        os._exit(0)
+        try:
+            exec(told["code"], {"__name__": "__main__"})
+        except SystemExit:
+            pass
+        os._exit(0)  # to take each of torch's modules apart takes most of a second
     theirs.close()
     as_it_was = util.spawnv_passfds
 
@@ -189,4 +193,5 @@ if __name__ == "__main__":
     import numpy as np  # noqa: F401
     import torch  # noqa: F401
 
+    gc.freeze()  # what all forks share is looked through by none of them: each look would copy it
     run(forked(socket.socket(fileno=int(sys.argv[1]))))
