@@ -30,6 +30,7 @@ from kernels.harness.workload import Unavailable
 
 HUGE_BYTES = 1 << 30
 """Inputs from here on leave no room for memory that is only kept in case."""
+CHANCE = "its inputs are others each time: inputs() must draw them from its generator, as randn(…, generator=generator)"
 LATER_S = 0.02
 """Whoever works on after its call has returned is given so long to show it."""
 
@@ -194,6 +195,8 @@ class Bench:
         del answer
         fresh = self.drawn(self.seed)
         if not same(self.given(arguments), self.given(fresh)):
+            if not same(self.given(self.drawn(self.seed)), self.given(fresh)):
+                raise BadWorkload(f"{self.definition.file.name}: {CHANCE}")
             return {"fault": "untrusted: it changed its inputs", "files": [], "tree": None}
         del fresh
         if not lend or size_of(at_once) < LEND_BYTES:

@@ -52,3 +52,12 @@ def inference_mode() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(20261121)
+
+
+@pytest.fixture(autouse=True)
+def _memory_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What PyTorch's allocator keeps of a GPU is given to the other workers of the session: a graph that one of them
+    instantiates takes its memory past the allocator, which then is not asked to give any back."""
+    yield
+    if request.node.get_closest_marker("gpu") is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -10,11 +10,11 @@ from tests.kernels.test_cheats import own
 
 BAD = """import torch
 
-axes = {"fault": ["none", "raises", "changes", "nan"]}
+axes = {"fault": ["none", "raises", "changes", "nan", "chance"]}
 
 
 def inputs(fault, device, generator):
-    return torch.randn(64, device=device, generator=generator), fault
+    return torch.randn(64, device=device, generator=None if fault == "chance" else generator), fault
 
 
 def reference(x, fault):
@@ -38,6 +38,7 @@ def outputs(x, fault):
 REASONS = {
     "raises": "mine.py:12: the reference raises ValueError: no such luck",
     "changes": "the reference is not deterministic",
+    "chance": "mine.py: its inputs are others each time: inputs() must draw them from its generator",
     "nan": "the reference answers with NaN in 64 of 64 elements",
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.harness_process import ROOT, HarnessProcess, named, read_csv, shape, spec
+from tests.support.compiler_cache import hasty
 
 WRONGS = {
     "a scale that is off": ("a.scale * kLog2E", "a.scale * 1.5f"),
@@ -33,13 +34,22 @@ def spoil(root: Path, old: str, new: str) -> None:
     source.write_text(text.replace(old, new))
 
 
+@pytest.fixture
+def quickly(tmp_path: Path) -> dict[str, str]:
+    """An environment with a hasty compiler: a kernel that is wrong is wrong however slow."""
+    (tmp_path / "compiler").mkdir()
+    return {"CXX": str(hasty(tmp_path / "compiler"))}
+
+
 @pytest.mark.parametrize("wrong", WRONGS)
-def test_a_wrong_kernel_is_never_timed_and_the_others_still_are(tmp_path: Path, wrong: str) -> None:
+def test_a_wrong_kernel_is_never_timed_and_the_others_still_are(
+    tmp_path: Path, quickly: dict[str, str], wrong: str
+) -> None:
     root = payload(tmp_path)
     spoil(root, *WRONGS[wrong])
     # Longer than a block of keys, so that rescaling matters; causal, so that the mask does.
     asked = spec(measure={"shapes": [shape(300, causal=True)], "dtypes": ["float32"]})
-    with HarnessProcess("measure", asked, tmp_path, root=root) as harness:
+    with HarnessProcess("measure", asked, tmp_path, root=root, environ=quickly) as harness:
         code, facts = harness.finish()
     assert code == 10, harness.log()
     (case,) = named(facts, "case_finished")
@@ -52,11 +62,13 @@ def test_a_wrong_kernel_is_never_timed_and_the_others_still_are(tmp_path: Path, 
     assert verdict["reason"] == row["skipped"]
 
 
-def test_a_kernel_that_is_wrong_on_one_copy_of_its_inputs_only_has_no_timings(tmp_path: Path) -> None:
+def test_a_kernel_that_is_wrong_on_one_copy_of_its_inputs_only_has_no_timings(
+    tmp_path: Path, quickly: dict[str, str]
+) -> None:
     root = payload(tmp_path)
     spoil(root, "a.scale * kLog2E", "a.scale * (reinterpret_cast<uintptr_t>(a.q) % 8192 < 512 ? 1.5f : kLog2E)")
     asked = spec(cache="cold", skip_cases=["b1-h2-kv2-q9-k9-d16-causal-float32"])
-    with HarnessProcess("measure", asked, tmp_path, root=root) as harness:
+    with HarnessProcess("measure", asked, tmp_path, root=root, environ=quickly) as harness:
         code, facts = harness.finish()
     assert code == 10, harness.log()
     (case,) = named(facts, "case_finished")
@@ -66,16 +78,18 @@ def test_a_kernel_that_is_wrong_on_one_copy_of_its_inputs_only_has_no_timings(tm
     assert "max abs error" in row["skipped"]
 
 
-def test_a_wrong_kernel_fails_the_smoke_test_and_the_correctness_step(tmp_path: Path) -> None:
+def test_a_wrong_kernel_fails_the_smoke_test_and_the_correctness_step(tmp_path: Path, quickly: dict[str, str]) -> None:
     root = payload(tmp_path)
     spoil(root, *WRONGS["a scale that is off"])
     for implementations, expected in ((["bench"], 21), (["bench", "sdpa:math"], 10)):
-        with HarnessProcess("build", spec(implementations=implementations), tmp_path, root=root) as harness:
+        with HarnessProcess(
+            "build", spec(implementations=implementations), tmp_path, root=root, environ=quickly
+        ) as harness:
             code, facts = harness.finish()
         assert code == expected
         assert [fact["passed"] for fact in named(facts, "gate")] == [True, False]
         assert named(facts, "problem")[0]["cause"] == "kernel_wrong"
-    with HarnessProcess("correctness", spec(), tmp_path, root=root) as harness:
+    with HarnessProcess("correctness", spec(), tmp_path, root=root, environ=quickly) as harness:
         code, facts = harness.finish()
     assert code == 10
     assert facts[-1]["failed"] == 2
