@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.analysis.between import SAME_CODE, Spread, held_back, observed, spreads
+from orchestrator.analysis.between import SAME_CODE, held_back, observed, spreads
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.spread import Spread
 from orchestrator.analysis.study import KERNEL, Case, Study
 from orchestrator.analysis.verdicts import MARGIN, Noise, Verdict, control_noise, decide, halves_noise
 from orchestrator.core.results import is_control

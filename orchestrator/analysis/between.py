@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 
-from orchestrator.analysis.bootstrap import LEVEL, Interval, students
 from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.spread import Spread
 from orchestrator.analysis.study import Case
 from orchestrator.core.results import CONTROL, is_control
 
-LIMIT: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
 USUAL: Final = 0.01
 """The spread between two runs of which nothing is known: the standard deviation of the logarithm of their ratio."""
 WEIGHT: Final = 4.0
@@ -29,59 +26,8 @@ LEAST: Final = 3
 HELD: Final = "the device was held back"
 SAME_CODE: Final = "the same payload: what differs is the machine"
 MOST_HELD: Final = 0.25
-STEPS: Final = 60
 """The share of measurements that may be taken while the device is held back, in a regime that leaves it rests; and by
 how much this share may differ between two runs in any regime."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The standard deviation of the logarithm of a ratio of two runs of the same code, from `free` observations."""
-
-    size: float
-    free: float
-
-    def widened(self, ratio: Interval) -> Interval:
-        """`ratio` of two runs, each with its own interval, with limits that hold for what differs between runs too."""
-        reach = students(LIMIT, self.free) * self.size
-        low, high = (math.log(ratio.mid / ratio.low), math.log(ratio.high / ratio.mid)) if ratio.known else (0.0, 0.0)
-        if not ratio.known:
-            return ratio
-        mid = math.log(ratio.mid)
-        return Interval(math.exp(mid - math.hypot(low, reach)), ratio.mid, math.exp(mid + math.hypot(high, reach)))
-
-    def chance(self, ratio: Interval) -> float:
-        """A two-sided p-value for `ratio` (not widened) being 1; 1 where it has no interval."""
-        if not ratio.known:
-            return 1.0
-        own = abs(math.log(ratio.mid / (ratio.low if ratio.mid > 1 else ratio.high))) / LIMIT
-        deviation = math.hypot(own, self.size)
-        if deviation == 0:
-            return 0.0 if ratio.mid != 1 else 1.0
-        # Welch and Satterthwaite: what is known well adds to the degrees of freedom of what is not.
-        free = self.free * (deviation / self.size) ** 4 if self.size else math.inf
-        return math.erfc(normal(abs(math.log(ratio.mid)) / deviation, free) / math.sqrt(2))
-
-
-def normal(t: float, free: float) -> float:
-    """The normal quantile whose tail is that of Student's `t`: what `students` undoes. Newton's steps from above, where
-    it rises ever faster, so that none steps over what is looked for."""
-    found = t
-    for _ in range(STEPS if math.isfinite(free) else 0):
-        step = (students(found, free) - t) / slope(found, free)
-        found -= step
-        if step <= found * 1e-14:
-            break
-    return found
-
-
-def slope(z: float, free: float) -> float:
-    """How fast `students` rises at `z`."""
-    first = (3 * z**2 + 1) / 4
-    second = (25 * z**4 + 48 * z**2 + 3) / 96
-    third = (21 * z**6 + 95 * z**4 + 51 * z**2 - 15) / 384
-    fourth = (711 * z**8 + 5432 * z**6 + 7410 * z**4 - 5760 * z**2 - 945) / 92160
-    return 1 + first / free + second / free**2 + third / free**3 + fourth / free**4
 
 
 def spread_of(differences: Iterable[float]) -> Spread:

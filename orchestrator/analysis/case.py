@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import Roof, Work
+from orchestrator.analysis.spread import NONE, Spread
 from orchestrator.analysis.timings import Timing
 from orchestrator.analysis.verdicts import Noise, Paired, Verdict
 
@@ -29,6 +32,15 @@ class Contrast:
     verdict: Verdict
     doubt: str = ""
     """Why nothing is decided here whatever the numbers say (`orchestrator.analysis.doubts`)."""
+    bindings: Spread = NONE
+    """What the two bindings that were timed add to the ratio (`orchestrator.analysis.bindings`)."""
+    elsewhere: float = math.nan
+    """The ratio in the other of burst and graph, where the two intervals do not meet."""
+
+    @property
+    def ratio(self) -> Interval:
+        """The estimate, with limits for the blocks and for the bindings."""
+        return self.bindings.widened(self.paired.ratio)
 
     @property
     def said(self) -> str:
@@ -45,6 +57,13 @@ class Control:
     implementation: str
     paired: Paired
     verdict: Verdict
+    bindings: Spread = NONE
+    """What two of its bindings differ by in the other cases."""
+
+    @property
+    def ratio(self) -> Interval:
+        """The estimate, with limits for the blocks and for the bindings."""
+        return self.bindings.widened(self.paired.ratio)
 
 
 @dataclass(frozen=True, slots=True)

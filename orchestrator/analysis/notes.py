@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from orchestrator.analysis.case import Case
-from orchestrator.analysis.doubts import DISAGREE, disagreements
+from orchestrator.analysis.doubts import BOTH, DISAGREE, disagreements
 from orchestrator.analysis.timings import Timing
 from orchestrator.core.results import TIMER_SHARE, is_control
 from orchestrator.core.wording import count
@@ -50,6 +51,13 @@ def _of_controls(timed: Sequence[Timing]) -> Iterator[str]:
 
 
 def _of_timings(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str]:
+    both = [one for case in cases if case.setting.regime in BOTH for one in case.contrasts if one.ratio.known]
+    if other := sum(1 for one in both if not math.isnan(one.elsewhere)):
+        yield (
+            f"In {other} of {count(len(both), 'comparison')} burst and graph give ratios whose intervals do not meet: "
+            "those rows name the other's. A burst has what a single launch costs the device, on a chip that has "
+            "rested; a graph keeps it busy."
+        )
     limits = sum(1 for timing in timed if timing.group.words.get("warmed") == "limit")
     if limits:
         yield (

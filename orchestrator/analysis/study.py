@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from orchestrator.analysis.bindings import bindings_of
+from orchestrator.analysis.both_regimes import other_ratios
 from orchestrator.analysis.case import Case as Case
 from orchestrator.analysis.case import Contrast as Contrast
 from orchestrator.analysis.case import Control as Control
@@ -20,6 +22,7 @@ from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import roof_of, work_of
 from orchestrator.analysis.samples import Group, Key
+from orchestrator.analysis.spread import Spread
 from orchestrator.analysis.timings import Timing, timing_of
 from orchestrator.analysis.verdicts import (
     SIGNIFICANT,
@@ -99,7 +102,7 @@ class Study:
 
     def mean(self, baseline: str) -> Mean | None:
         """The geometric mean against `baseline` over the cases that were compared with it; None without an interval."""
-        return mean_of([(one.paired, one.noise, one.verdict) for one in self.against(baseline)])
+        return mean_of([(one.ratio, one.noise, one.verdict) for one in self.against(baseline)])
 
 
 def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
@@ -184,8 +187,7 @@ def _case(case_id: str, setting: Setting, groups: Sequence[Group], subject: str)
     for name in timed:
         twin = timed.get(name + CONTROL)
         if twin is not None and (once := _paired(timed[name], twin)) is not None:
-            word = decide(once.ratio, once.test.p, halves_noise(timed[name].latency_us))
-            controls.append(Control(case_id, setting, name, once, word))
+            controls.append(Control(case_id, setting, name, once, Verdict.INCONCLUSIVE))
     contrasts = []
     if subject in timed:
         for name in timed:
@@ -201,20 +203,46 @@ def _case(case_id: str, setting: Setting, groups: Sequence[Group], subject: str)
 
 
 def _judged(cases: Sequence[Case]) -> list[Case]:
-    """The cases with their contrasts decided: only the whole run knows how many questions were asked."""
-    corrected = iter(holm([one.paired.test.p for case in cases for one in case.contrasts]))
-    disagreeing = disagreements(cases)
+    """The cases decided: only the whole run knows how far apart bindings are, and how many questions were asked."""
+    bindings = bindings_of(cases)
+    known = [
+        replace(case, contrasts=tuple(_widened(one, bindings.of_contrast(case, one)) for one in case.contrasts))
+        for case in cases
+    ]
+    corrected = iter(holm([one.p for case in known for one in case.contrasts]))
+    disagreeing, others = disagreements(known), other_ratios(known)
     judged = []
-    for case in cases:
+    for case in known:
         decided = []
         timings = {one.implementation: one for one in case.timings}
         for one in case.contrasts:
             p = next(corrected)
             why = doubt(case, timings[one.subject], timings[one.baseline], disagreeing)
-            verdict = Verdict.INCONCLUSIVE if why else decide(one.paired.ratio, p, one.noise)
-            decided.append(replace(one, p=p, verdict=verdict, doubt=why))
-        judged.append(replace(case, contrasts=tuple(decided)))
+            verdict = Verdict.INCONCLUSIVE if why else decide(one.ratio, p, one.noise)
+            other = others.get((case.setting, case.case_id, one.baseline), math.nan)
+            decided.append(replace(one, p=p, verdict=verdict, doubt=why, elsewhere=other))
+        controls = tuple(
+            _told(one, timings[one.implementation], bindings.of_control(case, one)) for one in case.controls
+        )
+        judged.append(replace(case, contrasts=tuple(decided), controls=controls))
     return judged
+
+
+def _widened(one: Contrast, bindings: Spread) -> Contrast:
+    """With what differs between bindings; the p-value is not corrected yet."""
+    return replace(one, bindings=bindings, p=_p(one.paired, bindings))
+
+
+def _told(control: Control, timing: Timing, bindings: Spread) -> Control:
+    """A control with the word that a baseline would have been given, had the other cases' controls been the run's."""
+    wide = replace(control, bindings=bindings)
+    noise = halves_noise(timing.group.latency_us)
+    return replace(wide, verdict=decide(wide.ratio, _p(control.paired, bindings), noise))
+
+
+def _p(once: Paired, bindings: Spread) -> float:
+    """The p-value of the blocks, or of what differs between bindings where that leaves more to chance."""
+    return max(once.test.p, bindings.chance(once.ratio)) if bindings.size else once.test.p
 
 
 def _noise(controls: Sequence[Control], measured: Sequence[Group]) -> Noise | None:

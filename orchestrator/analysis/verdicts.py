@@ -109,19 +109,19 @@ class Mean:
     decided: int
 
 
-def mean_of(ratios: Sequence[tuple[Paired, Noise | None, Verdict]]) -> Mean | None:
+def mean_of(ratios: Sequence[tuple[Interval, Noise | None, Verdict]]) -> Mean | None:
     """The mean of several cases, which are independent, with its interval; None where one of them has no interval.
 
     Each limit is as far from the mean as the cases' own limits are together (the root of the sum of squares, over the
     number of cases: Zou and Donner 2008) and their mean noise, which cases may have in common, besides.
     """
-    if not ratios or not all(one.ratio.known and noise is not None for one, noise, _ in ratios):
+    if not ratios or not all(one.known and noise is not None for one, noise, _ in ratios):
         return None
     count = len(ratios)
-    mids = [math.log(one.ratio.mid) for one, _, _ in ratios]
+    mids = [math.log(one.mid) for one, _, _ in ratios]
     mid = sum(mids) / count
     shared = sum(math.log1p(noise.floor) for _, noise, _ in ratios if noise is not None) / count
-    low = math.hypot(*(at - math.log(one.ratio.low) for at, (one, _, _) in zip(mids, ratios, strict=True))) / count
-    high = math.hypot(*(math.log(one.ratio.high) - at for at, (one, _, _) in zip(mids, ratios, strict=True))) / count
+    low = math.hypot(*(at - math.log(one.low) for at, (one, _, _) in zip(mids, ratios, strict=True))) / count
+    high = math.hypot(*(math.log(one.high) - at for at, (one, _, _) in zip(mids, ratios, strict=True))) / count
     limits = Interval(math.exp(mid - math.hypot(low, shared)), math.exp(mid), math.exp(mid + math.hypot(high, shared)))
     return Mean(limits, count, sum(1 for *_, verdict in ratios if verdict is not Verdict.INCONCLUSIVE))

@@ -77,7 +77,7 @@ def _case(case: Case) -> dict[str, Any]:
         "controls": [
             {
                 "implementation": one.implementation,
-                "ratio": limits(one.paired.ratio),
+                "ratio": limits(one.ratio),
                 "p": known(one.paired.test.p),
                 "verdict": one.verdict.value,
             }
@@ -118,13 +118,14 @@ def _contrast(one: Contrast) -> dict[str, Any]:
         "subject": one.subject,
         "baseline": one.baseline,
         "blocks": one.paired.blocks,
-        "ratio": limits(one.paired.ratio),
+        "ratio": limits(one.ratio),
         "p": known(one.p),
         "effect": known(one.paired.test.effect),
         "order_shift": known(one.order_shift),
         **_noise(one.noise),
         "verdict": one.verdict.value,
         "doubt": one.doubt,
+        "elsewhere": known(one.elsewhere),
     }
 
 
@@ -135,7 +136,7 @@ def _noise(noise: Noise | None) -> dict[str, Any]:
 COLUMNS = (
     "run_id", "device", "case_id", "regime", "cache", "subject", "baseline", "blocks", "subject_median_us",
     "baseline_median_us", "ratio", "ratio_low", "ratio_high", "p_holm", "effect", "order_shift", "noise",
-    "noise_source", "verdict", "doubt",
+    "noise_source", "verdict", "doubt", "elsewhere",
 )  # fmt: skip
 
 
@@ -145,7 +146,7 @@ def verdicts_csv(report: Report) -> str:
     for case in report.study.cases:
         medians = {timing.implementation: timing.median_us.mid for timing in case.timings}
         for one in case.contrasts:
-            found, noise = one.paired.ratio, one.noise
+            found, noise = one.ratio, one.noise
             numbers = (medians[one.subject], medians[one.baseline], found.mid, found.low, found.high, one.p)
             rows.append(
                 [
@@ -153,7 +154,7 @@ def verdicts_csv(report: Report) -> str:
                     one.subject, one.baseline, str(one.paired.blocks),
                     *(_cell(number) for number in (*numbers, one.paired.test.effect, one.order_shift)),
                     _cell(noise.floor if noise else math.nan), noise.source.value if noise else "", one.verdict.value,
-                    one.doubt,
+                    one.doubt, _cell(one.elsewhere),
                 ]
             )  # fmt: skip
     return _csv(COLUMNS, rows)
@@ -178,7 +179,7 @@ def summary_csv(report: Report) -> str:
             ratios: list[str] = []
             for name, _ in against:
                 mine = found.get(name)
-                at = mine.paired.ratio if mine is not None else None
+                at = mine.ratio if mine is not None else None
                 ratios += [_cell(at.mid), _cell(at.low), _cell(at.high)] if at is not None else [""] * 3
                 ratios.append(mine.said if mine is not None else "")
             middle = one.median_us

@@ -140,7 +140,7 @@ def speedup(study: Study, *, everything: bool = False, width: float = WIDTH) -> 
     for contrast in (one for part in parts for one in part.contrasts if one.case_id in ids):
         if contrast.baseline in absent:
             continue
-        found = contrast.paired.ratio
+        found = contrast.ratio
         ends += [found.low, found.mid, found.high] if found.known else [found.mid]
     board = Board(width, 0, f"Speed-up of {study.subject} over each baseline, by case")
     top = legend(board, start, 18, [(f"over {backend(name)}", look[name]) for name in baselines], right) + 24
@@ -187,7 +187,7 @@ def _ratios(
     noise_band(board, scale, y, height, noise)
     for contrast in (one for one in case.contrasts if one.baseline in look):
         at = y + 12.5 + 13 * list(look).index(contrast.baseline)
-        found, own = contrast.paired.ratio, look[contrast.baseline]
+        found, own = contrast.ratio, look[contrast.baseline]
         if found.known:
             board.line(scale(found.low), at, scale(found.high), at, f"l{own.colour[1:]}")
         told = f"{ratio(found.mid)} {within(found)} over {contrast.baseline}"

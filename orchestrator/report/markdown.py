@@ -19,6 +19,7 @@ from orchestrator.report.text import (
     backend,
     common_parts,
     digits,
+    elsewhere,
     estimate,
     labels,
     of_cases,
@@ -109,7 +110,7 @@ def _table(part: Study, names: Mapping[str, str]) -> list[str]:
         theirs = f"{backend(best.baseline)} {digits(rival.median_us.mid)}"
         cells: tuple[str, ...] = (
             names[case.case_id], digits(own.median_us.mid), theirs,
-            ratio(best.paired.ratio.mid), within(best.paired.ratio), noise, best.said,
+            ratio(best.ratio.mid), within(best.ratio), noise, best.said + elsewhere(best),
         )  # fmt: skip
         lines.append(line(map(cell, cells)))
     return [*lines, "", f"A ratio over 1: {cell(part.subject)} is faster."]
@@ -183,7 +184,7 @@ def _control(part: Study, name: str) -> str:
     found = [one for one in part.controls if one.implementation == name]
     if not found:
         return " not timed | |"
-    mids = [one.paired.ratio.mid for one in found]
+    mids = [one.ratio.mid for one in found]
     return f" {min(mids):.3f} to {max(mids):.3f} | {_counts(Counter(one.verdict for one in found))} |"
 
 
@@ -192,7 +193,7 @@ def _over_cases(part: Study, baseline: str, total: int) -> str:
     found = part.against(baseline)
     if not found:
         return " not timed | |"
-    mids, mean = [one.paired.ratio.mid for one in found], part.mean(baseline)
+    mids, mean = [one.ratio.mid for one in found], part.mean(baseline)
     words = Counter(one.verdict for one in found)
     middle = estimate(mean.ratio) if mean is not None and mean.decided else "no mean"
     fewer = f", {of_cases(len(found), total, 'compared')}" if len(found) < total else ""

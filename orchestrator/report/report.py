@@ -134,7 +134,8 @@ class Report:
         if self.planned > len(self.study.case_ids):
             partial = (f"The run is not complete: {self.cases}.",)
         elif not self.manifest.get("complete", True):
-            partial = ("The run is not complete: some cases are missing.",)
+            state = str(self.manifest.get("state") or "not over").replace("_", " ")
+            partial = (f"The run is not complete: it was {state} when it was fetched.",)
         named = self.environment.get("device")
         if named and self.study.device and named != self.study.device:
             partial = (*partial, f"The rows name {self.study.device}, and environment.json is of another: {named}.")

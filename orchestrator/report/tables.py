@@ -13,7 +13,7 @@ from orchestrator.analysis.timings import Timing
 from orchestrator.analysis.watched_launches import Watched
 from orchestrator.core.results import TIMER_SHARE, is_control
 from orchestrator.report.page import Cell, Part, Table, Word
-from orchestrator.report.text import UNKNOWN, backend, digits, energy, estimate, percent, ratio, size, within
+from orchestrator.report.text import UNKNOWN, backend, digits, elsewhere, energy, estimate, percent, ratio, size, within
 
 MARKS = "A percentage in small print is the timer's own share of the median, from 2 % on."
 
@@ -68,7 +68,7 @@ def _against_best(case: Case | None, subject: str) -> tuple[Cell, str, Cell]:
     if best is None or rival is None:
         return _median(own), UNKNOWN, "not compared"
     theirs = f"{backend(best.baseline)} {digits(rival.median_us.mid, 4)}"
-    said = Word(f"{ratio(best.paired.ratio.mid)} {best.verdict.value}", best.verdict.value, best.doubt)
+    said = Word(f"{ratio(best.ratio.mid)} {best.verdict.value}", best.verdict.value, best.doubt)
     return _median(own), theirs, said
 
 
@@ -92,7 +92,7 @@ def verdicts(part: Study, names: Mapping[str, str]) -> Table:
 
 
 def _verdict(one: Contrast | None) -> Cell:
-    return UNKNOWN if one is None else Word(one.said, one.verdict.value, estimate(one.paired.ratio))
+    return UNKNOWN if one is None else Word(one.said, one.verdict.value, estimate(one.ratio) + elsewhere(one))
 
 
 def kernels(part: Study, names: Mapping[str, str]) -> Table:

@@ -11,6 +11,7 @@ from orchestrator.core.wording import count
 
 if TYPE_CHECKING:
     from orchestrator.analysis.bootstrap import Interval
+    from orchestrator.analysis.case import Contrast
 
 UNKNOWN = "–"
 
@@ -34,6 +35,13 @@ def tick(value: float) -> str:
 
 def ratio(value: float) -> str:
     return UNKNOWN if math.isnan(value) else f"{value:.2f}×" if value < 100 else f"{value:.0f}×"
+
+
+def elsewhere(one: Contrast) -> str:
+    """What the other of burst and graph says, to stand behind a verdict; nothing where it agrees."""
+    if math.isnan(one.elsewhere):
+        return ""
+    return f", {ratio(one.elsewhere)} in {'graph' if one.setting.regime == 'burst' else 'burst'}"
 
 
 def within(interval: Interval, *, places: int = 2) -> str:

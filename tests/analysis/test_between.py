@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.analysis.across import changes
-from orchestrator.analysis.between import Spread, normal, spread_of
+from orchestrator.analysis.between import spread_of
 from orchestrator.analysis.bootstrap import Interval, students
 from orchestrator.analysis.history import Reading, history
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import SENSORS, Group, Key
+from orchestrator.analysis.spread import Spread, normal
 from orchestrator.analysis.study import study
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
 from orchestrator.report.comparison import compared

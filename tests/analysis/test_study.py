@@ -451,6 +451,32 @@ def test_a_mean_is_within_its_interval_and_there_is_none_where_a_case_has_none()
     assert studied(csv_text(few)).mean("sdpa:default") is None
 
 
+def two_regimes(burst: float, graph: float) -> Study:
+    """One case; the kernel's speed-up in each of the two regimes, a per cent of noise."""
+    speeds = ({"bench": speed, "sdpa:default": 1.0, "bench:aa": speed} for speed in (burst, graph))
+    rows = [
+        row
+        for regime, own in zip(("burst", "graph"), speeds, strict=True)
+        for row in records(lengths=(1024,), speeds=own, regime=regime, cache="cold")
+    ]
+    return studied(csv_text(rows))
+
+
+@pytest.mark.parametrize(("burst", "graph", "apart"), [(1.3, 1.3, False), (1.2, 1.3, True), (1.3, 1.2, True)])
+def test_two_ratios_whose_intervals_do_not_meet_name_each_other(burst: float, graph: float, apart: bool) -> None:
+    found = two_regimes(burst, graph)
+    one, other = found.contrasts
+    assert (one.setting.regime, other.setting.regime) == ("burst", "graph")
+    if apart:
+        assert (one.elsewhere, other.elsewhere) == (other.ratio.mid, one.ratio.mid)
+        assert any(
+            "2 of 2 comparisons burst and graph give ratios whose intervals do not meet" in n for n in found.notes
+        )
+    else:
+        assert math.isnan(one.elsewhere)
+        assert math.isnan(other.elsewhere)
+
+
 # --- two runs and more ----------------------------------------------------------------------------------------------
 
 

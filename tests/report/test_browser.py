@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.reading import read_report
 from orchestrator.report import comparing, html
 from orchestrator.report.comparison import compared
 from tests.report.written import both, csv_text, records, reported
@@ -70,12 +69,6 @@ def page_of_long_names() -> str:
     return html.page(reported(csv_text(rows)))
 
 
-@functools.cache
-def published_pages() -> dict[str, str]:
-    folders = sorted(path.parent for path in RESULTS.glob("*/measurements.csv*"))
-    return {folder.name: html.page(read_report(folder)) for folder in folders}
-
-
 PAGES = {"report": report_page, "compare": compare_page}
 
 
@@ -123,15 +116,6 @@ def test_regimes_side_by_side_fit_without_scrolling(page: Page, tmp_path: Path, 
     table = "document.querySelector('#side-by-side .wide')"
     opened(page, large_page(), tmp_path, width)
     assert page.run(f"{table}.scrollWidth - {table}.clientWidth") <= 0
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_what_is_published_fits_without_scrolling(page: Page, tmp_path: Path, width: int) -> None:
-    """Problems that have no axis in common, in three regimes."""
-    table = "document.querySelector('#side-by-side .wide')"
-    for name, text in published_pages().items():
-        opened(page, text, tmp_path, width)
-        assert page.run(f"{table}.scrollWidth - {table}.clientWidth") <= 0, name
 
 
 @pytest.mark.parametrize("kind", PAGES)

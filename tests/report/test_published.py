@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 
 from orchestrator.analysis.doubts import disagreements
 from orchestrator.cli.reading import read_report
+from orchestrator.report import html
 from orchestrator.report.document import verdicts_csv
 from orchestrator.report.markdown import between_marks, by_baseline, markdown
 from orchestrator.wiring import csv_lines
+from tests.report.test_browser import opened
 from tests.report.written import csv_text, records
 from tests.report.written import folder as folder_of
+from tests.support.browser import CHROMIUM, browser
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/measurements.csv*"))
@@ -98,6 +102,34 @@ def test_a_published_run_on_a_gpu_proves_its_samples_and_says_where_it_is_from(f
     assert wrong_with(folder) == []
 
 
+PUBLISHED = {
+    "README.md", "build.json", "correctness.csv", "cupti.csv", "environment.json", "measurements.csv.gz", "report.md",
+    "spec.json", "verdicts.csv",
+}  # fmt: skip
+
+
+def test_nothing_is_published_beside_what_results_readme_names() -> None:
+    """A whole report is two megabytes that the measurements make again."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "results"], cwd=RESULTS.parent, check=True, capture_output=True, text=True
+    )
+    assert {Path(name).name for name in tracked.stdout.split()} == PUBLISHED
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_where_burst_and_graph_give_two_ratios_the_rows_of_both_say_so(folder: Path) -> None:
+    """By the limits in verdicts.csv alone."""
+    with (folder / "verdicts.csv").open() as file:
+        rows = {(row["case_id"], row["baseline"], row["regime"]): row for row in csv.DictReader(file)}
+    for (case_id, baseline, regime), row in rows.items():
+        other = rows.get((case_id, baseline, {"burst": "graph", "graph": "burst"}.get(regime, "")))
+        apart = other is not None and (
+            float(row["ratio_high"] or "nan") < float(other["ratio_low"] or "nan")
+            or float(row["ratio_low"] or "nan") > float(other["ratio_high"] or "nan")
+        )
+        assert row["elsewhere"] == (other["ratio"] if other is not None and apart else ""), (case_id, baseline, regime)
+
+
 OLD_CLOCK = "case_id,implementation,cupti_us\n{case},bench,5.4\n"
 CLOCK = "case_id,implementation,regime,watched_us,cupti_us,cupti_covered_us\n{case},bench,burst,%s,5.4,9.1\n"
 
@@ -154,3 +186,16 @@ def test_a_folder_that_is_wrong_in_any_way_is_kept_out_and_a_good_one_is_not(tmp
         told = json.loads((tmp_path / "good" / "environment.json").read_text())
         (tmp_path / "good" / "environment.json").write_text(json.dumps(told | {key: ""}))
         assert f"environment.json has no {key}" in wrong_with(tmp_path / "good")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_what_is_published_fits_without_scrolling(tmp_path: Path) -> None:
+    """Problems that have no axis in common, in three regimes."""
+    table = "document.querySelector('#side-by-side .wide')"
+    with browser(tmp_path / "profile") as chromium, chromium.tab() as page:
+        for folder in FOLDERS:
+            text = html.page(as_read(folder))
+            for width in (390, 1280):
+                opened(page, text, tmp_path, width)
+                assert page.run(f"{table}.scrollWidth - {table}.clientWidth") <= 0, (folder.name, width)

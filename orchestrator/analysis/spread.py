@@ -1,0 +1,66 @@
+"""A ratio that varies by more than its own interval shows: limits and p-values that hold for both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+from orchestrator.analysis.bootstrap import LEVEL, Interval, students
+
+LIMIT: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
+STEPS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The standard deviation of the logarithm of a ratio of two measurements of the same code, beyond what their own
+    intervals show, from `free` observations."""
+
+    size: float
+    free: float
+
+    def widened(self, ratio: Interval) -> Interval:
+        """`ratio` with limits that hold for this spread besides what its own interval shows."""
+        if not self.size or not ratio.known:
+            return ratio
+        reach = students(LIMIT, self.free) * self.size
+        mid, low, high = math.log(ratio.mid), math.log(ratio.mid / ratio.low), math.log(ratio.high / ratio.mid)
+        return Interval(math.exp(mid - math.hypot(low, reach)), ratio.mid, math.exp(mid + math.hypot(high, reach)))
+
+    def chance(self, ratio: Interval) -> float:
+        """A two-sided p-value for `ratio` (not widened) being 1; 1 where it has no interval."""
+        if not ratio.known:
+            return 1.0
+        own = abs(math.log(ratio.mid / (ratio.low if ratio.mid > 1 else ratio.high))) / LIMIT
+        deviation = math.hypot(own, self.size)
+        if deviation == 0:
+            return 0.0 if ratio.mid != 1 else 1.0
+        # Welch and Satterthwaite: what is known well adds to the degrees of freedom of what is not.
+        free = self.free * (deviation / self.size) ** 4 if self.size else math.inf
+        return math.erfc(normal(abs(math.log(ratio.mid)) / deviation, free) / math.sqrt(2))
+
+
+NONE: Final = Spread(0.0, math.inf)
+
+
+def normal(t: float, free: float) -> float:
+    """The normal quantile whose tail is that of Student's `t`: what `students` undoes. Newton's steps from above, where
+    it rises ever faster, so that none steps over what is looked for."""
+    found = t
+    for _ in range(STEPS if math.isfinite(free) else 0):
+        step = (students(found, free) - t) / slope(found, free)
+        found -= step
+        if step <= found * 1e-14:
+            break
+    return found
+
+
+def slope(z: float, free: float) -> float:
+    """How fast `students` rises at `z`."""
+    first = (3 * z**2 + 1) / 4
+    second = (25 * z**4 + 48 * z**2 + 3) / 96
+    third = (21 * z**6 + 95 * z**4 + 51 * z**2 - 15) / 384
+    fourth = (711 * z**8 + 5432 * z**6 + 7410 * z**4 - 5760 * z**2 - 945) / 92160
+    return 1 + first / free + second / free**2 + third / free**3 + fourth / free**4
