@@ -12,11 +12,11 @@ from typing import Annotated, Final
 from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.core import handwritten
 from orchestrator.core.config.model import Alerts, Budget
 from orchestrator.core.errors import ConfigError
 
 PREFIX: Final = "BENCH_"
-MOST_BYTES: Final = 1 << 20
 PATHS: Final = ("home", "weather")
 MEND: Final = "mend the file, or move it away: `bench init` writes a new one"
 Cap = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
@@ -95,22 +95,18 @@ def _from_file(path: Path, environment: Settings) -> dict[str, object]:
     """What the file says, except where the environment says otherwise."""
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        text = data.decode("utf-8")
+            text = handwritten.text(file)
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8 text"
+    except (OSError, ValueError) as exc:
         hint = "BENCH_HOME names another folder" if isinstance(exc, NotADirectoryError) else MEND
-        raise ConfigError(f"cannot read {path}: {why}", hint=hint) from exc
-    if len(data) > MOST_BYTES:
-        raise ConfigError(f"{path} has more than {MOST_BYTES >> 20} MB", hint=MEND)
-    import yaml
+        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint=hint) from exc
+    from orchestrator.core import yamltext
 
-    try:
-        values = yaml.safe_load(text) or {}
-    except (yaml.YAMLError, RecursionError) as exc:
-        raise ConfigError(f"{path} is not YAML: {exc}", hint=MEND) from exc
+    document = yamltext.read(text)
+    for line, key, what in document.problems:
+        raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint=MEND)
+    values = document.data or {}
     known = set(Settings.model_fields) - {"home"}
     if not isinstance(values, dict) or set(values) - known:
         unknown = ", ".join(sorted(map(str, set(values) - known))) if isinstance(values, dict) else "not a mapping"

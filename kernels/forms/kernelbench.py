@@ -126,6 +126,8 @@ def classes_of(file: Path) -> set[str]:
         body = ast.parse(file.read_text(encoding="utf-8")).body
     except SyntaxError as exc:
         raise BadWorkload(f"{file.name}:{exc.lineno}: syntax error: {exc.msg}") from exc
+    except (OSError, ValueError, RecursionError, MemoryError) as exc:
+        raise BadWorkload(f"{file.name}: cannot be read: {exc or 'it is nested too deeply'}") from exc
     return {node.name for node in body if isinstance(node, ast.ClassDef)}
 
 

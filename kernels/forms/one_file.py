@@ -86,8 +86,8 @@ def top_level(file: Path) -> dict[str, int]:
         tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     except SyntaxError as exc:
         raise BadWorkload(f"{file.name}:{exc.lineno}: syntax error: {exc.msg}") from exc
-    except (OSError, UnicodeDecodeError) as exc:
-        raise BadWorkload(f"{file.name}: cannot be read: {exc}") from exc
+    except (OSError, ValueError, RecursionError, MemoryError) as exc:
+        raise BadWorkload(f"{file.name}: cannot be read: {exc or 'it is nested too deeply'}") from exc
     lines: dict[str, int] = {}
     for name, line in bound(tree):
         kind = next((kind for kind in KINDS if name.startswith(kind)), None)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.adapters.files import write_atomically
+from orchestrator.core import handwritten
 from orchestrator.core.errors import BenchError, LocalError, ProviderError
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refreshed
@@ -64,9 +65,10 @@ def store(path: Path, sheet: PriceSheet) -> None:
 def stored(path: Path) -> PriceSheet | None:
     """The table there, or None. Raises `ConfigError` or `LocalError` for one that cannot be used."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            text = handwritten.text(file)
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as exc:
-        raise LocalError(f"cannot read {path}: {type(exc).__name__}", hint=f"rm {path}") from exc
+    except (OSError, ValueError) as exc:
+        raise LocalError(f"cannot read {path}: {handwritten.why(exc)}", hint=f"rm {path}") from exc
     return PriceSheet.parse(text, source=str(path))

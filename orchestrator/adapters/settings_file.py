@@ -7,20 +7,23 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
-
 from orchestrator.adapters.files import write_atomically
+from orchestrator.core import handwritten, yamltext
 from orchestrator.core.errors import ConfigError
 
 
 def read(path: Path) -> Mapping[str, str]:
     """Every key and its value as text. Raises `ConfigError` for what is no mapping."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        with path.open("rb") as file:
+            document = yamltext.read(handwritten.text(file))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise ConfigError(f"cannot read {path}: {str(exc).splitlines()[0]}", hint="mend it, or move it away") from exc
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint="mend it, or move it away") from exc
+    for line, key, what in document.problems:
+        raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint="mend it, or move it away")
+    found = document.data or {}
     if not isinstance(found, dict):
         raise ConfigError(f"{path} has no keys", hint="mend it, or move it away")
     return {str(key): "" if value is None else str(value) for key, value in found.items()}

@@ -11,8 +11,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from orchestrator.core import handwritten
 from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
+from orchestrator.core.foreign import words
 from orchestrator.core.forms import gpumode, kernelbench, program
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.needs import NOTHING, OBJECT, Needs
@@ -88,7 +90,7 @@ def form_of(path: Path) -> Form:
     if any((path / name).is_file() for name in TASK_FILES):
         return "gpumode"
     with contextlib.suppress(OSError):
-        if any(kernelbench.is_of_form(one.read_bytes()) for one in path.glob("*.py")):
+        if any(kernelbench.is_of_form(_begun(one)) for one in path.glob("*.py")):
             return "kernelbench"
     return "program" if _descriptions(path) else "file"
 
@@ -165,21 +167,28 @@ def files_of(workload: Workload | None) -> dict[str, bytes]:
 def own_workload(path: Path) -> Workload:
     """A workload of the user's own, as far as its text tells. Raises `ConfigError`, also for files that will not be
     sent: a plan says what a launch would."""
-    files = gathered(path)
-    own = found(path)
+    try:
+        files, own = gathered(path), found(path)
+    except OSError as exc:
+        raise ConfigError(f"cannot look at {words(str(path), 200)}: {handwritten.why(exc)}", hint=HINT) from exc
     wheels = [f"wheel {name} {sha256(files[f'{FOLDER}/{name}']).hexdigest()}" for name in own.needs.wheels]
     needs = (*own.needs.installed(), *sorted(wheels))
     where = str(path.resolve())
-    return Workload(path=where, name=own.name, cases=own.cases, form=own.form, needs=needs, grid=own.grid)
+    return Workload(path=where, name=words(own.name), cases=own.cases, form=own.form, needs=needs, grid=own.grid)
 
 
 def text_of(file: Path) -> str:
     """A file's text. Raises `ConfigError`."""
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        raise ConfigError(f"cannot read {file}: {reason}", hint=HINT) from exc
+        with file.open("rb") as opened:
+            return handwritten.text(opened, handwritten.MOST_SOURCE)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read {file}: {handwritten.why(exc)}", hint=HINT) from exc
+
+
+def _begun(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(handwritten.MOST_SOURCE)
 
 
 def gathered(path: Path) -> dict[str, bytes]:
@@ -194,8 +203,7 @@ def gathered(path: Path) -> dict[str, bytes]:
                 f"{one}: looks like a secret; nothing is sent", hint="move it out of the workload's folder"
             )
         try:
-            size = one.stat().st_size
-            total += size
+            total += one.stat().st_size
             if total > MOST_BYTES or len(gathered) >= MOST_FILES:
                 limit = f"{MOST_BYTES >> 20} MB and {MOST_FILES} files"
                 raise ConfigError(
@@ -247,7 +255,7 @@ def _files(root: Path, types: frozenset[str]) -> Iterator[Path]:
 
 def _named(file: Path) -> Iterator[Path]:
     """Sources beside a file that its text names: `softmax.cu`, and what these include."""
-    text = file.read_text(encoding="utf-8")
+    text = text_of(file)
     for one in sorted(file.parent.glob("*.cu*")):
         if re.search(rf"['\"]{re.escape(one.name)}['\"]", text) or one.suffix == ".cuh":
             yield one

@@ -34,6 +34,7 @@ from orchestrator.cli.fleet_view import (
 from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.screen import screen
+from orchestrator.core import handwritten
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
 from orchestrator.core.market.pricing import usd
@@ -107,9 +108,11 @@ class SweepOptions:
                 "a sweep file has its own axes: no --gpu and no --set beside it", hint=f"write them in {file}"
             )
         try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"cannot read {file}: {exc}", hint="docs/fleets.md has an example of a sweep") from exc
+            with file.open("rb") as opened:
+                text = handwritten.text(opened)
+        except (OSError, ValueError) as exc:
+            hint = "docs/fleets.md has an example of a sweep"
+            raise ConfigError(f"cannot read {file}: {handwritten.why(exc)}", hint=hint) from exc
         return parse(text, source=str(file), overrides=self.fields)
 
 

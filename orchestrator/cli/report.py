@@ -14,6 +14,7 @@ from orchestrator.cli.finding import RunOrFolder
 from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json
 from orchestrator.cli.reading import chosen, report_of, write_files
+from orchestrator.core import handwritten
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.report.document import document
 from orchestrator.report.files import KINDS, boards, figure
@@ -99,11 +100,12 @@ def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:
     except ValueError as exc:
         raise ConfigError(f"--mark {exc}") from exc
     try:
-        changed = between_marks(path.read_text(encoding="utf-8"), fragment, mark)
+        with path.open("rb") as file:
+            changed = between_marks(handwritten.text(file, handwritten.MOST_SOURCE), fragment, mark)
     except NoMarks as exc:
         raise LocalError(f"{path}: {exc}", hint=f"put {begin} and {end} where the table should be") from exc
-    except (OSError, UnicodeDecodeError) as exc:
-        raise LocalError(f"cannot read {path}: {exc}") from exc
+    except (OSError, ValueError) as exc:
+        raise LocalError(f"cannot read {path}: {handwritten.why(exc)}", hint="--into names a Markdown file") from exc
     write_atomically(path, changed.encode())
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import ast
 import hashlib
 import itertools
+import math
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.needs import KEYS, Needs, needs
+from orchestrator.core.forms.python import NotPython, parsed
 from orchestrator.core.wording import count
 from orchestrator.core.workload_faults import KINDS, Unknown, of_cases, of_names
 
@@ -68,9 +70,14 @@ class Sketch:
 def sketch(source: str, file: str) -> Sketch:
     """The workload in `source`. Raises `ConfigError` with file and line of what is wrong."""
     try:
-        tree = ast.parse(source)
-    except SyntaxError as exc:
-        raise ConfigError(f"{file}:{exc.lineno}: syntax error: {exc.msg}", hint=HINT) from exc
+        return _sketch(parsed(source), file)
+    except NotPython as exc:
+        raise ConfigError(f"{file}:{exc.line}: {exc}", hint=HINT) from exc
+    except RecursionError:
+        raise ConfigError(f"{file}:1: nested more deeply than can be read", hint=HINT) from None
+
+
+def _sketch(tree: ast.Module, file: str) -> Sketch:
     found = dict(_bound(tree))
     names = _implementations(tree, file)
     for needed in ("inputs", "reference"):
@@ -167,12 +174,17 @@ def _cases(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple
         for name, values in told.items():
             if not isinstance(values, (list, tuple)) or not values:
                 raise wrong(f"axis {name} must be a list with at least one value, not {values!r}")
+        _few(math.prod(map(len, told.values())), wrong)
         cases = [dict(zip(told, values, strict=True)) for values in itertools.product(*told.values())]
-    if len(cases) > MOST_CASES:
-        raise wrong(f"{count(len(cases), 'case')} are more than {MOST_CASES:,}")
+    _few(len(cases), wrong)
     if fault := of_cases(cases):
         raise wrong(fault)
     return tuple(cases)
+
+
+def _few(cases: int, wrong: Callable[[str], ConfigError]) -> None:
+    if cases > MOST_CASES:
+        raise wrong(f"{count(cases, 'case')} are more than {MOST_CASES:,}")
 
 
 def _value(node: ast.expr | None) -> Any:
@@ -183,17 +195,22 @@ def _value(node: ast.expr | None) -> Any:
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return [_value(one) for one in elements]
         case ast.Dict(keys=keys, values=values):
-            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True)}
+            made = [(_value(key), _value(value)) for key, value in zip(keys, values, strict=True)]
+            if any(isinstance(key, (list, dict)) for key, _ in made):
+                raise Unknown
+            return dict(made)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_number(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
             a, b = _number(left), _number(right)
             if isinstance(op, (ast.LShift, ast.Pow)) and not 0 <= b <= 62:
                 raise Unknown
-            made = BINARY[type(op)](a, b)
-            if abs(made) > LARGEST:
+            if isinstance(op, ast.FloorDiv) and b == 0:
                 raise Unknown
-            return made
+            number: int = BINARY[type(op)](a, b)
+            if abs(number) > LARGEST:
+                raise Unknown
+            return number
         case _:
             raise Unknown
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
-from orchestrator.core import yamltext
+from orchestrator.core import handwritten, yamltext
 from orchestrator.core.config import choosing, load
 from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
+from orchestrator.core.foreign import words
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.program import is_program
 from orchestrator.core.images import choose, environments_for
@@ -83,12 +84,11 @@ def load_config(
         if gpu not in GPU_NAMES or not path.is_file():
             raise ConfigError(unknown(gpu), hint="--gpu names one of them")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        raise ConfigError(
-            f"cannot read {path}: {reason}", hint="`bench config show l4` prints one to begin with; or use --gpu"
-        ) from exc
+        with path.open("rb") as file:
+            text = handwritten.text(file)
+    except (OSError, ValueError) as exc:
+        hint = "`bench config show l4` prints one to begin with; or use --gpu"
+        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint=hint) from exc
     grids = _grids((configs / "grids.yaml").read_text(encoding="utf-8"))
     overrides = (*_from_settings(text, defaults, own=options.path is not None), *options.every_override)
     if options.path is not None and options.gpu:
@@ -105,12 +105,21 @@ def load_config(
 
 
 def is_workload(path: Path) -> bool:
-    """Whether a path is a workload and no configuration: a folder, Python, or the description of one."""
-    if path.is_dir() or path.suffix == ".py" or path.name in TASK_FILES:
-        return True
+    """Whether a path is a workload and no configuration: a folder, Python, or the description of one. Raises
+    `ConfigError` for a path that no file can have, or that may not be looked at."""
     try:
-        return path.suffix in (".yaml", ".yml") and is_program(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+        folder = path.is_dir()
+    except (OSError, ValueError) as exc:
+        hint = "check the path, and the rights of the folders above it"
+        raise ConfigError(f"cannot look at {words(str(path), 200)}: {handwritten.why(exc)}", hint=hint) from exc
+    if folder or path.suffix == ".py" or path.name in TASK_FILES:
+        return True
+    if path.suffix not in (".yaml", ".yml"):
+        return False
+    try:
+        with path.open("rb") as file:
+            return is_program(handwritten.text(file))
+    except (OSError, ValueError):
         return False
 
 

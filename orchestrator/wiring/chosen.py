@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.errors import ConfigError
 from orchestrator.user_settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -31,6 +33,27 @@ def configured(options: LaunchOptions, own: Settings | None = None) -> tuple[Con
     from orchestrator.runs.planning import load_config
 
     return load_config(options, configs=configs(), defaults=(own or load_settings()).defaults, workload=own_workload)
+
+
+def forecast(path: Path) -> Any:
+    """The weather in a file, fit for an embedded cloud. Raises `ConfigError`."""
+    from orchestrator.core import handwritten, yamltext
+    from orchestrator.embedded.weather import parse
+
+    hint = "docs/embedded-cloud.md has examples"
+    try:
+        with path.open("rb") as file:
+            document = yamltext.read(handwritten.text(file))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint=hint) from exc
+    for line, key, what in document.problems:
+        raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint=hint)
+    found = document.data or {"faults": []}
+    try:
+        parse(found)
+        return json.loads(json.dumps(found, default=str))  # a time in YAML is no text
+    except (ValueError, TypeError) as exc:
+        raise ConfigError(f"{path}: {exc}", hint=hint) from exc
 
 
 def payload_of(config: Config) -> LaunchPayload:

@@ -214,7 +214,7 @@ def test_what_is_measured_can_always_be_computed(gpu: str, dtypes: list[str], gr
 
 def test_the_harness_is_told_all_that_it_needs() -> None:
     config = asked("gpu: l4\nmeasure: {grid: smoke, repeats: 3, warmup: 1, regime: sustained, seed: 5, threads: 2}")
-    spec = harness(config, effective_grids(config, "gce"), "gce", skip_cases=["done"])
+    spec = harness(config, effective_grids(config, "gce"), "gce")
     shape = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 16, "seq_k": 16, "head_dim": 16, "causal": False}
     correctness = spec.pop("correctness")
     assert spec == {
@@ -226,7 +226,7 @@ def test_the_harness_is_told_all_that_it_needs() -> None:
         "cache": "cold",
         "seed": 5,
         "threads": 2,
-        "skip_cases": ["done"],
+        "skip_cases": [],
     }
     assert len(correctness["shapes"]) == 7
     assert (correctness["dtypes"], correctness["max_abs_error"]) == (["float32"], 0.01)

@@ -64,13 +64,14 @@ def test_the_machine_knows_every_case_by_the_name_that_it_has_here(grid: Grid) -
 
 def test_a_pass_other_than_forward_is_told_to_the_harness_and_is_part_of_the_name() -> None:
     shape = {"batch": 2, "heads": 8, "seq": 512, "head_dim": 64, "pass": "backward"}
-    grid = resolve_grid({"shapes": [shape]}, {}, dtypes=("float16",))
+    grid = resolve_grid({"shapes": [shape], "dtypes": ["float16"]}, {})
     assert case_ids(grid) == ("b2-h8-kv8-q512-k512-d64-full-float16-backward",)
     assert harness_shapes(grid)[0]["pass"] == "backward"
 
 
 def test_a_case_is_named_after_its_shape_and_dtype() -> None:
-    grid = resolve_grid({"shapes": [{"batch": 2, "heads": 8, "seq": 512, "head_dim": 64}]}, {}, dtypes=("float16",))
+    shape = {"batch": 2, "heads": 8, "seq": 512, "head_dim": 64}
+    grid = resolve_grid({"shapes": [shape], "dtypes": ["float16"]}, {})
     assert case_ids(grid) == ("b2-h8-kv8-q512-k512-d64-full-float16",)
     causal = {"batch": 1, "heads": 8, "kv_heads": 2, "seq_q": 3, "seq_k": 5, "head_dim": 80, "causal": True}
     assert Shape.model_validate(causal).case_id("bfloat16") == "b1-h8-kv2-q3-k5-d80-causal-bfloat16"

@@ -46,16 +46,13 @@ class Grid(BaseModel):
         return once(shapes)
 
 
-def resolve_grid(
-    grid: str | Mapping[str, Any] | Grid, grids: Mapping[str, Any], *, dtypes: tuple[str, ...] = ()
-) -> Grid:
-    """The grid called `grid`, or the one written inline, with every shape in full; `dtypes` replaces its own.
-    Raises `KeyError` for an unknown name, and pydantic's `ValidationError`."""
+def resolve_grid(grid: str | Mapping[str, Any] | Grid, grids: Mapping[str, Any]) -> Grid:
+    """The grid called `grid`, or the one written inline, with every shape in full. Raises `KeyError` for an unknown
+    name, and pydantic's `ValidationError`."""
     if isinstance(grid, str):
         found = grids[grid]
         grid = found if isinstance(found, Grid) else {"name": grid, **found}
-    full = grid if isinstance(grid, Grid) else Grid.model_validate(grid)
-    return full.model_copy(update={"dtypes": dtypes}) if dtypes else full
+    return grid if isinstance(grid, Grid) else Grid.model_validate(grid)
 
 
 def case_ids(grid: Grid) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ def load(
 ) -> Config:
     """The config in YAML `text`, with `key.path=value` overrides applied, and grids resolved by name.
     Raises `ConfigError` that lists every problem."""
-    document = _read(text)
+    document = yamltext.read(text)
     problems = _Problems(source, document)
     written = {} if document.data is None and not document.problems else document.data
     if not isinstance(written, dict):
@@ -49,12 +48,6 @@ def load(
     if problems.found or config is None:
         raise problems.error()
     return config.model_copy(update={"gpu": config.gpu_spec.name})
-
-
-@lru_cache(maxsize=16)
-def _read(text: str) -> yamltext.Document:
-    """What is written; read once for all configurations of a fleet, which copy what they change."""
-    return yamltext.read(text)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
@@ -349,7 +348,7 @@ def case_ids_of(config: Config, grids: EffectiveGrids) -> tuple[str, ...]:
     return case_ids(grids.measure) if config.workload is None else config.workload.cases
 
 
-def harness(config: Config, grids: EffectiveGrids, mode: str, *, skip_cases: Sequence[str] = ()) -> dict[str, Any]:
+def harness(config: Config, grids: EffectiveGrids, mode: str) -> dict[str, Any]:
     """The harness's part of a run spec (docs/contracts.md, section 4)."""
     measure, own = config.measure, config.workload
     return {
@@ -361,7 +360,7 @@ def harness(config: Config, grids: EffectiveGrids, mode: str, *, skip_cases: Seq
         "seed": measure.seed,
         "threads": measure.threads,
         **({} if own is None else {"answer_limit_s": own.answer_limit_s}),
-        "skip_cases": list(skip_cases),
+        "skip_cases": [],
         **({} if measure.stop_at_relative_ci is None else {"stop_at_relative_ci": measure.stop_at_relative_ci}),
         **config.profile.asked(),
     }

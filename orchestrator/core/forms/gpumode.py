@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
+from orchestrator.core.forms.python import NotPython, parsed
 from orchestrator.core.forms.reading import Description
 from orchestrator.core.workload import case_id
 
@@ -118,9 +119,9 @@ def submissions(sources: Mapping[str, str], read: Task) -> tuple[str, ...]:
     found = []
     for path, text in sources.items():
         try:
-            tree = ast.parse(text)
-        except SyntaxError as exc:
-            raise ConfigError(f"{path}:{exc.lineno}: syntax error: {exc.msg}", hint=HINT) from exc
+            tree = parsed(text)
+        except NotPython as exc:
+            raise ConfigError(f"{path}:{exc.line}: {exc}", hint=HINT) from exc
         if path not in own and "custom_kernel" in set(_bound(tree)):
             found.append(path)
     if not found:

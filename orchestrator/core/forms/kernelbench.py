@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from orchestrator.core.forms.python import NotPython, parsed
+
 AXIS: Final = "problem"
 """The axis of a folder of several."""
 
@@ -32,8 +34,8 @@ def in_order(name: str) -> tuple[int, str]:
 def is_problem(text: str) -> bool:
     """Whether a file has `Model`, and no `ModelNew`."""
     try:
-        body = ast.parse(text).body
-    except SyntaxError:
+        body = parsed(text).body
+    except NotPython:
         return False
     classes = {node.name for node in body if isinstance(node, ast.ClassDef)}
     return "Model" in classes and "ModelNew" not in classes

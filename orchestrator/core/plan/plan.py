@@ -182,7 +182,6 @@ def run_spec(
     bucket: str,
     require_cuda: bool,
     usd_per_hour: Decimal | None = None,
-    skip_cases: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What the machine of one attempt is told (docs/contracts.md, section 3); `usd_per_hour` is its price."""
     config, embedded = plan.config, plan.mode.simulated
@@ -214,8 +213,7 @@ def run_spec(
             "allow_install": config.environment.allow_install and plan.mode is Mode.GCE,
             "min_free_gb": min(config.environment.min_free_gb, 1) if embedded else config.environment.min_free_gb,
         },
-        # A plan may leave cases out itself: those that another run measures.
-        "harness": {**plan.harness, "skip_cases": [*plan.harness.get("skip_cases", ()), *skip_cases], **paid},
+        "harness": {**plan.harness, **paid},
         **({"prepare": dict(plan.prepare)} if plan.prepare else {}),
         **({"container": config.machine.container} if config.machine.container and not plan.prepare else {}),
         **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if kept else {}),
