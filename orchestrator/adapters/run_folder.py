@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import LocalError, NotFound
-from orchestrator.core.foreign import plain, words
+from orchestrator.core.foreign import DOCUMENT_BYTES, document, words
 
+LONGEST = 1 << 20
+"""Characters of one line; a longer one comes in parts, of which none is a row."""
 WHOLE = ("measurements.csv", "measurements.csv.gz")
 
 
@@ -56,7 +57,7 @@ def lines(path: Path) -> Iterator[str]:
         with (gzip.open if path.suffix == ".gz" else open)(
             path, "rt", encoding="utf-8", errors="replace", newline=""
         ) as file:
-            for line in file:
+            while line := file.readline(LONGEST):
                 yield line if line.isascii() and line[:-1].isprintable() else _harmless(line)
     except EOFError:
         # Cut off in the middle: a line that is no row makes the reader say where.
@@ -73,10 +74,9 @@ def _harmless(line: str) -> str:
 
 def _document(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            return document(file.read(DOCUMENT_BYTES + 1)), ""
     except FileNotFoundError:
         return {}, ""
-    except (OSError, ValueError, RecursionError) as exc:
+    except (OSError, ValueError) as exc:
         return {}, f"{path.name} cannot be read ({exc})."
-    data = plain(data)
-    return (data, "") if isinstance(data, dict) else ({}, f"{path.name} is no JSON object.")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
-from orchestrator.core.foreign import document, words
+from orchestrator.core.foreign import Newer, document, words
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -110,6 +110,8 @@ def parse(name: str, data: bytes) -> dict[str, Baseline]:
             )
             for key, one in devices.items()
         }
+    except Newer as exc:
+        raise BaselinesUnreadable(f"the baseline {name}: {exc}", hint="use that version of bench") from exc
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise BaselinesUnreadable(
             f"the baseline {name} cannot be read: {words(repr(exc), 200)}",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import Any, Final
 
 WORDS: Final = 2000
@@ -22,6 +23,7 @@ LINE: Final = 4000
 DOCUMENT_BYTES: Final = 4 * 1024 * 1024
 """No document of ours comes near it."""
 DEEPEST: Final = 20
+SCHEMA: Final = 1
 
 _HARMLESS = re.compile(r"[\x20-\x7e]*")
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -59,8 +61,43 @@ def plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
+class Newer(ValueError):
+    """A document of a later version of this program, which says other things in the same places."""
+
+
+def of_schema(found: Mapping[str, Any], known: int = SCHEMA) -> None:
+    """The rule for the number that a stored document has as its `schema`: what has none is of the first one, keys that
+    are added change nothing, and a larger number than this version knows is not read. Raises `Newer`, or `ValueError`
+    for what is no number."""
+    number = found.get("schema", 1)
+    if type(number) is not int or number < 1:
+        raise ValueError("its schema is no number")
+    if number > known:
+        raise Newer(f"a newer version of bench wrote it: its schema is {number}, and this one reads {known}")
+
+
+def is_newer(data: bytes) -> bool:
+    """Whether a later version wrote it, whatever else it says."""
+    try:
+        found = json.loads(data)
+        of_schema(found if isinstance(found, dict) else {})
+    except Newer:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
 def document(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`, made harmless. Raises `ValueError` for anything else, however it is broken."""
+    """The JSON object in `data`, made harmless. Raises `ValueError` for anything else, however it is broken, and
+    `Newer`."""
+    found = unnumbered(data)
+    of_schema(found)
+    return found
+
+
+def unnumbered(data: bytes) -> dict[str, Any]:
+    """The same, whatever schema it has. Raises `ValueError`."""
     if len(data) > DOCUMENT_BYTES:
         raise ValueError(f"it has {len(data)} bytes, and no document of ours has so many")
     try:

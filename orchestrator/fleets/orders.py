@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
@@ -76,7 +76,7 @@ class Orders:
     def plan_for(self, child: Child) -> LaunchPlan:
         return chunked(self.plan(child.cell), child)
 
-    def order(self, child: Child, attempt: int, price: Decimal, known: Sequence[str] = ()) -> ChildOrder:
+    def order(self, child: Child, attempt: int, price: Decimal) -> ChildOrder:
         """What child and attempt are told; `attempt` is the first that is free."""
         plan, run_id = self.plan_for(child), child_run(self.fleet, child.cell.gpu, child.index)
         spec = run_spec(
@@ -87,4 +87,4 @@ class Orders:
             require_cuda=self.require_cuda and plan.config.gpu != "cpu",
             usd_per_hour=price,
         )
-        return ChildOrder(child.index, attempt, run_id, spec, tuple(known))
+        return ChildOrder(child.index, attempt, run_id, spec)

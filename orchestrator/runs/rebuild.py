@@ -8,6 +8,7 @@ from datetime import datetime
 from fractions import Fraction
 
 from orchestrator.core.errors import DocumentUnreadable, NotFound
+from orchestrator.core.foreign import is_newer
 from orchestrator.core.ledger.budget import Entry, Ledger, LedgerUnreadable
 from orchestrator.core.ledger.rebuild import rebuilt, with_fleets
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S, round_up
@@ -92,7 +93,7 @@ def _put_aside(world: World) -> str:
     try:
         Ledger.parse(blob.data)
     except LedgerUnreadable as exc:
-        if b'"schema": 1' not in blob.data and b'"schema"' in blob.data:
+        if is_newer(blob.data):
             raise LedgerUnreadable(str(exc), hint="a newer version of bench wrote it: use that one") from exc
         place = f"ledger/unreadable-{blob.generation}.json"
         world.bucket.create(place, blob.data)

@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Callable
 
 from orchestrator.core.errors import ConfigError, NotFound
-from orchestrator.core.foreign import document
+from orchestrator.core.foreign import Newer, document
 from orchestrator.core.naming import hold_key, payload_object, plan_object
 from orchestrator.core.plan.document import plan_from
 from orchestrator.core.plan.plan import LaunchPlan
@@ -36,6 +36,8 @@ def stored_plan(bucket: Bucket, run_id: str) -> LaunchPlan:
         raise NotFound(f"{run_id} has no plan in the bucket", hint="its client died before it planned: launch again")
     try:
         return plan_from(document(blob.data))
+    except Newer as exc:
+        raise ConfigError(f"the plan of {run_id}: {exc}", hint="resume with that version, or launch again") from exc
     except ValueError as exc:
         raise ConfigError(f"the plan of {run_id} is no JSON", hint="launch again") from exc
 

@@ -44,11 +44,10 @@ class RunIndex:
         blob = self._bucket.read(index_object(run_id))
         return None if blob is None else blob.data
 
-    def list_runs(self, limit: int | None = None) -> tuple[IndexLine, ...]:
-        """The newest `limit` runs (all by default), newest last; one request per thousand runs in the bucket."""
-        lines = [
+    def list_runs(self) -> tuple[IndexLine, ...]:
+        """Every run, newest last; one request per thousand runs in the bucket."""
+        return tuple(
             IndexLine(run_id, entry.metadata, entry.updated, entry.generation)
             for entry in self._bucket.list(INDEX_PREFIX)
             if is_run_id(run_id := entry.name.removeprefix(INDEX_PREFIX).removesuffix(".json"))
-        ]
-        return tuple(lines if limit is None else lines[-limit:] if limit > 0 else [])
+        )

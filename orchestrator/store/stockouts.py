@@ -10,8 +10,8 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from orchestrator.core.bounds import Moment
-from orchestrator.core.errors import BenchError
-from orchestrator.core.foreign import document
+from orchestrator.core.errors import BenchError, DocumentUnreadable
+from orchestrator.core.foreign import document, is_newer
 from orchestrator.core.naming import PLACEMENT_PREFIX
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.swap import Document, swap
@@ -54,6 +54,8 @@ class StockOuts:
 
 def stockouts_document(machine_type: str) -> Document[dict[Pool, datetime]]:
     def read(data: bytes | None) -> dict[Pool, datetime]:
+        if data is not None and is_newer(data):  # it is left as it is
+            raise DocumentUnreadable(f"{_object(machine_type)} is of a newer version of bench", hint="use that one")
         return {} if data is None else _parse(machine_type, data)
 
     return Document(_object(machine_type), dict, read, _dump)

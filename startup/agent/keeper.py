@@ -129,7 +129,7 @@ class Keeper:
             until, wish = str(slot["idle_until"]), slot["claim"]
         except (ValueError, TypeError, KeyError, RecursionError):
             return None  # somebody's who is no client
-        if slot.get("state") != "claimed":
+        if slot.get("state") != "claimed" or slot.get("schema", 1) != 1:
             return None
         generation = self.swap(there[1], "running", until, patience, wish)
         if generation is None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from startup.agent.clock import Patience
 
-TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+TRANSIENT = frozenset({408, 429, 500, 502, 503, 504, 507})
 
 # A VM reaches its metadata server and Google's APIs directly; a proxy in the environment would see the token.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))

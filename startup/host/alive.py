@@ -90,8 +90,9 @@ def _past(value: object, now: float) -> float | None:
 def silent(fleet: Path, there: Mapping[str, list[int]], now: float) -> dict[str, int]:
     """For how many seconds the tasks, named `<job>-<place>.<node>`, have given no sign that are held for dead, by the
     `signs` that are there now."""
-    known = read_json(fleet / "alive.json") or {}
-    after = judged({name: one for name, one in known.items() if isinstance(one, dict)}, there, now)
+    told = read_json(fleet / "alive.json") or {}
+    known = {name: one for name, one in told.items() if isinstance(one, dict)}
+    after = judged(known, there, now)
     if after != known:
         with suppress(OSError):  # two clients at once: the other one's is as good
             write_json(fleet / "alive.json", after)

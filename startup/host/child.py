@@ -87,7 +87,6 @@ def told(order: dict[str, Any], fleet: Path, attempt: int) -> dict[str, Any]:
         "labels": {},
         "deadline_s": order["deadline_s"],
         "metadata": {**order["metadata"], "bench-run": json.dumps(spec)},
-        "known": order.get("known", []),
         "executable": sys.executable,
         "payload": str(fleet / "payloads" / f"{order['payload']}.tar.gz"),
         "client_time": now,
@@ -156,7 +155,7 @@ def measured(fleet: Path, index: int) -> int:
         write_json(folder / "run.json", run)
         (folder / "alive").touch()
         fresh = spool / f".unfinished-{attempt}"
-        Steward(folder, Spool(spool, frozenset(run["known"]), fresh)).work()
+        Steward(folder, Spool(spool, fresh=fresh)).work()
         code, detail = outcome(spool, order["run_id"], attempt)
         state = read_json(folder / "state.json") or {}
         ended = {

@@ -22,8 +22,14 @@ from typing import Any
 
 MOST_BYTES = 32 * 1024 * 1024
 """Above any document that we write here: a run's names every case that is measured already."""
+SCHEMA = 1
+"""Of every document that we write here. What has none is of the first; keys that are added change nothing; of a larger
+one than this nothing is read, and it is not replaced."""
 MOST = 1e11
 """Above any time in seconds."""
+
+
+NEWER = "was written by a newer version of bench"
 
 
 class Trouble(Exception):
@@ -50,11 +56,14 @@ def run_folder(cache: Path, vm: str) -> Path:
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Replaces `path` whole, or leaves it as it was, whether the disk is full or the power fails."""
+    """Replaces `path` whole, or leaves it as it was, whether the disk is full or the power fails. Raises `OSError`,
+    also where a newer version's document is."""
+    if looked_at(path)[1] == NEWER:
+        raise PermissionError(errno.EPERM, NEWER, str(path))
     fresh = path.with_name(path.name + ".new")
     try:
         with fresh.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(document))
+            file.write(json.dumps({"schema": SCHEMA, **document}))
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
@@ -97,7 +106,12 @@ def looked_at(path: Path) -> tuple[dict[str, Any] | None, str]:
         return None, f"cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
         return None, "is no JSON: cut off, or written over"
-    return (found, "") if isinstance(found, dict) else (None, "is no JSON object")
+    if not isinstance(found, dict):
+        return None, "is no JSON object"
+    schema = found.get("schema", 1)
+    if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
+        return None, "has a schema that is no number"
+    return (None, NEWER) if schema > SCHEMA else (found, "")
 
 
 def sound(path: Path, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:

@@ -92,7 +92,31 @@ def test_a_folder_in_the_place_of_a_record_is_named(tmp_path: Path) -> None:
 
 
 def test_what_a_newer_version_writes_down_besides_is_not_told(tmp_path: Path) -> None:
-    run(tmp_path, json.dumps({**RECORD, "schema": 9}).encode(), json.dumps({**STATE, "mood": [1]}).encode())
+    run(tmp_path, json.dumps({**RECORD, "wind": 9}).encode(), json.dumps({**STATE, "mood": [1]}).encode())
     told = listed(tmp_path)
     assert told["odd"] == ""
     assert "mood" not in told
+
+
+@pytest.mark.parametrize("file", ["run.json", "state.json"])
+def test_of_a_newer_versions_record_nothing_is_read_and_it_stays_as_it_is(tmp_path: Path, file: str) -> None:
+    record, state = (
+        {**one, "schema": 1 + (name == file)} for name, one in (("run.json", RECORD), ("state.json", STATE))
+    )
+    run(tmp_path, json.dumps(record).encode(), json.dumps(state).encode())
+    path = tmp_path / "runs" / VM / file
+    before = path.read_bytes()
+    told = listed(tmp_path)
+    assert told["odd"] == f"{path} was written by a newer version of bench"
+    assert told["files"][0][0] == "kept"
+    assert path.read_bytes() == before
+    with pytest.raises(PermissionError):
+        places.write_json(path, {})
+
+
+def test_every_record_has_a_number_and_one_without_is_of_the_first_schema(tmp_path: Path) -> None:
+    places.write_json(tmp_path / "new.json", {"vm": VM})
+    assert json.loads((tmp_path / "new.json").read_text()) == {"schema": 1, "vm": VM}
+    run(tmp_path, json.dumps(RECORD).encode(), json.dumps(STATE).encode())
+    assert "schema" not in {**RECORD, **STATE}
+    assert listed(tmp_path)["odd"] == ""

@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import MOST_CHILDREN
 from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
-from orchestrator.core.foreign import words
+from orchestrator.core.foreign import of_schema, words
 from orchestrator.core.market.catalog import lookup
 from orchestrator.core.wording import count
 
@@ -145,6 +145,7 @@ def _cells(numbers: Mapping[Cell, int], pieces: Mapping[tuple[Cell, int], tuple[
 def read(data: Any) -> tuple[Child, ...]:
     """The list in a document. Raises `ValueError` for what is none."""
     try:
+        of_schema(data)
         return tuple(_read(data))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"no list of children: {error}") from error

@@ -25,8 +25,6 @@ class ChildOrder:
     run_id: str
     spec: Mapping[str, Any]
     """What the machine is told: the run spec (docs/contracts.md, section 3)."""
-    known: tuple[str, ...] = ()
-    """Cases that are stored already: they are not measured again."""
 
 
 @dataclass(frozen=True, slots=True)

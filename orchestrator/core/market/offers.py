@@ -90,24 +90,17 @@ def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
 
 
-def rank(
-    offers: Sequence[Offer],
-    *,
-    exhausted: Collection[str] = (),
-    hints: Sequence[str] = (),
-    last: Collection[str] = (),
-) -> tuple[Offer, ...]:
-    """The offers left, best first: hinted zones in the hint's order, then by expected dollars, then by zone name; zones
-    in `last` after all others. `exhausted` holds zone names. The result does not depend on the order of `offers`."""
+def rank(offers: Sequence[Offer], *, hints: Sequence[str] = (), last: Collection[str] = ()) -> tuple[Offer, ...]:
+    """The offers, best first: hinted zones in the hint's order, then by expected dollars, then by zone name; zones in
+    `last` after all others. The result does not depend on the order of `offers`."""
     place = {zone: index for index, zone in reversed(list(enumerate(hints)))}
-    left = [offer for offer in offers if offer.zone not in exhausted]
 
     def key(offer: Offer) -> tuple[int, bool, Decimal, str, str, str]:
         late = offer.zone in last and offer.zone not in place
         hinted = place.get(offer.zone, len(hints))
         return hinted, late, offer.key, offer.zone, offer.machine_type, offer.provisioning
 
-    return tuple(sorted(left, key=key))
+    return tuple(sorted(offers, key=key))
 
 
 def blocked_by(scope: str, zone: str) -> Callable[[Offer], bool]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from orchestrator.core.rest import Answer, Conversation, Request
+from orchestrator.core.rest import Answer, Api, Request
 
 COMPUTE_ENGINE: Final = "6F81-5844-456A"
 PAGE_SIZE: Final = 5000
@@ -147,13 +147,13 @@ class Catalogue:
     unread: int = 0
 
 
-def catalogue() -> Conversation[Catalogue | Answer]:
+def catalogue(api: Api) -> Catalogue | Answer:
     """All pages; or the first answer that is none, status 0 for pages that do not end."""
     skus: list[Sku] = []
     unread = 0
     query: dict[str, Any] = {"currencyCode": "USD", "pageSize": PAGE_SIZE}
     for _ in range(MOST_PAGES):
-        answer = yield Request("cloudbilling", "GET", f"/v1/services/{COMPUTE_ENGINE}/skus", query)
+        answer = api.ask(Request("cloudbilling", "GET", f"/v1/services/{COMPUTE_ENGINE}/skus", query))
         if not answer.good:
             return answer
         listed = answer.document.get("skus", [] if skus else None)

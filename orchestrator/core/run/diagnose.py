@@ -173,8 +173,8 @@ def remedy(cause: str) -> str:
     return REMEDIES.get(cause, REMEDIES["unknown"])
 
 
-def diagnose(*, facts: Iterable[Fact] = (), code: str = "", message: str = "", log: str = "") -> Diagnosis:
-    """The cause of an ending, from whatever is at hand: the run's facts, the provider's error, the end of its log.
+def diagnose(*, facts: Iterable[Fact] = (), log: str = "") -> Diagnosis:
+    """The cause of an ending, from whatever is at hand: the run's facts and the end of its log.
 
     The machine's own diagnosis comes first, then the provider's refusal, then the log, then other facts, then how the
     run ended. `unknown` says so, and keeps the lines of the log that a person should read.
@@ -183,7 +183,7 @@ def diagnose(*, facts: Iterable[Fact] = (), code: str = "", message: str = "", l
     for fact in reversed(known):
         if isinstance(fact, Diagnosed) and fact.cause != "unknown":
             return Diagnosis(fact.cause, fact.detail, fact.remedy or remedy(fact.cause))
-    return _refused(known, code, message) or _logged(log) or _told(known) or _unknown(known, message or code, log)
+    return _refused(known) or _logged(log) or _told(known) or _unknown(known, log)
 
 
 def last_attempt(events: Sequence[Event]) -> tuple[Fact, ...]:
@@ -213,15 +213,18 @@ def matters(log: str) -> tuple[str, ...]:
     return tuple(lines[index] for index in chosen)
 
 
-def _refused(facts: Sequence[Fact], code: str, message: str) -> Diagnosis | None:
-    refusals = [(code, message)] if code or message else []
-    refusals += [
-        (fact.code, fact.message) for fact in reversed(facts) if isinstance(fact, (InstanceRejected, ZoneExhausted))
-    ]
-    made = any(isinstance(fact, InstanceCreated) for fact in facts)
-    for refused_code, words in refusals if not made else ():
-        if cause := _match(_PROVIDER, f"{refused_code} {words}"):
-            return Diagnosis(cause, words or refused_code, remedy(cause))
+def _refusals(facts: Sequence[Fact]) -> list[tuple[str, str]]:
+    """The codes and the words of those who refused a machine, last first; none once a machine was made."""
+    if any(isinstance(fact, InstanceCreated) for fact in facts):
+        return []
+    refusals = (fact for fact in reversed(facts) if isinstance(fact, (InstanceRejected, ZoneExhausted)))
+    return [(fact.code, fact.message) for fact in refusals]
+
+
+def _refused(facts: Sequence[Fact]) -> Diagnosis | None:
+    for code, words in _refusals(facts):
+        if cause := _match(_PROVIDER, f"{code} {words}"):
+            return Diagnosis(cause, words or code, remedy(cause))
     return None
 
 
@@ -257,7 +260,8 @@ def _vanished(facts: Sequence[Fact]) -> Diagnosis | None:
     return None
 
 
-def _unknown(facts: Sequence[Fact], said: str, log: str) -> Diagnosis:
+def _unknown(facts: Sequence[Fact], log: str) -> Diagnosis:
+    said = next((words or code for code, words in _refusals(facts)), "")
     last = next(
         (fact.detail for fact in reversed(facts) if isinstance(fact, (Finished, Diagnosed)) and fact.detail), ""
     )

@@ -10,10 +10,10 @@ import json
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.core.bounds import Count, Finite, Moment, Name, Numbers, Seconds, Usd
-from orchestrator.core.foreign import document
+from orchestrator.core.foreign import of_schema, unnumbered
 from orchestrator.core.naming import EventName
 from orchestrator.core.run.facts import Fact as Fact
 from orchestrator.core.run.facts import ImagePrepared as ImagePrepared
@@ -374,12 +374,13 @@ def decode(data: bytes) -> Event | None:
     """The event in `data`, or None when it is not one at all. A known kind with unreadable data is `Unrecognised`. All
     text in it has been made harmless."""
     try:
-        found = document(data)
+        found = unnumbered(data)
         kind, body = str(found["kind"]), dict(found.get("data") or {})
         fact: Fact
         try:
+            of_schema(found)
             fact = FACTS[kind].model_validate(body)
-        except (KeyError, ValidationError):
+        except (KeyError, ValueError):  # a ValidationError is one, and so is `Newer`
             fact = Unrecognised(name=kind, data=body)
         return Event(
             run_id=found["run_id"],

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, TypeAdapter
 
 from orchestrator.core.bounds import Count, Moment, Usd
-from orchestrator.core.foreign import NAME, name, words
+from orchestrator.core.foreign import NAME, SCHEMA, name, words
 from orchestrator.core.run import paid_time
 from orchestrator.core.run.facts import Fact
 from orchestrator.core.run.fold import OUTCOMES, Run
@@ -129,7 +129,7 @@ def _ascii(text: str) -> str:
 
 def decode(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
     """The line in `metadata`, or None when it does not hold one (then the run's events must be read)."""
-    if metadata.get("run_id") != run_id or not metadata.get("phase"):
+    if metadata.get("run_id") != run_id or not metadata.get("phase") or metadata.get("schema", "1") != str(SCHEMA):
         return None
     try:
         values = {
