@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.adapters.batch_body import job_body, order_body, template_body, variables_of
 from orchestrator.adapters.batch_words import Words
 from orchestrator.adapters.payload import bundle_root
-from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
@@ -240,12 +240,6 @@ class GoogleBatch:
         again = str(uuid.uuid5(uuid.NAMESPACE_URL, f"spotbench:batch/{record.name}/{record.region}"))
         create_job(self.client, self.clock, self._resource(record), record.body, again)
 
-    def _patiently(self, call: Callable[[], Any]) -> Any:
-        from orchestrator.adapters.google_errors import is_transient
-        from orchestrator.adapters.patience import patiently
-
-        return patiently(self.clock, call, passing=is_transient)
-
     # Looking after it
 
     def _resource(self, record: BatchRecord) -> str:
@@ -253,17 +247,16 @@ class GoogleBatch:
 
     def _job(self, record: BatchRecord) -> batch_v1.Job | None:
         """The job as it is, or was a moment ago; one that is over does not change any more."""
-        from orchestrator.adapters.google_errors import translated
+        from google.api_core import exceptions
+
+        from orchestrator.adapters.batch_templates import sent
 
         name, now = self._resource(record), self.clock.now()
         at, job = self._jobs.get(name, (None, None))
         if at is not None and (now - at < FRESH or (job is not None and job.status.state.name in FINAL)):
             return job
-        try:
-            with translated(f"look at the job {record.name} in {record.region}"):
-                job = self._patiently(lambda: self.client.get_job(name=name))
-        except NotFound:
-            job = None
+        doing, gone = f"look at the job {record.name} in {record.region}", (exceptions.NotFound,)
+        job = sent(self.clock, lambda: self.client.get_job(name=name), doing, gone)
         self._jobs[name] = (now, job)
         return job
 
@@ -318,15 +311,16 @@ class GoogleBatch:
         """Idempotent: what is over or gone is cancelled."""
         from google.api_core import exceptions
 
-        from orchestrator.adapters.google_errors import translated
+        from orchestrator.adapters.batch_templates import sent
 
-        name = self._resource(record)
+        name, over = self._resource(record), (exceptions.NotFound, exceptions.BadRequest, exceptions.FailedPrecondition)
         self._jobs.pop(name, None)
-        with translated(f"cancel the job {record.name} in {record.region}"):
-            try:
-                self._patiently(lambda: self.client.cancel_job(name=name))
-            except (exceptions.NotFound, exceptions.BadRequest, exceptions.FailedPrecondition):
-                pass
+        sent(
+            self.clock,
+            lambda: self.client.cancel_job(name=name),
+            f"cancel the job {record.name} in {record.region}",
+            over,
+        )
 
 
 def task_script() -> str:

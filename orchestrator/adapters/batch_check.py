@@ -16,11 +16,10 @@ from google.api_core import exceptions
 from google.cloud import batch_v1, compute_v1
 
 from orchestrator.adapters.batch_body import limits
-from orchestrator.adapters.batch_templates import Templates, create_job
+from orchestrator.adapters.batch_templates import Templates, create_job, sent
 from orchestrator.adapters.gce_body import ending_with_its_disk, network_interface, service_accounts
 from orchestrator.adapters.gce_calls import pages
-from orchestrator.adapters.google_errors import is_transient, translated
-from orchestrator.adapters.patience import patiently
+from orchestrator.adapters.google_errors import translated
 from orchestrator.core.fleet.batch import RETRIED
 from orchestrator.core.fleet.batch_gate import Answer, Pace, Site, Verdict
 from orchestrator.core.wording import count
@@ -145,13 +144,10 @@ class Check:
     def _machines(self) -> list[compute_v1.Instance]:
         request = {"project": self.site.project, "filter": f"labels.{LABEL}={self.id}"}
         doing = "list the machines of the check"
-        with translated(doing):
-            found = patiently(
-                self.clock,
-                lambda: list(pages(self.instances.aggregated_list(request=request).pages, doing)),
-                passing=is_transient,
-            )
-        return [one for page in found for scope in page.items.values() for one in scope.instances]
+        found = sent(
+            self.clock, lambda: list(pages(self.instances.aggregated_list(request=request).pages, doing)), doing
+        )
+        return [one for page in found or () for scope in page.items.values() for one in scope.instances]
 
     def _codes(self) -> dict[int, list[int]]:
         """The exit codes of each task's attempts, by its index."""
@@ -163,11 +159,8 @@ class Check:
         return found
 
     def _clear(self) -> None:
-        with translated(f"delete the job {self.id}"):
-            try:
-                patiently(self.clock, lambda: self.jobs.delete_job(name=self.job), passing=is_transient)
-            except exceptions.NotFound:
-                pass
+        gone = (exceptions.NotFound,)
+        sent(self.clock, lambda: self.jobs.delete_job(name=self.job), f"delete the job {self.id}", gone)
         self.templates.delete(self.id)
 
     def _template(self, ends: datetime) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from google.api_core import exceptions
 from google.cloud import batch_v1, compute_v1
@@ -18,6 +18,17 @@ from orchestrator.core.errors import ProviderError
 from orchestrator.ports import Clock
 
 WAIT_S = 120.0
+T = TypeVar("T")
+
+
+def sent(clock: Clock, call: Callable[[], T], doing: str, unless: tuple[type[Exception], ...] = ()) -> T | None:
+    """What Google answers to `call`, sent again while that may help; None where it refuses in one of these ways.
+    `doing` completes "cannot …". Raises `ProviderError` and its kin."""
+    with translated(doing):
+        try:
+            return patiently(clock, call, passing=is_transient)
+        except unless:
+            return None
 
 
 def create_job(
@@ -28,11 +39,8 @@ def create_job(
     ParseDict(dict(body), type(job).pb(job))
     parent, _, short = name.partition("/jobs/")
     request = {"parent": parent, "job_id": short, "job": job, "request_id": request_id}
-    with translated(f"create the job {short} in {parent.rpartition('/')[2]}"):
-        try:
-            patiently(clock, lambda: client.create_job(request=request), passing=is_transient)
-        except exceptions.Conflict:
-            return
+    doing = f"create the job {short} in {parent.rpartition('/')[2]}"
+    sent(clock, lambda: client.create_job(request=request), doing, (exceptions.Conflict,))
 
 
 class Templates:
@@ -52,15 +60,11 @@ class Templates:
         ParseDict(dict(body), type(resource).pb(resource))
         name = uuid.uuid5(uuid.NAMESPACE_URL, f"spotbench:template/{body['name']}/{len(str(body))}")
         request = {"project": self.project, "instance_template_resource": resource, "request_id": str(name)}
-        with translated(f"make the instance template {body['name']}"):
-            try:
-                operation = patiently(
-                    self.clock, lambda: self.client.insert_unary(request=request), passing=is_transient
-                )
-            except exceptions.Conflict:
-                return
-            wait = {"project": self.project, "operation": operation.name}
-            patiently(self.clock, lambda: self.operations.wait(request=wait, timeout=WAIT_S), passing=is_transient)
+        doing = f"make the instance template {body['name']}"
+        begun = sent(self.clock, lambda: self.client.insert_unary(request=request), doing, (exceptions.Conflict,))
+        if begun is not None:
+            wait = {"project": self.project, "operation": begun.name}
+            sent(self.clock, lambda: self.operations.wait(request=wait, timeout=WAIT_S), doing)
 
     def insert_with_an_end(self, body: Mapping[str, Any]) -> bool:
         """The same of a template with two limits; False where Google takes one alone, and the absolute end was kept."""
@@ -75,9 +79,6 @@ class Templates:
 
     def delete(self, name: str) -> None:
         """Idempotent; one that is still in use stays, and costs nothing."""
-        with translated(f"delete the instance template {name}"):
-            try:
-                request = {"project": self.project, "instance_template": name}
-                patiently(self.clock, lambda: self.client.delete_unary(request=request), passing=is_transient)
-            except (exceptions.NotFound, exceptions.BadRequest):
-                return
+        request = {"project": self.project, "instance_template": name}
+        doing, stays = f"delete the instance template {name}", (exceptions.NotFound, exceptions.BadRequest)
+        sent(self.clock, lambda: self.client.delete_unary(request=request), doing, stays)

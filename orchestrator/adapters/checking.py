@@ -9,9 +9,7 @@ from google.auth.credentials import Credentials
 
 from orchestrator.adapters.google_auth import credentials_for, proven
 from orchestrator.adapters.rest import Rest
-from orchestrator.core.doctor.verdicts import Verdict
 from orchestrator.core.identity import Identity
-from orchestrator.core.rest import Conversation
 
 
 class CheckingSession:
@@ -21,6 +19,7 @@ class CheckingSession:
         self._credentials = credentials
         self._endpoints = endpoints
         self._rest: Rest | None = None
+        self._nobody: Rest | None = None
         self._guard = Lock()
 
     def prove(self) -> Identity:
@@ -28,21 +27,21 @@ class CheckingSession:
         self._endpoints()
         return proven(self._credentials())
 
-    def look(self, conversation: Conversation[Verdict]) -> Verdict:
+    def api(self) -> Rest:
         with self._guard:
             if self._rest is None:
                 self._rest = Rest(self._credentials(), self._endpoints(), remembers=True)
-        return self._rest.hold(conversation)
+            return self._rest
 
-    def look_as_nobody(self, conversation: Conversation[Verdict]) -> Verdict:
-        """As `look`, without credentials: a refusal is an answer too, and has a date."""
-        nobody = Rest(credentials_for("nobody"), self._endpoints())
-        try:
-            return nobody.hold(conversation)
-        finally:
-            nobody.close()
+    def nobody(self) -> Rest:
+        """Without credentials: a refusal is an answer too, and has a date."""
+        with self._guard:
+            if self._nobody is None:
+                self._nobody = Rest(credentials_for("nobody"), self._endpoints())
+            return self._nobody
 
     def close(self) -> None:
         with self._guard:
-            if self._rest is not None:
-                self._rest.close()
+            for rest in (self._rest, self._nobody):
+                if rest is not None:
+                    rest.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,6 @@ from google.cloud import compute_v1
 
 from orchestrator.adapters import gce_convert as convert
 from orchestrator.adapters import gce_errors as table
-from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.gce_body import instance_body
 from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience
 from orchestrator.adapters.gce_json import when
@@ -26,17 +25,15 @@ from orchestrator.core.market.machines import (
     Instance,
     InstanceRequest,
     Operation,
-    Quota,
     Refusal,
     SerialChunk,
 )
-from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.core.naming import RUN_LABEL, TOOL, TOOL_LABEL
 from orchestrator.ports import Clock
 
 
-class GoogleCloud:
-    """Implements `orchestrator.ports.Cloud`.
+class GoogleCloud(Market):
+    """Implements `orchestrator.ports.Cloud`: what `Market` reads without the heavy client, and all that needs it.
 
     `endpoint` is the base URL of another server that speaks the same protocol; requests to it carry no credentials.
     Every request is sent again a bounded number of times when its answer is lost; inserts and deletes under the same
@@ -52,12 +49,10 @@ class GoogleCloud:
         *,
         patience: Patience = PATIENCE,
     ) -> None:
-        self._project = project
-        self._clock = clock or SystemClock()
-        self._calls = Calls(project, endpoint, credentials, self._clock, patience)
-        self._market = Market(
-            project, endpoint, credentials, self._clock, pauses_s=patience.pauses_s, request_s=patience.request_s
+        super().__init__(
+            project, endpoint, credentials, clock, pauses_s=patience.pauses_s, request_s=patience.request_s
         )
+        self._calls = Calls(project, endpoint, credentials, self._clock, patience)
 
     # --- machines ---
 
@@ -94,9 +89,6 @@ class GoogleCloud:
         )
         return None if found is None else convert.instance(found)
 
-    def instances(self) -> tuple[Instance, ...]:
-        return self._market.instances()
-
     def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
         request = compute_v1.GetSerialPortOutputInstanceRequest(
             project=self._project, zone=zone, instance=name, port=1, start=start
@@ -120,17 +112,6 @@ class GoogleCloud:
 
     def operations_by_name(self, zone: str, name: str) -> tuple[Operation, ...]:
         return self._log(zone, by_name(name))
-
-    # --- the market, which needs no heavy client ---
-
-    def image(self, project: str, family: str) -> str:
-        return self._market.image(project, family)
-
-    def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
-        return self._market.advice(offers)
-
-    def quotas(self, region: str) -> tuple[Quota, ...]:
-        return self._market.quotas(region)
 
     # --- below the port ---
 

@@ -85,11 +85,11 @@ class Calls:
         """Sends until an answer comes, a bounded number of times. Lets Google's exceptions out as they are."""
         return patiently(self.clock, send, self._patience.pauses_s, passing=is_transient, final=final)
 
-    def ask(self, send: Callable[[], Answer], doing: str, *, missing: str = "") -> Answer:
+    def ask(self, send: Callable[[], Answer], doing: str) -> Answer:
         try:
             return self.persist(send)
         except FOREIGN as exc:
-            raise translate(exc, doing, missing=missing) from exc
+            raise translate(exc, doing) from exc
 
     def unless_gone(self, send: Callable[[], Answer], doing: str, *, through: Judge = never) -> Answer | None:
         """The answer, or None when the VM is gone. A missing project or zone is an error: the VM might well exist."""

@@ -6,14 +6,13 @@ import http.client
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import google.api_core.exceptions as api
 import google.auth.exceptions as auth
 import requests
 import urllib3.exceptions
-from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
 from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
 from orchestrator.core.errors import BenchError
@@ -33,44 +32,37 @@ FOREIGN: Final = (
     api.GoogleAPIError,
     auth.GoogleAuthError,
     requests.RequestException,
-    InvalidResponse,
-    DataCorruption,
     *BROKEN_CONNECTION,
 )
 """Every exception that a call into Google's libraries can raise for a reason outside this process."""
 
 
 @contextmanager
-def translated(doing: str, *, missing: str = "") -> Iterator[None]:
-    """Raises ours for theirs. `doing` completes "cannot …"; `missing` is the hint when it turns out not to exist."""
+def translated(doing: str) -> Iterator[None]:
+    """Raises ours for theirs. `doing` completes "cannot …"."""
     try:
         yield
     except FOREIGN as exc:
-        raise translate(exc, doing, missing=missing) from exc
+        raise translate(exc, doing) from exc
 
 
-def translate(exc: Exception, doing: str, *, missing: str = "") -> BenchError:
+def translate(exc: Exception, doing: str) -> BenchError:
     """Our error for one of `FOREIGN`."""
     if isinstance(exc, api.RetryError) and isinstance(exc.cause, FOREIGN):
         exc = exc.cause
-    if isinstance(exc, InvalidResponse):
-        exc = api.from_http_response(exc.response)  # type: ignore[no-untyped-call]
     if isinstance(exc, auth.TransportError) or getattr(exc, "retryable", False) is True:
         return no_token(doing, brief(exc))
     if isinstance(exc, auth.GoogleAuthError):
         return not_accepted(doing, brief(exc))
     if isinstance(exc, api.GoogleAPICallError):
-        why = reasons(exc) if exc.code == 403 else frozenset()
-        return refusal(doing, int(exc.code or 0), brief(exc), why, missing=missing)
-    if isinstance(exc, (api.RetryError, DataCorruption)) or is_transient(exc):
+        return refusal(doing, int(exc.code or 0), brief(exc), reasons(exc) if exc.code == 403 else frozenset())
+    if isinstance(exc, api.RetryError) or is_transient(exc):
         return lost(doing, brief(exc))
     return refusal(doing, 0, brief(exc), frozenset())
 
 
 def is_transient(exc: BaseException) -> bool:
     """Whether the same request, sent again, may succeed."""
-    if isinstance(exc, InvalidResponse):
-        exc = api.from_http_response(exc.response)  # type: ignore[no-untyped-call]
     if isinstance(exc, api.GoogleAPICallError):
         return passes(int(exc.code or 0), reasons(exc) if exc.code == 403 else frozenset())
     if isinstance(exc, auth.GoogleAuthError):
@@ -80,29 +72,15 @@ def is_transient(exc: BaseException) -> bool:
 
 def reasons(exc: api.GoogleAPICallError) -> frozenset[str]:
     """The machine-readable reasons in an HTTP error: `errors[].reason`, and `ErrorInfo.reason` of the details."""
-    entries = [error for error in exc.errors if isinstance(error, dict)] or _entries(exc.response)
+    entries = [error for error in exc.errors if isinstance(error, dict)]
     return frozenset(({str(error.get("reason", "")) for error in entries} | {exc.reason or ""}) - {""})
 
 
-def _entries(response: object) -> list[dict[str, Any]]:
-    """`error.errors` of a response that the library did not read: those to uploads and downloads."""
-    if not isinstance(response, requests.Response):
-        return []
-    try:
-        return [entry for entry in response.json()["error"]["errors"] if isinstance(entry, dict)]
-    except (ValueError, KeyError, TypeError):
-        return []
-
-
 def brief(exc: BaseException) -> str:
-    """The first line of a foreign message, without the method and URL that the storage library puts before it."""
+    """The first line of a foreign message, without the method and URL that the library puts before it."""
     if isinstance(exc, requests.ConnectionError) and exc.request is not None:
         cause = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(exc))
         return f"{urlsplit(exc.request.url or '').netloc} does not answer{f': {cause[1]}' if cause else ''}"
-    text = str(getattr(exc, "message", exc))
-    embedded = re.search(r'"message": ?"((?:[^"\\]|\\.)*)"', text)
-    if embedded:  # an upload's error is the whole JSON document
-        text = embedded[1]
-    line = (text.strip().splitlines() or [""])[0]
+    line = (str(getattr(exc, "message", exc)).strip().splitlines() or [""])[0]
     line = re.sub(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: ", "", line)
     return line[:300] or type(exc).__name__

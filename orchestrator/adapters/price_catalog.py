@@ -37,7 +37,7 @@ def read_catalogue(credentials: Credentials, endpoints: Mapping[str, str] | None
     """Every SKU of Compute Engine. Raises `Unavailable`, `PermissionDenied`, `CredentialsMissing`, `ProviderError`."""
     rest = Rest(credentials, endpoints, timeout_s=PAGE_TIMEOUT_S)
     try:
-        answer = rest.hold(catalogue())
+        answer = catalogue(rest)
     finally:
         rest.close()
     if isinstance(answer, Answer):

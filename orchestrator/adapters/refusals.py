@@ -9,6 +9,7 @@ from typing import Final
 from orchestrator.core.errors import (
     BenchError,
     CredentialsMissing,
+    LocalError,
     NotFound,
     PermissionDenied,
     ProviderError,
@@ -25,6 +26,9 @@ REMEDY: Final = (
     "or leave the project out of the configuration to use the embedded cloud; `bench doctor` looks at the rest"
 )
 AGAIN: Final = "try again in a minute; a run that is on its way goes on without this machine"
+FULL: Final = (
+    "make room there (BENCH_HOME names another place); a run that is on its way waits for it, up to its deadline"
+)
 _PERMISSION = re.compile(r"\b([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)\b['\"]? (?:permission|access)")
 
 
@@ -43,6 +47,8 @@ def refusal(doing: str, status: int, words: str, reasons: frozenset[str], *, mis
         return NotFound(f"cannot {doing}: {words}", hint=missing or "check the names in the configuration")
     if passes(status, reasons):
         return lost(doing, words)
+    if status == 507:
+        return LocalError(f"cannot {doing}: {words}", hint=FULL)
     return ProviderError(f"cannot {doing}: {words}", hint="the request itself is at fault: check the configuration")
 
 

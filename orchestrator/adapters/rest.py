@@ -11,18 +11,19 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from orchestrator.adapters.signing import signer_of
 from orchestrator.adapters.web import Lost, NotSigned, Signer, Web
-from orchestrator.core.rest import Answer, Conversation, Pause, Request
+from orchestrator.core.rest import Answer, Request
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
-T = TypeVar("T")
 TIMEOUT_S: Final = 8.0
+CHANGE_S: Final = 60.0
+"""For what is sent once only."""
 TRIES: Final = 2
 GOOGLE: Final[Mapping[str, str]] = {
     "compute": "https://compute.googleapis.com",
@@ -45,7 +46,7 @@ class OnlyLooking(RuntimeError):
 
 
 class Rest:
-    """Sends requests, from any thread.
+    """Sends requests, from any thread; implements `core.rest.Api`.
 
     endpoints: base URLs by service, over Google's own. changes: whether anything but looking is allowed.
     remembers: whether a question that was answered well is not sent a second time.
@@ -75,19 +76,8 @@ class Rest:
         """Ends the connections that are kept."""
         self._web.close()
 
-    def hold(self, conversation: Conversation[T]) -> T:
-        """Leads a conversation to its end."""
-        try:
-            said = next(conversation)
-            while True:
-                if isinstance(said, Pause):
-                    self._sleep(said.seconds)
-                    said = conversation.send(Answer(0))
-                else:
-                    said = conversation.send(self.ask(said))
-        except StopIteration as end:
-            found: T = end.value
-            return found
+    def pause(self, seconds: float) -> None:
+        self._sleep(seconds)
 
     def ask(self, request: Request) -> Answer:
         """One request; a lost answer to a question that only looks is asked for once more. Raises nothing."""
@@ -120,10 +110,9 @@ class Rest:
         begun = datetime.now(UTC)
         body = json.dumps(dict(request.body)).encode() if request.body is not None else None
         kind = {"Content-Type": "application/json"} if body is not None else {}
+        patience = self._timeout_s if request.reads else CHANGE_S
         try:
-            reply = self._web.ask(
-                request.method, url, request.query, body=body, headers=kind, timeout_s=self._timeout_s
-            )
+            reply = self._web.ask(request.method, url, request.query, body=body, headers=kind, timeout_s=patience)
         except NotSigned as exc:
             return Answer(0 if exc.passing else 401, trouble=str(exc))
         except Lost as exc:

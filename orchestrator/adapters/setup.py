@@ -1,29 +1,23 @@
-"""Takes the steps of a set-up: buckets through the storage client, APIs and policies through plain REST."""
+"""Takes the steps of a set-up: those of the project by REST, the settings and the caps by whoever keeps them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from google.api_core.client_options import ClientOptions
-from google.api_core.exceptions import Conflict
 from google.auth.credentials import Credentials
 
 from orchestrator.adapters import settings_file
 from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_errors import translated
 from orchestrator.adapters.rest import Rest
 from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.rest import Answer
 from orchestrator.core.setup.calls import survey, take
 from orchestrator.core.setup.plan import Standing, Wanted
-from orchestrator.core.setup.steps import LIFECYCLE, MakeBucket, MendBucket, ShareCaps, Step, WriteSettings, describe
+from orchestrator.core.setup.steps import MakeBucket, ShareCaps, Step, WriteSettings, describe
 from orchestrator.ports import Bucket
-
-PATIENCE_S = 60.0
-RULES: Any = LIFECYCLE["rule"]
 
 
 class Sharing(Protocol):
@@ -48,7 +42,7 @@ class Setup:
 
     def survey(self, wanted: Wanted) -> Standing:
         """What is there already. Raises `ConfigError` for a settings file that cannot be read."""
-        standing = self._rest.hold(survey(wanted, settings_file.read(self.settings)))
+        standing = survey(self._rest, wanted, settings_file.read(self.settings))
         if standing.bucket is None or not wanted.budget:
             return standing
         return replace(standing, caps=self._sharing.there(self._objects(wanted.bucket)))
@@ -60,52 +54,18 @@ class Setup:
                 settings_file.change(self.settings, dict(step.values))
             case ShareCaps():
                 self._sharing.share(self._objects(step.bucket), step)
-            case MakeBucket():
-                self._make(step)
-            case MendBucket():
-                self._mend(step)
             case _:
-                answer = self._rest.hold(take(step))
+                answer = take(self._rest, step)
+                if answer.status == 409 and isinstance(step, MakeBucket):
+                    # Names of buckets are shared by the whole world; ours may have been made by somebody else just now.
+                    raise ProviderError(
+                        f"cannot {describe(step)}: the name is taken", hint="choose another with --bucket"
+                    )
                 if not answer.good:
                     raise failure(answer, describe(step))
 
     def _objects(self, name: str) -> GoogleBucket:
         return GoogleBucket(name, endpoint=self._storage, credentials=self._credentials)
-
-    def _bucket(self, name: str, project: str = "unused") -> Any:
-        from google.cloud.storage import Client
-
-        options = ClientOptions(api_endpoint=self._storage) if self._storage else None
-        client = Client(project=project, credentials=self._credentials, client_options=options)
-        client._bucket_metadata_cache = None
-        return client.bucket(name)
-
-    def _make(self, step: MakeBucket) -> None:
-        bucket = self._bucket(step.bucket, step.project)
-        bucket.iam_configuration.uniform_bucket_level_access_enabled = True
-        bucket.iam_configuration.public_access_prevention = "enforced"
-        bucket.lifecycle_rules = RULES
-        with translated(describe(step), missing="check the project's name"):
-            try:
-                bucket.create(project=step.project, location=step.location.upper(), timeout=PATIENCE_S)
-            except Conflict as exc:
-                # Names of buckets are shared by the whole world; ours may have been made by somebody else a moment ago.
-                raise ProviderError(
-                    f"cannot {describe(step)}: the name is taken", hint="choose another with --bucket"
-                ) from exc
-
-    def _mend(self, step: MendBucket) -> None:
-        bucket = self._bucket(step.bucket)
-        with translated(describe(step)):
-            bucket.reload(timeout=PATIENCE_S)
-            if step.uniform:
-                bucket.iam_configuration.uniform_bucket_level_access_enabled = True
-            if step.private:
-                bucket.iam_configuration.public_access_prevention = "enforced"
-            if step.lifecycle:
-                others = [dict(rule) for rule in bucket.lifecycle_rules if dict(rule) not in RULES]
-                bucket.lifecycle_rules = [*others, *RULES]
-            bucket.patch(timeout=PATIENCE_S)
 
 
 def failure(answer: Answer, doing: str) -> ProviderError | NotFound:

@@ -188,7 +188,6 @@ class Slurm:
                 "spec": dict(child.spec),
                 "metadata": metadata,
                 "payload": job.payload.sha256,
-                "known": list(child.known),
                 "deadline_s": job.child_s,
             }
             files[f"children/{child.index}.json"] = json.dumps(order).encode()

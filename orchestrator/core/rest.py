@@ -1,17 +1,14 @@
 """Requests and answers of Google's REST APIs as data, so that what is asked and what it means need no network.
 
-A conversation is a generator: it yields a `Request`, is sent its `Answer`, and returns what it found out. Whoever holds
-a session drives it (`orchestrator.adapters.rest`); a test drives it with answers of its own.
+Who asks is given an `Api`: `orchestrator.adapters.rest` sends what is asked; a test answers by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar
-
-T = TypeVar("T")
+from typing import Any, Final, Literal, Protocol
 
 Service = Literal["compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling"]
 Method = Literal["GET", "POST", "PUT", "PATCH"]
@@ -88,14 +85,11 @@ def _entries(error: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A wait before the next request; it is answered with an empty answer."""
+class Api(Protocol):
+    """Whoever answers requests. Raises nothing: what stands in the way is an answer too."""
 
-    seconds: float
-
-
-Conversation = Generator[Request | Pause, Answer, T]
+    def ask(self, request: Request) -> Answer: ...
+    def pause(self, seconds: float) -> None: ...
 
 
 def unread(token: str, seen: set[str]) -> bool:
@@ -106,14 +100,14 @@ def unread(token: str, seen: set[str]) -> bool:
     return True
 
 
-def everything(request: Request) -> Conversation[Answer]:
+def everything(api: Api, request: Request) -> Answer:
     """All pages of a list as one answer; the first bad page is the answer, with status 0 for pages that do not end."""
     items: list[Any] = []
     scopes: dict[str, Any] = {}
     query = dict(request.query)
     seen: set[str] = set()
     while True:
-        answer = yield Request(request.service, request.method, request.path, query, request.body)
+        answer = api.ask(Request(request.service, request.method, request.path, query, request.body))
         if not answer.good:
             return answer
         found = answer.document.get("items", [])

@@ -79,14 +79,7 @@ class _Plan:
 
 
 def _look(host: Target, shell: HostShell, check: HostCheck) -> Verdict:
-    conversation = check(host)
-    try:
-        said = next(conversation)
-        while True:
-            said = conversation.send(Ran(*shell.run(said)))
-    except StopIteration as end:
-        verdict: Verdict = end.value
-        return verdict
+    return check(lambda line: Ran(*shell.run(line)), host)
 
 
 def _guarded(work: Callable[[], Verdict]) -> Verdict:

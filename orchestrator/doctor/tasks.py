@@ -19,7 +19,7 @@ from orchestrator.core.identity import Identity
 from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, lookup
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
-from orchestrator.core.rest import Conversation
+from orchestrator.core.rest import Api
 from orchestrator.doctor.runner import Task
 from orchestrator.runs.planning import LaunchOptions
 
@@ -28,8 +28,8 @@ class Session(Protocol):
     """Asks a cloud, and changes nothing there."""
 
     def prove(self) -> Identity: ...
-    def look(self, conversation: Conversation[Verdict]) -> Verdict: ...
-    def look_as_nobody(self, conversation: Conversation[Verdict]) -> Verdict: ...
+    def api(self) -> Api: ...
+    def nobody(self) -> Api: ...
     def close(self) -> None: ...
 
 
@@ -101,10 +101,10 @@ class CloudExamination:
         return project.credentials(identity, "")
 
     def look(self, check: checks.CloudCheck) -> Verdict:
-        return self.session.look(check(self.subject()))
+        return check(self.session.api(), self.subject())
 
     def look_as_nobody(self, check: checks.CloudCheck) -> Verdict:
-        return self.session.look_as_nobody(check(self.subject()))
+        return check(self.session.nobody(), self.subject())
 
     def tasks(self) -> tuple[Task, ...]:
         """The checks of the project; the embedded cloud is a project like any other. Which there are depends on no more

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.adapters.files import write_atomically
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.naming import run_id
-from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask, running
+from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask, living
 from orchestrator.embedded.client import stop as stop_cloud
 from orchestrator.user_settings import load_settings
-from orchestrator.wiring.chosen import configs, configured, payload_of, utc_now
+from orchestrator.wiring.chosen import configs, configured, forecast, payload_of, utc_now
 from orchestrator.wiring.wired import Wiring
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "answered_in_sql", "ask", "attach",
-    "brought", "configs", "configured", "csv_lines", "fetch_run", "files_of", "install_timer_files", "installed",
-    "launch_context", "ncu_pages", "new_run_id", "open_folder", "payload_of", "running", "site_files", "sql_ready",
-    "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
+    "brought", "configs", "configured", "csv_lines", "fetch_run", "files_of", "forecast", "install_timer_files",
+    "installed", "launch_context", "living", "ncu_pages", "new_run_id", "open_folder", "payload_of", "site_files",
+    "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
     "Timer": "timer.Timer",
@@ -99,7 +99,7 @@ def new_run_id(now: datetime, gpu: str) -> str:
 
 
 def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
-    """See `adapters.fetch`; loaded here, as it needs the storage library's checksum."""
+    """See `adapters.fetch`; loaded here, as it needs a library for checksums."""
     from orchestrator.adapters.fetch import fetch_run
 
     return fetch_run(bucket, run, into)

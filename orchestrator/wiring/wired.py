@@ -18,7 +18,7 @@ from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ensure_
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.user_settings import Settings
-from orchestrator.wiring.chosen import configs, configured, utc_now
+from orchestrator.wiring.chosen import configs, configured, forecast, utc_now
 from orchestrator.wiring.later import Later
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ class Wiring:
         home, weather = self.home / "cloud", self.settings.weather
         if weather is not None and not weather.is_file():
             raise ConfigError(f"BENCH_WEATHER: there is no file {weather}", hint="docs/embedded-cloud.md has examples")
+        if weather is not None:
+            forecast(weather)
         try:
             home.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -155,7 +157,7 @@ class Wiring:
         try:
             return ensure_running(home, weather=weather)
         except CloudUnavailable as exc:
-            more = f"`bench cloud stop` ends one that is there; {home / 'daemon.log'} says more"
+            more = f"`bench cloud stop` ends one that is there, and its VMs; {home / 'daemon.log'} says more"
             raise Unavailable(str(exc), hint=more) from exc
 
     @property

@@ -19,6 +19,7 @@ from orchestrator.core import rest
 from orchestrator.core.errors import (
     BenchError,
     CredentialsMissing,
+    LocalError,
     NotFound,
     PermissionDenied,
     ProviderError,
@@ -235,6 +236,7 @@ def test_an_answer_cut_short_is_asked_for_again() -> None:
         (google_error(400, "bad name", "invalid"), ProviderError, "configuration"),
         (google_error(403, "rate", "rateLimitExceeded"), Unavailable, "try again"),
         (google_error(500, "oops"), Unavailable, "try again"),
+        (google_error(507, "the disk is full", "insufficientStorage"), LocalError, "make room"),
     ],
 )  # fmt: skip
 def test_each_kind_of_error_is_ours_and_says_what_to_do(answer: Answer, error: type[BenchError], hint: str) -> None:

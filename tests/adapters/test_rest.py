@@ -13,7 +13,7 @@ from google.oauth2.credentials import Credentials as Login
 from orchestrator.adapters.google_auth import Bearer, identity, proven
 from orchestrator.adapters.rest import GOOGLE, Rest
 from orchestrator.core.errors import CredentialsMissing
-from orchestrator.core.rest import Conversation, Pause, Request
+from orchestrator.core.rest import Request
 from tests.support.scripted_server import Answer, Drop, Reply, google_error, in_turn, scripted_server
 
 LOOK = Request("iam", "GET", "/v1/a b/roles", {"names": ["x", "y"]})
@@ -74,20 +74,6 @@ def test_what_was_answered_well_is_remembered_and_what_was_not_is_asked_again() 
             assert {answer.status for answer in pool.map(session.ask, [Request("iam", "GET", "/new")] * 5)} == {200}
         assert len(server.sent("GET", "/new")) == 1
         session.close()
-
-
-def test_a_conversation_is_led_to_its_end_with_its_pauses() -> None:
-    waited: list[float] = []
-
-    def talk() -> Conversation[int]:
-        first = yield LOOK
-        yield Pause(7)
-        second = yield LOOK
-        return first.status + second.status
-
-    with scripted_server(in_turn(Reply(200, {}))) as server:
-        assert rest(server.url, sleep=waited.append).hold(talk()) == 400
-    assert waited == [7]
 
 
 def test_credentials_that_give_no_token_are_an_answer_and_name_the_login() -> None:

@@ -15,6 +15,10 @@ from orchestrator.core.run.diagnose import REMEDIES, Diagnosis, diagnose, remedy
 CONTRACT = (Path(__file__).parents[2] / "docs/contracts.md").read_text(encoding="utf-8")
 
 
+def refusal(code: str, message: str = "") -> ev.Fact:
+    return ev.InstanceRejected(attempt=1, zone="a", code=code, message=message)
+
+
 def test_every_cause_of_the_contract_has_a_remedy() -> None:
     listed = re.search(r"`cause` is one of (.*?)\.\n", CONTRACT, re.DOTALL)
     assert listed
@@ -59,7 +63,7 @@ def test_every_remedy_says_something_of_its_own() -> None:
     ],
 )
 def test_what_the_provider_says_has_a_name(code: str, message: str, cause: str) -> None:
-    found = diagnose(code=code, message=message)
+    found = diagnose(facts=[refusal(code, message)])
     assert found == Diagnosis(cause, message or code, REMEDIES[cause])
 
 
@@ -96,7 +100,7 @@ def test_the_machines_own_word_counts_most() -> None:
         ev.Diagnosed(cause="unknown"),
         ev.Finished(outcome="preempted"),
     ]
-    found = diagnose(facts=facts, code="QUOTA_EXCEEDED", log="Segmentation fault")
+    found = diagnose(facts=[*facts, refusal("QUOTA_EXCEEDED")], log="Segmentation fault")
     assert found == Diagnosis("disk_full", "0.1 GB free", REMEDIES["disk_full"])
     own = ev.Diagnosed(cause="disk_full", remedy="buy a disk")
     assert diagnose(facts=[own]).remedy == "buy a disk"
@@ -135,13 +139,13 @@ def test_how_a_run_ended_is_a_cause_when_nothing_else_is_known(fact: ev.Fact, ca
 def test_what_has_no_name_says_so_and_keeps_the_last_words() -> None:
     assert diagnose() == Diagnosis("unknown", "nothing was said", REMEDIES["unknown"])
     assert diagnose(log="one\ntwo\n\n").detail == "two"
-    assert diagnose(code="TEAPOT").detail == "TEAPOT"
-    assert diagnose(code="TEAPOT", message="short and stout").detail == "short and stout"
+    assert diagnose(facts=[refusal("TEAPOT")]).detail == "TEAPOT"
+    assert diagnose(facts=[refusal("TEAPOT", "short and stout")]).detail == "short and stout"
 
 
 @given(st.text(), st.text(), st.text())
 def test_every_ending_has_a_cause_a_detail_and_a_remedy(code: str, message: str, log: str) -> None:
-    found = diagnose(code=code, message=message, log=log)
+    found = diagnose(facts=[refusal(code, message)], log=log)
     assert found.cause in REMEDIES
     assert found.detail
     assert found.remedy == REMEDIES[found.cause]

@@ -46,7 +46,7 @@ NETWORK = "https://www.googleapis.com/compute/v1/projects/proj-1/global/networks
 
 def verdict(check: Any, replies: Any, subject: Subject = SUBJECT) -> Any:
     """What a check finds, of which every remedy is a whole command."""
-    found = lead(check(subject), replies).result
+    found = lead(check, subject, reply=replies).result
     assert not isinstance(found, Verdict) or not wrong_with(found.remedy)
     return found
 
@@ -250,9 +250,9 @@ def test_an_account_is_there_enabled_and_may_be_used() -> None:
     theirs = replace(SUBJECT, service_account="vm@other.iam.gserviceaccount.com")
     foreign = verdict(machine.account, {}, theirs)
     assert (foreign.level, foreign.steps) == (Level.FAIL, ())
-    assert lead(machine.account(theirs), {}).asked[0].path.startswith("/v1/projects/other/")
+    assert lead(machine.account, theirs, reply={}).asked[0].path.startswith("/v1/projects/other/")
     default = replace(SUBJECT, service_account="12-compute@developer.gserviceaccount.com")
-    assert lead(machine.account(default), {}).asked[0].path.startswith("/v1/projects/proj-1/")
+    assert lead(machine.account, default, reply={}).asked[0].path.startswith("/v1/projects/proj-1/")
     assert verdict(machine.account, lambda _: refusal(403)).level is Level.WARN
     tested = {":testIam": refusal(403), "/serviceAccounts/": good()}
     assert verdict(machine.account, tested).level is Level.WARN
@@ -348,9 +348,9 @@ def test_a_network_must_have_a_subnet_where_machines_are_asked_for() -> None:
 
 def test_a_shared_network_is_looked_for_in_the_project_that_owns_it() -> None:
     shared = replace(SUBJECT, network="projects/host-1/global/networks/common")
-    assert lead(machine.network(shared), {}).asked[0].path == "/compute/v1/projects/host-1/global/networks/common"
+    assert lead(machine.network, shared, reply={}).asked[0].path == "/compute/v1/projects/host-1/global/networks/common"
     assert (
-        lead(machine.network(replace(SUBJECT, network="common")), {})
+        lead(machine.network, replace(SUBJECT, network="common"), reply={})
         .asked[0]
         .path.endswith("proj-1/global/networks/common")
     )

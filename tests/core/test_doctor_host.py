@@ -16,17 +16,12 @@ BOX = Target("ada", "box", 2222)
 
 def judged(check: HostCheck, replies: Mapping[str, Ran]) -> Verdict:
     """The verdict, where a command with one of these words in it is answered so, and any other is not found."""
-    conversation = check(BOX)
-    try:
-        said = next(conversation)
-        while True:
-            assert not {"sudo", "install", "rm", "kill"} & set(said.split()), "it only looks"
-            said = conversation.send(
-                next((ran for word, ran in replies.items() if word in said), Ran(127, "", "not found"))
-            )
-    except StopIteration as end:
-        verdict: Verdict = end.value
-        return verdict
+
+    def run(line: str) -> Ran:
+        assert not {"sudo", "install", "rm", "kill"} & set(line.split()), "it only looks"
+        return next((ran for word, ran in replies.items() if word in line), Ran(127, "", "not found"))
+
+    return check(run, BOX)
 
 
 TOOLS = "/usr/bin/bash\n/usr/bin/curl\n/usr/bin/tar\n/usr/bin/setsid\n"

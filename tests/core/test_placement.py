@@ -37,21 +37,20 @@ offers = st.lists(
 )
 
 
-@given(offers, st.randoms(), st.lists(st.sampled_from(ZONES)), st.sets(st.sampled_from(ZONES)))
+@given(offers, st.randoms(), st.lists(st.sampled_from(ZONES)))
 def test_the_order_does_not_depend_on_how_the_offers_came(
-    offers: list[Offer], random: object, hints: list[str], exhausted: set[str]
+    offers: list[Offer], random: object, hints: list[str]
 ) -> None:
     shuffled = list(offers)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert rank(shuffled, exhausted=exhausted, hints=hints) == rank(offers, exhausted=exhausted, hints=hints)
+    assert rank(shuffled, hints=hints) == rank(offers, hints=hints)
 
 
 @given(offers, st.lists(st.sampled_from(ZONES)), st.sets(st.sampled_from(ZONES)))
-def test_an_exhausted_zone_never_comes_back_even_when_it_is_hinted(
-    offers: list[Offer], hints: list[str], exhausted: set[str]
+def test_what_is_hinted_and_what_comes_last_adds_no_zone_and_loses_none(
+    offers: list[Offer], hints: list[str], last: set[str]
 ) -> None:
-    ranked = rank(offers, exhausted=exhausted, hints=hints)
-    assert {o.zone for o in ranked} == {o.zone for o in offers} - exhausted
+    assert {o.zone for o in rank(offers, hints=hints, last=last)} == {o.zone for o in offers}
 
 
 def test_the_cheapest_comes_first_and_names_decide_between_equals() -> None:

@@ -190,7 +190,7 @@ def test_every_page_is_asked_for_with_the_token_of_the_one_before() -> None:
         good(skus=SOLD[100:200], nextPageToken="c"),
         good(skus=SOLD[200:]),
     ]
-    talk = lead(catalogue(), {"/skus": pages})
+    talk = lead(catalogue, reply={"/skus": pages})
     assert isinstance(talk.result, Catalogue)
     assert len(talk.result.skus) == len(SOLD)
     assert [request.query.get("pageToken") for request in talk.asked] == [None, "b", "c"]
@@ -199,24 +199,24 @@ def test_every_page_is_asked_for_with_the_token_of_the_one_before() -> None:
 
 @pytest.mark.parametrize("bad", [refusal(403), refusal(500), SILENCE, good(skus="none"), good()])
 def test_a_bad_page_is_no_catalogue(bad: Answer) -> None:
-    answer = lead(catalogue(), {"/skus": bad}).result
+    answer = lead(catalogue, reply={"/skus": bad}).result
     assert isinstance(answer, Answer)
-    later = lead(catalogue(), {"/skus": [good(skus=SOLD[:9], nextPageToken="b"), refusal(403)]}).result
+    later = lead(catalogue, reply={"/skus": [good(skus=SOLD[:9], nextPageToken="b"), refusal(403)]}).result
     assert isinstance(later, Answer)
 
 
 def test_pages_without_an_end_end() -> None:
-    talk = lead(catalogue(), lambda _: good(skus=SOLD[:1], nextPageToken="again"))
+    talk = lead(catalogue, reply=lambda _: good(skus=SOLD[:1], nextPageToken="again"))
     assert isinstance(talk.result, Answer)
     assert len(talk.asked) == 2
     numbers = iter(range(10**6))
-    talk = lead(catalogue(), lambda _: good(skus=[], nextPageToken=f"{next(numbers)}"))
+    talk = lead(catalogue, reply=lambda _: good(skus=[], nextPageToken=f"{next(numbers)}"))
     assert isinstance(talk.result, Answer)
     assert "do not end" in talk.result.message
 
 
 def test_skus_that_are_not_as_described_are_counted_and_passed_over() -> None:
     odd: list[Any] = [7, {}, {"skuId": "x", "pricingInfo": "free"}, SOLD[0] | {"category": None}]
-    talk = lead(catalogue(), {"/skus": good(skus=[*odd, SOLD[0]])})
+    talk = lead(catalogue, reply={"/skus": good(skus=[*odd, SOLD[0]])})
     assert isinstance(talk.result, Catalogue)
     assert (len(talk.result.skus), talk.result.unread) == (1, 4)

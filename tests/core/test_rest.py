@@ -42,25 +42,27 @@ def test_an_api_that_is_off_is_told_from_a_right_that_is_missing() -> None:
 
 def test_every_page_of_a_list_is_read_and_lists_over_places_are_joined() -> None:
     flat = lead(
-        everything(Request("compute", "GET", "/l")),
-        {"/l": [good(items=[1], nextPageToken="t"), good(items=[2]), good()]},
+        everything,
+        Request("compute", "GET", "/l"),
+        reply={"/l": [good(items=[1], nextPageToken="t"), good(items=[2]), good()]},
     )
     assert flat.result.document == {"items": [1, 2]}
     assert flat.asked[1].query == {"pageToken": "t"}
     scoped = lead(
-        everything(Request("compute", "GET", "/l")),
-        {"/l": [good(items={"a": 1}, nextPageToken="t"), good(items={"b": 2})]},
+        everything,
+        Request("compute", "GET", "/l"),
+        reply={"/l": [good(items={"a": 1}, nextPageToken="t"), good(items={"b": 2})]},
     )
     assert scoped.result.document == {"items": {"a": 1, "b": 2}}
-    assert lead(everything(Request("compute", "GET", "/l")), {"/l": good()}).result.document == {"items": []}
-    assert lead(everything(Request("compute", "GET", "/l")), {"/l": refusal(403)}).result.status == 403
+    assert lead(everything, Request("compute", "GET", "/l"), reply={"/l": good()}).result.document == {"items": []}
+    assert lead(everything, Request("compute", "GET", "/l"), reply={"/l": refusal(403)}).result.status == 403
 
 
 def test_a_list_without_an_end_is_no_answer() -> None:
-    again = lead(everything(Request("compute", "GET", "/l")), lambda _: good(items=[1], nextPageToken="again"))
+    again = lead(everything, Request("compute", "GET", "/l"), reply=lambda _: good(items=[1], nextPageToken="again"))
     assert again.result == Answer(0, trouble="its pages do not end")
     assert len(again.asked) == 2
     numbers = count()
-    fresh = lead(everything(Request("compute", "GET", "/l")), lambda _: good(nextPageToken=f"{next(numbers)}"))
+    fresh = lead(everything, Request("compute", "GET", "/l"), reply=lambda _: good(nextPageToken=f"{next(numbers)}"))
     assert fresh.result.message == "its pages do not end"
     assert len(fresh.asked) == MOST_PAGES + 1

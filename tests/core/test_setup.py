@@ -354,10 +354,10 @@ def test_an_api_that_was_enabled_a_moment_ago_is_asked_again_for_some_minutes(st
     assert off.api_off
     for times in (1, 5):
         answers = iter([off] * times)
-        talk = lead(take(step), lambda _, answers=answers: next(answers, good(bindings=[])))  # type: ignore[misc]
+        talk = lead(take, step, reply=lambda _, answers=answers: next(answers, good(bindings=[])))  # type: ignore[misc]
         assert talk.result.good
         assert talk.paused_s == list(TOO_YOUNG_S[:times])
-    talk = lead(take(step), lambda _: off)
+    talk = lead(take, step, reply=lambda _: off)
     assert not talk.result.good
     assert 120 < sum(talk.paused_s) < 300
     assert "owner" not in failure(talk.result, "make it").hint
@@ -435,7 +435,7 @@ def test_what_is_there_is_seen_and_what_may_not_be_seen_counts_as_not_there() ->
         ":getIamPolicy": good(**policy),
         "/serviceAccounts/": good(),
     }
-    seen = lead(survey(WANTED, {"bucket": "b"}), replies)
+    seen = lead(survey, WANTED, {"bucket": "b"}, reply=replies)
     assert seen.result == Standing(
         frozenset({"a"}),
         {"location": "US"},
@@ -444,31 +444,34 @@ def test_what_is_there_is_seen_and_what_may_not_be_seen_counts_as_not_there() ->
         *[grants(policy)] * 3,
         {"bucket": "b"},
     )
-    assert lead(survey(WANTED, {}), lambda _: refusal(403)).result == NOTHING
+    assert lead(survey, WANTED, {}, reply=lambda _: refusal(403)).result == NOTHING
 
 
 def test_apis_are_enabled_when_the_operation_says_so() -> None:
     step = EnableApis("p", ("a",))
     talk = lead(
-        take(step),
-        {":batchEnable": good(name="operations/o"), "operations/o": [good(name="operations/o"), good(done=True)]},
+        take,
+        step,
+        reply={":batchEnable": good(name="operations/o"), "operations/o": [good(name="operations/o"), good(done=True)]},
     )
     assert (talk.result.good, len(talk.paused_s)) == (True, 2)
-    failed = lead(take(step), {":batchEnable": good(done=True, error={"message": "billing"})})
+    failed = lead(take, step, reply={":batchEnable": good(done=True, error={"message": "billing"})})
     assert (failed.result.good, failed.result.message) == (False, "billing")
-    assert lead(take(step), {":batchEnable": refusal(403)}).result.status == 403
-    for_ever = lead(take(step), {":batchEnable": good(name="operations/o"), "operations/o": good(name="operations/o")})
+    assert lead(take, step, reply={":batchEnable": refusal(403)}).result.status == 403
+    for_ever = lead(
+        take, step, reply={":batchEnable": good(name="operations/o"), "operations/o": good(name="operations/o")}
+    )
     assert sum(for_ever.paused_s) == 2 * sum(PAUSES_S)
 
 
 def test_what_somebody_else_made_meanwhile_is_success() -> None:
-    assert lead(take(MakeAccount("p", "a", "t")), {"serviceAccounts": refusal(409)}).result.good
-    assert lead(take(MakeAccount("p", "a", "t")), {"serviceAccounts": refusal(403)}).result.status == 403
+    assert lead(take, MakeAccount("p", "a", "t"), reply={"serviceAccounts": refusal(409)}).result.good
+    assert lead(take, MakeAccount("p", "a", "t"), reply={"serviceAccounts": refusal(403)}).result.status == 403
     role = MakeRole("p", "r", "t", ("x",))
-    talk = lead(take(role), {"POST /v1/projects/p/roles": refusal(409), "PATCH": good()})
+    talk = lead(take, role, reply={"POST /v1/projects/p/roles": refusal(409), "PATCH": good()})
     assert (talk.result.good, talk.lines) == (True, ["POST /v1/projects/p/roles", "PATCH /v1/projects/p/roles/r"])
-    assert lead(take(role), {"POST /v1/projects/p/roles": good()}).lines == ["POST /v1/projects/p/roles"]
-    assert lead(take(replace(role, exists=True)), {"PATCH": good()}).lines == ["PATCH /v1/projects/p/roles/r"]
+    assert lead(take, role, reply={"POST /v1/projects/p/roles": good()}).lines == ["POST /v1/projects/p/roles"]
+    assert lead(take, replace(role, exists=True), reply={"PATCH": good()}).lines == ["PATCH /v1/projects/p/roles/r"]
 
 
 @pytest.mark.parametrize(
@@ -483,15 +486,15 @@ def test_a_grant_is_read_changed_and_written_again_when_the_policy_changed_meanw
     step: Any, read: str, write: str
 ) -> None:
     replies = {write: [refusal(409), refusal(400), good()], read: good(etag="e", bindings=[])}
-    talk = lead(take(step), replies)
+    talk = lead(take, step, reply=replies)
     assert talk.result.good
     assert talk.lines == [read, write] * 3
     assert talk.paused_s == list(PAUSES_S[:2])
     held = {read: good(bindings=[{"role": "r", "members": [ADA]}])}
-    assert lead(take(step), held).lines == [read]
-    assert lead(take(step), {read: refusal(403)}).result.status == 403
-    assert lead(take(step), {read: good(), write: refusal(403)}).result.status == 403
-    assert lead(take(step), {read: good(), write: refusal(409)}).result.status == 409
+    assert lead(take, step, reply=held).lines == [read]
+    assert lead(take, step, reply={read: refusal(403)}).result.status == 403
+    assert lead(take, step, reply={read: good(), write: refusal(403)}).result.status == 403
+    assert lead(take, step, reply={read: good(), write: refusal(409)}).result.status == 409
 
 
 def test_a_grant_leaves_every_other_binding_as_it_was() -> None:

@@ -237,7 +237,7 @@ def test_the_probe_that_a_real_machine_runs_reports_and_deletes_its_machine(home
 
 def told(cloud: EmbeddedCloud, place: Place, **other: Any) -> tuple[Level, str, str]:
     subject = Subject(cloud.project, cloud.bucket, who="user:ada@example.com", **other)
-    verdict = place.rest.hold(check(subject))
+    verdict = check(place.rest, subject)
     return verdict.level, verdict.why, verdict.remedy
 
 
@@ -281,7 +281,7 @@ def test_a_refuted_assumption_is_a_failure_that_says_what_was_seen() -> None:
     assert verdict.level is Level.FAIL
     assert "it was gone 400 s" in verdict.why
     assert "\x1b" not in verdict.why
-    assert lead(check(Subject("p", "b")), {}).result.level is not Level.OK
+    assert lead(check, Subject("p", "b"), reply={}).result.level is not Level.OK
 
 
 def test_the_page_of_assumptions_names_each_rehearsal_once() -> None:

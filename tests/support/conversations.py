@@ -1,4 +1,4 @@
-"""Leads a conversation with answers of a test's own, without a network, and keeps what was asked."""
+"""Answers requests without a network, by a test's own rules, and keeps what was asked."""
 
 from __future__ import annotations
 
@@ -6,30 +6,42 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from orchestrator.core.rest import Answer, Conversation, Pause, Request
+from orchestrator.core.rest import Answer, Request
 
 T = TypeVar("T")
 Replies = Mapping[str, Answer | list[Answer]]
 
 
 @dataclass
-class Talk(Generic[T]):
-    """What came of a conversation, what was asked, and for how long it paused."""
+class Asked:
+    """Implements `core.rest.Api`. What was asked, and for how long it was paused."""
 
-    result: T
+    reply: Callable[[Request], Answer]
     asked: list[Request] = field(default_factory=list)
     paused_s: list[float] = field(default_factory=list)
+
+    def ask(self, request: Request) -> Answer:
+        self.asked.append(request)
+        return self.reply(request)
+
+    def pause(self, seconds: float) -> None:
+        self.paused_s.append(seconds)
 
     @property
     def lines(self) -> list[str]:
         return [f"{one.method} {one.path}" for one in self.asked]
 
 
-def lead(conversation: Conversation[T], reply: Callable[[Request], Answer] | Replies) -> Talk[T]:
-    """`reply` answers each request; or it maps pieces of `METHOD path` to an answer, or to several in turn (the last for
-    ever). What nothing is said of is 404."""
-    asked: list[Request] = []
-    paused: list[float] = []
+@dataclass
+class Talk(Asked, Generic[T]):
+    """The same, and what came of it."""
+
+    result: T = field(kw_only=True)
+
+
+def lead(asking: Callable[..., T], *about: Any, reply: Callable[[Request], Answer] | Replies) -> Talk[T]:
+    """Calls `asking` with an API and what it is `about`. `reply` answers each request; or it maps pieces of
+    `METHOD path` to an answer, or to several in turn (the last for ever). What nothing is said of is 404."""
     given = (
         {key: list(value) if isinstance(value, list) else [value] for key, value in reply.items()}
         if isinstance(reply, Mapping)
@@ -37,25 +49,13 @@ def lead(conversation: Conversation[T], reply: Callable[[Request], Answer] | Rep
     )
 
     def answer(request: Request) -> Answer:
-        if callable(reply):
-            return reply(request)
         line = f"{request.method} {request.path}"
-        for key, answers in given.items():
-            if key in line:
-                return answers.pop(0) if len(answers) > 1 else answers[0]
-        return refusal(404, "not found")
+        answers = next((one for key, one in given.items() if key in line), [refusal(404, "not found")])
+        return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    try:
-        said = next(conversation)
-        while True:
-            if isinstance(said, Pause):
-                paused.append(said.seconds)
-                said = conversation.send(Answer(0))
-            else:
-                asked.append(said)
-                said = conversation.send(answer(said))
-    except StopIteration as end:
-        return Talk(end.value, asked, paused)
+    api = Asked(reply if callable(reply) else answer)
+    result = asking(api, *about)
+    return Talk(api.reply, api.asked, api.paused_s, result=result)
 
 
 def good(**document: Any) -> Answer:

@@ -6,19 +6,19 @@ from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
 from orchestrator.core.market.places import continent, near
 from orchestrator.core.permissions import BUCKET, BUCKET_READER, OBJECT_USER, names
-from orchestrator.core.rest import Conversation, Request
+from orchestrator.core.rest import Api, Request
 from orchestrator.core.setup.plan import bucket_steps
 from orchestrator.core.setup.steps import MakeBucket, describe
 
 STORAGE = "storage.googleapis.com"
 
 
-def bucket(subject: Subject) -> Conversation[Verdict]:
+def bucket(api: Api, subject: Subject) -> Verdict:
     name = subject.bucket
     if not name:
         remedy = f"bench init --project {subject.project}"
         return bad("no bucket is named: runs, results and the ledger would have no place", remedy)
-    answer = yield Request("storage", "GET", f"/storage/v1/b/{name}", {"projection": "noAcl"})
+    answer = api.ask(Request("storage", "GET", f"/storage/v1/b/{name}", {"projection": "noAcl"}))
     if answer.status == 404:
         step = MakeBucket(subject.project, name, subject.regions[0])
         return bad(f"there is no bucket gs://{name}", "", step)
@@ -39,10 +39,10 @@ def bucket(subject: Subject) -> Conversation[Verdict]:
     return fine(f"gs://{name} in {location}, uniform access, never public, old payloads deleted")
 
 
-def rights(subject: Subject) -> Conversation[Verdict]:
+def rights(api: Api, subject: Subject) -> Verdict:
     path = f"/storage/v1/b/{subject.bucket}/iam/testPermissions"
     wanted = names(BUCKET)
-    answer = yield Request("storage", "GET", path, {"permissions": list(wanted)})
+    answer = api.ask(Request("storage", "GET", path, {"permissions": list(wanted)}))
     grant = _grant(subject, OBJECT_USER)
     if not answer.good:
         return refused(answer, subject.project, STORAGE, grant)

@@ -13,15 +13,15 @@ from orchestrator.core.market.catalog import Gpu, closest
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.quota import ALL_REGIONS, QUOTA_PAGE, shortage
-from orchestrator.core.rest import Answer, Conversation, Request, everything
+from orchestrator.core.rest import Answer, Api, Request, everything
 from orchestrator.core.wording import count
 
 COMPUTE: Final = "compute.googleapis.com"
 
 
-def all_gpus(subject: Subject) -> Conversation[Verdict]:
+def all_gpus(api: Api, subject: Subject) -> Verdict:
     """The project's limit on GPUs in all regions together: 0 in a new project."""
-    answer = yield _project(subject)
+    answer = api.ask(_project(subject))
     if not answer.good:
         return refused(answer, subject.project, COMPUTE, subject.set_up)
     found = next((quota for quota in _quotas(answer.document, "") if quota.metric == ALL_REGIONS), None)
@@ -33,11 +33,11 @@ def all_gpus(subject: Subject) -> Conversation[Verdict]:
     return fine(f"{count(int(found.limit), 'GPU')} in all regions together, {found.usage:g} in use")
 
 
-def of_gpu(gpu: Gpu) -> Callable[[Subject], Conversation[Verdict]]:
+def of_gpu(gpu: Gpu) -> Callable[[Api, Subject], Verdict]:
     """The check of one GPU's quotas."""
 
-    def quotas(subject: Subject) -> Conversation[Verdict]:
-        listed = yield from everything(_regions(subject))
+    def quotas(api: Api, subject: Subject) -> Verdict:
+        listed = everything(api, _regions(subject))
         if not listed.good:
             return refused(listed, subject.project, COMPUTE, subject.set_up)
         by_region = {
@@ -119,22 +119,22 @@ def _quotas(document: Mapping[str, Any], region: str) -> tuple[Quota, ...]:
     )
 
 
-def of_image(project: str, family: str) -> Callable[[Subject], Conversation[Verdict]]:
+def of_image(project: str, family: str) -> Callable[[Api, Subject], Verdict]:
     """The check of one image family."""
 
-    def image(subject: Subject) -> Conversation[Verdict]:
+    def image(api: Api, subject: Subject) -> Verdict:
         base = f"/compute/v1/projects/{project}/global/images"
-        answer = yield Request("compute", "GET", f"{base}/family/{family}")
+        answer = api.ask(Request("compute", "GET", f"{base}/family/{family}"))
         if answer.good:
             return _current(answer, family)
         if answer.status != 404:
             return refused(answer, subject.project, COMPUTE, subject.set_up)
         query = {"filter": f'family="{family}"', "fields": "items(name,family,deprecated),nextPageToken"}
-        old = yield from everything(Request("compute", "GET", base, query))
+        old = everything(api, Request("compute", "GET", base, query))
         deprecated = [entry["deprecated"] for entry in _items(old) if entry.get("deprecated")]
         stem = family.partition("-")[0]
         query = {"filter": f'family eq "{stem}.*"', "fields": "items(name,family,deprecated),nextPageToken"}
-        others = yield from everything(Request("compute", "GET", base, query))
+        others = everything(api, Request("compute", "GET", base, query))
         fresh = {str(entry.get("family")) for entry in _items(others) if not _retired(entry)} - {family}
         successor = next((str(one["replacement"]) for one in deprecated if "replacement" in one), "").rpartition("/")[2]
         new = successor or closest(family, fresh) or ""

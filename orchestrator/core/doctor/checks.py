@@ -8,9 +8,9 @@ from typing import Final
 from orchestrator.core.doctor import bucket, capacity, machine, project, rehearsal
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Check, Verdict
-from orchestrator.core.rest import Conversation
+from orchestrator.core.rest import Api
 
-CloudCheck = Callable[[Subject], Conversation[Verdict]]
+CloudCheck = Callable[[Api, Subject], Verdict]
 
 CREDENTIALS: Final = Check("credentials", "credentials", "gce")
 CLOCK: Final = "clock"

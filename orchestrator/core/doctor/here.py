@@ -83,8 +83,9 @@ def prices(as_of: date, today: date) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The embedded cloud's daemon. `state` is `up`, `down`, `stale` (it says it is up, and does not answer) or `old`
-    (it was started before this version of the program was installed)."""
+    """The embedded cloud's daemon. `state` is `up`, `down`, `stale` (it died and left its address), `lost` (it
+    runs, and cannot be asked: the detail says why) or `old` (it was started before this version of the program was
+    installed)."""
 
     state: str
     detail: str = ""
@@ -98,6 +99,8 @@ def embedded(found: Embedded) -> Verdict:
             return fine("down; any command that needs it starts it")
         case "old":
             return doubt(f"it runs an older version of this program{found.detail}", "bench cloud stop")
+        case "lost":
+            return doubt(found.detail, "bench cloud stop")
         case _:
             return doubt(
                 f"it left its address and does not answer{found.detail}", "bench cloud stop; bench cloud start"

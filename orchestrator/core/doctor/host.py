@@ -1,11 +1,11 @@
 """A machine that the user owns: what it has of what a run needs, asked by plain commands over a shell.
 
-A conversation yields a command and is sent what came of it; nothing that it asks changes the machine.
+Nothing that is asked changes the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,13 +30,14 @@ class Ran:
         return ((self.out.strip() or self.err.strip()).splitlines() or [""])[0]
 
 
-HostConversation = Generator[str, Ran, Verdict]
-HostCheck = Callable[[Target], HostConversation]
+Run = Callable[[str], Ran]
+"""Runs a command line there."""
+HostCheck = Callable[[Run, Target], Verdict]
 
 
-def reachable(host: Target) -> HostConversation:
+def reachable(run: Run, host: Target) -> Verdict:
     """A shell answers, and has what the bootstrap is written in."""
-    ran = yield "for tool in bash curl tar setsid; do command -v $tool; done; true"
+    ran = run("for tool in bash curl tar setsid; do command -v $tool; done; true")
     if ran.code != 0:
         return bad(f"no shell answers: {ran.first or f'exit {ran.code}'}", on(host, "true").replace("ssh", "ssh -v", 1))
     lacks = [name for name in ("bash", "curl", "tar", "setsid") if f"/{name}\n" not in f"{ran.out}\n"]
@@ -45,25 +46,25 @@ def reachable(host: Target) -> HostConversation:
     return fine("a shell answers")
 
 
-def gpu(host: Target) -> HostConversation:
-    ran = yield "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader"
+def gpu(run: Run, host: Target) -> Verdict:
+    ran = run("nvidia-smi --query-gpu=name,memory.total --format=csv,noheader")
     if ran.code == 0 and ran.out.strip():
         found = [line.strip() for line in ran.out.strip().splitlines()]
-        busy = yield "nvidia-smi --query-compute-apps=pid --format=csv,noheader"
+        busy = run("nvidia-smi --query-compute-apps=pid --format=csv,noheader")
         pids = [line.strip() for line in busy.out.splitlines() if line.strip().isdigit()] if busy.code == 0 else []
         many = f" and {len(found) - 1} more" if len(found) > 1 else ""
         if pids:
             why = f"{found[0]}{many}; in use by {', '.join(pids[:3])}: timings would be disturbed"
             return doubt(why, on(host, f"ps -fp {' '.join(pids[:3])}"))
         return fine(f"{found[0]}{many}")
-    card = yield "lspci 2>/dev/null | grep -i nvidia || true"
+    card = run("lspci 2>/dev/null | grep -i nvidia || true")
     if card.out.strip():
         return bad(f"there is a card and no driver that answers: {ran.first}", on(host, "sudo ubuntu-drivers install"))
     return doubt("no NVIDIA GPU: only the CPU kernel can be measured there", on(host, "lspci | grep -i nvidia"))
 
 
-def driver(host: Target) -> HostConversation:
-    ran = yield "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
+def driver(run: Run, host: Target) -> Verdict:
+    ran = run("nvidia-smi --query-gpu=driver_version --format=csv,noheader")
     if ran.code != 0 or not ran.out.strip():
         return doubt("no NVIDIA driver answers", on(host, "nvidia-smi"))
     version = ran.first.strip()

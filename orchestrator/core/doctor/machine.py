@@ -9,7 +9,7 @@ from typing import Any, Final
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
 from orchestrator.core.permissions import ACCOUNT, ACCOUNT_USER, BATCH_REPORTER, MACHINE, WRITING_ROLES, names
-from orchestrator.core.rest import Answer, Conversation, Request, everything
+from orchestrator.core.rest import Answer, Api, Request, everything
 from orchestrator.core.setup.calls import account_of, read_policy
 from orchestrator.core.setup.plan import (
     ACCOUNT_ID,
@@ -41,7 +41,7 @@ STORING_ROLES: Final = WRITING_ROLES | {"roles/owner", "roles/editor"}
 COMPUTE: Final = "compute.googleapis.com"
 
 
-def account(subject: Subject) -> Conversation[Verdict]:
+def account(api: Api, subject: Subject) -> Verdict:
     """The service account that machines run as: there, not disabled, and this account may start machines as it."""
     email = subject.service_account
     if email is None:
@@ -50,7 +50,7 @@ def account(subject: Subject) -> Conversation[Verdict]:
         why = "none is set: machines run as the project's default account, which can usually change everything in it"
         return doubt(why, subject.set_up)
     project = _project_of(email, subject.project)
-    answer = yield account_of(project, email)
+    answer = api.ask(account_of(project, email))
     if answer.status == 404:
         ours = email == f"{ACCOUNT_ID}@{subject.project}.iam.gserviceaccount.com"
         steps = (MakeAccount(subject.project, ACCOUNT_ID, "machines of bench"),) if ours else ()
@@ -60,7 +60,7 @@ def account(subject: Subject) -> Conversation[Verdict]:
     if answer.document.get("disabled"):
         return bad(f"{email} is disabled", f"gcloud iam service-accounts enable {email} --project={project}")
     path = f"/v1/projects/{project}/serviceAccounts/{email}:testIamPermissions"
-    tested = yield Request("iam", "POST", path, body={"permissions": list(names(ACCOUNT))})
+    tested = api.ask(Request("iam", "POST", path, body={"permissions": list(names(ACCOUNT))}))
     step = GrantOnAccount(project, email, ACCOUNT_USER, subject.member)
     if not tested.good:
         return refused(tested, subject.project, "iam.googleapis.com", subject.set_up)
@@ -77,7 +77,7 @@ def _by_hand(step: GrantOnAccount) -> str:
     return f"gcloud iam service-accounts add-iam-policy-binding {where}"
 
 
-def machine_rights(subject: Subject) -> Conversation[Verdict]:
+def machine_rights(api: Api, subject: Subject) -> Verdict:
     """Whether that account can write to the bucket and delete its own machine, as the policies say."""
     email = subject.service_account
     if email is None:
@@ -85,8 +85,8 @@ def machine_rights(subject: Subject) -> Conversation[Verdict]:
             "those of the default account" if not subject.embedded else "the embedded cloud's machines need none"
         )
     member = f"serviceAccount:{email}"
-    on_bucket = yield read_policy("bucket", subject.bucket)
-    on_project = yield read_policy("project", subject.project)
+    on_bucket = api.ask(read_policy("bucket", subject.bucket))
+    on_project = api.ask(read_policy("project", subject.project))
     held = {grant for grant in _seen(on_project) if grant.member == member}
     on_objects = [grant for grant in _seen(on_bucket) if grant.member == member]
     careful = own_objects(subject.bucket).expression
@@ -150,16 +150,16 @@ def _project_of(email: str, fallback: str) -> str:
     return host.removesuffix(".iam.gserviceaccount.com") if host.endswith(".iam.gserviceaccount.com") else fallback
 
 
-def network(subject: Subject) -> Conversation[Verdict]:
+def network(api: Api, subject: Subject) -> Verdict:
     """The network is there, and a machine in it reaches Google and a package index."""
     owner, name = _network(subject)
-    answer = yield Request("compute", "GET", f"/compute/v1/projects/{owner}/global/networks/{name}")
+    answer = api.ask(Request("compute", "GET", f"/compute/v1/projects/{owner}/global/networks/{name}"))
     if answer.status == 404:
         make = f"gcloud compute networks create {name} --project={owner} --subnet-mode=auto"
         return bad(f"there is no network {name} in {owner}", make)
     if not answer.good:
         return refused(answer, subject.project, COMPUTE, subject.set_up)
-    listed = yield from everything(Request("compute", "GET", f"/compute/v1/projects/{owner}/aggregated/subnetworks"))
+    listed = everything(api, Request("compute", "GET", f"/compute/v1/projects/{owner}/aggregated/subnetworks"))
     if not listed.good:
         return refused(listed, subject.project, COMPUTE, subject.set_up)
     subnets = dict(_scoped(listed, "subnetworks", name))
@@ -172,15 +172,14 @@ def network(subject: Subject) -> Conversation[Verdict]:
     if subject.external_ip:
         gap = f"; no subnet in {len(bare)} of {count(len(subject.regions), 'region')}" if bare else ""
         return fine(f"{name} is there; machines get an address of their own{gap}")
-    return (
-        yield from _without_address(subject, owner, name, {r: s for r, s in subnets.items() if r in subject.regions})
-    )
+    asked_for = {region: subnet for region, subnet in subnets.items() if region in subject.regions}
+    return _without_address(api, subject, owner, name, asked_for)
 
 
 def _without_address(
-    subject: Subject, owner: str, name: str, subnets: Mapping[str, Mapping[str, Any]]
-) -> Conversation[Verdict]:
-    listed = yield from everything(Request("compute", "GET", f"/compute/v1/projects/{owner}/aggregated/routers"))
+    api: Api, subject: Subject, owner: str, name: str, subnets: Mapping[str, Mapping[str, Any]]
+) -> Verdict:
+    listed = everything(api, Request("compute", "GET", f"/compute/v1/projects/{owner}/aggregated/routers"))
     if not listed.good:
         return refused(listed, subject.project, COMPUTE, subject.set_up)
     translated = {region for region, router in _scoped(listed, "routers", name) if router.get("nats")}

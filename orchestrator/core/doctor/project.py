@@ -9,7 +9,7 @@ from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import LOGIN, Verdict, bad, doubt, fine, refused
 from orchestrator.core.identity import Identity
 from orchestrator.core.permissions import BATCH, LAUNCHER, LOOKER, names
-from orchestrator.core.rest import Conversation, Request
+from orchestrator.core.rest import Api, Request
 from orchestrator.core.setup.calls import enabled
 from orchestrator.core.setup.plan import APIS, FLEET_APIS, RUN_APIS
 from orchestrator.core.setup.steps import EnableApis
@@ -26,9 +26,9 @@ def credentials(found: Identity | None, trouble: str) -> Verdict:
     return fine(f"{found.kind}{f' of {found.member}' if found.member else ''}")
 
 
-def project(subject: Subject) -> Conversation[Verdict]:
+def project(api: Api, subject: Subject) -> Verdict:
     name = subject.project
-    answer = yield Request("cloudresourcemanager", "GET", f"/v3/projects/{name}")
+    answer = api.ask(Request("cloudresourcemanager", "GET", f"/v3/projects/{name}"))
     if answer.good:
         state = answer.document.get("state", "ACTIVE")
         if state != "ACTIVE":
@@ -37,7 +37,7 @@ def project(subject: Subject) -> Conversation[Verdict]:
     if answer.status not in (403, 404):
         return refused(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
     # It may be there all the same, and only not be shown to this account by that API.
-    second = yield Request("compute", "GET", f"/compute/v1/projects/{name}", {"fields": "name"})
+    second = api.ask(Request("compute", "GET", f"/compute/v1/projects/{name}", {"fields": "name"}))
     if second.good:
         return refused(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
     if answer.api_off or second.api_off:
@@ -45,8 +45,8 @@ def project(subject: Subject) -> Conversation[Verdict]:
     return bad(f"{name} does not exist, or this account may not see it: {answer.message}", "gcloud projects list")
 
 
-def billing(subject: Subject) -> Conversation[Verdict]:
-    answer = yield Request("cloudbilling", "GET", f"/v1/projects/{subject.project}/billingInfo")
+def billing(api: Api, subject: Subject) -> Verdict:
+    answer = api.ask(Request("cloudbilling", "GET", f"/v1/projects/{subject.project}/billingInfo"))
     if not answer.good:
         return refused(answer, subject.project, "cloudbilling.googleapis.com", subject.set_up)
     if not answer.document.get("billingEnabled"):
@@ -55,8 +55,8 @@ def billing(subject: Subject) -> Conversation[Verdict]:
     return fine("a billing account pays for it")
 
 
-def apis(subject: Subject) -> Conversation[Verdict]:
-    answer = yield enabled(subject.project, APIS)
+def apis(api: Api, subject: Subject) -> Verdict:
+    answer = api.ask(enabled(subject.project, APIS))
     if not answer.good:
         return refused(answer, subject.project, "serviceusage.googleapis.com", subject.set_up)
     states = {str(entry.get("name", "")).rpartition("/")[2]: entry.get("state") for entry in _services(answer.document)}
@@ -78,12 +78,12 @@ def _services(document: Mapping[str, object]) -> list[Mapping[str, object]]:
 ADVICE: Final = ("compute.advice.capacity", "compute.advice.capacityHistory")
 
 
-def roles(subject: Subject) -> Conversation[Verdict]:
+def roles(api: Api, subject: Subject) -> Verdict:
     unneeded = set() if subject.external_ip else {"compute.subnetworks.useExternalIp"}
     launching = [name for name in names(LAUNCHER) if name not in unneeded]
     path = f"/v3/projects/{subject.project}:testIamPermissions"
     body = {"permissions": [*launching, *names(LOOKER, BATCH)]}
-    answer = yield Request("cloudresourcemanager", "POST", path, body=body)
+    answer = api.ask(Request("cloudresourcemanager", "POST", path, body=body))
     if not answer.good:
         return refused(answer, subject.project, "cloudresourcemanager.googleapis.com", subject.set_up)
     held = set(answer.document.get("permissions", ()))
@@ -100,9 +100,9 @@ def roles(subject: Subject) -> Conversation[Verdict]:
     return fine(f"all {len(body['permissions'])} permissions on the project")
 
 
-def clock(subject: Subject) -> Conversation[Verdict]:
+def clock(api: Api, subject: Subject) -> Verdict:
     """Any answer has the server's time, one that refuses too."""
-    answer = yield Request("compute", "GET", f"/compute/v1/projects/{subject.project}", {"fields": "name"})
+    answer = api.ask(Request("compute", "GET", f"/compute/v1/projects/{subject.project}", {"fields": "name"}))
     skew = answer.skew_s
     if skew is None:
         return doubt(f"no server said what time it is: {answer.message}")

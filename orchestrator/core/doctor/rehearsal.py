@@ -15,7 +15,7 @@ from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
 from orchestrator.core.foreign import name as short
 from orchestrator.core.foreign import words
 from orchestrator.core.permissions import OBJECT_USER
-from orchestrator.core.rest import Conversation, Request, everything
+from orchestrator.core.rest import Api, Request, everything
 
 PREFIX: Final = "rehearsal-"
 ASSUMPTIONS: Final[Mapping[str, str]] = {
@@ -89,14 +89,12 @@ def command(project: str) -> str:
     return f"make live PROJECT={project} CAP=0.50"
 
 
-def rehearsal(subject: Subject) -> Conversation[Verdict]:
+def rehearsal(api: Api, subject: Subject) -> Verdict:
     """The newest verdict in the bucket."""
     if subject.embedded:
         return fine("the embedded cloud is not Google: there is nothing to verify here")
     base = f"/storage/v1/b/{subject.bucket}/o"
-    listed = yield from everything(
-        Request("storage", "GET", base, {"prefix": PREFIX, "fields": "items(name),nextPageToken"})
-    )
+    listed = everything(api, Request("storage", "GET", base, {"prefix": PREFIX, "fields": "items(name),nextPageToken"}))
     grant = (
         f"gcloud storage buckets add-iam-policy-binding gs://{subject.bucket} --member={subject.member}"
         f" --role={OBJECT_USER}"
@@ -106,7 +104,7 @@ def rehearsal(subject: Subject) -> Conversation[Verdict]:
     names = sorted(str(entry["name"]) for entry in listed.document["items"] if isinstance(entry, Mapping))
     if not names:
         return _never(subject)
-    answer = yield Request("storage", "GET", f"{base}/{names[-1]}", {"alt": "media"})
+    answer = api.ask(Request("storage", "GET", f"{base}/{names[-1]}", {"alt": "media"}))
     if not answer.good:
         return refused(answer, subject.project, "storage.googleapis.com", grant)
     found = read(answer.document)

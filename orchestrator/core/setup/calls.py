@@ -1,4 +1,4 @@
-"""The steps of a set-up, and the look before them, as conversations with Google's REST APIs. Pure: see `core.rest`.
+"""The steps of a set-up, and the look before them, by Google's REST APIs. Pure: see `core.rest`.
 
 Whatever was made meanwhile by somebody else is success: a second run of the same steps changes nothing.
 """
@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from orchestrator.core.rest import Answer, Conversation, Pause, Request, Service
+from orchestrator.core.rest import Answer, Api, Request, Service
 from orchestrator.core.setup.plan import APIS, LAUNCHER_ROLE, MACHINE_ROLE, Standing, Wanted, custom_role, grants
 from orchestrator.core.setup.steps import (
+    LIFECYCLE,
     Condition,
     EnableApis,
     GrantOnAccount,
     GrantOnBucket,
     GrantOnProject,
     MakeAccount,
+    MakeBucket,
     MakeRole,
+    MendBucket,
 )
 
 POLICY_VERSION: Final = 3
@@ -28,30 +31,30 @@ PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 TOO_YOUNG_S: Final = (*PAUSES_S, 30.0, 30.0, 30.0, 30.0)
 """An API that was just enabled may be refused for some minutes more."""
 
-RestStep = EnableApis | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount
-Outcome = Conversation[Answer]
-"""The last answer: good, or what went wrong."""
+RestStep = (
+    EnableApis | MakeBucket | MendBucket | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount
+)
 
 
-def survey(wanted: Wanted, settings: Mapping[str, str]) -> Conversation[Standing]:
+def survey(api: Api, wanted: Wanted, settings: Mapping[str, str]) -> Standing:
     """What is there. What cannot be seen counts as not there: the step that makes it says why it cannot."""
     project = wanted.project
-    services = yield enabled(project, APIS)
+    services = api.ask(enabled(project, APIS))
     apis = frozenset(
         str(entry["name"]).rpartition("/")[2]
         for entry in services.document.get("services", ())
         if services.good and entry.get("state") == "ENABLED"
     )
-    bucket = yield Request("storage", "GET", f"/storage/v1/b/{wanted.bucket}", {"projection": "noAcl"})
-    account = yield account_of(project, wanted.email)
+    bucket = api.ask(Request("storage", "GET", f"/storage/v1/b/{wanted.bucket}", {"projection": "noAcl"}))
+    account = api.ask(account_of(project, wanted.email))
     roles: dict[str, frozenset[str]] = {}
     for role_id in (MACHINE_ROLE, LAUNCHER_ROLE):
-        role = yield Request("iam", "GET", f"/v1/{custom_role(role_id, project)}")
+        role = api.ask(Request("iam", "GET", f"/v1/{custom_role(role_id, project)}"))
         if role.good:
             roles[role_id] = frozenset(role.document.get("includedPermissions", ()))
-    on_project = yield read_policy("project", project)
-    on_bucket = yield read_policy("bucket", wanted.bucket)
-    on_account = (yield read_policy("account", project, wanted.email)) if account.good else account
+    on_project = api.ask(read_policy("project", project))
+    on_bucket = api.ask(read_policy("bucket", wanted.bucket))
+    on_account = api.ask(read_policy("account", project, wanted.email)) if account.good else account
     return Standing(
         apis=apis,
         bucket=bucket.document if bucket.good else None,
@@ -64,30 +67,35 @@ def survey(wanted: Wanted, settings: Mapping[str, str]) -> Conversation[Standing
     )
 
 
-def take(step: RestStep) -> Outcome:
-    """One step, taken; again, for some minutes, while its API is said to be off: a step before it has enabled it."""
+def take(api: Api, step: RestStep) -> Answer:
+    """The last answer to one step, taken; again, for some minutes, while its API is said to be off: a step before it
+    has enabled it."""
     for pause in TOO_YOUNG_S:
-        answer = yield from _once(step)
+        answer = _once(api, step)
         if not answer.api_off:
             return answer
-        yield Pause(pause)
-    return (yield from _once(step))
+        api.pause(pause)
+    return _once(api, step)
 
 
-def _once(step: RestStep) -> Outcome:
+def _once(api: Api, step: RestStep) -> Answer:
     match step:
         case EnableApis():
-            return _enable(step)
+            return _enable(api, step)
+        case MakeBucket():
+            return _make_bucket(api, step)
+        case MendBucket():
+            return _mend_bucket(api, step)
         case MakeAccount():
-            return _make_account(step)
+            return _make_account(api, step)
         case MakeRole():
-            return _make_role(step)
+            return _make_role(api, step)
         case GrantOnProject():
-            return _grant("project", step.project, "", step.role, step.member, step.condition)
+            return _grant(api, "project", step.project, "", step.role, step.member, step.condition)
         case GrantOnBucket():
-            return _grant("bucket", step.bucket, "", step.role, step.member, step.condition)
+            return _grant(api, "bucket", step.bucket, "", step.role, step.member, step.condition)
         case _:
-            return _grant("account", step.project, step.email, step.role, step.member, None)
+            return _grant(api, "account", step.project, step.email, step.role, step.member, None)
 
 
 def enabled(project: str, apis: tuple[str, ...]) -> Request:
@@ -100,34 +108,54 @@ def account_of(project: str, email: str) -> Request:
     return Request("iam", "GET", f"/v1/projects/{project}/serviceAccounts/{email}")
 
 
-def _enable(step: EnableApis) -> Outcome:
+def _enable(api: Api, step: EnableApis) -> Answer:
     path = f"/v1/projects/{step.project}/services:batchEnable"
-    answer = yield Request("serviceusage", "POST", path, body={"serviceIds": list(step.apis)})
+    answer = api.ask(Request("serviceusage", "POST", path, body={"serviceIds": list(step.apis)}))
     for pause in (*PAUSES_S, *PAUSES_S):
         if not answer.good or answer.document.get("done"):
             break
-        yield Pause(pause)
-        answer = yield Request("serviceusage", "GET", f"/v1/{answer.document['name']}")
+        api.pause(pause)
+        answer = api.ask(Request("serviceusage", "GET", f"/v1/{answer.document['name']}"))
     error = answer.document.get("error")
     return Answer(400, {"error": error}) if answer.good and error else answer
 
 
-def _make_account(step: MakeAccount) -> Outcome:
+def _make_bucket(api: Api, step: MakeBucket) -> Answer:
+    body = {"name": step.bucket, "location": step.location.upper(), "lifecycle": LIFECYCLE}
+    body["iamConfiguration"] = {"uniformBucketLevelAccess": {"enabled": True}, "publicAccessPrevention": "enforced"}
+    return api.ask(Request("storage", "POST", "/storage/v1/b", {"project": step.project}, body))
+
+
+def _mend_bucket(api: Api, step: MendBucket) -> Answer:
+    path = f"/storage/v1/b/{step.bucket}"
+    found = api.ask(Request("storage", "GET", path, {"projection": "noAcl"}))
+    if not found.good:
+        return found
+    access = dict(found.document.get("iamConfiguration", {}))
+    access |= {"uniformBucketLevelAccess": {"enabled": True}} if step.uniform else {}
+    access |= {"publicAccessPrevention": "enforced"} if step.private else {}
+    ours = LIFECYCLE["rule"]
+    others = [rule for rule in found.document.get("lifecycle", {}).get("rule", ()) if rule not in ours]
+    kept = {"lifecycle": {"rule": [*others, *ours]}} if step.lifecycle else {}
+    return api.ask(Request("storage", "PATCH", path, {"projection": "noAcl"}, {"iamConfiguration": access, **kept}))
+
+
+def _make_account(api: Api, step: MakeAccount) -> Answer:
     body = {"accountId": step.account_id, "serviceAccount": {"displayName": step.title}}
-    answer = yield Request("iam", "POST", f"/v1/projects/{step.project}/serviceAccounts", body=body)
+    answer = api.ask(Request("iam", "POST", f"/v1/projects/{step.project}/serviceAccounts", body=body))
     return Answer(200) if answer.status == 409 else answer
 
 
-def _make_role(step: MakeRole) -> Outcome:
+def _make_role(api: Api, step: MakeRole) -> Answer:
     role = {"title": step.title, "includedPermissions": list(step.permissions), "stage": "GA"}
     if not step.exists:
-        made = yield Request(
-            "iam", "POST", f"/v1/projects/{step.project}/roles", body={"roleId": step.role_id, "role": role}
+        made = api.ask(
+            Request("iam", "POST", f"/v1/projects/{step.project}/roles", body={"roleId": step.role_id, "role": role})
         )
         if made.status != 409:
             return made
     path = f"/v1/{custom_role(step.role_id, step.project)}"
-    return (yield Request("iam", "PATCH", path, {"updateMask": "title,includedPermissions,stage"}, role))
+    return api.ask(Request("iam", "PATCH", path, {"updateMask": "title,includedPermissions,stage"}, role))
 
 
 def read_policy(kind: str, owner: str, email: str = "") -> Request:
@@ -152,22 +180,22 @@ def _write_policy(kind: str, owner: str, email: str, policy: Mapping[str, Any]) 
     return Request(service, "POST", f"/v3/projects/{owner}:setIamPolicy", body={"policy": policy})
 
 
-def _grant(kind: str, owner: str, email: str, role: str, member: str, condition: Condition | None) -> Outcome:
+def _grant(api: Api, kind: str, owner: str, email: str, role: str, member: str, condition: Condition | None) -> Answer:
     """Read, change, write; all of it again when the policy changed meanwhile, or knows the account not yet."""
     pauses = iter(PAUSES_S)
     while True:
-        found = yield read_policy(kind, owner, email)
+        found = api.ask(read_policy(kind, owner, email))
         if not found.good:
             return found
         policy = with_grant(found.document, role, member, condition)
         if policy is None:
             return found
-        answer = yield _write_policy(kind, owner, email, policy)
+        answer = api.ask(_write_policy(kind, owner, email, policy))
         # 409 and 412: somebody else was faster. 400 and 404: the account or role is too young to be known here.
         pause = next(pauses, None) if answer.status in (400, 404, 409, 412) else None
         if pause is None:
             return answer
-        yield Pause(pause)
+        api.pause(pause)
 
 
 def with_grant(policy: Mapping[str, Any], role: str, member: str, condition: Condition | None) -> dict[str, Any] | None:
