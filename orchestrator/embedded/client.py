@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,14 @@ import orchestrator
 ADDRESS = "cloud.json"
 TOKEN = "token"
 LOCK = "daemon.lock"
+UP = "up"
+"""Stands behind the process in the lock for as long as there is a record of where it listens."""
+LONGEST = 100_000
 IDLE_STOP_S = 600.0
 STOP_S = 40.0
+HEARD_S = 5.0
+"""A cloud that is told to stop answers at once; one that does not is stopped by signals."""
+KILL_S = 10.0
 
 
 class CloudUnavailable(RuntimeError):
@@ -52,29 +58,49 @@ class CloudAddress:
 
 def running(home: Path | str) -> CloudAddress | None:
     """The address of the cloud that lives in `home`, if one does and it answers."""
-    address = published(Path(home))
-    if address is None or not locked(Path(home)):
+    try:
+        return living(home)
+    except CloudUnavailable:
         return None
+
+
+def living(home: Path | str) -> CloudAddress | None:
+    """The address of the cloud that lives in `home`; None where none does, or one comes up or goes down.
+
+    Raises `CloudUnavailable` for one that lives and cannot be found, or does not answer.
+    """
+    home = Path(home)
+    if not locked(home):
+        return None
+    try:
+        address = record(home)
+    except FileNotFoundError as exc:
+        if not is_up(home) or not locked(home):
+            return None
+        raise CloudUnavailable(f"the embedded cloud in {home} runs, and {exc.filename} is gone") from exc
+    except (OSError, ValueError) as exc:
+        raise CloudUnavailable(f"the embedded cloud in {home} runs, and {exc}") from exc
+    if holder(home) != address.pid and not is_up(home):
+        return None  # another one's, that died; the one that comes up has not removed it yet
     try:
         ask(address, "/control/status")
     except CloudUnavailable:
-        return None
+        if not locked(home) or published(home) != address:
+            return None  # it ended, or was on its way, while it was asked
+        raise
     return address
 
 
-def ensure_running(
-    home: Path | str, weather: Path | str | None = None, idle_stop_s: float = IDLE_STOP_S
-) -> CloudAddress:
+def ensure_running(home: Path | str, weather: Path | str | None = None) -> CloudAddress:
     """The address of the cloud in `home`, started if need be; `weather` (a file) is for one that starts.
 
     Raises `CloudUnavailable`.
     """
     home = Path(home).absolute()
-    found = running(home)
+    found = living(home)
     if found is not None:
         return found
     command = [sys.executable, "-m", "orchestrator.embedded.daemon", "--home", str(home)]
-    command += ["--idle-stop", str(idle_stop_s)]
     if weather is not None:
         command += ["--weather", str(Path(weather).absolute())]
     root = str(Path(orchestrator.__file__).parent.parent)
@@ -98,17 +124,29 @@ def stop(home: Path | str) -> bool:
     try:
         if address is None:
             raise CloudUnavailable(f"{home / ADDRESS} does not say where it is")
-        ask(address, "/control/stop", {})
+        ask(address, "/control/stop", {}, timeout_s=HEARD_S)
     except CloudUnavailable:
+        _signal(pid, signal.SIGCONT, signal.SIGTERM)  # one that was suspended hears nothing else
+        if not _gone(home, KILL_S):
+            _signal(pid, signal.SIGKILL)  # its VMs go with it all the same
+    if not _gone(home, STOP_S):
+        raise CloudUnavailable(f"the embedded cloud in {home} (process {pid or 'unknown'}) does not stop")
+    return True
+
+
+def _signal(pid: int, *numbers: signal.Signals) -> None:
+    for number in numbers if pid else ():
         try:
-            if pid:
-                os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
         except ProcessLookupError:
-            pass
-    end = time.monotonic() + STOP_S
+            return
+
+
+def _gone(home: Path, within_s: float) -> bool:
+    end = time.monotonic() + within_s
     while locked(home):
         if time.monotonic() > end:
-            raise CloudUnavailable(f"the embedded cloud in {home} (process {pid or 'unknown'}) does not stop")
+            return False
         time.sleep(0.01)
     return True
 
@@ -143,10 +181,43 @@ def ask(address: CloudAddress, path: str, body: Any = None, timeout_s: float = 3
 def published(home: Path) -> CloudAddress | None:
     """What `cloud.json` says, true or not."""
     try:
-        address = CloudAddress(**json.loads((home / ADDRESS).read_text("utf-8")))
-        return replace(address, token=(home / TOKEN).read_text("ascii"))
-    except (OSError, ValueError, TypeError):
+        return record(home)
+    except (OSError, ValueError):
         return None
+
+
+def record(home: Path) -> CloudAddress:
+    """What `cloud.json` says, true or not. Raises `OSError`, and `ValueError` for what no cloud writes there."""
+    try:
+        told = json.loads(_small(home / ADDRESS))
+        if told.get("schema", 1) != 1:
+            raise ValueError("a newer version of bench wrote it")
+        known = {one.name: {"int": int, "str": str}[str(one.type)] for one in fields(CloudAddress)}
+        for key in known.keys() & told.keys():
+            if type(told[key]) is not known[key]:
+                raise ValueError(f"{key} is {told[key]!r:.50}")
+        address = CloudAddress(**{key: told[key] for key in known.keys() & told.keys()})
+        datetime.fromisoformat(address.started_at)
+        for url in (address.compute, address.storage, address.control):
+            if not url.startswith("http://") or not urlsplit(url).port:
+                raise ValueError(f"{url!r:.50} is no address")
+    except (ValueError, TypeError, AttributeError, RecursionError) as exc:
+        raise ValueError(f"{home / ADDRESS} is damaged: {exc}") from exc
+    try:
+        token = _small(home / TOKEN).decode("ascii")
+        if not token.isprintable() or not token:
+            raise ValueError("this is no token")
+    except ValueError as exc:
+        raise ValueError(f"{home / TOKEN} is damaged: {exc}") from exc
+    return replace(address, token=token)
+
+
+def _small(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        data = opened.read(LONGEST + 1)
+    if len(data) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST:,} bytes")
+    return data
 
 
 def locked(home: Path) -> bool:
@@ -164,19 +235,30 @@ def locked(home: Path) -> bool:
 def holder(home: Path) -> int:
     """The process that holds the lock, as it wrote there; 0 where it has not, or one of an older version holds it."""
     try:
-        return int((home / LOCK).read_text("ascii"))
+        return int((home / LOCK).read_text("ascii").partition(" ")[0])
     except (OSError, ValueError):
         return 0
 
 
+def is_up(home: Path) -> bool:
+    """Whether the process that holds the lock has said where it listens, and has not begun to end."""
+    try:
+        return (home / LOCK).read_text("ascii").endswith(f" {UP}")
+    except (OSError, ValueError):
+        return False
+
+
 def standing(home: Path, newest_source: Callable[[Path], float]) -> tuple[str, str]:
-    """`up`, `down`, `stale` (it says that it is up, and does not answer) or `old` (it was started before what is
-    installed now, whose newest file `newest_source` tells of a folder), and a detail for a person."""
-    address = published(home)
+    """`up`, `down`, `stale` (it died and left its address), `lost` (it runs, and cannot be asked) or `old` (it was
+    started before what is installed now, whose newest file `newest_source` tells of a folder), and a detail for a
+    person."""
+    try:
+        address = living(home)
+    except CloudUnavailable as exc:
+        return "lost", str(exc)
     if address is None:
-        return "down", ""
-    if running(home) is None:
-        return "stale", f" (process {address.pid})"
+        left = published(home)
+        return ("stale", f" (process {left.pid})") if left else ("down", "")
     started = datetime.fromisoformat(address.started_at).timestamp()
     if started < newest_source(Path(__file__).parent):
         return "old", f" (since {address.started_at[:19]})"

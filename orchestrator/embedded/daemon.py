@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from orchestrator.embedded.client import ADDRESS, IDLE_STOP_S, LOCK, published
+from orchestrator.embedded.client import ADDRESS, IDLE_STOP_S, LOCK, UP, published
 from orchestrator.embedded.documents import load_yaml, private_file, private_folder, stamp, write_json
 from orchestrator.embedded.server import EmbeddedCloud
 
@@ -65,6 +65,7 @@ def acquire(home: Path) -> IO[bytes] | None:
                 raise SystemExit(f"another process holds {home / LOCK} and does not come up") from None
             time.sleep(0.01)
         else:
+            file.truncate(0)  # what the one before said of itself holds no more
             return file
 
 
@@ -109,8 +110,8 @@ def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[
     """Be the cloud of `home` until told to stop or left alone for `idle_stop_s`."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     address = home / ADDRESS
-    address.unlink(missing_ok=True)
     (home / LOCK).write_text(str(os.getpid()), "ascii")  # whoever stops it finds it, whatever becomes of the address
+    address.unlink(missing_ok=True)
     asked: list[int] = []  # a handler takes no lock: it may have come while this thread held it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: asked.append(number))
@@ -129,10 +130,12 @@ def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[
                 "gpu": cloud.gpu,
             },
         )
+        (home / LOCK).write_text(f"{os.getpid()} {UP}", "ascii")
         ready()
         while not (asked or cloud.stop_requested.is_set() or cloud.idle_s > idle_stop_s):
             cloud.stop_requested.wait(LOOK_S)
         # Whoever looks from now on starts a new one, which waits for our lock.
+        (home / LOCK).write_text(str(os.getpid()), "ascii")
         address.unlink(missing_ok=True)
 
 

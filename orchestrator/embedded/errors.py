@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,7 @@ REASONS = {
     429: "rateLimitExceeded",
     501: "notImplemented",
     503: "backendError",
+    507: "insufficientStorage",
 }
 
 
@@ -176,3 +179,11 @@ def quota_exceeded(metric: str, limit: float, region: str | None) -> OperationEr
             }
         ],
     )
+
+
+def no_room(error: BaseException) -> ApiError | None:
+    """The answer where this computer's disk is full, which no cloud's is; None for any other error."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full or (isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL):
+        return ApiError(507, "the disk that the embedded cloud keeps its objects on is full")
+    return None

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from orchestrator.embedded.errors import STATUSES, error_document
+from orchestrator.embedded.errors import STATUSES, error_document, no_room
 from orchestrator.embedded.guard import Guard, Refused
 
 LOOPBACK = "127.0.0.1"
@@ -88,14 +88,12 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
     allow_reuse_address = False
 
-    def __init__(
-        self, handler: type[BaseHTTPRequestHandler], guard: Guard, now: Now | None = None, port: int = 0
-    ) -> None:
+    def __init__(self, handler: type[BaseHTTPRequestHandler], guard: Guard, now: Now | None = None) -> None:
         self.guard = guard
         self.now = now
         self.connections: set[socket.socket] = set()
         self.lock = threading.Lock()
-        super().__init__((LOOPBACK, port), handler)
+        super().__init__((LOOPBACK, 0), handler)
 
     @property
     def url(self) -> str:
@@ -235,9 +233,7 @@ class Handler(BaseHTTPRequestHandler):
 class Listener:
     """Serves `answer(request) -> Reply` on a free loopback port, to those whom `guard` lets in."""
 
-    def __init__(
-        self, name: str, answer: Callable[[Request], Reply], guard: Guard, now: Now | None = None, port: int = 0
-    ) -> None:
+    def __init__(self, name: str, answer: Callable[[Request], Reply], guard: Guard, now: Now | None = None) -> None:
         class Answering(Handler):
             def handle_any(self) -> None:
                 try:
@@ -259,9 +255,13 @@ class Listener:
                     self.reply(answer(request))
                 except Reset:
                     self.cut()
-                except OSError:
-                    raise  # the client hung up
-                except Exception:
+                except Exception as error:
+                    full = no_room(error)
+                    if full is not None:
+                        self.reply(json_reply(full.status, full.document()))
+                        return
+                    if isinstance(error, OSError):
+                        raise  # the client hung up
                     log.exception("%s %s failed", self.command, self.path)
                     message = "the embedded cloud failed at this request; its log says why"
                     self.reply(json_reply(500, error_document(500, message, "backendError")))
@@ -269,7 +269,7 @@ class Listener:
         for verb in VERBS:
             setattr(Answering, f"do_{verb}", Answering.handle_any)
 
-        self.server = Server(Answering, guard, now, port)
+        self.server = Server(Answering, guard, now)
         self.server.start(name)
         self.url = self.server.url
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +17,7 @@ from urllib.parse import quote
 from orchestrator.embedded import uploads
 from orchestrator.embedded.asking import Ask, Download, after_all, decoded, listed, opened, ranged, sealed, together
 from orchestrator.embedded.buckets import Buckets
-from orchestrator.embedded.errors import ApiError, Document
+from orchestrator.embedded.errors import ApiError, Document, no_room
 from orchestrator.embedded.listener import Reply, json_reply
 from orchestrator.embedded.objects import KEPT, Objects, Stored, Wanted
 from orchestrator.embedded.uploads import Progress, Sessions
@@ -93,6 +94,11 @@ class Storage:
             raise ApiError(501 if known else 404, f"{ask.method} {ask.path} is not something this cloud can do.")
         except ApiError as error:
             return Reply(304) if error.status == 304 else json_reply(error.status, error.document())
+        except (OSError, sqlite3.Error) as error:
+            full = no_room(error)
+            if full is None:
+                raise
+            return json_reply(full.status, full.document())
 
     # Into the store
 

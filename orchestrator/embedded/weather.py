@@ -228,10 +228,10 @@ def parse(document: Any, *, replayed: bool = False) -> list[Fault]:
 def _fault(index: int, entry: Any, replayed: bool) -> Fault:
     place = f"faults[{index}]"
     kind = entry.get("fault") if isinstance(entry, dict) else None
-    if kind not in EVERY_KEY:
+    if not isinstance(kind, str) or kind not in EVERY_KEY:
         raise BadWeather(f"{place}: fault must be one of {', '.join(EVERY_KEY)}, not {kind!r}")
     params = {key: value for key, value in entry.items() if key not in ("fault", "times", "note")}
-    unknown = sorted(set(params) - EVERY_KEY[kind])
+    unknown = sorted(map(str, set(params) - EVERY_KEY[kind]))
     if unknown:
         raise BadWeather(f"{place}: {kind} takes {', '.join(sorted(EVERY_KEY[kind]))}, not {', '.join(unknown)}")
     missing = sorted((REQUIRED | climate.REQUIRED).get(kind, frozenset()) - set(params))
@@ -251,7 +251,8 @@ def _check_values(place: str, params: Params, *, signed: bool) -> None:
         value = params.get(key, 0)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or (value < 0 and not signed):
             raise BadWeather(f"{place}: {key} must be a number of seconds, not {value!r}")
-    if not 400 <= int(params.get("status", 500)) <= 599:
+    status = params.get("status", 500)
+    if not isinstance(status, int) or not 400 <= status <= 599:
         raise BadWeather(f"{place}: status must be an HTTP error, not {params['status']!r}")
     for key, words in WORDS.items():
         if params.get(key, words[0]) not in words:
@@ -264,6 +265,9 @@ def _check_values(place: str, params: Params, *, signed: bool) -> None:
     at = params.get("at", {"seconds": 0})
     if not isinstance(at, dict) or len(at) != 1 or not set(at) <= {"phase", "case", "seconds"}:
         raise BadWeather(f'{place}: at must be {{"phase": ...}}, {{"case": n}} or {{"seconds": s}}, not {at!r}')
+    seconds = at.get("seconds", 0)
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds < 0:
+        raise BadWeather(f"{place}: at: seconds must be a number of seconds, not {seconds!r}")
 
 
 def hits_request(fault: Fault, service: str, method: str, path: str) -> bool:

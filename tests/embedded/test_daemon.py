@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,6 +154,21 @@ def test_a_cloud_that_has_stopped_answering_is_stopped_by_signal(home: Path) -> 
     assert not living(address.pid)
 
 
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_cloud_that_hears_nothing_is_stopped_all_the_same_with_its_machines(
+    home: Path, monkeypatch: pytest.MonkeyPatch, *, deaf: bool
+) -> None:
+    monkeypatch.setattr(client, "HEARD_S", 0.2)
+    monkeypatch.setattr(client, "KILL_S", 0.2 if deaf else 600.0)
+    address = client.ensure_running(home)
+    children = with_a_vm(address)
+    os.kill(address.pid, signal.SIGSTOP)
+    if deaf:  # nor does it go on when it is told to
+        monkeypatch.setattr(signal, "SIGCONT", signal.SIGSTOP)
+    assert client.stop(home)
+    await_truth(lambda: not any(living(pid) for pid in [address.pid, *children]))
+
+
 @pytest.mark.parametrize("file", ["cloud.json", "token"])
 @pytest.mark.parametrize("left", [b"", b'{"pid": 1', b"[]"])
 def test_a_cloud_whose_address_was_damaged_can_be_stopped_and_started_again(
@@ -166,9 +182,58 @@ def test_a_cloud_whose_address_was_damaged_can_be_stopped_and_started_again(
     assert client.ensure_running(home).pid != first.pid
 
 
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The home of a living cloud whose files a test may damage, and puts back."""
+    path = tmp_path_factory.mktemp("broken") / "cloud"
+    client.ensure_running(path)
+    yield path
+    client.stop(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "left"),
+    [
+        *((file, left) for file in ("cloud.json", "token") for left in (b"", b"\xff", None)),
+        *(("cloud.json", left) for left in (b'{"pid": 1', b"[]", b"[" * 100_000, b" " * 5_000_000, b'{"pid": 1}')),
+    ],
+)
+def test_a_damaged_record_of_a_living_cloud_is_named_at_once(broken: Path, file: str, left: bytes | None) -> None:
+    good = (broken / file).read_bytes()
+    (broken / file).unlink() if left is None else (broken / file).write_bytes(left)
+    try:
+        with pytest.raises(CloudUnavailable, match=re.escape(str(broken / file))):
+            client.ensure_running(broken)
+        with pytest.raises(CloudUnavailable, match=re.escape(str(broken / file))):
+            client.living(broken)
+    finally:
+        (broken / file).write_bytes(good)
+    assert client.living(broken) == client.running(broken)
+
+
+@pytest.mark.parametrize("key", ["pid", "compute", "storage", "control", "project", "bucket", "started_at", "gpu"])
+def test_a_record_with_a_value_of_another_kind_is_a_damaged_one(broken: Path, key: str) -> None:
+    good = (broken / "cloud.json").read_text()
+    (broken / "cloud.json").write_text(json.dumps(json.loads(good) | {key: ["5"]}))
+    try:
+        with pytest.raises(CloudUnavailable, match=f"{re.escape(str(broken / 'cloud.json'))} .*{key}"):
+            client.living(broken)
+        assert client.running(broken) is None
+    finally:
+        (broken / "cloud.json").write_text(good)
+
+
+def test_a_record_whose_cloud_has_died_is_no_cloud(home: Path) -> None:
+    first = client.ensure_running(home)
+    os.kill(first.pid, signal.SIGKILL)
+    await_truth(lambda: not client.locked(home))
+    assert client.published(home) is not None
+    assert client.living(home) is None
+
+
 def test_an_address_file_that_is_no_address_is_no_cloud(home: Path) -> None:
     home.mkdir()
-    for text in ("", "{", "[]", '{"pid": 1}'):
+    for text in ("", "{", "[]", '{"pid": 1}', "[" * 100_000):
         (home / "cloud.json").write_text(text)
         assert client.published(home) is None
     assert client.running(home) is None

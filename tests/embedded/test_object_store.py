@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import http.client
 import json
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.embedded.errors import no_room
 from orchestrator.embedded.objects import Objects
 from tests.embedded.builders import Stage
 from tests.support.discovery import Discovery
@@ -441,3 +443,26 @@ def test_the_object_resource_is_as_google_documents_it(wire: Wire) -> None:
     status, said, _ = wire("GET", "/storage/v1/b/bench-embedded/storageLayout")
     assert status == 200
     assert judge.problems("BucketStorageLayout", json.loads(said), "layout", outgoing=False) == []
+
+
+def test_a_full_disk_is_told_as_that_and_what_fits_again_is_stored(wire: Wire, stage: Stage) -> None:
+    """SQLite's own bound on the pages of a file stands for the disk's."""
+    store = stage.cloud.storage.store
+    (pages,) = store.index.execute("PRAGMA page_count").fetchone()
+    store.index.execute(f"PRAGMA max_page_count={pages}")
+    try:
+        for at in range(2000):
+            status, answer, _ = wire("POST", f"{UP}?uploadType=media&name=full/{at}{'x' * 500}", b"v")
+            if status != 200:
+                break
+    finally:
+        store.index.execute("PRAGMA max_page_count=1000000")
+    assert status == 507
+    assert "full" in json.loads(answer)["error"]["message"]
+    assert wire("POST", f"{UP}?uploadType=media&name=full/again", b"v")[0] == 200
+
+
+def test_only_a_full_disk_is_told_as_one() -> None:
+    assert no_room(OSError(errno.ENOSPC, "")) is not None
+    assert no_room(OSError(errno.EDQUOT, "")) is not None
+    assert [no_room(one) for one in (OSError(errno.EIO, ""), ConnectionResetError(), ValueError())] == [None] * 3

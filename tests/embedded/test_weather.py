@@ -437,6 +437,10 @@ def tries(vm: ScriptedVm, seen: list[int]) -> Steps:
         ({"faults": [{"fault": "lost", "at": 3}]}, "at"),
         ({"faults": [{"fault": "lost", "at": {"phase": "build", "case": 1}}]}, "at"),
         ({"faults": [{"fault": "lost", "at": {"moon": 1}}]}, "at"),
+        ({"faults": [{"fault": "lost", "at": {"seconds": "soon"}}]}, "seconds"),
+        ({"faults": [{"fault": ["rain"]}]}, "fault must be one of"),
+        ({"faults": [{"fault": "lost", 1: 2, "x": 3}]}, "not 1, x"),
+        ({"faults": [{"fault": "http", "status": "bad"}]}, "status"),
     ],
 )
 def test_a_forecast_that_cannot_be_meant_is_refused_with_its_place(document: Any, word: str) -> None:
