@@ -1,5 +1,5 @@
 """`python -m orchestrator.cli`: the same as `bench`."""
 
-from orchestrator.cli.app import main
+from orchestrator.cli.entry import main
 
 main()

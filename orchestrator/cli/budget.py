@@ -10,6 +10,7 @@ import typer
 from orchestrator.cli.choices import Gpu, Overrides
 from orchestrator.cli.money_view import budget_document, budget_view, caps_document, caps_line
 from orchestrator.cli.options import Json, answer, emit_json, options
+from orchestrator.cli.render import SIMULATED
 from orchestrator.cli.screen import screen
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.amounts import dollars
@@ -38,10 +39,13 @@ def budget(
     chosen, name = configured(LaunchOptions("" if config else gpu, config, tuple(set_ or ())))
     wiring = options(ctx).wiring()
     ledger, now, caps = wiring.ledger.read(), wiring.clock.now(), chosen.budget.caps()
+    practice = wiring.mode.simulated
     if json:
-        emit_json(budget_document(ledger, caps, now, name))
-    else:
-        screen().print(budget_view(ledger, caps, now, name))
+        emit_json({**budget_document(ledger, caps, now, name, practice=practice), "prices_simulated": practice})
+        return
+    screen().print(budget_view(ledger, caps, now, name, practice=practice))
+    if practice:
+        typer.echo(f"machines of the embedded cloud, {SIMULATED}")
 
 
 @app.command("set")

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.core.errors import ConfigError, NotFound, Unavailable
 from orchestrator.core.wording import count
 from orchestrator.user_settings import load_settings
-from orchestrator.wiring import CloudAddress, CloudUnavailable, ask, running, stop_cloud
+from orchestrator.wiring import CloudAddress, CloudUnavailable, ask, forecast, living, stop_cloud
 
 app = typer.Typer(no_args_is_help=True, help="The embedded cloud: its VMs, bill and weather.")
 
@@ -35,7 +34,11 @@ def _ask(address: CloudAddress, path: str, body: Any = None) -> Any:
 
 
 def _running() -> CloudAddress | None:
-    return running(_home())
+    """The address of the cloud that runs; None where none does. Raises `Unavailable` for one that cannot be asked."""
+    try:
+        return living(_home())
+    except CloudUnavailable as exc:
+        raise Unavailable(str(exc), hint="`bench cloud stop` ends it and its VMs") from exc
 
 
 @app.command()
@@ -53,7 +56,10 @@ def start(ctx: typer.Context, json: Json = False) -> None:
 @app.command()
 def stop(json: Json = False) -> None:
     """Delete every VM and stop it. What is in the bucket stays."""
-    stopped = stop_cloud(_home())
+    try:
+        stopped = stop_cloud(_home())
+    except CloudUnavailable as exc:
+        raise Unavailable(str(exc), hint=f"kill -9 $(cut -d' ' -f1 {_home() / 'daemon.lock'})") from exc
     now = "is stopped" if stopped else "was not running"
     answer({"schema": 1, "stopped": stopped}, f"the embedded cloud {now}", json=json)
 
@@ -105,14 +111,7 @@ def weather(
     json: Json = False,
 ) -> None:
     """Inject faults: stock-outs, errors, preemptions, hangs. See docs/embedded-cloud.md."""
-    body = None
-    if file is not None:
-        try:
-            body = yaml.safe_load(file.read_text(encoding="utf-8")) or {"faults": []}
-        except OSError as exc:
-            raise ConfigError(f"cannot read {file}: {exc.strerror}") from exc
-        except yaml.YAMLError as exc:
-            raise ConfigError(f"{file} is not YAML: {exc}") from exc
+    body = None if file is None else forecast(file)
     address = options(ctx).wiring().address
     if address is None:
         raise ConfigError("a Google project is configured", hint="weather is made in the embedded cloud only")

@@ -20,7 +20,7 @@ from orchestrator.cli.reading import report_of
 from orchestrator.core.baselines import device_key
 from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.errors import ConfigError, NotComparable, NotFound, Regression, Undecided
-from orchestrator.core.wording import begun
+from orchestrator.core.wording import begun, count
 from orchestrator.report import comparing
 from orchestrator.report.comparison import Comparison, compared
 from orchestrator.report.document import changes_document
@@ -205,12 +205,12 @@ def _judge(found: Sequence[Comparison], fail_on: str) -> None:
     unfit = [one for comparison in found for one in comparison.changes if one.doubt not in ("", SAME_CODE)]
     if unfit and fail_on != "never":
         raise Undecided(
-            f"{len(unfit)} comparisons decide nothing: {unfit[0].doubt}",
+            f"{count(len(unfit), 'comparison decides', 'comparisons decide')} nothing: {unfit[0].doubt}",
             hint="measure again while the machine has nothing else to do; --fail-on never goes on",
         )
     doubtful = [one for comparison in found for one in comparison.of(Verdict.INCONCLUSIVE)]
     if doubtful and fail_on == "inconclusive":
         raise Undecided(
-            f"{len(doubtful)} comparisons came to no conclusion",
+            f"{count(len(doubtful), 'comparison')} came to no conclusion",
             hint="more repeats (measure.repeats) make intervals narrower; a busy host makes them wider",
         )

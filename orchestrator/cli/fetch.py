@@ -39,7 +39,7 @@ def fetch(
     state = engine.look()
     try:
         if state.closed is None and state.kept is None:
-            state, _ = engine.step()
+            state = engine.catch_up()
         elif any(is_host(vm.zone) for vm in state.vms):
             wiring.hosts.bring_home(state.run_id)  # a host that was given up may have come back with what it stored
     except ProviderError as exc:

@@ -15,6 +15,7 @@ import typer
 
 from orchestrator.cli import fleet_trust as trust
 from orchestrator.cli.completing import known_fleets, remember_fleets
+from orchestrator.cli.finding import named
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.fleet.children import Cell, Child
@@ -47,7 +48,7 @@ FleetName = Annotated[
 
 def find_fleet(wiring: Wiring, text: str) -> str:
     """A whole name as it is; `last`, or a unique part of one. Raises `NotFound`, `ConfigError`."""
-    if is_fleet_id(text):
+    if is_fleet_id(named(text, "fleet", "`bench fleet ls` lists the fleets in this bucket; `last` is the newest")):
         return text
     names = [fleet for fleet, _ in listed(wiring.bucket)]
     remember_fleets(wiring.home, names)

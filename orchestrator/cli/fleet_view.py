@@ -111,7 +111,7 @@ def odd_table(state: FleetState) -> Columns | None:
     return table
 
 
-def document(record: FleetRecord, seen: Seen, *, children: bool = True) -> dict[str, Any]:
+def document(record: FleetRecord, seen: Seen) -> dict[str, Any]:
     """What `bench fleet status --json` prints."""
     state, control = seen.state, seen.control
     return {
@@ -131,7 +131,7 @@ def document(record: FleetRecord, seen: Seen, *, children: bool = True) -> dict[
             {"name": job.name, "state": job.state, "running": job.running, "queued": job.pending, "reason": job.reason}
             for job in seen.jobs
         ],
-        "children": [_child(record, state.line(child), child) for child in state.children] if children else [],
+        "children": [_child(record, state.line(child), child) for child in state.children],
     }
 
 

@@ -10,6 +10,7 @@ import typer
 
 from orchestrator.cli.choices import ConfigFile, Overrides
 from orchestrator.cli.completing import known_gpus
+from orchestrator.cli.finding import named
 from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.render import ago
 from orchestrator.cli.unread import raise_unread
@@ -205,6 +206,7 @@ def rm(ctx: typer.Context, image: Name, json: Json = False) -> None:
 def _found(wiring: Wiring, text: str) -> ImageRecord:
     """The image that is meant. Raises `ConfigError`."""
     records, _ = shelf_of(wiring.world()).records.every()
+    named(text, "image", "`bench image list` lists them")
     matches = [one for one in records if text in one.name and one.gone_at is None]
     exact = [one for one in matches if one.name == text]
     if len(exact or matches) != 1:

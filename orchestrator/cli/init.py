@@ -19,6 +19,7 @@ from orchestrator.core.setup import asked, gcloud, terraform
 from orchestrator.core.setup.plan import ACCOUNT_ID, Wanted, setup
 from orchestrator.core.setup.plan import setup as plan
 from orchestrator.core.setup.steps import Step, WriteSettings, describe
+from orchestrator.core.wording import count
 from orchestrator.user_settings import load_settings
 from orchestrator.wiring import Wiring, wire_embedded
 
@@ -182,7 +183,7 @@ def _carry_out(wanted: Wanted, setup: Setup, consent: Consent, *, json: bool) ->
             setup.take(step)
         except BenchError as exc:
             left = steps[len(done) :]
-            hint = f"{exc.hint}. {len(done)} of {len(steps)} steps are done; the rest: `bench init` again"
+            hint = f"{exc.hint}. {len(done)} of {count(len(steps), 'step')} done; the rest: `bench init` again"
             if json:
                 emit_json(_document(wanted, [*done, *(_step(step, False) for step in left)]))
             raise type(exc)(str(exc), hint=hint) from exc
@@ -207,7 +208,7 @@ def _show(wanted: Wanted, steps: Sequence[Step]) -> None:
     if not steps:
         typer.echo(f"{wanted.project} and gs://{wanted.bucket} are set up: nothing to do")
         return
-    typer.echo(f"in {wanted.project}, this would be done ({len(steps)} steps; none of them costs anything):")
+    typer.echo(f"in {wanted.project}, this would be done ({count(len(steps), 'step')}; nothing of it costs anything):")
     for number, step in enumerate(steps, 1):
         typer.echo(f"  {number:2}  {describe(step)}")
     if not wanted.launcher:

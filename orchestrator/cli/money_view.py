@@ -93,12 +93,12 @@ def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: i
     return Group(table, *more, Text(), sums)
 
 
-def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str) -> dict[str, Any]:
+def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practice: bool = False) -> dict[str, Any]:
     rows = []
     caps = binding(ledger, caps)
     for window in WINDOWS:
         cap = caps.of(window)
-        seen = exposure(ledger, window, now)
+        seen = all_of(ledger, window, now, practice=practice)
         rows.append(
             {
                 "window": window,
@@ -119,13 +119,13 @@ def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str) -> dic
     }
 
 
-def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str) -> RenderableType:
+def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practice: bool = False) -> RenderableType:
     amounts = ("spent", "held", "cap", "left")
     table = Columns("window", *amounts, right=amounts, droppable=("", "spent"))
     table.add_column("")
     caps = binding(ledger, caps)
     for window in WINDOWS:
-        cap, seen = caps.of(window), exposure(ledger, window, now)
+        cap, seen = caps.of(window), all_of(ledger, window, now, practice=practice)
         label = "each run" if window == "run" else key_of(window, now)
         if cap is None:
             table.add_row(label, usd(seen.spent), usd(seen.held), "none", "", "")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from typing import Final
+
 from orchestrator.core.errors import (
     BenchError,
     BudgetExceeded,
@@ -39,10 +43,13 @@ def error_of(run: Run) -> BenchError | None:
     return kind(f"run {run.run_id} {run.phase.value.replace('_', ' ')}{detail}", hint=_hint(run))
 
 
+INSTALL: Final = (
+    f"the embedded cloud's VMs use the python that runs bench: {shlex.quote(sys.executable)} -m pip install"
+)
 EMBEDDED_REMEDIES = {
-    "torch_missing": "the embedded cloud's VMs use this machine's python: pip install torch into it",
-    "numpy_mismatch": "the embedded cloud's VMs use this machine's python: pip install --upgrade numpy into it",
-    "no_compiler": "the embedded cloud's VMs use this machine's compiler: install g++",
+    "torch_missing": f"{INSTALL} torch numpy",
+    "numpy_mismatch": f"{INSTALL} --upgrade numpy",
+    "no_compiler": "the embedded cloud's VMs use this machine's compiler: sudo apt-get install g++",
     "build_failed": "the embedded cloud's VMs use this machine's compiler; `bench logs` shows what it said",
 }
 """There is no image to choose when the machine is the user's own."""

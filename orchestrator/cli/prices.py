@@ -79,7 +79,7 @@ def _say(made: Refreshed, wiring: Wiring) -> None:
         typer.echo(f"left out: {text}")
     if made.changed:
         name, (was, now) = max(made.changed.items(), key=lambda one: abs(one[1][1] - one[1][0]) / max(one[1]))
-        typer.echo(f"{len(made.changed)} prices changed, {name} most of all: ${was:f} was, ${now:f} is")
+        typer.echo(f"{count(len(made.changed), 'price')} changed, {name} most of all: ${was:f} was, ${now:f} is")
     typer.echo(f"{wiring.price_book.path} holds the prices of {made.sheet.as_of}")
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +18,7 @@ from rich.text import Text
 from orchestrator.cli.screen import Columns
 from orchestrator.core.foreign import words
 from orchestrator.core.results import is_control
+from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
 from orchestrator.core.run.paid_time import cold_start_parts, paid_time, span, told
 from orchestrator.core.run.status import StatusLine
@@ -71,12 +73,19 @@ def ago(at: datetime, now: datetime) -> str:
     return f"{seconds} s"
 
 
+BAR: Final = 24
+LEAST_BAR: Final = 4
+"""Columns of the bar; one with fewer shows nothing."""
+
+
 # --- one run, live --------------------------------------------------------------------------------------------------
 
 
-def live(run: Run, now: datetime) -> RenderableType:
-    """The view of `bench launch`: where the machine is, what each phase did, the cases, the money."""
-    return Group(_headline(run), _machines(run), Text(), _phases(run, now), Text(), _footer(run, now))
+def live(run: Run, now: datetime, *, followed: bool = False) -> RenderableType:
+    """The view of `bench launch`: where the machine is, what each phase did, the cases, the money. Of a run that is
+    `followed`, the end is left to the command's last words."""
+    told = beside_the_end(run) if followed and run.closed is not None else diagnoses(run)
+    return Group(_headline(run), _machines(run), Text(), _phases(run, now), Text(), _footer(run, now, told))
 
 
 def _headline(run: Run) -> Text:
@@ -105,7 +114,7 @@ def _phases(run: Run, now: datetime) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(min_width=11, no_wrap=True)
     grid.add_column(min_width=9, justify="right", no_wrap=True)
-    grid.add_column(overflow="ellipsis", no_wrap=True)
+    grid.add_column(overflow="fold")
     spans = {span.phase: span for span in run.spans}
     for phase in VM_PHASES:
         span = spans.get(phase)
@@ -135,20 +144,34 @@ def _phase_note(run: Run, phase: str) -> RenderableType:
             failed = run.correctness.failed
             return Text(f"{run.correctness.checked} checked, {failed} wrong", "red" if failed else "")
         case "measure":
-            return _cases(run)
+            return Progress(run.cases_done, run.cases_total)
         case _:
             return Text("")
 
 
-def _cases(run: Run) -> RenderableType:
-    total = run.cases_total
-    grid = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=max(total, 1), completed=run.cases_done, width=24)
-    grid.add_row(bar, Text(f"{run.cases_done}/{count(total, 'case')}"))
-    return grid
+@dataclass(frozen=True)
+class Progress:
+    """A bar and the cases behind it. Where there is little room it is the bar that gives way."""
+
+    done: int
+    total: int
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        told = Text(f"{self.done}/{count(self.total, 'case')}")
+        left = min(BAR, options.max_width - cell_len(told.plain) - 1)
+        if left < LEAST_BAR:
+            yield told
+            return
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(ProgressBar(total=max(self.total, 1), completed=self.done, width=left), told)
+        yield grid
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        told = cell_len(f"{self.done}/{count(self.total, 'case')}")
+        return Measurement(min(told, 7), BAR + 1 + told).with_maximum(options.max_width)
 
 
-def _footer(run: Run, now: datetime) -> RenderableType:
+def _footer(run: Run, now: datetime, told: Sequence[str]) -> RenderableType:
     end = run.updated_at if run.closed is not None else now
     line = Text.assemble(
         "elapsed ",
@@ -161,7 +184,7 @@ def _footer(run: Run, now: datetime) -> RenderableType:
     if left is not None:
         line.append(f"   about {clock(left)} left", "dim")
     rows: list[RenderableType] = [line]
-    rows += [Text(words, "red") for words in diagnoses(run)]
+    rows += [Text(words, "red") for words in told]
     measuring = any(span.phase == "measure" and span.exit_code is None for span in run.spans)
     if run.case is not None and measuring and run.closed is None:
         rows.append(Text.assemble(("now   ", "dim"), run.case.case_id))
@@ -172,8 +195,24 @@ def _footer(run: Run, now: datetime) -> RenderableType:
 
 def diagnoses(run: Run) -> list[str]:
     """What was diagnosed of a run, a line each, once."""
-    said = [f"{fact.cause}: {fact.detail.splitlines()[0] if fact.detail else ''}" for fact in run.diagnoses]
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(map(_diagnosis, run.diagnoses)))
+
+
+def _diagnosis(fact: ev.Diagnosed) -> str:
+    return f"{fact.cause}: {fact.detail.splitlines()[0] if fact.detail else ''}"
+
+
+def beside_the_end(run: Run) -> list[str]:
+    """The diagnoses that the error which ends `bench launch` does not say. While a run goes on, its last one waits:
+    either it is that error, or another machine begins, and it is told then."""
+    if run.closed is None:
+        last = run.current.diagnosis
+        return [said for said in diagnoses(run) if last is None or said != _diagnosis(last)]
+    vague = "kernel_wrong" if run.phase is Phase.INCORRECT and run.wrong else ""  # the end says which one, and where
+    facts = [
+        fact for fact in run.diagnoses if fact.cause != vague and (fact.detail or fact.cause) not in run.closed.detail
+    ]
+    return list(dict.fromkeys(map(_diagnosis, facts)))
 
 
 def _last_case(run: Run) -> Text:

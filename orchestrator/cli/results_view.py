@@ -99,7 +99,5 @@ def _median(case: Case, name: str) -> Text:
 def _verdict(case: Case) -> Text:
     best = case.best
     return (
-        Text("–", "dim")
-        if best is None
-        else Text(f"{estimate(best.paired.ratio)} {best.said}", STYLES.get(best.verdict, ""))
+        Text("–", "dim") if best is None else Text(f"{estimate(best.ratio)} {best.said}", STYLES.get(best.verdict, ""))
     )

@@ -186,7 +186,12 @@ SHAPES: Final[dict[str, Any]] = {
     "baseline set": BaselineSet,
     "baseline show": BASELINES,
     "budget": shape(
-        config=str, windows=Rows, caps_of_the_bucket=Row | None, alerts_at_percent=list[int], alerted=list[str]
+        config=str,
+        windows=Rows,
+        caps_of_the_bucket=Row | None,
+        alerts_at_percent=list[int],
+        alerted=list[str],
+        prices_simulated=bool,
     ),
     "budget rebuild": shape(added=list[str], put_aside=str | None),
     "budget set": shape(caps=Row | None),

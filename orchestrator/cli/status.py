@@ -74,9 +74,9 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
     console = screen()
     console.print(live_view(state, wiring.clock.now()))
     for words in time_lines(state, wiring.clock.now()):
-        console.print(words, markup=False, soft_wrap=True)
+        console.print(words, markup=False)
     if cold is not None:
-        console.print(cold.text, markup=False, soft_wrap=True, style="dim")
+        console.print(cold.text, markup=False, style="dim")
     if advice is not None and state.kept is not None:  # for no other does anybody choose
         console.print(advice.text, markup=False, soft_wrap=True)
     if state.closed is not None and not any(state.closed.detail in said for said in ("", *diagnoses(state))):

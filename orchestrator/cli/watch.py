@@ -13,7 +13,7 @@ from rich.text import Text
 
 from orchestrator.cli.keys import silent_keys
 from orchestrator.cli.plan_view import planned
-from orchestrator.cli.render import duration, live, usd
+from orchestrator.cli.render import beside_the_end, duration, live, usd
 from orchestrator.cli.screen import screen
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.plan.plan import LaunchPlan
@@ -86,10 +86,10 @@ class PlainWatch(Watch):
             self._once(f"healed {heal.what}: {heal.detail}", at)
         for done in run.measured:
             shown = [(name, median) for name, median in done.median_us.items() if not is_control(name)]
-            medians = "  ".join(f"{name} {duration(median)}" for name, median in shown)
+            medians = "  ".join(f"{name} {duration(median)}" for name, median in shown) or "nothing timed"
             self._once(f"case {done.index}/{done.of} {done.case_id}: {medians}", at)
-        for diagnosis in run.diagnoses:
-            self._once(f"{diagnosis.cause}: {diagnosis.detail}", at)
+        for diagnosis in beside_the_end(run):
+            self._once(diagnosis, at)
 
     def _once(self, text: str, at: str) -> None:
         if text not in self._said:
@@ -116,7 +116,7 @@ class LiveWatch(Watch):
             self.console.print(Text(f"note: {notice}", "dim"))
 
     def show(self, run: Run) -> None:
-        self.view.update(Group(live(run, self._now()), Text(hint(run), "dim")))
+        self.view.update(Group(live(run, self._now(), followed=True), Text(hint(run), "dim")))
 
     def detached(self, run: Run) -> None:
         self.view.update(live(run, self._now()))  # what to do now is said below it, by the last words

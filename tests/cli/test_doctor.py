@@ -288,7 +288,7 @@ class Ward:
 
         def task(check: Any, made: Callable[..., Any]) -> Task:
             limit_s = quotas_limit_s if check.name.startswith("quota.") else PATIENCE_S
-            return Task(replace(check, limit_s=limit_s), lambda: rest.hold(made(subject)))
+            return Task(replace(check, limit_s=limit_s), lambda: made(rest, subject))
 
         try:
             return {one.check.name: one.verdict for one in examine([task(*entry) for entry in cloud_checks(subject)])}
@@ -388,13 +388,20 @@ def test_an_embedded_cloud_that_died_and_left_its_address_is_named(bench: Bench)
     assert "up since" in embedded_of(bench)
     published = bench.home / "cloud" / "cloud.json"
     text = published.read_text()
+    published.write_text("{")
+    assert f"{published} is damaged" in embedded_of(bench)
+    for command in (["status"], ["cloud", "status"], ["cloud", "bill"], ["cloud", "preempt", "bench-x"]):
+        refused = bench(*command, code=6)
+        assert f"{published} is damaged" in refused.err
+        assert "bench cloud stop" in refused.err
     bench("cloud", "stop")
+    assert "not running" in bench("cloud", "status").out
     published.write_text(text)
     assert "does not answer" in embedded_of(bench)
 
 
 def embedded_of(bench: Bench) -> str:
-    checks = bench("doctor", "--json").document["checks"]
+    checks = bench("doctor", "--json", code=None).document["checks"]
     return next(str(check["why"]) for check in checks if check["name"] == "embedded")
 
 

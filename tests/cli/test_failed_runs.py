@@ -45,3 +45,44 @@ def test_a_fetch_of_a_run_that_failed_before_its_first_case_is_no_success(
     assert DETAIL in said.err
     assert "mend the file" in said.err
     assert bench("fetch", RUN, "--into", "out", "--json", code=code).document["cases"] == 0
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "stop",
+        "fetch",
+        "status",
+        "logs",
+        "diagnose",
+        "cases",
+        "fleet stop",
+        "fleet status",
+        "image rm",
+        "launch --resume",
+    ],
+)
+def test_an_empty_name_means_no_run_and_never_the_only_one(bench: Bench, command: str, empty: str) -> None:
+    over(wire(), RUN, "succeeded")
+    if command in ("launch --resume", "status", "cases") and not empty:
+        return  # as if nothing were given; `cases` takes it for this folder
+    refused = bench(*command.split(), empty, code=2).err
+    assert "the name is empty" in refused
+
+
+@pytest.mark.parametrize("name", ["n" * 5000 + ".py", "n" * 300 + ".yaml", "x/" * 3000])
+def test_a_path_that_no_file_can_have_is_refused(bench: Bench, name: str) -> None:
+    for command in ("plan", "launch"):
+        assert "File name too long" in bench(command, name, code=2).err
+    config = bench.home / "own.yaml"
+    config.write_text(f"gpu: cpu\nworkload: {{path: '{name}'}}\n")
+    assert "File name too long" in bench("plan", str(config), code=2).err
+
+
+def test_the_name_of_a_file_steers_no_terminal(bench: Bench) -> None:
+    bench("new", "norm")
+    (bench.home / "norm.py").rename(bench.home / "a\x1b[31mb.py")
+    ran = bench("plan", "a\x1b[31mb.py")
+    assert "\x1b" not in ran.out + ran.err
+    assert "\\x1b[31mb" in ran.out

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 
+from orchestrator.core.ledger.budget import HoldTerms, hold
+from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
+from tests.core.builders import RUN
 
 pytestmark = pytest.mark.usefixtures("cloud")
 
@@ -39,6 +44,18 @@ def test_a_cost_is_taken_back_by_an_entry_that_can_be_seen(bench: Bench) -> None
 def test_a_threshold_is_told_when_a_cost_is_added(bench: Bench) -> None:
     assert "50 % of the budget" in bench("costs", "add", "2.60").out
     assert "50 %" not in bench("costs", "add", "0.10").out
+
+
+def test_what_is_left_is_what_a_launch_from_here_is_judged_by(bench: Bench) -> None:
+    now = wire().clock.now()
+    terms = HoldTerms("cpu", pretend=True)
+    wire().accounts().change(lambda ledger: hold(ledger, RUN, Decimal("4.9999"), 60, now, terms))
+    day = next(row for row in bench("budget", "--json").document["windows"] if row["window"] == "day")
+    assert (day["held_usd"], day["left_usd"]) == ("4.9999", "0.0001")
+    assert "needs $" in bench("plan", "--gpu", "l4", code=3).err
+    assert "simulated prices" in bench("budget").out
+    costs = bench("costs", "--json").document["windows"]["day"]
+    assert (costs["spent_usd"], costs["held_usd"]) == (day["spent_usd"], day["held_usd"])
 
 
 def test_caps_of_the_bucket_bind_everybody_and_say_who_set_them(bench: Bench) -> None:

@@ -20,6 +20,7 @@ import pytest
 from orchestrator.adapters.payload import bundle_root
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench, Ran
+from tests.support.patience import await_truth
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cloud")]
 
@@ -315,6 +316,13 @@ def test_a_detached_run_goes_on_and_can_be_followed(bench: Bench, paced: Paced) 
     assert "goes on without this terminal" in shown
     assert "finish: succeeded" in bench("logs", "last", "--follow").out
     assert bench("status", "last", "--json").document["state"] == "succeeded"
+
+
+def test_a_fetch_of_a_run_that_nobody_followed_ends_it_in_the_books_too(bench: Bench, paced: Paced) -> None:
+    run_id = bench("launch", "--gpu", "l4", "--detach", "--json", *SMALL, *paced()).document["run_id"]
+    await_truth(lambda: not bench.alive())
+    assert bench("fetch", run_id, "--into", "out", "--json").document["complete"] is True
+    assert "is not complete" not in (bench.home / "out" / run_id / "report.html").read_text()
 
 
 def test_a_baseline_alone_asks_for_no_kernel(bench: Bench, paced: Paced) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from decimal import Decimal
 from pathlib import Path
 
@@ -189,7 +190,8 @@ def test_dollars_of_the_embedded_cloud_are_called_simulated_wherever_they_are_sh
 def test_plain_lines_say_each_thing_once() -> None:
     out = io.StringIO()
     watch = PlainWatch(Console(file=out, width=200))
-    log = measuring().vm(31, ev.Diagnosed(cause="unknown", detail="?"))
+    log = measuring().vm(31, ev.Diagnosed(cause="unknown", detail="?")).add(70, gone(64))
+    log.add(71, ev.RunClosed(outcome="stopped", detail="stopped by ada"))
     watch.step("planning")
     watch.planned(accepted(asked("gpu: l4", "zones=[us-central1-a]")))
     watch.show(replayed(log))
@@ -208,6 +210,51 @@ def test_plain_lines_say_each_thing_once() -> None:
         assert words in before
     watch.trouble(Unavailable("storage does not answer"), 3)
     assert "trying again in 3 s" in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
+def test_a_narrow_live_view_cuts_nothing_that_is_said(width: int) -> None:
+    narrow, wide = (shown(live(replayed(measuring()), at(60)), columns) for columns in (width, 1000))
+    assert all(len(line) <= width for line in narrow.splitlines())
+    bare = ["".join(text.replace("━", "").replace("╺", "").split()) for text in (narrow, wide)]
+    assert sorted(bare[0]) == sorted(bare[1])
+    assert "1/2 cases" in narrow or width < 40
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize(
+    ("outcome", "cause", "detail"),
+    [("failed", "spec_refused", "norm.py:3: the reference raises"), ("incorrect", "kernel_wrong", "one was wrong")],
+)
+def test_who_follows_a_run_reads_why_it_failed_once(outcome: str, cause: str, detail: str, width: int) -> None:
+    open_ = measuring().vm(20, ev.Diagnosed(cause=cause, detail=detail))
+    said = f"{cause}: {detail}"
+    if outcome == "incorrect":
+        open_ = open_.vm(20, ev.CaseChecked(implementation="mine", case_id="n64", passed=False))
+        said = "mine was wrong on 1 case"
+    before = replayed(open_)
+    after = replayed(open_.add(70, gone(64)).add(71, ev.RunClosed(outcome=outcome, detail=said)))
+    error = str(error_of(after))
+    assert said in error
+    out = io.StringIO()
+    plain = PlainWatch(Console(file=out, width=width))
+    plain.show(before)
+    plain.show(after)
+    last_picture = shown(live(after, at(80), followed=True), width)
+    for watched in (out.getvalue(), last_picture):
+        assert cause not in watched
+    assert cause in shown(live(before, at(60), followed=True), width)
+    assert cause in shown(live(after, at(60)), width)  # `bench status RUN` ends in no error
+
+
+def test_who_follows_a_run_reads_why_it_went_on_to_another_machine() -> None:
+    out = io.StringIO()
+    plain = PlainWatch(Console(file=out, width=200))
+    log = measuring().vm(20, ev.Diagnosed(cause="preempted", detail="taken back")).add(30, gone(29))
+    plain.show(replayed(log))
+    log.add(31, requested(attempt=2)).add(40, ev.VmBooted(vm=VM, zone=ZONE, attempt=2), "vm-2")
+    plain.show(replayed(log))
+    assert "preempted: taken back" in out.getvalue()
 
 
 def test_a_phase_is_told_with_the_time_at_which_it_began_and_all_else_with_the_time_at_which_it_is_seen() -> None:
@@ -255,6 +302,14 @@ def test_every_outcome_but_success_is_an_error_with_a_hint_and_a_code_of_its_own
     assert error is not None
     assert error.exit_code in (3, 4, 5, 7, 8, 9)
     assert error.hint
+
+
+def test_what_an_embedded_machine_lacks_is_installed_into_the_python_that_it_uses() -> None:
+    log = Log().add(0, planned(mode="embedded")).add(3, requested()).add(5, created(4))
+    log.vm(20, ev.Diagnosed(cause="torch_missing", detail="no torch")).add(70, gone(64))
+    error = error_of(replayed(log.add(71, ev.RunClosed(outcome="failed", detail="torch_missing: no torch"))))
+    assert error is not None
+    assert error.hint.endswith(f"{sys.executable} -m pip install torch numpy")
 
 
 def test_a_hint_is_the_remedy_that_fits_best() -> None:

@@ -168,3 +168,22 @@ def test_a_thousand_finished_runs_are_shown_in_three_storage_calls_and_without_t
     document = bench("status", "--json", "--limit", "1000").document
     assert len(document["runs"]) == 1000
     assert "… and 980 older runs" in bench("status").out
+
+
+@pytest.mark.parametrize("during", ["typer", "orchestrator.cli.app", "yaml", "orchestrator.core.errors"])
+def test_an_interrupt_while_it_loads_is_no_traceback(during: str) -> None:
+    code = f"""
+import sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {during!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["bench", "config", "keys"]
+from orchestrator.cli.entry import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -7,9 +7,11 @@ import re
 import pytest
 from rich.cells import cell_len
 
+from orchestrator.core.run import events as ev
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.cli.test_start_up import fill
+from tests.core.builders import RUN, gone, measured, running
 
 pytestmark = pytest.mark.usefixtures("cloud")
 
@@ -67,3 +69,23 @@ def test_a_gpu_that_is_not_rented_is_refused_with_the_reason(bench: Bench, name:
     assert machine in said
     assert "--host" in said
     assert "did you mean 'l4'" in bench("plan", "--gpu", "l5", code=2).err
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_where_the_minutes_of_a_run_went_is_broken_between_words(
+    bench: Bench, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = running().vm(20, ev.PhaseStarted(phase="measure")).vm(25, ev.CaseStarted(case_id="a", index=1, of=2))
+    log.vm(40, measured("a")).add(70, gone(64)).add(71, ev.RunClosed(outcome="failed", detail="why"))
+    bucket = wire().bucket
+    for event in log.events:
+        assert bucket.create(event.object_name, ev.encode(event)) is not None
+    bench("budget", "rebuild")
+    said = [line for line in bench("status", RUN).out.splitlines() if line.startswith(("cold start", "measuring "))]
+    assert len(said) == 3
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = bench("status", RUN, width=width).out.splitlines()
+    assert max(map(cell_len, map(str.rstrip, lines))) <= width
+    told = " ".join(" ".join(lines).split())
+    assert [words for words in said if words not in told] == []
