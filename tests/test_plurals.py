@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ALWAYS = re.compile(
     r" (?:more |other )?(machines|VMs|cases|zones|objects|children|images|days|rows|jobs|measurements|configurations|"
-    r"implementations|repeats|regions|GPUs|kernels|attempts|tries|problems|devices|hosts|copies|entries) ?"
+    r"implementations|repeats|regions|GPUs|kernels|attempts|tries|problems|devices|hosts|copies|entries|comparisons|pages|prices|baselines|steps|names) ?"
 )
 IF_COUNTED = re.compile(r" (runs|fleets|holds|files|lines|checks|commands|reports|changes) ?")
 """These are verbs too: after `len(…)` they are not."""
