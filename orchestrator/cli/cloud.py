@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +37,7 @@ def _ask(address: CloudAddress, path: str, body: Any = None) -> Any:
 def _running() -> CloudAddress | None:
     """The address of the cloud that runs; None where none does. Raises `Unavailable` for one that cannot be asked."""
     try:
-        return living(_home())
+        return living(_home(), partial(typer.echo, err=True))
     except CloudUnavailable as exc:
         raise Unavailable(str(exc), hint="`bench cloud stop` ends it and its VMs") from exc
 

@@ -9,6 +9,7 @@ import fcntl
 import http.client
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -33,6 +34,11 @@ STOP_S = 40.0
 HEARD_S = 5.0
 """A cloud that is told to stop answers at once; one that does not is stopped by signals."""
 KILL_S = 10.0
+PATIENT_S = 30.0
+"""So long an answer is waited for: a machine that is busy may be slow."""
+QUIET_S = 2.0
+"""So long without a word to whoever waits."""
+Say = Callable[[str], None]
 
 
 class CloudUnavailable(RuntimeError):
@@ -64,8 +70,9 @@ def running(home: Path | str) -> CloudAddress | None:
         return None
 
 
-def living(home: Path | str) -> CloudAddress | None:
-    """The address of the cloud that lives in `home`; None where none does, or one comes up or goes down.
+def living(home: Path | str, say: Say = lambda _: None) -> CloudAddress | None:
+    """The address of the cloud that lives in `home`; None where none does, or one comes up or goes down. What is waited
+    for is told to `say`.
 
     Raises `CloudUnavailable` for one that lives and cannot be found, or does not answer.
     """
@@ -83,7 +90,7 @@ def living(home: Path | str) -> CloudAddress | None:
     if holder(home) != address.pid and not is_up(home):
         return None  # another one's, that died; the one that comes up has not removed it yet
     try:
-        ask(address, "/control/status")
+        ask(address, "/control/status", say=say)
     except CloudUnavailable:
         if not locked(home) or published(home) != address:
             return None  # it ended, or was on its way, while it was asked
@@ -91,13 +98,14 @@ def living(home: Path | str) -> CloudAddress | None:
     return address
 
 
-def ensure_running(home: Path | str, weather: Path | str | None = None) -> CloudAddress:
-    """The address of the cloud in `home`, started if need be; `weather` (a file) is for one that starts.
+def ensure_running(home: Path | str, weather: Path | str | None = None, say: Say = lambda _: None) -> CloudAddress:
+    """The address of the cloud in `home`, started if need be; `weather` (a file) is for one that starts. What is waited
+    for is told to `say`.
 
     Raises `CloudUnavailable`.
     """
     home = Path(home).absolute()
-    found = living(home)
+    found = living(home, say)
     if found is not None:
         return found
     command = [sys.executable, "-m", "orchestrator.embedded.daemon", "--home", str(home)]
@@ -151,9 +159,11 @@ def _gone(home: Path, within_s: float) -> bool:
     return True
 
 
-def ask(address: CloudAddress, path: str, body: Any = None, timeout_s: float = 30.0) -> Any:
-    """GET a path of the control API, or POST `body` to it. Raises `CloudUnavailable`; `LookupError`
-    if it names what is not there; `ValueError` if it is refused."""
+def ask(
+    address: CloudAddress, path: str, body: Any = None, timeout_s: float = PATIENT_S, say: Say = lambda _: None
+) -> Any:
+    """GET a path of the control API, or POST `body` to it. Raises `CloudUnavailable`, soon for a cloud whose process is
+    suspended; `LookupError` if it names what is not there; `ValueError` if it is refused."""
     split = urlsplit(address.control)
     bearer = {"Authorization": f"Bearer {address.token}"}
     connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=timeout_s)
@@ -162,6 +172,7 @@ def ask(address: CloudAddress, path: str, body: Any = None, timeout_s: float = 3
             connection.request("GET", path, headers=bearer)
         else:
             connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **bearer})
+        _await(connection, address, min(QUIET_S, timeout_s), say)
         response = connection.getresponse()
         answer = json.loads(response.read())
     except (OSError, http.client.HTTPException) as exc:
@@ -176,6 +187,26 @@ def ask(address: CloudAddress, path: str, body: Any = None, timeout_s: float = 3
     if response.status >= 400:
         raise ValueError(answer["error"])
     return answer
+
+
+def _await(connection: http.client.HTTPConnection, address: CloudAddress, quiet_s: float, say: Say) -> None:
+    """Returns when there is an answer to read, or somebody was told that there is none yet. One that is slow is waited
+    for; only of one that the kernel says is suspended nothing is to be expected."""
+    if select.select([connection.sock], [], [], quiet_s)[0]:
+        return
+    if suspended(address.pid):
+        raise CloudUnavailable(
+            f"the embedded cloud (process {address.pid}) is suspended; `kill -CONT {address.pid}` has it go on"
+        )
+    say(f"waiting for the embedded cloud (process {address.pid}), which has not answered for {quiet_s:.0f} s")
+
+
+def suspended(pid: int) -> bool:
+    """Whether a process was stopped by a signal or a debugger, and does nothing until it is told to go on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(") ")[2][:1] in ("T", "t")
+    except OSError:
+        return False
 
 
 def published(home: Path) -> CloudAddress | None:

@@ -155,7 +155,7 @@ class Wiring:
         except OSError as exc:
             raise LocalError(f"cannot make {home}: {exc.strerror}", hint="BENCH_HOME names another folder") from exc
         try:
-            return ensure_running(home, weather=weather)
+            return ensure_running(home, weather, partial(print, file=sys.stderr))
         except CloudUnavailable as exc:
             more = f"`bench cloud stop` ends one that is there, and its VMs; {home / 'daemon.log'} says more"
             raise Unavailable(str(exc), hint=more) from exc

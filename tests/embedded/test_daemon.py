@@ -169,6 +169,28 @@ def test_a_cloud_that_hears_nothing_is_stopped_all_the_same_with_its_machines(
     await_truth(lambda: not any(living(pid) for pid in [address.pid, *children]))
 
 
+def test_a_cloud_that_is_suspended_is_named_as_such_and_with_how_it_goes_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "QUIET_S", 0.2)
+    address = client.ensure_running(home)
+    os.kill(address.pid, signal.SIGSTOP)
+    await_truth(lambda: client.suspended(address.pid))
+    with pytest.raises(CloudUnavailable, match=f"suspended; `kill -CONT {address.pid}`"):
+        client.ensure_running(home)
+    os.kill(address.pid, signal.SIGCONT)
+    monkeypatch.setattr(client, "QUIET_S", 600.0)
+    assert client.ensure_running(home) == address
+
+
+def test_a_cloud_that_is_slow_is_waited_for_and_that_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = client.ensure_running(home)
+    monkeypatch.setattr(client, "QUIET_S", 0.0)
+    said: list[str] = []
+    assert client.ensure_running(home, say=said.append) == address
+    assert [f"process {address.pid}" in one for one in said] == [True]
+
+
 @pytest.mark.parametrize("file", ["cloud.json", "token"])
 @pytest.mark.parametrize("left", [b"", b'{"pid": 1', b"[]"])
 def test_a_cloud_whose_address_was_damaged_can_be_stopped_and_started_again(
