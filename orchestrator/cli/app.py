@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import typer
@@ -16,6 +14,7 @@ from orchestrator.cli.answers import ANSWERED, answer_with
 from orchestrator.cli.examples import example_lines
 from orchestrator.cli.lazy import LazyGroup
 from orchestrator.cli.locales import in_any_locale
+from orchestrator.cli.streams import READER_LEFT, endure, lost
 from orchestrator.core.errors import BenchError, LocalError
 from orchestrator.core.foreign import log_text
 
@@ -101,18 +100,9 @@ class Boundary(LazyGroup):
             raise typer.Exit(130) from None
 
 
-NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 UNHEARD: Final = (
     "make room there; what was done is done, and a run goes on without this command: `bench status` shows it"
 )
-
-
-def _say_no_more() -> None:
-    """Standard output leads nowhere from here on: what is still to be written would fail once more as Python ends."""
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def complain(exc: BenchError) -> None:
@@ -177,12 +167,21 @@ def greeting() -> str:
 
 
 def main() -> None:
+    endure()
     in_any_locale(sys.stdout, sys.stderr)
     try:
         app(prog_name="bench")
-    except OSError as exc:
-        if exc.errno not in NO_ROOM or exc.filename is not None:
+    except SystemExit as exc:
+        sys.stdout.flush()
+        trouble = lost(sys.stdout)
+        if trouble is None:
             raise
-        _say_no_more()
-        complain(LocalError(f"what was to be printed cannot be written: {exc.strerror}", hint=UNHEARD))
-        sys.exit(LocalError.exit_code)
+        sys.exit(exc.code or _untold(trouble))
+
+
+def _untold(trouble: OSError) -> int:
+    """The exit code of a command that did all that it was asked for, and could not tell of it."""
+    if isinstance(trouble, BrokenPipeError):
+        return READER_LEFT
+    complain(LocalError(f"what was to be printed cannot be written: {trouble.strerror}", hint=UNHEARD))
+    return LocalError.exit_code

@@ -34,6 +34,7 @@ from orchestrator.cli.fleet_view import (
 from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.screen import screen
+from orchestrator.cli.streams import Unheard, unheard
 from orchestrator.core import handwritten
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
@@ -311,6 +312,7 @@ def _drive(desk: Desk, *, json: bool, detach: bool = False) -> None:
     """To the end of the fleet, or until Ctrl-C; then its state, and an exit code by what it came to."""
     if not desk.scheduled:
         runs = desk.believed().runs()
+        runs.stop = Unheard()
         try:
             seen = runs.follow()
         except BudgetExceeded:
@@ -329,7 +331,7 @@ def _followed(desk: Desk, look: Callable[[], Seen], *, json: bool) -> None:
     last = ""
     seen = look()
     try:
-        while not seen.over:
+        while not seen.over and not unheard():
             line = counts_line(seen.state)
             if line != last:
                 desk.wiring.say(line)
@@ -338,6 +340,9 @@ def _followed(desk: Desk, look: Callable[[], Seen], *, json: bool) -> None:
             seen = look()
     except KeyboardInterrupt:
         desk.wiring.say(f"detached; `bench fleet watch {desk.record.fleet}` follows it again")
+        return
+    if not seen.over:
+        typer.echo(f"nobody reads on: `bench fleet watch {desk.record.fleet}` follows it again", err=True)
         return
     _end(desk, seen, json=json)
 

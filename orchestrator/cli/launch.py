@@ -17,6 +17,7 @@ from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, answer, options
 from orchestrator.cli.outcome import raise_for
 from orchestrator.cli.render import ending_lines
+from orchestrator.cli.streams import unheard
 from orchestrator.cli.watch import Watch, watching
 from orchestrator.core.config.model import Alerts, Config
 from orchestrator.core.errors import BudgetExceeded, ConfigError
@@ -154,15 +155,24 @@ def _until_created(engine: Engine, watch: Watch) -> Run:
     while True:
         run, pause = engine.step()
         watch.show(run)
-        there = run.vm is not None and run.vm.open and run.vm.started_at is not None
-        if run.closed is not None or there or run.booted_at is not None:
+        if run.closed is not None or _has_machine(run):
             return run
         engine.world.clock.sleep(pause)
 
 
+def _has_machine(run: Run) -> bool:
+    there = run.vm is not None and run.vm.open and run.vm.started_at is not None
+    return there or run.booted_at is not None
+
+
 def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
+    """To the end of the run; or until Ctrl-C, or until nobody hears of it any more and it has a machine."""
+
+    def enough(run: Run) -> bool:
+        return run.kept is not None or (unheard() and _has_machine(run))
+
     try:
-        return engine.follow(watch=watch.show, trouble=watch.trouble, until=lambda run: run.kept is not None)
+        return engine.follow(watch=watch.show, trouble=watch.trouble, until=enough)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough: a second must not cut the farewell short
         run = engine.look()
@@ -189,4 +199,6 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
 def finish(run: Run, now: datetime, *, json: bool) -> None:
     """The last words of a launch, and its exit code."""
     answer(document(run, now), *ending_lines(run, now), json=json)
+    for line in ending_lines(run, now) if unheard() else ():
+        typer.echo(line, err=True)
     raise_for(run)

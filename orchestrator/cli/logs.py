@@ -9,6 +9,7 @@ import typer
 
 from orchestrator.cli.finding import RunName, find_run
 from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.streams import unheard
 from orchestrator.core.errors import Unavailable
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.log_tail import LogTail
@@ -33,7 +34,7 @@ def logs(
     sys.stdout.write(text)
     if not text:
         typer.echo(f"run {run_id} has no log yet ({state.phase.value})", err=True)
-    while follow and state.closed is None:
+    while follow and state.closed is None and not unheard():
         try:
             state, pause = engine.step()
         except Unavailable:  # a host that is out of reach for a while; the bucket's own word still comes

@@ -25,6 +25,8 @@ BenchError 1                      something else went wrong
 └── DocumentUnreadable 16         an object of the bucket is not what it should be; all else was done or shown
 ```
 130 is Ctrl-C outside a followed run. A followed run detaches on Ctrl-C and exits 0: the run goes on.
+141 is a reader of standard output that left, as in `bench launch | head`. All that was asked for is done all the same;
+a followed run is left once it has a machine, and goes on.
 """
 
 from __future__ import annotations
@@ -133,6 +135,5 @@ class DocumentUnreadable(BenchError):
 def exit_codes() -> dict[int, str]:
     """What each exit code means, as the drawing above says it."""
     drawn = re.findall(r"\w+ (\d+) {2,}(\S.*)", __doc__ or "")
-    return dict(
-        sorted(({0: "done", 130: "interrupted"} | {int(code): about for code, about in reversed(drawn)}).items())
-    )
+    outside = {0: "done", 130: "interrupted", 141: "done, and whoever read standard output left before it was told"}
+    return dict(sorted((outside | {int(code): about for code, about in reversed(drawn)}).items()))

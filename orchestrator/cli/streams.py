@@ -1,0 +1,90 @@
+"""Standard output and error that go on as if all were written once nobody reads them, or there is no room: a machine is
+looked after, a hold given back, and only then is it said and told in the exit code."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import sys
+import threading
+from contextlib import suppress
+from typing import Any, Final
+
+READER_LEFT: Final = 141
+"""The exit code of a program that a shell sees ended by SIGPIPE."""
+
+
+class Enduring(io.FileIO):
+    """A stream that is written to for as long as it can be; from then on what is written leads nowhere."""
+
+    lost: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as exc:
+            self.lost = self.lost or exc
+            _lead_nowhere(self.fileno())
+            return memoryview(data).nbytes
+
+
+def _lead_nowhere(number: int) -> None:
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        if nowhere != number:
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+
+
+def endure() -> None:
+    """Puts such streams in the place of this process's own. One that was closed leads nowhere: else its number would be
+    that of the next file or connection, and what is printed would go there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            _lead_nowhere(number)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, io.TextIOWrapper):
+            continue  # somebody else's, who reads it
+        made = io.TextIOWrapper(
+            io.BufferedWriter(Enduring(number, "w", closefd=False)),
+            encoding=stream.encoding if stream else "utf-8",
+            errors=stream.errors if stream else "replace",
+            line_buffering=number == 2 or stream is None or stream.line_buffering or stream.write_through,
+        )
+        if stream is not None:
+            stream.flush()
+        setattr(sys, name, made)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115 - for as long as this process lives
+
+
+def lost(stream: object) -> OSError | None:
+    """Why nothing that is written to the stream arrives any more; None while it does, as far as is known."""
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    return raw.lost if isinstance(raw, Enduring) else None
+
+
+def unheard() -> bool:
+    """Whether nobody hears any more what goes to standard output. Of a pipe this is known before anything is written:
+    what follows a run, and has nothing to say for minutes, need not wait for that."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if not isinstance(raw, Enduring):
+        return False
+    if raw.lost is None:
+        poll = select.poll()
+        poll.register(raw.fileno(), 0)
+        if any(happened & select.POLLERR for _, happened in poll.poll(0)):
+            raw.lost = BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    return raw.lost is not None
+
+
+class Unheard(threading.Event):
+    """Set once nobody hears what goes to standard output, if not before."""
+
+    def is_set(self) -> bool:
+        return super().is_set() or unheard()
