@@ -3,10 +3,10 @@ API through ctypes. The loader came with the first workload, and lives there."""
 
 from __future__ import annotations
 
-from kernels.attention.cuda.build import resources_in
-from kernels.attention.cuda.compiler import Nvrtc, Target, find_compiler, nvrtc_candidates
-from kernels.attention.cuda.driver import LaunchConfig, driver
+from kernels.attention.cuda.compile.build import resources_in
+from kernels.attention.cuda.compile.compiler import Nvrtc, Target, find_compiler, nvrtc_candidates
 from kernels.attention.cuda.errors import BuildFailed, CudaError
+from kernels.attention.cuda.run.driver import LaunchConfig, driver
 
 __all__ = [
     "BuildFailed", "CudaError", "LaunchConfig", "Nvrtc", "Target", "driver", "find_compiler", "nvrtc_candidates",

@@ -213,6 +213,39 @@ def test_what_runs_on_the_machine_knows_nothing_of_the_orchestrator(folder: str)
         assert not any(name.startswith("orchestrator") for name in imports(path)), path
 
 
+CUDA = "kernels/attention/cuda"
+CUDA_PACKAGES = ("plan", "compile", "run", "ways", "backward", "calls")
+"""Each imports from those before it, and `errors`; what callers meet lies above them all."""
+CUDA_MET = {
+    "__init__",
+    "compile_gradients",
+    "errors",
+    "explain",
+    "explaining",
+    "kernel",
+    "ladder",
+    "operator",
+    "paged",
+    "varlen",
+}
+
+
+@pytest.mark.parametrize("package", CUDA_PACKAGES)
+def test_the_packages_of_the_cuda_kernel_import_one_way(package: str) -> None:
+    below = {"errors", *CUDA_PACKAGES[: CUDA_PACKAGES.index(package) + 1]}
+    own = CUDA.replace("/", ".")
+    for path in (ROOT / CUDA / package).glob("*.py"):
+        reached = {name.removeprefix(own).partition(".")[2] for name in imports(path) if name.startswith(own)}
+        assert {name.partition(".")[0] for name in reached} <= below, path
+
+
+def test_every_module_of_the_cuda_kernel_that_no_caller_meets_is_in_a_package() -> None:
+    met = {path.stem for path in (ROOT / CUDA).glob("*.py")}
+    assert met == CUDA_MET
+    folders = {path.parent.name for path in (ROOT / CUDA).glob("*/*.py")}
+    assert folders == {*CUDA_PACKAGES, "campaign"}
+
+
 def test_the_agent_needs_the_standard_library_only() -> None:
     for path in (ROOT / "startup" / "agent").rglob("*.py"):
         outside = {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names) - {"startup", ""}
@@ -238,12 +271,12 @@ MANY_PARAMETERS = {
     "kernels/attention/cuda/operator.py attention": "keywords as PyTorch's function has them",
     "kernels/attention/cuda/varlen.py attention_varlen": "keywords as flash-attn's function has them",
     "kernels/attention/cuda/explaining.py explain": "the arguments of the call that it explains",
-    "kernels/attention/cuda/binding.py bind_varlen": "the tensors of the call that it binds",
-    "kernels/attention/cuda/posing.py problem_of": "the tensors of a call, and what a row sees",
-    "kernels/attention/cuda/posing.py varlen_problem_of": "the same of packed tensors",
+    "kernels/attention/cuda/calls/binding.py bind_varlen": "the tensors of the call that it binds",
+    "kernels/attention/cuda/plan/posing.py problem_of": "the tensors of a call, and what a row sees",
+    "kernels/attention/cuda/plan/posing.py varlen_problem_of": "the same of packed tensors",
     "kernels/attention/cuda/paged.py attention_paged": "a paged cache's tensors, and keywords as the others have them",
-    "kernels/attention/cuda/binding.py bind_paged": "the tensors of the call that it binds",
-    "kernels/attention/cuda/posing_paged.py paged_problem_of": "the same of keys in pages",
+    "kernels/attention/cuda/calls/binding.py bind_paged": "the tensors of the call that it binds",
+    "kernels/attention/cuda/plan/posing_paged.py paged_problem_of": "the same of keys in pages",
     "orchestrator/embedded/server.py __init__": "what a cloud can be started with, each by its name",
 }
 

@@ -59,9 +59,9 @@ class CudaVariant:
 
     def build(self, site: Site) -> None:
         """The engine; each of its kernels is compiled when it is first bound. Raises `BuildFailed`."""
-        from kernels.attention.cuda.compiler import Target
-        from kernels.attention.cuda.engine import Engine
+        from kernels.attention.cuda.compile.compiler import Target
         from kernels.attention.cuda.errors import CudaError
+        from kernels.attention.cuda.run.engine import Engine
 
         try:
             target = Target(f"compute_{self.chip}") if self.chip else None

@@ -22,9 +22,9 @@ Gradients = Callable[[], Tensors]
 
 def ours(case: Case, inputs: Inputs, engine: Any) -> Call:
     """Our kernels on CUDA tensors, each launch bound to memory of its own. Raises `Unavailable`."""
-    from kernels.attention.cuda.backward import bind_backward
-    from kernels.attention.cuda.binding import bind
-    from kernels.attention.cuda.quick import Options
+    from kernels.attention.cuda.calls.backward import bind_backward
+    from kernels.attention.cuda.calls.binding import bind
+    from kernels.attention.cuda.calls.quick import Options
 
     q, k, v, causal = inputs.q, inputs.k, inputs.v, case.shape.causal
     out, lse = torch.full_like(q, torch.nan), torch.full(q.shape[:3], torch.nan, device=q.device)

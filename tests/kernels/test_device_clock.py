@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
+from kernels.attention.cuda.compile.compiler import Compiler, Target, find_compiler
 from kernels.attention.interface import BuildFailed
 from kernels.harness.clocks import MISSING, Nvml, Reading, Sensors
 from kernels.harness.device_clock import SOURCE, SPIN_NS, InKernelClock, in_kernel_clock

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention.cuda.compiler import Target, find_compiler
+from kernels.attention.cuda.compile.compiler import Target, find_compiler
 from kernels.attention.interface import BuildFailed, Plan, Unavailable
 from kernels.harness import gate
 from kernels.harness.timers import GATE, SPIN, CudaTimer, Timed, empty_pair_us, host_us

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels import owned
-from kernels.attention.cuda.build import Cache
+from kernels.attention.cuda.compile.build import Cache
 
 
 def library(folder: Path) -> Callable[[], bool]:

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernels.attention.cuda import native
-from kernels.attention.cuda.engine import default_cache
+from kernels.attention.cuda.calls import native
 from kernels.attention.cuda.errors import BuildFailed
+from kernels.attention.cuda.run.engine import default_cache
 
 
 def main(arguments: Sequence[str]) -> int:

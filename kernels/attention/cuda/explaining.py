@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention.cuda import decode, hopper
-from kernels.attention.cuda.dispatch import choose, key_of, ways
-from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.errors import Unavailable
-from kernels.attention.cuda.launching import Buffers, Way
-from kernels.attention.cuda.planning import Machine, Problem
-from kernels.attention.cuda.posing import Window, problem_of
-from kernels.attention.cuda.tuned import stem, table_for
-from kernels.attention.cuda.variants import chip_of
+from kernels.attention.cuda.plan.planning import Machine, Problem
+from kernels.attention.cuda.plan.posing import Window, problem_of
+from kernels.attention.cuda.plan.variants import chip_of
+from kernels.attention.cuda.run.engine import Engine, engine_of
+from kernels.attention.cuda.run.launching import Buffers, Way
+from kernels.attention.cuda.ways import decode, hopper
+from kernels.attention.cuda.ways.dispatch import choose, key_of, ways
+from kernels.attention.cuda.ways.tuned import stem, table_for
 
 MIB = 2**20
 CHIPS = {

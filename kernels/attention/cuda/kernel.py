@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from kernels.attention.cuda.build import describe, source_sha256
-from kernels.attention.cuda.compiler import flags
-from kernels.attention.cuda.engine import Engine, engines
+from kernels.attention.cuda.compile.build import describe, source_sha256
+from kernels.attention.cuda.compile.compiler import flags
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unavailable
 from kernels.attention.cuda.operator import attention, bind
-from kernels.attention.cuda.planning import refusal
-from kernels.attention.cuda.variants import chip_of
+from kernels.attention.cuda.plan.planning import refusal
+from kernels.attention.cuda.plan.variants import chip_of
+from kernels.attention.cuda.run.engine import Engine, engines
 from kernels.attention.interface import BuildRecord, Plan
 
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention.cuda.driver import driver
-from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.launching import Bound, Buffers, Step
 from kernels.attention.cuda.operator import bind
-from kernels.attention.cuda.planning import plan
-from kernels.attention.cuda.portable import parameters_of
-from kernels.attention.cuda.posing import problem_of
-from kernels.attention.cuda.variants import C_TYPE, SHORT, padded, rung_entry_point
+from kernels.attention.cuda.plan.planning import plan
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, padded, rung_entry_point
+from kernels.attention.cuda.run.driver import driver
+from kernels.attention.cuda.run.engine import Engine
+from kernels.attention.cuda.run.launching import Bound, Buffers, Step
+from kernels.attention.cuda.ways.portable import parameters_of
 
 LADDER = ("naive", "tiled", "fa2")
 IDEAS = {

@@ -14,17 +14,18 @@ from functools import cache
 
 import torch
 
-from kernels.attention.cuda import inputs, native
-from kernels.attention.cuda.backward_quick import QuickBackward
-from kernels.attention.cuda.binding import bind, bind_call
-from kernels.attention.cuda.direct import differentiable_by
-from kernels.attention.cuda.engine import Engine, default_cache, engine_of, engines
-from kernels.attention.cuda.gradients import register as register_gradients
-from kernels.attention.cuda.launching import Buffers
-from kernels.attention.cuda.native_plans import Native
-from kernels.attention.cuda.posing import Window, window_of
-from kernels.attention.cuda.quick import QKV, Answer, Options, Quick, lse_shape
-from kernels.attention.cuda.registered import as_operator, register
+from kernels.attention.cuda.calls import native
+from kernels.attention.cuda.calls.backward_quick import QuickBackward
+from kernels.attention.cuda.calls.binding import bind, bind_call
+from kernels.attention.cuda.calls.direct import differentiable_by
+from kernels.attention.cuda.calls.gradients import register as register_gradients
+from kernels.attention.cuda.calls.native_plans import Native
+from kernels.attention.cuda.calls.quick import QKV, Answer, Options, Quick, lse_shape
+from kernels.attention.cuda.calls.registered import as_operator, register
+from kernels.attention.cuda.plan import inputs
+from kernels.attention.cuda.plan.posing import Window, window_of
+from kernels.attention.cuda.run.engine import Engine, default_cache, engine_of, engines
+from kernels.attention.cuda.run.launching import Buffers
 
 __all__ = ["attention", "bind", "call", "quick"]
 

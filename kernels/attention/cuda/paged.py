@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from kernels.attention.cuda.binding import bind_paged
-from kernels.attention.cuda.engine import Engine
+from kernels.attention.cuda.calls.binding import bind_paged
+from kernels.attention.cuda.calls.quick import Answer, Options
 from kernels.attention.cuda.operator import call
-from kernels.attention.cuda.posing import Window, longest_of, window_of
-from kernels.attention.cuda.quick import Answer, Options
+from kernels.attention.cuda.plan.posing import Window, longest_of, window_of
+from kernels.attention.cuda.run.engine import Engine
 
 __all__ = ["attention_paged", "bind_paged"]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.cuda.backward_few import MAPS, FewBackward, FewBackwardKernel, few_refusal
-from kernels.attention.cuda.backward_kernels import ConvertKernel, PrepareKernel
-from kernels.attention.cuda.backward_plan import HopperBackward, hopper_refusal
-from kernels.attention.cuda.driver import TensorMap
-from kernels.attention.cuda.launching import Step
-from kernels.attention.cuda.planning import Machine
-from kernels.attention.cuda.variants import SOURCE, Entry
+from kernels.attention.cuda.backward.few import MAPS, FewBackward, FewBackwardKernel, few_refusal
+from kernels.attention.cuda.backward.kernels import ConvertKernel, PrepareKernel
+from kernels.attention.cuda.backward.plan import HopperBackward, hopper_refusal
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.variants import SOURCE, Entry
+from kernels.attention.cuda.run.driver import TensorMap
+from kernels.attention.cuda.run.launching import Step
 from tests.kernels.cuda.backward_runner import Posed, Three
 from tests.kernels.cuda.compiled import answered, compiled
 from tests.kernels.cuda.hopper_runner import Schedule

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.cuda.backward import NAMES, problem_for
-from kernels.attention.cuda.backward_ampere import AmpereBackward
-from kernels.attention.cuda.backward_plan import BackwardProblem, Gradients, PairBackward
-from kernels.attention.cuda.backward_small import SmallBackward
-from kernels.attention.cuda.planning import Layout, Machine
-from kernels.attention.cuda.posing import layout, packed_layout
-from kernels.attention.cuda.quick import Options
-from kernels.attention.cuda.variants import Chip
+from kernels.attention.cuda.backward.ampere import AmpereBackward
+from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients, PairBackward
+from kernels.attention.cuda.backward.small import SmallBackward
+from kernels.attention.cuda.calls.backward import NAMES, problem_for
+from kernels.attention.cuda.calls.quick import Options
+from kernels.attention.cuda.plan.planning import Layout, Machine
+from kernels.attention.cuda.plan.posing import layout, packed_layout
+from kernels.attention.cuda.plan.variants import Chip
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

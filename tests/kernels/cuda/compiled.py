@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.attention.cuda.variants import SOURCE
+from kernels.attention.cuda.plan.variants import SOURCE
 from tests.support.compiler_cache import MARK
 
 WITH_COMPILER = pytest.mark.skipif(

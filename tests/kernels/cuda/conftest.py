@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels.attention.cuda import native
-from kernels.attention.cuda.binding import bind_call
-from kernels.attention.cuda.quick import Quick
-from kernels.attention.cuda.registered import as_operator
+from kernels.attention.cuda.calls import native
+from kernels.attention.cuda.calls.binding import bind_call
+from kernels.attention.cuda.calls.quick import Quick
+from kernels.attention.cuda.calls.registered import as_operator
 from tests.kernels.cuda.compiled import alone, place_of
 from tests.kernels.cuda.counted import Counted
 from tests.kernels.cuda.stub_driver import OnCpu, Stub, stub_libcuda

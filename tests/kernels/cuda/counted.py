@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.attention.cuda import native
-from kernels.attention.cuda.backward_quick import QuickBackward, Three
-from kernels.attention.cuda.binding import bind_call
-from kernels.attention.cuda.direct import differentiable_by
-from kernels.attention.cuda.native_plans import Native
-from kernels.attention.cuda.quick import Options, Quick
-from kernels.attention.cuda.registered import as_operator
+from kernels.attention.cuda.calls import native
+from kernels.attention.cuda.calls.backward_quick import QuickBackward, Three
+from kernels.attention.cuda.calls.binding import bind_call
+from kernels.attention.cuda.calls.direct import differentiable_by
+from kernels.attention.cuda.calls.native_plans import Native
+from kernels.attention.cuda.calls.quick import Options, Quick
+from kernels.attention.cuda.calls.registered import as_operator
 from tests.kernels.cuda.stub_driver import OnCpu
 
 SMALL, LONG = (2, 4, 64, 64), (2, 8, 1024, 64)

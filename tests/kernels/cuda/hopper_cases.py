@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.cuda import hopper
-from kernels.attention.cuda.hopper import HopperWay
-from kernels.attention.cuda.hopper_kernels import HopperKernel
-from kernels.attention.cuda.launching import Step
-from kernels.attention.cuda.planning import Machine
-from kernels.attention.cuda.posing import problem_of
-from kernels.attention.cuda.small_hopper import GroupKernel, SmallHopper
-from kernels.attention.cuda.variants import Entry
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.plan.variants import Entry
+from kernels.attention.cuda.run.launching import Step
+from kernels.attention.cuda.ways import hopper
+from kernels.attention.cuda.ways.hopper import HopperWay
+from kernels.attention.cuda.ways.hopper_kernels import HopperKernel
+from kernels.attention.cuda.ways.small_hopper import GroupKernel, SmallHopper
 from tests.kernels.cuda import exactly
 from tests.kernels.cuda.exactly import ERROR, Tensors, exact, limits
 from tests.kernels.cuda.hopper_runner import HopperProgram, Schedule

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.cuda.driver import TensorMap
-from kernels.attention.cuda.launching import Step
-from kernels.attention.cuda.variants import SOURCE, Entry
+from kernels.attention.cuda.plan.variants import SOURCE, Entry
+from kernels.attention.cuda.run.driver import TensorMap
+from kernels.attention.cuda.run.launching import Step
 from tests.kernels.cuda.compiled import answered, compiled
 from tests.kernels.cuda.simt_ways import fill, places_of_pointers, span
 

@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 import torch
 
-from kernels.attention.cuda.compiler import Target
-from kernels.attention.cuda.engine import Engine
+from kernels.attention.cuda.compile.compiler import Target
 from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.run.engine import Engine
 
 ON_GPU: Final = [
     pytest.mark.gpu,

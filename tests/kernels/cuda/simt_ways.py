@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.cuda.launching import Step
-from kernels.attention.cuda.variants import SOURCE, Entry
+from kernels.attention.cuda.plan.variants import SOURCE, Entry
+from kernels.attention.cuda.run.launching import Step
 from tests.kernels.cuda.compiled import answered, compiled
 
 

@@ -18,25 +18,25 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.attention.cuda.backward_ampere import AmpereConvertKernel, SummingKernel
-from kernels.attention.cuda.backward_few import MAPS, FewBackwardKernel
-from kernels.attention.cuda.backward_kernels import (
+from kernels.attention.cuda.backward.ampere import AmpereConvertKernel, SummingKernel
+from kernels.attention.cuda.backward.few import MAPS, FewBackwardKernel
+from kernels.attention.cuda.backward.kernels import (
     BackwardParameters,
     ConvertKernel,
     HopperBackwardKernel,
     PairKernel,
     PrepareKernel,
 )
-from kernels.attention.cuda.backward_small import SmallBackwardKernel
-from kernels.attention.cuda.counters import Counters
-from kernels.attention.cuda.driver import Function, TensorMap, driver
-from kernels.attention.cuda.engine import Engine
-from kernels.attention.cuda.hopper_kernels import HopperKernel, HopperParameters
-from kernels.attention.cuda.parameters import Parameters
-from kernels.attention.cuda.planning import Machine
-from kernels.attention.cuda.small import SmallKernel, SmallParameters
-from kernels.attention.cuda.small_hopper import GroupKernel
-from kernels.attention.cuda.variants import CHIPS, Entry
+from kernels.attention.cuda.backward.small import SmallBackwardKernel
+from kernels.attention.cuda.plan.parameters import Parameters
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.variants import CHIPS, Entry
+from kernels.attention.cuda.run.counters import Counters
+from kernels.attention.cuda.run.driver import Function, TensorMap, driver
+from kernels.attention.cuda.run.engine import Engine
+from kernels.attention.cuda.ways.hopper_kernels import HopperKernel, HopperParameters
+from kernels.attention.cuda.ways.small import SmallKernel, SmallParameters
+from kernels.attention.cuda.ways.small_hopper import GroupKernel
 from tests.kernels.cuda.compiled import named, once, place_of, run
 
 WITH_STUB = pytest.mark.skipif(

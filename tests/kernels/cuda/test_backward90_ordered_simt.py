@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
-from kernels.attention.cuda.backward_plan import HopperBackward
-from kernels.attention.cuda.planning import Machine
+from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
+from kernels.attention.cuda.backward.plan import HopperBackward
+from kernels.attention.cuda.plan.planning import Machine
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_with_sums
 from tests.kernels.cuda.backward_runner import Posed, Three, assert_right
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed

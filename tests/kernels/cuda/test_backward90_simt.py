@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.backward_few import FewBackwardKernel
-from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
-from kernels.attention.cuda.quick import Options
+from kernels.attention.cuda.backward.few import FewBackwardKernel
+from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
+from kernels.attention.cuda.calls.quick import Options
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, assert_right, errors, pose
 from tests.kernels.cuda.compiled import WITH_COMPILER

@@ -10,17 +10,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.attention.cuda.backward_ampere import (
+from kernels.attention.cuda.backward.ampere import (
     SHAPES,
     AmpereBackward,
     AmpereConvertKernel,
     AmpereShape,
     SummingKernel,
 )
-from kernels.attention.cuda.backward_kernels import PrepareKernel
-from kernels.attention.cuda.planning import Machine
-from kernels.attention.cuda.quick import Options
-from kernels.attention.cuda.variants import CHIPS, SOURCE, Entry
+from kernels.attention.cuda.backward.kernels import PrepareKernel
+from kernels.attention.cuda.calls.quick import Options
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.variants import CHIPS, SOURCE, Entry
 from tests.kernels.cuda.backward_runner import (
     RELATIVE,
     Posed,

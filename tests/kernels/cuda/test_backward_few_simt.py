@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.backward_few import ROWS, FewBackwardKernel
+from kernels.attention.cuda.backward.few import ROWS, FewBackwardKernel
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_few
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, assert_right, errors
 from tests.kernels.cuda.compiled import WITH_COMPILER

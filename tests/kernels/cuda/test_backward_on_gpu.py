@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from kernels.attention.cuda import attention, attention_varlen
-from kernels.attention.cuda.backward import bind_backward
-from kernels.attention.cuda.backward_ampere import ampere_ways
-from kernels.attention.cuda.backward_few import few_ways
-from kernels.attention.cuda.backward_small import small_ways
-from kernels.attention.cuda.backward_turing import turing_ways
-from kernels.attention.cuda.compiler import Target
-from kernels.attention.cuda.engine import Engine, engine_of
-from kernels.attention.cuda.quick import Options
+from kernels.attention.cuda.backward.ampere import ampere_ways
+from kernels.attention.cuda.backward.few import few_ways
+from kernels.attention.cuda.backward.small import small_ways
+from kernels.attention.cuda.backward.turing import turing_ways
+from kernels.attention.cuda.calls.backward import bind_backward
+from kernels.attention.cuda.calls.quick import Options
+from kernels.attention.cuda.compile.compiler import Target
+from kernels.attention.cuda.run.engine import Engine, engine_of
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, errors, pose
 from tests.kernels.cuda.on_gpu import ON_GPU
 

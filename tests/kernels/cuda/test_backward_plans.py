@@ -10,38 +10,38 @@ from typing import Any
 import pytest
 
 import kernels.attention.cuda
-from kernels.attention.cuda import backward_few
-from kernels.attention.cuda.backward_ampere import (
+from kernels.attention.cuda.backward import few as backward_few
+from kernels.attention.cuda.backward.ampere import (
     SHAPES,
     AmpereBackward,
     ampere_refusal,
     ampere_ways,
     every_ampere_kernel,
 )
-from kernels.attention.cuda.backward_costs import TURN, span, three_launches, three_launches_in_turns
-from kernels.attention.cuda.backward_few import FewBackward, every_few_kernel, few_refusal, few_ways
-from kernels.attention.cuda.backward_kernels import every_backward_kernel, every_hopper_kernel
-from kernels.attention.cuda.backward_plan import (
+from kernels.attention.cuda.backward.costs import TURN, span, three_launches, three_launches_in_turns
+from kernels.attention.cuda.backward.few import FewBackward, every_few_kernel, few_refusal, few_ways
+from kernels.attention.cuda.backward.kernels import every_backward_kernel, every_hopper_kernel
+from kernels.attention.cuda.backward.plan import (
     BackwardProblem,
     Gradients,
     HopperBackward,
     PairBackward,
     hopper_refusal,
 )
-from kernels.attention.cuda.backward_small import (
+from kernels.attention.cuda.backward.small import (
     MOST_ROWS,
     SmallBackward,
     every_small_kernel,
     small_refusal,
     small_ways,
 )
-from kernels.attention.cuda.backward_turing import SHAPES as TURING_SHAPES
-from kernels.attention.cuda.backward_turing import every_turing_kernel, turing_ways
-from kernels.attention.cuda.backward_ways import backward_ways
-from kernels.attention.cuda.build import Resources, check_gates
+from kernels.attention.cuda.backward.turing import SHAPES as TURING_SHAPES
+from kernels.attention.cuda.backward.turing import every_turing_kernel, turing_ways
+from kernels.attention.cuda.backward.ways import backward_ways
+from kernels.attention.cuda.compile.build import Resources, check_gates
 from kernels.attention.cuda.errors import BuildFailed
-from kernels.attention.cuda.planning import Layout, Lengths, Machine, Mask, Problem
-from kernels.attention.cuda.variants import CHIPS, Chip
+from kernels.attention.cuda.plan.planning import Layout, Lengths, Machine, Mask, Problem
+from kernels.attention.cuda.plan.variants import CHIPS, Chip
 from tests.kernels.cuda.simt_ways import HostBuffers
 
 TURING, AMPERE, ADA, HOPPER = CHIPS

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.attention.cuda import gradients, registered
-from kernels.attention.cuda.backward import bind_backward
-from kernels.attention.cuda.backward_kernels import POINTERS, BackwardParameters
-from kernels.attention.cuda.backward_quick import QuickBackward, Three
-from kernels.attention.cuda.binding import bind_call
-from kernels.attention.cuda.direct import differentiable_by
+from kernels.attention.cuda.backward.kernels import POINTERS, BackwardParameters
+from kernels.attention.cuda.calls import gradients, registered
+from kernels.attention.cuda.calls.backward import bind_backward
+from kernels.attention.cuda.calls.backward_quick import QuickBackward, Three
+from kernels.attention.cuda.calls.binding import bind_call
+from kernels.attention.cuda.calls.direct import differentiable_by
+from kernels.attention.cuda.calls.quick import Options, Quick
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.quick import Options, Quick
 from tests.kernels.cuda.counted import Watching
 from tests.kernels.cuda.stub_driver import WITH_STUB, Launch, Map, OnCpu, Stub
 from tests.kernels.cuda.test_gradients import Recorded, double, forward

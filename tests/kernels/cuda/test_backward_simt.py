@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.backward_kernels import PrepareKernel, pair_kernel
-from kernels.attention.cuda.quick import Options
-from kernels.attention.cuda.variants import CHIPS, Chip
+from kernels.attention.cuda.backward.kernels import PrepareKernel, pair_kernel
+from kernels.attention.cuda.calls.quick import Options
+from kernels.attention.cuda.plan.variants import CHIPS, Chip
 from tests.kernels.cuda.backward_runner import (
     RELATIVE,
     Posed,

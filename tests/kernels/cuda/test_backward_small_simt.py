@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.attention.cuda.backward_small import SHAPES, SmallBackward, SmallBackwardKernel, SmallShape
-from kernels.attention.cuda.planning import Machine
-from kernels.attention.cuda.quick import Options
-from kernels.attention.cuda.variants import SOURCE
+from kernels.attention.cuda.backward.small import SHAPES, SmallBackward, SmallBackwardKernel, SmallShape
+from kernels.attention.cuda.calls.quick import Options
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.variants import SOURCE
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, compile_backward, errors, pose, run_small, seen_of
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.simt_ways import Program

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from kernels.attention.cuda.build import Cache, Resources, build_all, build_one, check_gates, describe, resources_in
-from kernels.attention.cuda.compiler import Compiled, Target, find_compiler, nvrtc_candidates
-from kernels.attention.cuda.variants import CHIPS, Combine, Kernel, Tile, table
+from kernels.attention.cuda.compile.build import (
+    Cache,
+    Resources,
+    build_all,
+    build_one,
+    check_gates,
+    describe,
+    resources_in,
+)
+from kernels.attention.cuda.compile.compiler import Compiled, Target, find_compiler, nvrtc_candidates
+from kernels.attention.cuda.plan.variants import CHIPS, Combine, Kernel, Tile, table
 from kernels.attention.interface import BuildFailed
 
 TURING, _, ADA, HOPPER = CHIPS

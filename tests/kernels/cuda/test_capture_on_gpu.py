@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels.attention.cuda.engine import Engine, engine_of
 from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.run.engine import Engine, engine_of
 from tests.kernels.cuda.on_gpu import DEV, ON_GPU, randn
 
 pytestmark = ON_GPU

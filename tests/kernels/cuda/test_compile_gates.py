@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from kernels.attention.cuda import decode, general
-from kernels.attention.cuda.backward_ampere import SummingKernel, every_ampere_kernel, shapes_of
-from kernels.attention.cuda.backward_few import FewBackwardKernel, every_few_kernel
-from kernels.attention.cuda.backward_kernels import HopperBackwardKernel, every_backward_kernel, pair_kernel
-from kernels.attention.cuda.backward_small import every_small_kernel
-from kernels.attention.cuda.backward_turing import SHAPES as TURING_SHAPES
-from kernels.attention.cuda.backward_turing import every_turing_kernel
-from kernels.attention.cuda.build import Built, Cache, build_all, build_one
-from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
-from kernels.attention.cuda.hopper_kernels import (
+from kernels.attention.cuda.backward.ampere import SummingKernel, every_ampere_kernel, shapes_of
+from kernels.attention.cuda.backward.few import FewBackwardKernel, every_few_kernel
+from kernels.attention.cuda.backward.kernels import HopperBackwardKernel, every_backward_kernel, pair_kernel
+from kernels.attention.cuda.backward.small import every_small_kernel
+from kernels.attention.cuda.backward.turing import SHAPES as TURING_SHAPES
+from kernels.attention.cuda.backward.turing import every_turing_kernel
+from kernels.attention.cuda.compile.build import Built, Cache, build_all, build_one
+from kernels.attention.cuda.compile.compiler import Compiler, Target, find_compiler
+from kernels.attention.cuda.plan.variants import Combine, Kernel, chip_of, table
+from kernels.attention.cuda.ways import decode, general
+from kernels.attention.cuda.ways.hopper_kernels import (
     PACKED_SHAPES,
     PAGED_SHAPES,
     SPLIT_SHAPES,
@@ -29,7 +30,6 @@ from kernels.attention.cuda.hopper_kernels import (
     bias_shapes,
     staged_shapes,
 )
-from kernels.attention.cuda.variants import Combine, Kernel, chip_of, table
 from kernels.attention.interface import BuildFailed
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kernels.attention.cuda import costs, dispatch
 from kernels.attention.cuda.campaign import fit
 from kernels.attention.cuda.campaign.cells import Cell
 from kernels.attention.cuda.campaign.race import read
 from kernels.attention.cuda.explaining import machine_named
-from kernels.attention.cuda.planning import Lengths, Mask, Problem
-from kernels.attention.cuda.variants import SOURCE
+from kernels.attention.cuda.plan.planning import Lengths, Mask, Problem
+from kernels.attention.cuda.plan.variants import SOURCE
+from kernels.attention.cuda.ways import costs, dispatch
 
 ROWS = SOURCE.parent / "results" / "ways-h200.jsonl.gz"
 PRICES = costs.FOLDER / "h200.json"

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from kernels.attention.cuda.counters import PER_THREAD_STREAM, Counters
+from kernels.attention.cuda.calls.quick import Quick
 from kernels.attention.cuda.errors import CudaError
-from kernels.attention.cuda.hopper_kernels import HopperParameters
-from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import bind
-from kernels.attention.cuda.parameters import Parameters
-from kernels.attention.cuda.quick import Quick
+from kernels.attention.cuda.plan.parameters import Parameters
+from kernels.attention.cuda.run.counters import PER_THREAD_STREAM, Counters
+from kernels.attention.cuda.run.launching import Bound, Buffers
+from kernels.attention.cuda.ways.hopper_kernels import HopperParameters
 from tests.kernels.cuda.stub_driver import WITH_STUB, Launch, OnCpu, Stub
 
 pytestmark = WITH_STUB

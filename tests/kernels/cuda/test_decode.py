@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.decode import Decode, DecodeKernel, DecodeTile, plan_decode
-from kernels.attention.cuda.planning import Machine
-from kernels.attention.cuda.posing import problem_of
-from kernels.attention.cuda.variants import CHIPS, Combine
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.plan.variants import CHIPS, Combine
+from kernels.attention.cuda.ways.decode import Decode, DecodeKernel, DecodeTile, plan_decode
 from tests.kernels.cuda import exactly
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import Tensors, assert_agree, exact, limits

@@ -9,11 +9,11 @@ import random
 import pytest
 import torch
 
-from kernels.attention.cuda.decode import TILES, Decode, DecodeKernel, plan_decode
-from kernels.attention.cuda.engine import Engine
-from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import bind
-from kernels.attention.cuda.posing import problem_of
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.run.engine import Engine
+from kernels.attention.cuda.run.launching import Bound, Buffers
+from kernels.attention.cuda.ways.decode import TILES, Decode, DecodeKernel, plan_decode
 from tests.kernels.cuda.exactly import exact, limits
 from tests.kernels.cuda.on_gpu import DEV, ON_GPU, Poisoned, dtypes_of, failures
 from tests.kernels.cuda.on_gpu import engine as engine

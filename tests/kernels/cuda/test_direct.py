@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.attention.cuda.backward_kernels import BackwardParameters
-from kernels.attention.cuda.driver import TensorMap
+from kernels.attention.cuda.backward.kernels import BackwardParameters
+from kernels.attention.cuda.calls.likeness import check_by_key
+from kernels.attention.cuda.calls.quick import QKV, Options
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.hopper_kernels import HopperParameters
-from kernels.attention.cuda.likeness import check_by_key
-from kernels.attention.cuda.parameters import Parameters
-from kernels.attention.cuda.quick import QKV, Options
-from kernels.attention.cuda.small import SmallParameters
+from kernels.attention.cuda.plan.parameters import Parameters
+from kernels.attention.cuda.run.driver import TensorMap
+from kernels.attention.cuda.ways.hopper_kernels import HopperParameters
+from kernels.attention.cuda.ways.small import SmallParameters
 from tests.kernels.cuda.counted import LONG, SMALL, Counted, draw
 from tests.kernels.cuda.stub_driver import WITH_STUB, Launch, Map, OnCpu, Stub
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kernels.attention.cuda.kernel import CudaKernel
-from kernels.attention.cuda.launching import Buffers
 from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.run.launching import Buffers
 from tests.kernels.cuda.stub_driver import WITH_STUB, OnCpu, Stub, stub_libcuda
 
 pytestmark = WITH_STUB

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda import dispatch, tuned
 from kernels.attention.cuda.explaining import (
     CHIPS,
     Candidate,
@@ -19,8 +18,9 @@ from kernels.attention.cuda.explaining import (
     machine_named,
     main,
 )
-from kernels.attention.cuda.planning import Problem
-from kernels.attention.cuda.posing import problem_of
+from kernels.attention.cuda.plan.planning import Problem
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.ways import dispatch, tuned
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -10,15 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.attention.cuda import decode, general
-from kernels.attention.cuda.decode import Decode, plan_decode
-from kernels.attention.cuda.dispatch import choose, ways
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.general import General, plan_general
-from kernels.attention.cuda.planning import Layout, Lengths, Machine, Mask, Problem
-from kernels.attention.cuda.portable import Portable
-from kernels.attention.cuda.posing import limits, mask_of, problem_of, varlen_problem_of
-from kernels.attention.cuda.variants import CHIPS, Chip, padded
+from kernels.attention.cuda.plan.planning import Layout, Lengths, Machine, Mask, Problem
+from kernels.attention.cuda.plan.posing import limits, mask_of, problem_of, varlen_problem_of
+from kernels.attention.cuda.plan.variants import CHIPS, Chip, padded
+from kernels.attention.cuda.ways import decode, general
+from kernels.attention.cuda.ways.decode import Decode, plan_decode
+from kernels.attention.cuda.ways.dispatch import choose, ways
+from kernels.attention.cuda.ways.general import General, plan_general
+from kernels.attention.cuda.ways.portable import Portable
 
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.decode import Decode, DecodeKernel, DecodeTile, plan_decode
-from kernels.attention.cuda.general import NARROW_128, General, GeneralKernel, plan_general
-from kernels.attention.cuda.launching import Way
-from kernels.attention.cuda.planning import Machine
-from kernels.attention.cuda.posing import Window, problem_of, varlen_problem_of
-from kernels.attention.cuda.variants import CHIPS, SCALAR_TILES, Combine, Tile
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.posing import Window, problem_of, varlen_problem_of
+from kernels.attention.cuda.plan.variants import CHIPS, SCALAR_TILES, Combine, Tile
+from kernels.attention.cuda.run.launching import Way
+from kernels.attention.cuda.ways.decode import Decode, DecodeKernel, DecodeTile, plan_decode
+from kernels.attention.cuda.ways.general import NARROW_128, General, GeneralKernel, plan_general
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import exact, limits
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program

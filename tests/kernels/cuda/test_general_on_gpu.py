@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.cuda import attention, attention_varlen, bind, bind_varlen
-from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.run.engine import Engine
 from tests.kernels.cuda.exactly import exact, limits
 from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, dtypes_of, failures
 from tests.kernels.cuda.on_gpu import engine as engine

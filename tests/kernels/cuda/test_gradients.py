@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.attention.cuda.calls.gradients import kernels_of
+from kernels.attention.cuda.calls.quick import Options
+from kernels.attention.cuda.calls.registered import as_operator
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.gradients import kernels_of
-from kernels.attention.cuda.quick import Options
-from kernels.attention.cuda.registered import as_operator
 from tests.kernels.cuda.backward_runner import Three, seen_of
 
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -7,9 +7,10 @@ import random
 
 import pytest
 
-from kernels.attention.cuda import hopper, hopper_kernels, wgmma
-from kernels.attention.cuda.planning import Layout, Machine, Problem
-from kernels.attention.cuda.variants import chip_of
+from kernels.attention.cuda.compile import wgmma
+from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
+from kernels.attention.cuda.plan.variants import chip_of
+from kernels.attention.cuda.ways import hopper, hopper_kernels
 
 CHIP = chip_of(90)
 assert CHIP is not None

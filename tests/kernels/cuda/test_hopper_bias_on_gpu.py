@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from kernels.attention.cuda import hopper
-from kernels.attention.cuda.engine import Engine
 from kernels.attention.cuda.operator import bind
-from kernels.attention.cuda.posing import problem_of
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.run.engine import Engine
+from kernels.attention.cuda.ways import hopper
 from tests.kernels.cuda.exactly import exact
 from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, randn
 from tests.kernels.cuda.test_hopper_on_gpu import LSE_ERROR

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda import hopper
-from kernels.attention.cuda.dispatch import choose
-from kernels.attention.cuda.hopper_kernels import HEAD_DIMS, HopperKernel, Shape, bias_shapes
-from kernels.attention.cuda.planning import Layout, Machine, Mask, Problem
+from kernels.attention.cuda.plan.planning import Layout, Machine, Mask, Problem
+from kernels.attention.cuda.ways import hopper
+from kernels.attention.cuda.ways.dispatch import choose
+from kernels.attention.cuda.ways.hopper_kernels import HEAD_DIMS, HopperKernel, Shape, bias_shapes
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_cases import Case, Tensors, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper

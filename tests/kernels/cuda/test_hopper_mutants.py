@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.backward_few import FewBackwardKernel
-from kernels.attention.cuda.backward_kernels import HopperBackwardKernel
-from kernels.attention.cuda.hopper_kernels import HopperKernel, Shape
-from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
-from kernels.attention.cuda.variants import SOURCE
+from kernels.attention.cuda.backward.few import FewBackwardKernel
+from kernels.attention.cuda.backward.kernels import HopperBackwardKernel
+from kernels.attention.cuda.plan.variants import SOURCE
+from kernels.attention.cuda.ways.hopper_kernels import HopperKernel, Shape
+from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import (

@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 
-from kernels.attention.cuda import hopper, hopper_kernels
-from kernels.attention.cuda.build import build_all
-from kernels.attention.cuda.engine import Engine
+from kernels.attention.cuda.compile.build import build_all
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.launching import Bound
 from kernels.attention.cuda.operator import bind
-from kernels.attention.cuda.posing import problem_of
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.run.engine import Engine
+from kernels.attention.cuda.run.launching import Bound
+from kernels.attention.cuda.ways import hopper, hopper_kernels
 from tests.kernels.cuda.exactly import exact, limits
 from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU, Poisoned, randn
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.hopper import HopperWay
-from kernels.attention.cuda.hopper_kernels import SHAPES, HopperKernel, Shape
-from kernels.attention.cuda.planning import Machine
-from kernels.attention.cuda.posing import varlen_problem_of
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.posing import varlen_problem_of
+from kernels.attention.cuda.ways.hopper import HopperWay
+from kernels.attention.cuda.ways.hopper_kernels import SHAPES, HopperKernel, Shape
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import ERROR, exact, limits
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.hopper import HopperWay, ways
-from kernels.attention.cuda.hopper_kernels import PAGED_SHAPES, HopperKernel
-from kernels.attention.cuda.planning import Machine
-from kernels.attention.cuda.posing import Window
-from kernels.attention.cuda.posing_paged import paged_problem_of
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.posing import Window
+from kernels.attention.cuda.plan.posing_paged import paged_problem_of
+from kernels.attention.cuda.ways.hopper import HopperWay, ways
+from kernels.attention.cuda.ways.hopper_kernels import PAGED_SHAPES, HopperKernel
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.paged_cases import Cache, draw_cache

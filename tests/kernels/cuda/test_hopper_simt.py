@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.hopper_kernels import SHAPES, HopperKernel, Shape
+from kernels.attention.cuda.ways.hopper_kernels import SHAPES, HopperKernel, Shape
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_cases import Case, Tensors, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import (

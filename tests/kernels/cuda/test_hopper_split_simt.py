@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.costs import terms
-from kernels.attention.cuda.dispatch import choose
-from kernels.attention.cuda.hopper import HopperWay, ways
-from kernels.attention.cuda.hopper_kernels import SPLIT_SHAPES, HopperKernel
-from kernels.attention.cuda.planning import Layout, Machine, Problem
-from kernels.attention.cuda.posing import problem_of
-from kernels.attention.cuda.variants import Combine
+from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.plan.variants import Combine
+from kernels.attention.cuda.ways.costs import terms
+from kernels.attention.cuda.ways.dispatch import choose
+from kernels.attention.cuda.ways.hopper import HopperWay, ways
+from kernels.attention.cuda.ways.hopper_kernels import SPLIT_SHAPES, HopperKernel
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import ERROR
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+from kernels.attention.cuda.calls.quick import Options, Quick
+from kernels.attention.cuda.calls.registered import kernels_of
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.inputs import may_share, nest, overlaps_itself
 from kernels.attention.cuda.operator import attention, bind
-from kernels.attention.cuda.parameters import Parameters
-from kernels.attention.cuda.quick import Options, Quick
-from kernels.attention.cuda.registered import kernels_of
+from kernels.attention.cuda.plan.inputs import may_share, nest, overlaps_itself
+from kernels.attention.cuda.plan.parameters import Parameters
 from kernels.attention.cuda.varlen import attention_varlen, bind_varlen
 from tests.kernels.cuda.stub_driver import WITH_STUB, OnCpu, Stub
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.decode import Decode, DecodeKernel, DecodeTile, plan_decode
-from kernels.attention.cuda.general import General, GeneralKernel, plan_general
-from kernels.attention.cuda.hopper_kernels import SHAPES, HopperKernel
-from kernels.attention.cuda.launching import Way
-from kernels.attention.cuda.planning import Machine, plan
-from kernels.attention.cuda.portable import Portable
-from kernels.attention.cuda.posing import problem_of
-from kernels.attention.cuda.small import Small, SmallKernel, in_registers, in_shared
-from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
-from kernels.attention.cuda.variants import CHIPS, Combine, Kernel
+from kernels.attention.cuda.plan.planning import Machine, plan
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.plan.variants import CHIPS, Combine, Kernel
+from kernels.attention.cuda.run.launching import Way
+from kernels.attention.cuda.ways.decode import Decode, DecodeKernel, DecodeTile, plan_decode
+from kernels.attention.cuda.ways.general import General, GeneralKernel, plan_general
+from kernels.attention.cuda.ways.hopper_kernels import SHAPES, HopperKernel
+from kernels.attention.cuda.ways.portable import Portable
+from kernels.attention.cuda.ways.small import Small, SmallKernel, in_registers, in_shared
+from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import exact
 from tests.kernels.cuda.hopper_cases import Case, attend

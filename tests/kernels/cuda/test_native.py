@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.attention.cuda import compile_gradients, gradients, native
+from kernels.attention.cuda import compile_gradients
+from kernels.attention.cuda.calls import gradients, native
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
 from tests.kernels.cuda.counted import SMALL, Counted, Watching, draw
 from tests.kernels.cuda.stub_driver import WITH_STUB, Stub

@@ -7,9 +7,10 @@ import threading
 import pytest
 import torch
 
-from kernels.attention.cuda import native, operator
-from kernels.attention.cuda.direct import differentiable_by
-from kernels.attention.cuda.engine import default_cache
+from kernels.attention.cuda import operator
+from kernels.attention.cuda.calls import native
+from kernels.attention.cuda.calls.direct import differentiable_by
+from kernels.attention.cuda.run.engine import default_cache
 from tests.kernels.cuda.on_gpu import ON_GPU, randn
 
 pytestmark = ON_GPU

@@ -9,11 +9,11 @@ import random
 import pytest
 import torch
 
-from kernels.attention.cuda.compiler import Target
-from kernels.attention.cuda.engine import Engine
+from kernels.attention.cuda.compile.compiler import Target
 from kernels.attention.cuda.errors import BuildFailed, Unsupported
 from kernels.attention.cuda.ladder import LADDER, bind_rung
 from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.run.engine import Engine
 from tests.kernels.cuda.exactly import exact
 from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, dtypes_of, failures, randn
 from tests.kernels.cuda.on_gpu import engine as engine
@@ -357,7 +357,7 @@ def test_torch_compile_traces_the_registered_operator() -> None:
 
 
 def test_a_cubin_of_another_architecture_is_refused_loudly() -> None:
-    from kernels.attention.cuda.variants import Combine
+    from kernels.attention.cuda.plan.variants import Combine
 
     engine = Engine(torch.device(DEV), target=Target("sm_75"))
     with pytest.raises(BuildFailed, match="loading"):

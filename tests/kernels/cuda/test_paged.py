@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.decode import Decode, DecodeKernel, DecodeTile, plan_decode
-from kernels.attention.cuda.general import PAGED, WIDE_64, General, GeneralKernel, plan_general
-from kernels.attention.cuda.launching import Way
-from kernels.attention.cuda.planning import Machine
-from kernels.attention.cuda.posing import Window
-from kernels.attention.cuda.posing_paged import paged_problem_of
-from kernels.attention.cuda.variants import CHIPS, SCALAR_TILES, SOURCE, Combine
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.posing import Window
+from kernels.attention.cuda.plan.posing_paged import paged_problem_of
+from kernels.attention.cuda.plan.variants import CHIPS, SCALAR_TILES, SOURCE, Combine
+from kernels.attention.cuda.run.launching import Way
+from kernels.attention.cuda.ways.decode import Decode, DecodeKernel, DecodeTile, plan_decode
+from kernels.attention.cuda.ways.general import PAGED, WIDE_64, General, GeneralKernel, plan_general
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.paged_cases import Cache, draw_cache, expected, rows_of
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program

@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.attention.cuda import attention_paged, bind_paged
-from kernels.attention.cuda.binding import bind_call
-from kernels.attention.cuda.decode import Decode
-from kernels.attention.cuda.dispatch import choose, ways
-from kernels.attention.cuda.driver import TensorMap
+from kernels.attention.cuda.calls.binding import bind_call
+from kernels.attention.cuda.calls.quick import Options, Quick
+from kernels.attention.cuda.calls.registered import as_operator, kernels_of
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.general import General, every_kernel, plan_general
-from kernels.attention.cuda.hopper import HopperWay
-from kernels.attention.cuda.hopper_kernels import HopperParameters
-from kernels.attention.cuda.parameters import Parameters
-from kernels.attention.cuda.planning import Layout, Machine, Pages, Problem
-from kernels.attention.cuda.quick import Options, Quick
-from kernels.attention.cuda.registered import as_operator, kernels_of
-from kernels.attention.cuda.variants import CHIPS, Chip
+from kernels.attention.cuda.plan.parameters import Parameters
+from kernels.attention.cuda.plan.planning import Layout, Machine, Pages, Problem
+from kernels.attention.cuda.plan.variants import CHIPS, Chip
+from kernels.attention.cuda.run.driver import TensorMap
+from kernels.attention.cuda.ways.decode import Decode
+from kernels.attention.cuda.ways.dispatch import choose, ways
+from kernels.attention.cuda.ways.general import General, every_kernel, plan_general
+from kernels.attention.cuda.ways.hopper import HopperWay
+from kernels.attention.cuda.ways.hopper_kernels import HopperParameters
 from tests.kernels.cuda.paged_cases import Cache, draw_cache
 from tests.kernels.cuda.stub_driver import WITH_STUB, Map, OnCpu, Stub
 

@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.cuda import attention_paged, bind_paged
-from kernels.attention.cuda.engine import Engine
-from kernels.attention.cuda.posing import Window, limits
+from kernels.attention.cuda.plan.posing import Window, limits
+from kernels.attention.cuda.run.engine import Engine
 from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, dtypes_of, failures
 from tests.kernels.cuda.on_gpu import engine as engine
 from tests.kernels.cuda.paged_cases import Cache, draw_cache, rows_of

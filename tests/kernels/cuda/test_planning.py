@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.parameters import Divisor
-from kernels.attention.cuda.planning import Layout, Machine, Problem, blocks_per_sm, plan, refusal, splits_for
-from kernels.attention.cuda.variants import (
+from kernels.attention.cuda.plan.parameters import Divisor
+from kernels.attention.cuda.plan.planning import Layout, Machine, Problem, blocks_per_sm, plan, refusal, splits_for
+from kernels.attention.cuda.plan.variants import (
     CHIPS,
     PADDED_HEAD_DIMS,
     SOURCE,

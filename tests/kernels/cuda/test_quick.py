@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.attention.cuda.binding import bind_call
-from kernels.attention.cuda.driver import TensorMap
+from kernels.attention.cuda.calls.binding import bind_call
+from kernels.attention.cuda.calls.likeness import check_by_guard, check_by_key
+from kernels.attention.cuda.calls.moving import Answer
+from kernels.attention.cuda.calls.quick import PLANS_PER_GENERATION, Options, Quick
+from kernels.attention.cuda.calls.registered import as_operator
 from kernels.attention.cuda.errors import CudaError, Unsupported
-from kernels.attention.cuda.hopper_kernels import HopperParameters
-from kernels.attention.cuda.likeness import check_by_guard, check_by_key
-from kernels.attention.cuda.moving import Answer
 from kernels.attention.cuda.operator import attention, bind
-from kernels.attention.cuda.quick import PLANS_PER_GENERATION, Options, Quick
-from kernels.attention.cuda.registered import as_operator
-from kernels.attention.cuda.small import SmallParameters
+from kernels.attention.cuda.run.driver import TensorMap
+from kernels.attention.cuda.ways.hopper_kernels import HopperParameters
+from kernels.attention.cuda.ways.small import SmallParameters
 from tests.kernels.cuda.stub_driver import WITH_STUB, Launch, Map, OnCpu, Stub
 
 pytestmark = WITH_STUB

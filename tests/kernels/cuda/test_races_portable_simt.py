@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels.attention.cuda.backward_kernels import PrepareKernel, pair_kernel
-from kernels.attention.cuda.decode import DecodeKernel, DecodeTile
-from kernels.attention.cuda.quick import Options
-from kernels.attention.cuda.variants import SOURCE, Combine
+from kernels.attention.cuda.backward.kernels import PrepareKernel, pair_kernel
+from kernels.attention.cuda.calls.quick import Options
+from kernels.attention.cuda.plan.variants import SOURCE, Combine
+from kernels.attention.cuda.ways.decode import DecodeKernel, DecodeTile
 from tests.kernels.cuda.backward_runner import compile_backward, pose, run_pair
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.simt_ways import Program, compile_program

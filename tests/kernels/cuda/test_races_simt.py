@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.backward_few import FewBackwardKernel
-from kernels.attention.cuda.backward_kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
-from kernels.attention.cuda.hopper_kernels import HopperKernel, Shape
-from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape, single
+from kernels.attention.cuda.backward.few import FewBackwardKernel
+from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
+from kernels.attention.cuda.ways.hopper_kernels import HopperKernel, Shape
+from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, single
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90, run_few, run_with_sums
 from tests.kernels.cuda.backward_runner import RELATIVE, errors
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed

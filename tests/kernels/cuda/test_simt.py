@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from kernels.attention.cuda.ladder import Rung
-from kernels.attention.cuda.launching import Step
-from kernels.attention.cuda.planning import Launch
-from kernels.attention.cuda.portable import Portable
-from kernels.attention.cuda.posing import Problem, problem_of
-from kernels.attention.cuda.variants import CHIPS, SCALAR_TILES, Combine, Kernel, Tile
+from kernels.attention.cuda.plan.planning import Launch
+from kernels.attention.cuda.plan.posing import Problem, problem_of
+from kernels.attention.cuda.plan.variants import CHIPS, SCALAR_TILES, Combine, Kernel, Tile
+from kernels.attention.cuda.run.launching import Step
+from kernels.attention.cuda.ways.portable import Portable
 from tests.kernels.cuda import exactly
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import Tensors, assert_agree, exact, limits

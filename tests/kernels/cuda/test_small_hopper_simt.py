@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape, single
+from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, single
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import (

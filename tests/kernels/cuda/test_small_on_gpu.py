@@ -9,14 +9,14 @@ import math
 import pytest
 import torch
 
-from kernels.attention.cuda import dispatch, small, small_hopper
-from kernels.attention.cuda.build import build_all
-from kernels.attention.cuda.engine import Engine
+from kernels.attention.cuda.compile.build import build_all
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.launching import Way
 from kernels.attention.cuda.operator import bind
-from kernels.attention.cuda.planning import Problem
-from kernels.attention.cuda.posing import problem_of
+from kernels.attention.cuda.plan.planning import Problem
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.run.engine import Engine
+from kernels.attention.cuda.run.launching import Way
+from kernels.attention.cuda.ways import dispatch, small, small_hopper
 from tests.kernels.cuda.exactly import exact
 from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU, Poisoned, failures, randn
 from tests.kernels.cuda.test_on_gpu import in_dtype

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kernels.attention.cuda import small, small_hopper
-from kernels.attention.cuda.build import Cache, build_all
-from kernels.attention.cuda.compiler import Compiler, Target, find_compiler
-from kernels.attention.cuda.planning import Layout, Machine, Problem
-from kernels.attention.cuda.small import SmallKernel, in_registers, in_shared
-from kernels.attention.cuda.small_hopper import GroupKernel, GroupShape
-from kernels.attention.cuda.variants import CHIPS, HEADERS, SOURCE, chip_of
+from kernels.attention.cuda.compile.build import Cache, build_all
+from kernels.attention.cuda.compile.compiler import Compiler, Target, find_compiler
+from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
+from kernels.attention.cuda.plan.variants import CHIPS, HEADERS, SOURCE, chip_of
+from kernels.attention.cuda.ways import small, small_hopper
+from kernels.attention.cuda.ways.small import SmallKernel, in_registers, in_shared
+from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
 from kernels.attention.interface import BuildFailed
 
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")

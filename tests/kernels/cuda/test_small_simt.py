@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.posing import problem_of
-from kernels.attention.cuda.small import Small, SmallKernel, in_registers, in_shared
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.ways.small import Small, SmallKernel, in_registers, in_shared
 from tests.kernels.cuda import exactly
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import Tensors, assert_agree, exact, limits

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda import dispatch
 from kernels.attention.cuda.campaign import tune
 from kernels.attention.cuda.campaign.cells import Cell, as_row, chosen, from_row
 from kernels.attention.cuda.campaign.race import (
@@ -27,9 +26,10 @@ from kernels.attention.cuda.campaign.race import (
     scores,
 )
 from kernels.attention.cuda.campaign.tune import make_inputs, square
-from kernels.attention.cuda.planning import Layout, Machine, Problem
-from kernels.attention.cuda.tuned import FAR, FOLDER, Choice, Key, Table, parse, stem
-from kernels.attention.cuda.variants import chip_of
+from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
+from kernels.attention.cuda.plan.variants import chip_of
+from kernels.attention.cuda.ways import dispatch
+from kernels.attention.cuda.ways.tuned import FAR, FOLDER, Choice, Key, Table, parse, stem
 from kernels.harness.timers import Timed, Timer
 from kernels.harness.turns import Contender
 from kernels.harness.workload import Plan

@@ -18,13 +18,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.cuda.campaign.race import Track, rounds
-from kernels.attention.cuda.engine import engine_of
-from kernels.attention.cuda.general import General, plan_general
-from kernels.attention.cuda.launching import Bound, Buffers
 from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.paged import bind_paged
-from kernels.attention.cuda.posing import problem_of
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.run.engine import engine_of
+from kernels.attention.cuda.run.launching import Bound, Buffers
 from kernels.attention.cuda.varlen import bind_varlen
+from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.harness.timers import timer_for
 from kernels.harness.turns import Contender
 

@@ -22,10 +22,10 @@ from typing import Any
 
 from kernels.attention.cuda.campaign.cells import Cell
 from kernels.attention.cuda.campaign.race import read
-from kernels.attention.cuda.costs import TERMS, Costs, Terms, caution, kinds_of, terms
-from kernels.attention.cuda.dispatch import ways
 from kernels.attention.cuda.explaining import machine_named
-from kernels.attention.cuda.planning import Layout, Machine, Problem
+from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
+from kernels.attention.cuda.ways.costs import TERMS, Costs, Terms, caution, kinds_of, terms
+from kernels.attention.cuda.ways.dispatch import ways
 
 SWEEPS = 400
 NEAR = 4.0

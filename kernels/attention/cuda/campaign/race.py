@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.attention.cuda.campaign.cells import Cell, as_row, from_row
-from kernels.attention.cuda.tuned import Choice, Key
+from kernels.attention.cuda.ways.tuned import Choice, Key
 from kernels.harness.timers import Timer
 from kernels.harness.turns import Contender
 

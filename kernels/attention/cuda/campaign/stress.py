@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from kernels.attention.cuda.backward import bind_backward
-from kernels.attention.cuda.engine import Engine, engine_of
-from kernels.attention.cuda.launching import Bound
+from kernels.attention.cuda.calls.backward import bind_backward
+from kernels.attention.cuda.calls.quick import Options
 from kernels.attention.cuda.operator import bind
-from kernels.attention.cuda.quick import Options
+from kernels.attention.cuda.run.engine import Engine, engine_of
+from kernels.attention.cuda.run.launching import Bound
 
 NOISE_BYTES, NOISE_EVERY = 64 * 2**20, 3
 Shape = tuple[int, int, int, int, int, int, bool]

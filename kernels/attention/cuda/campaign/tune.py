@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from kernels.attention.baseline import Sdpa
-from kernels.attention.cuda.build import build_one
 from kernels.attention.cuda.campaign.cells import BF16, DECODE_LENGTHS, FP16, HEAD_DIMS, MASKS, Cell, chosen, from_row
 from kernels.attention.cuda.campaign.host import say
 from kernels.attention.cuda.campaign.race import (
@@ -38,14 +37,15 @@ from kernels.attention.cuda.campaign.race import (
     read,
     row_of,
 )
-from kernels.attention.cuda.dispatch import ways
-from kernels.attention.cuda.engine import Engine, engine_of
+from kernels.attention.cuda.compile.build import build_one
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unavailable
-from kernels.attention.cuda.launching import Bound, Buffers, Way
-from kernels.attention.cuda.planning import Problem
-from kernels.attention.cuda.posing import problem_of
-from kernels.attention.cuda.tuned import Choice, Table, parse
-from kernels.attention.cuda.variants import Entry
+from kernels.attention.cuda.plan.planning import Problem
+from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.plan.variants import Entry
+from kernels.attention.cuda.run.engine import Engine, engine_of
+from kernels.attention.cuda.run.launching import Bound, Buffers, Way
+from kernels.attention.cuda.ways.dispatch import ways
+from kernels.attention.cuda.ways.tuned import Choice, Table, parse
 from kernels.harness.clocks import nvml
 from kernels.harness.timers import timer_for
 from kernels.harness.turns import Contender

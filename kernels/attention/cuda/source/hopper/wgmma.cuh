@@ -1,4 +1,4 @@
-// Written by kernels/attention/cuda/wgmma.py; do not edit.
+// Written by kernels/attention/cuda/compile/wgmma.py; do not edit.
 //
 // One warpgroup multiplies a 64x16 A by a 16xN B into a 64xN C: element (row, column) of C lies in the thread and
 // the register that PTX gives it for wgmma.m64nNk16. B is in shared memory; A is there too (`wgmma_shared`) or in

@@ -1,0 +1,264 @@
+"""The backward pass by mma.sync with five products, for chips from Ampere on: dQ is summed in float32 in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from kernels.attention.cuda.backward.kernels import PrepareKernel, entry_point
+from kernels.attention.cuda.backward.plan import (
+    MOST_ROWS,
+    BackwardProblem,
+    copied,
+    heads_of_section,
+    portable_refusal,
+    preparing,
+    with_numbers,
+)
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.plan.parameters import Divisor
+from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, MAX_BLOCKS, Machine, check_kind
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, Chip, padded
+from kernels.attention.cuda.run.launching import Buffers, Step
+
+NUMBER_BYTES = 8
+"""That a row of Q has beside its elements: its log-sum-exp and delta, in float32."""
+
+
+class SummingShape(Protocol):
+    """How a block that sums dQ in memory works: it keeps `keys` keys and takes `queries` queries at a time, over
+    `warps` warps; an SM is to have registers for `blocks` blocks. Its kernels are called `family` and stand in
+    `source/backward/HEADER.cuh`."""
+
+    family: ClassVar[str]
+    header: ClassVar[str]
+
+    @property
+    def keys(self) -> int: ...
+
+    @property
+    def queries(self) -> int: ...
+
+    @property
+    def warps(self) -> int: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory, for a padded head dimension."""
+
+    def config(self, element: str, head_dim: int) -> str:
+        """The specialisation in C++."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmpereShape:
+    """A block keeps `keys` keys and takes `queries` queries at a time, over `warps` warps, each of which has
+    `fragments` times 16 keys; `stages` tiles of queries and `slopes` tiles of dS have a place; a warp computes its
+    scores of a tile in `parts`; an SM is to have registers for `blocks` blocks."""
+
+    keys: int
+    queries: int
+    warps: int
+    fragments: int
+    stages: int
+    slopes: int
+    parts: int
+    blocks: int
+
+    family: ClassVar[str] = "backward80"
+    header: ClassVar[str] = "ampere"
+
+    @property
+    def name(self) -> str:
+        """E.g. `128x64w4f2s2b1h2`."""
+        numbers = f"w{self.warps}f{self.fragments}s{self.stages}b{self.slopes}h{self.parts}"
+        return f"{self.keys}x{self.queries}{numbers}"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether warps share keys, so that P goes through shared memory."""
+        return self.warps * self.fragments * 16 > self.keys
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory, for a padded head dimension."""
+        rows = (2 * self.keys + 2 * self.stages * self.queries) * head_dim * ELEMENT_BYTES
+        scores = (self.slopes + self.is_shared) * self.keys * self.queries * ELEMENT_BYTES
+        return rows + scores + self.stages * self.queries * NUMBER_BYTES
+
+    def config(self, element: str, head_dim: int) -> str:
+        numbers = (self.keys, self.queries, self.warps, self.fragments, self.stages, self.slopes, self.parts)
+        return f"Ampere<{', '.join([element, *map(str, (head_dim, *numbers))])}>"
+
+
+SHAPES: dict[int, tuple[AmpereShape, ...]] = {
+    64: (AmpereShape(128, 64, 4, 2, 2, 1, 2, 2), AmpereShape(64, 64, 4, 1, 2, 1, 2, 2)),
+    128: (
+        AmpereShape(128, 64, 8, 2, 1, 1, 1, 1),
+        AmpereShape(64, 128, 8, 2, 1, 1, 1, 1),
+        AmpereShape(64, 32, 4, 1, 2, 1, 1, 1),
+    ),
+}
+"""By padded head dimension, the fastest where every SM has a block at the head; then those with fewer keys, for small
+grids and for chips with less shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummingKernel:
+    """The launch that goes through the queries."""
+
+    dtype: str
+    head_dim: int
+    shape: SummingShape
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward80_bf16_d64_64x64w4f1s2b1h2`."""
+        return f"{self.shape.family}_{SHORT[self.dtype]}_d{self.head_dim}_{self.shape.name}"
+
+    @property
+    def threads(self) -> int:
+        return self.shape.warps * 32
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.shape.shared_bytes(self.head_dim)
+
+    @property
+    def source(self) -> str:
+        s = self.shape
+        config = s.config(C_TYPE[self.dtype], self.head_dim)
+        text = entry_point(s.header, self.name, self.threads, f"backward_{s.header}<{config}>", blocks=s.blocks)
+        return f'{text}static_assert({config}::BYTES == {self.shared_bytes}, "shared memory differs");\n'
+
+
+@dataclass(frozen=True, slots=True)
+class AmpereConvertKernel:
+    """dQ from its sums, by `source/backward/ampere_sums.cuh`."""
+
+    dtype: str
+    head_dim: int
+    shape: SummingShape
+
+    shared_bytes = 0
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward80_convert_bf16_d64_64w4`: 64 queries and 4 warps."""
+        s = self.shape
+        return f"backward80_convert_{SHORT[self.dtype]}_d{self.head_dim}_{s.queries}w{s.warps}"
+
+    @property
+    def threads(self) -> int:
+        return self.shape.warps * 32
+
+    @property
+    def source(self) -> str:
+        config = f"AmpereSums<{C_TYPE[self.dtype]}, {self.head_dim}, {self.shape.queries}, {self.shape.warps}>"
+        return entry_point("ampere_sums", self.name, self.threads, f"backward_ampere_convert<{config}>")
+
+
+@dataclass(frozen=True, slots=True)
+class AmpereBackward:
+    """One pass over keys, with dQ summed in float32: the order of the additions, and so dQ's last bits, may differ from
+    run to run."""
+
+    machine: Machine
+    shape: SummingShape
+
+    same_bits = False
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward80-64x64w4f1s2b1h2`."""
+        return f"{self.shape.family}-{self.shape.name}"
+
+    def key_tiles(self, problem: BackwardProblem) -> int:
+        """Of a head of K."""
+        return -(-problem.forward.seq_k // self.shape.keys)
+
+    def blocks(self, problem: BackwardProblem) -> int:
+        """That have keys of their own."""
+        f = problem.forward
+        return f.batch * f.kv_heads * self.key_tiles(problem)
+
+    def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
+        """Rows' numbers and zeros; everything; dQ from its sums. Raises `Unsupported`."""
+        f, shape, size = problem.forward, self.shape, padded(problem.forward.head_dim)
+        check_kind(f, self.machine)
+        query_tiles, key_tiles = -(-f.seq_q // shape.queries), self.key_tiles(problem)
+        stat_rows = query_tiles * shape.queries
+        parameters = with_numbers(problem, stat_rows, buffers)
+        parameters.sums = buffers.scratch(problem.heads * stat_rows * size * 4)
+        main, convert = copied(parameters), copied(parameters)
+        heads = self.heads_of_section(problem)
+        main.section, main.section_tiles = Divisor.of(heads), Divisor.of(heads * key_tiles)
+        blocks = -(-f.batch * f.kv_heads // heads) * heads * key_tiles
+        main.items, main.query_tiles, convert.tiles = blocks, query_tiles, Divisor.of(query_tiles)
+        most = max(blocks, problem.heads * query_tiles)
+        if most > MAX_BLOCKS:
+            raise Unsupported(f"{most} blocks are more than a grid can have")
+        return [
+            preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters),
+            Step(SummingKernel(f.dtype, size, shape), (blocks, 1, 1), (main,)),
+            Step(AmpereConvertKernel(f.dtype, size, shape), (problem.heads * query_tiles, 1, 1), (convert,)),
+        ]
+
+    def heads_of_section(self, problem: BackwardProblem) -> int:
+        """Those whose tiles are taken before any of the next ones'."""
+        return heads_of_section(problem, self.machine, self.shape.keys)
+
+
+def ampere_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
+    """Why these kernels do not compute the problem; None if they do."""
+    refused = portable_refusal(problem, machine)
+    return rows_refusal(problem, SHAPES[padded(problem.forward.head_dim)]) if refused is None else refused
+
+
+def rows_refusal(problem: BackwardProblem, shapes: Sequence[SummingShape]) -> str | None:
+    """Why none of these shapes can count the rows; None if all can."""
+    if problem.heads * (problem.forward.seq_q + max(shape.queries for shape in shapes)) > MOST_ROWS:
+        return "so many rows cannot be counted in 32 bits"
+    return None
+
+
+def shapes_of(head_dim: int, chip: Chip) -> list[AmpereShape]:
+    """Those that a chip has shared memory for, in the order of the table."""
+    size = padded(head_dim)
+    return [shape for shape in SHAPES[size] if shape.shared_bytes(size) <= chip.shared_bytes_per_block]
+
+
+def ampere_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackward]:
+    """Every way of this kind, the one to take first at the head."""
+    if ampere_refusal(problem, machine) is not None:
+        return []
+    return ways_of(problem, machine, shapes_of(problem.forward.head_dim, machine.chip))
+
+
+def ways_of(problem: BackwardProblem, machine: Machine, shapes: Sequence[SummingShape]) -> list[AmpereBackward]:
+    """These shapes' ways in their order; those with the fewest keys first where the first has no block for each SM."""
+    ways = [AmpereBackward(machine, shape) for shape in shapes]
+    if ways[0].blocks(problem) < machine.sm_count:
+        ways.sort(key=lambda way: way.shape.keys)
+    return ways
+
+
+def every_ampere_kernel(chip: Chip) -> Iterator[SummingKernel | AmpereConvertKernel]:
+    """All that a plan can choose on a chip, but for the preparing kernels, which Hopper has too."""
+    if chip.name == "turing":
+        return
+    for dtype, size in itertools.product(chip.dtypes, SHAPES):
+        yield from kernels_of(dtype, size, shapes_of(size, chip))
+
+
+def kernels_of(dtype: str, size: int, shapes: Sequence[SummingShape]) -> Iterator[SummingKernel | AmpereConvertKernel]:
+    """What goes through the queries, and what converts the sums, of which shapes share some."""
+    yield from (SummingKernel(dtype, size, shape) for shape in shapes)
+    converts = (AmpereConvertKernel(dtype, size, shape) for shape in shapes)
+    yield from {convert.name: convert for convert in converts}.values()

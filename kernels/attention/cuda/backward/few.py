@@ -1,0 +1,139 @@
+"""The backward pass on Hopper where every block has an SM: one launch, no workspace, the same bits in every run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernels.attention.cuda.backward.costs import one_launch, three_launches, three_launches_in_turns
+from kernels.attention.cuda.backward.kernels import BackwardParameters, flag, mapped_entry_point
+from kernels.attention.cuda.backward.plan import BackwardProblem, hopper_refusal, map_of, parameters_of
+from kernels.attention.cuda.plan.parameters import Divisor
+from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, padded
+from kernels.attention.cuda.run.launching import Buffers, Step
+from kernels.attention.cuda.ways.hopper import maps
+
+ROWS = (64, 128)
+"""That a block may keep."""
+TILE_ELEMENTS = 64 * 128
+"""Of what passes by at a time."""
+BOX_ROWS = 64
+"""That one copy moves."""
+MOST_ROUNDS = 3
+MAPS = ("q", "k", "v", "dout", "out")
+
+
+@dataclass(frozen=True, slots=True)
+class FewBackwardKernel:
+    """A specialisation of `source/backward/few.cuh`."""
+
+    dtype: str
+    head_dim: int
+    rows: int
+    causal: bool
+
+    threads = 384
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward_few90_bf16_d64_causal_128`."""
+        mask = "causal" if self.causal else "full"
+        return f"backward_few90_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{self.rows}"
+
+    @property
+    def shared_bytes(self) -> int:
+        stages, passing = 4 if self.rows == min(ROWS) else 3, TILE_ELEMENTS // self.head_dim
+        kept = 2 * self.rows * self.head_dim * ELEMENT_BYTES
+        tiles = stages * (3 * TILE_ELEMENTS * ELEMENT_BYTES + 8 * max(self.rows, passing))
+        return kept + tiles + 8 * (4 + 5 * stages)
+
+    @property
+    def source(self) -> str:
+        config = f"BackwardFew<{C_TYPE[self.dtype]}, {self.head_dim}, {self.rows}, {flag(self.causal)}>"
+        return mapped_entry_point("few", self.name, self.threads, "backward_few", MAPS, config, self.shared_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FewBackward:
+    """Blocks that keep `rows` keys, for dK and dV, and blocks that keep as many queries, for dQ, in one launch."""
+
+    machine: Machine
+    rows: int
+
+    same_bits = True
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward-few90-128`."""
+        return f"backward-few90-{self.rows}"
+
+    def blocks(self, problem: BackwardProblem) -> tuple[int, int]:
+        """Those that keep keys, and those that keep queries."""
+        f = problem.forward
+        return f.batch * f.kv_heads * -(-f.seq_k // self.rows), f.batch * f.heads * -(-f.seq_q // self.rows)
+
+    def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
+        """The one launch; `buffers` are not asked for any."""
+        del buffers
+        f = problem.forward
+        keys, queries = self.blocks(problem)
+        kernel = FewBackwardKernel(f.dtype, padded(f.head_dim), self.rows, f.causal)
+        made: BackwardParameters = parameters_of(problem)
+        made.items, made.query_tiles = keys, -(-f.seq_q // self.rows)
+        made.tiles = Divisor.of(-(-f.seq_k // self.rows))
+        given = [map_of(problem, name, BOX_ROWS) for name in MAPS]
+        return [Step(kernel, (keys + queries, 1, 1), (*given, made))]
+
+    def has_few_rounds(self, problem: BackwardProblem) -> bool:
+        """Whether so few blocks are in line for an SM that this can be the way to take."""
+        return sum(self.blocks(problem)) <= MOST_ROUNDS * self.machine.sm_count
+
+    def is_one_round(self, problem: BackwardProblem) -> bool:
+        """Whether each block has an SM of its own."""
+        return sum(self.blocks(problem)) <= self.machine.sm_count
+
+
+def few_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
+    """Why these kernels do not compute the problem; None if they do."""
+    f = problem.forward
+    if not maps(f.out, (f.batch, f.heads, f.seq_q)):
+        return "a tensor map cannot describe the output's strides"
+    return hopper_refusal(problem, machine)
+
+
+def few_ways(problem: BackwardProblem, machine: Machine) -> list[FewBackward]:
+    """Every way of this kind, the one to take first at the head: the fewest rows where each block has an SM then, else
+    the one that is expected to end first."""
+    if few_refusal(problem, machine) is not None:
+        return []
+    ways = [FewBackward(machine, rows) for rows in ROWS]
+    if ways[0].is_one_round(problem):
+        return ways
+    if not ways[-1].has_few_rounds(problem):
+        return ways[::-1]
+    return sorted(ways, key=lambda way: one_launch(problem, way.rows, machine.sm_count))
+
+
+def is_before_hopper(way: FewBackward, problem: BackwardProblem) -> bool:
+    """Whether the way is expected to take less than `backward90`: only asked where there are few rounds of blocks."""
+    if way.is_one_round(problem) and way.rows == min(ROWS):
+        return True
+    sms = way.machine.sm_count
+    few = FewBackward(way.machine, max(ROWS)).has_few_rounds(problem)
+    return few and one_launch(problem, way.rows, sms) < three_launches(problem, sms)
+
+
+def is_before_ordered(way: FewBackward, problem: BackwardProblem) -> bool:
+    """Whether the way is expected to take less than `backward90-ordered`, for whoever wants the same bits; only
+    asked where it does not go before `backward90`. With more rounds of blocks it never does."""
+    sms = way.machine.sm_count
+    few = FewBackward(way.machine, max(ROWS)).has_few_rounds(problem)
+    return few and one_launch(problem, way.rows, sms) < three_launches_in_turns(problem, sms)
+
+
+def every_few_kernel() -> Iterator[FewBackwardKernel]:
+    """All that a plan can choose on Hopper."""
+    for dtype, size, rows, causal in itertools.product(C_TYPE, (64, 128), ROWS, (False, True)):
+        yield FewBackwardKernel(dtype, size, rows, causal)

@@ -1,0 +1,233 @@
+"""The kernels of the backward pass: which there are, and what they are given."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kernels.attention.cuda.plan.parameters import Divisor
+from kernels.attention.cuda.plan.variants import C_TYPE, PADDED_HEAD_DIMS, SHORT, Chip
+from kernels.attention.cuda.run.driver import TensorMap
+from kernels.attention.cuda.ways.general import MASK_SHORT, MASK_TYPES
+
+HOPPER_KEYS = 128
+HOPPER_QUERIES = {64: 128, 128: 64}
+"""Queries that the Hopper kernel takes at a time, by padded head dimension."""
+SUMS_OF_BLOCK = 64 * 128
+"""Floats of dQ that a block adds at a time."""
+BYTES_OF_TURNS = 2 * 4
+"""For each of them: whose turn it is, and as much again, so that each share of a warpgroup has a number to clear."""
+
+
+class Strides(ctypes.Structure):
+    """`Strides` of `source/backward/problem.cuh`: in bytes."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "head", "row")]
+
+
+POINTERS = (
+    *("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "dlse", "shift", "delta", "sums", "counter"),
+    *("q_starts", "k_starts", "mask"),
+)
+PACK_POINTERS = struct.Struct(f"={len(POINTERS)}Q").pack_into
+PLACES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv", "mask")
+
+
+class BackwardParameters(ctypes.Structure):
+    """`BackwardParams` of `source/backward/problem.cuh`, field for field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((f"at_{name}", Strides) for name in PLACES),
+        ("mask_key", ctypes.c_int64),
+        *((name, Divisor) for name in ("heads", "kv_heads", "group", "tiles", "section", "section_tiles", "stat_rows")),
+        *((name, ctypes.c_int32) for name in ("all_heads", "all_kv_heads", "items", "seq_q", "seq_k", "head_dim")),
+        *((name, ctypes.c_int32) for name in ("query_tiles", "above", "below", "align_ends")),
+        *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
+    ]
+
+
+def entry_point(header: str, name: str, threads: int, call: str, *, blocks: int = 1) -> str:
+    """A translation unit with one kernel, which refuses to compile if the two sides disagree about the parameters.
+    `blocks`: how many of them an SM is to have registers for at least."""
+    return (
+        f'#include "backward/{header}.cuh"\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})\n'
+        f"{name}(const __grid_constant__ BackwardParams p) {{\n  {call}(p);\n}}\n"
+        f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
+    )
+
+
+def mapped_entry_point(
+    header: str, name: str, threads: int, call: str, maps: Sequence[str], config: str, shared_bytes: int
+) -> str:
+    """The same of a kernel that is given tensor maps, and that must need the shared memory that the host asks for."""
+    given = ", ".join(f"const __grid_constant__ TensorMap {one}" for one in maps)
+    return (
+        f'#include "backward/{header}.cuh"\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n'
+        f"{name}({given}, const __grid_constant__ BackwardParams p) {{\n"
+        f"  {call}<{config}>({', '.join(maps)}, p);\n}}\n"
+        f'static_assert({config}::BYTES == {shared_bytes}, "shared memory differs");\n'
+        f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
+        f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
+    )
+
+
+def flag(value: bool) -> str:
+    return str(value).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareKernel:
+    """A specialisation of `source/backward/prepare.cuh`; `turned` for what Hopper's kernel reads, `keeps_sums` where
+    that one needs none that are zero."""
+
+    dtype: str
+    head_dim: int
+    vector: bool
+    turned: bool
+    keeps_sums: bool = False
+
+    threads = 256
+    shared_bytes = 0
+
+    @property
+    def name(self) -> str:
+        kind = "turned" if self.turned else "vector" if self.vector else "scalar"
+        kind += "_keeps" if self.keeps_sums else ""
+        return f"backward_prepare_{SHORT[self.dtype]}_d{self.head_dim}_{kind}"
+
+    @property
+    def rows(self) -> int:
+        """Of Q, a block."""
+        return self.threads * 8 // self.head_dim
+
+    @property
+    def source(self) -> str:
+        flags = ", ".join(map(flag, (self.vector, self.turned, self.keeps_sums)))
+        config = f"{C_TYPE[self.dtype]}, {self.head_dim // 8}, {flags}"
+        return entry_point("prepare", self.name, self.threads, f"backward_prepare<Prepare<{config}>>")
+
+
+@dataclass(frozen=True, slots=True)
+class PairKernel:
+    """A specialisation of `source/backward/pair.cuh`. `keys`: it keeps keys, for dK and dV; else queries, for dQ."""
+
+    dtype: str
+    head_dim: int
+    keys: bool
+    vector: bool
+    mask: str | None
+    rows: int
+    columns: int
+    out_columns: int
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward_keys_bf16_d128_free_vector_64x16o128`: 64 rows, 16 columns; results of 128 columns a block."""
+        what, kind = "keys" if self.keys else "queries", "vector" if self.vector else "scalar"
+        mask, tile = MASK_SHORT[self.mask], f"{self.rows}x{self.columns}o{self.out_columns}"
+        return f"backward_{what}_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{kind}_{tile}"
+
+    @property
+    def threads(self) -> int:
+        return self.rows * 2
+
+    @property
+    def shared_bytes(self) -> int:
+        return 2 * (self.rows + self.columns) * self.head_dim * 2
+
+    @property
+    def source(self) -> str:
+        numbers = f"{self.head_dim}, {self.rows}, {self.columns}, {self.out_columns}, {flag(self.vector)}"
+        config = f"{C_TYPE[self.dtype]}, {numbers}, {MASK_TYPES[self.mask]}, {flag(self.keys)}"
+        return entry_point("pair", self.name, self.threads, f"backward_pair<BackwardPair<{config}>>")
+
+
+@dataclass(frozen=True, slots=True)
+class HopperBackwardKernel:
+    """A specialisation of `source/backward/hopper.cuh`; `ordered`: with sums in an order, the same bits every run."""
+
+    dtype: str
+    head_dim: int
+    causal: bool
+    ordered: bool = False
+
+    threads = 384
+
+    @property
+    def name(self) -> str:
+        mask = "causal" if self.causal else "full"
+        tile = f"{self.queries}x{HOPPER_KEYS}{'_ordered' if self.ordered else ''}"
+        return f"backward90_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{tile}"
+
+    @property
+    def queries(self) -> int:
+        """Of a tile."""
+        return HOPPER_QUERIES[self.head_dim]
+
+    @property
+    def shared_bytes(self) -> int:
+        kept, passing = 2 * HOPPER_KEYS * self.head_dim * 2, 4 * self.queries * self.head_dim * 2
+        return kept + passing + 2 * self.queries * HOPPER_KEYS * 2 + SUMS_OF_BLOCK * 4 + 4 * self.queries * 4
+
+    @property
+    def source(self) -> str:
+        flags = f"{flag(self.causal)}, {flag(self.ordered)}"
+        config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flags}>"
+        name, maps = self.name, ("q", "k", "v", "dout")
+        return mapped_entry_point("hopper", name, self.threads, "backward_hopper", maps, config, self.shared_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertKernel:
+    """A specialisation of `source/backward/convert.cuh`."""
+
+    dtype: str
+    head_dim: int
+
+    threads = 256
+    shared_bytes = 0
+
+    @property
+    def name(self) -> str:
+        return f"backward_convert_{SHORT[self.dtype]}_d{self.head_dim}"
+
+    @property
+    def source(self) -> str:
+        config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {HOPPER_QUERIES[self.head_dim]}"
+        return entry_point("convert", self.name, self.threads, f"backward_convert<Convert<{config}>>")
+
+
+def pair_kernel(
+    chip: Chip, dtype: str, head_dim: int, *, keys: bool, vector: bool = True, mask: str | None = None
+) -> PairKernel:
+    """The kernel of a chip for a padded head dimension: the tiles that its registers have room for."""
+    turing = chip.name == "turing"
+    tight = turing or mask is not None or not vector
+    rows = 32 if turing and head_dim == 256 else 64
+    columns = (32 if tight else 64) if head_dim == 64 else 16 if keys else 32
+    out = min(head_dim, 64 if (tight and keys) or (turing and head_dim == 256) else 128)
+    return PairKernel(dtype, head_dim, keys, vector, mask, rows, columns, out)
+
+
+def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:
+    """All that a plan can choose on a chip, but for those that only Hopper has."""
+    for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
+        yield PrepareKernel(dtype, size, vector, False)
+        for keys, mask in itertools.product((True, False), (None, "bool", dtype, "float32")):
+            yield pair_kernel(chip, dtype, size, keys=keys, vector=vector, mask=mask)
+
+
+def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | ConvertKernel]:
+    """What Hopper has beside them."""
+    for dtype, size in itertools.product(C_TYPE, HOPPER_QUERIES):
+        yield PrepareKernel(dtype, size, True, True)
+        yield PrepareKernel(dtype, size, True, True, keeps_sums=True)
+        yield ConvertKernel(dtype, size)
+        for causal, ordered in itertools.product((False, True), repeat=2):
+            yield HopperBackwardKernel(dtype, size, causal, ordered)

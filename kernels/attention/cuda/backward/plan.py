@@ -1,0 +1,311 @@
+"""The backward pass of one call: which kernels, what grids, what memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from kernels.attention.cuda.backward.kernels import (
+    BYTES_OF_TURNS,
+    HOPPER_KEYS,
+    HOPPER_QUERIES,
+    SUMS_OF_BLOCK,
+    BackwardParameters,
+    ConvertKernel,
+    HopperBackwardKernel,
+    PairKernel,
+    PrepareKernel,
+    Strides,
+    pair_kernel,
+)
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.plan.parameters import UNLIMITED, Divisor
+from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, LOG2_E, MAX_BLOCKS, Layout, Machine, Problem, check_kind
+from kernels.attention.cuda.plan.variants import padded
+from kernels.attention.cuda.run.driver import TensorMap, driver
+from kernels.attention.cuda.run.launching import Buffers, Step
+from kernels.attention.cuda.ways.hopper import L2_SHARE, maps
+from kernels.attention.cuda.ways.hopper_kernels import CHUNK_COLUMNS
+
+MOST_ROWS = 2**31 - 1
+FEW_ROUNDS = 4
+"""Tiles of keys for each SM up to which a problem is small: one order goes over all heads, launches overlap."""
+CAUSAL_ROWS, CAUSAL_PART, FULL_ROWS, FULL_PART = 2048, 4, 4096, 2
+"""In an order, of each head: rows that are to fit the L2 cache, and if it is more, what part of all. Under a causal
+mask, and without one: nearly the fastest of one, two and four times the heads that fit whole (H100, 2026-11-23,
+`BACKWARD.md`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Where the gradients lie: of the output, given; of Q, K and V, to be written."""
+
+    dout: Layout
+    dq: Layout
+    dk: Layout
+    dv: Layout
+
+    @property
+    def is_vector(self) -> bool:
+        return all(getattr(self, field.name).is_vector for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardProblem:
+    """A forward problem, whose `out` is its result, with its gradients. `lse`, `dlse`: addresses; dlse may be 0."""
+
+    forward: Problem
+    gradients: Gradients
+    scale: float
+    lse: int
+    dlse: int = 0
+
+    @property
+    def is_vector(self) -> bool:
+        return self.forward.is_vector and self.gradients.is_vector
+
+    @property
+    def heads(self) -> int:
+        """Of Q, over all batches of a tensor: a packed one is one batch."""
+        return self.forward.heads * (1 if self.forward.lengths else self.forward.batch)
+
+    @property
+    def rows(self) -> int:
+        """A head has in a tensor."""
+        return self.forward.lengths.total_q if self.forward.lengths else self.forward.seq_q
+
+
+def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
+    """Why Hopper's kernel does not compute the problem; None if it does."""
+    f, g = problem.forward, problem.gradients
+    if not machine.hopper:
+        return "this device, or what is compiled for, has no tensor copies and no wgmma"
+    if f.mask is not None or f.lengths is not None or f.window_offset is not None:
+        return "no masks, no left edges of windows and no packed sequences"
+    if problem.scale <= 0.0:
+        return "no scales that are not positive"
+    if f.head_dim > max(HOPPER_QUERIES) or not problem.is_vector:
+        return "head dimensions up to 128, rows that begin on 16 bytes"
+    q, kv = (f.batch, f.heads, f.seq_q), (f.batch, f.kv_heads, f.seq_k)
+    if not (maps(f.q, q) and maps(f.k, kv) and maps(f.v, kv) and maps(g.dout, q)):
+        return "a tensor map cannot describe these strides"
+    if problem.heads * (f.seq_q + max(HOPPER_QUERIES.values())) > MOST_ROWS:
+        return "so many rows cannot be counted in 32 bits"
+    return None
+
+
+def portable_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
+    """Why kernels of mma.sync with asynchronous copies do not compute the problem; None if nothing of this stands in
+    the way."""
+    if machine.chip.name == "turing":
+        return "no chip without asynchronous copies"
+    return plain_refusal(problem)
+
+
+def plain_refusal(problem: BackwardProblem) -> str | None:
+    """The same on any chip."""
+    f = problem.forward
+    if f.mask is not None or f.lengths is not None:
+        return "no masks and no packed sequences"
+    if f.head_dim > max(HOPPER_QUERIES) or not problem.is_vector:
+        return "head dimensions up to 128, rows that begin on 16 bytes"
+    return None
+
+
+def parameters_of(problem: BackwardProblem) -> BackwardParameters:
+    """Of every kernel but for the grids and the memory for what each row has."""
+    f, g = problem.forward, problem.gradients
+    places = {"q": f.q, "k": f.k, "v": f.v, "out": f.out, "dout": g.dout, "dq": g.dq, "dk": g.dk, "dv": g.dv}
+    made = BackwardParameters(
+        **{name: layout.address for name, layout in places.items()},
+        **{f"at_{name}": strides(layout) for name, layout in places.items()},
+        lse=problem.lse,
+        dlse=problem.dlse,
+        heads=Divisor.of(f.heads),
+        kv_heads=Divisor.of(f.kv_heads),
+        group=Divisor.of(f.group),
+        tiles=Divisor.of(1),
+        section=Divisor.of(1),
+        section_tiles=Divisor.of(1),
+        stat_rows=Divisor.of(1),
+        all_heads=problem.heads,
+        all_kv_heads=problem.heads // f.group,
+        seq_q=problem.rows,
+        seq_k=f.seq_k,
+        head_dim=f.head_dim,
+        above=f.causal_offset if f.causal else UNLIMITED,
+        below=-UNLIMITED if f.window_offset is None else f.window_offset,
+        scale=problem.scale,
+        scale_log2=problem.scale * LOG2_E,
+    )
+    if f.lengths:
+        made.q_starts, made.k_starts, made.align_ends = f.lengths.q_starts, f.lengths.k_starts, f.lengths.align_ends
+    if f.mask:
+        made.mask, made.mask_key = f.mask.address, f.mask.key
+        made.at_mask = Strides(f.mask.batch, f.mask.head, f.mask.row)
+    return made
+
+
+def with_numbers(problem: BackwardProblem, stat_rows: int, buffers: Buffers) -> BackwardParameters:
+    """The same, with memory for what each row has."""
+    made, size = parameters_of(problem), problem.heads * stat_rows * 4
+    made.shift, made.delta, made.stat_rows = buffers.scratch(size), buffers.scratch(size), Divisor.of(stat_rows)
+    return made
+
+
+def strides(layout: Layout) -> Strides:
+    return Strides(*(step * ELEMENT_BYTES for step in (layout.batch, layout.head, layout.row)))
+
+
+def copied(parameters: BackwardParameters) -> BackwardParameters:
+    """The same, for another launch."""
+    return BackwardParameters.from_buffer_copy(parameters)
+
+
+def preparing(kernel: PrepareKernel, problem: BackwardProblem, stat_rows: int, parameters: BackwardParameters) -> Step:
+    blocks = -(-problem.heads * stat_rows // kernel.rows)
+    return Step(kernel, (blocks, 1, 1), (parameters,))
+
+
+@dataclass(frozen=True, slots=True)
+class PairBackward:
+    """Two passes, one over queries and one over keys: any problem, on any chip; every run gives the same bits."""
+
+    machine: Machine
+
+    name = "backward-pair"
+    same_bits = True
+
+    def kernel(self, problem: BackwardProblem, *, keys: bool) -> PairKernel:
+        f = problem.forward
+        mask = f.mask.dtype if f.mask else None
+        size = padded(f.head_dim)
+        return pair_kernel(self.machine.chip, f.dtype, size, keys=keys, vector=problem.is_vector, mask=mask)
+
+    def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
+        """Rows' numbers; dK and dV; dQ. Raises `Unsupported`."""
+        f = problem.forward
+        check_kind(f, self.machine)
+        prepare = PrepareKernel(f.dtype, padded(f.head_dim), problem.is_vector, False)
+        parameters = with_numbers(problem, problem.rows, buffers)
+        steps = [preparing(prepare, problem, problem.rows, parameters)]
+        for keys, heads, length in ((True, f.kv_heads, f.seq_k), (False, f.heads, f.seq_q)):
+            kernel, own = self.kernel(problem, keys=keys), copied(parameters)
+            tiles = -(-length // kernel.rows)
+            own.tiles = Divisor.of(tiles)
+            blocks = f.batch * heads * tiles
+            if blocks > MAX_BLOCKS:
+                raise Unsupported(f"{blocks} blocks are more than a grid can have")
+            steps.append(Step(kernel, (blocks, kernel.head_dim // kernel.out_columns, 1), (own,)))
+        return steps
+
+
+@dataclass(frozen=True, slots=True)
+class HopperBackward:
+    """One pass over keys, with dQ summed in float32: the order of the additions, and so dQ's last bits, may differ from
+    run to run, but where they are `ordered`. `section`: its heads, where not as many as fit the L2 cache."""
+
+    machine: Machine
+    section: int | None = None
+    ordered: bool = False
+
+    @property
+    def name(self) -> str:
+        return "backward90-ordered" if self.ordered else "backward90"
+
+    @property
+    def same_bits(self) -> bool:
+        return self.ordered
+
+    def kernel(self, problem: BackwardProblem) -> HopperBackwardKernel:
+        f = problem.forward
+        return HopperBackwardKernel(f.dtype, padded(f.head_dim), f.causal, self.ordered)
+
+    def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
+        """Rows' numbers and zeros; everything; dQ from its sums."""
+        f, size, kernel = problem.forward, padded(problem.forward.head_dim), self.kernel(problem)
+        query_tiles, key_tiles = -(-f.seq_q // kernel.queries), -(-f.seq_k // HOPPER_KEYS)
+        stat_rows = query_tiles * kernel.queries
+        parameters = with_numbers(problem, stat_rows, buffers)
+        parameters.sums = buffers.scratch(problem.heads * query_tiles * (SUMS_OF_BLOCK * 4 + BYTES_OF_TURNS))
+        parameters.query_tiles = query_tiles
+        prepare = PrepareKernel(f.dtype, size, True, True, keeps_sums=self.ordered and all_see_the_first_keys(problem))
+        steps = [preparing(prepare, problem, stat_rows, parameters)]
+        dependent = is_small(problem, self.machine, HOPPER_KEYS)
+        main, kv_heads = copied(parameters), f.batch * f.kv_heads
+        heads = min(self.section or self.heads_of_section(problem), kv_heads)
+        main.counter = buffers.counter()
+        main.tiles, main.section = Divisor.of(key_tiles), Divisor.of(heads)
+        main.section_tiles = Divisor.of(heads * key_tiles)
+        main.items = -(-kv_heads // heads) * heads * key_tiles
+        blocks = min(main.items, self.machine.sm_count)
+        q, k, v, dout = (
+            map_of(problem, name, kernel.queries if name in ("q", "dout") else HOPPER_KEYS)
+            for name in ("q", "k", "v", "dout")
+        )
+        steps.append(Step(kernel, (blocks, 1, 1), (q, k, v, dout, main), dependent))
+        convert = copied(parameters)
+        convert.tiles = Divisor.of(query_tiles)
+        blocks = problem.heads * query_tiles
+        steps.append(Step(ConvertKernel(f.dtype, size), (blocks, 1, 1), (convert,), dependent))
+        return steps
+
+    def heads_of_section(self, problem: BackwardProblem) -> int:
+        """Those whose tiles are taken before any of the next ones'."""
+        if self.ordered:
+            return heads_in_order(problem, self.machine)
+        return heads_of_section(problem, self.machine, HOPPER_KEYS)
+
+
+def is_small(problem: BackwardProblem, machine: Machine, keys: int) -> bool:
+    """Whether each SM has only a few tiles of so many keys."""
+    f = problem.forward
+    return f.batch * f.kv_heads * -(-f.seq_k // keys) <= FEW_ROUNDS * machine.sm_count
+
+
+def all_see_the_first_keys(problem: BackwardProblem) -> bool:
+    """Whether the first tile of keys makes a share of dQ of every query."""
+    return not problem.forward.causal or problem.forward.causal_offset >= 0
+
+
+def heads_of_section(problem: BackwardProblem, machine: Machine, keys: int) -> int:
+    """Heads of K whose Q, dO and sums fit the L2 cache, in equal sections; all of them in problems with few tiles of
+    `keys`, where the longest must not begin late; one where all tiles are equally long, so that they follow each
+    other."""
+    if not problem.forward.causal:
+        return 1
+    if is_small(problem, machine, keys):
+        return problem.forward.batch * problem.forward.kv_heads
+    return fitting_heads(problem, machine, problem.forward.seq_q)
+
+
+def heads_in_order(problem: BackwardProblem, machine: Machine) -> int:
+    """The same where sums have an order: tiles of one head wait for each other, so with either mask those of many go
+    side by side. They are at much the same queries of a head, so that less than all of it need fit the cache."""
+    f = problem.forward
+    if f.causal and is_small(problem, machine, HOPPER_KEYS):
+        return f.batch * f.kv_heads
+    rows, part = (CAUSAL_ROWS, CAUSAL_PART) if f.causal else (FULL_ROWS, FULL_PART)
+    return fitting_heads(problem, machine, min(f.seq_q, max(rows, f.seq_q // part)))
+
+
+def fitting_heads(problem: BackwardProblem, machine: Machine, rows: int) -> int:
+    """Heads of K of which Q, dO and sums of so many rows fit the L2 cache, in equal sections."""
+    f = problem.forward
+    heads = f.batch * f.kv_heads
+    bytes_of_head = f.group * rows * padded(f.head_dim) * (2 * ELEMENT_BYTES + 4)
+    fitting = max(1, int(machine.l2_bytes * L2_SHARE) // bytes_of_head)
+    return -(-heads // -(-heads // fitting))
+
+
+def map_of(problem: BackwardProblem, name: str, box_rows: int) -> TensorMap:
+    """The map of q, k, v or dout, of which a copy moves `box_rows` rows of 64 columns."""
+    f = problem.forward
+    layout: Layout = problem.gradients.dout if name == "dout" else getattr(f, name)
+    heads, rows = (f.kv_heads, f.seq_k) if name in "kv" else (f.heads, f.seq_q)
+    row = layout.row or f.head_dim
+    sizes, steps = (f.head_dim, rows, heads, f.batch), (row, layout.head or row, layout.batch or row)
+    made = driver().tensor_map(
+        f.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in steps], (CHUNK_COLUMNS, box_rows, 1, 1)
+    )
+    made.tensor = name
+    return made

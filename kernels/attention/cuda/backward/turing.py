@@ -1,0 +1,81 @@
+"""The backward pass by mma.sync with five products, for Turing: V in registers, the rest in 64 KB of shared memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kernels.attention.cuda.backward.ampere import (
+    AmpereBackward,
+    AmpereConvertKernel,
+    SummingKernel,
+    kernels_of,
+    rows_refusal,
+    ways_of,
+)
+from kernels.attention.cuda.backward.kernels import PrepareKernel
+from kernels.attention.cuda.backward.plan import BackwardProblem, plain_refusal
+from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine
+from kernels.attention.cuda.plan.variants import Chip, padded
+
+
+@dataclass(frozen=True, slots=True)
+class TuringShape:
+    """A block keeps `keys` keys and takes `queries` queries at a time, over `warps` warps, each of which has
+    `fragments` times 16 keys and computes its scores of a tile in `parts`; an SM is to have registers for `blocks`
+    blocks."""
+
+    keys: int
+    queries: int
+    warps: int
+    fragments: int
+    parts: int
+    blocks: int
+
+    family: ClassVar[str] = "backward75"
+    header: ClassVar[str] = "turing"
+
+    @property
+    def name(self) -> str:
+        """E.g. `64x64w8f2h1`."""
+        return f"{self.keys}x{self.queries}w{self.warps}f{self.fragments}h{self.parts}"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether warps share keys, so that P goes through shared memory."""
+        return self.warps * self.fragments * 16 > self.keys
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory, for a padded head dimension."""
+        rows = (self.keys + 2 * self.queries) * head_dim * ELEMENT_BYTES
+        return rows + (1 + self.is_shared) * self.keys * self.queries * ELEMENT_BYTES
+
+    def config(self, element: str, head_dim: int) -> str:
+        numbers = (self.keys, self.queries, self.warps, self.fragments, self.parts)
+        return f"Turing<{', '.join([element, *map(str, (head_dim, *numbers))])}>"
+
+
+SHAPES: dict[int, tuple[TuringShape, ...]] = {
+    64: (TuringShape(128, 32, 4, 2, 2, 2), TuringShape(64, 64, 4, 1, 2, 2)),
+    128: (TuringShape(128, 32, 8, 1, 1, 1), TuringShape(64, 64, 8, 2, 1, 1)),
+}
+"""By padded head dimension, the fastest where every SM has a block at the head; then one with fewer keys."""
+
+
+def turing_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackward]:
+    """Every way of this kind, the one to take first at the head."""
+    if machine.chip.name != "turing" or plain_refusal(problem) is not None:
+        return []
+    shapes = SHAPES[padded(problem.forward.head_dim)]
+    return [] if rows_refusal(problem, shapes) is not None else ways_of(problem, machine, shapes)
+
+
+def every_turing_kernel(chip: Chip) -> Iterator[PrepareKernel | SummingKernel | AmpereConvertKernel]:
+    """All that a plan can choose on a chip."""
+    if chip.name != "turing":
+        return
+    for dtype, size in itertools.product(chip.dtypes, SHAPES):
+        yield PrepareKernel(dtype, size, True, True)
+        yield from kernels_of(dtype, size, SHAPES[size])

@@ -1,0 +1,41 @@
+"""Which ways there are of computing a backward pass, and which to take."""
+
+from __future__ import annotations
+
+from kernels.attention.cuda.backward.ampere import AmpereBackward, ampere_ways
+from kernels.attention.cuda.backward.few import FewBackward, few_ways, is_before_hopper, is_before_ordered
+from kernels.attention.cuda.backward.plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
+from kernels.attention.cuda.backward.small import SmallBackward, is_surely_faster, small_ways
+from kernels.attention.cuda.backward.turing import turing_ways
+from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.variants import padded
+
+BackwardWay = PairBackward | HopperBackward | SmallBackward | FewBackward | AmpereBackward
+SMALL_ROWS, SMALL_KEYS = 32, {64: 64, 128: 32}
+"""Where the kernels for few keys go before Hopper's one launch: where they keep so many rows, and, by padded head
+dimension, up to so many keys otherwise (`results/backward-small-h200.jsonl`)."""
+
+
+def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWay]:
+    """Every way of computing the problem, the one to take first at the head; the first of those with the `same_bits` is
+    for whoever wants them in every run."""
+    is_hoppers = hopper_refusal(problem, machine) is None
+    hopper: list[BackwardWay] = [HopperBackward(machine)] if is_hoppers else []
+    ordered: list[BackwardWay] = [HopperBackward(machine, ordered=True)] if is_hoppers else []
+    small, few = small_ways(problem, machine), few_ways(problem, machine)
+    summing = [*ampere_ways(problem, machine), *turing_ways(problem, machine)]
+    portable: list[BackwardWay] = [*summing, PairBackward(machine)]
+    small_fits = bool(small) and small[0].is_one_round(problem)
+    if small_fits and is_surely_faster(small[0], problem) and (not few or is_small_enough(small[0], problem)):
+        return [*small, *few, *hopper, *ordered, *portable]
+    others: list[BackwardWay] = [*small, *portable] if small_fits else [*portable, *small]
+    if few and is_before_hopper(few[0], problem):
+        return [*few, *hopper, *ordered, *others]
+    if few and is_before_ordered(few[0], problem):
+        return [*hopper, *few, *ordered, *others]
+    return [*hopper, *ordered, *few, *others]
+
+
+def is_small_enough(way: SmallBackward, problem: BackwardProblem) -> bool:
+    """Whether the way was measured to be faster than Hopper's one launch."""
+    return way.shape.rows == SMALL_ROWS or problem.forward.seq_k <= SMALL_KEYS[padded(problem.forward.head_dim)]

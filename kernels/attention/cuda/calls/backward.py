@@ -1,0 +1,161 @@
+"""The gradients of attention: dQ, dK and dV from Q, K, V, the output, its log-sum-exps and the output's gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients
+from kernels.attention.cuda.backward.ways import BackwardWay, backward_ways
+from kernels.attention.cuda.calls.quick import Options, lse_shape
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.plan import inputs
+from kernels.attention.cuda.plan.planning import Layout, Problem, check_kind
+from kernels.attention.cuda.plan.posing import layout, packed_layout, problem_of, varlen_problem_of
+from kernels.attention.cuda.run.driver import driver
+from kernels.attention.cuda.run.engine import Engine, engine_of
+from kernels.attention.cuda.run.launching import Bound, Buffers
+
+NAMES = ("q", "k", "v")
+
+
+def problem_for(tensors: Mapping[str, torch.Tensor], out: torch.Tensor, options: Options) -> Problem:
+    """The forward problem that a call's tensors and options pose."""
+    q, k, v = (tensors[name] for name in NAMES)
+    rest = {"causal": options.causal, "alignment": options.alignment, "window": options.window}
+    if options.longest is None:
+        return problem_of(q, k, v, out, mask=tensors.get("mask"), **rest)  # type: ignore[arg-type]
+    starts = tensors["q_starts"], tensors["k_starts"]
+    return varlen_problem_of(q, k, v, out, *starts, *options.longest, **rest)  # type: ignore[arg-type]
+
+
+def readable(dout: torch.Tensor) -> torch.Tensor:
+    """The gradient as kernels can read it: autograd may hand over any strides, also of an expanded number."""
+    steps = [step for step, size in zip(dout.stride(), dout.shape, strict=True) if size > 1]
+    plain = dout.stride(-1) == 1 or dout.shape[-1] == 1
+    lies_well = all(step > 0 and step % 8 == 0 for step in steps[:-1]) and dout.data_ptr() % 16 == 0
+    return dout if plain and lies_well else dout.clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardTerms:
+    """By what a backward pass is computed."""
+
+    deterministic: bool = False
+    way: str | None = None
+    engine: Engine | None = None
+
+
+if TYPE_CHECKING:
+    from typing import TypedDict, Unpack
+
+    class BackwardTermsGiven(TypedDict, total=False):
+        """The fields of `BackwardTerms`, as keywords of a call."""
+
+        deterministic: bool
+        way: str | None
+        engine: Engine | None
+
+
+def bind_backward(
+    tensors: Mapping[str, torch.Tensor],
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    options: Options,
+    *,
+    dlse: torch.Tensor | None = None,
+    **given: Unpack[BackwardTermsGiven],
+) -> Bound:
+    """A backward pass with its tensors bound, to be made as often as wanted; it writes all of `gradients`.
+
+    `tensors` are q, k, v and, where there are, mask or q_starts and k_starts; `lse` is float32, contiguous, as the
+    forward pass gave it. `deterministic`: the same bits in every run. `way` names one, or the beginning of its name.
+    """
+    terms = BackwardTerms(**given)
+    read = {**tensors, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
+    with torch.no_grad():
+        inputs.refuse(read)
+    q = tensors["q"]
+    for name, x, like in zip(
+        ("dout", "dq", "dk", "dv"), (dout, *gradients), (out, *(tensors[n] for n in NAMES)), strict=True
+    ):
+        if x.shape != like.shape or x.dtype != like.dtype or x.device != like.device:
+            raise ValueError(f"{name} must be {tuple(like.shape)} {like.dtype} on {like.device}")
+    for name, x in (("lse", lse), ("dlse", dlse)):
+        if x is not None and (x.shape != lse_shape(q, options) or x.dtype != torch.float32 or not x.is_contiguous()):
+            raise ValueError(f"{name} must be contiguous float32 {tuple(lse_shape(q, options))}")
+    buffers = Buffers.now(terms.engine or engine_of(q.device))
+    forward = problem_for(tensors, out, options)
+    kept = (*read.values(), *gradients)
+    if not forward.has_keys:
+        check_kind(forward, buffers.engine.machine)
+        return Nothing(gradients, buffers)
+    place = layout if options.longest is None else packed_layout
+    where: list[Layout] = [
+        place(x, name) for name, x in zip(("dout", "dq", "dk", "dv"), (dout, *gradients), strict=True)
+    ]
+    scale = 1.0 / math.sqrt(forward.head_dim) if options.scale is None else options.scale
+    if not math.isfinite(scale):
+        raise Unsupported(f"scale must be finite, not {scale}")
+    problem = BackwardProblem(forward, Gradients(*where), scale, lse.data_ptr(), 0 if dlse is None else dlse.data_ptr())
+    driver().enter(buffers.engine.device.index)
+    taken = way_for(problem, buffers.engine, terms.deterministic, terms.way)
+    return Bound(taken.name, lambda made: taken.steps(problem, made), buffers, kept)
+
+
+def way_for(problem: BackwardProblem, engine: Engine, deterministic: bool, way: str | None) -> BackwardWay:
+    """The way asked for, else the first. Raises `Unsupported`."""
+    there_are = backward_ways(problem, engine.machine)
+    fitting = [
+        one for one in there_are if (way is None or one.name.startswith(way)) and (one.same_bits or not deterministic)
+    ]
+    if not fitting:
+        names = ", ".join(one.name for one in there_are)
+        raise Unsupported(f"no way named {way!r} computes this backward pass; there are {names}")
+    return fitting[0]
+
+
+class Nothing(Bound):
+    """A backward pass where no row sees a key, or there are no rows: zeros."""
+
+    def __init__(self, gradients: tuple[torch.Tensor, ...], buffers: Buffers) -> None:
+        super().__init__("nothing", lambda _: [], buffers, gradients)
+        self.gradients = gradients
+
+    def __call__(self) -> None:
+        for gradient in self.gradients:
+            gradient.zero_()
+
+
+def backward(
+    tensors: Mapping[str, torch.Tensor],
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    options: Options,
+    *,
+    dlse: torch.Tensor | None = None,
+    deterministic: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dQ, dK and dV. `deterministic` is what torch.use_deterministic_algorithms says, unless told otherwise."""
+    wanted = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+    gradients = tuple(torch.empty_like(tensors[name]) for name in NAMES)
+    assert len(gradients) == 3
+    with torch.cuda.device(tensors["q"].device):
+        bind_backward(
+            tensors,
+            out,
+            lse,
+            readable(dout),
+            gradients,
+            options,
+            dlse=None if dlse is None else dlse.contiguous(),
+            deterministic=wanted,
+        )()
+    return gradients

@@ -1,0 +1,232 @@
+"""Calls with their tensors bound, to be made as often as wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.attention.cuda.calls.quick import Options
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.plan import inputs
+from kernels.attention.cuda.plan.planning import Problem, check_kind, plan
+from kernels.attention.cuda.plan.posing import Window, problem_of, varlen_problem_of
+from kernels.attention.cuda.plan.posing_paged import paged_problem_of
+from kernels.attention.cuda.run.driver import driver
+from kernels.attention.cuda.run.engine import Engine, engine_of
+from kernels.attention.cuda.run.launching import Bound, Buffers, Way
+from kernels.attention.cuda.ways.dispatch import choose, ways
+from kernels.attention.cuda.ways.general import General, plan_general
+from kernels.attention.cuda.ways.portable import Portable
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """All of a call but its tensors: what a row sees, where the log-sum-exps go, and by what it is computed."""
+
+    causal: bool = False
+    scale: float | None = None
+    causal_alignment: str = "top-left"
+    window: Window | None = None
+    lse: torch.Tensor | None = None
+    splits: int | None = None
+    way: str | None = None
+    engine: Engine | None = None
+    buffers: Buffers | None = None
+
+    def buffers_for(self, device: torch.device) -> Buffers:
+        return self.buffers or Buffers.now(self.engine or engine_of(device))
+
+    @property
+    def device_type(self) -> str:
+        engine = self.engine if self.buffers is None else self.buffers.engine
+        return str(engine.device.type) if engine else "cuda"
+
+
+if TYPE_CHECKING:
+    from typing import TypedDict, Unpack
+
+    class TermsGiven(TypedDict, total=False):
+        """The fields of `Terms`, as keywords of a call."""
+
+        causal: bool
+        scale: float | None
+        causal_alignment: str
+        window: Window | None
+        lse: torch.Tensor | None
+        splits: int | None
+        way: str | None
+        engine: Engine | None
+        buffers: Buffers | None
+
+
+def bind(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    **given: Unpack[TermsGiven],
+) -> Bound:
+    """A call with its tensors bound, to be made as often as wanted. Arguments as for `attention`.
+
+    `out` is [B, H, S_q, D] with any strides; `lse`, if given, contiguous float32 [B, H, S_q]; `splits` takes the
+    portable kernel and cuts the keys into that many parts; `way` names the way to take, or the beginning of its name;
+    `buffers` is where the kernels get other memory from.
+    """
+    terms = Terms(**given)
+    tensors = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"attn_mask": attn_mask})
+    check_tensors(tensors, out, terms)
+    problem = problem_of(
+        q, k, v, out, causal=terms.causal, alignment=terms.causal_alignment, window=terms.window, mask=attn_mask
+    )
+    return bind_problem(problem, tensors, out, terms, q.shape[:3])
+
+
+def check_tensors(given: Mapping[str, torch.Tensor], out: torch.Tensor, terms: Terms) -> None:
+    """Raises `Unsupported` or TypeError for tensors that no kernel can read, or write without harm."""
+    inputs.refuse({**given, "out": out})
+    inputs.refuse_overlaps(out, given)
+    q, wanted = given["q"], terms.device_type
+    if q.device.type != wanted:
+        raise Unsupported(f"the CUDA kernel needs tensors on a {wanted.upper()} device, not on {q.device}")
+
+
+def bind_problem(
+    problem: Problem, given: Mapping[str, torch.Tensor], out: torch.Tensor, terms: Terms, lse_shape: torch.Size
+) -> Bound:
+    """The problem's way, bound to the tensors that pose it, which it keeps alive."""
+    q, lse, buffers = given["q"], terms.lse, terms.buffers_for(given["q"].device)
+    if lse is not None:
+        if lse.shape != lse_shape or lse.dtype != torch.float32 or not lse.is_contiguous() or lse.device != q.device:
+            raise ValueError(f"lse must be contiguous float32 {tuple(lse_shape)} on the device of q")
+        buffers.lse = lse.data_ptr()
+    scale = 1.0 / math.sqrt(problem.head_dim) if terms.scale is None else terms.scale
+    if not math.isfinite(scale):
+        raise Unsupported(f"scale must be finite, not {scale}")
+    if not problem.has_keys:
+        check_kind(problem, buffers.engine.machine)
+        return Unseen(out, lse, buffers)
+    problem = replace(problem, sign=(scale > 0.0) - (scale < 0.0))
+    driver().enter(buffers.engine.device.index)
+    taken = way_for(problem, buffers.engine, way=terms.way, splits=terms.splits)
+    return Bound.of(taken, problem, abs(scale) or 1.0, buffers, (*given.values(), out, lse))
+
+
+class Unseen(Bound):
+    """A call in which no row sees a key, or there are no rows: zeros, and log-sum-exps of minus infinity."""
+
+    def __init__(self, out: torch.Tensor, lse: torch.Tensor | None, buffers: Buffers) -> None:
+        super().__init__("nothing", lambda _: [], buffers, (out, lse))
+        self.out, self.sums = out, lse
+
+    def __call__(self) -> None:
+        self.out.zero_()
+        if self.sums is not None:
+            self.sums.fill_(-math.inf)
+
+
+def way_for(problem: Problem, engine: Engine, *, way: str | None, splits: int | None) -> Way:
+    """The way that `way` or `splits` asks for, else the best. Raises `Unsupported`."""
+    if splits is not None:
+        if problem.is_plain:
+            return Portable(plan(problem, engine.machine, splits=splits))
+        return General(plan_general(problem, engine.machine, splits=splits))
+    if way is None:
+        return choose(problem, engine.machine)[0]
+    there_are = ways(problem, engine.machine, dependent=way.endswith("-dependent"))
+    found = [one for one in there_are if one.name == way or one.name.startswith(f"{way}-")]
+    if not found:
+        names = ", ".join(one.name for one in there_are) or "none"
+        raise Unsupported(f"no way named {way!r} computes this problem; there are {names}")
+    return found[0]
+
+
+def bind_varlen(  # noqa: PLR0913 - the tensors of a call
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    **given: Unpack[TermsGiven],
+) -> Bound:
+    """A call with its tensors bound; the lengths are read anew on the device by every call. As `attention_varlen`.
+
+    `lse`, if given, is contiguous float32 [H, total_q]; `causal_alignment` is `bottom-right` unless told otherwise.
+    """
+    given.setdefault("causal_alignment", "bottom-right")
+    terms = Terms(**given)
+    starts = (cu_seqlens_q, cu_seqlens_k)
+    tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    check_tensors(tensors, out, terms)
+    rest = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
+    problem = varlen_problem_of(q, k, v, out, *starts, max_seqlen_q, max_seqlen_k, **rest)  # type: ignore[arg-type]
+    return bind_problem(problem, tensors, out, terms, torch.Size((q.shape[1], q.shape[0])))
+
+
+def bind_paged(  # noqa: PLR0913 - the tensors of a call
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    block_table: torch.Tensor,
+    seqused_k: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    **given: Unpack[TermsGiven],
+) -> Bound:
+    """A call with its tensors bound; table and lengths are read anew on the device by every call. As `attention_paged`.
+
+    `lse`, if given, is contiguous float32 [B, H, S_q], or [H, total_q] where q is packed; `causal_alignment` is
+    `bottom-right` unless told otherwise.
+    """
+    given.setdefault("causal_alignment", "bottom-right")
+    terms = Terms(**given)
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seqused_k": seqused_k}
+    tensors |= {} if cu_seqlens_q is None else {"cu_seqlens_q": cu_seqlens_q}
+    check_tensors(tensors, out, terms)
+    rest = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
+    problem = paged_problem_of(q, k_cache, v_cache, out, tensors, max_seqlen_q, max_seqlen_k, **rest)  # type: ignore[arg-type]
+    sums = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
+    return bind_problem(problem, tensors, out, terms, torch.Size(sums))
+
+
+def bind_call(
+    tensors: dict[str, torch.Tensor],
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    options: Options,
+    buffers: Buffers,
+    *,
+    way: str | None = None,
+    splits: int | None = None,
+) -> Bound:
+    """A call of `Quick`, bound."""
+    q, k, v = (tensors[name] for name in "qkv")
+    terms: TermsGiven = {
+        "causal": options.causal,
+        "scale": options.scale,
+        "causal_alignment": options.alignment,
+        "window": options.window,
+        "lse": lse,
+        "way": way,
+        "splits": splits,
+        "buffers": buffers,
+    }
+    if options.paged:
+        table, lengths, starts = tensors["block_table"], tensors["k_lengths"], tensors.get("q_starts")
+        longest_q, longest_k = (None if one == -1 else one for one in options.longest or (-1, -1))
+        longest = {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+        return bind_paged(q, k, v, out, table, lengths, cu_seqlens_q=starts, **longest, **terms)
+    if options.longest is None:
+        return bind(q, k, v, out, attn_mask=tensors.get("mask"), **terms)
+    return bind_varlen(q, k, v, out, tensors["q_starts"], tensors["k_starts"], *options.longest, **terms)

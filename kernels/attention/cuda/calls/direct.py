@@ -1,0 +1,113 @@
+"""Attention with gradients where nobody watches: autograd's own function, without the dispatcher's ways through Python.
+
+Whatever must see operators (torch.compile, tracing, modes, subclasses, a second derivative) gets them, by `gradients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from kernels.attention.cuda.calls.gradients import Three
+from kernels.attention.cuda.calls.moving import Answer, Call
+from kernels.attention.cuda.calls.quick import Options, listening
+from kernels.attention.cuda.calls.registered import operator_arguments
+
+Compute = Callable[[tuple[torch.Tensor, ...], Options], Three]
+"""`QuickBackward.compute`."""
+
+
+class Launcher(Protocol):
+    """`Quick`."""
+
+    def launch(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
+        """The output and the log-sum-exps, now."""
+
+    def remembered(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Call | None:
+        """What launches calls like this one, if that is known."""
+
+
+class Way:
+    """How calls like one are computed and differentiated. `options` ask for the log-sum-exps, which the backward pass
+    needs; `pair` tells whether the caller wants them too. `known` launches without another look at the tensors, which
+    whoever calls has compared; it belongs to a thread, as plans do."""
+
+    __slots__ = ("compute", "known", "launcher", "nothing", "options", "pair")
+
+    def __init__(self, launcher: Launcher, compute: Compute, options: Options) -> None:
+        self.launcher, self.compute, self.pair = launcher, compute, options.return_lse
+        self.options = options._replace(return_lse=True)
+        self.nothing = (None,) * (len(options.names) - 3)
+        self.known: Call | None = None
+
+    def launch(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        """The output and the log-sum-exps."""
+        answer = self.launcher.launch(tensors, self.options)
+        self.known = self.launcher.remembered(tensors, self.options)
+        return answer
+
+
+class Direct(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """Launches at once, and at once again for the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, way: Way, *tensors: torch.Tensor) -> Answer:
+        """The output and, if it is wanted, the log-sum-exp; both may be differentiated."""
+        known = way.known
+        found: Any = None if known is None else known(*tensors)
+        out, lse = way.launch(tensors) if found is None else found
+        ctx.way = way
+        ctx.save_for_backward(*tensors, out, lse)
+        ctx.set_materialize_grads(False)
+        return (out, lse) if way.pair else out
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None) -> Any:
+        """For each of `forward`'s arguments its gradient, None for those that have none; autograd drops those that
+        nobody needs."""
+        way, saved = ctx.way, ctx.saved_tensors
+        dout = torch.zeros_like(saved[-2]) if dout is None else dout
+        if torch.is_grad_enabled() or listening() or type(dout) is not torch.Tensor:
+            found = by_operator(saved, dout, dlse, way.options)
+        else:
+            found = way.compute((*saved, dout) if dlse is None else (*saved, dout, dlse), way.options)
+        return None, *found, *way.nothing
+
+
+def by_operator(
+    saved: tuple[torch.Tensor, ...], dout: torch.Tensor, dlse: torch.Tensor | None, options: Options
+) -> Three:
+    """The same gradients, or the same refusal, where somebody watches."""
+    *tensors, out, lse = saved
+    name, given = operator_arguments(dict(zip(options.names, tensors, strict=True)), options)
+    three: Three = getattr(torch.ops.spotbench, f"{name}_backward")(dout, dlse, out, lse, *given)
+    return three
+
+
+apply: Callable[..., Answer] = super(torch.autograd.Function, Direct).apply
+"""`Direct.apply` without its look for functorch's transforms, which whoever calls has ruled out."""
+
+
+class Compiled(Protocol):
+    """`Native.call`."""
+
+    def __call__(
+        self, tensors: tuple[torch.Tensor, ...], options: Options, by_python: Callable[..., Answer]
+    ) -> Callable[..., Answer] | None:
+        """What computes calls like this one, with the help of Python; None for what is not compiled."""
+
+
+def differentiable_by(
+    launcher: Launcher, compute: Compute, compiled: Compiled | None = None
+) -> Callable[[tuple[torch.Tensor, ...], Options], Callable[..., Answer]]:
+    """Gives for tensors and options what computes calls like these whose q, k or v want a gradient, now; nobody
+    watches. Each belongs to the thread that it was made for."""
+
+    def make(tensors: tuple[torch.Tensor, ...], options: Options) -> Callable[..., Answer]:
+        by_python = partial(apply, Way(launcher, compute, options))
+        return (compiled and compiled(tensors, options, by_python)) or by_python
+
+    return make

@@ -1,0 +1,171 @@
+"""How autograd sees attention: the operators' backward operators, and the function that leads from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.attention.cuda.calls.quick import QKV, Options
+from kernels.attention.cuda.calls.registered import Pair, library, window
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.plan import inputs
+
+Three = tuple[Tensor, Tensor, Tensor]
+SAVED = "Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v"
+OPTIONS = "bool causal, float scale, str alignment, int left, int right"
+library.define(f"attention_backward({SAVED}, {OPTIONS}, Tensor? mask) -> (Tensor, Tensor, Tensor)")
+library.define(
+    f"attention_varlen_backward({SAVED}, Tensor q_starts, Tensor k_starts, int longest_q, int longest_k, {OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+NAMES = {
+    "attention": (*QKV, "mask"),
+    "attention_varlen": (*QKV, "q_starts", "k_starts"),
+}
+"""The operators, and what their tensors are called; the mask comes last of all arguments."""
+
+
+class Backward(Protocol):
+    """`backward.backward`."""
+
+    def __call__(
+        self,
+        tensors: dict[str, Tensor],
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        options: Options,
+        *,
+        dlse: Tensor | None = None,
+    ) -> Three: ...
+
+
+def named(name: str, given: tuple[Any, ...]) -> dict[str, Tensor]:
+    """An operator's tensors by their names."""
+    found = [x for x in given if isinstance(x, Tensor)]
+    return dict(zip(NAMES[name], found, strict=False))
+
+
+class Differentiable(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """An operator, by its name, and the operator that computes its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, *given: Any) -> Pair:
+        """The operator's two results, both of which may be differentiated."""
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = getattr(torch.ops.spotbench, name).default(*given)
+        ctx.name = name
+        ctx.places = [place for place, x in enumerate(given) if isinstance(x, Tensor)]
+        ctx.rest = [None if isinstance(x, Tensor) else x for x in given]
+        ctx.save_for_backward(out, lse, *(given[place] for place in ctx.places))
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor | None) -> Any:
+        """For each of `forward`'s arguments its gradient, None for those that have none."""
+        out, lse, *saved = ctx.saved_tensors
+        given = list(ctx.rest)
+        for place, x in zip(ctx.places, saved, strict=True):
+            given[place] = x
+        dout, dlse = slopes
+        dout = torch.zeros_like(out) if dout is None else dout
+        operator = getattr(torch.ops.spotbench, f"{ctx.name}_backward").default
+        found = operator(dout, dlse, out, lse, *given)
+        wanted = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad[1:4], strict=True)]
+        return None, *wanted, *[None] * (len(given) - len(wanted))
+
+
+def differentiable(name: str) -> Callable[..., Pair]:
+    """What autograd is told of an operator."""
+
+    def run(*given: Any) -> Pair:
+        tensors = named(name, given)
+        inputs.refuse_tangents(tensors)
+        wanting = inputs.wanting(tensors)
+        if not set(wanting) <= set(QKV):
+            inputs.refuse_derivatives({key: x for key, x in tensors.items() if key not in QKV})
+        if wanting:
+            pair: Pair = Differentiable.apply(name, *given)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                pair = getattr(torch.ops.spotbench, name).default(*given)
+        return pair
+
+    return run
+
+
+def once(name: str) -> Callable[..., Three]:
+    """What autograd is told of a backward operator: there is no second derivative."""
+
+    def run(*given: Any) -> Three:
+        tensors = {f"input {place}": x for place, x in enumerate(given) if isinstance(x, Tensor)}
+        inputs.refuse_tangents(tensors)
+        if inputs.wanting(tensors):
+            raise Unsupported(
+                "attention's gradients have no derivative of their own (a second backward pass): "
+                "call autograd without create_graph=True, or differentiate PyTorch's math backend"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            three: Three = getattr(torch.ops.spotbench, name).default(*given)
+        return three
+
+    return run
+
+
+def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
+    """The backward operators' kernels by the operators' names, each called with the operator's arguments in order."""
+
+    def attention_backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Three:
+        q, k, v, causal, scale, alignment, left, right, mask = given
+        tensors = {"q": q, "k": k, "v": v} | ({} if mask is None else {"mask": mask})
+        options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors))
+        return run(tensors, out, lse, dout, dlse, options)
+
+    def attention_varlen_backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Three:
+        *packed, longest_q, longest_k, causal, scale, alignment, left, right = given
+        tensors = dict(zip(NAMES["attention_varlen"], packed, strict=True))
+        options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors), (longest_q, longest_k))
+        return run(tensors, out, lse, dout, dlse, options)
+
+    def run(
+        tensors: dict[str, Tensor],
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        dlse: Tensor | None,
+        options: Options,
+    ) -> Three:
+        plain = {name: inputs.plain(x) for name, x in tensors.items()}
+        slope = None if dlse is None else inputs.plain(dlse)
+        return compute(plain, inputs.plain(out), inputs.plain(lse), inputs.plain(dout), options, dlse=slope)
+
+    return {"attention_backward": attention_backward, "attention_varlen_backward": attention_varlen_backward}
+
+
+def shapes(
+    dout: Tensor,
+    dlse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest: Any,
+) -> Three:
+    """What a backward operator returns, without its contents."""
+    del dout, dlse, out, lse, rest
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def register(compute: Backward) -> None:
+    """Tells autograd how the operators' gradients are computed, and the dispatcher by what."""
+    for name in NAMES:
+        library.impl(name, differentiable(name), "Autograd")
+    for name, kernel in kernels_of(compute).items():
+        library.impl(name, kernel, "CUDA")
+        library.impl(name, once(name), "Autograd")
+        torch.library.register_fake(f"spotbench::{name}", shapes, lib=library)

@@ -1,0 +1,281 @@
+"""The host's fast path: what a call costs once a call like it has been made before.
+
+A call like it: the same types, sizes, strides, device and options. Its plan is kept; what is left to do is to allocate
+the output, write the addresses into the arguments and launch. Plans belong to a thread, which needs no lock for them.
+
+Whatever is unusual (a tensor that misses its 16-byte boundary, a subclass, a mode that listens to operators, another
+current device, a stream under capture whose kernels need memory of their own) takes the slower, general way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.autograd import forward_ad
+
+from kernels.attention.cuda.calls.likeness import Check, find_checker, find_guard, guard_of, key_of
+from kernels.attention.cuda.calls.moving import Answer, Call, Form, Movable, general_call, plain_call, remainders_of
+from kernels.attention.cuda.plan import inputs
+from kernels.attention.cuda.plan.posing import Window
+from kernels.attention.cuda.run.engine import Engine
+from kernels.attention.cuda.run.launching import Bound, Buffers
+
+__all__ = ["Answer", "Options", "Quick", "lse_shape"]
+
+MOST_RECENT = 8
+"""Plans of a set of options that are tried one after the other; beyond them a table is asked."""
+PLANS_PER_GENERATION = 128
+"""A thread keeps the plans used since the last but one time that so many new ones had come."""
+QKV = ("q", "k", "v")
+PAGED = (*QKV, "block_table", "k_lengths")
+"""The tensors of a call whose keys are in pages; `q_starts` and `out` may follow."""
+
+
+class Options(NamedTuple):
+    """All of a call but its tensors, whose names are in `names`: q, k, v; mask; q_starts, k_starts; block_table,
+    k_lengths; out.
+
+    `longest`: the longest sequences of Q and of K, where they are packed or keys are in pages; -1 where nobody said.
+    """
+
+    causal: bool = False
+    scale: float | None = None
+    alignment: str = "top-left"
+    return_lse: bool = False
+    window: Window | None = None
+    names: tuple[str, ...] = QKV
+    longest: tuple[int, int] | None = None
+
+    @property
+    def paged(self) -> bool:
+        """Whether the keys are in pages."""
+        return "block_table" in self.names
+
+
+class Binder(Protocol):
+    """`binding.bind_call`."""
+
+    def __call__(
+        self,
+        tensors: dict[str, torch.Tensor],
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        options: Options,
+        buffers: Buffers,
+    ) -> Bound: ...
+
+
+Differentiate = Callable[[tuple[torch.Tensor, ...], Options], Callable[..., Answer]]
+Plan = tuple[Check, Callable[..., Any]]
+"""Which calls it is for, and what computes them: a `Call`, or one that always answers."""
+
+
+class Plans(threading.local):
+    """One thread's plans: recent ones by their options alone, those for tensors that want gradients apart."""
+
+    def __init__(self) -> None:
+        self.recent: dict[tuple[object, ...], list[Plan]] = {}
+        self.wanting: dict[tuple[object, ...], list[Plan]] = {}
+        self.young: dict[tuple[object, ...], Plan] = {}
+        self.old: dict[tuple[object, ...], Plan] = {}
+
+    def find(self, key: tuple[object, ...]) -> Plan | None:
+        found = self.young.get(key)
+        if found is None:
+            found = self.old.pop(key, None)
+            if found is not None:
+                self.young[key] = found
+        return found
+
+    def keep(self, key: tuple[object, ...], plan: Plan) -> None:
+        if len(self.young) >= PLANS_PER_GENERATION:
+            self.old, self.young = self.young, {}
+            self.recent.clear()
+            self.wanting.clear()
+        self.young[key] = plan
+
+    def to_front(self, key: tuple[object, ...], plan: Plan, *, wanting: bool = False) -> None:
+        """Of the recent ones, or of those for tensors that want gradients."""
+        # A new list: another call of this thread (a signal handler, a finaliser) may be walking the present one.
+        table = self.wanting if wanting else self.recent
+        rest = [one for one in table.get(key, ()) if one[1] is not plan[1]]
+        table[key] = [plan, *rest[: MOST_RECENT - 1]]
+
+
+class Quick:
+    """Attention with remembered plans.
+
+    `bind` prepares a call, `engine_of` finds a device's engine, `slow` computes what is not for plans. `differentiate`,
+    if set, gives what computes calls like one that want gradients and that nobody watches.
+    """
+
+    def __init__(
+        self,
+        bind: Binder,
+        engine_of: Callable[[torch.device], Engine],
+        slow: Callable[[dict[str, torch.Tensor], Options], Answer],
+    ) -> None:
+        self.bind, self.engine_of, self.slow = bind, engine_of, slow
+        self.differentiate: Differentiate | None = None
+        self.plans = Plans()
+        self.checker, self.guard = find_checker(), find_guard()
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        scale: float | None,
+        alignment: str,
+        return_lse: bool,
+    ) -> Answer:
+        """As `operator.attention`, with nothing but q, k and v."""
+        options, plans = (causal, scale, alignment, return_lse), self.plans
+        if not listening() and forward_ad._current_level < 0:
+            if plans.wanting and torch.is_grad_enabled():
+                for check, call in plans.wanting.get(options, ()):
+                    if check(q, k, v):
+                        return call(q, k, v)
+            for check, call in plans.recent.get(options, ()):
+                if check(q, k, v):
+                    answer = call(q, k, v)
+                    if answer is not None:
+                        return answer
+        return self.first((q, k, v), Options(*options))
+
+    def call(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
+        """Any call; its tensors in the order of `options.names`."""
+        if not listening() and forward_ad._current_level < 0:
+            plans, key = self.plans, recent_key(options)
+            if plans.wanting and torch.is_grad_enabled():
+                for check, known in plans.wanting.get(key, ()):
+                    if check(*tensors):
+                        return known(*tensors)
+            for check, known in plans.recent.get(key, ()):
+                if check(*tensors):
+                    answer = known(*tensors)
+                    if answer is not None:
+                        return answer
+        return self.first(tensors, options)
+
+    def launch(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
+        """Any call, now, whoever listens. The tensors are of PyTorch's own class."""
+        known = self.remembered(tensors, options)
+        answer = None if known is None else known(*tensors)
+        if answer is None:
+            inputs.refuse(dict(zip(options.names, tensors, strict=True)))
+            answer = self.compute(tensors, options)
+        return answer
+
+    def remembered(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Call | None:
+        """What launches calls like this one, of the most recent ones; it may still say that it cannot."""
+        for check, known in self.plans.recent.get(recent_key(options), ()):
+            if check(*tensors):
+                return known
+        return None
+
+    def first(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
+        """A call like none of the most recent ones."""
+        given = dict(zip(options.names, tensors, strict=True))
+        inputs.refuse_strange(given)
+        inputs.refuse_tangents(given)
+        wanting = inputs.wanting(given)
+        if not set(wanting) <= set(QKV) or "out" in given or options.paged:
+            inputs.refuse_derivatives(given)
+        tracing = torch._C._get_tracing_state() is not None
+        strange = any(type(x) not in inputs.PLAIN_TYPES for x in tensors) or tensors[0].device.type == "meta"
+        if listening() or tracing or strange or (wanting and self.differentiate is None):
+            return self.seen(given, options)
+        if wanting and self.differentiate is not None:
+            return self.differentiated(tensors, options, self.differentiate)
+        return self.compute(tensors, options)
+
+    def differentiated(
+        self, tensors: tuple[torch.Tensor, ...], options: Options, differentiate: Differentiate
+    ) -> Answer:
+        """A call that wants gradients now, and nobody watches. What computes it is kept where the guard works: only
+        that sees all that has been ruled out here."""
+        key = ("wanting", *options, *key_of(*tensors))
+        plan = self.plans.find(key)
+        if plan is None or not plan[0](*tensors):
+            plan = (self.guard(*tensors), differentiate(tensors, options))
+        answer = plan[1](*tensors)
+        if self.guard is guard_of:
+            self.plans.keep(key, plan)
+            self.plans.to_front(recent_key(options), plan, wanting=True)
+        return answer
+
+    def seen(self, given: dict[str, torch.Tensor], options: Options) -> Answer:
+        """By the operator; its result is copied to an output that is given."""
+        out = given.pop("out", None)
+        answer = self.slow(given, options)
+        if out is None:
+            return answer
+        result, *rest = answer if isinstance(answer, tuple) else (answer,)
+        out.copy_(result)
+        return (out, *rest) if rest else out
+
+    def compute(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
+        """By a plan that is not recent, or a new one."""
+        engine = self.engine_of(tensors[0].device)
+        index = engine.device.index
+        if engine.host.current_device() != index:
+            with torch.cuda.device(index):
+                return self.compute(tensors, options)
+        key: tuple[object, ...] = (*options, remainders_of(options.names, tensors), *key_of(*tensors))
+        stream = engine.host.current_stream(index)
+        for known in (self.plans.find(key), self.plans.find((stream, *key))):
+            answer = known[1](*tensors) if known else None
+            if known and answer is not None:
+                self.plans.to_front(recent_key(options), known)
+                return answer
+        return self.prepare(tensors, options, engine, key, stream)
+
+    def prepare(
+        self,
+        tensors: tuple[torch.Tensor, ...],
+        options: Options,
+        engine: Engine,
+        key: tuple[object, ...],
+        stream: int,
+    ) -> Answer:
+        """Computes a call by binding it, and keeps the plan for calls like it."""
+        buffers = Buffers(engine, stream=stream, capturing=bool(engine.host.capturing()))
+        given = dict(zip(options.names, tensors, strict=True))
+        q, out = given["q"], given.pop("out", None)
+        if out is None:
+            out = torch.empty_like(q)
+        lse = torch.empty(lse_shape(q, options), dtype=torch.float32, device=q.device) if options.return_lse else None
+        bound = self.bind(given, out, lse, options, buffers)
+        bound()
+        of_one_launch = buffers.capturing and buffers.has_state
+        if bound.plan and type(options.scale) in (float, int, type(None)) and not of_one_launch:
+            movable = Movable.of(bound, {**given, "out": out, **({} if lse is None else {"lse": lse})})
+            if movable is not None:
+                form = Form.of(options.names, tensors, lse, engine.device.index)
+                only = stream if buffers.has_state else None
+                call = None if buffers.has_state else plain_call(movable, form, engine.host)
+                plan = (self.checker(*tensors), call or general_call(movable, form, engine.host, only))
+                self.plans.keep(key if only is None else (stream, *key), plan)
+                self.plans.to_front(recent_key(options), plan)
+        return out if lse is None else (out, lse)
+
+
+def recent_key(options: Options) -> tuple[object, ...]:
+    """What recent plans are found by: as short as can be where there is nothing but q, k and v."""
+    return options[:4] if options.names == QKV and options.window is None else options
+
+
+def lse_shape(q: torch.Tensor, options: Options) -> tuple[int, ...]:
+    """Of the log-sum-exp: [B, H, S_q], or [H, total_q] where sequences are packed."""
+    if options.paged and q.dim() == 4:
+        return q.shape[0], q.shape[2], q.shape[1]
+    return tuple(q.shape[:3]) if options.longest is None else (q.shape[1], q.shape[0])
+
+
+listening: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+"""Not 0 while a mode (fake tensors, tracing, counting operations) wants to see every operator."""

@@ -1,0 +1,142 @@
+"""The operators that PyTorch's compiler, modes and subclasses see: spotbench::attention and its packed sister."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels.attention.cuda.calls.quick import PAGED, QKV, Answer, Options
+from kernels.attention.cuda.plan import inputs
+from kernels.attention.cuda.plan.posing import check_rank, check_shapes
+from kernels.attention.cuda.plan.posing_paged import check_paged_shapes
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+Compute = Callable[[tuple[torch.Tensor, ...], Options], Answer]
+"""Launches now: `Quick.launch`."""
+
+# define and impl rather than torch.library.custom_op, whose wrapper costs about three times as much a call.
+library = torch.library.Library("spotbench", "FRAGMENT")
+library.define(
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, str alignment, "
+    "int left, int right, Tensor? mask) -> (Tensor, Tensor)"
+)
+library.define(
+    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor q_starts, Tensor k_starts, int longest_q, int longest_k, "
+    "bool causal, float scale, str alignment, int left, int right) -> (Tensor, Tensor)"
+)
+library.define(
+    "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqused_k, "
+    "Tensor? cu_seqlens_q, int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right) "
+    "-> (Tensor, Tensor)"
+)
+
+
+def sides(window: tuple[int | None, int | None] | None) -> tuple[int, int]:
+    """A window as the operators take it: a side that is -1 has no limit."""
+    left, right = (-1 if side is None else side for side in window or (None, None))
+    return left, right
+
+
+def window(left: int, right: int) -> tuple[int, int] | None:
+    """The same back."""
+    return None if left == right == -1 else (left, right)
+
+
+def as_operator(tensors: dict[str, torch.Tensor], options: Options) -> Answer:
+    """A call that PyTorch's compiler, modes and subclasses can see."""
+    q, k, v = tensors["q"], tensors["k"], tensors["v"]
+    if torch._C._get_tracing_state() is None and options.paged:
+        check_paged_shapes(q, k, v, "q_starts" in tensors)
+    elif torch._C._get_tracing_state() is None:
+        check_rank(q, k, v, 4 if options.longest is None else 3)
+        check_shapes(q, k, v, (0,) if options.longest is None else ())
+    name, given = operator_arguments(tensors, options)
+    result, sums = getattr(torch.ops.spotbench, name)(*given)
+    return (result, sums) if options.return_lse else result
+
+
+def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tuple[str, tuple[Any, ...]]:
+    """The operator of a call, by its name, and what it is given."""
+    q, k, v = tensors["q"], tensors["k"], tensors["v"]
+    scale = 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
+    rest = (options.causal, scale, options.alignment, *sides(options.window))
+    if options.paged:
+        pages = tensors["block_table"], tensors["k_lengths"], tensors.get("q_starts")
+        return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *rest)
+    if options.longest is None:
+        return "attention", (q, k, v, *rest, tensors.get("mask"))
+    return "attention_varlen", (q, k, v, tensors["q_starts"], tensors["k_starts"], *options.longest, *rest)
+
+
+def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
+    """The operators' kernels by the operators' names, each called with the operator's arguments in their order."""
+
+    def run(tensors: tuple[torch.Tensor, ...], options: Options) -> Pair:
+        answer = compute(tuple(inputs.plain(x) for x in tensors), options)
+        assert isinstance(answer, tuple)
+        return answer
+
+    def attention(*given: Any) -> Pair:
+        *qkv, causal, scale, alignment, left, right, mask = given
+        tensors = tuple(qkv) if mask is None else (*qkv, mask)
+        names = QKV if mask is None else (*QKV, "mask")
+        return run(tensors, Options(causal, scale, alignment, True, window(left, right), names))
+
+    def attention_varlen(*given: Any) -> Pair:
+        *tensors, longest_q, longest_k, causal, scale, alignment, left, right = given
+        names, longest = (*QKV, "q_starts", "k_starts"), (longest_q, longest_k)
+        return run(tuple(tensors), Options(causal, scale, alignment, True, window(left, right), names, longest))
+
+    def attention_paged(*given: Any) -> Pair:
+        *pages, starts, longest_q, longest_k, causal, scale, alignment, left, right = given
+        tensors, names = (tuple(pages), PAGED) if starts is None else ((*pages, starts), (*PAGED, "q_starts"))
+        longest = longest_q, longest_k
+        return run(tensors, Options(causal, scale, alignment, True, window(left, right), names, longest))
+
+    return {"attention": attention, "attention_varlen": attention_varlen, "attention_paged": attention_paged}
+
+
+def without_gradient(*given: Any) -> Pair:
+    """What autograd is told of `attention_paged`: a result that would have to carry a gradient is refused."""
+    names = ("q", "k_cache", "v_cache")
+    inputs.refuse_derivatives(dict(zip(names, given, strict=False)))
+    with torch._C._AutoDispatchBelowAutograd():
+        pair: Pair = torch.ops.spotbench.attention_paged.default(*given)
+    return pair
+
+
+def register(compute: Compute) -> None:
+    """Gives the operators their kernels and what the compiler's tracing needs; `gradients.register` the rest."""
+    for name, kernel in kernels_of(compute).items():
+        library.impl(name, kernel, "CUDA")
+        torch.library.register_fake(f"spotbench::{name}", shapes(SUMS[name]), lib=library)
+    library.impl("attention_paged", without_gradient, "Autograd")
+
+
+def padded_sums(q: torch.Tensor) -> tuple[int, ...]:
+    return tuple(q.shape[:3])
+
+
+def packed_sums(q: torch.Tensor) -> tuple[int, ...]:
+    return (q.shape[1], q.shape[0])
+
+
+def paged_sums(q: torch.Tensor) -> tuple[int, ...]:
+    return (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else packed_sums(q)
+
+
+SUMS = {"attention": padded_sums, "attention_varlen": packed_sums, "attention_paged": paged_sums}
+"""The shapes of the operators' log-sum-exps, by that of Q."""
+
+
+def shapes(sums: Callable[[torch.Tensor], tuple[int, ...]]) -> Callable[..., Pair]:
+    """What an operator returns, without its contents: for the compiler's tracing and for meta tensors."""
+
+    def fake(q: torch.Tensor, *rest: Any) -> Pair:
+        del rest
+        return torch.empty_like(q), torch.empty(sums(q), dtype=torch.float32, device=q.device)
+
+    return fake

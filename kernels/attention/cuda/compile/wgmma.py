@@ -1,0 +1,95 @@
+"""Writes `source/hopper/wgmma.cuh`: wgmma takes its accumulators as single registers, which nobody wants to type.
+
+python -m kernels.attention.cuda.compile.wgmma          # rewrite the header
+python -m kernels.attention.cuda.compile.wgmma --check  # exit 1 if it is not what this would write
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HEADER = Path(__file__).parents[1] / "source" / "hopper" / "wgmma.cuh"
+SCORE_WIDTHS = (48, 64, 80, 96, 112, 128, 176)
+OUTPUT_WIDTHS = (32, 64, 96, 128, 160, 192, 256)
+TYPES = (("Half", "f16"), ("BFloat16", "bf16"))
+REGISTERS_A_LINE = 32
+
+OPENING = """\
+// Written by kernels/attention/cuda/compile/wgmma.py; do not edit.
+//
+// One warpgroup multiplies a 64x16 A by a 16xN B into a 64xN C: element (row, column) of C lies in the thread and
+// the register that PTX gives it for wgmma.m64nNk16. B is in shared memory; A is there too (`wgmma_shared`) or in
+// registers (`wgmma_registers`).
+// Rows of K are columns of B: it lies as it is. V's rows run along the sum: it is read transposed.
+#pragma once
+#include "hopper/instructions.cuh"
+
+// d = a b, or d += a b where `accumulate` is not 0; asynchronous, see warpgroup_commit and warpgroup_wait.
+template <class T, int N>
+DEVICE void wgmma_shared(float (&d)[N / 2], u64 a, u64 b, int accumulate);
+template <class T, int N>
+DEVICE void wgmma_registers(float (&d)[N / 2], const u32* a, u64 b, int accumulate);
+
+#ifndef SIMT_SHIM  // which has one definition for all widths
+"""
+CLOSING = "#endif  // SIMT_SHIM\n"
+
+
+def lines_of(words: list[str], indent: str, quote: bool) -> str:
+    """Words with commas between them, so many a line."""
+    starts = range(0, len(words), REGISTERS_A_LINE)
+    lines = [", ".join(words[start : start + REGISTERS_A_LINE]) for start in starts]
+    if quote:
+        return "\n".join(f'{indent}"{line}{", " if i + 1 < len(lines) else ""}"' for i, line in enumerate(lines))
+    return f",\n{indent}".join(lines)
+
+
+def wrapper(struct: str, ptx: str, width: int, a_in_registers: bool) -> str:
+    """One specialisation."""
+    count = width // 2
+    operands = [f"%{count + i}" for i in range(4 if a_in_registers else 1)]
+    a = "{" + ", ".join(operands) + "}" if a_in_registers else operands[0]
+    b, accumulate = f"%{count + len(operands)}", f"%{count + len(operands) + 1}"
+    layout = "p, 1, 1, 1" if a_in_registers else "p, 1, 1, 0, 0"
+    a_inputs = ", ".join(f'"r"(a[{i}])' for i in range(4)) if a_in_registers else '"l"(a)'
+    a_type = "const u32* a" if a_in_registers else "u64 a"
+    name = "wgmma_registers" if a_in_registers else "wgmma_shared"
+    outputs = [f'"+f"(d[{i}])' for i in range(count)]
+    return (
+        f"SPECIALISED void {name}<{struct}, {width}>(float (&d)[{count}], {a_type}, u64 b, int accumulate) {{\n"
+        f"  asm volatile(\n"
+        f'      "{{ .reg .pred p; setp.ne.b32 p, {accumulate}, 0; "\n'
+        f'      "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{ptx}.{ptx} {{"\n'
+        f"{lines_of([f'%{i}' for i in range(count)], '      ', True)}\n"
+        f'      "}}, {a}, {b}, {layout}; }}"\n'
+        f"      : {lines_of(outputs, '        ', False)}\n"
+        f'      : {a_inputs}, "l"(b), "r"(accumulate));\n'
+        f"}}\n"
+    )
+
+
+def text() -> str:
+    """The whole header."""
+    parts = [OPENING]
+    for struct, ptx in TYPES:
+        parts += [wrapper(struct, ptx, width, False) for width in SCORE_WIDTHS]
+        parts += [wrapper(struct, ptx, width, True) for width in OUTPUT_WIDTHS]
+    return "\n".join([*parts, CLOSING])
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["--check"]:
+        current = HEADER.read_text() if HEADER.exists() else ""
+        if current != text():
+            sys.stderr.write(
+                f"{HEADER.name} is not what wgmma.py writes: run python -m kernels.attention.cuda.compile.wgmma\n"
+            )
+            return 1
+        return 0
+    HEADER.write_text(text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,278 @@
+"""Decides how a problem is computed: which kernel, what grid, how many splits. Pure: no torch, no device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.plan.variants import MAX_HEAD_DIM, SCALAR_TILES, Chip, Combine, Kernel, padded
+
+LOG2_E = 1.4426950408889634
+ELEMENT_BYTES = 2
+VECTOR_BYTES = 16
+MAX_TILE_SPAN = 2**31  # bytes between the first and the last row of a tile of keys: addressed by 32 bits
+MAX_BLOCKS = 2**31 - 1  # along x in a grid
+MAX_SPLITS, MIN_TILES_PER_SPLIT = 64, 8
+REGISTERS_PER_SM, REGISTERS_PER_THREAD, SHARED_BYTES_RESERVED = 65536, 255, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a [B, H, S, D] tensor lies: strides of batch, head and row in elements, and the address of its start."""
+
+    batch: int
+    head: int
+    row: int
+    address: int = 0
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether every row starts on a 16-byte boundary."""
+        steps = (self.batch, self.head, self.row)
+        return self.address % VECTOR_BYTES == 0 and all(s * ELEMENT_BYTES % VECTOR_BYTES == 0 for s in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What is added to the scaled scores, or which keys are seen: element type, address, and strides in bytes, 0 where
+    it is broadcast."""
+
+    dtype: str
+    address: int
+    batch: int
+    head: int
+    row: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Sequences of different lengths, one behind the other in packed tensors.
+
+    Sequence b is rows q_starts[b] .. q_starts[b + 1] - 1; both arrays are int32 on the device. With `align_ends` the
+    limits of what a row sees count from the last key for the last row of each sequence.
+    """
+
+    q_starts: int
+    k_starts: int
+    total_q: int
+    align_ends: bool
+    total_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """K and V in pages of `size` keys. Sequence b's key j lies in page `table[b][j // size]`, at row j % size.
+
+    `table` and `lengths`, the keys of each sequence, are addresses of int32 on the device; `row` is the table's stride
+    in entries, `most` the number of keys that a row of it can name, and `count` how many pages the cache has. The
+    layouts of K and V have pages for batches. With `align_ends` the limits of what a row sees count from the last key
+    for the last row of each sequence.
+    """
+
+    table: int
+    lengths: int
+    row: int
+    size: int
+    most: int
+    align_ends: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One attention call without its data.
+
+    Row r of Q sees the keys up to r + causal_offset if `causal`, and from r + window_offset on if that is a number.
+    With `lengths`, `batch` counts sequences and `seq_q` and `seq_k` are the longest; with `pages` `seq_k` is. `sign` is
+    that of the scale: -1, 0 or 1; kernels are given its absolute value, and 1 in the place of 0.
+    """
+
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    causal: bool
+    causal_offset: int
+    q: Layout
+    k: Layout
+    v: Layout
+    out: Layout
+    window_offset: int | None = None
+    mask: Mask | None = None
+    lengths: Lengths | None = None
+    sign: int = 1
+    pages: Pages | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no window, mask, lengths, pages or odd scale: what the kernels without features compute."""
+        features = (self.window_offset, self.mask, self.lengths, self.pages)
+        return self.sign == 1 and all(feature is None for feature in features)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is an element to compute and a key to see."""
+        return min(self.batch, self.heads, self.seq_q, self.seq_k) > 0
+
+    @property
+    def group(self) -> int:
+        """How many heads of Q share a head of K and V."""
+        return self.heads // self.kv_heads
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of the output over all heads."""
+        return self.heads * (self.lengths.total_q if self.lengths else self.batch * self.seq_q)
+
+    @property
+    def is_vector(self) -> bool:
+        return self.head_dim % 8 == 0 and all(x.is_vector for x in (self.q, self.k, self.v, self.out))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The chip at hand. `hopper`: kernels may use the instructions that Hopper alone has."""
+
+    chip: Chip
+    sm_count: int
+    l2_bytes: int
+    hopper: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A decision. The kernel's grid is (blocks, splits); with more than one split, `combine` runs after it."""
+
+    kernel: Kernel
+    blocks: int
+    row_tiles: int
+    section: int
+    splits: int
+    tiles_per_split: int
+
+    @property
+    def combine(self) -> Combine | None:
+        return Combine(self.kernel.dtype) if self.splits > 1 else None
+
+
+def refusal(chip: Chip, dtype: str, head_dim: int) -> str | None:
+    """Why a chip has no kernel for an element type and head dimension; None if it has one."""
+    if dtype not in ("float16", "bfloat16"):
+        return f"the CUDA kernel computes float16 and bfloat16, not {dtype}"
+    if dtype not in chip.dtypes:
+        return f"{chip.name} chips have no {dtype} tensor cores"
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
+        return f"the CUDA kernel has head dimensions 1 to {MAX_HEAD_DIM}, not {head_dim}"
+    return None
+
+
+def check_kind(problem: Problem, machine: Machine) -> None:
+    """Raises `Unsupported` for an element type or a head dimension that no kernel computes."""
+    reason = refusal(machine.chip, problem.dtype, problem.head_dim)
+    if reason:
+        raise Unsupported(reason)
+
+
+def check(problem: Problem, machine: Machine) -> None:
+    """Raises `Unsupported` for a problem that no kernel computes."""
+    check_kind(problem, machine)
+    sizes = (problem.batch, problem.heads, problem.kv_heads, problem.seq_q, problem.seq_k)
+    if min(sizes) < 1:
+        raise Unsupported(f"every size must be at least 1: batch, heads, kv_heads, seq_q, seq_k are {sizes}")
+    if problem.heads % problem.kv_heads:
+        raise Unsupported(f"{problem.heads} heads of Q cannot share {problem.kv_heads} heads of K and V equally")
+    widest = max(problem.k.row, problem.v.row) * ELEMENT_BYTES * 64
+    if widest >= MAX_TILE_SPAN:
+        raise Unsupported(f"64 rows of K or V span {widest} bytes; the kernel addresses less than {MAX_TILE_SPAN}")
+    if max(problem.seq_q, problem.seq_k) >= 2**30:
+        raise Unsupported("sequences must be shorter than 2^30")
+
+
+def blocks_per_sm(kernel: Kernel, chip: Chip) -> int:
+    """How many blocks an SM holds at a time, if each thread takes all the registers it may."""
+    return slots_per_sm(kernel.shared_bytes, kernel.threads, chip)
+
+
+def slots_per_sm(shared_bytes: int, threads: int, chip: Chip) -> int:
+    """The same for any kernel."""
+    by_shared = chip.shared_bytes_per_sm // (shared_bytes + SHARED_BYTES_RESERVED)
+    by_registers = REGISTERS_PER_SM // (threads * (REGISTERS_PER_THREAD + 1))
+    return max(1, min(by_shared, by_registers))
+
+
+def visible_keys(problem: Problem, queries: int) -> int:
+    """How many keys at most `queries` neighbouring queries see together; at least 1."""
+    if problem.window_offset is None or not problem.causal:
+        return problem.seq_k
+    return max(1, min(problem.seq_k, problem.causal_offset - problem.window_offset + queries))
+
+
+def splits_for(blocks: int, sm_count: int, blocks_per_sm: int, tiles: int) -> int:
+    """Into how many parts the keys are cut so that the grid fills the chip.
+
+    One if there is a block for 80 % of the SMs already. Else the fewest parts with at least 95 % of the best share of
+    busy slots over the waves; but each part keeps at least 8 tiles, or joining costs more than it saves.
+    """
+    most = min(MAX_SPLITS, tiles // MIN_TILES_PER_SPLIT)
+    if blocks >= 0.8 * sm_count or most <= 1:
+        return 1
+
+    return fewest_parts(blocks, sm_count * blocks_per_sm, most)
+
+
+def fewest_parts(blocks: int, slots: int, most: int) -> int:
+    """The fewest parts, at most `most`, to cut each block in for at least 95 % of the best share of busy slots."""
+
+    def busy(parts: int) -> float:
+        waves = blocks * parts / slots
+        return waves / math.ceil(waves)
+
+    best = max(busy(parts) for parts in range(1, most + 1))
+    return next(parts for parts in range(1, most + 1) if busy(parts) >= 0.95 * best)
+
+
+def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> Launch:
+    """How to compute a problem on a machine. `splits` overrides the choice. Raises `Unsupported`."""
+    check(problem, machine)
+    chip, size = machine.chip, padded(problem.head_dim)
+    all_heads = problem.batch * problem.heads
+    kernel = choose(problem, machine, size)
+    row_tiles = -(-problem.seq_q // kernel.tile.rows)
+    tiles = -(-problem.seq_k // kernel.tile.keys)
+    section = section_for(problem, machine.l2_bytes) if problem.causal else all_heads
+    blocks = -(-all_heads // section) * section * row_tiles
+    if blocks > MAX_BLOCKS:
+        raise Unsupported(f"{blocks} blocks are more than a grid can have")
+    if splits is None:
+        splits = splits_for(all_heads * row_tiles, machine.sm_count, blocks_per_sm(kernel, chip), tiles)
+    per_split = -(-tiles // max(1, min(splits, tiles)))
+    return Launch(kernel, blocks, row_tiles, section, -(-tiles // per_split), per_split)
+
+
+def choose(problem: Problem, machine: Machine, size: int) -> Kernel:
+    """The small tile where the large one would give an SM one block at most."""
+    chip = machine.chip
+    if not problem.is_vector:
+        return Kernel(problem.dtype, size, problem.causal, False, SCALAR_TILES[size])
+    large = Kernel(problem.dtype, size, problem.causal, True, chip.large[size, problem.causal])
+    blocks = problem.batch * problem.heads * -(-problem.seq_q // large.tile.rows)
+    if blocks > machine.sm_count:
+        return large
+    return Kernel(problem.dtype, size, problem.causal, True, chip.small[size, problem.causal])
+
+
+def section_for(problem: Problem, l2_bytes: int) -> int:
+    """How many heads of Q to work on at a time, so that their K and V fit the L2 cache.
+
+    Sections of equal size, if at most twice as many as it takes: a short last one would end on its longest rows alone.
+    """
+    per_kv_head = 2 * problem.seq_k * problem.head_dim * ELEMENT_BYTES
+    group, kv_heads = problem.heads // problem.kv_heads, problem.batch * problem.kv_heads
+    fewest = -(-kv_heads // max(1, l2_bytes // per_kv_head))
+    even = next((count for count in range(fewest, 2 * fewest + 1) if kv_heads % count == 0), fewest)
+    return -(-kv_heads // even) * group

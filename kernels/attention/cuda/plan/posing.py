@@ -1,0 +1,207 @@
+"""The problem that a call's tensors pose: sizes, layouts and what is seen, checked against each other."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.plan.planning import Layout, Lengths, Mask, Problem
+
+DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+ALIGNMENTS = ("top-left", "bottom-right")
+Window = tuple[int | None, int | None]
+
+
+def layout(tensor: torch.Tensor, name: str) -> Layout:
+    """A tensor's layout; a dimension of size 1 is never stepped over, so its stride does not matter."""
+    sizes, strides = tensor.shape, tensor.stride()
+    if sizes[3] > 1 and strides[3] != 1:
+        raise Unsupported(f"the last dimension of {name} must be contiguous; its stride is {strides[3]}")
+    batch, head, row = (stride if size > 1 else 0 for size, stride in zip(sizes[:3], strides[:3], strict=True))
+    return Layout(batch, head, row, tensor.data_ptr())
+
+
+def problem_of(  # noqa: PLR0913 - the tensors of a call
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    causal: bool,
+    alignment: str,
+    window: Window | None = None,
+    mask: torch.Tensor | None = None,
+) -> Problem:
+    """The problem that these tensors pose. Raises `Unsupported`, or ValueError where they contradict each other."""
+    check_rank(q, k, v, 4)
+    check_shapes(q, k, v, (0,))
+    check_kinds(q, k, v, out, alignment)
+    batch, heads, seq_q, head_dim = q.shape
+    seq_k = k.shape[2]
+    window = window_of(window)
+    right, left = limits(causal, window, seq_k - seq_q if alignment == "bottom-right" else 0)
+    return Problem(
+        dtype=DTYPE_NAMES.get(q.dtype, str(q.dtype)),
+        batch=batch,
+        heads=heads,
+        kv_heads=k.shape[1],
+        seq_q=seq_q,
+        seq_k=seq_k,
+        head_dim=head_dim,
+        causal=right is not None,
+        causal_offset=right or 0,
+        q=layout(q, "q"),
+        k=layout(k, "k"),
+        v=layout(v, "v"),
+        out=layout(out, "out"),
+        window_offset=left,
+        mask=None if mask is None else mask_of(mask, (batch, heads, seq_q, seq_k), q),
+    )
+
+
+def check_rank(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int) -> None:
+    """Raises ValueError for tensors of another rank."""
+    if not (q.dim() == k.dim() == v.dim() == rank):
+        wanted, found = "[B, H, S, D]" if rank == 4 else "[total, H, D]", (q.dim(), k.dim(), v.dim())
+        raise ValueError("q, k and v must be {}; they have {}, {} and {} dimensions".format(wanted, *found))
+
+
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shared: tuple[int, ...]) -> None:
+    """Raises ValueError where sizes contradict each other, `Unsupported` for those that fit and have no kernel.
+
+    `shared` are dimensions that q and k have in common beside the last.
+    """
+    fits = k.shape[:-1] == v.shape[:-1] and all(q.shape[axis] == k.shape[axis] for axis in (*shared, -1))
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if not fits or (heads and not kv_heads):
+        raise ValueError(f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
+    if q.shape[-1] < 1:
+        raise Unsupported(f"the head dimension must be 1 to 256, not {q.shape[-1]}")
+    if v.shape[-1] != q.shape[-1]:
+        raise Unsupported(f"v must have the head dimension of q and k, {q.shape[-1]}, and not {v.shape[-1]}")
+    if kv_heads and heads % kv_heads:
+        raise Unsupported(f"{heads} heads of Q cannot share {kv_heads} heads of K and V equally")
+
+
+def check_kinds(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, alignment: str) -> None:
+    """What holds for padded and packed tensors alike."""
+    if out.shape != q.shape or out.dtype != q.dtype:
+        raise ValueError(f"out must be {tuple(q.shape)} {q.dtype}, not {tuple(out.shape)} {out.dtype}")
+    if not (q.dtype == k.dtype == v.dtype):
+        raise Unsupported(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if any(tensor.device != q.device for tensor in (q, k, v, out)):
+        raise Unsupported("q, k, v and out must be on one device")
+    if alignment not in ALIGNMENTS:
+        raise ValueError(f"causal_alignment is one of {', '.join(ALIGNMENTS)}, not {alignment!r}")
+
+
+def window_of(window: object) -> Window | None:
+    """A window as it was given, checked. Raises TypeError."""
+    if window is None:
+        return None
+    sides = tuple(window) if isinstance(window, (tuple, list)) else ()
+    if len(sides) != 2 or not all(side is None or (isinstance(side, int) and side is not True) for side in sides):
+        raise TypeError(f"window is (left, right), each a count of keys, or -1 or None for all; not {window!r}")
+    return sides[0], sides[1]
+
+
+def longest_of(name: str, longest: object) -> int:
+    """The longest of some sequences, a hint to the plan. Raises TypeError or ValueError."""
+    if not isinstance(longest, int):
+        kind = type(longest).__name__
+        raise TypeError(f"{name} must be an int, not a {kind}: it chooses kernels on the host, so nothing waits for it")
+    if longest < 0:
+        raise ValueError(f"{name} must not be negative, and is {longest}")
+    return longest
+
+
+def limits(causal: bool, window: Window | None, shift: int) -> tuple[int | None, int | None]:
+    """Of the keys that row r sees, the last and the first, less r; None where there is no such limit.
+
+    `window` is (left, right): row r sees the keys r + shift - left .. r + shift + right. None or -1 is no limit, as in
+    flash-attn; `causal` is a right of 0. Raises ValueError for any other negative number.
+    """
+    left, right = (None if side == -1 else side for side in window or (None, None))
+    if (left or 0) < 0 or (right or 0) < 0:
+        raise ValueError(f"window is (left, right), each a count of keys, or -1 or None for all; not {window}")
+    if causal:
+        right = 0
+    far = 2**30 - 1
+    return None if right is None else min(right + shift, far), None if left is None else max(shift - left, -far)
+
+
+def mask_of(mask: torch.Tensor, shape: tuple[int, int, int, int], q: torch.Tensor) -> Mask:
+    """A mask's layout, broadcast to [B, H, S_q, S_k] without a copy. Raises `Unsupported` or ValueError."""
+    if mask.dtype not in (torch.bool, torch.float32, q.dtype):
+        raise Unsupported(f"a mask is boolean, float32 or {q.dtype} like q, not {mask.dtype}")
+    if mask.device != q.device:
+        raise Unsupported("the mask must be on the device of q")
+    try:
+        strides = mask.expand(shape).stride()
+    except RuntimeError as exc:
+        raise ValueError(f"a mask of shape {tuple(mask.shape)} does not broadcast to {shape}") from exc
+    batch, head, row, key = (
+        stride * mask.element_size() if size > 1 else 0 for size, stride in zip(shape, strides, strict=True)
+    )
+    name = "bool" if mask.dtype == torch.bool else DTYPE_NAMES[mask.dtype]
+    return Mask(name, mask.data_ptr(), batch, head, row, key)
+
+
+def packed_layout(tensor: torch.Tensor, name: str) -> Layout:
+    """Of a [total, H, D] tensor, as one batch."""
+    sizes, strides = tensor.shape, tensor.stride()
+    if sizes[2] > 1 and strides[2] != 1:
+        raise Unsupported(f"the last dimension of {name} must be contiguous; its stride is {strides[2]}")
+    row, head = (stride if size > 1 else 0 for size, stride in zip(sizes[:2], strides[:2], strict=True))
+    return Layout(0, head, row, tensor.data_ptr())
+
+
+def hint(longest: int, total: int) -> int:
+    """A length to plan for: what was said, but at least 1 and at most all rows; 0 where there are none."""
+    return min(max(longest, 1), total)
+
+
+def varlen_problem_of(  # noqa: PLR0913 - the tensors of a call
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool,
+    alignment: str,
+    window: Window | None,
+) -> Problem:
+    """The problem that packed tensors pose. Raises `Unsupported`, or ValueError where they contradict each other."""
+    check_rank(q, k, v, 3)
+    check_shapes(q, k, v, ())
+    check_kinds(q, k, v, out, alignment)
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if starts.dtype != torch.int32 or starts.dim() != 1 or not starts.is_contiguous() or starts.device != q.device:
+            raise ValueError(f"{name} must be contiguous int32 [sequences + 1] on the device of q")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape or cu_seqlens_q.shape[0] < 2:
+        raise ValueError("cu_seqlens_q and cu_seqlens_k must have one entry more than there are sequences, at least 2")
+    max_seqlen_q, max_seqlen_k = longest_of("max_seqlen_q", max_seqlen_q), longest_of("max_seqlen_k", max_seqlen_k)
+    right, left = limits(causal, window_of(window), 0)
+    return Problem(
+        dtype=DTYPE_NAMES.get(q.dtype, str(q.dtype)),
+        batch=cu_seqlens_q.shape[0] - 1,
+        heads=q.shape[1],
+        kv_heads=k.shape[1],
+        seq_q=hint(max_seqlen_q, q.shape[0]),
+        seq_k=hint(max_seqlen_k, k.shape[0]),
+        head_dim=q.shape[2],
+        causal=right is not None,
+        causal_offset=right or 0,
+        q=packed_layout(q, "q"),
+        k=packed_layout(k, "k"),
+        v=packed_layout(v, "v"),
+        out=packed_layout(out, "out"),
+        window_offset=left,
+        lengths=Lengths(
+            cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), q.shape[0], alignment == "bottom-right", k.shape[0]
+        ),
+    )

@@ -1,0 +1,222 @@
+"""How long a way would take: what its launches must do one after the other, priced by coefficients that were measured.
+
+A way's work is a few terms: one for the launch, the tiles that the busiest SM gets, the tiles of keys that it goes
+through with them, the same spread evenly over all SMs, and bytes. Their prices in microseconds come from
+`prices/*.json`, which `campaign.fit` writes. Pure: no torch, no device.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, singledispatch
+from pathlib import Path
+from typing import Any
+
+from kernels.attention.cuda.plan.planning import (
+    ELEMENT_BYTES,
+    REGISTERS_PER_SM,
+    Machine,
+    Problem,
+    slots_per_sm,
+    visible_keys,
+)
+from kernels.attention.cuda.run.launching import Way
+from kernels.attention.cuda.ways.decode import Decode
+from kernels.attention.cuda.ways.decode import blocks_per_sm as decoding_blocks_per_sm
+from kernels.attention.cuda.ways.general import General
+from kernels.attention.cuda.ways.hopper import HopperWay
+from kernels.attention.cuda.ways.portable import Portable
+from kernels.attention.cuda.ways.small import Small
+from kernels.attention.cuda.ways.small_hopper import SmallHopper
+from kernels.attention.cuda.ways.tuned import stem
+
+FOLDER = Path(__file__).parents[1] / "prices"
+SCHEMA = 1
+MEGABYTE = 1e6
+PLAYED = 512
+"""Up to so many tiles of different lengths are dealt out one by one; more of them even out."""
+TERMS = ("launch", "tiles", "keys", "even", "megabytes", "joined")
+CAUTION = 1.15
+"""How many times as long as its price says a way is taken to be whose prices rest on few cells."""
+Terms = tuple[float, ...]
+"""In the order of TERMS; `joined` counts megabytes of parts that are written and read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one worker, the last to end, has to do: tiles of rows, and tiles of keys over all of those. `even`: tiles of
+    keys for each SM if all were shared out exactly."""
+
+    tiles: float
+    keys: float
+    even: float
+
+
+def load(key_tiles: Sequence[int], copies: int, workers: int, sm_count: int) -> Load:
+    """Row tiles of one head that go through so many tiles of keys, for `copies` heads, taken from the longest down."""
+    count, total = len(key_tiles) * copies, sum(key_tiles) * copies
+    even = total / sm_count
+    longest, shortest = max(key_tiles), min(key_tiles)
+    if count <= workers:
+        return Load(1.0, float(longest), even)
+    if longest == shortest:
+        waves = -(-count // workers)
+        return Load(float(waves), float(waves * longest), even)
+    if count > PLAYED:
+        return Load(count / workers + 0.5, total / workers + 0.5 * shortest, even)
+    ends = [(0, 0)] * workers  # tiles of keys, tiles of rows
+    for tile in sorted(key_tiles, reverse=True):
+        for _ in range(copies):
+            keys, tiles = ends[0]
+            heapq.heapreplace(ends, (keys + tile + 1, tiles + 1))
+    keys, tiles = max(ends)
+    return Load(float(tiles), float(keys - tiles), even)
+
+
+def key_tiles(problem: Problem, rows: int, keys: int) -> list[int]:
+    """How many tiles of keys each tile of rows goes through; at least 1."""
+    count, every = -(-problem.seq_q // rows), -(-problem.seq_k // keys)
+    if not problem.causal and problem.window_offset is None:
+        return [every] * count
+    found = []
+    for start in range(0, count * rows, rows):
+        to = problem.seq_k
+        if problem.causal:
+            to = min(to, min(start + rows, problem.seq_q) + problem.causal_offset)
+        begin = 0 if problem.window_offset is None else max(0, start + problem.window_offset)
+        found.append(max(1, -(-to // keys) - begin // keys))
+    return found
+
+
+def megabytes(problem: Problem) -> float:
+    """Of Q, K, V and the output, each once."""
+    rows = 2 * problem.heads * problem.seq_q + 2 * problem.kv_heads * problem.seq_k
+    return problem.batch * rows * problem.head_dim * ELEMENT_BYTES / MEGABYTE
+
+
+def joined_megabytes(problem: Problem, parts: int) -> float:
+    """Of float32 outputs of parts."""
+    return 0.0 if parts == 1 else parts * problem.out_rows * problem.head_dim * 4 / MEGABYTE
+
+
+@singledispatch
+def terms(way: object, problem: Problem, machine: Machine) -> Terms | None:
+    """What a way has to do for a problem; None for a way that nobody has described."""
+    del way, problem, machine
+    return None
+
+
+@terms.register
+def _(way: HopperWay, problem: Problem, machine: Machine) -> Terms:
+    shape, sms = way.kernel.shape, machine.sm_count
+    tiles = key_tiles(problem, shape.rows, shape.keys)
+    parted = [max(1, -(-one // way.parts)) for one in tiles]
+    found = load(parted, problem.batch * problem.heads * way.parts, sms, sms)
+    return (1.0, found.tiles, found.keys, found.even, megabytes(problem), joined_megabytes(problem, way.parts))
+
+
+def of_grid(problem: Problem, machine: Machine, tiles: list[int], copies: int, slots: int, parts: int) -> Terms:
+    """Of a grid of blocks, several of which an SM may hold."""
+    parted = [max(1, -(-one // parts)) for one in tiles]
+    found = load(parted, copies * parts, machine.sm_count * slots, machine.sm_count)
+    joined = joined_megabytes(problem, parts)
+    return (1.0, found.tiles, found.keys, found.even, megabytes(problem), joined)
+
+
+@terms.register
+def _(way: Portable, problem: Problem, machine: Machine) -> Terms:
+    kernel, tile = way.launch.kernel, way.launch.kernel.tile
+    slots = slots_per_sm(kernel.shared_bytes, kernel.threads, machine.chip)
+    tiles = key_tiles(problem, tile.rows, tile.keys)
+    return of_grid(problem, machine, tiles, problem.batch * problem.heads, slots, way.launch.splits)
+
+
+@terms.register
+def _(way: General, problem: Problem, machine: Machine) -> Terms:
+    launch, tile = way.launch, way.launch.kernel.tile
+    slots = slots_per_sm(launch.kernel.shared_bytes, launch.kernel.threads, machine.chip)
+    packs = problem.batch * problem.heads // launch.pack
+    each = -(-visible_keys(problem, -(-tile.rows // launch.pack)) // tile.keys)
+    return of_grid(problem, machine, [each] * launch.row_tiles, packs, slots, launch.splits)
+
+
+@terms.register
+def _(way: Decode, problem: Problem, machine: Machine) -> Terms:
+    launch, tile = way.launch, way.launch.kernel.tile
+    slots = decoding_blocks_per_sm(launch.kernel, machine.chip)
+    steps = -(-visible_keys(problem, problem.seq_q) // (tile.keys * tile.warps))
+    return of_grid(problem, machine, [steps], launch.items, slots, launch.splits)
+
+
+@terms.register(Small)
+@terms.register(SmallHopper)
+def _(way: Small | SmallHopper, problem: Problem, machine: Machine) -> Terms:
+    kernel, shape = way.kernel, way.kernel.shape
+    rows = shape.rows if isinstance(way, SmallHopper) else way.kernel.shape.all_rows
+    blocks = -(-problem.seq_q // rows) * problem.batch * problem.heads
+    by_shared = machine.chip.shared_bytes_per_sm // (kernel.shared_bytes + 1024)
+    slots = max(1, min(by_shared, REGISTERS_PER_SM // (kernel.threads * 128), 16))
+    found = load([1], blocks, machine.sm_count * slots, machine.sm_count)
+    return (1.0, found.tiles, blocks / machine.sm_count, problem.seq_k / 64, megabytes(problem), 0.0)
+
+
+def kinds_of(way: Way, problem: Problem) -> tuple[str, str]:
+    """What a price is for: the way, the width of its kernel, whether rows end at different keys; and whether they do or
+    not. How many heads are packed, and into how many parts keys are cut, is in what there is to do. Decoding goes
+    through all keys for all rows: where the last row sees every key it costs what it costs without a mask."""
+    kernel = way.kernel if isinstance(way, HopperWay | Small | SmallHopper) else way.launch.kernel  # type: ignore[attr-defined]
+    ragged = problem.causal or problem.window_offset is not None
+    if isinstance(way, Decode) and problem.window_offset is None:
+        ragged = problem.causal and problem.causal_offset + problem.seq_q < problem.seq_k
+    ends = "causal" if ragged else "full"
+    mask = f" {problem.mask.dtype}" if problem.mask is not None else ""
+    name = f"{re.sub(r'-pack[0-9]+', '-pack', stem(way.name))} d{kernel.head_dim}"
+    return f"{name} {ends}{mask}", f"{name} any{mask}"
+
+
+def caution(way: Way) -> float:
+    """By what the price of a way is multiplied before it is compared with others. Hopper's way that cuts keys was
+    measured in 20 cells, the others in hundreds."""
+    return CAUTION if isinstance(way, HopperWay) and way.kernel.split else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Prices in microseconds, by kind and term, on one chip; `about` says where they were measured, and how well."""
+
+    about: Mapping[str, Any]
+    prices: Mapping[str, Terms]
+
+    def us(self, way: Way, problem: Problem, machine: Machine) -> float | None:
+        """What a way should take; None where it has no price."""
+        price = next((self.prices[kind] for kind in kinds_of(way, problem) if kind in self.prices), None)
+        work = terms(way, problem, machine) if price else None
+        return None if price is None or work is None else sum(map(float.__mul__, price, work))
+
+    def cheapest(self, found: Iterable[Way], problem: Problem, machine: Machine) -> tuple[Way, float] | None:
+        """The way that should be fastest, and its microseconds; None where none has a price."""
+        known = [
+            (us * caution(way), number, way, us)
+            for number, way in enumerate(found)
+            if (us := self.us(way, problem, machine))
+        ]
+        return None if not known else min(known)[2:]
+
+
+def parse(text: str) -> Costs:
+    """The prices in a file. Raises ValueError for one of another schema or with other terms."""
+    found = json.loads(text)
+    if found.get("schema") != SCHEMA or tuple(found["terms"]) != TERMS:
+        raise ValueError(f"prices of schema {SCHEMA} for {', '.join(TERMS)} are wanted")
+    return Costs(found["about"], {kind: tuple(prices) for kind, prices in found["prices"].items()})
+
+
+@cache
+def costs_for(chip: str, sm_count: int) -> Costs | None:
+    """The prices measured on a chip of this family with as many SMs; None if there are none."""
+    found = [parse(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    return next((one for one in found if (one.about["chip"], one.about["sm_count"]) == (chip, sm_count)), None)

@@ -1,0 +1,139 @@
+"""Which way computes a problem: all there are, and the one to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kernels.attention.cuda.plan.planning import Machine, Problem, plan
+from kernels.attention.cuda.plan.variants import padded
+from kernels.attention.cuda.run.launching import Way
+from kernels.attention.cuda.ways import hopper, small, small_hopper
+from kernels.attention.cuda.ways.costs import Costs, costs_for
+from kernels.attention.cuda.ways.decode import FEW_ROWS, Decode, plan_decode
+from kernels.attention.cuda.ways.decode import why_not as why_not_decode
+from kernels.attention.cuda.ways.general import General, plan_general
+from kernels.attention.cuda.ways.hopper import HopperWay
+from kernels.attention.cuda.ways.portable import Portable
+from kernels.attention.cuda.ways.tuned import FAR, Key, Table, table_for
+
+LEAST_KEYS_TO_DECODE = 512
+FEW_KEYS_OF_ONE_ROW = 64
+"""Queries and keys, and columns of a head, up to which the portable kernel was faster with a mask of one row."""
+SMALL_TILE, SMALL_TILE_WIDTH, SMALL_TILE_OF_ONE_ROW = 64, 128, 1.1
+"""Keys of a tile, columns of a head, and by what the price of a shape with such tiles is multiplied where a mask has
+one row: its price is for no mask, and each tile's biases are waited for."""
+FEW_TILES_WITH_A_MASK = 6
+"""Where there is a tile of rows for one SM in so many at most, the portable kernel, which cuts keys, was faster."""
+
+
+def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Way]:
+    """Every way that computes this problem. Raises `Unsupported` when there is none.
+
+    `dependent`: those instead that begin while the launch before them on the stream is ending; there may be none.
+    """
+    few_keys: list[Way] = []
+    if problem.is_plain:
+        few_keys += small.ways(problem, machine, dependent=dependent)
+        few_keys += small_hopper.ways(problem, machine, dependent=dependent)
+    if dependent:
+        return few_keys
+    found: list[Way] = [*hopper.ways(problem, machine)]
+    if problem.is_plain:
+        found.append(Portable(plan(problem, machine)))
+        found.extend(few_keys)
+    general = plan_general(problem, machine)
+    if not problem.is_plain or general.pack > 1:
+        found.append(General(general))
+    if why_not_decode(problem) is None:
+        found.append(Decode(plan_decode(problem, machine)))
+    return [*found, *hopper.bias_ways(problem, machine)]
+
+
+def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
+    """The way to take, and why: the measured table's, else by rule. Raises `Unsupported`."""
+    found = ways(problem, machine)
+    chip = machine.chip.name, machine.sm_count
+    return (
+        by_shape(problem, machine, found, costs_for(*chip))
+        or (padded(problem.head_dim) == problem.head_dim and by_table(problem, found, table_for(*chip), at_most=0.0))
+        or by_costs(problem, machine, found, costs_for(*chip))
+        or by_table(problem, found, table_for(*chip))
+        or by_rule(problem, machine, found)
+    )
+
+
+def by_shape(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:
+    """For a mask that is the same for all rows, the way to read it once for all of them whose shape should take the
+    least without it; where there are no prices, that with the fewest rows for an SM. None where there are no such ways,
+    and where they have few tiles and the portable kernel cuts the keys."""
+    offered = [way for way in found if isinstance(way, HopperWay) and way.kernel.shape.biases]
+    if not offered:
+        return None
+    width = offered[0].kernel.head_dim
+    general = next(way for way in found if isinstance(way, General))
+    if max(width, problem.seq_q, problem.seq_k) <= FEW_KEYS_OF_ONE_ROW:
+        return general, "few queries and keys with a mask: smaller blocks, of which an SM holds several"
+
+    def cost(way: HopperWay) -> tuple[float, int]:
+        shape = replace(way.kernel.shape, biases=0)
+        without = replace(way, kernel=replace(way.kernel, shape=shape, mask=None))
+        us = None if costs is None else costs.us(without, replace(problem, mask=None), machine)
+        small = width == SMALL_TILE_WIDTH and shape.keys == SMALL_TILE < problem.seq_k and not problem.causal
+        more = SMALL_TILE_OF_ONE_ROW if small else 1.0
+        return (us or math.inf) * more, -(-way.tiles(problem) // machine.sm_count) * shape.rows
+
+    best = min(offered, key=cost)
+    if found[0] is general and general.launch.splits > 1 and 2 * best.tiles(problem) < machine.sm_count:
+        return None
+    return best, "a mask that is the same for all rows is read once for each tile of keys"
+
+
+def by_costs(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:
+    """The way that should take the least time. Lengths that only the device knows have no cost."""
+    unknown = problem.lengths is not None or problem.pages is not None
+    made = None if costs is None or unknown else costs.cheapest(found, problem, machine)
+    return None if made is None else (made[0], f"about {made[1]:.3g} us by its tiles, keys and bytes: the least of all")
+
+
+def by_table(
+    problem: Problem, found: Sequence[Way], table: Table | None, *, at_most: float = FAR
+) -> tuple[Way, str] | None:
+    """The way that was fastest at the nearest measured size, so many doublings away at most. Windows, masks and lengths
+    were not measured."""
+    if table is None or not problem.is_plain:
+        return None
+    picked = table.pick(key_of(problem), [way.name for way in found], at_most)
+    return None if picked is None else (next(way for way in found if way.name == picked[0]), picked[1])
+
+
+def key_of(problem: Problem) -> Key:
+    """What the table knows a problem by."""
+    return Key(
+        problem.dtype,
+        padded(problem.head_dim),
+        problem.causal,
+        problem.group,
+        problem.batch * problem.heads,
+        problem.seq_q,
+        problem.seq_k,
+    )
+
+
+def by_rule(problem: Problem, machine: Machine, found: Sequence[Way]) -> tuple[Way, str]:
+    """Where nothing was measured."""
+    by_kind: dict[type, Way] = {type(way): way for way in found}
+    if problem.mask is not None and isinstance(found[0], HopperWay):
+        general, few_tiles = by_kind[General], FEW_TILES_WITH_A_MASK * found[0].tiles(problem) <= machine.sm_count
+        if isinstance(general, General) and general.launch.splits > 1 and few_tiles:
+            return general, "few tiles of rows and many keys with a mask: the keys are cut into parts"
+    few = problem.seq_q * problem.group <= FEW_ROWS and problem.seq_k >= LEAST_KEYS_TO_DECODE
+    if Decode in by_kind and few:
+        return by_kind[Decode], "few queries over many keys: decoding reads K and V once for a whole group of heads"
+    if problem.is_plain and General in by_kind:
+        return by_kind[General], "the queries of one head do not fill a tile: the heads of a group are packed"
+    one_pass = next((way for name in small.PREFERRED for way in found if way.name == name), None)
+    if one_pass is not None and problem.batch * problem.heads * problem.seq_q <= small.FEW_ROWS:
+        return one_pass, "few keys and few rows: one pass over all keys, with every load under way at once"
+    return found[0], "the first that computes it"

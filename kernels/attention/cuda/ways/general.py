@@ -1,0 +1,196 @@
+"""Everything the plain kernels do not know, as a way of computing a problem: windows, masks, lengths, packed heads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.plan.parameters import Divisor
+from kernels.attention.cuda.plan.planning import (
+    MAX_BLOCKS,
+    Machine,
+    Problem,
+    check,
+    section_for,
+    slots_per_sm,
+    splits_for,
+    visible_keys,
+)
+from kernels.attention.cuda.plan.variants import (
+    C_TYPE,
+    PADDED_HEAD_DIMS,
+    SCALAR_TILES,
+    SHORT,
+    Chip,
+    Tile,
+    entry_point,
+    padded,
+)
+from kernels.attention.cuda.run.launching import Buffers, Step
+from kernels.attention.cuda.ways.portable import joining, make_room_for_parts, parameters_but_launch
+
+PAGED = "paged"
+"""In the place of a mask: keys in pages. There is no kernel with both."""
+MASK_TYPES = {
+    None: "NoMask",
+    "bool": "BoolMask",
+    "float16": "HalfMask",
+    "bfloat16": "BFloat16Mask",
+    "float32": "FloatMask",
+    PAGED: "PagedKeys",
+}
+MASK_SHORT = {None: "free", "bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", PAGED: PAGED}
+WIDE_64 = Tile(128, 64, 4, 2, False)
+"""For many rows at head dimension 64 where no mask takes registers."""
+NARROW_128, NARROW_256 = Tile(64, 32, 4, 1, True), Tile(64, 32, 4, 1, False)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralKernel:
+    """A specialisation of `attention_general` in `source/fa2.cuh`; `mask` is a mask's element type, PAGED or None."""
+
+    dtype: str
+    head_dim: int
+    vector: bool
+    mask: str | None
+    tile: Tile
+
+    @property
+    def name(self) -> str:
+        """The entry point's name, e.g. `general_bf16_d128_free_vector_64x64w4s2q`."""
+        kind = "vector" if self.vector else "scalar"
+        return f"general_{SHORT[self.dtype]}_d{self.head_dim}_{MASK_SHORT[self.mask]}_{kind}_{self.tile.name}"
+
+    @property
+    def threads(self) -> int:
+        return self.tile.warps * 32
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.tile.shared_bytes(self.head_dim)
+
+    @property
+    def source(self) -> str:
+        """A translation unit whose one entry point is this kernel."""
+        t = self.tile
+        numbers = ", ".join(map(str, (self.head_dim, t.rows, t.keys, t.warps, t.stages)))
+        flags = ", ".join(str(flag).lower() for flag in (t.q_in_registers, True, self.vector))
+        config = f"{C_TYPE[self.dtype]}, {numbers}, {flags}, {MASK_TYPES[self.mask]}"
+        return entry_point(self.name, self.threads, f"attention_general<Config<{config}>>(p)")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralLaunch:
+    """A decision: the grid is (blocks, splits); `pack` heads of Q are rows of one tile."""
+
+    kernel: GeneralKernel
+    pack: int
+    row_tiles: int
+    section: int
+    blocks: int
+    splits: int
+
+
+def base_tile(chip: Chip, size: int, *, vector: bool, masked: bool) -> Tile:
+    """The chip's small tile, or a narrower one where the small one has registers too few for what comes on top."""
+    if size == 128 and masked and (chip.name == "turing" or not vector):
+        return NARROW_128
+    if chip.name == "ada" and size == 256 and vector:
+        return NARROW_256
+    return chip.small[size, True] if vector else SCALAR_TILES[size]
+
+
+def has_room(chip: Chip, size: int, *, vector: bool, masked: bool) -> bool:
+    """Whether the chip runs the wide tile."""
+    return chip.name in ("ampere", "hopper") and size == 64 and vector and not masked
+
+
+def tile_for(problem: Problem, machine: Machine) -> Tile:
+    """The base tile; the wide one where there is work for it; for lengths one that `C::REPEATS`."""
+    size, blocks = padded(problem.head_dim), problem.batch * problem.heads * -(-problem.seq_q // WIDE_64.rows)
+    kind = {"vector": problem.is_vector, "masked": problem.mask is not None}
+    if has_room(machine.chip, size, **kind) and blocks > machine.sm_count:
+        return WIDE_64
+    tile = base_tile(machine.chip, size, **kind)
+    unknown = problem.lengths or problem.pages
+    return NARROW_256 if unknown and size == 256 and tile.keys > NARROW_256.keys else tile
+
+
+def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
+    """All that a plan can choose on a chip."""
+    for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
+        unmasked = base_tile(chip, size, vector=vector, masked=False)
+        narrow = size == 256 and unmasked.keys > NARROW_256.keys
+        for mask in (None, "bool", dtype, "float32"):
+            yield GeneralKernel(
+                dtype, size, vector, mask, base_tile(chip, size, vector=vector, masked=mask is not None)
+            )
+        yield GeneralKernel(dtype, size, vector, PAGED, NARROW_256 if narrow else unmasked)
+        if narrow:
+            yield GeneralKernel(dtype, size, vector, None, NARROW_256)
+        if has_room(chip, size, vector=vector, masked=False):
+            yield GeneralKernel(dtype, size, vector, None, WIDE_64)
+            yield GeneralKernel(dtype, size, vector, PAGED, WIDE_64)
+
+
+def kernel_for(problem: Problem, tile: Tile) -> GeneralKernel:
+    mask = problem.mask.dtype if problem.mask else PAGED if problem.pages else None
+    return GeneralKernel(problem.dtype, padded(problem.head_dim), problem.is_vector, mask, tile)
+
+
+def packing(problem: Problem, rows: int) -> int:
+    """How many heads to pack: a whole group where the queries of one head would not fill a tile."""
+    return problem.group if problem.seq_q < rows else 1
+
+
+def plan_general(
+    problem: Problem, machine: Machine, *, splits: int | None = None, tile: Tile | None = None, pack: int | None = None
+) -> GeneralLaunch:
+    """How to compute a problem with whatever it has. The options override the choice. Raises `Unsupported`."""
+    check(problem, machine)
+    tile = tile or tile_for(problem, machine)
+    kernel = kernel_for(problem, tile)
+    pack = pack or packing(problem, tile.rows)
+    packs = problem.batch * problem.heads // pack
+    row_tiles = -(-problem.seq_q * pack // tile.rows)
+    section = max(1, section_for(problem, machine.l2_bytes) // pack)
+    blocks = -(-packs // section) * section * row_tiles
+    if blocks > MAX_BLOCKS:
+        raise Unsupported(f"{blocks} blocks are more than a grid can have")
+    tiles = -(-visible_keys(problem, -(-tile.rows // pack)) // tile.keys)
+    if splits is None:
+        slots = slots_per_sm(kernel.shared_bytes, kernel.threads, machine.chip)
+        splits = splits_for(packs * row_tiles, machine.sm_count, slots, tiles)
+    return GeneralLaunch(kernel, pack, row_tiles, section, blocks, max(1, min(splits, tiles)))
+
+
+@dataclass(frozen=True, slots=True)
+class General:
+    """`general`, as `plan_general` decided."""
+
+    launch: GeneralLaunch
+
+    @property
+    def name(self) -> str:
+        """E.g. `general-64x64w4s2q`; with 8 heads packed and the keys in 4 parts, `general-64x64w4s2q-pack8-4`."""
+        launch = self.launch
+        pack = f"-pack{launch.pack}" if launch.pack > 1 else ""
+        parts = f"-{launch.splits}" if launch.splits > 1 else ""
+        return f"general-{launch.kernel.tile.name}{'' if launch.kernel.vector else '-scalar'}{pack}{parts}"
+
+    def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
+        """The kernel, and the one that joins the parts if there are several."""
+        launch = self.launch
+        parameters = parameters_but_launch(problem, scale)
+        parameters.lse = buffers.lse
+        parameters.pack, parameters.packs = Divisor.of(launch.pack), Divisor.of(problem.heads // launch.pack)
+        parameters.all_heads = problem.batch * problem.heads // launch.pack
+        parameters.row_tiles = Divisor.of(launch.row_tiles)
+        parameters.section = Divisor.of(launch.section)
+        parameters.section_tiles = Divisor.of(launch.section * launch.row_tiles)
+        parameters.splits = launch.splits
+        make_room_for_parts(problem, parameters, buffers)
+        steps = [Step(launch.kernel, (launch.blocks, launch.splits, 1), (parameters,))]
+        return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]

@@ -1,0 +1,275 @@
+"""The kernels for Hopper: which there are, and what they are given."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from kernels.attention.cuda.plan.parameters import Divisor
+from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, VECTOR_BYTES
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT
+from kernels.attention.cuda.run.driver import TensorMap
+
+WARPGROUP_THREADS, WARPGROUP_ROWS = 128, 64
+MASK_TYPES = {
+    "bool": "BoolTensor",
+    "float16": "HalfTensor<Half>",
+    "bfloat16": "HalfTensor<BFloat16>",
+    "float32": "FloatTensor",
+}
+MASK_SHORT = {"bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+MASK_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+CHUNK_COLUMNS = 64
+MASK_PADDING = 8
+BIAS_BYTES = 4
+HEAD_DIMS = (32, 64, 96, 128, 160, 192, 256)
+"""What a kernel's products are wide; shared memory holds whole chunks of 64 columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a block works: consumer warpgroups of 64 rows, keys a tile, tiles of K and V in flight."""
+
+    warpgroups: int
+    keys: int
+    stages: int
+    ping_pong: bool = False
+    masks: int = 0
+    """Tiles of a mask in flight through shared memory; 0: it goes straight to registers."""
+
+    sharers: int = 1
+    """Heads that a block works on at once, with one mask."""
+
+    biases: int = 0
+    """Tiles in flight of a mask that is the same for all rows: one number for each key."""
+
+    @property
+    def rows(self) -> int:
+        return self.warpgroups // self.sharers * WARPGROUP_ROWS
+
+    @property
+    def name(self) -> str:
+        """E.g. `192x128s2p`: 192 rows, 128 keys, 2 stages; p for ping-pong, m2 for two stages of a mask, b4 for four
+        of a mask of one row."""
+        masks = f"m{self.masks}" if self.masks else ""
+        masks += f"x{self.sharers}" if self.sharers > 1 else ""
+        masks += f"b{self.biases}" if self.biases else ""
+        return f"{self.rows}x{self.keys}s{self.stages}{'p' if self.ping_pong else ''}{masks}"
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory for a padded head dimension: Q once, K and V a stage."""
+        columns = -(-head_dim // CHUNK_COLUMNS) * CHUNK_COLUMNS
+        return self.sharers * (self.rows + 2 * self.stages * self.keys) * columns * ELEMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class HopperKernel:
+    """One specialisation of `source/hopper/fa90.cuh`. `head_dim` is padded; `right`, `left`: which edges are masked."""
+
+    dtype: str
+    head_dim: int
+    right: bool
+    left: bool
+    shape: Shape
+    mask: str | None = None
+    """The element type of a mask that is a tensor."""
+    packed: bool = False
+    """Whether it takes sequences of different lengths, one behind the other."""
+    split: bool = False
+    """Whether it computes parts of the keys of each row, which `Combine` joins."""
+    paged: bool = False
+    """Whether its keys lie in pages."""
+    ahead: bool = False
+    """Whether a warp looks the pages up, a tile ahead of their copies."""
+
+    @property
+    def name(self) -> str:
+        mask = {(False, False): "full", (True, False): "causal", (True, True): "window", (False, True): "tail"}
+        tensor = "" if self.mask is None else f"_{MASK_SHORT[self.mask]}"
+        kinds = {"_ahead": self.ahead, "_paged": self.paged, "_packed": self.packed, "_split": self.split}
+        tensor += next((kind for kind, is_it in kinds.items() if is_it), "")
+        return f"fa90_{SHORT[self.dtype]}_d{self.head_dim}_{mask[self.right, self.left]}{tensor}_{self.shape.name}"
+
+    @property
+    def threads(self) -> int:
+        return (self.shape.warpgroups + 1) * WARPGROUP_THREADS
+
+    @property
+    def shared_bytes(self) -> int:
+        masks = self.shape.masks * self.shape.rows * self.mask_columns * MASK_BYTES[self.mask] if self.mask else 0
+        biases = self.shape.biases * (self.shape.keys + MASK_PADDING) * BIAS_BYTES
+        return self.shape.shared_bytes(self.head_dim) + masks + biases
+
+    @property
+    def mask_columns(self) -> int:
+        """What a copy of a staged mask is wide: its rows lie apart by so many elements, booleans by an odd multiple of
+        16."""
+        return self.shape.keys | VECTOR_BYTES if self.mask == "bool" else self.shape.keys + MASK_PADDING
+
+    @property
+    def source(self) -> str:
+        s = self.shape
+        numbers = ", ".join(map(str, (self.head_dim, s.warpgroups, s.keys, s.stages)))
+        flags = ", ".join(str(flag).lower() for flag in (self.right, self.left, s.ping_pong))
+        tensor = f", {MASK_TYPES[self.mask]}" if self.mask else ""
+        if self.packed or self.split:
+            kinds = (self.packed, self.split, self.paged)
+            tensor = f", NoTensor, {', '.join(str(flag).lower() for flag in kinds)}"
+        if s.masks:
+            tensor += f", false, false, false, {s.masks}, {s.sharers}"
+        if s.biases:
+            tensor += f", false, false, false, 0, 1, {s.biases}"
+        if self.ahead:
+            tensor += ", 0, 1, 0, true"
+        config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}{tensor}>"
+        names = [*"qkv", *(["mask"] if s.masks else [])]
+        maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in names)
+        parameters = f"{maps}, const __grid_constant__ HopperParams p"
+        return (
+            f'#include "hopper/fa90.cuh"\n'
+            f'extern "C" __global__ void __launch_bounds__({self.threads}, 1)\n'
+            f"{self.name}({parameters}) {{\n  attention_fa90<{config}>(q, k, v, {names[-1]}, p);\n}}\n"
+            f'static_assert(sizeof(HopperParams) == {ctypes.sizeof(HopperParameters)}, "parameters differ");\n'
+            f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
+        )
+
+
+class HopperParameters(ctypes.Structure):
+    """`HopperParams` of `source/hopper/problem.cuh`, field for field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("out", "lse", "counter")),
+        *((name, ctypes.c_int64) for name in ("out_batch", "out_head", "out_row")),
+        *((name, Divisor) for name in ("heads", "group", "row_tiles", "section", "section_tiles")),
+        *((name, ctypes.c_int32) for name in ("all_heads", "tiles", "seq_q", "seq_k", "head_dim")),
+        *((name, ctypes.c_int32) for name in ("last_offset", "first_offset")),
+        ("scale_log2", ctypes.c_float),
+        ("mask", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("mask_batch", "mask_head", "mask_row")),
+        *((name, ctypes.c_void_p) for name in ("q_starts", "k_starts")),
+        *((name, ctypes.c_int32) for name in ("sequences", "align_ends")),
+        ("batches", Divisor),
+        *((name, ctypes.c_void_p) for name in ("partial_out", "partial_lse")),
+        ("part_tiles", Divisor),
+        ("splits", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("block_table", "k_lengths")),
+        ("table_row", ctypes.c_int64),
+        ("page", Divisor),
+        *((name, ctypes.c_int32) for name in ("pages", "piece", "queries")),
+        ("mask_key", ctypes.c_int64),
+    ]
+
+
+FULL, CAUSAL = False, True
+
+
+def turns(warpgroups: int, keys: int, stages: int) -> Shape:
+    """With ping-pong."""
+    return Shape(warpgroups, keys, stages, ping_pong=True)
+
+
+SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
+    (32, FULL): (turns(3, 128, 3), turns(4, 64, 4), turns(2, 128, 3)),
+    (32, CAUSAL): (turns(3, 128, 3), turns(4, 64, 4), Shape(2, 64, 4)),
+    (64, FULL): (turns(3, 128, 2), turns(4, 64, 4), turns(2, 128, 3)),
+    (64, CAUSAL): (turns(3, 128, 2), Shape(4, 64, 4), turns(4, 64, 4), Shape(2, 64, 4)),
+    (96, FULL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 176, 2), turns(3, 96, 2)),
+    (96, CAUSAL): (Shape(2, 128, 2), turns(2, 128, 2), turns(3, 96, 2), Shape(2, 64, 4)),
+    (128, FULL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 176, 2), turns(2, 64, 4)),
+    (128, CAUSAL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 64, 4)),
+    (160, FULL): (Shape(2, 112, 2), turns(2, 112, 2), Shape(2, 96, 2)),
+    (160, CAUSAL): (Shape(2, 112, 2), turns(2, 96, 2), Shape(2, 64, 3)),
+    (192, FULL): (Shape(2, 112, 2), turns(2, 112, 2), Shape(2, 96, 2)),
+    (192, CAUSAL): (Shape(2, 112, 2), turns(2, 96, 2), Shape(2, 64, 3)),
+    (256, FULL): (Shape(2, 80, 2), turns(2, 80, 2), turns(2, 64, 2)),
+    (256, CAUSAL): (Shape(2, 80, 2), turns(2, 80, 2), Shape(2, 64, 2)),
+}
+"""The shapes that won somewhere, by padded head dimension and mask; the first is for what was not measured."""
+WIDER = {32: 64, 96: 128}
+"""Kernels of another width that compute a head dimension too: the wider are older, and may be as fast."""
+
+MASKED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
+    (64, False): (turns(2, 128, 3),),
+    (64, True): (turns(2, 96, 3),),
+    (128, False): (turns(2, 128, 2),),
+    (128, True): (Shape(2, 96, 2),),
+    (160, False): (Shape(2, 96, 2),),
+    (160, True): (Shape(2, 64, 3),),
+    (192, False): (Shape(2, 96, 2),),
+    (192, True): (Shape(2, 64, 3),),
+}
+"""The same with a mask that is a tensor, by whether its elements take more than 16 bits: keys in groups of 32. At 256
+columns there are no registers for one: those come through shared memory."""
+
+STAGED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
+    (64, False): (Shape(4, 64, 3, ping_pong=True, masks=2), Shape(2, 128, 2, ping_pong=True, masks=2)),
+    (64, True): (Shape(4, 64, 3, ping_pong=True, masks=2, sharers=2), Shape(2, 128, 2, ping_pong=True, masks=2)),
+    (128, False): (Shape(2, 112, 2, ping_pong=True, masks=2),),
+    (128, True): (Shape(2, 80, 2, masks=2),),
+    (160, False): (Shape(2, 80, 2, ping_pong=True, masks=2),),
+    (160, True): (Shape(2, 64, 2, ping_pong=True, masks=2),),
+    (192, False): (Shape(2, 80, 2, ping_pong=True, masks=2),),
+    (192, True): (Shape(2, 64, 2, ping_pong=True, masks=2),),
+    (256, False): (Shape(2, 48, 2, masks=2),),
+    (256, True): (Shape(2, 48, 2, masks=2),),
+}
+"""The same for masks of numbers whose rows differ: tiles of them are copied through shared memory. The first is the
+fastest where it has enough tiles."""
+STAGED_BOOL_SHAPES = {256: (Shape(2, 64, 2, masks=2),)}
+"""The same for boolean masks, where there are no registers for one."""
+
+
+def staged_shapes(head_dim: int, mask: str) -> tuple[Shape, ...]:
+    """The shapes for a mask with these elements, whose rows differ, the usual one first."""
+    if mask == "bool":
+        return STAGED_BOOL_SHAPES.get(head_dim, ())
+    return STAGED_SHAPES.get((head_dim, MASK_BYTES[mask] > 2), ())
+
+
+BIAS_STAGES = 4
+BIAS_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
+    **{(width, right): SHAPES[width, right] for width in (64, 128) for right in (FULL, CAUSAL)},
+    (160, FULL): (Shape(2, 96, 2),),
+    (160, CAUSAL): SHAPES[160, CAUSAL],
+    (192, FULL): (Shape(2, 96, 2),),
+    (192, CAUSAL): SHAPES[192, CAUSAL],
+    (256, FULL): (Shape(2, 80, 2), turns(2, 64, 2)),
+    (256, CAUSAL): (Shape(2, 64, 2),),
+}
+"""The shapes without a mask that have registers for one that is the same for all rows."""
+LEFT_BIAS_SHAPES = {
+    64: turns(2, 128, 3),
+    128: Shape(2, 128, 2),
+    160: Shape(2, 64, 3),
+    192: Shape(2, 64, 3),
+    256: Shape(2, 48, 2),
+}
+"""Those that have registers for a left edge too."""
+
+
+def bias_shapes(head_dim: int, right: bool, left: bool) -> list[Shape]:
+    """The shapes for a mask that is the same for all rows, the usual one first."""
+    with_left = [shape for width, shape in LEFT_BIAS_SHAPES.items() if width == head_dim]
+    return [replace(shape, biases=BIAS_STAGES) for shape in (with_left if left else BIAS_SHAPES[head_dim, right])]
+
+
+PACKED_SHAPES = SHAPES | {
+    (64, CAUSAL): (turns(2, 128, 3), Shape(2, 64, 4)),
+    (256, FULL): (Shape(2, 80, 2), turns(2, 64, 2)),
+    (256, CAUSAL): (Shape(2, 64, 2),),
+}
+"""The same for packed sequences, whose limits take a few registers more."""
+
+SPLIT_SHAPES = {64: turns(2, 128, 3), 128: turns(2, 128, 2)}
+"""The same for few rows over many keys, which are cut into parts."""
+PAGED_SHAPES = {64: turns(2, 128, 3), 128: Shape(2, 128, 2)}
+"""The same over keys in pages."""
+
+
+def table() -> Iterator[HopperKernel]:
+    """Every kernel without a window, which is built on demand."""
+    for (head_dim, right), shapes in SHAPES.items():
+        for shape, dtype in product(shapes, C_TYPE):
+            yield HopperKernel(dtype, head_dim, right, False, shape)

@@ -1,0 +1,106 @@
+"""The portable kernel as a way of computing a problem: a planned launch, and what it passes to the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.attention.cuda.plan.parameters import UNLIMITED, Divisor, Parameters
+from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, LOG2_E, Launch, Problem
+from kernels.attention.cuda.plan.variants import Combine
+from kernels.attention.cuda.run.launching import Buffers, Step
+
+ALL_BITS, SIGN_BITS = 0xFFFFFFFF, 0x80008000
+"""Of two 16-bit floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portable:
+    """`fa2`, as `planning.plan` decided."""
+
+    launch: Launch
+
+    @property
+    def name(self) -> str:
+        """E.g. `fa2-128x64w4s2`; with the keys split in 4 parts, `fa2-128x64w4s2-4`."""
+        tile, parts = self.launch.kernel.tile, self.launch.splits
+        shape = (
+            f"fa2-{tile.rows}x{tile.keys}w{tile.warps}s{tile.stages}{'' if self.launch.kernel.vector else '-scalar'}"
+        )
+        return shape if parts == 1 else f"{shape}-{parts}"
+
+    def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
+        """The kernel, and the one that joins the parts if there are several."""
+        launch = self.launch
+        parameters = parameters_of(problem, launch, scale)
+        parameters.lse = buffers.lse
+        make_room_for_parts(problem, parameters, buffers)
+        steps = [Step(launch.kernel, (launch.blocks, launch.splits, 1), (parameters,))]
+        return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]
+
+
+def make_room_for_parts(problem: Problem, parameters: Parameters, buffers: Buffers) -> None:
+    """Memory for the output and the log-sum-exp of each part, float32, if the keys are cut in several."""
+    values = parameters.splits * problem.out_rows * problem.head_dim
+    if parameters.splits > 1:
+        parameters.partial_out = buffers.scratch((values + parameters.splits * problem.out_rows) * 4)
+        parameters.partial_lse = parameters.partial_out + values * 4
+
+
+def joining(problem: Problem, parameters: Parameters) -> Step:
+    """The launch that joins the parts: for it the rows of all heads are one after the other."""
+    combine, own = Combine(problem.dtype), Parameters.from_buffer_copy(parameters)
+    own.all_heads = problem.out_rows // own.seq_q
+    return Step(combine, (-(-problem.out_rows // combine.rows_per_block), 1, 1), (own,))
+
+
+def parameters_of(problem: Problem, launch: Launch, scale: float) -> Parameters:
+    """The launch's parameters but for the pointers to what the kernel writes beside `out`."""
+    parameters = parameters_but_launch(problem, scale)
+    parameters.row_tiles = Divisor.of(launch.row_tiles)
+    parameters.section = Divisor.of(launch.section)
+    parameters.section_tiles = Divisor.of(launch.section * launch.row_tiles)
+    parameters.splits = launch.splits
+    parameters.tiles_per_split = launch.tiles_per_split
+    return parameters
+
+
+def parameters_but_launch(problem: Problem, scale: float) -> Parameters:
+    """What the problem alone decides. A packed tensor is one batch as long as all of its sequences."""
+    q, k, v, out, mask, lengths = problem.q, problem.k, problem.v, problem.out, problem.mask, problem.lengths
+    steps = {
+        f"{name}_{axis}": getattr(of, axis) * ELEMENT_BYTES
+        for name, of in (("q", q), ("k", k), ("v", v), ("out", out))
+        for axis in ("batch", "head", "row")
+    }
+    parameters = Parameters(
+        q=q.address,
+        k=k.address,
+        v=v.address,
+        out=out.address,
+        **steps,
+        heads=Divisor.of(problem.heads),
+        group=Divisor.of(problem.group),
+        all_heads=problem.batch * problem.heads,
+        all_rows=problem.out_rows,
+        seq_q=lengths.total_q if lengths else problem.seq_q,
+        seq_k=problem.seq_k,
+        head_dim=problem.head_dim,
+        causal_offset=problem.causal_offset if problem.causal else UNLIMITED,
+        window_offset=-UNLIMITED if problem.window_offset is None else problem.window_offset,
+        scale_log2=scale * LOG2_E,
+        q_keep=0 if problem.sign == 0 else ALL_BITS,
+        q_flip=SIGN_BITS if problem.sign < 0 else 0,
+    )
+    if mask:
+        parameters.mask = mask.address
+        parameters.mask_batch, parameters.mask_head, parameters.mask_row = mask.batch, mask.head, mask.row
+        parameters.mask_key = mask.key
+    if lengths:
+        parameters.q_starts, parameters.k_starts = lengths.q_starts, lengths.k_starts
+        parameters.align_ends = lengths.align_ends
+    if problem.pages:
+        pages = problem.pages
+        parameters.block_table, parameters.k_lengths = pages.table, pages.lengths
+        parameters.table_row, parameters.page = pages.row, Divisor.of(pages.size)
+        parameters.seq_k, parameters.align_ends = pages.most, pages.align_ends
+    return parameters

@@ -1,0 +1,186 @@
+"""Ways for few keys on Hopper: all K and V of a head by tensor copies into shared memory, products by warpgroups."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine, Problem
+from kernels.attention.cuda.plan.variants import C_TYPE, Chip
+from kernels.attention.cuda.run.driver import TensorMap
+from kernels.attention.cuda.run.launching import Buffers, Step
+from kernels.attention.cuda.ways import hopper
+from kernels.attention.cuda.ways.hopper import map_of
+from kernels.attention.cuda.ways.small import (
+    MAX_GRID_YZ,
+    SHAPES,
+    Entry,
+    SmallParameters,
+    exchange_bytes,
+    padded,
+    parameters_of,
+)
+
+GROUP_ROWS, GROUP_THREADS = 64, 128
+OWN_PLACE_BYTES = 226 * 1024
+"""Up to here the exchange between warpgroups has a place of its own; barriers take the rest of a block's 227 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """How a block works: warpgroups of 64 rows, each with every `key_groups`-th of `blocks` blocks of `keys` keys.
+
+    `cluster` thread blocks of the same head load K and V together. `ahead` keeps two blocks of scores at
+    a time; without it there is one, and all of K is loaded before V.
+    """
+
+    row_groups: int
+    key_groups: int
+    keys: int
+    blocks: int
+    cluster: int = 1
+    ahead: bool = True
+
+    @property
+    def name(self) -> str:
+        """E.g. `w64k2x128b4`: 64 rows, 2 warpgroups for the keys, 4 blocks of 128 of them.
+
+        `c4` is for clusters of four, `s` for a single block of scores at a time.
+        """
+        clusters, single = f"c{self.cluster}" if self.cluster > 1 else "", "" if self.ahead else "s"
+        return f"w{self.rows}k{self.key_groups}x{self.keys}b{self.blocks}{clusters}{single}"
+
+    @property
+    def rows(self) -> int:
+        return self.row_groups * GROUP_ROWS
+
+    @property
+    def all_keys(self) -> int:
+        return self.keys * self.blocks
+
+    @property
+    def threads(self) -> int:
+        return self.row_groups * self.key_groups * GROUP_THREADS
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory for a padded head dimension."""
+        tiles = (self.rows + 2 * self.all_keys) * head_dim * ELEMENT_BYTES
+        exchange = 0 if self.key_groups == 1 else exchange_bytes(self.rows, head_dim, self.key_groups)
+        return tiles + exchange if tiles + exchange <= OWN_PLACE_BYTES else max(tiles, exchange)
+
+
+def single(row_groups: int, key_groups: int, keys: int, blocks: int, cluster: int = 1) -> GroupShape:
+    return GroupShape(row_groups, key_groups, keys, blocks, cluster, ahead=False)
+
+
+GROUP_SHAPES: dict[int, tuple[GroupShape, ...]] = {
+    64: (
+        *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
+        *(GroupShape(1, 2, 128, 2), GroupShape(1, 4, 64, 4), GroupShape(1, 2, 64, 4), GroupShape(2, 1, 128, 2)),
+        *(
+            GroupShape(1, 2, 128, 2, 2),
+            GroupShape(1, 2, 128, 2, 4),
+            GroupShape(2, 1, 64, 4),
+            GroupShape(2, 1, 64, 4, 2),
+        ),
+        *(GroupShape(1, 2, 128, 4), GroupShape(1, 2, 64, 8), single(1, 2, 128, 4), GroupShape(1, 4, 128, 4)),
+        *(
+            GroupShape(1, 2, 128, 4, 2),
+            GroupShape(1, 2, 128, 4, 4),
+            GroupShape(1, 2, 128, 4, 8),
+            single(1, 2, 128, 4, 4),
+        ),
+        *(GroupShape(1, 2, 64, 8, 2), GroupShape(1, 2, 64, 8, 4), GroupShape(1, 4, 128, 4, 4)),
+        *(GroupShape(2, 1, 64, 8), single(2, 1, 128, 4), single(2, 1, 128, 4, 2), single(2, 1, 128, 4, 4)),
+    ),
+    128: (
+        *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
+        *(GroupShape(1, 2, 128, 2), GroupShape(1, 2, 64, 4), GroupShape(1, 4, 64, 4), GroupShape(2, 1, 64, 4)),
+        *(
+            GroupShape(1, 2, 128, 2, 2),
+            GroupShape(1, 2, 64, 4, 2),
+            GroupShape(1, 2, 64, 4, 4),
+            GroupShape(2, 1, 64, 4, 2),
+        ),
+    ),
+}
+"""By padded head dimension. Measurement decides between those that fit a problem."""
+
+
+@dataclass(frozen=True)
+class GroupKernel(Entry[GroupShape]):
+    """One specialisation of `source/small/warpgroups.cuh`."""
+
+    @property
+    def source(self) -> str:
+        s = self.shape
+        numbers = (self.head_dim, s.row_groups, s.key_groups, s.keys, s.blocks, s.cluster)
+        flags = (str(flag).lower() for flag in (s.ahead, self.causal, self.dependent))
+        config = ", ".join([C_TYPE[self.dtype], *map(str, numbers), *flags])
+        maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in "qkv")
+        cluster = f" __cluster_dims__({s.cluster}, 1, 1)" if s.cluster > 1 else ""
+        return (
+            f'#include "small/warpgroups.cuh"\n'
+            f'extern "C" __global__ void{cluster} __launch_bounds__({self.threads}, 1)\n'
+            f"{self.name}({maps}, const __grid_constant__ SmallParams p) {{\n"
+            f"  attention_in_warpgroups<InWarpgroups<{config}>>(q, k, v, p);\n}}\n"
+            f'static_assert(sizeof(SmallParams) == {ctypes.sizeof(SmallParameters)}, "parameters differ");\n'
+            f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SmallHopper:
+    """A way: one kernel, a block for each tile of rows."""
+
+    kernel: GroupKernel
+
+    @property
+    def name(self) -> str:
+        """E.g. `small-w64k2x128b4`."""
+        return f"small-{self.kernel.shape.name}{'-dependent' if self.kernel.dependent else ''}"
+
+    def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
+        """The one launch."""
+        shape = self.kernel.shape
+        parameters = parameters_of(problem, shape.rows, scale)
+        parameters.row_tiles = -(-parameters.row_tiles // shape.cluster) * shape.cluster
+        parameters.lse = buffers.lse
+        q = map_of(problem, "q", GROUP_ROWS)
+        k, v = (map_of(problem, name, shape.keys // shape.cluster) for name in "kv")
+        grid = (parameters.row_tiles, problem.heads, problem.batch)
+        return [Step(self.kernel, grid, (q, k, v, parameters), self.kernel.dependent)]
+
+
+def fits(shape: GroupShape, problem: Problem) -> bool:
+    """Whether a block of this shape sees all keys with half of it busy, and clusters are not mostly padding."""
+    enough = shape.all_keys // 2 < problem.seq_k <= shape.all_keys
+    tiles = -(-problem.seq_q // shape.rows)
+    return enough and (shape.cluster == 1 or tiles >= shape.cluster)
+
+
+def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[SmallHopper]:
+    """Every way of this kind that computes a problem; none is not an error."""
+    size = padded(problem.head_dim)
+    if (
+        size is None
+        or hopper.refusal(problem, machine) is not None
+        or max(problem.heads, problem.batch) > MAX_GRID_YZ
+        or problem.seq_k > max(shape.all_keys for shape in GROUP_SHAPES[size])
+    ):
+        return []
+    return [
+        SmallHopper(GroupKernel(problem.dtype, size, problem.causal, shape, dependent))
+        for shape in GROUP_SHAPES[size]
+        if fits(shape, problem)
+    ]
+
+
+def table(chip: Chip) -> Iterator[GroupKernel]:
+    """Every kernel of this kind, but for the dependent ones."""
+    for dtype in chip.dtypes:
+        for size in SHAPES:
+            for shape in GROUP_SHAPES[size]:
+                for causal in (False, True):
+                    yield GroupKernel(dtype, size, causal, shape)

@@ -1,0 +1,155 @@
+"""Measured tables of which way is fastest where: data, written by `campaign.tune`, read by `dispatch`. No torch.
+
+A file a chip, one line a cell. A problem takes the way of the nearest cell, in the logarithms of its sizes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "tables"
+SCHEMA = 1
+SIZES = ("all_heads", "seq_q", "seq_k", "group")
+FAR = 2.0
+"""A cell more than this many doublings away, over all sizes, says nothing about a problem."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """What a choice depends on. `all_heads` is batch times heads of Q, `group` heads of Q to one of K and V."""
+
+    dtype: str
+    head_dim: int
+    causal: bool
+    group: int
+    all_heads: int
+    seq_q: int
+    seq_k: int
+
+    @property
+    def words(self) -> str:
+        group = f", {self.group} to a head of K and V" if self.group > 1 else ""
+        return f"{self.all_heads} heads{group}, {self.seq_q} queries, {self.seq_k} keys"
+
+    def distance(self, other: Key) -> float:
+        """Doublings between two problems of one element type, head dimension and mask."""
+        steps = (math.log2(getattr(self, name) / getattr(other, name)) for name in SIZES)
+        return math.sqrt(sum(step * step for step in steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A cell: the winner, how much longer every other way takes (0.02 is 2 %), and microseconds a call by regime."""
+
+    key: Key
+    way: str
+    behind: Mapping[str, float]
+    us: Mapping[str, float]
+    at: str
+
+    @property
+    def second(self) -> str:
+        """The next best; empty where there was no other."""
+        return min(self.behind, key=lambda name: (self.behind[name], name), default="")
+
+    @property
+    def margin(self) -> float:
+        """How much longer the second takes."""
+        return self.behind.get(self.second, 0.0)
+
+
+def stem(way: str) -> str:
+    """A way's name without the number of parts that it cuts the keys into: `fa2-64x64w4s2` of `fa2-64x64w4s2-4`."""
+    return re.sub(r"-\d+$", "", way)
+
+
+def lead(cell: Choice) -> str:
+    """How far the winner is ahead, in words."""
+    return f"{cell.margin:.1%} before {cell.second}" if cell.second else "no other way"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The cells of one chip, and where they were measured, with what."""
+
+    about: Mapping[str, Any]
+    cells: tuple[Choice, ...] = ()
+    picked: dict[tuple[Key, tuple[str, ...], float], tuple[str, str] | None] = field(
+        default_factory=dict, compare=False
+    )
+    """What was answered before: a search takes longer than an eager call may."""
+
+    def pick(self, key: Key, names: Sequence[str], at_most: float = FAR) -> tuple[str, str] | None:
+        """One of the ways that compute the problem, and why: the winner of the nearest cell whose winner is among them.
+
+        Into how many parts it cuts the keys depends on the sizes, so that may differ. None where all cells are more
+        than so many doublings away.
+        """
+        asked = key, tuple(names), at_most
+        if asked not in self.picked:
+            self.picked[asked] = self.search(key, names, at_most)
+        return self.picked[asked]
+
+    def search(self, key: Key, names: Sequence[str], at_most: float = FAR) -> tuple[str, str] | None:
+        """`pick`, without memory."""
+        by_stem = {stem(name): name for name in names}
+        near = (
+            (distance, cell)
+            for distance, cell in self.nearest(key)
+            if distance <= at_most and stem(cell.way) in by_stem
+        )
+        found = next(near, None)
+        if found is None:
+            return None
+        distance, cell = found
+        where = "here" if distance == 0 else f"{distance:.1f} doublings away, at {cell.key.words}"
+        return by_stem[stem(cell.way)], f"measured {where} on {self.about['device']}: {lead(cell)}"
+
+    def nearest(self, key: Key) -> list[tuple[float, Choice]]:
+        """The cells of this element type, head dimension and mask that are not too far, with their distances."""
+        kind = (key.dtype, key.head_dim, key.causal)
+        same = (cell for cell in self.cells if (cell.key.dtype, cell.key.head_dim, cell.key.causal) == kind)
+        found = [(key.distance(cell.key), cell) for cell in same]
+        return sorted((one for one in found if one[0] <= FAR), key=lambda one: (one[0], one[1].key))
+
+    def merged(self, about: Mapping[str, Any], cells: Iterable[Choice]) -> Table:
+        """This table with the new cells in the place of the old."""
+        found = {cell.key: cell for cell in (*self.cells, *cells)}
+        return Table(about, tuple(found[key] for key in sorted(found)))
+
+    def text(self) -> str:
+        """The file's contents: the same table is always the same bytes."""
+        rows = ",\n  ".join(json.dumps(as_row(cell), sort_keys=True) for cell in self.cells)
+        about = json.dumps(dict(self.about), sort_keys=True)
+        return f'{{\n "schema": {SCHEMA},\n "about": {about},\n "cells": [\n  {rows}\n ]\n}}\n'
+
+
+def as_row(cell: Choice) -> dict[str, Any]:
+    return {**asdict(cell.key), "way": cell.way, "behind": dict(cell.behind), "us": dict(cell.us), "at": cell.at}
+
+
+def parse(text: str) -> Table:
+    """The table in a file. Raises ValueError for one of another schema."""
+    found = json.loads(text)
+    if found.get("schema") != SCHEMA:
+        raise ValueError(f"a table of schema {SCHEMA} is wanted, not of {found.get('schema')!r}")
+    names = Key.__slots__
+    cells = (
+        Choice(Key(**{name: row[name] for name in names}), row["way"], row["behind"], row["us"], row["at"])
+        for row in found["cells"]
+    )
+    return Table(found["about"], tuple(cells))
+
+
+@cache
+def table_for(chip: str, sm_count: int) -> Table | None:
+    """The table measured on a chip of this family with as many SMs; None if there is none."""
+    tables = [parse(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    return next((one for one in tables if (one.about["chip"], one.about["sm_count"]) == (chip, sm_count)), None)
