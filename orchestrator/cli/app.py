@@ -12,10 +12,10 @@ from typer.exceptions import TyperException
 from orchestrator import __version__
 from orchestrator.cli.answers import ANSWERED, answer_with
 from orchestrator.cli.examples import example_lines
-from orchestrator.cli.lazy import LazyGroup
+from orchestrator.cli.lazy import UNSET, LazyGroup
 from orchestrator.cli.locales import in_any_locale
 from orchestrator.cli.streams import READER_LEFT, endure, lost
-from orchestrator.core.errors import BenchError, LocalError
+from orchestrator.core.errors import BenchError, ConfigError, LocalError
 from orchestrator.core.foreign import log_text
 
 COMMANDS = {
@@ -142,6 +142,10 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
+    for name, value in (("project", project), ("bucket", bucket)):
+        source = ctx.get_parameter_source(name)
+        if not value.strip() and source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(f"--{name} is empty", hint=UNSET)
     ctx.obj = {"project": project, "bucket": bucket}
     if ctx.invoked_subcommand is None:
         typer.echo(greeting())

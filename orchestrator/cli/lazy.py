@@ -60,12 +60,13 @@ class _PlainHelp:
 
 
 class PlainCommand(_PlainHelp, TyperCommand):
-    """A command whose options that take one value are refused when they are given twice."""
+    """A command whose options that take one value are refused when they are given twice, or are empty."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            given, _, order = self.make_parser(ctx).parse_args(args=list(args))
             _refuse_repeated(order)
+            refuse_empty(given, order)
         return super().parse_args(ctx, args)
 
 
@@ -81,8 +82,31 @@ def _refuse_repeated(order: list[Any]) -> None:
         raise ConfigError(f"{name} was given {times} times and takes one value", hint=hint)
 
 
+UNSET = "a variable of the shell that is not set is; leave it out, or give it a value"
+FREE = ("note",)
+"""Options that take prose, which may be none."""
+
+
+def refuse_empty(given: Mapping[str, Any], order: list[Any]) -> None:
+    """Raises `ConfigError` for a value that is empty, as that of a shell's variable that is not set: it would mean the
+    current folder, every name, or that nothing was asked for. A list of arguments is its command's to read."""
+    for one in order:
+        value = given.get(one.name)
+        texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+        if all(text.strip() for text in texts) or one.nargs == -1 or one.name in FREE:
+            continue
+        name = max(one.opts, key=len) if one.param_type_name == "option" else str(one.metavar or one.name).strip("[]")
+        raise ConfigError(f"{name} is empty", hint=UNSET)
+
+
 class PlainGroup(_PlainHelp, TyperGroup):
     """Commands below a command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.parent is not None and not ctx.resilient_parsing:  # the first of all sees to its own
+            given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            refuse_empty(given, order)
+        return super().parse_args(ctx, args)
 
 
 class LazyGroup(PlainGroup):

@@ -117,6 +117,26 @@ def test_an_option_of_one_value_is_refused_when_it_is_given_twice(bench: Bench) 
     assert "--limit was given 2 times" in bench("status", "-n", "3", "--limit", "4", code=2).err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "launch ''", "launch --gpu=", "plan --gpu ''", "plan --gpu l4 --set ''", "plan --gpu l4 --host ' '",
+        "launch --resume ''", "report last --out ''", "report last --into ''", "fetch last --into ''", "site --out ''",
+        "site --publish ''", "history --case ''", "history --case x --before ''", "fleet plan ''", "status ''", "new ''",
+        "fleet launch --gpu l4 --config ''", "image build --gpu l4 --container ''", "config show ''", "budget set --day ''",
+        "cloud weather ''", "prices --region ''", "profile last --case ''", "baseline set '' last", "costs add ''",
+        "--project '' reap", "--bucket '' status",
+    ],
+)  # fmt: skip
+def test_a_value_that_is_empty_is_refused_before_anything_is_done(bench: Bench, line: str) -> None:
+    assert "is empty" in bench(*shlex.split(line), code=2).err
+    assert not (bench.home / "cloud").exists()
+
+
+def test_a_note_may_be_empty(bench: Bench) -> None:
+    bench("costs", "add", "0.01", "--note", "", "--yes")
+
+
 def test_with_json_an_error_is_the_document_and_names_its_code(bench: Bench) -> None:
     ran = bench("plan", "--gpu", "nosuch", "--json", code=2)
     error = json.loads(ran.out)["error"]
