@@ -65,7 +65,9 @@ EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "fleet status": (("bench fleet status last", "what its machines stored is brought home on the way"),),
     "fleet stop": (("bench fleet stop last", "end its machines; what is stored stays"),),
     "fleet watch": (("bench fleet watch last", "until it is over; Ctrl-C only stops watching"),),
-    "history": (("bench history --case CASE", "the speed-up of `bench` over the runs; `bench cases` lists the cases"),),
+    "history": (
+        ("bench history --case CASE", "the speed-up of the kernel over the runs; `bench cases` lists the cases"),
+    ),
     "image": (("bench image list", "each image: what it costs, what it saves, whether launches boot from it"),),
     "image build": (("bench image build --gpu l4", "on a small spot machine; the next launch boots from it"),),
     "image list": (("bench image list", "what each costs and saves"),),

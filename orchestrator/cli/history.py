@@ -13,7 +13,7 @@ from orchestrator.analysis.history import Reading
 from orchestrator.analysis.history import history as followed
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
-from orchestrator.analysis.study import Study, study
+from orchestrator.analysis.study import KERNEL, Study, study
 from orchestrator.cli.completing import known_cases, known_runs
 from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json, options
@@ -39,7 +39,9 @@ class Question:
     case: Annotated[
         str, typer.Option("--case", help="A case id; `bench cases` lists them.", autocompletion=known_cases)
     ]
-    implementation: Annotated[str, typer.Option("--implementation", help="Whose time.")] = "bench"
+    implementation: Annotated[
+        str, typer.Option("--implementation", help="Whose time; by default bench, or the kernel of your own workload.")
+    ] = ""
     relative_to: Annotated[
         str, typer.Option("--relative-to", help=f"Follow the speed-up over this one; by default {DEFAULT} if there.")
     ] = ""
@@ -76,17 +78,17 @@ def history(
     """
     if asked.absolute and asked.relative_to:
         raise ConfigError("give either --absolute or --relative-to")
-    wanted = Wanted(asked, asked.relative_to or (None if not asked.absolute else ""))
+    wanted = Wanted(asked, asked.implementation, asked.relative_to or (None if not asked.absolute else ""))
     points, left_out, older = _points(options(ctx).wiring(), wanted, span)
     if not points:
         where = f" before {span.before}" if span.before else ""
         regime = f" in {asked.regime}" if asked.regime else ""
         raise NotFound(
-            f"no run in this bucket{where} measured {asked.implementation} on {asked.case}{regime}",
+            f"no run in this bucket{where} measured {asked.implementation or 'a kernel'} on {asked.case}{regime}",
             hint="`--implementation NAME` asks about another; `bench fetch RUN` shows a run's, `bench cases RUN` cases",
         )
     found = followed(points, relative=bool(wanted.relative_to), tolerance=tolerance / 100)
-    shown = history_document(asked.case, wanted.setting, asked.implementation, wanted.relative_to or "", found)
+    shown = history_document(asked.case, wanted.setting, wanted.implementation, wanted.relative_to or "", found)
     if json:
         emit_json({**shown, "left_out": left_out, "older": older})
         return
@@ -95,10 +97,11 @@ def history(
 
 @dataclass
 class Wanted:
-    """What is followed. `own_device`, `setting` and, where it is None, `relative_to` are taken from the newest run that
-    has the case."""
+    """What is followed. `own_device`, `setting` and, where they are empty or None, `implementation` and `relative_to`
+    are taken from the newest run that has the case."""
 
     asked: Question
+    implementation: str
     relative_to: str | None
     setting: Setting | None = None
     own_device: str | None = None
@@ -146,7 +149,9 @@ def _reading(run: str, study: Study, environment: dict[str, object], wanted: Wan
     """What one run says of it; None where the run is another device's or has it in other regimes only."""
     if not wanted.fits(study.device):
         return None
-    name, regime = wanted.asked.implementation, wanted.asked.regime
+    regime = wanted.asked.regime
+    # Of the bundled workload, whose baselines may have been measured alone, it is the bundled kernel.
+    name = wanted.implementation or (KERNEL if study.subject == DEFAULT else study.subject)
     for case in study.cases:
         timing = case.timing(name)
         if regime and regime not in (case.setting.regime, case.setting.slug):
@@ -159,6 +164,7 @@ def _reading(run: str, study: Study, environment: dict[str, object], wanted: Wan
             over, value = "", estimate(case, name)
         if value is None:
             continue
+        wanted.implementation = name
         wanted.relative_to, wanted.setting = over, wanted.setting or case.setting
         wanted.own_device = study.device if wanted.own_device is None else wanted.own_device
         told = {**environment, "device": study.device, "backend": timing.backend}

@@ -408,6 +408,34 @@ def test_a_history_follows_a_case_over_the_runs_of_a_bucket(bench: Bench) -> Non
     assert "--implementation NAME" in refused, "a workload of one's own has no implementation called bench"
 
 
+@pytest.mark.usefixtures("cloud")
+@pytest.mark.parametrize(
+    ("backend", "speeds", "followed", "points"),
+    [
+        ("kernel_mine", {"torch": 1.0, "mine": 1.5}, "mine", 2),
+        ("baseline_torch", {"torch": 1.0}, "torch", 2),
+        ("default", {"sdpa:default": 1.0, "sdpa:math": 0.5}, "", 0),
+    ],
+)
+def test_a_history_is_of_the_kernel_that_the_newest_run_of_the_case_is_about(
+    bench: Bench, backend: str, speeds: dict[str, float], followed: str, points: int
+) -> None:
+    wiring = wire()
+    for run in RUNS[:2]:
+        rows = [
+            row | ({"backend": backend} if row["implementation"] == followed else {})
+            for row in records(run_id=run, speeds=speeds, lengths=(128,), case_id="rows512")
+        ]
+        wiring.bucket.create(f"{cases_prefix(run)}rows512.csv", csv_text(rows).encode())
+        wiring.index.write(run, {"phase": "succeeded"})
+    if not points:
+        assert "measured a kernel on rows512" in bench("history", "--case", "rows512", code=10).err
+        return
+    found = bench("history", "--case", "rows512", "--json").document
+    assert (found["implementation"], len(found["points"])) == (followed, points)
+    assert followed in bench("history", "--case", "rows512").out
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("cloud")
 def test_a_history_follows_one_regime_and_never_another(bench: Bench) -> None:
