@@ -82,7 +82,8 @@ def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: i
         held = usd(entry.held) if entry.held else ""
         table.add_row(Text(words(run_id)), usd(entry.spent), held, f"of {usd(entry.hold_usd)} held")
     for cost in sorted(shown.costs.values(), key=lambda cost: cost.at):
-        table.add_row(Text(words(cost.category)), usd(cost.usd), "", Text(words(cost.note)))
+        sign = "-" if cost.takes_back else ""
+        table.add_row(Text(words(cost.category)), f"{sign}{usd(cost.usd)}", "", Text(words(cost.note)))
     sums = Text()
     for window in ("day", "month", "total"):
         seen = all_of(ledger, window, now, practice=practice)
