@@ -73,6 +73,8 @@ def build(
         _write_recipe(wanted, container)
         return
     small, _ = wiring.configured(LaunchOptions("cpu", None, _on_a_small_machine(wanted, set_ or [])))
+    # The money is that of the launches which it is for, and so is whoever hears of it.
+    small = small.model_copy(update={"budget": wanted.budget, "alerts": wanted.alerts})
     world = wiring.world(small)
     with watching(quiet=json, now=wiring.clock.now) as watch:
         wiring.say = watch.say
@@ -111,7 +113,7 @@ def _write_recipe(wanted: Config, folder: Path) -> None:
 
 def _on_a_small_machine(wanted: Any, own: list[str]) -> tuple[str, ...]:
     project, family = wanted.image_source
-    keep = tuple(one for one in own if one.startswith(("budget.", "run.", "zones", "regions", "environment.")))
+    keep = tuple(one for one in own if one.startswith(("run.", "zones", "regions", "environment.")))
     return (
         f"machine.image_project={project}",
         f"machine.image_family={family}",

@@ -97,6 +97,7 @@ def build(
             )
         record = _sealed(world, run, run.prepared, wish, name, order.where, say)
     except (Exception, KeyboardInterrupt):
+        say(f"{name} is not made: its machine is deleted, and what was set aside for it is given back")
         _take_back(world, name)
         _dismiss(world, run_id, name)
         raise
