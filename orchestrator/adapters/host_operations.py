@@ -23,9 +23,9 @@ MODULES: Final = ("places", "processes", "machine", "runs", "hand")
 """Those of `startup/host/` that are sent, each after what it imports; the last is the programme."""
 SCRIPT: Final = (
     'p=$0; case "$p" in "~/"*) p="$HOME/${p#"~/"}";; esac; '
-    f'command -v "$p" >/dev/null 2>&1 || exit {NO_PYTHON}; exec "$p" -c "$@"'
+    f'command -v "$p" >/dev/null 2>&1 || exit {NO_PYTHON}; exec "$p" -B -c "$@"'
 )
-"""What the shell there does: finds the interpreter, or says that there is none."""
+"""What the shell there does: finds the interpreter, or says that there is none. -B: nothing is written beside it."""
 MOST_BYTES: Final = 32 << 20
 """Of what one command says: the names of all files that a run may have stored are a quarter of it."""
 

@@ -177,19 +177,6 @@ def test_the_host_enforces_the_deadline_alone(here: Here) -> None:
     assert last_word(here)["outcome"] == "timed_out"
 
 
-def test_a_bootstrap_that_does_not_end_is_killed_at_the_deadline_with_all_it_started(here: Here) -> None:
-    # The bootstrap's own watchdog fires at half of a deadline this short.
-    here.start(deadline_s=24, script={"environment": [{"child": 1}, {"hang": 1}]})
-    child = here.cache / "runs" / VM / "scratch" / "vm" / "out" / "child"
-    await_truth(lambda: child.exists() and child.read_text(), "the grandchild")
-    pid = int(child.read_text())
-    stopped = stop_everything_but_the_steward(here)
-    state = here.until_gone()
-    assert state["ended_by"] == "deadline"
-    assert stopped
-    await_truth(lambda: not Path(f"/proc/{pid}").exists(), "the end of the grandchild")
-
-
 def stop_everything_but_the_steward(here: Here) -> int:
     """SIGSTOP to the bootstrap and all below it: nothing of the run can end itself any more."""
     mark, stopped = f"BENCH_HOST_VM={VM}".encode(), 0
@@ -211,6 +198,15 @@ def test_a_dead_steward_is_buried_by_whoever_looks_next(here: Here) -> None:
     assert stop_everything_but_the_steward(here) == 0
     assert not (here.cache / "runs" / VM / "scratch").exists()
     assert here.ask("probe")["busy"] == ""
+
+
+def test_what_is_asked_of_a_host_writes_nothing_beside_its_python(here: Here, tmp_path: Path) -> None:
+    """Where nothing was compiled yet. On a disk that fills up half a file stays there, and that python starts no more."""
+    compiled = tmp_path / "compiled"
+    environment = {"HOME": str(here.home), "PATH": here.path, "PYTHONPYCACHEPREFIX": str(compiled)}
+    for operation in ("probe", "runs"):
+        subprocess.run(command(operation, {}, here.python), env=environment, check=True, capture_output=True)
+    assert not compiled.exists()
 
 
 def test_a_payload_that_is_not_what_it_should_be_is_not_kept(here: Here) -> None:
