@@ -155,11 +155,40 @@ def steward(folder: Path, script: str, **how: Any) -> Iterator[Steward]:
         sweep(vm, made.scratch)
 
 
+HIDDEN = "env -i setsid sleep 600 & echo $! >hidden; (cd /; exec env -i setsid sleep 600) & echo $! >>hidden; "
+
+
+def pids(file: Path) -> list[int]:
+    await_truth(lambda: file.exists() and file.read_text().count("\n") == 2, "the processes that hide")
+    return [int(line) for line in file.read_text().split()]
+
+
 def test_a_machine_that_sleeps_past_the_deadline_ends_the_run_as_it_wakes(tmp_path: Path) -> None:
     began = tmp_path / "run" / "scratch" / "began"
     with steward(tmp_path / "run", ": > began; exec sleep 600", clock=lambda: 10.0 + 10_000 * began.exists()) as awake:
         awake.run_to_its_end()
         assert awake.ended_by == "deadline"
+
+
+TIMED = """
+import sys
+from pathlib import Path
+from startup.host.steward import Steward
+folder = Path(sys.argv[1])
+Steward(folder, clock=lambda: 10.0 + 10_000 * (folder / "time-is-up").exists()).work()
+"""
+
+
+def test_a_bootstrap_that_does_not_end_is_killed_at_the_deadline_with_all_it_started(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with steward(folder, HIDDEN + "trap '' TERM; kill -STOP $$") as made:
+        process = subprocess.Popen([sys.executable, "-c", TIMED, str(folder)], cwd=ROOT)
+        hidden = pids(made.scratch / "hidden")
+        assert all(alive(pid) for pid in hidden)
+        (folder / "time-is-up").touch()
+        assert process.wait(PATIENCE_S) == 0
+        assert json.loads((folder / "state.json").read_text())["ended_by"] == "deadline"
+        assert not any(alive(pid) for pid in hidden)
 
 
 def test_a_wish_that_came_before_anybody_listened_ends_the_run(tmp_path: Path) -> None:
@@ -171,13 +200,6 @@ def test_a_wish_that_came_before_anybody_listened_ends_the_run(tmp_path: Path) -
 
 
 # --- processes that hide ---
-
-HIDDEN = "env -i setsid sleep 600 & echo $! >hidden; (cd /; exec env -i setsid sleep 600) & echo $! >>hidden; "
-
-
-def pids(file: Path) -> list[int]:
-    await_truth(lambda: file.exists() and file.read_text().count("\n") == 2, "the processes that hide")
-    return [int(line) for line in file.read_text().split()]
 
 
 def test_what_hides_from_its_run_by_another_environment_ends_with_it(here: Here, tmp_path: Path) -> None:  # noqa: F811
