@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import subprocess
+import sys
 
 import google.api_core.exceptions as api
 import google.auth.exceptions as auth
@@ -72,3 +74,13 @@ def test_reasons_are_found_where_the_library_left_them() -> None:
 )
 def test_messages_are_cut_to_what_a_person_reads(exc: Exception, text: str) -> None:
     assert brief(exc) == text
+
+
+def test_a_python_that_grows_old_is_told_to_nobody_in_the_midst_of_a_command() -> None:
+    """From a date on, Google's libraries warn whoever imports them: every test would have failed on that day."""
+    code = (
+        "import datetime, orchestrator.adapters, google.api_core as core\n"
+        "core.check_python_version('any', datetime.date(2045, 1, 1))\n"
+    )
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
