@@ -28,6 +28,7 @@ from tests.adapters.test_gce_body import GOLDEN_L4
 from tests.adapters.test_gce_errors import STOCKOUT
 from tests.support.machine_requests import L4, RUN, l4
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import deaf_port
 from tests.support.scripted_server import (
     Answer,
     Drop,
@@ -41,7 +42,6 @@ from tests.support.scripted_server import (
     scripted_server,
 )
 from tests.support.simulated_clock import SimulatedClock
-from tests.support.storage_server import free_port
 
 PROJECT = "bench-project"
 
@@ -114,7 +114,7 @@ def test_a_passing_trouble_is_waited_out_on_the_clock(trouble: Answer) -> None:
 def test_a_server_that_is_not_there_is_asked_five_times_and_then_reported() -> None:
     clock = SimulatedClock()
     with pytest.raises(Unavailable, match=r"cannot create the VM bench-.*127\.0\.0\.1:\d+ does not answer"):
-        cloud(f"http://127.0.0.1:{free_port()}", clock).insert(L4)
+        cloud(f"http://127.0.0.1:{deaf_port()}", clock).insert(L4)
     assert clock.slept == [0.5, 1.0, 2.0, 4.0]
 
 

@@ -29,6 +29,7 @@ from orchestrator.core.errors import (
 from orchestrator.ports import Entry
 from orchestrator.store.index import RunIndex
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import deaf_port
 from tests.support.scripted_server import (
     Answer,
     Drop,
@@ -40,7 +41,7 @@ from tests.support.scripted_server import (
     in_turn,
     scripted_server,
 )
-from tests.support.storage_server import free_port, storage_server
+from tests.support.storage_server import storage_server
 
 
 def checksum(data: bytes) -> str:
@@ -142,7 +143,7 @@ def test_a_name_is_one_name_whatever_is_in_it(name: str) -> None:
 
 
 def test_a_dead_endpoint_costs_no_more_than_the_patience() -> None:
-    dead = bucket(f"http://127.0.0.1:{free_port()}", patience_s=0.5)
+    dead = bucket(f"http://127.0.0.1:{deaf_port()}", patience_s=0.5)
     for use in (
         lambda: dead.read("x"),
         lambda: dead.list("x"),

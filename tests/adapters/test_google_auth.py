@@ -16,8 +16,8 @@ from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import credentials_for, default_credentials
 from orchestrator.core.errors import CredentialsMissing
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import deaf_port
 from tests.support.scripted_server import Answer, Reply, Request, Stall, scripted_server
-from tests.support.storage_server import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A user without any credentials, on a machine without a metadata server."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
-    metadata_at(monkeypatch, f"127.0.0.1:{free_port()}")
+    metadata_at(monkeypatch, f"127.0.0.1:{deaf_port()}")
 
 
 def metadata_at(monkeypatch: pytest.MonkeyPatch, address: str) -> None:

@@ -11,8 +11,8 @@ from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.notify import CommandNotifier, Notifiers, TerminalNotifier, WebhookNotifier
 from orchestrator.ports import Notice
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import deaf_port
 from tests.support.scripted_server import Drop, Reply, Stall, in_turn, scripted_server
-from tests.support.storage_server import free_port
 
 NOTICE = Notice("budget", "80 % of today's $5", "$4.00 is spent or held", {"window": "day", "threshold": "0.8"})
 DOCUMENT = {
@@ -100,7 +100,7 @@ def test_a_webhook_that_fails_is_reported_without_its_address(answer: Reply | Dr
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/secret", "file:///etc/passwd", "secret", "http://[secret"])
 def test_a_webhook_with_nobody_there_is_reported(url: str) -> None:
     reports: list[str] = []
-    WebhookNotifier(url.format(port=free_port()), reports.append).notify(NOTICE)
+    WebhookNotifier(url.format(port=deaf_port()), reports.append).notify(NOTICE)
     assert len(reports) == 1
     assert "secret" not in reports[0]
 

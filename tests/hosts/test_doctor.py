@@ -7,6 +7,7 @@ from typing import Any
 from tests.cli.conftest import Bench
 from tests.hosts.conftest import Client
 from tests.hosts.looking import outside_the_cache, processes
+from tests.support.ports import deaf_port
 from tests.support.sshd import Sshd
 
 
@@ -38,7 +39,7 @@ def test_a_host_that_is_not_known_names_the_command_that_adds_it(bench: Bench, h
 
 
 def test_a_host_that_does_not_answer_is_one_failure_and_no_more(bench: Bench, host: Sshd, client: Client) -> None:
-    client.configure("Host box\n  HostName 127.0.0.1\n  Port 9\n")
+    client.configure(f"Host box\n  HostName 127.0.0.1\n  Port {deaf_port()}\n")
     ran = bench("doctor", "--host", "box", code=6)
     assert "nothing listens" in ran.out
     assert "1 to mend, 5 not looked at" in ran.out

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,9 @@ from orchestrator.adapters.ssh import SshShell
 from orchestrator.core.errors import BenchError, HostKeyRefused, HostUnfit, PermissionDenied, Unavailable
 from orchestrator.core.hosts import parse_target
 from tests.hosts.conftest import Client, Start
-from tests.support.sshd import Sshd, Wire, free_port, make_key, sshd
+from tests.support.patience import PATIENCE_S, await_truth
+from tests.support.ports import deaf_port
+from tests.support.sshd import Sshd, Wire, make_key, sshd
 
 PYTHONS = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
@@ -64,11 +65,11 @@ def test_an_agent_is_asked_for_its_keys(start: Start, client: Client, monkeypatc
         assert "with any key here" in refusal("box", PermissionDenied)[0]
         address = server.folder / "agent"
         with subprocess.Popen(["ssh-agent", "-D", "-a", str(address)], stdout=subprocess.DEVNULL) as agent:
-            while not address.exists():
-                assert agent.poll() is None
             monkeypatch.setenv("SSH_AUTH_SOCK", str(address))
-            subprocess.run(["ssh-add", "-q", str(server.user_key)], check=True, capture_output=True)
+            add = ["ssh-add", "-q", str(server.user_key)]
             try:
+                # Its address is there a moment before it listens.
+                await_truth(lambda: subprocess.run(add, capture_output=True).returncode == 0, "the agent")
                 assert ask("box") == {"runs": []}
             finally:
                 agent.terminate()
@@ -121,7 +122,7 @@ def test_a_key_with_a_passphrase_is_not_asked_for_on_a_terminal(start: Start, cl
 
 
 def test_a_host_that_is_not_there_says_which_address_did_not_answer(client: Client) -> None:
-    port = free_port()
+    port = deaf_port()
     client.configure(f"Host box\n  HostName 127.0.0.1\n  Port {port}")
     assert f"nothing listens at 127.0.0.1 port {port}" in refusal("box", Unavailable)[0]
 
@@ -153,7 +154,7 @@ def test_a_python_that_is_too_old_is_named_with_what_is_needed(start: Start, cli
     old.mkdir()
     # Every python reads the first lines of what is sent; this one says of itself that it is 3.6.
     (old / "python3").write_text(
-        f'#!/bin/sh\nshift\nexec {sys.executable} -c "import sys; sys.version_info = (3, 6, 9)\n$1" "$2" "$3"\n'
+        f'#!/bin/sh\nshift 2\nexec {sys.executable} -c "import sys; sys.version_info = (3, 6, 9)\n$1" "$2" "$3"\n'
     )
     (old / "python3").chmod(0o755)
     with serving(start, client, f"{old}:/usr/bin:/bin"):
@@ -229,10 +230,10 @@ def test_a_connection_that_was_cut_is_made_again(start: Start, client: Client) -
         client.reaches(server, wire.port)
         shell = SshShell(parse_target("box"))
         assert shell.ask("runs", {}) == {"runs": []}
-        wire.cut(down_s=1)
+        wire.cut(down_s=PATIENCE_S)
         with pytest.raises(Unavailable, match=r"was lost|cannot be reached"):
             shell.ask("runs", {})
-        time.sleep(1)
+        wire.down_until = 0
         assert shell.ask("runs", {}) == {"runs": []}
         shell.close()
 

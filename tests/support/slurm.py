@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.support.ports import own_port
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "sinfo")
 MISSING = tuple(name for name in PROGRAMS if shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") is None)
@@ -98,7 +99,7 @@ class SlurmCluster:
     def write(self) -> None:
         for name in ("state", *self.names):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        ports = free_ports(self.nodes + 1)
+        ports = [own_port() for _ in range(self.nodes + 1)]
         here = {
             "SlurmctldPort": str(ports[0]),
             "StateSaveLocation": f"{self.folder}/state",
@@ -185,17 +186,6 @@ class SlurmCluster:
                 if any(str(one.readlink()) == log for one in (entry / "fd").iterdir()):
                     found.append(int(entry.name))
         return found
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _family(pid: int) -> list[int]:

