@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.embedded.client import ask, running, stop
 from tests.support.cloud_forks import CloudForks
-from tests.support.paced import paced_payload
+from tests.support.paced import held_at, paced_payload
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,12 @@ def weather(bench: Bench, tmp_path: Path) -> Callable[..., None]:
 
 @pytest.fixture
 def paced(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
-    """What makes a machine pass `ms` milliseconds at each case where it would measure: for tests of the run, not of
-    what it measures."""
+    """What makes a machine pass no time at a case where it would measure, but stand still where it is `held`, a step or
+    `case 2`, until something befalls it: for tests of the run, not of what it measures."""
     root = paced_payload(tmp_path / "paced")
 
-    def options(ms: int = 5) -> tuple[str, ...]:
-        return ("--set", f"payload.root={root}", "--set", f"measure.repeats={ms}", "--set", "measure.warmup=5")
+    def options(held: str = "") -> tuple[str, ...]:
+        held_at(root, *filter(None, [held]))
+        return ("--set", f"payload.root={root}", "--set", "measure.repeats=5", "--set", "measure.warmup=5")
 
     return options

@@ -19,7 +19,7 @@ from orchestrator.core.fleet.names import job_name
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
 from orchestrator.fleets.follow import Follower, Seen
-from tests.fleet.stage import SCRIPT, FleetStage, payload, sweep_of
+from tests.fleet.stage import PACE, SCRIPT, FleetStage, payload, sweep_of
 from tests.hosts.conftest import Client, client  # noqa: F401
 from tests.support.patience import PATIENCE_S
 from tests.support.slurm import MISSING, NOTICED_SOON, SlurmCluster, slurm_cluster
@@ -49,6 +49,11 @@ def stage(tmp_path: Path, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     (tmp_path / "shared").mkdir()
     return FleetStage(tmp_path, sweep_of(tmp_path / "shared", ("l4", "t4"), 6))
+
+
+def held(go_on: Path) -> str:
+    """What a machine runs where a child is at its case until a file is there: what befalls a node finds it there."""
+    return SCRIPT.replace(PACE, f"until [[ -e {go_on} ]]; do sleep 0.1; done")
 
 
 def followed(follower: Follower, until: Callable[[Seen], bool] = lambda seen: seen.over) -> Seen:
@@ -161,11 +166,13 @@ def test_a_node_without_power_and_a_controller_that_restarts_cost_no_measurement
     with slurm_cluster(tmp_path / "own", 4, ("l4",), NOTICED_SOON) as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         (tmp_path / "shared").mkdir()
-        stage = FleetStage(tmp_path, sweep_of(tmp_path / "shared", ("l4",), 12))
+        go_on = tmp_path / "go-on"
+        stage = FleetStage(tmp_path, sweep_of(tmp_path / "shared", ("l4",), 12), parcel=payload(script=held(go_on)))
         follower = stage.launch()
         followed(follower, lambda seen: seen.state.counts["running"] >= 3)
         cluster.cut_power("node2")
         cluster.end_controller(15)
+        go_on.touch()
         time.sleep(1)
         cluster.start_controller()
         seen = followed(follower)
@@ -184,11 +191,13 @@ def test_a_node_that_falls_silent_is_not_waited_for_until_slurm_misses_it(
     with slurm_cluster(tmp_path / "own", 2, ("l4",), {"SlurmdTimeout": "3600"}) as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         (tmp_path / "shared").mkdir()
-        parcel = payload({"startup/host/alive.py": signs}, SCRIPT.replace("${PACE:-1}", "5"))
+        go_on = tmp_path / "go-on"
+        parcel = payload({"startup/host/alive.py": signs}, held(go_on))
         stage = FleetStage(tmp_path, sweep_of(tmp_path / "shared", ("l4",), 2), parcel=parcel)
         follower = stage.launch()
         followed(follower, lambda seen: any(claim["machine"] == "node2" for claim in stage.claims()))
         cluster.cut_power("node2")
+        go_on.touch()
         seen = followed(follower)
         assert seen.state.counts == {"stored": 2}
         assert len(stage.stored()) == 2

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.hosts.conftest import Client, base_python, with_stand_ins
 from tests.hosts.looking import in_phase, processes
+from tests.support.paced import held_at
 from tests.support.patience import await_truth
 from tests.support.sshd import Sshd, Wire, sshd
 
@@ -34,8 +34,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cloud")]
 
 GRID = [{"batch": 1, "heads": 2, "seq": seq, "head_dim": 64} for seq in range(16, 96, 8)]
 CHILDREN, CASES = 3, 10
-SLOW_MS = 1500
-"""A case of a host that is to die: far longer than it takes to see that it has begun."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +49,19 @@ class Two:
         self.wire.cut(down_s=1e6)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.one.process.pid, signal.SIGKILL)
-        wanted = str(self.one.folder).encode()
-        for _ in range(3):
-            for entry in Path("/proc").iterdir():
-                if entry.name.isdigit() and int(entry.name) != os.getpid():
-                    with contextlib.suppress(OSError):
-                        told = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-                        if wanted in told:
-                            os.kill(int(entry.name), signal.SIGKILL)
-            time.sleep(0.05)
+        await_truth(lambda: not self.killed(), "the end of every process of one host")
+
+    def killed(self) -> list[int]:
+        """What there was to kill of the first host. One that forked while it was killed is met on the next round."""
+        found, wanted = [], str(self.one.folder).encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    told = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+                    if wanted in told:
+                        os.kill(int(entry.name), signal.SIGKILL)
+                        found.append(int(entry.name))
+        return found
 
 
 @pytest.fixture
@@ -103,17 +105,10 @@ def sweep(bench: Bench, paced: tuple[str, ...]) -> Path:
     return path
 
 
-def slower(sweep: Path) -> Path:
-    """A host is at a case until the sweep is hastened, or for so long that it is seen before."""
-    text = sweep.read_text()
-    harness = Path(yaml.safe_load(text)["settings"]["payload.root"]) / "kernels" / "harness"
-    (harness / "in_haste_from").write_text(str(hastened(sweep)))
-    sweep.write_text(text.replace("measure.repeats: 200", f"measure.repeats: {SLOW_MS}"))
-    return sweep
-
-
-def hastened(sweep: Path) -> Path:
-    return sweep.with_name("in-haste")
+def held(sweep: Path, case: str) -> Path:
+    """The file without which no host goes on past a case of its chunk: a host that is to die is seen at it."""
+    root = yaml.safe_load(sweep.read_text())["settings"]["payload.root"]
+    return held_at(Path(root), case)[case]
 
 
 def begun(host: Sshd) -> bool:
@@ -162,7 +157,16 @@ def states(document: Any) -> Counter[str]:
 
 
 def test_hosts_divide_the_chunks_and_each_case_is_measured_once(bench: Bench, two: Two, sweep: Path) -> None:
+    go_on = held(sweep, "case 1")
+
+    def both_at_it() -> None:
+        await_truth(lambda: begun(two.one) and begun(two.other), "a chunk for each")
+        go_on.touch()
+
+    looker = threading.Thread(target=both_at_it, daemon=True)
+    looker.start()
     ended = bench("fleet", "launch", str(sweep), "--json").document
+    looker.join()
     TypeAdapter(SHAPES["fleet launch"]).validate_python(ended)
     assert states(ended) == {"stored": CHILDREN}
     assert {child["machine"] for child in ended["children"]} == {"one", "other"}, "both took part"
@@ -176,16 +180,17 @@ def test_hosts_divide_the_chunks_and_each_case_is_measured_once(bench: Bench, tw
 def test_what_a_host_that_dies_had_in_hand_is_measured_by_the_other(bench: Bench, two: Two, sweep: Path) -> None:
     bench("cloud", "start")
     kept: dict[str, int] = {}
+    go_on = held(sweep, "case 1")
 
     def pull_the_plug() -> None:
         await_truth(lambda: begun(two.one), "the first chunk of one host")
         two.pull_the_plug()
         kept.update(stored())
-        hastened(sweep).touch()
+        go_on.touch()
 
     killer = threading.Thread(target=pull_the_plug, daemon=True)
     killer.start()
-    ran = bench("fleet", "launch", str(slower(sweep)), "--json")
+    ran = bench("fleet", "launch", str(sweep), "--json")
     killer.join()
     assert "one takes no more part" in ran.err
     assert states(ran.document) == {"stored": CHILDREN}
@@ -200,14 +205,15 @@ def test_resume_measures_what_a_dead_host_and_a_dead_client_left_on_the_host_tha
     bench: Bench, two: Two, sweep: Path
 ) -> None:
     bench("cloud", "start")
-    command = [sys.executable, "-m", "orchestrator.cli", "fleet", "launch", str(slower(sweep))]
+    go_on = held(sweep, "case 2")
+    command = [sys.executable, "-m", "orchestrator.cli", "fleet", "launch", str(sweep)]
     client = subprocess.Popen(command, cwd=bench.home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     await_truth(lambda: under_way("one"), "one host's first case", 0.5)
     client.kill()
     client.communicate()
     two.pull_the_plug()
     kept = stored()
-    hastened(sweep).touch()
+    go_on.touch()
     ended = bench("fleet", "resume", "--json")
     assert states(ended.document) == {"stored": CHILDREN}
     after = stored()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import getpass
 import gzip
@@ -24,6 +25,7 @@ from tests.cli.conftest import Bench
 from tests.cli.test_real_machines import QUICK
 from tests.hosts.conftest import CASES, Client, Start
 from tests.hosts.looking import files, in_phase, outside_the_cache, processes, spooled
+from tests.support.paced import held_at
 from tests.support.patience import await_truth
 from tests.support.sshd import Sshd, Wire
 
@@ -41,6 +43,10 @@ def rows_of(bench: Bench, run_id: str) -> list[dict[str, str]]:
     assert fetched["complete"] is True
     with (Path(fetched["folder"]) / "measurements.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+def root_of(paced: tuple[str, ...]) -> Path:
+    return Path(paced[1].partition("=")[2])
 
 
 def assert_nothing_is_left(host: Sshd, before: set[str]) -> None:
@@ -83,22 +89,21 @@ def test_a_second_run_sends_no_payload_and_validates_nothing(bench: Bench, host:
 
 
 @contextmanager
-def cut_in_each_phase(host: Sshd, wire: Wire) -> Iterator[list[str]]:
-    """Cuts the wire once in every phase of the next run, as soon as the host is in it; gives the phases it did."""
+def cut_in_each_phase(host: Sshd, wire: Wire, go_on: dict[str, Path]) -> Iterator[list[str]]:
+    """Cuts the wire once in every phase of the next run, which goes on after it; gives the phases it did."""
     done: list[str] = []
     over = threading.Event()
 
     def watch() -> None:
         for phase in PHASES:
-            while not in_phase(host, phase):
-                if over.wait(0.01):
+            cut = wire.cut_when(lambda phase=phase: in_phase(host, phase), 0.3)  # type: ignore[misc]
+            while not cut.wait(0.1):
+                if over.is_set():
                     return
-            # Phases of milliseconds are cut at once; in the others the client has come back from the cut before.
-            while not wire.settled(0 if phase in ("preflight", "finish") else 0.5):
-                if over.wait(0.01):
-                    return
-            wire.cut(0.3)
             done.append(phase)
+            for place in {"measure": ("case 1",)}.get(phase, (phase,)):
+                if place in go_on:
+                    go_on[place].touch()
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -114,9 +119,9 @@ def test_a_connection_that_is_cut_in_each_phase_loses_no_measurement(
 ) -> None:
     before = outside_the_cache(host)
     whole = launch(bench, paced)
-    slow = (*paced, "--set", "measure.repeats=3000")
-    with cut_in_each_phase(host, wire) as cut:
-        run = launch(bench, slow)
+    go_on = held_at(root_of(paced), "environment", "build", "correctness", "case 1")
+    with cut_in_each_phase(host, wire, go_on) as cut:
+        run = launch(bench, paced)
     assert tuple(cut) == PHASES
     assert wire.cuts == len(PHASES)
     assert (run["state"], run["cases_done"], run["attempts"]) == ("succeeded", 2, 1)
@@ -136,26 +141,21 @@ def test_a_connection_that_is_cut_while_a_run_is_sent_or_started_starts_it_once(
     bench: Bench, host: Sshd, wire: Wire, paced: tuple[str, ...], moment: str
 ) -> None:
     before = outside_the_cache(host)
-    over = threading.Event()
-
-    def watch() -> None:
-        pattern = "incoming/*.part" if moment == "incoming" else f"runs/*/{moment}"
-        while not any(host.cache.glob(pattern)):
-            if over.wait(0.001):
-                return
-        wire.cut(0.3)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        run = launch(bench, paced)
-    finally:
-        over.set()
-        thread.join()
+    wire.cut_when(lambda: has_come_to(host, moment), 0.3)
+    run = launch(bench, paced)
     assert wire.cuts == 1
     assert (run["state"], run["cases_done"]) == ("succeeded", 2)
     assert len(rows_of(bench, run["run_id"])) == 2 * 20 * len(run["implementations"])
     assert_nothing_is_left(host, before)
+
+
+def has_come_to(host: Sshd, moment: str) -> bool:
+    if moment != "incoming":
+        return any(host.cache.glob(f"runs/*/{moment}"))
+    for path in host.cache.glob("incoming/*.part"):  # zeros until the first of it has arrived
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            return any(file.read(2))
+    return False
 
 
 def start_client(*arguments: str) -> subprocess.Popen[str]:
@@ -168,9 +168,11 @@ def test_a_client_that_is_killed_loses_nothing_and_the_next_one_brings_it_home(
     bench: Bench, host: Sshd, paced: tuple[str, ...]
 ) -> None:
     before = outside_the_cache(host)
-    with start_client(*paced, "--set", "measure.repeats=1000") as killed:
+    go_on = held_at(root_of(paced), "case 1")["case 1"]
+    with start_client(*paced) as killed:
         await_truth(lambda: spooled(host, "-case_started"), "the first case")
         killed.send_signal(signal.SIGKILL)
+    go_on.touch()
     await_truth(lambda: processes(host) == [], "the end of the run on the host")
     assert outside_the_cache(host) == before
     (left,) = (host.cache / "runs").iterdir()
@@ -186,7 +188,8 @@ def test_a_client_that_is_killed_loses_nothing_and_the_next_one_brings_it_home(
 
 def test_a_stop_reaches_every_process_on_the_host(bench: Bench, host: Sshd, paced: tuple[str, ...]) -> None:
     before = outside_the_cache(host)
-    run = launch(bench, paced, "--detach", "--set", "measure.repeats=20000")
+    held_at(root_of(paced), "case 1")
+    run = launch(bench, paced, "--detach")
     await_truth(lambda: any("kernels.harness" in one for one in processes(host)), "the harness")
     assert "VMs alive now: 1" in bench("status").out
     assert bench("logs", "last", "--json").document["source"] == "host, over SSH"
@@ -196,17 +199,8 @@ def test_a_stop_reaches_every_process_on_the_host(bench: Bench, host: Sshd, pace
 
 def test_a_run_that_fails_leaves_nothing_and_says_why(bench: Bench, host: Sshd, paced: tuple[str, ...]) -> None:
     before = outside_the_cache(host)
-    run = launch(
-        bench,
-        paced,
-        "--set",
-        "measure.repeats=30000",
-        "--set",
-        "run.phase_limits_s={build: 1}",
-        "--set",
-        "run.phase_limits_s={environment: 1}",
-        code=5,
-    )
+    held_at(root_of(paced), "build")
+    run = launch(bench, paced, "--set", "run.phase_limits_s={build: 1}", code=5)
     assert run["state"] == "failed"
     assert run["diagnoses"][-1]["cause"] == "phase_timeout"
     assert_nothing_is_left(host, before)
@@ -235,7 +229,8 @@ def test_a_run_whose_steward_is_killed_is_buried_and_goes_on_without_measuring_t
     bench: Bench, host: Sshd, paced: tuple[str, ...]
 ) -> None:
     before = outside_the_cache(host)
-    run = launch(bench, paced, "--detach", "--set", "measure.repeats=1500")
+    held_at(root_of(paced), "case 2")
+    run = launch(bench, paced, "--detach")
     await_truth(lambda: len(spooled(host, "-case_measured")) == 1, "the first case")
     (steward,) = [json.loads(path.read_text())["pid"] for path in host.cache.glob("runs/*/state.json")]
     os.kill(steward, signal.SIGKILL)
@@ -248,10 +243,12 @@ def test_a_run_whose_steward_is_killed_is_buried_and_goes_on_without_measuring_t
 
 
 def test_two_clients_cannot_measure_on_one_host_at_once(bench: Bench, host: Sshd, paced: tuple[str, ...]) -> None:
-    first = launch(bench, paced, "--detach", "--set", "measure.repeats=3000")
+    go_on = held_at(root_of(paced), "case 1")["case 1"]
+    first = launch(bench, paced, "--detach")
     refused = bench("launch", "--host", "box", *paced, code=4)
     assert f"box measures for bench-{first['run_id']}-1" in refused.err
     bench("stop", first["run_id"])
+    go_on.touch()
     assert launch(bench, paced)["state"] == "succeeded"
 
 

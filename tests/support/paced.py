@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -46,3 +47,11 @@ def paced_payload(root: Path) -> Path:
     with (root / "startup" / "agent" / "__init__.py").open("a") as file:
         file.write(FOUND_FIRST)
     return root
+
+
+def held_at(root: Path, *places: str) -> dict[str, Path]:
+    """Has the harness of a paced payload stand still at steps and cases (`case 1`): each goes on once its file is there."""
+    files = {place: root.with_name(f"{root.name}-{place.replace(' ', '-')}-goes-on") for place in places}
+    told = {place: str(file) for place, file in files.items()}
+    (root / "kernels" / "harness" / "holds.json").write_text(json.dumps(told))
+    return files

@@ -4,7 +4,8 @@ It says the same facts and writes files of the same columns, at a pace: `repeats
 and each case lasts, and `warmup`, where it is a number, for how many each step but measuring. The latency in its rows
 is the row's number: nothing is measured, and nothing is computed. A file `does_not_compile` beside it is what has
 become of the kernel: it then says and writes what the harness does (tests/kernels/test_harness_distrust.py). A file
-`in_haste_from` beside it names a file: once that is there, a case lasts no time.
+`holds.json` beside it has, for a step or a `case N`, the path of a file without which that does not go on: what befalls
+a machine then finds it there, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ COLUMNS = [
 SHAPE = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
 ROWS = 20
 BROKEN = Path(__file__).with_name("does_not_compile").exists()
-HASTE = Path(__file__).with_name("in_haste_from")
+HOLDS = Path(__file__).with_name("holds.json")
 INCORRECT, NOT_BUILT = 10, 20
 
 
@@ -59,11 +60,11 @@ def say(fact: str, /, **keys: object) -> None:
         sys.exit(1)
 
 
-def pause(seconds: float) -> None:
-    hasty = Path(HASTE.read_text()) if HASTE.exists() else HASTE
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0 and not hasty.exists():
-        time.sleep(min(left, 0.05))
+def hold(at: str) -> None:
+    """Goes on when it may. No test waits for longer than this does."""
+    until, release = time.monotonic() + 3600, json.loads(HOLDS.read_text()).get(at) if HOLDS.exists() else None
+    while release is not None and not Path(release).exists() and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def case_id(shape: dict[str, Any], dtype: str) -> str:
@@ -80,7 +81,8 @@ def measure(spec: dict[str, Any], out: Path, pace_s: float) -> None:
     (out / "cases").mkdir(parents=True, exist_ok=True)
     for index, (name, shape, dtype) in enumerate(left, 1):
         say("case_started", case_id=name, index=index, of=len(left))
-        pause(pace_s)
+        hold(f"case {index}")
+        time.sleep(pace_s)
         common = {key: shape[key] for key in SHAPE} | {"causal": str(shape["causal"]).lower(), "dtype": dtype}
         common |= {"run_id": spec["run_id"], "vm": spec["vm"], "case_id": name, "device": "paced"}
         with (out / "cases" / f"{name}.csv").open("w", newline="") as file:
@@ -107,6 +109,7 @@ def main(step: str, spec: dict[str, Any], out: Path) -> None:
     if step == "measure":
         measure(spec, out, pace_s)
         return
+    hold(step)
     time.sleep(spec["warmup"] / 1000 if isinstance(spec["warmup"], int) else pace_s)
     if step == "environment":
         (out / "environment.json").write_text('{"schema": 1, "device": "paced", "device_kind": "cpu"}')

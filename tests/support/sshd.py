@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,14 +121,17 @@ def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
 
 @dataclass
 class Wire:
-    """A TCP proxy to a port. `cut` resets what goes through it, and for `down_s` nothing new gets through."""
+    """A TCP proxy to a port. `cut` resets what goes through it, and for `down_s` nothing new gets through; `cut_when`
+    does so at a moment that cannot be missed: no answer that comes after it gets through before."""
 
     to: int
     port: int = 0
     cuts: int = 0
     """How often something that was going through was cut."""
     down_until: float = 0.0
-    pairs: list[tuple[socket.socket, socket.socket, float]] = field(default_factory=list)
+    pairs: list[tuple[socket.socket, socket.socket]] = field(default_factory=list)
+    """Both ends of what goes through."""
+    wish: Callable[[], bool] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     listener: socket.socket = field(init=False)
 
@@ -139,26 +142,43 @@ class Wire:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.wish = None
         self.listener.close()
         self.cut(0)
 
-    def settled(self, age_s: float) -> bool:
-        """Whether something has gone through for so long."""
-        with self.lock:
-            return any(time.monotonic() - since >= age_s for _, _, since in self.pairs)
+    def cut_when(self, condition: Callable[[], bool], down_s: float) -> threading.Event:
+        """Cuts once, as soon as the condition is true and something goes through. The event is set then."""
+        done = threading.Event()
+
+        def is_cut() -> bool:
+            if condition():
+                with self.lock:
+                    if self.wish is is_cut and self.pairs:
+                        self.cut_now(down_s)
+                        done.set()
+            return done.is_set()
+
+        def look() -> None:
+            while self.wish is is_cut and not is_cut():
+                time.sleep(0.001)
+
+        self.wish = is_cut
+        threading.Thread(target=look, name="wire", daemon=True).start()
+        return done
 
     def cut(self, down_s: float = 0.5) -> None:
         with self.lock:
-            pairs, self.pairs = [pair for pair in self.pairs if pair[0].fileno() >= 0], []
-            if pairs:
-                self.cuts += 1
-                self.down_until = time.monotonic() + down_s
-        for pair in pairs:
-            for end in pair[:2]:
-                with contextlib.suppress(OSError):
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                    end.shutdown(socket.SHUT_RDWR)
-                end.close()
+            self.cut_now(down_s)
+
+    def cut_now(self, down_s: float) -> None:
+        self.cuts += bool(self.pairs)
+        self.down_until = time.monotonic() + down_s
+        for end in (end for pair in self.pairs for end in pair):
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self.pairs, self.wish = [], None
 
     def serve(self) -> None:
         while True:
@@ -176,16 +196,24 @@ class Wire:
                 continue
             far.settimeout(None)
             near.settimeout(None)
+            pair = (near, far)
             with self.lock:
-                self.pairs.append((near, far, time.monotonic()))
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=carry, args=(source, sink), daemon=True).start()
+                self.pairs.append(pair)
+            for source, sink in (pair, pair[::-1]):
+                threading.Thread(target=self.carry, args=(pair, source, sink), daemon=True).start()
 
-
-def carry(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-    for end in (source, sink):
+    def carry(self, pair: tuple[socket.socket, socket.socket], source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+            while data := source.recv(65536):
+                if source is pair[1] and (wish := self.wish) is not None and wish():
+                    return
+                sink.sendall(data)
+        for end in pair:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        with self.lock:
+            if pair in self.pairs:
+                self.pairs.remove(pair)
+                return
+        for end in pair:  # the other way has ended too
+            end.close()
