@@ -17,6 +17,8 @@ from startup.agent.host import Host
 from startup.agent.spec import Timing
 
 STDERR_LINES = 20
+LOOK_S = 0.5
+"""How often the limit is looked at: it goes by the host's clock, which need not be this machine's."""
 DONE, INCORRECT, NOT_BUILT, GATE_FAILED, BAD_SPEC = 0, 10, 20, 21, 22
 
 
@@ -59,7 +61,9 @@ class Harness:
         grace_s = self.timing.kill_grace_s
         try:
             while True:
-                message = child.next(limit.left())
+                message = child.next(min(limit.left(), LOOK_S))
+                if message is None and limit.left() > 0:
+                    continue
                 if message is None or message.source == "stop":
                     if message is not None:
                         grace_s = self.timing.hurried_grace_s

@@ -14,6 +14,9 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+LONG_S = 3600
+"""Longer than any test waits: what hangs is ended by somebody else."""
+
 
 def healthy(step: str, spec: dict[str, Any]) -> list[dict[str, Any]]:
     if step == "environment":
@@ -83,15 +86,15 @@ def play(act: dict[str, Any], out: Path) -> None:
     elif "deaf" in act:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif "child" in act:
-        child = subprocess.Popen(["sleep", "60"])
+        child = subprocess.Popen(["sleep", str(LONG_S)])
         (out / "child").write_text(str(child.pid))
     elif "signal" in act:
         os.kill(os.getpid(), act["signal"])
     elif "kill_parent" in act:
         os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(LONG_S)
     elif "hang" in act:
-        time.sleep(60)
+        time.sleep(LONG_S)
     elif "exit" in act:
         sys.exit(act["exit"])
 

@@ -23,7 +23,7 @@ from startup.agent.logs import Log
 from tests.startup.cloud import RUN, VM, Cloud
 from tests.startup.machine import CASES, fast_python, payload, run_spec
 from tests.startup.played_harness import fact, finished
-from tests.support.patience import PATIENCE_S, await_truth
+from tests.support.patience import PATIENCE_S, await_truth, living
 
 BUILD_FAILED = {
     "build": [
@@ -301,28 +301,27 @@ def test_a_killed_harness_is_diagnosed_with_its_signal_and_the_end_of_its_log(tm
 
 @pytest.mark.parametrize("how", [[{"hang": 1}], [{"deaf": 1}, {"hang": 1}], [{"signal": signal.SIGSTOP}]])
 def test_a_step_that_hangs_is_ended_at_its_phases_limit(tmp_path: Path, how: list[dict[str, Any]]) -> None:
-    with cloud_for({"correctness": [{"child": 1}, *how]}, limits={"correctness": 0.6}) as cloud:
-        run = Conducted(cloud, tmp_path)
+    child, clock = tmp_path / "vm" / "out" / "child", WindUp()
+
+    def time_is_up(_: Conductor) -> None:
+        await_truth(lambda: child.exists() and child.read_text(), "what the harness starts")
+        clock.ahead_s = 7201
+
+    with cloud_for({"correctness": [{"child": 1}, *how]}, limits={"correctness": 7200}) as cloud:
+        run = Conducted(cloud, tmp_path, time_is_up, clock)
         assert run.code == 124
         assert cause(cloud) == "phase_timeout"
         assert ended(cloud)["outcome"] == "timed_out"
         assert run.seconds < PATIENCE_S
-        child = int((run.vm / "out" / "child").read_text())
-        assert not alive(child), "what the harness started ends with it"
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        await_truth(lambda: not living(int(child.read_text())), "the end of what the harness started")
 
 
 def test_what_a_step_leaves_running_ends_with_it(tmp_path: Path) -> None:
     with cloud_for({"correctness": [{"child": 1}, {"healthy": 1}]}) as cloud:
         run = Conducted(cloud, tmp_path)
         assert run.code == 0
-        assert not alive(int((run.vm / "out" / "child").read_text()))
+        child = int((run.vm / "out" / "child").read_text())
+        await_truth(lambda: not living(child), "the end of what the step started")
 
 
 def test_what_a_library_prints_is_not_taken_for_a_fact(tmp_path: Path) -> None:
@@ -610,8 +609,9 @@ def test_the_log_is_stored_while_the_run_goes_on_and_only_when_it_has_changed(tm
             while log not in cloud.objects:
                 time.sleep(0.005)
             time.sleep(0.1)
-            (conductor.home / "log.txt").write_text("the log, longer\n")
-            while cloud.objects[log] != b"the log, longer\n":
+            with (conductor.home / "log.txt").open("a") as file:  # in one piece, as `tee` does: no half of it is seen
+                file.write("and longer\n")
+            while cloud.objects[log] != b"the log\nand longer\n":
                 time.sleep(0.005)
             conductor.stop.request("terminated")
 

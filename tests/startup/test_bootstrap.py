@@ -75,9 +75,10 @@ def test_a_payload_that_is_no_archive_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", [{"status": 503}, {"status": 429}, {"cut": "before"}, {"cut": "after"}])
 def test_a_download_is_repeated_until_it_works(tmp_path: Path, what: dict[str, object]) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path) as machine:
+    with cloud_for() as cloud:
         fault = cloud.fail("alt=media", times=3, **what)
-        machine.wait()
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
         assert_left_properly(cloud, "succeeded")
         assert fault.fired == 3
 
@@ -95,14 +96,15 @@ def test_an_agent_that_is_killed_still_gets_a_last_word_and_its_harness_dies_wit
 
 def test_events_that_a_killed_agent_could_not_deliver_are_delivered_by_the_bootstrap(tmp_path: Path) -> None:
     script = {"build": [{"log": "about to die"}, {"kill_parent": 1}]}
-    with cloud_for(script) as cloud, Machine(cloud, tmp_path) as machine:
+    with cloud_for(script) as cloud:
 
         def agent_is_cut_off(name: str) -> None:
             if name.endswith("-environment_recorded.json"):
                 cloud.fail("uploadType=multipart", status=503, times=1e9)
 
         cloud.on_stored = agent_is_cut_off
-        machine.wait()
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
         assert_left_properly(cloud, "failed")
         vm = [event for event in cloud.events() if event["writer"].startswith("vm-1-")]
         assert [event["seq"] for event in vm] == list(range(1, len(vm) + 1)), "no event is missing"
@@ -133,9 +135,10 @@ def test_the_watchdog_kills_an_agent_that_no_longer_listens_and_never_the_script
 
 
 def test_a_deadline_that_passes_during_the_download_ends_the_run_too(tmp_path: Path) -> None:
-    with cloud_for(deadline_s=2) as cloud, Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
+    with cloud_for(deadline_s=2) as cloud:
         cloud.fail("alt=media", stall_s=15, times=9)
-        machine.wait()
+        with Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
+            machine.wait()
         assert_left_properly(cloud, "timed_out")
         assert cloud.said("diagnosed")[0]["cause"] == "deadline"
 
@@ -150,11 +153,12 @@ def test_term_ends_the_run_as_terminated(tmp_path: Path) -> None:
 
 
 def test_term_before_the_agent_has_started_is_obeyed(tmp_path: Path) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
+    with cloud_for() as cloud:
         cloud.fail("alt=media", stall_s=15, times=9)
-        await_truth(lambda: any("alt=media" in line for line in cloud.requests))
-        os.kill(machine.process.pid, signal.SIGTERM)
-        machine.wait()
+        with Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
+            await_truth(lambda: any("alt=media" in line for line in cloud.requests))
+            os.kill(machine.process.pid, signal.SIGTERM)
+            machine.wait()
         assert_left_properly(cloud, "terminated")
         assert cloud.said("diagnosed") == []
 
@@ -173,12 +177,13 @@ def test_a_preempted_vm_says_so_and_goes_within_its_notice(tmp_path: Path) -> No
 
 
 def test_preemption_before_the_agent_has_started_is_called_preemption(tmp_path: Path) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
+    with cloud_for() as cloud:
         cloud.fail("alt=media", stall_s=15, times=9)
-        await_truth(lambda: any("alt=media" in line for line in cloud.requests))
-        cloud.preempt()
-        os.kill(machine.process.pid, signal.SIGTERM)
-        machine.wait()
+        with Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
+            await_truth(lambda: any("alt=media" in line for line in cloud.requests))
+            cloud.preempt()
+            os.kill(machine.process.pid, signal.SIGTERM)
+            machine.wait()
         assert_left_properly(cloud, "preempted")
 
 
@@ -220,16 +225,18 @@ def test_a_vm_without_python_gets_one_where_installing_is_allowed(tmp_path: Path
     for name in names.split():
         (tools / name).symlink_to(shutil.which(name) or "")
     spec = run_spec(environment={"torch": "2.13.0", "allow_install": True, "min_free_gb": 0})
+    stub(tools, "apt-get", f'case "$*" in *install*python3*) cp {tmp_path}/bin/python3 {tools}/python3 ;; esac')
     with Cloud(spec, payload()) as cloud, Machine(cloud, tmp_path, path=str(tools)) as machine:
-        stub(tools, "apt-get", f'case "$*" in *install*python3*) cp {tmp_path}/bin/python3 {tools}/python3 ;; esac')
         machine.wait()
         assert_left_properly(cloud, "succeeded")
 
 
 def test_a_python_that_is_too_old_is_no_python(tmp_path: Path) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path) as machine:
-        stub(machine.bin, "python3", "exit 1")
-        machine.wait()
+    with cloud_for() as cloud:
+        old = Machine(cloud, tmp_path)
+        stub(old.bin, "python3", "exit 1")
+        with old as machine:
+            machine.wait()
         assert_left_properly(cloud, "failed")
         assert cloud.said("diagnosed")[0]["cause"] == "no_python"
 
@@ -254,34 +261,38 @@ def test_a_bucket_that_comes_back_after_the_agent_gave_up_gets_the_agents_own_la
 
 
 def test_the_deletion_is_repeated_until_the_api_accepts_it(tmp_path: Path) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path) as machine:
+    with cloud_for() as cloud:
         refused = cloud.fail("DELETE", status=503, times=3)
         cut = cloud.fail("DELETE", cut="before", times=2)
-        machine.wait()
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
         assert (refused.fired, cut.fired) == (3, 2)
         assert_left_properly(cloud, "succeeded")
 
 
 def test_a_deletion_whose_answer_is_lost_is_not_taken_for_granted(tmp_path: Path) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path) as machine:
+    with cloud_for() as cloud:
         cloud.fail("DELETE", cut="after")
-        machine.wait()
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
         assert cloud.deleted == 2
 
 
 def test_a_vm_that_is_already_gone_has_nothing_left_to_delete(tmp_path: Path) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path) as machine:
+    with cloud_for() as cloud:
         fault = cloud.fail("DELETE", status=404, times=9)
-        machine.wait()
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
         assert fault.fired == 1
 
 
 def test_the_last_resort_comes_only_after_the_api_has_refused_every_time(tmp_path: Path) -> None:
     resort = stub(tmp_path / "bin", "last-resort", f"touch {tmp_path}/shut-down")
     env = {"BENCH_DELETE_TRIES": "3", "BENCH_LAST_RESORT": str(resort)}
-    with cloud_for() as cloud, Machine(cloud, tmp_path, **env) as machine:
+    with cloud_for() as cloud:
         fault = cloud.fail("DELETE", status=403, times=1e9)
-        machine.wait()
+        with Machine(cloud, tmp_path, **env) as machine:
+            machine.wait()
         assert fault.fired == 3
         assert (tmp_path / "shut-down").exists()
 
@@ -302,10 +313,11 @@ finish"""
 
 
 def test_a_machine_that_only_stands_in_for_a_vm_is_never_shut_down(tmp_path: Path) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path, BENCH_DELETE_TRIES="2") as machine:
-        stub(machine.bin, "shutdown", f"touch {tmp_path}/shut-down")
+    with cloud_for() as cloud:
         cloud.fail("DELETE", status=403, times=1e9)
-        machine.wait()
+        stub(tmp_path / "bin", "shutdown", f"touch {tmp_path}/shut-down")
+        with Machine(cloud, tmp_path, BENCH_DELETE_TRIES="2") as machine:
+            machine.wait()
         assert not (tmp_path / "shut-down").exists()
 
 
@@ -358,9 +370,10 @@ def test_a_crashing_agents_own_words_do_not_break_the_last_event(tmp_path: Path)
 
 
 def test_a_spec_that_is_missing_or_broken_still_ends_in_a_deletion(tmp_path: Path) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path) as machine:
+    with cloud_for() as cloud:
         cloud.metadata["instance/attributes/bench-run"] = "{"
-        machine.wait()
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
         assert cloud.journal == ["DELETE instance"]
 
 
@@ -374,19 +387,21 @@ def test_a_spec_that_the_agent_refuses_is_reported_by_the_bootstrap(tmp_path: Pa
 
 
 def test_a_metadata_server_that_is_late_is_waited_for(tmp_path: Path) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path) as machine:
+    with cloud_for() as cloud:
         cloud.fail("instance/name", status=503, times=2)
         cloud.fail("attributes/bench-run", cut="before", times=2)
-        machine.wait()
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
         assert_left_properly(cloud, "succeeded")
 
 
 def test_pretty_printed_metadata_is_read_too(tmp_path: Path) -> None:
-    with cloud_for() as cloud, Machine(cloud, tmp_path) as machine:
+    with cloud_for() as cloud:
         for name in ("bench-run", "bench-payload", "bench-endpoints"):
             key = "instance/attributes/" + name
             cloud.metadata[key] = json.dumps(json.loads(cloud.metadata[key]), indent=4, sort_keys=True)
-        machine.wait()
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
         assert_left_properly(cloud, "succeeded")
 
 

@@ -20,7 +20,7 @@ from startup.agent.logs import Log
 from startup.agent.stop import Stop
 from tests.startup.cloud import Cloud
 from tests.startup.machine import Machine, fast_python, payload, run_spec, stub
-from tests.support.patience import await_truth
+from tests.support.patience import PATIENCE_S, await_truth
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "orchestrator" / "embedded" / "docker.py"
@@ -144,7 +144,9 @@ def test_a_google_registry_is_given_the_machines_token_and_no_other_is(tmp_path:
     google = f"europe-west4-docker.pkg.dev/p/r/bench@{DIGEST}"
     for reference in (google, f"ghcr.io/ada/bench@{DIGEST}"):
         machine = host(tmp_path, tmp_path / "bin")
-        Container(machine, reference, tmp_path, gpu=False, allow_install=False).fetch("tok", Patience(Clock(), 30))
+        Container(machine, reference, tmp_path, gpu=False, allow_install=False).fetch(
+            "tok", Patience(Clock(), PATIENCE_S)
+        )
         assert "BENCH_TOKEN" not in machine.env
     assert (tmp_path / "token").read_text() == "tok"
     assert called.read_text().splitlines() == [
@@ -168,7 +170,7 @@ def test_without_an_engine_the_run_says_so(tmp_path: Path) -> None:
         tmp_path, {"PATH": str(tmp_path)}, "python3", Clock(), Stop(), Log((tmp_path / "l").open("w"), Clock())
     )
     with pytest.raises(Halt) as caught:
-        Container(machine, IMAGE, tmp_path, gpu=False, allow_install=False).fetch("", Patience(Clock(), 30))
+        Container(machine, IMAGE, tmp_path, gpu=False, allow_install=False).fetch("", Patience(Clock(), PATIENCE_S))
     diagnosis = caught.value.ending.diagnosis
     assert diagnosis is not None
     assert "there is no docker" in diagnosis.detail

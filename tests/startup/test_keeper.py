@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from startup.agent.__main__ import Conductor
 from tests.startup.cloud import BUCKET, RUN, VM, Cloud
 from tests.startup.machine import CASES, Machine, payload, run_spec
 from tests.startup.test_agent import Conducted
@@ -49,6 +49,17 @@ def claim(cloud: Cloud, run_id: str = NEXT, *, sha256: str = "", name: str = "",
         }
         cloud.objects[SLOT] = json.dumps({**there, "state": "claimed", "claim": wish}).encode()
         cloud.generations[SLOT] += 1
+
+
+def as_soon_as_idle(cloud: Cloud, act: Callable[[], None]) -> None:
+    """Has something befall the slot before the VM hears that it waits: however short its limit is, it is not over."""
+
+    def stored(name: str) -> None:
+        if name == SLOT:
+            cloud.on_stored = lambda _: None
+            act()
+
+    cloud.on_stored = stored
 
 
 def kinds(cloud: Cloud, run_id: str) -> list[str]:
@@ -141,14 +152,15 @@ def test_a_claim_whose_payload_is_not_what_its_name_says_is_not_run_and_the_vm_g
 @pytest.mark.parametrize("name", [f"runs/{RUN}/artifacts/x.tar.gz", "payloads/x.tar.gz", "payloads/../runs/x.tar.gz"])
 def test_a_claim_whose_payload_lies_where_a_machine_may_write_is_not_run(tmp_path: Path, name: str) -> None:
     """Whoever may write the slot could else have another machine run what it likes."""
-    with kept_cloud(3.0) as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with kept_cloud(1.0) as cloud:
         cloud.objects[name] = cloud.payload
-        claim(cloud, name=name)
-        assert machine.wait() == 0
-        assert kinds(cloud, NEXT) == []
-        assert not any(name in line for line in cloud.requests)
-        assert_gone(cloud, machine)
+        as_soon_as_idle(cloud, lambda: claim(cloud, name=name))
+        with Machine(cloud, tmp_path) as machine:
+            assert machine.wait() == 0
+            assert "the claim cannot be understood" in machine.serial()
+            assert kinds(cloud, NEXT) == []
+            assert not any(name in line for line in cloud.requests)
+            assert_gone(cloud, machine)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +168,14 @@ def test_a_claim_whose_payload_lies_where_a_machine_may_write_is_not_run(tmp_pat
     [b"\xff", b"[" * 60_000, b"[1]", b'{"state": "claimed"}', b'{"state": "claimed", "idle_until": 1, "claim": 2}'],
 )
 def test_a_slot_that_somebody_has_spoilt_is_no_claim_and_the_vm_goes_at_its_limit(tmp_path: Path, data: bytes) -> None:
-    def spoil(_: Conductor) -> None:
-        await_truth(lambda: waits(cloud))
+    def spoil() -> None:
         with cloud.lock:
             cloud.objects[SLOT] = data
             cloud.generations[SLOT] += 1
 
     with kept_cloud(1.0) as cloud:
-        run = Conducted(cloud, tmp_path, spoil)
+        as_soon_as_idle(cloud, spoil)
+        run = Conducted(cloud, tmp_path)
         assert run.code == 0
         assert cloud.kinds()[-1] == "finished"
         assert run.has_last_word
@@ -268,13 +280,13 @@ def test_a_bucket_that_is_away_ends_the_wait_like_the_limit(tmp_path: Path) -> N
 
 def test_a_claim_at_the_very_end_is_served_and_not_lost(tmp_path: Path) -> None:
     """The VM looks for the last time, a client claims, and the VM shuts the slot: the bucket says who was first."""
-    # The VM polls less often than its limit is long, so the claim is made after its only look at the slot.
-    with kept_cloud(1.0, timing={"keep_poll_s": 5}) as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
-        claim(cloud)
-        assert machine.wait() == 0
-        assert kinds(cloud, NEXT)[-1] == "finished"
-        assert_gone(cloud, machine)
+    # The VM polls less often than its limit is long: it never looks at the slot before it shuts it.
+    with kept_cloud(1.0, timing={"keep_poll_s": 5}) as cloud:
+        as_soon_as_idle(cloud, lambda: claim(cloud))
+        with Machine(cloud, tmp_path) as machine:
+            assert machine.wait() == 0
+            assert kinds(cloud, NEXT)[-1] == "finished"
+            assert_gone(cloud, machine)
 
 
 def test_a_slot_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:
@@ -289,14 +301,14 @@ def test_a_slot_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_claim_that_makes_no_sense_is_passed_over_and_the_vm_goes_at_its_limit(tmp_path: Path) -> None:
-    def nonsense(_: Conductor) -> None:
-        await_truth(lambda: waits(cloud))
+    def nonsense() -> None:
         with cloud.lock:
             cloud.objects[SLOT] = json.dumps({**slot(cloud), "state": "claimed", "claim": {"run_id": NEXT}}).encode()
             cloud.generations[SLOT] += 1
 
     with kept_cloud(1.0) as cloud:
-        run = Conducted(cloud, tmp_path, nonsense)
+        as_soon_as_idle(cloud, nonsense)
+        run = Conducted(cloud, tmp_path)
         assert run.code == 0
         assert "cannot be understood" in run.console.getvalue()
         assert cloud.kinds()[-1] == "finished"

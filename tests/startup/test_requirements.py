@@ -21,6 +21,7 @@ from startup.agent.logs import Log
 from startup.agent.packages import Packages
 from startup.agent.requirements import RECORD, TOLD, Requirements, Wanted, read
 from startup.agent.stop import Stop
+from tests.support.patience import PATIENCE_S
 
 
 class Machine:
@@ -119,12 +120,12 @@ def test_a_build_command_runs_in_the_workload_s_folder_within_its_limit(tmp_path
     machine = Machine(tmp_path)
     machine.provide(Wanted(build="echo made > product"))
     assert (machine.payload / "own" / "product").read_text() == "made\n"
-    for build, words in (
-        ("echo 'x.c:1: error' && exit 3", "ended with exit code 3"),
-        ("sleep 60", "did not end within 1"),
+    for build, limit_s, words in (
+        ("echo 'x.c:1: error' && exit 3", PATIENCE_S, "ended with exit code 3"),
+        ("sleep 3600", 1, "did not end within 1"),
     ):
         with pytest.raises(Halt, match=words) as told:
-            machine.provide(Wanted(build=build, build_limit_s=1))
+            machine.provide(Wanted(build=build, build_limit_s=limit_s))
         assert told.value.ending.diagnosis is not None
         assert told.value.ending.diagnosis.cause == "build_failed"
 
