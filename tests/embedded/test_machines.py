@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from orchestrator.embedded.life import Durations
 from orchestrator.embedded.machine import MARK, supervise
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.embedded.builders import RUN, ZONE, Rest, insert_body, scheduling
-from tests.support.patience import await_truth, living
+from tests.support.patience import PATIENCE_S, await_truth, living
 
 NAME = f"bench-{RUN}-1"
 QUICK = Durations(0.01, 0.01, 0.0, 0.01, 0.02, 1.0)
@@ -159,13 +160,29 @@ while :; do sleep 0.02; done
 """
 
 
-def test_a_preempted_vm_hears_of_it_then_is_told_to_end(cloud: EmbeddedCloud, rest: Rest) -> None:
-    rest.insert(script(NOTICES))
+def test_a_preempted_vm_hears_of_it_then_is_told_to_end(tmp_path: Path) -> None:
+    # The end of its notice is fired by hand, and its grace is no limit: what has time to notice is another's affair.
+    with EmbeddedCloud(tmp_path, durations=replace(QUICK, grace_s=PATIENCE_S)) as cloud:
+        rest = Rest(cloud)
+        rest.insert(script(NOTICES))
+        await_word(rest, "ready")
+        vm = cloud.fleet.find(ZONE, NAME)
+        cloud.preempt(NAME, PATIENCE_S)
+        await_word(rest, "noticed")
+        assert rest.instance()["status"] == "RUNNING"
+        cloud.fleet._stop(vm, "preemption")
+        await_truth(lambda: rest.instance() is None)
+        rest.session.close()
+        assert vm.guest.console.read().contents.split() == ["ready", "noticed", "told"]
+
+
+def test_a_vm_is_told_to_end_when_its_notice_is_over(cloud: EmbeddedCloud, rest: Rest) -> None:
+    rest.insert(script("#!/bin/bash\ntrap 'exit 0' TERM\necho ready\nwhile :; do sleep 0.02; done\n"))
     await_word(rest, "ready")
-    console = cloud.fleet.find(ZONE, NAME).guest.console
-    cloud.preempt(NAME, 0.5)
+    cloud.preempt(NAME, 0.1)
     await_truth(lambda: rest.instance() is None)
-    assert console.read().contents.split() == ["ready", "noticed", "told"]
+    (row,) = cloud.bill().rows
+    assert row.ended_by == "preemption"
 
 
 def test_a_vm_preempted_without_notice_is_gone_before_the_call_returns(cloud: EmbeddedCloud, rest: Rest) -> None:

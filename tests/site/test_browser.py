@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -228,9 +227,7 @@ def test_without_a_script_the_index_has_every_run(page: Page, pages: Path) -> No
     page.look(1280)
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.call("Page.navigate", url=(pages / "index.html").as_uri())
-    deadline = time.monotonic() + 60
-    while page.run("document.querySelectorAll('tbody tr').length") != 20 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    page.until("document.querySelectorAll('tbody tr').length === 20 && document.readyState === 'complete'")
     assert page.run(f"{SHOWN}.length") == 20
     assert page.run("document.querySelector('form').hidden") is True
 

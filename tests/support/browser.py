@@ -48,8 +48,17 @@ class Page:
     def open(self, url: str) -> None:
         """Goes there, and waits until everything is loaded."""
         self.browser.heard.clear()
-        self.call("Page.navigate", url=url)
+        told = self.call("Page.navigate", url=url)
+        until = time.monotonic() + PATIENCE_S
+        while "loaderId" in told and not self.is_at(told["loaderId"]):  # else the page that is left would do
+            assert time.monotonic() < until, f"never: {url}"
+            self.call("Runtime.evaluate", expression="0")
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def is_at(self, loader: str) -> bool:
+        """Whether the tab was heard to show what was loaded under that name."""
+        heard = (one["params"]["frame"] for one in self.browser.heard if one.get("method") == "Page.frameNavigated")
+        return any(frame["loaderId"] == loader for frame in heard)
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; promises are waited for. Fails on an exception in it."""
