@@ -10,6 +10,7 @@ from email.utils import parsedate_to_datetime
 from threading import Lock
 from typing import Final
 
+from orchestrator.core.errors import LocalError
 from orchestrator.core.wording import count
 from orchestrator.ports import Clock
 
@@ -93,7 +94,8 @@ class Offset:
 class ServerClock:
     """Implements `orchestrator.ports.Clock`: `local`, corrected by what `offset` says. Windows of money and ages of
     machines are judged by it, so that a client whose clock is wrong neither overspends nor deletes what is young.
-    `say` is told once of a local clock that is off by more than a minute."""
+    `say` is told once of a local clock that is off by more than a minute. Raises `LocalError` for a time that cannot
+    be: what is written under it is found by nobody."""
 
     local: Clock
     offset: Callable[[], timedelta]
@@ -109,7 +111,13 @@ class ServerClock:
                 f"this machine's clock is {_span(abs(offset))} {way} the bucket's: the bucket's time is used "
                 "(`timedatectl` shows what sets the clock here)"
             )
-        return self.local.now() + offset
+        now = self.local.now() + offset
+        if now.year not in YEARS:
+            raise LocalError(
+                f"this machine's clock says {now:%Y-%m-%d}, and no server has said what time it is",
+                hint="sudo timedatectl set-ntp true",
+            )
+        return now
 
     def sleep(self, seconds: float) -> None:
         self.local.sleep(seconds)

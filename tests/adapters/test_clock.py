@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.adapters.clock import Offset, ServerClock, SystemClock
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
+from orchestrator.core.errors import LocalError
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Clock
 from tests.support.patience import PATIENCE_S
@@ -135,3 +136,11 @@ def test_a_date_that_is_none_or_of_another_age_moves_no_clock(date: str) -> None
     offset = Offset()
     offset.learn(date, NOW, NOW)
     assert not offset.known
+
+
+@pytest.mark.parametrize("year", [1970, 1999, 2300])
+def test_a_time_that_cannot_be_is_refused_where_no_server_corrects_it(year: int) -> None:
+    wrong = Skewed(SimulatedClock(NOW), NOW.replace(year=year) - NOW)
+    with pytest.raises(LocalError, match=f"this machine's clock says {year}-11-21"):
+        ServerClock(wrong, lambda: timedelta(0)).now()
+    assert ServerClock(wrong, lambda: -wrong.by).now() == NOW
