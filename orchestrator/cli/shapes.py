@@ -224,7 +224,7 @@ SHAPES: Final[dict[str, Any]] = {
     ),
     **FLEETS,
     "history": shape(
-        schema=None, case_id=str, implementation=str, relative_to=str, points=Rows, left_out=int, older=bool
+        schema=None, case_id=str, implementation=str, relative_to=str | None, points=Rows, left_out=int, older=bool
     ),
     **IMAGES,
     "init": SetUp,
@@ -242,7 +242,7 @@ SHAPES: Final[dict[str, Any]] = {
     "schema": shape("A JSON Schema, draft 2020-12.", schema=None, title=str),
     "site": SiteMade,
     "ssh": shape(run_id=str, command=list[str]),
-    "status": Status,
+    "status": Status | RunDocument,
     "stop": RunDocument,
 }
 """By the words that call a command; `error` is what any of them prints where it failed."""

@@ -17,6 +17,7 @@ from tests.cli.conftest import Bench, Ran
 from tests.cli.test_full_disk import FULL
 from tests.cli.test_real_machines import CASE_MS, QUICK, SMALL, assert_our_account_is_the_bill, until_over
 from tests.cli.test_reap import forgotten
+from tests.cli.test_shapes import holds
 
 Paced = Callable[..., tuple[str, ...]]
 
@@ -121,3 +122,4 @@ def test_a_launch_whose_output_has_no_room_gets_its_machine_and_says_both(bench:
     assert "No space left on device" in err
     assert "goes on without this terminal" in err
     assert bench("stop", "last", "--json").document["state"] == "stopped"
+    holds("status", bench("status", "last", "--json").document)

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.core.naming import artifacts_prefix, cases_prefix
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
+from tests.cli.test_shapes import holds
 from tests.report.written import ENVIRONMENT, MANIFEST, both, csv_text, folder, records, skip
 
 RUNS = [f"20261121-04050{n}-l4-000{n}" for n in range(6)]
@@ -433,6 +434,7 @@ def test_a_history_is_of_the_kernel_that_the_newest_run_of_the_case_is_about(
         return
     found = bench("history", "--case", "rows512", "--json").document
     assert (found["implementation"], len(found["points"])) == (followed, points)
+    holds("history", found)
     assert followed in bench("history", "--case", "rows512").out
 
 
