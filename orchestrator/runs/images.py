@@ -87,6 +87,7 @@ def build(
     run_id = order.run_id
     name = image_name(wish.gpu, world.clock.now(), entropy)
     _afford(world, wish, order.plan.mode == "embedded", name)
+    sealing = False
     try:
         engine = begin(world, order, say=say, cold=True)
         run = engine.follow(watch=watch, until=lambda run: run.prepared is not None)
@@ -95,11 +96,13 @@ def build(
             raise RunFailed(
                 f"no image was made: {run.phase.value}, {detail}", hint=f"`bench diagnose {run_id}` says more"
             )
+        sealing = True
         record = _sealed(world, run, run.prepared, wish, name, order.where, say)
     except (Exception, KeyboardInterrupt):
-        say(f"{name} is not made: its machine is deleted, and what was set aside for it is given back")
-        _take_back(world, name)
-        _dismiss(world, run_id, name)
+        say(f"{name} is not made: its machine is deleted")
+        if not sealing or _unmade(world, name):
+            _take_back(world, name)
+        _end(world, run_id, order.where.user)
         raise
     _dismiss(world, run_id, name)
     return record
@@ -157,11 +160,7 @@ def _sealed(
     say(f"{vm.name} is ready; sealing its disk as {name}")
     own = labels(run.run_id, vm.attempt, where.user, where.bucket)
     marks = own | {EXPIRES_LABEL: expires_label(expires), GPU_LABEL: wish.gpu}
-    try:
-        image = shelf.cloud().seal(_request(name, wish, run.run_id, vm, marks, left_s))
-    except BenchError:
-        _forget(shelf, name)
-        raise
+    image = shelf.cloud().seal(_request(name, wish, run.run_id, vm, marks, left_s))
     now = world.clock.now()
     usd = storage_usd(image.archive_bytes, (expires - now).total_seconds())
     record = ImageRecord(
@@ -212,21 +211,35 @@ def _take_back(world: World, name: str) -> None:
     world.accounts.change(change)
 
 
-def _forget(shelf: Shelf, name: str) -> None:
-    """What is left of an image that was not made: `bench reap` tries again where this cannot."""
+def _unmade(world: World, name: str) -> bool:
+    """Whether nothing is left of an image that was asked for and is not recorded. `bench reap` tries again where this
+    cannot; until then what it costs at most stays set aside."""
+    shelf = shelf_of(world)
     try:
+        if name in {one.name for one in shelf.records.every()[0]}:
+            return False
         shelf.cloud().delete(name)
     except BenchError:
-        return
+        return False
+    return True
 
 
 def _dismiss(world: World, run_id: str, name: str) -> None:
     """The machine has done its part: it hears so, and its run is followed to its end."""
-    if replay(world.log(run_id).read()) is None:
-        return
     word = json.dumps({"schema": 1, "image": name}).encode()
     world.bucket.create(f"{run_prefix(run_id)}sealed.json", word)
     Engine(world, run_id).follow()
+
+
+def _end(world: World, run_id: str, by: str) -> None:
+    """The machine, if there is one, has nothing more to do: no image comes of it, and its run has not succeeded."""
+    run = replay(world.log(run_id).read())
+    if run is None:
+        return
+    engine = Engine(world, run_id)
+    if run.closed is None:
+        engine.request_stop(by, "no image was made")
+    engine.follow()
 
 
 def shelf_of(world: World) -> Shelf:
