@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ import pytest
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench, Ran
 from tests.cli.test_full_disk import FULL
-from tests.cli.test_real_machines import CASE_MS, QUICK, SMALL, assert_our_account_is_the_bill, until_over
+from tests.cli.test_real_machines import QUICK, SMALL, assert_our_account_is_the_bill
 from tests.cli.test_reap import forgotten
 from tests.cli.test_shapes import holds
+from tests.support.patience import await_truth
 
 Paced = Callable[..., tuple[str, ...]]
 
@@ -71,13 +73,15 @@ def test_machines_are_deleted_though_nobody_reads_which(bench: Bench, weather: C
 @pytest.mark.usefixtures("cloud")
 @pytest.mark.parametrize("how", [(), ("--detach",)])
 def test_a_launch_whose_reader_leaves_gets_its_machine_and_says_how_to_follow_it(
-    bench: Bench, paced: Paced, how: tuple[str, ...]
+    bench: Bench, tmp_path: Path, paced: Paced, how: tuple[str, ...]
 ) -> None:
-    ran = unread("launch", "--gpu", "l4", *how, *SMALL, *paced(CASE_MS))
+    ran = unread("launch", "--gpu", "l4", *how, *SMALL, *paced("case 2"))
     (run,) = bench("status", "--json").document["runs"]
     assert ran.code == 141
     assert f"bench logs -f {run['run_id']}" in ran.err
-    ended = until_over(bench, run["run_id"])
+    (tmp_path / "paced-case-2-goes-on").touch()
+    await_truth(lambda: not bench.alive())
+    ended = bench("status", run["run_id"], "--json").document
     assert (ended["state"], ended["cases_done"]) == ("succeeded", 2)
     assert_our_account_is_the_bill(bench, ended)
 
@@ -99,7 +103,7 @@ def test_a_launch_that_gets_no_machine_gives_its_hold_back_though_nobody_reads_o
 @pytest.mark.slow
 @pytest.mark.usefixtures("cloud")
 def test_a_log_that_is_followed_ends_with_its_reader(bench: Bench, paced: Paced) -> None:
-    bench("launch", "--gpu", "l4", "--detach", *SMALL, *paced(CASE_MS))
+    bench("launch", "--gpu", "l4", "--detach", *SMALL, *paced("case 2"))
     ears, mouth = os.pipe()
     with program("logs", "last", "--follow", stdout=mouth, stderr=subprocess.PIPE) as following:
         os.close(mouth)
@@ -115,7 +119,7 @@ def test_a_log_that_is_followed_ends_with_its_reader(bench: Bench, paced: Paced)
 def test_a_launch_whose_output_has_no_room_gets_its_machine_and_says_both(bench: Bench, paced: Paced) -> None:
     with (
         FULL.open("w") as full,
-        program("launch", "--gpu", "l4", *SMALL, *paced(CASE_MS), stdout=full, stderr=subprocess.PIPE) as ran,
+        program("launch", "--gpu", "l4", *SMALL, *paced("case 2"), stdout=full, stderr=subprocess.PIPE) as ran,
     ):
         _, err = ran.communicate()
     assert ran.returncode == 11
