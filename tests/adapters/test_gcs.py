@@ -182,7 +182,8 @@ def test_an_answer_that_never_comes_is_asked_for_again_while_there_is_patience()
     with scripted_server(in_turn(Stall(), download(b"data"))) as server:
         blob = GoogleBucket("bench", endpoint=server.url, patience_s=PATIENCE_S, answer_s=0.3).read("x")
         assert blob is not None
-        assert (blob.data, len(server.requests)) == (b"data", 2)
+        assert blob.data == b"data"
+        assert len(server.requests) >= 2, "an answer that takes 0.3 s on a machine that is busy does not come either"
 
 
 @pytest.mark.parametrize("trouble", [google_error(503, "later"), Drop()])
