@@ -142,7 +142,7 @@ download() { # no retry cures an object that is not there
 }
 work retry 8 download || { [[ -e $dir/deadline || -n $signalled ]] && exit 143; leave storage_unreachable "could not download $object"; }
 [[ -e $dir/missing ]] && leave payload_missing "there is no object $object in bucket $bucket"
-echo "$sha256  $dir/payload.tar.gz" | sha256sum --check --status || leave payload_checksum "$object does not have the sha256 it should have"
+echo "$sha256  payload.tar.gz" | (cd "$dir" && sha256sum --check --status) || leave payload_checksum "$object does not have the sha256 it should have"
 mkdir -p "$dir/payload"
 tar -xzf "$dir/payload.tar.gz" -C "$dir/payload" --no-same-owner || leave payload_missing "could not unpack $object into $dir"
 cd "$dir/payload" || leave payload_missing "$dir/payload is gone"

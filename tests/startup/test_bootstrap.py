@@ -56,6 +56,14 @@ def test_a_payload_with_another_checksum_is_never_run(tmp_path: Path) -> None:
         assert not machine.vm_file("payload").exists()
 
 
+@pytest.mark.parametrize("folder", ["a\nfolder", "a \\ $(folder)"])
+def test_a_payload_is_the_one_it_should_be_whatever_its_folder_is_called(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    with cloud_for() as cloud, Machine(cloud, tmp_path / folder) as machine:
+        assert machine.wait() == 0, machine.serial()
+        assert_left_properly(cloud, "succeeded")
+
+
 def test_a_payload_that_is_not_there_is_named(tmp_path: Path) -> None:
     with cloud_for() as cloud:
         del cloud.objects[f"payloads/{cloud.sha256}.tar.gz"]
