@@ -31,7 +31,7 @@ STANDARD = (
     "type_traits", "vector",
 )  # fmt: skip
 
-TRACED = ("-DSIMT_RACES", "-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-Wno-tsan")
+TRACED = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-Wno-tsan")
 """Every access through a pointer calls a function of the thread sanitizer's, of which simt_races.cc has its own."""
 
 
@@ -55,8 +55,7 @@ def compiled(
     command = [*COMPILER, *flags, *headers(flags, place), "-DSIMT_SHIM", f"-DSIMT_ARCH={arch}"]
     command += [f"-I{SHIM}", f"-I{source}", str(SHIM / main)]
     parts = [machine(part, flags, place) for part in ("simt", *(["hopper"] if main in HOPPER else []))]
-    if races:
-        parts.append(rules(place))
+    parts.append(rules("simt_races" if races else "simt_unwatched", place))
     name = named(kernels, *command)
     header = place / f"simt-{name}.h"
 
@@ -91,17 +90,16 @@ def headers(flags: Sequence[str], place: Path) -> list[str]:
 
 def machine(part: str, flags: Sequence[str], place: Path) -> Path:
     """Half of what a kernel's program runs on, which is the same for all and is not traced."""
-    own = [flag for flag in flags if flag not in TRACED[1:]]
+    own = [flag for flag in flags if flag not in TRACED]
     level = "-O1" if any(flag.startswith("-fsanitize") for flag in own) else "-O3"  # sanitized, it takes twice as long
     command = [*COMMON, level, *own, "-DSIMT_SHIM", "-DSIMT_ARCH=900", f"-I{SHIM}", f"-I{SOURCE}"]
     command += ["-c", str(SHIM / f"{part}_engine.cc"), "-o"]
     return once(place / f"{part}-{named(*command)}.o", lambda made: run([*command, str(made)]))
 
 
-def rules(place: Path) -> Path:
-    """The rules about races, which are not traced themselves, and stand in for the sanitizer's library."""
-    source = SHIM / "simt_races.cc"
-    command = ["g++", "-std=c++17", "-O2", "-DSIMT_RACES", "-c", str(source), "-o"]
+def rules(name: str, place: Path) -> Path:
+    """The rules about races, which are not traced themselves, and stand in for the sanitizer's library; or none."""
+    command = ["g++", "-std=c++17", "-O2", "-c", str(SHIM / f"{name}.cc"), "-o"]
     return once(place / f"rules-{named(*command)}.o", lambda part: run([*command, str(part)]))
 
 

@@ -185,7 +185,7 @@ void ask_product(const Asked& asked, float* d, const u32* rows) {
   mine->products++;
   const i64 number = group.asked[thread] - 1;
   races::product_asked(current, current / 128, number);
-  if (++p.asked == 128) note_reads(p, current / 128, number);
+  if (++p.asked == 128 && races::WATCHES) note_reads(p, current / 128, number);
   if (p.asked == 128 && !late_products) {
     multiply_first(group);
     wake(Wait::PRODUCTS, (u32)(current / 128), [&](const Waiting& w) { return w.until <= group.ended; });

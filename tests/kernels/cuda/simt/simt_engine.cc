@@ -170,7 +170,7 @@ static void load(Lane* warp, bool transposed) {
 }
 
 static void put(int thread, char* to, const void* from, size_t size) {
-  races::access(thread, to, size, true, std::memcmp(to, from, size) != 0);
+  races::access(thread, to, size, true, races::WATCHES && std::memcmp(to, from, size) != 0);
   std::memcpy(to, from, size);
 }
 static void get(void* to, const char* from, size_t size) {

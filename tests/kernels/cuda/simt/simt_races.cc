@@ -15,6 +15,8 @@
 
 namespace simt::races {
 
+const bool WATCHES = true;
+
 enum class Kind { THREAD, COPY, PRODUCT, ADDITION };
 
 struct Stamp {
@@ -69,7 +71,7 @@ struct Block {
 };
 
 static thread_local Block block;
-static thread_local int running = -1, quiet = 0;
+static thread_local int running = -1;
 static thread_local const char* stack_begin = nullptr;
 static thread_local const char* stack_end = nullptr;
 
@@ -169,10 +171,8 @@ void end() {
 }
 
 void enter(int thread, const char* stack, size_t size) { running = thread, stack_begin = stack, stack_end = stack + size; }
-Quiet::Quiet() { quiet++; }
-Quiet::~Quiet() { quiet--; }
 
-void access(int thread, const void* at, size_t size, bool writes, bool changes) {
+void judge(int thread, const void* at, size_t size, bool writes, bool changes) {
   const Clock& seen = block.clocks[thread];
   const Stamp now = {thread, seen.of(thread), Kind::THREAD, thread};
   for_each_cell(at, size, [&](uintptr_t cell) { writes ? write_cell(cell, now, seen, changes) : read_cell(cell, now, seen); });
@@ -260,7 +260,7 @@ void see_additions(int thread) {
 
 // An access through a pointer: to the block's memory, or to a volatile variable of its own.
 static void seen(const void* at, size_t size, bool writes, bool is_volatile) {
-  if (running < 0 || quiet) return;
+  if (running < 0) return;
   const char* from = (const char*)at;
   const bool inside = from >= block.shared && from < block.shared + block.size;
   const bool own = from >= stack_begin && from < stack_end;

@@ -3,29 +3,28 @@
 // Every thread has a vector clock, and so has everything that threads synchronise by: barriers, named barriers, warps. What the
 // chip does in its own time (copies, products, additions) has clocks of its own, which a thread gets by waiting for it. Two
 // accesses of which one writes must be ordered; what threads wrote is read by products and copies only after the writer's fence.
-// simt_races.cc has the rules. Without SIMT_RACES nothing is checked.
+// simt_races.cc has the rules. A program that is linked with simt_unwatched.cc in its place checks nothing: the machine below
+// the kernels is one for both.
 //
-// A program with SIMT_RACES is compiled as for the thread sanitizer, whose calls simt_races.cc answers: so accesses through
-// plain pointers are seen too.
+// A program with the rules is compiled as for the thread sanitizer, whose calls simt_races.cc answers: so accesses through plain
+// pointers are seen too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace simt::races {
 
-#ifdef SIMT_RACES
-
 void begin(int threads, const char* shared, size_t size);
 void tell();  // what was found
 void end();   // the same, and the program's end if it is anything
 void enter(int thread, const char* stack, size_t size);  // this thread runs from now on
 
-struct Quiet {  // what the machine does itself is no access of the thread that runs
-  Quiet();
-  ~Quiet();
-};
+extern const bool WATCHES;
 
-void access(int thread, const void* at, size_t size, bool writes, bool changes = true);
+void judge(int thread, const void* at, size_t size, bool writes, bool changes);
+inline void access(int thread, const void* at, size_t size, bool writes, bool changes = true) {
+  if (WATCHES) judge(thread, at, size, writes, changes);
+}
 void fence(int thread);  // what the thread wrote is there for copies and products
 
 uint32_t copy_asked(int thread, const void* at, size_t size, uint32_t barrier);  // its number
@@ -48,34 +47,5 @@ void see_products(int thread, int warpgroup, long long until);
 
 void addition_reads(int thread, const void* at, size_t size);
 void see_additions(int thread);
-
-#else
-
-inline void begin(int, const char*, size_t) {}
-inline void tell() {}
-inline void end() {}
-inline void enter(int, const char*, size_t) {}
-struct Quiet {
-  Quiet() {}
-};
-inline void access(int, const void*, size_t, bool, bool = true) {}
-inline void fence(int) {}
-inline uint32_t copy_asked(int, const void*, size_t, uint32_t) { return 0; }
-inline void copy_landed(uint32_t, uint32_t) {}
-inline void barrier_made(int, uint32_t) {}
-inline void arrive(int, uint32_t) {}
-inline void phase_ended(uint32_t) {}
-inline void see_phase(int, uint32_t) {}
-inline void arrive_named(int, int) {}
-inline void named_ended(int) {}
-inline void see_named(int, int) {}
-inline void meet(int, int) {}
-inline void product_asked(int, int, long long) {}
-inline void product_reads(int, long long, const void*, size_t) {}
-inline void see_products(int, int, long long) {}
-inline void addition_reads(int, const void*, size_t) {}
-inline void see_additions(int) {}
-
-#endif
 
 }  // namespace simt::races
