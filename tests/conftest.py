@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import ipaddress
@@ -17,7 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support import compiler_cache
+from tests.support import bare_python, compiler_cache
 from tests.support.connects import on_connect
 from tests.support.patience import PATIENCE_S
 from tests.support.tracing import Tracing
@@ -74,9 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
     above = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *above]))
     socket.setdefaulttimeout(PATIENCE_S)
-    made = compiler_cache.install()
-    if made is not None:
-        config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
+    for made in (bare_python.install(), compiler_cache.install()):
+        if made is not None:
+            config.add_cleanup(functools.partial(shutil.rmtree, made, ignore_errors=True))
 
 
 @pytest.hookimpl(trylast=True)  # when coverage has begun

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Bench, bench, cloud, cloud_forks  # noqa: F401
+from tests.support import bare_python
 from tests.support.paced import paced_payload, stand_ins
 from tests.support.sshd import SSHD, Sshd, Wire, sshd
 
@@ -66,9 +67,9 @@ def with_stand_ins(home: Path) -> None:
 
 
 def base_python(folder: Path) -> str:
-    """A PATH on which `python3` is the interpreter below this environment: one without its packages."""
+    """A PATH on which `python3` is an interpreter without packages."""
     folder.mkdir(parents=True)
-    (folder / "python3").symlink_to(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+    (folder / "python3").symlink_to(bare_python.program())
     return f"{folder}:/usr/local/bin:/usr/bin:/bin"
 
 
