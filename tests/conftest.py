@@ -20,6 +20,7 @@ import pytest
 
 from tests.support import bare_python, compiler_cache
 from tests.support.connects import on_connect
+from tests.support.counted import is_counted
 from tests.support.patience import PATIENCE_S
 from tests.support.tracing import Tracing
 
@@ -110,44 +111,6 @@ FIRST = (
     "tests/test_packaging.py",
 )
 """The files that take longest. Workers begin with them, so that none is left alone with one at the end."""
-
-
-UNCOUNTED = (
-    "tests/analysis/test_between.py",
-    "tests/analysis/test_reach.py",
-    "tests/chaos/",
-    "tests/cli/test_foreign_text.py",
-    "tests/fleet/test_batch_story.py",
-    "tests/fleet/test_batch_task.py",
-    "tests/fleet/test_follow.py::test_one_whole_look_at_ten_thousand_children_that_run_takes_at_most_forty_calls",
-    "tests/report/test_published.py",
-    "tests/report/test_report.py",
-    "tests/startup/test_bootstrap.py",
-    "tests/stories/test_aftermath.py",
-    "tests/stories/test_holds.py",
-    "tests/stories/test_images.py",
-    "tests/stories/test_kept_machines.py",
-    "tests/stories/test_lost_ledger.py",
-    "tests/stories/test_recovery.py",
-    "tests/stories/test_runs.py",
-    "tests/stories/test_wrong_clocks.py",
-    "tests/test_architecture.py",
-    "tests/test_documents.py",
-    "tests/test_patience.py",
-    "tests/test_plurals.py",
-    "tests/test_tracing.py::test_what_is_not_counted_is_not_traced",
-)
-"""Whole stories, laws of thousands of runs or rows, and what reads the code and does not run it, of which coverage is
-not counted: the parts that they tread on are tested by themselves, and to trace them takes two thirds as long again as
-to play them."""
-ELSEWHERE = "tests/kernels/"
-"""Tests of what is not counted anyway, but for these, which use what is."""
-COUNTED = ("tests/kernels/test_columns.py", "tests/kernels/test_examples.py", "tests/kernels/test_kernelbench.py")
-
-
-def is_counted(test: str) -> bool:
-    """Whether coverage of a test is counted, by its id."""
-    return not test.startswith(UNCOUNTED) and (test.startswith(COUNTED) or not test.startswith(ELSEWHERE))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+
+from tests.support.counted import COUNTED, UNCOUNTED
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def traces() -> list[bool]:
@@ -25,3 +30,10 @@ def test_what_is_counted_is_traced(pytestconfig: pytest.Config) -> None:
     if not pytestconfig.pluginmanager.hasplugin("_cov"):
         pytest.skip("there is no --cov")
     assert traces() == [True, True]
+
+
+def test_what_is_named_as_counted_or_not_is_there() -> None:
+    for named in (*COUNTED, *UNCOUNTED):
+        path, _, name = named.partition("::")
+        assert (ROOT / path).exists(), named
+        assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), named

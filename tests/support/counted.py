@@ -1,0 +1,87 @@
+"""Of which tests coverage is counted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+UNCOUNTED: Final = (
+    "tests/adapters/test_sql.py::test_a_query_reads_no_file_writes_none_loads_nothing_and_changes_no_setting",
+    "tests/analysis/test_between.py",
+    "tests/analysis/test_bindings.py",
+    "tests/analysis/test_reach.py",
+    "tests/chaos/",
+    "tests/cli/test_bad_documents.py::test_no_bad_object_stops_a_command_and_the_rest_is_shown",
+    "tests/cli/test_broken_settings.py",
+    "tests/cli/test_endless_files.py::test_a_page_of_100_mb_is_left_as_it_is",
+    "tests/cli/test_endless_files.py::test_what_would_take_for_ever_to_read_is_refused_with_its_file",
+    "tests/cli/test_foreign_text.py",
+    "tests/cli/test_keep.py::test_a_kept_machine_is_advised_on_taken_over_and_paid_for_once",
+    "tests/cli/test_real_machines.py::test_a_hang_past_the_phases_limit_is_ended_by_the_agent",
+    "tests/cli/test_real_machines.py::test_a_killed_process_on_the_machine_ends_the_run_with_a_diagnosis",
+    "tests/cli/test_real_machines.py::test_a_launch_measures_fetches_and_leaves_nothing",
+    "tests/cli/test_real_machines.py::test_a_payload_that_is_not_what_it_should_be_stops_the_machine",
+    "tests/cli/test_real_machines.py::test_a_preempted_run_goes_on_on_another_machine_and_measures_nothing_twice",
+    "tests/cli/test_refusals.py::test_a_cap_that_is_too_small_is_refused_with_exit_3_before_anything_is_asked_for",
+    "tests/cli/test_screen.py::test_the_help_of_each_command_has_plain_words_and_an_example_that_is_understood",
+    "tests/cli/test_start_up.py",
+    "tests/cli/test_widths.py::test_at_80_columns_each_number_and_name_is_whole_and_no_line_is_longer",
+    "tests/cli/test_widths.py::test_in_a_pipe_nothing_is_cut_or_wrapped_and_tables_are_cells_between_tabs",
+    "tests/contract/test_cloud.py",
+    "tests/contract/test_ledger.py",
+    "tests/core/test_foreign.py",
+    "tests/documents/test_commands.py::test_every_command_that_a_page_or_a_message_names_is_understood",
+    "tests/embedded/test_google_clients.py",
+    "tests/embedded/test_trespass.py",
+    "tests/fleet/test_batch_gate.py::test_a_check_that_gets_no_machine_does_not_pass",
+    "tests/fleet/test_batch_story.py",
+    "tests/fleet/test_batch_task.py",
+    "tests/fleet/test_follow.py",
+    "tests/fleet/test_runs.py::test_a_configuration_that_fails_on_three_machines_is_given_up_and_the_others_go_on",
+    "tests/fleet/test_runs.py::test_every_child_is_one_run_measured_once_and_settled",
+    "tests/fleet/test_runs.py::test_what_failed_on_a_host_is_tried_on_others_and_given_up_after_three_hosts",
+    "tests/fleet/test_store.py",
+    "tests/report/test_browser.py::test_it_opens_from_disk_without_a_complaint_or_a_request",
+    "tests/report/test_published.py",
+    "tests/report/test_report.py",
+    "tests/site/test_browser.py",
+    "tests/site/test_site.py::test_every_run_has_a_line_in_the_index_and_a_page",
+    "tests/site/test_site.py::test_no_link_is_broken_and_no_page_asks_for_anything",
+    "tests/site/test_site.py::test_what_a_machine_or_a_user_wrote_is_text_on_every_page",
+    "tests/startup/test_bootstrap.py",
+    "tests/stories/test_aftermath.py",
+    "tests/stories/test_alerts.py::test_a_threshold_is_told_whoever_settles_the_run",
+    "tests/stories/test_claims.py",
+    "tests/stories/test_forged_words.py::test_a_machine_that_writes_under_its_own_name_is_no_client_whatever_it_says_inside",
+    "tests/stories/test_forged_words.py::test_a_run_that_tells_the_truth_is_settled_without_asking_twice",
+    "tests/stories/test_holds.py",
+    "tests/stories/test_images.py",
+    "tests/stories/test_kept_machines.py",
+    "tests/stories/test_lost_ledger.py",
+    "tests/stories/test_placement.py::test_another_gpu_is_taken_when_the_first_cannot_be_had",
+    "tests/stories/test_placement.py::test_where_no_spot_machine_is_left_one_on_demand_is_asked_for",
+    "tests/stories/test_placement.py::test_with_stock_out_in_five_zones_the_sixth_is_found_with_six_requests",
+    "tests/stories/test_recovery.py",
+    "tests/stories/test_runs.py",
+    "tests/stories/test_wrong_clocks.py",
+    "tests/test_architecture.py",
+    "tests/test_documents.py",
+    "tests/test_packaging.py",
+    "tests/test_patience.py",
+    "tests/test_plurals.py",
+    "tests/test_tracing.py::test_what_is_not_counted_is_not_traced",
+)
+"""Whole stories, laws of thousands of runs or rows, what reads the code and does not run it, and what takes seconds and
+treads where others do. The parts that they tread on are tested by themselves, and to trace them takes two thirds as
+long again as to play them."""
+ELSEWHERE: Final = "tests/kernels/"
+"""Tests of what is not counted anyway, but for these, which use what is."""
+COUNTED: Final = (
+    "tests/kernels/test_columns.py",
+    "tests/kernels/test_examples.py",
+    "tests/kernels/test_kernelbench.py",
+)
+
+
+def is_counted(test: str) -> bool:
+    """Whether coverage of a test is counted, by its id."""
+    return not test.startswith(UNCOUNTED) and (test.startswith(COUNTED) or not test.startswith(ELSEWHERE))
