@@ -74,10 +74,12 @@ class Packages:
     def probe(self, patience: Patience) -> Torch:
         """Imports torch and numpy in a fresh interpreter: one that has failed to import them cannot try again."""
         ran = self.python("-c", PROBE, patience=patience)
-        try:
-            return Torch(**json.loads(ran.output.strip().split("\n")[-1]))
-        except (ValueError, TypeError):
-            return Torch(None, None, False, None, False, f"the probe ended with exit code {ran.code}: {ran.last_line}")
+        for line in reversed(ran.output.splitlines()):  # libraries have words of their own, some as they are unloaded
+            try:
+                return Torch(**json.loads(line))
+            except (ValueError, TypeError):
+                continue
+        return Torch(None, None, False, None, False, f"the probe ended with exit code {ran.code}: {ran.last_line}")
 
     def torch(self, wanted: str, require_cuda: bool, patience: Patience) -> Torch:
         """A torch that can be used: the image's own where it works, else `wanted`, or the newest the driver serves."""

@@ -152,11 +152,14 @@ def packages(_arguments: dict[str, Any]) -> dict[str, Any]:
 def imported(python: str, timeout_s: float = 180) -> dict[str, Any]:
     """What importing torch and numpy comes to in that interpreter."""
     answer = ran(python, "-B", "-c", TORCH, timeout_s=timeout_s)  # -B: nothing is written beside the packages
-    try:
-        found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        return {"torch": "", "numpy": "", "cuda": "", "usable": False, "error": last_line(answer.stderr)}
-    return found
+    for line in reversed(answer.stdout.splitlines()):  # libraries have words of their own, some as they are unloaded
+        if line.startswith('{"torch": '):
+            try:
+                found: dict[str, Any] = json.loads(line)
+                return found
+            except ValueError:
+                continue
+    return {"torch": "", "numpy": "", "cuda": "", "usable": False, "error": last_line(answer.stderr)}
 
 
 PYTHONS = (

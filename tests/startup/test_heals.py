@@ -21,6 +21,7 @@ from startup.agent.host import Host
 from startup.agent.logs import Log
 from startup.agent.packages import CannotInstall, Packages, Torch, needed_driver
 from startup.agent.stop import Stop
+from startup.host import machine
 from tests.startup.machine import stub
 from tests.support.patience import PATIENCE_S
 
@@ -494,6 +495,28 @@ def test_the_probe_tells_a_real_interpreter_without_torch_from_one_with_a_broken
     (modules / "numpy.py").write_text("__version__ = '2.4.0'\ndef zeros(n): return [0.0] * n\n")
     found = bench.packages.probe(bench.patience)
     assert found == Torch("2.1.0", "12.1", True, "2.4.0", False, "RuntimeError: Numpy is not available")
+
+
+CHATTY = """
+import atexit, sys, types
+__version__, version = "2.1.0", types.SimpleNamespace(cuda="12.1")
+cuda = types.SimpleNamespace(is_available=lambda: True)
+def from_numpy(array): pass
+def zeros(n): return types.SimpleNamespace(numpy=lambda: None)
+atexit.register(lambda: print("unloaded", file=sys.stderr))
+atexit.register(lambda: print("[1, 2]"))
+"""
+
+
+def test_what_libraries_say_as_they_are_unloaded_hides_no_torch(tmp_path: Path) -> None:
+    bench, modules = Bench(tmp_path), tmp_path / "modules"
+    modules.mkdir()
+    (modules / "torch.py").write_text(CHATTY)
+    (modules / "numpy.py").write_text("__version__ = '1.26.4'\ndef zeros(n): return [0.0] * n\n")
+    python = bench.stub("python3", f'PYTHONPATH={modules} exec {sys.executable} -S "$@"')
+    assert bench.packages.probe(bench.patience) == Torch("2.1.0", "12.1", True, "1.26.4", True, "")
+    there = machine.imported(str(python), PATIENCE_S)
+    assert (there["torch"], there["numpy"], there["error"]) == ("2.1.0", "1.26.4", "")
 
 
 @pytest.mark.parametrize(("torch", "driver"), [("2.13.0+cu130", 580), ("2.9.0", 570), ("1.13.1", 530), ("", 580)])
