@@ -177,6 +177,8 @@ def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough: a second must not cut the farewell short
         run = engine.look()
         if run.vms or run.taken is not None:
+            if run.taken is None and not _has_machine(run):
+                run = _until_created(engine, watch)  # it is asked for, and nobody else would ask again
             watch.detached(run)
             return run
         engine.request_stop(user, "interrupted before there was a machine")

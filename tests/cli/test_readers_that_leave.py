@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,6 +85,25 @@ def test_a_launch_whose_reader_leaves_gets_its_machine_and_says_how_to_follow_it
     ended = bench("status", run["run_id"], "--json").document
     assert (ended["state"], ended["cases_done"]) == ("succeeded", 2)
     assert_our_account_is_the_bill(bench, ended)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cloud")
+def test_ctrl_c_while_a_machine_is_asked_for_leaves_a_run_that_has_it(
+    bench: Bench, paced: Paced, weather: Callable[..., None]
+) -> None:
+    path = "/zones/[^/]+/instances(\\?|$)"
+    weather({"fault": "reset", "service": "compute", "method": "POST", "path": path, "after": "request", "times": 3})
+    # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4"]
+    with subprocess.Popen([*command, *SMALL, *paced("case 2")], stdout=subprocess.PIPE, text=True) as ran:
+        await_truth(lambda: bench.fired()[0] >= 1)
+        ran.send_signal(signal.SIGINT)
+        out, _ = ran.communicate()
+    assert (ran.returncode, "goes on without this terminal" in out) == (0, True)
+    (run,) = bench("status", "--json").document["runs"]
+    assert run["phase"] == "running"
+    bench("stop", run["run_id"])
 
 
 @pytest.mark.slow
