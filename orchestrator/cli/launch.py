@@ -176,13 +176,31 @@ def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough: a second must not cut the farewell short
         run = engine.look()
-        if run.vms or run.taken is not None:
-            if run.taken is None and not _has_machine(run):
-                run = _until_created(engine, watch)  # it is asked for, and nobody else would ask again
+        if run.vms and run.taken is None and not _has_machine(run):
+            run = _until_created_or_stopped(engine, watch, user)
+        elif not run.vms and run.taken is None:
+            return _stopped(engine, user)
+        if run.closed is None:
             watch.detached(run)
-            return run
-        engine.request_stop(user, "interrupted before there was a machine")
-        return engine.follow()
+        return run
+
+
+def _until_created_or_stopped(engine: Engine, watch: Watch, user: str) -> Run:
+    """After one Ctrl-C, while a machine is asked for: nobody else would ask again. Another one stops the run."""
+    watch.say("waiting for the machine that is asked for; Ctrl-C again stops the run")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _until_created(engine, watch)
+    except KeyboardInterrupt:
+        return _stopped(engine, user)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _stopped(engine: Engine, user: str) -> Run:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    engine.request_stop(user, "interrupted before there was a machine")
+    return engine.follow()
 
 
 def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:

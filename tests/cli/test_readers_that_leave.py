@@ -108,6 +108,27 @@ def test_ctrl_c_while_a_machine_is_asked_for_leaves_a_run_that_has_it(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cloud")
+def test_a_second_ctrl_c_while_a_machine_is_asked_for_stops_the_run(
+    bench: Bench, paced: Paced, weather: Callable[..., None]
+) -> None:
+    path = "/zones/[^/]+/instances(\\?|$)"
+    weather({"fault": "reset", "service": "compute", "method": "POST", "path": path, "after": "request", "times": 1000})
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4"]
+    with subprocess.Popen([*command, *SMALL, *paced()], stdout=subprocess.PIPE, text=True) as ran:
+        assert ran.stdout is not None
+        await_truth(lambda: bench.fired()[0] >= 1)
+        ran.send_signal(signal.SIGINT)
+        while "Ctrl-C again stops the run" not in (line := ran.stdout.readline()):
+            assert line, "it ended without a word"
+        ran.send_signal(signal.SIGINT)
+        ran.stdout.read()
+    assert bench.alive() == []
+    (run,) = bench("status", "--json").document["runs"]
+    assert run["phase"] == "stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cloud")
 def test_a_launch_that_gets_no_machine_gives_its_hold_back_though_nobody_reads_of_it(
     bench: Bench, paced: Paced, weather: Callable[..., None]
 ) -> None:
