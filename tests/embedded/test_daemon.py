@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 import requests
@@ -20,6 +22,7 @@ from orchestrator.embedded.client import CloudUnavailable
 from orchestrator.embedded.supervisor import descendants
 from tests.embedded.builders import ZONE, insert_body
 from tests.support.patience import await_truth, living
+from tests.support.scripted_server import Reply, Request, scripted_server
 
 ROOT = Path(daemon.__file__).parents[2]
 
@@ -186,9 +189,23 @@ def test_a_cloud_that_is_suspended_is_named_as_such_and_with_how_it_goes_on(
 
 def test_a_cloud_that_is_slow_is_waited_for_and_that_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = client.ensure_running(home)
-    monkeypatch.setattr(client, "QUIET_S", 0.0)
+    monkeypatch.setattr(client, "QUIET_S", 0.05)
     said: list[str] = []
-    assert client.ensure_running(home, say=said.append) == address
+    told = Event()
+
+    def say(words: str) -> None:
+        said.append(words)
+        told.set()
+
+    def no_sooner_than_told(_request: Request) -> Reply:
+        return Reply(200 if told.wait(600) else 500)
+
+    kept = (home / "cloud.json").read_text()
+    with scripted_server(no_sooner_than_told) as slow:
+        (home / "cloud.json").write_text(json.dumps(json.loads(kept) | {"control": slow.url}))
+        assert client.ensure_running(home, say=say) == replace(address, control=slow.url)
+        assert [one.path for one in slow.requests] == ["/control/status"]
+    (home / "cloud.json").write_text(kept)
     assert [f"process {address.pid}" in one for one in said] == [True]
 
 
