@@ -3,6 +3,8 @@
 // A plan is a pass bound by Python for one likeness of tensors, made of numbers alone: what each launch is given, and
 // where in it which address goes. Calls copy it, so a plan serves many threads. Whatever it does not serve (another
 // stream, a capture, a tensor off its boundary) is answered by Python, to which everything unusual goes.
+#define AT_PER_OPERATOR_HEADERS  // of the operators named below, and not of all
+
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
