@@ -31,6 +31,7 @@ from kernels.attention.cuda.ways.hopper_kernels import (
     staged_shapes,
 )
 from kernels.attention.interface import BuildFailed
+from tests.kernels.cuda.lean import Lean, lean
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 
@@ -38,7 +39,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 @pytest.fixture(scope="module")
 def compiler() -> Compiler:
     try:
-        return find_compiler()
+        return lean(find_compiler())
     except BuildFailed as exc:
         pytest.skip(str(exc))
 
@@ -220,6 +221,18 @@ def test_the_machine_code_multiplies_on_tensor_cores_and_keeps_to_registers(
     assert re.search(r"\bLDSM\.", code)
     assert not re.search(r"\b(LDL|STL)\b", code)
     assert bool(re.search(r"\bLDGSTS\.", code)) == (architecture != "sm_75")
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90a"])
+def test_what_is_asked_here_is_asked_of_what_is_shipped(
+    architecture: str, compiler: Compiler, cache: Cache, tmp_path: Path
+) -> None:
+    if not isinstance(compiler, Lean):
+        pytest.skip("this compiler has no headers of its own to do without")
+    entry = HopperBackwardKernel("bfloat16", 64, True) if architecture == "sm_90a" else samples(architecture)[0]
+    target = Target(architecture)
+    plain = build_one(entry, target, compiler.inner, Cache(tmp_path))
+    assert plain.image == build_one(entry, target, compiler, cache).image
 
 
 def test_ptx_for_a_driver_to_translate_is_made_too(compiler: Compiler, cache: Cache) -> None:

@@ -16,6 +16,7 @@ from kernels.attention.cuda.ways import small, small_hopper
 from kernels.attention.cuda.ways.small import SmallKernel, in_registers, in_shared
 from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
 from kernels.attention.interface import BuildFailed
+from tests.kernels.cuda.lean import lean
 
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
 H200 = Machine(HOPPER, 132, 60 << 20, hopper=True)
@@ -101,7 +102,7 @@ def test_names_are_unique_and_every_source_that_is_included_is_shipped() -> None
 @pytest.fixture(scope="module")
 def compiler() -> Compiler:
     try:
-        return find_compiler()
+        return lean(find_compiler())
     except BuildFailed as exc:
         pytest.skip(str(exc))
 
