@@ -19,7 +19,7 @@ from kernels.attention.cuda.plan.variants import SOURCE, Entry
 from kernels.attention.cuda.run.driver import TensorMap
 from kernels.attention.cuda.run.launching import Step
 from tests.kernels.cuda.backward_runner import Posed, Three
-from tests.kernels.cuda.compiled import answered, compiled
+from tests.kernels.cuda.compiled import answered, compiled, map_at, table
 from tests.kernels.cuda.hopper_runner import Schedule
 from tests.kernels.cuda.simt_ways import HostBuffers, fill, span
 from tests.kernels.cuda.stub_driver import HOPPER
@@ -58,17 +58,13 @@ def compile_backward90(
 ) -> Backward90:
     """Compile with g++; `source` is where the kernels' files lie."""
 
-    def row(entry: Entry) -> str:
-        maps = [f"maps[{i}]" for i in range(maps_of(entry))]
-        call = f"{entry.name}({', '.join([*maps, 'p'])})"
-        return f"{{[](const TensorMap* maps, const BackwardParams& p) {{ (void)maps, {call}; }}, {entry.threads}}}"
+    def row(entry: Entry) -> tuple[str, int]:
+        maps = map(map_at, range(maps_of(entry)))
+        return f"{entry.name}({', '.join([*maps, 'p'])})", entry.threads
 
-    text = '#include "backward/instructions.cuh"\n#include "backward/problem.cuh"\n' + "".join(
-        entry.source for entry in entries
-    )
-    text += "struct Entry { void (*call)(const TensorMap*, const BackwardParams&); int threads; };\n"
-    text += f"static const Entry entries[] = {{{', '.join(map(row, entries))}}};\n"
-    program = compiled(text, "backward90.cc", 900, folder, source=source, races=races)
+    text = '#include "backward/instructions.cuh"\n' + "".join(entry.source for entry in entries)
+    text += table("BackwardParams", map(row, entries))
+    program = compiled(text, "backward90", 900, folder, source=source, races=races)
     return Backward90(program, tuple(entries))
 
 

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,12 +24,11 @@ WITH_COMPILER = pytest.mark.skipif(
 SHIM = Path(__file__).parent / "simt"
 COMMON = ("g++", "-std=c++17", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
 COMPILER = (*COMMON, "-Og")
-HOPPER = ("hopper.cc", "backward90.cc")
-"""Programs of blocks that take turns, on Hopper's machine."""
-STANDARD = (
-    "algorithm", "cmath", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring", "functional", "memory", "string",
-    "type_traits", "vector",
-)  # fmt: skip
+HOPPER = ("hopper", "backward90")
+"""Mains whose blocks take turns, on Hopper's machine."""
+STANDARD = ("algorithm", "cmath", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring")
+LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+"""It links a program in half the time."""
 
 TRACED = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-Wno-tsan")
 """Every access through a pointer calls a function of the thread sanitizer's, of which simt_races.cc has its own."""
@@ -45,31 +44,47 @@ def compiled(
     flags: Sequence[str] = (),
     races: bool = False,
 ) -> Path:
-    """The program that g++ makes of `main` below simt/ for the code path `arch`, such as 800; `kernels` is the text of
-    its kernels and `source` where they include from. It lies in `folder` where the session has no place of its own.
+    """The program that g++ makes of kernels for the code path `arch`, such as 800, and of `main` below simt/, which runs
+    them. `kernels` is their text, with the `table` that it ends with, and `source` where they include from. It lies in
+    `folder` where the session has no place of its own.
 
     With `races` it ends with code 3 where accesses to shared memory are in no order (simt_races.h).
     """
     flags = [*flags, *(TRACED if races else ())]
     place = place_of(folder)
-    command = [*COMPILER, *flags, *headers(flags, place), "-DSIMT_SHIM", f"-DSIMT_ARCH={arch}"]
-    command += [f"-I{SHIM}", f"-I{source}", str(SHIM / main)]
-    parts = [machine(part, flags, place) for part in ("simt", *(["hopper"] if main in HOPPER else []))]
+    own = ("-O0", *flags) if is_sanitized(flags) else flags  # few launches: they take less than to optimise would
+    command = [*COMPILER, *own, *headers(flags, place), "-DSIMT_SHIM", f"-DSIMT_ARCH={arch}"]
+    command += [f"-I{SHIM}", f"-I{source}"]
+    halves = ("simt_engine", *(["hopper_engine"] if main in HOPPER else []), main)
+    parts = [machine(part, flags, place) for part in halves]
     parts.append(rules("simt_races" if races else "simt_unwatched", place))
-    name = named(kernels, *command)
-    header = place / f"simt-{name}.h"
+    name = named(kernels, main, *command)
+    text = place / f"simt-{name}.cc"
 
     def make(program: Path) -> None:
-        header.write_text(kernels)
-        of_these = [f'-DKERNELS="{header}"', "-o"]
+        text.write_text(kernels)
         if not races:
-            run([*command, *map(str, parts), *of_these, str(program)])
+            run([*command, *LINKER, str(text), *map(str, parts), "-o", str(program)])
             return
         own = f"{program}.o"
-        run([*command, *of_these, own, "-c"])
-        run(["g++", "-pthread", own, *map(str, parts), "-o", str(program)])
+        run([*command, "-c", str(text), "-o", own])
+        run(["g++", "-pthread", *LINKER, own, *map(str, parts), "-o", str(program)])
 
     return once(place / f"simt-{name}", make)
+
+
+def table(parameters: str, rows: Iterable[tuple[str, int]]) -> str:
+    """What the text of kernels ends with (simt_table.h): a call of each, with `map_at` for the tensor maps that it
+    takes and `p` for its structure, of this type; and its threads."""
+    begins = f"[](const void* maps, const void* given) {{ const auto& p = *(const {parameters}*)given; (void)maps;"
+    lines = "".join(f"  {{{begins} {call}; }}, {threads}}},\n" for call, threads in rows)
+    size = f"const size_t simt::given_bytes = sizeof({parameters});\n"
+    return f'#include "simt_table.h"\n{size}const simt::Entry simt::entries[] = {{\n{lines}}};\n'
+
+
+def map_at(place: int) -> str:
+    """C++ for one of the tensor maps in a row of a table."""
+    return f"((const TensorMap*)maps)[{place}]"
 
 
 def headers(flags: Sequence[str], place: Path) -> list[str]:
@@ -89,12 +104,17 @@ def headers(flags: Sequence[str], place: Path) -> list[str]:
 
 
 def machine(part: str, flags: Sequence[str], place: Path) -> Path:
-    """Half of what a kernel's program runs on, which is the same for all and is not traced."""
+    """A part of what a kernel's program runs on, which is the same for all and is not traced."""
     own = [flag for flag in flags if flag not in TRACED]
-    level = "-O1" if any(flag.startswith("-fsanitize") for flag in own) else "-O3"  # sanitized, it takes twice as long
+    level = "-O1" if is_sanitized(own) else "-O3"  # sanitized, it takes twice as long
     command = [*COMMON, level, *own, "-DSIMT_SHIM", "-DSIMT_ARCH=900", f"-I{SHIM}", f"-I{SOURCE}"]
-    command += ["-c", str(SHIM / f"{part}_engine.cc"), "-o"]
+    command += ["-c", str(SHIM / f"{part}.cc"), "-o"]
     return once(place / f"{part}-{named(*command)}.o", lambda made: run([*command, str(made)]))
+
+
+def is_sanitized(flags: Sequence[str]) -> bool:
+    """By the sanitizers' own libraries."""
+    return any(flag.startswith("-fsanitize") and flag not in TRACED for flag in flags)
 
 
 def rules(name: str, place: Path) -> Path:

@@ -13,7 +13,7 @@ import torch
 from kernels.attention.cuda.plan.variants import SOURCE, Entry
 from kernels.attention.cuda.run.driver import TensorMap
 from kernels.attention.cuda.run.launching import Step
-from tests.kernels.cuda.compiled import answered, compiled
+from tests.kernels.cuda.compiled import answered, compiled, map_at, table
 from tests.kernels.cuda.simt_ways import fill, places_of_pointers, span
 
 MAPS, MAP_BYTES = 4, 128
@@ -77,10 +77,10 @@ class HopperProgram:
 
 
 def calling(entry: Entry) -> str:
-    """C++ that calls an entry point with what it takes of four maps."""
+    """C++ that calls an entry point with what it takes of four maps, and with its structure."""
     staged = "TensorMap mask" in entry.source
-    maps = "TensorMap q, TensorMap k, TensorMap v, TensorMap mask"
-    return f"[]({maps}, Params p) {{ (void)mask; {entry.name}(q, k, v, {'mask, ' if staged else ''}p); }}"
+    maps = map(map_at, range(MAPS if staged else MAPS - 1))
+    return f"{entry.name}({', '.join(maps)}, p)"
 
 
 def compile_hopper(
@@ -94,9 +94,6 @@ def compile_hopper(
 ) -> HopperProgram:
     """Compile with g++; `parameters` is what the kernels are given beside the maps, `source` where they lie."""
     text = "".join(entry.source for entry in entries)
-    text += f"typedef {parameters} Params;\n"
-    text += "struct Entry { void (*kernel)(TensorMap, TensorMap, TensorMap, TensorMap, Params); int threads; };\n"
-    table = ", ".join(f"{{{calling(entry)}, {entry.threads}}}" for entry in entries)
-    text += f"static const Entry entries[] = {{{table}}};\n"
-    program = compiled(text, "hopper.cc", 900, folder, source=source, flags=flags, races=races)
+    text += table(parameters, ((calling(entry), entry.threads) for entry in entries))
+    program = compiled(text, "hopper", 900, folder, source=source, flags=flags, races=races)
     return HopperProgram(program, tuple(entries))

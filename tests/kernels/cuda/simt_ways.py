@@ -12,7 +12,7 @@ import torch
 
 from kernels.attention.cuda.plan.variants import SOURCE, Entry
 from kernels.attention.cuda.run.launching import Step
-from tests.kernels.cuda.compiled import answered, compiled
+from tests.kernels.cuda.compiled import answered, compiled, table
 
 
 @dataclass
@@ -98,8 +98,6 @@ def compile_program(
     """Compile with g++; `arch` is 750 or 800, `source` where the kernels' files lie, `parameters` the type of what they
     are launched with."""
     text = "".join(entry.source for entry in entries)
-    text += f"typedef {parameters} Params;\nstruct Entry {{ void (*kernel)(Params); int threads; }};\n"
-    table = ", ".join(f"{{{entry.name}, {entry.threads}}}" for entry in entries)
-    text += f"static const Entry entries[] = {{{table}}};\n"
-    program = compiled(text, "ways.cc", arch, folder, source=source, flags=flags, races=races)
+    text += table(parameters, ((f"{entry.name}(p)", entry.threads) for entry in entries))
+    program = compiled(text, "ways", arch, folder, source=source, flags=flags, races=races)
     return Program(program, tuple(entries))

@@ -1,8 +1,10 @@
 // Runs the launches of Hopper's backward pass described by a file: backward90 INPUT OUTPUT. Blocks of the kernel with tensor
 // maps take turns; those of the kernels before and after it run one after the other.
-#include KERNELS  // the entry points, and a table of them called `entries`
-
+#include "backward/instructions.cuh"
+#include "backward/problem.cuh"
 #include "simt_buffers.h"
+#include "simt_memory.h"
+#include "simt_program.h"
 
 struct Header {
   int32_t buffers, launches, late_copies, late_products, reverse, seed, greedy, resident;
@@ -37,9 +39,9 @@ int main(int argc, char** argv) {
     buffers.move(p.q), buffers.move(p.k), buffers.move(p.v), buffers.move(p.out), buffers.move(p.dout);
     buffers.move(p.dq), buffers.move(p.dk), buffers.move(p.dv), buffers.move(p.lse), buffers.move(p.dlse);
     buffers.move(p.shift), buffers.move(p.delta), buffers.move(p.sums), buffers.move(p.counter);
-    const Entry& entry = entries[launch.entry];
+    const simt::Entry& entry = simt::entries[launch.entry];
     const simt::Index grid = {(unsigned)launch.x, (unsigned)launch.y, (unsigned)launch.z};
-    const auto call = [&] { entry.call(maps, p); };
+    const auto call = [&] { entry.call(maps, &p); };
     if (launch.maps)
       simt::launch_parting(grid, entry.threads, launch.shared, call);
     else

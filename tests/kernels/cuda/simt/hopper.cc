@@ -1,10 +1,12 @@
 // Runs one launch of a Hopper kernel described by a file: hopper INPUT OUTPUT. Every buffer lies between bands of NaN that
 // must be there at the end; the host's own addresses among the arguments are moved to where the buffers are here.
-#include KERNELS  // the entry points, what they are given (`Params`), and a table of them called `entries`
-
 #include <cstring>
 #include <memory>
 #include <vector>
+
+#include "hopper/instructions.cuh"
+#include "simt_memory.h"
+#include "simt_program.h"
 
 struct Header {
   int32_t buffers, entry, shared, x, y, z, pointers;
@@ -62,19 +64,19 @@ int main(int argc, char** argv) {
   }
   std::vector<int32_t> pointers(header.pointers);
   take(pointers.data(), pointers.size() * 4);
-  Params params;
-  take((void*)&params, sizeof params);
+  simt::Given given;
+  take(given.bytes, simt::given_bytes);
   for (int32_t offset : pointers) {
     u64 address;
-    std::memcpy(&address, (char*)&params + offset, 8);
+    std::memcpy(&address, given.bytes + offset, 8);
     if (address) address = moved(address, 0);
-    std::memcpy((char*)&params + offset, &address, 8);
+    std::memcpy(given.bytes + offset, &address, 8);
   }
   simt::late_copies = header.late_copies, simt::late_products = header.late_products;
   simt::last_warp_first = header.reverse, simt::seed = (unsigned)header.seed, simt::greedy_blocks = header.greedy;
-  const Entry& entry = entries[header.entry];
+  const simt::Entry& entry = simt::entries[header.entry];
   const simt::Index grid = {(unsigned)header.x, (unsigned)header.y, (unsigned)header.z};
-  simt::launch_parting(grid, entry.threads, header.shared, [&] { entry.kernel(maps[0], maps[1], maps[2], maps[3], params); });
+  simt::launch_parting(grid, entry.threads, header.shared, [&] { entry.call(maps, given.bytes); });
   for (size_t i = 0; i < memory.size(); i++)
     for (size_t byte = 0; byte < GUARD; byte++)
       if (memory[i][byte] != (char)0xff || memory[i][GUARD + buffers[i].size + byte] != (char)0xff) {

@@ -15,6 +15,8 @@
 
 #include "hopper/instructions.cuh"
 #include "simt_lanes.h"
+#include "simt_memory.h"
+#include "simt_program.h"
 
 namespace simt {
 

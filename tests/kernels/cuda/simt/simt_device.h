@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #ifndef SIMT_ARCH
 #error "define SIMT_ARCH as 750, 800 or 900: it selects the code path"

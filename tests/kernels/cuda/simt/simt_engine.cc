@@ -1,5 +1,6 @@
 // Fibers, the warps that they make up, and blocks one after the other.
 #include "simt_lanes.h"
+#include "simt_program.h"
 
 #include <ucontext.h>
 

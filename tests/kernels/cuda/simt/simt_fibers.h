@@ -3,7 +3,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 
 namespace simt {
 
@@ -23,7 +22,6 @@ inline bool eager_copies = false;  // land when issued rather than when waited f
 inline bool last_warp_first = false;
 
 [[noreturn]] void fail(const char* what);
-void launch(Index grid, int threads, size_t shared_size, std::function<void()> kernel);
 
 // Every lane of a warp asks for the same, and goes on when all have.
 u32 shuffle_xor(u32 word, int mask);

@@ -36,11 +36,6 @@ struct Asked {  // a product, as each of its threads asks for it
   u64 a, b;
 };
 
-struct Span {
-  char* from;
-  size_t size;
-};
-inline std::vector<Span> global_memory;  // what a kernel may write
 void check_global(const char* at, size_t size, const char* complaint);
 
 inline bool late_copies = false, late_products = false;
@@ -48,7 +43,6 @@ inline unsigned seed = 0;           // of the order of warps and copies; 0: in o
 inline bool greedy_blocks = false;  // a block runs to its end before the next begins, unless it waits for one
 inline size_t resident_blocks = 0;  // so many have begun and not ended at a time; 0: all
 
-void launch_parting(Index grid, int threads, size_t shared_size, std::function<void()> kernel);
 void let_other_blocks_run();
 void perhaps_let_other_blocks_run();
 void await_value(const int* at, int value);

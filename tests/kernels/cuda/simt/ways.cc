@@ -1,8 +1,7 @@
 // Runs the launches described by a file one after the other: ways INPUT OUTPUT. The pointers among a kernel's parameters,
 // which are the host's own, are moved to where the buffers are here.
-#include KERNELS  // the entry points, a table of them called `entries`, and what they are given: `Params`
-
 #include "simt_buffers.h"
+#include "simt_program.h"
 
 struct Header {
   int32_t buffers, launches, pointers, eager, reverse;
@@ -22,12 +21,12 @@ int main(int argc, char** argv) {
   simt::eager_copies = header.eager, simt::last_warp_first = header.reverse;
   for (int i = 0; i < header.launches; i++) {
     Launch launch;
-    Params p;
-    input.take(&launch, sizeof launch), input.take((void*)&p, sizeof p);
-    for (int32_t at : pointers) buffers.move(*(char**)((char*)&p + at));
-    const Entry& entry = entries[launch.entry];
+    simt::Given given;
+    input.take(&launch, sizeof launch), input.take(given.bytes, simt::given_bytes);
+    for (int32_t at : pointers) buffers.move(*(char**)(given.bytes + at));
+    const simt::Entry& entry = simt::entries[launch.entry];
     const simt::Index grid = {(unsigned)launch.x, (unsigned)launch.y, (unsigned)launch.z};
-    simt::launch(grid, entry.threads, launch.shared, [&] { entry.kernel(p); });
+    simt::launch(grid, entry.threads, launch.shared, [&] { entry.call(nullptr, given.bytes); });
   }
   return buffers.write(argv[2]);
 }
