@@ -177,15 +177,13 @@ inline bool do_something_late() {
   return true;
 }
 
+inline bool by_chance() { return running->chance() % 4; }
+
 // True if a lane ran or could have. With a seed some lanes fall behind the others of their warp.
 inline bool run_warp(Lane* warp) {
   bool ran = false;
   for (;;) {
-    for (int l = 0; l < 32; l++) {
-      if (warp[l].state != State::READY) continue;
-      ran = true;
-      if (!seed || running->chance() % 4) resume((int)(warp - lanes) + l);
-    }
+    ran |= run_lanes(warp);
     int at_warp = 0;
     for (int l = 0; l < 32; l++) at_warp += warp[l].state == State::AT_WARP;
     if (at_warp != 32) return ran;
@@ -302,6 +300,7 @@ void give_value(int* at, int value) {
 void launch_parting(Index grid, int threads, size_t size, std::function<void()> kernel) {
   Turns all((size_t)grid.x * grid.y * grid.z);
   turns = &all;
+  takes_its_turn = seed ? by_chance : nullptr;
   set_kernel(grid, std::move(kernel));
   std::vector<std::thread> blocks;
   for (size_t i = 0; i < all.ended.size(); i++)
@@ -319,7 +318,7 @@ void launch_parting(Index grid, int threads, size_t size, std::function<void()> 
       all.hand_on(i);
     });
   for (std::thread& one : blocks) one.join();
-  turns = nullptr;
+  turns = nullptr, takes_its_turn = nullptr;
 }
 
 }  // namespace simt

@@ -39,6 +39,7 @@ constexpr size_t STACK_BYTES = 256 * 1024;
 constexpr u32 STATIC_SHARED = 1u << 31;
 
 static __thread Host* host;
+static int thread_of(const Lane* one) { return (int)(one - lanes); }
 static std::function<void()> body;
 static std::mutex spare_mutex;
 static std::vector<Stacks> spare;  // of blocks that are over
@@ -65,9 +66,25 @@ static void switch_fiber(Fiber& from, Fiber& to) { swapcontext(&from.first, &to.
 }
 #endif
 
+static Fiber& entered(int thread) {
+  current = thread;
+  thread_index.x = (unsigned)thread;
+  races::enter(thread, host->stacks.memory.get() + thread * STACK_BYTES, STACK_BYTES);
+  return host->fibers[thread];
+}
+
+// To the next lane of the warp that may run, without a way back to the scheduler, which would choose the same; behind the last
+// of them to the scheduler.
+static void leave() {
+  Fiber& self = host->fibers[current];
+  for (int next = current + 1; next % 32; next++)
+    if (lanes[next].state == State::READY && (!takes_its_turn || takes_its_turn())) return switch_fiber(self, entered(next));
+  switch_fiber(self, host->scheduler);
+}
+
 void wait(State state) {
   lane().state = state;
-  switch_fiber(host->fibers[current], host->scheduler);
+  leave();
 }
 
 static void ask(Request request) {
@@ -78,15 +95,20 @@ static void ask(Request request) {
 static void start() {
   body();
   lane().state = State::DONE;
-  switch_fiber(host->fibers[current], host->scheduler);
+  leave();
 }
 
-void resume(int thread) {
-  current = thread;
-  thread_index.x = (unsigned)thread;
-  Fiber& fiber = host->fibers[thread];
-  races::enter(thread, host->stacks.memory.get() + thread * STACK_BYTES, STACK_BYTES);
-  switch_fiber(host->scheduler, fiber);
+bool run_lanes(Lane* warp) {
+  bool ran = false;
+  const int first = thread_of(warp);
+  for (int l = 0; l < 32; l++) {
+    if (lanes[first + l].state != State::READY) continue;
+    ran = true;
+    if (takes_its_turn && !takes_its_turn()) continue;
+    switch_fiber(host->scheduler, entered(first + l));
+    l = current - first;  // the last that ran
+  }
+  return ran;
 }
 
 static Stacks stacks_for(int threads) {
@@ -149,8 +171,6 @@ static void multiply(Lane* warp) {
   for (int l = 0; l < 32; l++)
     for (int i = 0; i < 4; i++) warp[l].c[i] = C[l / 4 + 8 * (i >> 1)][l % 4 * 2 + (i & 1)];
 }
-
-static int thread_of(const Lane* one) { return (int)(one - lanes); }
 
 static void load(Lane* warp, bool transposed) {
   for (int matrix = 0; matrix < 4; matrix++) {
@@ -308,10 +328,8 @@ static void run_block(int threads) {
       Lane* warp = lanes + first;
       for (;;) {
         int count[5] = {0, 0, 0, 0, 0};
-        for (int l = 0; l < 32; l++) {
-          if (warp[l].state == State::READY) resume(first + l);
-          count[(int)warp[l].state]++;
-        }
+        run_lanes(warp);
+        for (int l = 0; l < 32; l++) count[(int)warp[l].state]++;
         if (count[(int)State::AT_WARP] == 32)
           answer(warp);
         else if (count[(int)State::AT_BLOCK] == 32 || count[(int)State::DONE] == 32)

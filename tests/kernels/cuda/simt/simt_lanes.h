@@ -43,7 +43,8 @@ inline char* shared_bytes(u32 address, size_t size) {
 }
 
 void begin_block(int threads, size_t shared_size);  // the block's memory, of NaN in every 16-bit format, and its fibers
-void resume(int thread);
+bool run_lanes(Lane* warp);  // those that may, one after the other, each as far as it gets; false if there are none
+inline bool (*takes_its_turn)() = nullptr;  // whether a lane that may run does; without it all do
 void wait(State state);
 void answer(Lane* warp);  // what its lanes ask for
 void end_host_thread();   // whose blocks are over
