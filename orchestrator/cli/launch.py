@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +11,7 @@ import typer
 
 from orchestrator.cli.choices import Choice, Hosts, Terms, launch_options
 from orchestrator.cli.completing import known_runs
+from orchestrator.cli.driving import Driving, driven
 from orchestrator.cli.finding import find_run
 from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, answer, options
@@ -94,8 +94,11 @@ def launch(
         world = wiring.world(configuration)
         order = RunOrder(new_run_id(wiring.clock.now(), plan.label), plan, payload, launch_context(wiring, plan))
         own = machine.cold or plan.mode is Mode.HOST
-        engine = begin(world, order, say=watch.say, cold=own, refused=refused)
-        ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
+
+        def begun() -> Engine:
+            return begin(world, order, say=watch.say, cold=own, refused=refused)
+
+        ended = driven(Driving(world, order.run_id, begun, watch, wiring.user, detach))
         if not detach and ended.closed is not None and ended.taken is not None:
             ended = _after_a_kept_machine(world, ended, order, watch, wiring.user)
         tell_of_the_end(wiring, configuration.alerts, ended)
@@ -126,8 +129,13 @@ def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: Watch,
     if not lost or (run.finished is not None and run.finished.outcome == "failed"):
         return run
     watch.say(f"{run.taken.vm} is gone: the run goes on, on a machine of its own")
-    engine = resume(world, order.plan, run_id=run.run_id, where=order.where, fresh=lambda: order.payload, say=watch.say)
-    return _until_detached(engine, watch, user)
+
+    def begun() -> Engine:
+        return resume(
+            world, order.plan, run_id=run.run_id, where=order.where, fresh=lambda: order.payload, say=watch.say
+        )
+
+    return driven(Driving(world, run.run_id, begun, watch, user))
 
 
 def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, detach: bool, json: bool) -> None:
@@ -137,70 +145,22 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
     with watching(quiet=json, now=wiring.clock.now) as watch:
         wiring.say = watch.say
         plan = wiring.plan_again(run_id, limits)
-        engine = resume(
-            wiring.world(plan.config),
-            plan,
-            run_id=run_id,
-            where=launch_context(wiring, plan),
-            fresh=lambda: payload_of(plan.config),
-            accept=again.accept_payload,
-            say=watch.say,
-        )
-        ended = _until_created(engine, watch) if detach else _until_detached(engine, watch, wiring.user)
+        world = wiring.world(plan.config)
+
+        def begun() -> Engine:
+            return resume(
+                world,
+                plan,
+                run_id=run_id,
+                where=launch_context(wiring, plan),
+                fresh=lambda: payload_of(plan.config),
+                accept=again.accept_payload,
+                say=watch.say,
+            )
+
+        ended = driven(Driving(world, run_id, begun, watch, wiring.user, detach))
         tell_of_the_end(wiring, plan.config.alerts, ended)
     finish(ended, wiring.clock.now(), json=json)
-
-
-def _until_created(engine: Engine, watch: Watch) -> Run:
-    while True:
-        run, pause = engine.step()
-        watch.show(run)
-        if run.closed is not None or _has_machine(run):
-            return run
-        engine.world.clock.sleep(pause)
-
-
-def _has_machine(run: Run) -> bool:
-    there = run.vm is not None and run.vm.open and run.vm.started_at is not None
-    return there or run.booted_at is not None
-
-
-def _until_detached(engine: Engine, watch: Watch, user: str) -> Run:
-    """To the end of the run; or until Ctrl-C, or until nobody hears of it any more and it has a machine."""
-
-    def enough(run: Run) -> bool:
-        return run.kept is not None or (unheard() and _has_machine(run))
-
-    try:
-        return engine.follow(watch=watch.show, trouble=watch.trouble, until=enough)
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough: a second must not cut the farewell short
-        run = engine.look()
-        if run.vms and run.taken is None and not _has_machine(run):
-            run = _until_created_or_stopped(engine, watch, user)
-        elif not run.vms and run.taken is None:
-            return _stopped(engine, user)
-        if run.closed is None:
-            watch.detached(run)
-        return run
-
-
-def _until_created_or_stopped(engine: Engine, watch: Watch, user: str) -> Run:
-    """After one Ctrl-C, while a machine is asked for: nobody else would ask again. Another one stops the run."""
-    watch.say("waiting for the machine that is asked for; Ctrl-C again stops the run")
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return _until_created(engine, watch)
-    except KeyboardInterrupt:
-        return _stopped(engine, user)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _stopped(engine: Engine, user: str) -> Run:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    engine.request_stop(user, "interrupted before there was a machine")
-    return engine.follow()
 
 
 def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:

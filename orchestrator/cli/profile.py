@@ -13,10 +13,13 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli.completing import LOCAL, known_cases
+from orchestrator.cli.driving import Driving, driven
 from orchestrator.cli.finding import RunName, find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.outcome import raise_for
+from orchestrator.cli.render import ending_lines
 from orchestrator.cli.screen import Columns, screen
+from orchestrator.cli.streams import unheard
 from orchestrator.cli.watch import watching
 from orchestrator.core.errors import BenchError, ConfigError, NotFound
 from orchestrator.core.foreign import document
@@ -109,9 +112,13 @@ def _profiled(
         payload = _payload(wiring, run_id, made)
         new = new_run_id(wiring.clock.now(), made.label)
         order = RunOrder(new, made, payload, launch_context(wiring, made))
-        engine = begin(wiring.world(made.config), order, say=watch.say)
-        ended = engine.follow(watch=watch.show, trouble=watch.trouble, until=lambda one: one.kept is not None)
+        world = wiring.world(made.config)
+        ended = driven(Driving(world, new, lambda: begin(world, order, say=watch.say), watch, wiring.user))
     raise_for(ended)
+    if ended.closed is None and ended.kept is None:
+        for line in ending_lines(ended, wiring.clock.now()):
+            typer.echo(line, err=True)
+        raise typer.Exit(0 if unheard() else 130)
     return new
 
 

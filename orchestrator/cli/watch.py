@@ -126,5 +126,7 @@ def hint(run: Run) -> str:
     """What Ctrl-C does now."""
     if run.closed is not None:
         return ""
-    there = bool(run.vms) or run.taken is not None
-    return "Ctrl-C detaches; the run goes on" if there else "Ctrl-C stops the run: there is no machine yet"
+    if run.goes_on_alone:
+        return "Ctrl-C detaches; the run goes on"
+    asked = any(vm.generation == run.generation for vm in run.vms)
+    return f"Ctrl-C {'waits for the machine, and detaches' if asked else 'stops the run: there is no machine yet'}"

@@ -108,13 +108,14 @@ def test_ctrl_c_while_a_machine_is_asked_for_leaves_a_run_that_has_it(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cloud")
+@pytest.mark.parametrize("how", [(), ("--detach",)])
 def test_a_second_ctrl_c_while_a_machine_is_asked_for_stops_the_run(
-    bench: Bench, paced: Paced, weather: Callable[..., None]
+    bench: Bench, paced: Paced, weather: Callable[..., None], how: tuple[str, ...]
 ) -> None:
     path = "/zones/[^/]+/instances(\\?|$)"
     weather({"fault": "reset", "service": "compute", "method": "POST", "path": path, "after": "request", "times": 1000})
     command = ["env", "--default-signal=INT", sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4"]
-    with subprocess.Popen([*command, *SMALL, *paced()], stdout=subprocess.PIPE, text=True) as ran:
+    with subprocess.Popen([*command, *how, *SMALL, *paced()], stdout=subprocess.PIPE, text=True) as ran:
         assert ran.stdout is not None
         await_truth(lambda: bench.fired()[0] >= 1)
         ran.send_signal(signal.SIGINT)
@@ -125,6 +126,8 @@ def test_a_second_ctrl_c_while_a_machine_is_asked_for_stops_the_run(
     assert bench.alive() == []
     (run,) = bench("status", "--json").document["runs"]
     assert run["phase"] == "stopped"
+    (entry,) = wire().ledger.read().runs.values()
+    assert entry.settled_usd == Decimal(0)
 
 
 @pytest.mark.slow

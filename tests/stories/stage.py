@@ -71,6 +71,8 @@ class Killed(BaseException):
 class MortalLog(EventLog):
     """A client's log that kills the client right after its n-th append."""
 
+    death: type[BaseException] = Killed
+
     def __init__(self, log: EventLog, dies_after: int) -> None:
         self.log = log
         self.left = dies_after
@@ -79,7 +81,7 @@ class MortalLog(EventLog):
         event = self.log.append(fact)
         self.left -= 1
         if self.left == 0:
-            raise Killed
+            raise self.death
         return event
 
     def read(self) -> Any:

@@ -304,6 +304,17 @@ class Run:
             return True
         return self.taken_back and self.attempts_left > 0
 
+    @property
+    def goes_on_alone(self) -> bool:
+        """Whether it comes to its end without the client that launched it: nobody else asks for its machines. What is
+        left to do once it has one, or needs none, any client does."""
+        vm = self.vm
+        if self.closed is not None:
+            return True
+        if vm is not None and vm.open:
+            return vm.started_at is not None or self.booted_at is not None
+        return not self.goes_on
+
     # --- what a person asks ---
 
     @property
