@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Final, Protocol
@@ -77,6 +77,9 @@ class RunFleet:
     targets: Sequence[str]
     say: Callable[[str], None] = lambda _: None
     stop: threading.Event = field(default_factory=threading.Event)
+    """Nothing more is begun, and what goes on by itself is left."""
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    """What waits for a machine is stopped, too."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _state: FleetState | None = None
     _taken: set[int] = field(default_factory=set)
@@ -97,12 +100,11 @@ class RunFleet:
         self.look()
         failures: list[BaseException] = []
         with ThreadPoolExecutor(len(self.targets)) as pool:
-            for future in [pool.submit(self._work, target) for target in self.targets]:
+            futures = [pool.submit(self._work, target) for target in self.targets]
+            self._awaited(futures)
+            for future in futures:
                 try:
                     future.result()
-                except KeyboardInterrupt:
-                    self.stop.set()
-                    self.say("detached; what is under way goes on")
                 except BenchError as exc:
                     failures.append(exc)
         seen = self.look()
@@ -110,6 +112,23 @@ class RunFleet:
         if failures and not seen.state.over and not self.stop.is_set():
             raise failures[0]
         return seen
+
+    def _awaited(self, futures: Sequence[Future[None]]) -> None:
+        while True:
+            try:
+                wait(futures)
+            except KeyboardInterrupt:
+                self._interrupted()
+            else:
+                return
+
+    def _interrupted(self) -> None:
+        if self.stop.is_set():
+            self.abandoned.set()
+            return
+        self.stop.set()
+        waits = "; machines that are asked for are waited for, and Ctrl-C again ends their runs"
+        self.say(f"detached; what is under way goes on{'' if any(self.targets) else waits}")
 
     def resume(self) -> None:
         """A pause or a stop is over; `follow` measures the rest."""
@@ -245,7 +264,7 @@ class RunFleet:
         self._tell(
             replace(before, state="running", attempt=before.attempt + 1, machine=at, cases_total=len(plan.cases))
         )
-        ended = self._followed(engine, target)
+        ended = self._followed(engine, target, where.user)
         if ended.closed is not None:
             line = self._told(child, ended, world, target)
             if line.state == "stopped":
@@ -255,21 +274,34 @@ class RunFleet:
             self._tell(line)
             self.say(f"child {child.index}  {child.cell.gpu}  {child.cell.title}  {line.state}  ${line.usd}")
 
-    def _followed(self, engine: Engine, target: str) -> Run:
-        """The run to its end. Raises `Unavailable` where its host was not to be reached for too long."""
+    def _followed(self, engine: Engine, target: str, user: str) -> Run:
+        """The run to its end, or to where it goes on by itself. Raises `Unavailable` where its host was not to be
+        reached for too long."""
         away = 0.0
 
         def trouble(exc: Unavailable, pause: float) -> None:
             nonlocal away
             away += pause
-            if target and away >= engine.world.policy.host_patience_s:
+            if self.abandoned.is_set() or (target and away >= engine.world.policy.host_patience_s):
                 raise exc
 
         def reached(_: Run) -> None:
             nonlocal away
             away = 0.0
 
-        return engine.follow(watch=reached, trouble=trouble, until=lambda _: self.stop.is_set())
+        def left(run: Run) -> bool:
+            return self.abandoned.is_set() or (self.stop.is_set() and run.goes_on_alone)
+
+        try:
+            run = engine.follow(watch=reached, trouble=trouble, until=left)
+        except Unavailable:
+            if not self.abandoned.is_set():
+                raise
+            run = engine.look()
+        if run.goes_on_alone:
+            return run
+        engine.request_stop(user, "interrupted before there was a machine")
+        return engine.follow()
 
     def _parted(self, world: World, run: Run, plan: LaunchPlan) -> Run | None:
         """The run without its machine on another host, which takes no more part. Its cost is counted to its deadline:

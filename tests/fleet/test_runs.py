@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -17,24 +17,44 @@ from orchestrator.core.fleet.children import Cell, expand
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.run.events import InstanceRequested
 from orchestrator.fleets.on_runs import RunFleet
 from orchestrator.runs.engine import World
 from orchestrator.runs.launch import LaunchContext, Payload
+from orchestrator.store.events import EventLog
 from orchestrator.store.fleets import FleetRecord, FleetStore
-from tests.stories.stage import PAYLOAD, Script, ScriptedVm, Stage, Steps, good_vm, staged
+from tests.stories.stage import PAYLOAD, Script, ScriptedVm, Stage, Steps, good_vm, staged, weather
 
 FLEET = "fleet-20261122-040506-7f3a"
 
 
 @dataclass
+class AskingLog(EventLog):
+    """Has something happen just before a machine is asked for."""
+
+    log: EventLog
+    asked: Callable[[], None]
+
+    def append(self, fact: Any) -> Any:
+        if isinstance(fact, InstanceRequested):
+            self.asked()
+        return self.log.append(fact)
+
+    def read(self) -> Any:
+        return self.log.read()
+
+
+@dataclass
 class StageSite:
     stage: Stage
+    asked: Callable[[], None] = lambda: None
 
     def plan(self, config: Config, name: str) -> LaunchPlan:
         return self.stage.plan(f"measure.seed={config.measure.seed}")
 
     def world(self, config: Config) -> World:
-        return self.stage.world()
+        world = self.stage.world()
+        return replace(world, log=lambda run_id: AskingLog(world.log(run_id), self.asked))
 
     def payload(self, config: Config) -> Payload:
         return PAYLOAD
@@ -53,6 +73,7 @@ class Sweeping:
     cap_usd: Decimal | None = None
     said: list[str] = field(default_factory=list)
     targets: Sequence[str] = ("",)
+    asked: Callable[[], None] = lambda: None
 
     def client(self) -> RunFleet:
         sweep = Sweep.model_validate(
@@ -73,7 +94,7 @@ class Sweeping:
         store.create(record, children)
         return RunFleet(
             store=store, record=record, children=children, configured=self.configured,
-            sites=lambda: StageSite(self.stage), targets=self.targets, say=self.said.append,
+            sites=lambda: StageSite(self.stage, self.asked), targets=self.targets, say=self.said.append,
         )  # fmt: skip
 
     def configured(self, cell: Cell) -> Config:
@@ -186,3 +207,42 @@ def test_nothing_is_begun_after_the_end_of_the_fleet(tmp_path: Path) -> None:
         seen = client.follow()
         assert seen.control.paused == "its 240 minutes are over"
         assert stage.bill() == []
+
+
+def test_a_client_that_is_to_stop_waits_for_the_machine_that_it_asks_for(tmp_path: Path) -> None:
+    with staged(tmp_path, good_vm(cases=1)) as stage:
+        weather(stage, {"fault": "stockout"}, {"fault": "stockout"})
+        sweeping = Sweeping(stage, (1, 2))
+        client = sweeping.client()
+        sweeping.asked = client.stop.set
+        seen = client.follow()
+        assert stage.fired() == [1, 1]
+        assert seen.state.counts == {"running": 1, "waiting": 1}
+        assert len(stage.cloud.instances()) == 1
+        assert sweeping.client().follow().state.counts == {"stored": 2}
+
+
+@pytest.mark.parametrize("fault", [{"fault": "stockout", "times": 2}, {"fault": "http", "status": 503, "times": 100}])
+def test_a_client_that_is_abandoned_leaves_no_money_held_for_what_waits_for_a_machine(
+    tmp_path: Path, fault: dict[str, Any]
+) -> None:
+    with staged(tmp_path, good_vm(cases=1)) as stage:
+        requests = {"service": "compute", "method": "POST", "path": "/instances(\\?|$)"} if "status" in fault else {}
+        weather(stage, {**fault, **requests})
+        sweeping = Sweeping(stage, (1,))
+        client = sweeping.client()
+
+        def interrupted_twice() -> None:
+            client.stop.set()
+            client.abandoned.set()
+
+        sweeping.asked = interrupted_twice
+        client.follow()
+        assert stage.fired()[0] > 0
+        assert stage.bill() == []
+        (entry,) = stage.ledger().runs.values()
+        assert entry.settled_usd == 0
+        weather(stage)
+        sweeping.asked = lambda: None
+        sweeping.client().resume()
+        assert sweeping.client().follow().state.counts == {"stored": 1}
