@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.permissions import ACCOUNT, BATCH, BUCKET, BUCKET_LOOKER, LAUNCHER, LOOKER, MACHINE, Need
 from orchestrator.core.setup.plan import APIS
 from orchestrator.embedded.climate import CONDITIONS
@@ -165,3 +166,12 @@ def test_as_many_apis_are_enabled_as_the_page_on_google_cloud_says() -> None:
     numbers = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     said = re.findall(r"enables (\w+) APIs", (ROOT / "docs" / "gce.md").read_text(encoding="utf-8"))
     assert said == [numbers[len(APIS)]]
+
+
+def test_every_sweep_on_the_page_about_fleets_is_valid_and_every_key_of_a_sweep_is_on_that_page() -> None:
+    text = (ROOT / "docs" / "fleets.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    assert len(blocks) >= 2
+    for block in blocks:
+        Sweep.model_validate(yaml.safe_load(block))
+    assert [key for key in Sweep.model_fields if not re.search(rf"^{key}:|`{key}:", text, re.M)] == []
