@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.config.model import measurements, with_gpu
+from orchestrator.core.config.model import Workload, measurements, with_gpu
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Approved, Caps, HoldTerms, Ledger, authorize, hold, settle
 from orchestrator.core.market.catalog import GPU_NAMES, lookup
@@ -251,6 +251,15 @@ def test_where_the_embedded_cloud_has_a_gpu_that_one_is_named_and_measured_as_a_
     assert accepted(shipped("cpu"), mode=Mode.EMBEDDED, here="NVIDIA H200").notices == (
         "embedded cloud: this machine's own processor is measured, on grid 'cpu'",
     )
+
+
+@pytest.mark.parametrize(("here", "named"), [("", "processor"), ("NVIDIA H200", "NVIDIA H200")])
+def test_what_measures_a_workload_of_the_users_own_in_the_embedded_cloud_is_named(here: str, named: str) -> None:
+    config = asked("gpu: l4").model_copy(
+        update={"workload": Workload(path="/x/rms.py", name="rms", cases=("n8", "n9"))}
+    )
+    (said,) = accepted(config, mode=Mode.EMBEDDED, here=here).notices
+    assert said == f"workload rms: 2 cases on this machine's own {named}; no L4 is measured"
 
 
 def test_a_dtype_left_out_is_said_to_be() -> None:

@@ -23,7 +23,7 @@ def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) ->
             only = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in own.axes.items())
             cases = f"{known} of {count(len(own.grid), 'case')}, {only}" if own.grid else f"its cases of {only}"
         instead = "" if config.gpu == "cpu" or not mode.simulated else f"; no {config.gpu.upper()} is measured"
-        where = " on this machine's own processor" if mode.simulated else ""
+        where = f" on this machine's own {here or 'processor'}" if mode.simulated else ""
         return [f"workload {own.name}: {cases}{where}{instead}"]
     if mode.simulated:
         what = f"grid '{grids.measure.name}'"
