@@ -17,6 +17,7 @@ from rich.text import Text
 
 from orchestrator.cli.screen import Columns
 from orchestrator.core.foreign import words
+from orchestrator.core.hosts import PROVISIONING as OWN
 from orchestrator.core.results import is_control
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
@@ -45,6 +46,11 @@ def usd(amount: Decimal) -> str:
 
 SIMULATED: Final = "simulated prices: no dollar is spent"
 """What stands beside the dollars of the embedded cloud."""
+
+
+def unpriced(run: Run) -> bool:
+    """Whether its dollars say nothing: a machine of the user's own costs what `host.hourly_usd` says, if it says so."""
+    return not run.ceiling_usd and run.guest_of is None
 
 
 def duration(microseconds: float) -> str:
@@ -106,8 +112,9 @@ def _machines(run: Run) -> Text:
         return text.append("no machine was made" if not run.vms else "no machine is left", "dim")
     if vm is None:
         return text.append("asking for a machine …" if not run.vms else "trying the next zone …", "dim")
-    text.append(f"{vm.zone}  {vm.machine_type} {vm.provisioning.lower()}  {usd(vm.usd_per_hour)}/h", "dim")
-    return text
+    kind = "a machine of yours" if vm.provisioning == OWN else f"{vm.machine_type} {vm.provisioning.lower()}"
+    price = f"  {usd(vm.usd_per_hour)}/h" if vm.usd_per_hour or vm.provisioning != OWN else ""
+    return text.append(f"{vm.zone}  {kind}{price}", "dim")
 
 
 def _phases(run: Run, now: datetime) -> Table:
@@ -173,13 +180,10 @@ class Progress:
 
 def _footer(run: Run, now: datetime, told: Sequence[str]) -> RenderableType:
     end = run.updated_at if run.closed is not None else now
-    line = Text.assemble(
-        "elapsed ",
-        (clock((end - run.created_at).total_seconds()), "bold"),
-        "   spent ",
-        (usd(run.cost(now)), "bold"),
-        f"   ceiling {usd(run.ceiling_usd)}{' (simulated)' if run.simulated else ''}",
-    )
+    line = Text.assemble("elapsed ", (clock((end - run.created_at).total_seconds()), "bold"))
+    if not unpriced(run):
+        line.append("   spent ").append(usd(run.cost(now)), "bold")
+        line.append(f"   ceiling {usd(run.ceiling_usd)}{' (simulated)' if run.simulated else ''}")
     left = left_s(run, now)
     if left is not None:
         line.append(f"   about {clock(left)} left", "dim")
@@ -224,7 +228,7 @@ def _last_case(run: Run) -> Text:
 
 
 def time_lines(run: Run, now: datetime) -> Iterable[str]:
-    """Where the minutes went: the cold start by phase, and the share of paid time that was measuring."""
+    """Where the minutes went: the cold start by phase, and the share of machine time that was measuring."""
     parts = cold_start_parts(run)
     if parts:
         yield f"cold start {span(sum(parts.values()))}: {told(parts)}"
@@ -255,10 +259,10 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
     mark = "✓" if run.phase is Phase.SUCCEEDED else "✗"
     took = clock((run.updated_at - run.created_at).total_seconds())
     cases = f"{run.cases_done} of {count(run.cases_total, 'case')} in {took}"
-    money = f"{usd(run.cost(now))} of at most {usd(run.ceiling_usd)}{' (simulated)' if run.simulated else ''}"
+    money = f", {usd(run.cost(now))} of at most {usd(run.ceiling_usd)}{' (simulated)' if run.simulated else ''}"
     if run.guest_of is not None:
-        money = f"on a kept machine that {run.guest_of.owner} pays for"
-    yield f"{mark} {run.phase.value.replace('_', ' ')}: {cases}, {money}"
+        money = f", on a kept machine that {run.guest_of.owner} pays for"
+    yield f"{mark} {run.phase.value.replace('_', ' ')}: {cases}{'' if unpriced(run) else money}"
     if run.measured:
         yield f"  bench fetch {run.run_id}"
 

@@ -66,7 +66,8 @@ class PlainWatch(Watch):
     def planned(self, plan: LaunchPlan) -> None:
         for notice in plan.notices:
             self.say(f"note: {notice}")
-        self.say(f"plan: {planned(plan)}, {clock(plan.ttl_s)} at most, {usd(plan.ceiling_usd)} at most")
+        price = f", {usd(plan.ceiling_usd)} at most" if plan.ceiling_usd else ""
+        self.say(f"plan: {planned(plan)}, {clock(plan.ttl_s)} at most{price}")
 
     def show(self, run: Run) -> None:
         now = self._now()

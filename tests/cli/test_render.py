@@ -129,6 +129,25 @@ def test_a_plan_for_a_machine_of_ones_own_speaks_of_no_rent() -> None:
     assert "ada@box" in text
     assert not {"disk", "image", "dearest", "machine(s)", "spot"} & set(text.split())
     assert "$" not in text
+    said = io.StringIO()
+    PlainWatch(Console(file=said, width=200)).planned(made)
+    assert "at most" in said.getvalue()
+    assert "$" not in said.getvalue()
+
+
+@pytest.mark.parametrize(("hourly", "ceiling"), [("0", "0"), ("0.5", "0.4")])
+def test_a_run_on_a_machine_of_ones_own_speaks_of_dollars_only_where_its_owner_counts_some(
+    hourly: str, ceiling: str
+) -> None:
+    own = requested().model_copy(
+        update={"machine_type": "host", "provisioning": "OWN", "usd_per_hour": Decimal(hourly)}
+    )
+    log = Log().add(0, planned(ceiling_usd=Decimal(ceiling))).add(2, own).add(5, created(4)).vm(20, measured("a"))
+    under_way = replayed(log)
+    over = replayed(log.add(70, gone(64)).add(71, ev.RunClosed(outcome="succeeded")))
+    texts = [shown(live(under_way, at(30))), shown(live(over, at(99))), "\n".join(ending_lines(over, at(99)))]
+    assert ["$" in text for text in texts] == [ceiling != "0"] * 3
+    assert "a machine of yours" in texts[0]
 
 
 def fetched(*, complete: bool = True, cases: int = 1) -> Fetched:

@@ -104,12 +104,12 @@ def line(number: int, **changes: object) -> StatusLine:
     return replace(LINE, **{"run_id": f"20261121-{number:06d}-l4-0000", **changes})  # type: ignore[arg-type]
 
 
-def test_history_says_what_a_cold_start_is_made_of_and_how_much_of_paid_time_was_measuring() -> None:
+def test_history_says_what_a_cold_start_is_made_of_and_how_much_of_machine_time_was_measuring() -> None:
     found = cold_starts([line(1), line(2)], "l4", "gce")
     assert found is not None
     assert (found.parts["environment"], found.measuring_share) == (20, 0.4167)
     assert "environment 20 s" in found.text
-    assert "measuring took 42% of paid time" in found.text
+    assert "measuring took 42% of machine time" in found.text
     assert found.document()["rests_on_runs"] == 2
 
 

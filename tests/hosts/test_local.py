@@ -40,6 +40,7 @@ def test_this_machine_measures_for_itself_without_ssh_and_nothing_is_left_runnin
 ) -> None:
     ran = bench("launch", "--host", "local", "--gpu", "cpu", *paced, code=0)
     assert "ssh" not in (ran.out + ran.err).lower()
+    assert "$" not in ran.out + ran.err
     fetched = bench("fetch", "last", "--json", code=0).document
     assert fetched["cases"] == len(CASES)
     assert left(here.home) <= {"payloads", "build", "lock"}

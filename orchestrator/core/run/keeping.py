@@ -38,13 +38,15 @@ class ColdStart:
     parts: Mapping[str, float] = field(default_factory=dict)
     """The median of each part of it."""
     measuring_share: float | None = None
-    """Of paid time, from 0 to 1: the median."""
+    """Of the machine's time, from 0 to 1: the median."""
 
     @property
     def text(self) -> str:
         runs = count(self.runs, "run")
         parts = f": {paid_time.told(dict(self.parts))}" if self.parts else ""
-        share = f"; measuring took {self.measuring_share:.0%} of paid time" if self.measuring_share is not None else ""
+        share = (
+            f"; measuring took {self.measuring_share:.0%} of machine time" if self.measuring_share is not None else ""
+        )
         return f"cold starts in this bucket (median of {runs}): {span(self.seconds)}{parts}{share}"
 
     def document(self) -> dict[str, Any]:
