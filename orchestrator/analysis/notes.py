@@ -69,9 +69,10 @@ def _of_timings(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str]
             f"In {len(noticed)} of {len(timed)} timings the timer itself takes over {TIMER_SHARE:.0%} of the median "
             f"(up to {max(noticed):.0%}), which is not taken off: the rows that it concerns say so."
         )
-    spent = sum(1 for case in cases if any(one.group.words.get("stopped") == "dollars" for one in case.timings))
-    if spent:
-        yield f"In {spent} of {count(len(cases), 'case')} the dollars were spent before the last repeat."
+    short = (case for case in cases if any(one.group.words.get("stopped") == "dollars" for one in case.timings))
+    if spent := len({case.case_id for case in short}):
+        total = count(len({case.case_id for case in cases}), "case")
+        yield f"In {spent} of {total} the budget was spent before the last repeat."
     if len({timing.group.device for timing in timed}) > 1:
         yield "The rows name more than one device: times of different cases must not be compared."
 

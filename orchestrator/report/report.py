@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from orchestrator.analysis.case import Control
 from orchestrator.analysis.energy import Energy, energies
 from orchestrator.analysis.fast_p import THRESHOLDS, FastP, fast_p
 from orchestrator.analysis.samples import Group
@@ -26,7 +27,6 @@ from orchestrator.report.text import digits, energy, estimate, of_cases, percent
 
 MOST_STOLEN: Final = 1.0
 """Per cent of the host's time that may go to others before a reader must know."""
-ONLY_A_CPU: Final = ("cpu", "threads")
 REPEAT: Final = "repeat.yaml"
 """The file beside the results that has the run's grid."""
 MOST_FALSE: Final = 0.05
@@ -83,11 +83,14 @@ class Report:
         known = self.environment
         units = (
             ("driver", "driver {}"), ("cuda", "CUDA {}"), ("cudnn", "cuDNN {}"), ("torch", "torch {}"),
-            ("sm_clock_max_mhz", "at most {} MHz"), ("power_limit_w", "{} W"), ("cpu", "{}"), ("threads", "{} threads"),
+            ("sm_clock_max_mhz", "at most {} MHz"), ("power_limit_w", "{} W"),
         )  # fmt: skip
-        cpu = known.get("device_kind") == "cpu"
-        said = [words.format(known[key]) for key, words in units if known.get(key) and (cpu or key not in ONLY_A_CPU)]
-        return (self.device, *dict.fromkeys(said))
+        said = [words.format(known[key]) for key, words in units if known.get(key)]
+        if known.get("device_kind") == "cpu":
+            cpu, threads = known.get("cpu"), known.get("threads")
+            said += [str(cpu)] if cpu else []
+            said += [count(threads, "thread")] if isinstance(threads, int) and threads else []
+        return tuple(dict.fromkeys((self.device, *said)))
 
     def run_facts(self) -> tuple[str, ...]:
         """The run in a line: when, on which machine, of which code."""
@@ -167,7 +170,7 @@ class Report:
         if wrong > 1 and wrong > MOST_FALSE * len(controls):
             said.append(
                 f"Implementations differed from themselves: the A/A control would have been called different in "
-                f"{wrong} of {count(len(controls), 'case')}."
+                f"{wrong} of {of_controls(controls)}."
             )
         floors = sorted(one.noise.floor for one in self.study.contrasts if one.noise is not None)
         if floors and floors[len(floors) // 2] > MOST_NOISE:
@@ -261,16 +264,23 @@ def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:
             said.append(f"{prefix}Geometric mean against {baseline} over {over}: {estimate(mean.ratio)}.")
     controls = part.controls
     if controls:
-        names = " and ".join(dict.fromkeys(one.implementation for one in controls))
+        names = list(dict.fromkeys(one.implementation for one in controls))
+        itself = " measured against itself" if len(names) == 1 else ", each measured against itself,"
         said.append(
-            f"{prefix}A/A control: {names} measured against itself would have been called "
-            f"different in {false_verdicts(controls)} of {count(len(controls), 'case')}."
+            f"{prefix}A/A control: {' and '.join(names)}{itself} would have been called "
+            f"different in {false_verdicts(controls)} of {of_controls(controls)}."
         )
     shifts = sorted(one.order_shift for one in part.contrasts if not math.isnan(one.order_shift))
     if shifts:
         middle = digits(shifts[len(shifts) // 2])
         said.append(f"{prefix}Running first instead of last changes the ratio by a factor of {middle} (median).")
     return tuple(said)
+
+
+def of_controls(controls: Sequence[Control]) -> str:
+    """How many they are. A case may have several, and a regime each."""
+    one_each = len({one.case_id for one in controls}) == len(controls)
+    return count(len(controls), "case" if one_each else "comparison")
 
 
 def _known(groups: Sequence[Group], sensor: str) -> list[float]:

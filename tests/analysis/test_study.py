@@ -193,8 +193,10 @@ def test_a_case_that_ended_early_or_never_settled_is_told() -> None:
     rows = [row | {"stopped": "dollars", "warmed": "limit"} for row in records(lengths=(128,))]
     assert studied(csv_text(rows)).notes == (
         "In 4 of 4 timings the warm-up ended before times and clocks had settled: they may hold some of it.",
-        "In 1 of 1 case the dollars were spent before the last repeat.",
+        "In 1 of 1 case the budget was spent before the last repeat.",
     )
+    twice = [row | {"stopped": "dollars"} for row in both(lengths=(128, 1024))]
+    assert studied(csv_text(twice)).notes == ("In 2 of 2 cases the budget was spent before the last repeat.",)
 
 
 def test_where_the_timer_is_a_part_of_what_it_times_that_is_said() -> None:

@@ -152,6 +152,14 @@ def test_a_busy_host_and_implementations_that_differ_from_themselves_are_said_fi
     false = reported(csv_text(records(speeds={"bench": 1.5, "sdpa:default": 1.0, "bench:aa": 1.4})))
     assert "different in 2 of 2 cases" in false.unsteady()[0]
     assert "cannot be told from it" in false.unsteady()[1]
+    speeds = {"bench": 1.5, "sdpa:default": 1.0, "bench:aa": 1.4, "sdpa:default:aa": 1.0}
+    twice = reported(csv_text(records(speeds=speeds)))
+    assert "different in 2 of 4 comparisons" in twice.unsteady()[0]
+    assert any(
+        "bench and sdpa:default, each measured against itself, would have been called different in 2 of 4 comparisons"
+        in words
+        for words in twice.sentences()
+    )
     assert set(false.unsteady()) <= set(false.warnings())
 
 
@@ -403,6 +411,9 @@ def test_the_head_names_the_device_its_software_and_limits_and_the_command_that_
     assert report.device_facts() == (
         "NVIDIA L4", "driver 580.1", "CUDA 13.0", "cuDNN 91900", "torch 2.13.0", "at most 1980 MHz", "700 W",
     )  # fmt: skip
+    here = {"device": "EPYC", "device_kind": "cpu", "cpu": "EPYC", "threads": 1, "torch": "2.13.0"}
+    alone = replace(reported(csv_text(records(device="EPYC"))), environment=here)
+    assert alone.device_facts() == ("EPYC", "torch 2.13.0", "1 thread")
     head = page(report).partition("</header>")[0]
     for words in (
         *report.device_facts(),
