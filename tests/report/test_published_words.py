@@ -1,0 +1,233 @@
+"""The figures in sentences about what is published are those of verdicts.csv and cupti.csv, as the tables' are."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator.analysis.bootstrap import Interval
+from orchestrator.analysis.verdicts import Mean, Noise, NoiseSource, Verdict, mean_of
+
+ROOT = Path(__file__).resolve().parents[2]
+F200, B200, CLOCK = "h200-20261123-forward", "h200-20261123-backward", "h200-20261123-second-clock"
+F100, B100 = "h100-20261123-forward", "h100-20261123-backward"
+
+TRAINING, FEW, DECODING, SMALLEST = "b4-h16-", "b2-h8-", r"b\d+-h64-kv8-q1-", "b4-h16-kv16-q256-k256-d64-"
+BACKWARD = r"b[24]-h16-.*-backward$"
+CUDNN, FA4 = "sdpa:cudnn", "fa4"
+
+
+@functools.cache
+def rows(folder: str, file: str) -> tuple[dict[str, str], ...]:
+    with (ROOT / "results" / folder / file).open() as lines:
+        return tuple(csv.DictReader(lines))
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """How many times as fast as a baseline, over some cases of one regime."""
+
+    each: tuple[float, ...]
+    whole: Mean | None
+
+    @property
+    def mean(self) -> str:
+        """With its interval; none is given where a case has no interval."""
+        if self.whole is None:
+            return "no mean"
+        return f"{self.whole.ratio.mid:.2f} [{self.whole.ratio.low:.2f}, {self.whole.ratio.high:.2f}]"
+
+    @property
+    def span(self) -> str:
+        return f"{min(self.each):.2f} to {max(self.each):.2f}"
+
+
+def ratios(folder: str, baseline: str, cases: str, regime: str = "graph") -> Ratios:
+    """Of the cases whose ids begin with what matches."""
+    found = [
+        row
+        for row in rows(folder, "verdicts.csv")
+        if (row["baseline"], row["regime"]) == (baseline, regime) and re.match(cases, row["case_id"])
+    ]
+    assert found, (folder, baseline, cases, regime)
+    limits = [
+        Interval(*(float(row[limit] or "nan") for limit in ("ratio_low", "ratio", "ratio_high"))) for row in found
+    ]
+    noise = [Noise(float(row["noise"]), NoiseSource(row["noise_source"])) if row["noise"] else None for row in found]
+    judged = [Verdict(row["verdict"]) for row in found]
+    return Ratios(tuple(one.mid for one in limits), mean_of(list(zip(limits, noise, judged, strict=True))))
+
+
+def lost(folder: str) -> list[str]:
+    """The cases that are lost to flash-attn-4 in graphs."""
+    wanted = FA4, "graph", "slower"
+    found = rows(folder, "verdicts.csv")
+    return [row["case_id"] for row in found if (row["baseline"], row["regime"], row["verdict"]) == wanted]
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Our medians beside CUPTI's of the same launches, in µs, ours first."""
+
+    pairs: tuple[tuple[float, float], ...]
+
+    def within(self, share: float) -> int:
+        return sum(abs(ours / theirs - 1) <= share for ours, theirs in self.pairs)
+
+    @property
+    def worst(self) -> str:
+        return f"{max(abs(ours / theirs - 1) for ours, theirs in self.pairs):.1%}".replace("%", " %")
+
+    @property
+    def short(self) -> str:
+        """The most that those below 10 µs are apart."""
+        return f"{max(abs(ours - theirs) for ours, theirs in self.pairs if ours < 10):.2f} µs"
+
+    @property
+    def long(self) -> Clocks:
+        return Clocks(tuple(pair for pair in self.pairs if pair[0] >= 10))
+
+
+def clocks(folders: Sequence[str], regime: str = "") -> Clocks:
+    """Burst from the end of the gate, else from the first kernel's start."""
+    return Clocks(
+        tuple(
+            (float(row["watched_us"]), float(row["cupti_covered_us" if row["regime"] == "burst" else "cupti_us"]))
+            for folder in folders
+            for row in rows(folder, "cupti.csv")
+            if regime in ("", row["regime"]) and not row["skipped"]
+        )
+    )
+
+
+def of_forward() -> Iterator[str]:
+    fa4 = [ratios(F200, FA4, cases) for cases in (DECODING, FEW, TRAINING)]
+    smallest = [ratios(F200, rival, SMALLEST, regime) for regime in ("burst", "graph") for rival in (CUDNN, FA4)]
+    since = [ratios(folder, CUDNN, SMALLEST, regime) for folder in (CLOCK, F100) for regime in ("graph", "burst")]
+    h100 = ratios(F100, CUDNN, TRAINING), ratios(F100, FA4, TRAINING)
+    yield (
+        f"holds {len(fa4[0].each)} cells of decoding, for which it was not asked to cut keys: in graphs {fa4[0].span} "
+        f"times as fast as it there, {fa4[1].span} over few keys, and {fa4[2].span} in the training-sized cells"
+    )
+    yield (
+        f"are {smallest[0].span} times as fast as cuDNN and {smallest[1].span} times as fast as flash-attn-4, where "
+        f"graphs say {smallest[2].span} and {smallest[3].span}"
+    )
+    yield (
+        f"{since[0].span} times as fast as cuDNN in graphs and {since[1].span} in burst, and in `{F100}`, "
+        f"{since[2].span} and {since[3].span}"
+    )
+    yield (
+        f"the {len(h100[0].each)} cells of B4 H16 are {h100[0].mean} times as fast as cuDNN in graphs (geometric mean; "
+        f"{h100[0].span}) and {h100[1].mean} times as fast as flash-attn-4 ({h100[1].span}); decoding is "
+        f"{ratios(F100, CUDNN, DECODING).mean} times as fast as cuDNN, and few keys {ratios(F100, CUDNN, FEW).mean}"
+    )
+
+
+def of_backward() -> Iterator[str]:
+    h200, h100 = ([ratios(folder, rival, BACKWARD) for rival in (CUDNN, FA4)] for folder in (B200, B100))
+    long = [case_id for case_id in lost(B200) if re.search(r"-q(8192|16384)-", case_id)]
+    full = [case_id for case_id in lost(B200) if case_id not in long and "-full-" in case_id]
+    words = {5: "five", 10: "ten"}
+    yield (
+        f"{len(h200[0].each)} cells are the backward pass of B4 H16 (B2 from 8,192 tokens on). There `bench` is "
+        f"{h200[0].mean} times as fast as cuDNN in graphs (geometric mean with its 95 % interval; {h200[0].span}) and "
+        f"{h200[1].mean} times as fast as flash-attn-4 ({h200[1].span})"
+    )
+    yield (
+        f"Of the {words[len(lost(B200))]} of all 42 cells that are lost to flash-attn-4 {words[len(long)]} have 8,192 "
+        f"tokens or more, and the other {words[len(full)]} no mask"
+    )
+    yield (
+        f"the same {len(h100[0].each)} cells are {h100[0].mean} times as fast as cuDNN in graphs ({h100[0].span}) and "
+        f"{h100[1].mean} times as fast as flash-attn-4 ({h100[1].span})"
+    )
+
+
+def of_clocks() -> Iterator[str]:
+    both, burst, graph, steady = (clocks((B200, CLOCK), regime) for regime in ("", "burst", "graph", "sustained"))
+    theirs, burst_1, graph_1 = (clocks((F100, B100), regime) for regime in ("", "burst", "graph"))
+    yield (
+        f"in {both.within(0.02)} of {len(both.pairs)} comparisons (below 10 µs within {both.short}): burst in "
+        f"{burst.within(0.02)} ({burst.within(0.01)} within 1 %, worst {burst.worst}), graph in {graph.within(0.02)} "
+        f"(worst {graph.worst}), the steady state in {steady.within(0.02)} (worst {steady.worst})"
+    )
+    yield (
+        f"they are in {theirs.within(0.02)} of {len(theirs.pairs)} (below 10 µs within {theirs.short}): burst in "
+        f"{burst_1.within(0.02)} of {len(burst_1.pairs)} ({burst_1.within(0.01)} within 1 %, worst {burst_1.worst}), "
+        f"graph in {graph_1.within(0.02)} (worst {graph_1.worst})"
+    )
+
+
+def flowing(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("told", [of_forward, of_backward, of_clocks])
+def test_what_is_said_of_published_folders_is_what_their_files_say(told: Callable[[], Iterator[str]]) -> None:
+    text = flowing((ROOT / "results" / "README.md").read_text())
+    assert [words for words in told() if words not in text] == []
+
+
+def test_no_other_figure_with_a_decimal_point_stands_in_the_sentences() -> None:
+    """What was wrong in older folders cannot be made anew, and versions are no figures."""
+    text = (ROOT / "results" / "README.md").read_text().partition("## What was wrong here")[0]
+    text = re.sub(r"<!-- bench:begin (\S+) -->.*?<!-- bench:end \1 -->", "", text, flags=re.DOTALL)
+    text = flowing("\n".join(line for line in text.splitlines() if not line.startswith("|")))
+    for words in (*of_forward(), *of_backward(), *of_clocks()):
+        text = text.replace(words, "")
+    assert re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", text) == []
+
+
+def test_the_second_clocks_tables_are_those_of_the_files() -> None:
+    text = (ROOT / "docs" / "measured.md").read_text()
+    burst, graph, steady = (clocks((B200, CLOCK), regime) for regime in ("burst", "graph", "sustained"))
+    for name, own in (("burst, from the end of the gate", burst), ("graph", graph)):
+        assert f"| {name} | {len(own.pairs)} | {own.within(0.01)} | {own.worst} | {own.short} |" in text
+    assert f"| sustained | {len(steady.pairs)} | {steady.within(0.01)} | {steady.worst} | – |" in text
+    burst, graph = (clocks((F100, B100), regime) for regime in ("burst", "graph"))
+    for name, own in (("burst, from the end of the gate", burst), ("graph", graph)):
+        assert f"| {name} | {len(own.pairs)} | {own.within(0.01)} | {own.long.worst} | {own.short}" in text
+
+
+BACKWARD_PAGE = (
+    ("16 heads, 512 to 16,384: D = 64, full", r"b[24]-h16-.*-d64-full-.*-backward$"),
+    ("D = 64, causal", r"b[24]-h16-.*-d64-causal-.*-backward$"),
+    ("D = 128, full", r"b[24]-h16-.*-d128-full-.*-backward$"),
+    ("D = 128, causal", r"b[24]-h16-.*-d128-causal-.*-backward$"),
+    ("all of these", BACKWARD),
+    ("causal, up to 2,048 keys", r"b4-h16-kv16-q(512|1024|2048)-.*-causal-.*-backward$"),
+    ("batch 2, 32 heads on 8, 4,096, D = 128", "b2-h32-"),
+    ("batch 2, 8 heads, D = 64, 64 to 512 keys", FEW),
+    ("forward and backward, 16 heads, 1,024 and 4,096", r"b4-h16-.*-both$"),
+)
+
+
+def row_of(name: str, cases: str) -> str:
+    """A row of the table in BACKWARD.md."""
+    each = [ratios(B200, rival, cases, regime) for rival in (CUDNN, FA4) for regime in ("graph", "burst")]
+    return " | ".join([f"| {name}", str(len(each[0].each)), *(f"{one.mean} ({one.span})" for one in each)]) + " |"
+
+
+@pytest.mark.parametrize(("name", "cases"), BACKWARD_PAGE)
+def test_the_table_of_the_backward_page_is_that_of_the_published_run(name: str, cases: str) -> None:
+    text = (ROOT / "kernels" / "attention" / "cuda" / "BACKWARD.md").read_text()
+    assert row_of(name, cases) in text
+    flash = ratios(B200, "sdpa:flash", BACKWARD).each
+    assert f"FLASH takes {min(flash):.1f} to {max(flash):.1f} times as long as ours on 16 heads" in text
+
+
+@pytest.mark.parametrize("folder", [F200, B200, F100, B100])
+def test_a_mean_made_here_is_the_tables(folder: str) -> None:
+    text = (ROOT / "results" / "README.md").read_text()
+    own = text.partition(f"bench:begin {folder}")[2].partition(f"bench:end {folder}")[0]
+    for rival in ("cudnn", "fa4"):
+        made = ratios(folder, f"sdpa:{rival}" if rival == "cudnn" else rival, "")
+        (row,) = [line for line in own.splitlines() if line.startswith(f"| {rival} |")]
+        assert f"{made.mean.replace(' [', '× [')} ({made.span})" in row
