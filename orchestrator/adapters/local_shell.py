@@ -10,6 +10,7 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,14 +40,16 @@ class LocalShell:
     """The `RemoteShell` of the machine that this process runs on. A run that was started on another machine by its
     `local` is out of reach here: `Unavailable`."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, python: str = sys.executable) -> None:
+        """`python` is the interpreter that runs this process: it is looked at too where one with torch is sought."""
+        self.target, self.python = target, python
 
     def ask(
         self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60
     ) -> Mapping[str, Any]:
         self._is_here()
-        code, out, err = self._ran(command(operation, arguments, python), timeout_s, f"asked for {operation}")
+        told = {"pythons": [self.python], **arguments}
+        code, out, err = self._ran(command(operation, told, python), timeout_s, f"asked for {operation}")
         answer = answer_in(out, self.target)
         if answer is None:
             raise no_answer(self.target, code, out.strip(), err.strip(), python or "python3")

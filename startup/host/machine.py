@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,17 +137,18 @@ def validate(arguments: dict[str, Any]) -> dict[str, Any]:
         os.write(whole, VALIDATION)
         shutil.rmtree(str(cache / "build"), ignore_errors=True)
         found = imported(sys.executable)
-        others = [] if found["torch"] else pythons_with_torch()
+        others = [] if found["torch"] else pythons_with_torch(arguments.get("pythons", []))
         return {**found, "pythons": others, "writable": "", "compiles": compiles(writable(cache))}
     finally:
         os.close(whole)
 
 
-def packages(_arguments: dict[str, Any]) -> dict[str, Any]:
+def packages(arguments: dict[str, Any]) -> dict[str, Any]:
     """What `validate` says of torch, numpy and the compiler, with nothing below the cache folder touched."""
     found = imported(sys.executable)
     work = Path(tempfile.mkdtemp(prefix="bench-look-"))
-    return {**found, "pythons": [] if found["torch"] else pythons_with_torch(), "compiles": compiles(work)}
+    others = [] if found["torch"] else pythons_with_torch(arguments.get("pythons", []))
+    return {**found, "pythons": others, "compiles": compiles(work)}
 
 
 def imported(python: str, timeout_s: float = 180) -> dict[str, Any]:
@@ -169,22 +171,28 @@ PYTHONS = (
 """Where people keep interpreters that have torch: folders with a bin/python3."""
 
 
-def pythons_with_torch(most: int = 3, started: int = 8) -> list[str]:
-    """Other interpreters of this machine that import torch. Only those that seem to have it are started."""
-    found: list[str] = []
-    tried = {Path(sys.executable).parent.resolve()}
+def folders_of_pythons(last: list[str]) -> Iterator[Path]:
+    """Where interpreters may be: where people keep them, and those of `last`."""
     for pattern in PYTHONS:
         above = Path.home() if pattern.startswith("~/") else Path("/")
-        for base in sorted(above.glob(pattern.lstrip("~/"))):
-            folder, python = (base / "bin").resolve(), base / "bin" / "python3"
-            if folder in tried or not python.exists() or not any(base.glob("lib/python3*/*-packages/torch")):
-                continue
-            tried.add(folder)
-            if imported(str(python), 60)["torch"]:
-                found.append(str(python))
-            if len(found) == most or len(tried) > started:
-                return found
-    return found
+        yield from sorted(above.glob(pattern.lstrip("~/")))
+    for python in last:
+        yield Path(python).parent.parent
+
+
+def pythons_with_torch(last: list[str], started: int = 8) -> list[str]:
+    """Another interpreter of this machine that imports torch, or none. Only those that seem to have it are started."""
+    tried = {Path(sys.executable).parent.resolve()}
+    for base in folders_of_pythons(last):
+        folder, python = (base / "bin").resolve(), base / "bin" / "python3"
+        if folder in tried or not python.exists() or not any(base.glob("lib/python3*/*-packages/torch")):
+            continue
+        if len(tried) > started:
+            break
+        tried.add(folder)
+        if imported(str(python), 60)["torch"]:
+            return [str(python)]
+    return []
 
 
 def writable(cache: Path) -> Path:

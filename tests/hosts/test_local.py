@@ -26,7 +26,6 @@ def here(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli
     """This machine with a home of its own and a python3 that has the stand-ins for torch and numpy."""
     with_stand_ins(client.home)
     monkeypatch.setenv("PATH", base_python(tmp_path / "python"))
-    monkeypatch.setenv("BENCH_TEST_LOCAL", "1")
     return client
 
 
@@ -88,6 +87,26 @@ def test_the_doctor_fails_where_the_plan_does_and_both_name_a_python_that_has_to
     green = bench("doctor", "--host", "local", "--gpu", "cpu", *named.split(), "--json").document["checks"]
     assert next(check for check in green if check["name"] == "host.torch")["level"] == "ok"
     bench("plan", "--host", "local", "--gpu", "cpu", *named.split(), code=0)
+
+
+def test_the_python_that_runs_bench_itself_is_named_where_it_has_torch_and_python3_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", base_python(tmp_path / "python"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    own = tmp_path / "wherever" / "tools"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(own)], check=True)
+    target = parse_target("local", this_machine())
+    asked = LocalShell(target, python=str(own / "bin" / "python")).ask("packages", {}, timeout_s=PATIENCE_S)
+    assert asked["torch"] == ""
+    assert asked["pythons"] == []
+    (site,) = own.glob("lib/python3*/site-packages")
+    with_stand_ins(tmp_path / "donor")
+    for package in next((tmp_path / "donor").glob(".local/lib/python3*/site-packages")).iterdir():
+        package.rename(site / package.name)
+    asked = LocalShell(target, python=str(own / "bin" / "python")).ask("packages", {}, timeout_s=PATIENCE_S)
+    assert asked["pythons"] == [str(own / "bin" / "python3")]
 
 
 def test_local_names_this_machine_and_no_other_does() -> None:
