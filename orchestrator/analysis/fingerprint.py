@@ -35,8 +35,9 @@ MATTERS: Final = (
 )  # fmt: skip
 SOFTWARE: Final = ("driver", "cuda", "torch", "cudnn", "nvrtc", "compiler")
 """What else of a run's code there is, beside its payload."""
+CHIP: Final = "device_uuid_sha256"
 NAMES: Final = {
-    "device_uuid_sha256": "chip",
+    CHIP: "chip",
     "power_limit_w": "power limit",
     "sm_clock_max_mhz": "highest clock",
     "machine_type": "machine type",
@@ -61,7 +62,8 @@ def comparability(first: Fingerprint, second: Fingerprint, *, across_devices: bo
     (refused if regimes.startswith("no regime") else caveats).extend([regimes] if regimes else [])
     for key in MATTERS:
         one, other = first.get(key), second.get(key)
-        if key not in decisive and one != other:
+        told = key == CHIP and first.get("device") != second.get("device")  # another kind is another chip
+        if key not in decisive and one != other and not told:
             caveats.append(_differ(key, one, other))
     payloads, commits = ([own.get(key) for own in (first, second)] for key in ("payload_sha256", "git_commit"))
     if all(payloads) and payloads[0] != payloads[1] and commits[0] == commits[1]:
@@ -98,7 +100,7 @@ def _regimes(first: Fingerprint, second: Fingerprint) -> str:
 
 def _differ(key: str, one: Any, other: Any) -> str:
     name = NAMES.get(key, key.replace("_", " "))
-    if key == "device_uuid_sha256":
+    if key == CHIP:
         return "another chip of the same kind" if one and other else f"which {name} it was is known of one run only"
     return f"{name} differs: {_shown(one)} and {_shown(other)}"
 

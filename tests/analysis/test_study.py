@@ -615,3 +615,6 @@ def test_on_a_processor_another_number_of_threads_is_another_machine() -> None:
     assert comparability(first, first | {"threads": 2}).level is Level.REFUSED
     chips = first | {"device_uuid_sha256": "a"}, first | {"device_uuid_sha256": "b"}
     assert comparability(*chips).reasons == ("another chip of the same kind",)
+    kinds = (chips[0], chips[1] | {"device": "NVIDIA H100"})
+    assert "another chip of the same kind" not in comparability(*kinds).reasons
+    assert "another chip of the same kind" not in comparability(*kinds, across_devices=True).reasons
