@@ -10,14 +10,14 @@ from orchestrator.core.wording import count
 from orchestrator.report.document import limits
 from orchestrator.report.figures import RIGHT, SLIM, WIDTH
 from orchestrator.report.page import Figure, Part, Section, Text
-from orchestrator.report.palette import SHAPES, Look, looks
+from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span
 from orchestrator.report.text import backend, digits, shortened, tick, within
 
 LEFT: Final = 86.0
 BOTTOM: Final = 330.0
-MOST_LINES: Final = len(SHAPES)
-"""More than can be told apart: then each implementation has a figure of its own."""
+MOST_LINES: Final = 6
+"""More than a reader follows: then each implementation has a figure of its own."""
 MOST_FIGURES: Final = 24
 """More than a person looks at; the JSON has all."""
 LOG_FROM: Final = 8.0

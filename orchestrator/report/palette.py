@@ -11,17 +11,21 @@ from orchestrator.core.bundled.names import IMPLEMENTATIONS
 LIGHT: Final = {
     "ink": "#1b1f24", "soft": "#57606a", "line": "#d0d7de", "paper": "#ffffff", "band": "#eef1f4", "cue": "#8c959f66",
     "c0": "#0b62a8", "c1": "#c24a00", "c2": "#00795a", "c3": "#a3427f", "c4": "#8a6400", "c5": "#5b5f66",
+    "c6": "#6a3fb5", "c7": "#00707f",
     "good": "#00795a", "bad": "#b3260a",
 }  # fmt: skip
 DARK: Final = {
     "ink": "#e6edf3", "soft": "#9aa5b1", "line": "#3a424c", "paper": "#0f1318", "band": "#1d242c", "cue": "#9aa5b166",
     "c0": "#6cb6ff", "c1": "#ff9a5c", "c2": "#4fd1a5", "c3": "#f0a0d0", "c4": "#e6c35c", "c5": "#b4bcc6",
+    "c6": "#b9a1ff", "c7": "#5fd0e0",
     "good": "#4fd1a5", "bad": "#ff8f73",
 }  # fmt: skip
 """After Okabe and Ito's colours for every kind of sight, darkened or lightened to 4.5:1 against the paper."""
 
 KNOWN: Final[tuple[str, ...]] = IMPLEMENTATIONS
-SHAPES: Final = ("circle", "square", "triangle", "diamond", "cross", "ring")
+SHAPES: Final = ("circle", "square", "triangle", "diamond", "cross", "ring", "wedge", "plus")
+MANY: Final = len(SHAPES)
+"""So many look different from each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,14 @@ class Look:
 
 
 def looks(implementations: Sequence[str]) -> Mapping[str, Look]:
-    """Known implementations always look alike; others take what is left, in order."""
+    """Known implementations always look alike; others take what is left, in order, and beyond that share with others,
+    but never with the first."""
     found = {
         name: Look(f"c{KNOWN.index(name)}", SHAPES[KNOWN.index(name)]) for name in implementations if name in KNOWN
     }
-    free = [number for number in range(6) if f"c{number}" not in {look.colour for look in found.values()}] or [5]
+    free = [number for number in range(MANY) if f"c{number}" not in {look.colour for look in found.values()}]
     for place, name in enumerate(name for name in implementations if name not in KNOWN):
-        number = free[place % len(free)]
+        number = free[place] if place < len(free) else 1 + (place - len(free)) % (MANY - 1)
         found[name] = Look(f"c{number}", SHAPES[number])
     return found
 
@@ -58,7 +63,7 @@ FIGURE_CSS: Final = (
     + "".join(
         f".c{n}{{fill:var(--c{n});stroke:var(--c{n})}}.l{n}{{stroke:var(--c{n});stroke-width:2;fill:none}}"
         f".b{n}{{fill:var(--c{n});fill-opacity:.28;stroke:var(--c{n})}}.o{n}{{stroke:var(--c{n});stroke-width:2;fill:var(--paper)}}"
-        for n in range(6)
+        for n in range(MANY)
     )
     + ".split{stroke:var(--soft);stroke-width:1;stroke-dasharray:4 4}"
     ".dot{stroke-width:2.6;stroke-linecap:round;stroke-opacity:.5}"

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.report.palette import Look
+from orchestrator.report.text import tick
 
 Vector = NDArray[np.float64]
 
@@ -42,12 +43,12 @@ class Scale:
     def ticks(self, most: int = 7) -> list[float]:
         return log_ticks(self.low, self.high, most) if self.log else linear_ticks(self.low, self.high, most)
 
-    def ratios(self, apart: float = 34.0) -> list[float]:
+    def ratios(self, apart: float = 0.0) -> list[float]:
         """The numbers of an axis of ratios that have room: 1, 1.5, 2 and 3 before others, `apart` pixels from each
-        other at least."""
+        other at least, or as far as numbers beside each other need."""
         kept: list[float] = []
         for value in first_ratios(self.low, self.high):
-            if all(abs(self(value) - self(other)) >= apart for other in kept):
+            if all(abs(self(value) - self(other)) >= (apart or room(value, other)) for other in kept):
                 kept.append(value)
         return sorted(kept) if len(kept) >= 2 else self.ticks(5)
 
@@ -68,6 +69,12 @@ def tiled(count: int, width: float, gap: float, top: float, height: float) -> tu
     each = (width - gap * (columns - 1)) / columns
     areas = [Area((place % columns) * (each + gap), top + (place // columns) * height, each) for place in range(count)]
     return areas, top - (-count // columns) * height
+
+
+def room(one: float, other: float) -> float:
+    """How far apart the middles of two numbers stand that are written beside each other."""
+    words = tick(one) + tick(other)
+    return 3.6 * (len(words) - words.count(".") / 2) + 6
 
 
 def first_ratios(low: float, high: float) -> list[float]:
@@ -150,10 +157,12 @@ class Board:
                     "triangle": f"M{x:.1f} {y - 1.2 * s:.1f}l{1.2 * s:.1f} {2.1 * s:.1f}h{-2.4 * s:.1f}z",
                     "diamond": f"M{x:.1f} {y - 1.3 * s:.1f}l{1.3 * s:.1f} {1.3 * s:.1f}l{-1.3 * s:.1f} {1.3 * s:.1f}"
                     f"l{-1.3 * s:.1f} {-1.3 * s:.1f}z",
+                    "wedge": f"M{x:.1f} {y + 1.2 * s:.1f}l{1.2 * s:.1f} {-2.1 * s:.1f}h{-2.4 * s:.1f}z",
+                    "plus": f"M{x - 1.2 * s:.1f} {y:.1f}h{2.4 * s:.1f}m{-1.2 * s:.1f} {-1.2 * s:.1f}v{2.4 * s:.1f}",
                     "cross": f"M{x - s:.1f} {y - s:.1f}l{2 * s:.1f} {2 * s:.1f}m{-2 * s:.1f} 0"
                     f"l{2 * s:.1f} {-2 * s:.1f}",
                 }[look.shape]
-                kind = f"l{style[1:]}" if look.shape == "cross" else style
+                kind = f"l{style[1:]}" if look.shape in ("cross", "plus") else style
                 body = f'<path d="{d}" class="{kind}">{told}</path>'
         self.parts.append(body)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFont
 
 from orchestrator.report.files import boards, figure, figure_svg
-from orchestrator.report.palette import LIGHT, Look
+from orchestrator.report.palette import LIGHT, SHAPES, Look
 from orchestrator.report.pdf import pdf
 from orchestrator.report.png import LETTERS, SCALE, png
 from orchestrator.report.shapes import Circle, Drawing, Polygon, Style, Words, drawing
@@ -150,7 +150,7 @@ def test_words_of_a_pdf_can_be_selected(tmp_path: Path) -> None:
 
 
 def test_every_mark_has_its_colour_in_every_form() -> None:
-    for shape in ("circle", "square", "triangle", "diamond", "cross", "ring"):
+    for shape in SHAPES:
         board = Board(40, 40, shape)
         board.mark(20, 20, Look("c1", shape), 10)
         seen = pixels(figure(board, "png"))

@@ -283,15 +283,21 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
 def test_every_colour_stands_out_from_its_paper(colours: dict[str, str]) -> None:
-    for name in ("ink", "soft", "c0", "c1", "c2", "c3", "c4", "c5", "good", "bad"):
+    for name in ("ink", "soft", *(f"c{number}" for number in range(8)), "good", "bad"):
         light, dark = sorted((luminance(colours[name]), luminance(colours["paper"])), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, name
 
 
 def test_no_two_implementations_share_a_shape_or_a_colour() -> None:
-    found = looks(("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math"))
-    assert len({look.colour for look in found.values()}) == len({look.shape for look in found.values()}) == 6
+    """As many as are published beside each other, and one more."""
+    known = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
+    found = looks((*known, "fa4", "mine"))
+    assert len({look.colour for look in found.values()}) == len({look.shape for look in found.values()}) == 8
+    assert {look.colour for look in found.values()} <= {f"c{number}" for number in range(8)}
+    assert looks(known) == {name: found[name] for name in known}
     assert looks(("bench", "mine"))["mine"] != looks(("bench", "mine"))["bench"]
+    more = looks((*known, *(f"other{number}" for number in range(20))))
+    assert list(more.values()).count(more["bench"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -443,7 +449,14 @@ def test_the_numbers_of_an_axis_of_ratios_do_not_run_into_each_other(low: float,
     assert ticks == sorted(ticks)
     assert all(0 <= scale(one) <= width for one in ticks)
     if len(ticks) > 2 and high > 1.2:
-        assert all(scale(b) - scale(a) >= 20 for a, b in itertools.pairwise(ticks))
+        room = [7.2 * (len(tick(one)) - tick(one).count(".") / 2) / 2 for one in ticks]
+        ends = [(scale(one) - half, scale(one) + half) for one, half in zip(ticks, room, strict=True)]
+        assert all(right[0] - left[1] >= 5 for left, right in itertools.pairwise(ends))
+
+
+def test_three_regimes_beside_each_other_leave_room_for_one_and_a_half() -> None:
+    """As in what is published: a panel of 170 points, ratios to 7."""
+    assert {1.0, 1.5, 2.0, 3.0, 5.0} <= set(Scale(0.95, 7.5, 0, 170, log=True).ratios())
 
 
 def test_the_rate_by_size_has_a_panel_for_what_else_varies_and_needs_no_attention() -> None:
