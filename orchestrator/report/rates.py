@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,42 +16,57 @@ from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
 from orchestrator.report.text import backend, digits, shortened, tick
 
-MOST_PANELS: Final = 12
+MOST_PANELS: Final = 16
 Rate = Callable[[Case, Timing], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Plotted:
-    """What is drawn by what: the axis of the sizes, and a value of a timing in a unit."""
+NO_BREAK: Final = "\u00a0"
+Kind = tuple[tuple[str, str], ...]
+"""What the cases of a panel have in common: axes and their values."""
 
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Cases that differ in nothing but their size: the axis of the sizes, and a value of a timing in a unit."""
+
+    title: str
     axis: str
+    cases: Sequence[Case]
     unit: str
     rate: Rate
-
-    @property
-    def title(self) -> str:
-        return f"{self.unit} by {self.axis.replace('_', ' ')}"
 
 
 def by_size(part: Study, width: float = WIDTH) -> tuple[Board | None, str]:
     """The figure of one setting, and what is under it. There is none where no axis of numbers has two values."""
     cases = [case for case in part.cases if any(timing.timed for timing in case.timings)]
-    axis = size_axis([case.axes for case in cases])
     names = drawn(part)
-    if not axis or not names:
+    panels = _panels(cases)
+    if not panels or not names:
         return None, ""
-    plotted = Plotted(axis, *_rate(cases))
-    panels: dict[str, list[Case]] = {}
-    for case in cases:
-        panels.setdefault(_panel_of(case.axes, [one.axes for one in cases], axis), []).append(case)
-    kept = {title: own for title, own in panels.items() if len(own) > 1}
-    if not kept:
-        return None, ""
-    fewer = f" Of {len(kept)} panels {MOST_PANELS} are drawn." if len(kept) > MOST_PANELS else ""
-    board = _board(dict(list(kept.items())[:MOST_PANELS]), plotted, names, part, width)
-    counted = f" Operations by {convention(case.axes for case in cases)}." if plotted.unit == "TFLOP/s" else ""
+    fewer = f" Of {len(panels)} panels {MOST_PANELS} are drawn." if len(panels) > MOST_PANELS else ""
+    panels = panels[:MOST_PANELS]
+    units = list(dict.fromkeys(panel.unit for panel in panels))
+    title = f"{' and '.join(units)} by {panels[0].axis.replace('_', ' ')}"
+    counted = f" Operations by {convention(case.axes for case in cases)}." if "TFLOP/s" in units else ""
     bars = "Medians; bars are their 95 % intervals, where they are wider than a mark."
-    return board, f"{plotted.title}. {bars}{counted}{fewer}"
+    return _board(panels, title, names, part, width), f"{title}. {bars}{counted}{fewer}"
+
+
+def _panels(cases: Sequence[Case]) -> list[Panel]:
+    """One for each kind of case that has two sizes, those with the most sizes first."""
+    axis = size_axis([case.axes for case in cases])
+    if not axis:
+        return []
+    follows = _following([case.axes for case in cases], axis)
+    kinds: dict[Kind, list[Case]] = {}
+    for case in cases:
+        kinds.setdefault(_kind(case.axes, axis, follows), []).append(case)
+    kept = {kind: own for kind, own in sorted(kinds.items(), key=lambda one: -len(one[1])) if len(own) > 1}
+    common = set.intersection(*(set(kind) for kind in kept)) if kept else set()
+    return [
+        Panel(_title([pair for pair in kind if pair not in common]), axis, own, *_rate(own))
+        for kind, own in kept.items()
+    ]
 
 
 def size_axis(axes: Sequence[Mapping[str, str]]) -> str:
@@ -61,15 +77,30 @@ def size_axis(axes: Sequence[Mapping[str, str]]) -> str:
     return next((name for name, count in numbers.items() if count == most), "") if most > 1 else ""
 
 
-def _panel_of(own: Mapping[str, str], axes: Sequence[Mapping[str, str]], axis: str) -> str:
-    """What a panel is called: the other axes that vary, but for those that are always as long as the size."""
-    said = []
-    for name, value in own.items():
-        others = {one.get(name, "") for one in axes}
-        if name == axis or len(others) < 2 or all(one.get(name) == one.get(axis) for one in axes):
-            continue
-        said.append(value if not value.isdigit() and value not in ("true", "false") else f"{name} {value}")
-    return names.in_words(", ".join(said)).replace("_", " ")
+def _following(axes: Sequence[Mapping[str, str]], axis: str) -> frozenset[str]:
+    """The other axes that are as long as the size at two sizes or more, as keys are in self-attention."""
+    same: dict[str, set[str]] = {}
+    for one in axes:
+        for name, value in one.items():
+            if name != axis and value == one.get(axis):
+                same.setdefault(name, set()).add(value)
+    return frozenset(name for name, sizes in same.items() if len(sizes) > 1)
+
+
+def _kind(own: Mapping[str, str], axis: str, follows: frozenset[str]) -> Kind:
+    """All axes but the size's, and but those that are as long as the size and follow it."""
+    return tuple(
+        (name, value)
+        for name, value in own.items()
+        if name != axis and not (name in follows and value == own.get(axis))
+    )
+
+
+def _title(pairs: Sequence[tuple[str, str]]) -> str:
+    said = [
+        value if not value.isdigit() and value not in ("true", "false") else f"{name} {value}" for name, value in pairs
+    ]
+    return ", ".join(names.in_words(one).replace("_", " ").replace(" ", NO_BREAK) for one in said)
 
 
 def _rate(cases: Sequence[Case]) -> tuple[str, Rate]:
@@ -84,23 +115,19 @@ def _rate(cases: Sequence[Case]) -> tuple[str, Rate]:
     return "TFLOP/s", lambda _, timing: timing.tflops
 
 
-def _board(
-    panels: Mapping[str, Sequence[Case]], plotted: Plotted, names: Sequence[str], part: Study, width: float
-) -> Board:
+def _board(panels: Sequence[Panel], title: str, names: Sequence[str], part: Study, width: float) -> Board:
     look = looks((part.subject, *part.baselines))
-    board = Board(width, 0, f"{plotted.title}, one line an implementation")
+    board = Board(width, 0, f"{title}, one line an implementation")
     top = legend(board, 60, 18, [(backend(name), look[name]) for name in names], width - 40) + 8
-    areas, bottom = tiled(len(panels), width, 30.0, top, 250.0)
-    for (title, cases), area in zip(panels.items(), areas, strict=True):
-        _panel(board, title, cases, plotted, {name: look[name] for name in names}, area)
+    areas, bottom = tiled(len(panels), width, 30.0, top, 264.0)
+    for panel, area in zip(panels, areas, strict=True):
+        _panel(board, panel, {name: look[name] for name in names}, Area(area.x, area.y + 14, area.width))
     board.height = bottom + 4
     return board
 
 
-def _panel(
-    board: Board, title: str, cases: Sequence[Case], plotted: Plotted, look: Mapping[str, Look], area: Area
-) -> None:
-    axis, unit, rate = plotted.axis, plotted.unit, plotted.rate
+def _panel(board: Board, panel: Panel, look: Mapping[str, Look], area: Area) -> None:
+    axis, cases, unit, rate = panel.axis, panel.cases, panel.unit, panel.rate
     x, y, width = area.x, area.y, area.width
     lines: dict[str, list[tuple[int, float, Timing]]] = {}
     for case in sorted(cases, key=lambda case: int(case.axes[axis])):
@@ -113,7 +140,8 @@ def _panel(
     across = Scale(*span(sizes, log=True), x + 62, x + width - 14, log=True)
     low, high = span(values, log=True) if "µs" in unit else (0.0, max(values) * 1.06)
     up = Scale(low, high, y + 196, y + 30, log="µs" in unit)
-    board.text(x + 62, y + 18, shortened(title, min(40, int((width - 62) / 8))), "strong")
+    for line_above, line in enumerate(reversed(_broken(panel.title, int((width - 62) / 8)))):
+        board.text(x + 62, y + 18 - 16 * line_above, line, "strong")
     for value in up.ticks(5):
         board.line(x + 62, up(value), x + width - 14, up(value), "grid")
         board.text(x + 55, up(value) + 4.5, tick(value), "end soft")
@@ -135,3 +163,9 @@ def _panel(
                 if ends[1] - ends[0] > 8:
                     board.line(across(size), ends[0], across(size), ends[1], f"l{own.colour[1:]}")
             board.mark(across(size), up(value), own, 4.0, f"{name}, {tick(size)}: {digits(value)} {unit}")
+
+
+def _broken(title: str, most: int) -> list[str]:
+    """A title in two lines of at most `most` characters."""
+    lines = [line.replace(NO_BREAK, " ") for line in textwrap.wrap(title, most, break_on_hyphens=False)]
+    return lines if len(lines) < 3 else [lines[0], shortened(" ".join(lines[1:]), most)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from orchestrator.cli.reading import read_report
 from orchestrator.report import html
 from orchestrator.report.document import verdicts_csv
 from orchestrator.report.markdown import between_marks, by_baseline, markdown
+from orchestrator.report.rates import by_size
 from orchestrator.wiring import csv_lines
 from tests.report.test_browser import opened
 from tests.report.written import csv_text, records
@@ -27,6 +29,18 @@ FOLDERS = sorted(path.parent for path in RESULTS.glob("*/measurements.csv*"))
 
 as_read = functools.cache(read_report)
 """Of what is published, which no test changes: to read it takes seconds."""
+
+
+@pytest.mark.parametrize("folder", ["h100-20261123-forward", "h200-20261123-forward"])
+def test_the_rate_by_size_draws_self_attention_beside_decoding_each_in_its_own_unit(folder: str) -> None:
+    graph = next(part for part in as_read(RESULTS / folder).study.parts() if part.regime == "graph")
+    board, caption = by_size(graph)
+    assert board is not None
+    assert caption.startswith("TFLOP/s and GB/s by seq k.")
+    titles = re.findall(r'class="strong[^>]*>([^<]+)<', board.svg())
+    assert any("seq q 1" in title for title in titles)
+    assert sum("head dim 128" in title and "seq q" not in title for title in titles) >= 4
+    assert not any("…" in title for title in titles)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
