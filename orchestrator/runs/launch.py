@@ -95,8 +95,10 @@ def begin(
         log.append(ev.RunClosed(outcome="refused", detail=str(refused)))
         raise refused
     take_hold(world, plan, run_id, log)
+    engine = engine_for(world, order, log)
+    engine.write_index(engine.look())  # money is held from here on: `bench status` lists the run whatever happens next
     _store(world, order.payload, log, say)
-    return engine_for(world, order, log)
+    return engine
 
 
 def _taken_over(world: World, order: RunOrder, log: EventLog, say: Callable[[str], None]) -> bool:

@@ -245,6 +245,14 @@ def test_a_stop_by_another_client_ends_a_run_whose_client_was_killed_at_any_appe
             assert stage.cloud.instances() == []
 
 
+def test_a_run_that_holds_money_is_listed_even_if_its_client_dies_before_its_first_look(home: Path) -> None:
+    with staged(home) as stage:
+        stage.begin(stage.world())
+        (line,) = stage.world().index.list_runs()
+        assert line.run_id == RUN
+        assert stage.ledger().runs[RUN].held > 0
+
+
 def test_of_two_clients_with_money_for_one_run_one_is_refused_before_it_asks_for_anything(home: Path) -> None:
     with staged(home) as stage:
         made = stage.plan()
