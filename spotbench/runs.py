@@ -148,12 +148,7 @@ def launch(
     run_id = new_run_id(wiring.clock.now(), made.label)
     order = RunOrder(run_id, made, payload, _context(wiring, made))
     engine = begin(world, order, say=wiring.say, cold=True, refused=refused)
-    while True:
-        state, pause = engine.step()
-        there = state.vm is not None and state.vm.open and state.vm.started_at is not None
-        if state.closed is not None or there or state.booted_at is not None:
-            break
-        world.clock.sleep(pause)
+    state = engine.follow(until=lambda run: run.goes_on_alone)
     wrong = error_of(state)
     if wrong is not None and state.cases_done == 0:
         raise wrong
