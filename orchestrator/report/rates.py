@@ -140,8 +140,8 @@ def _panel(board: Board, panel: Panel, look: Mapping[str, Look], area: Area) -> 
     across = Scale(*span(sizes, log=True), x + 62, x + width - 14, log=True)
     low, high = span(values, log=True) if "µs" in unit else (0.0, max(values) * 1.06)
     up = Scale(low, high, y + 196, y + 30, log="µs" in unit)
-    for line_above, line in enumerate(reversed(_broken(panel.title, int((width - 62) / 8)))):
-        board.text(x + 62, y + 18 - 16 * line_above, line, "strong")
+    for above, words in enumerate(reversed(_broken(panel.title, int((width - 62) / 8)))):
+        board.text(x + 62, y + 18 - 16 * above, words, "strong")
     for value in up.ticks(5):
         board.line(x + 62, up(value), x + width - 14, up(value), "grid")
         board.text(x + 55, up(value) + 4.5, tick(value), "end soft")
