@@ -16,7 +16,7 @@ from orchestrator.core.errors import (
     RunPreempted,
     RunStopped,
 )
-from orchestrator.core.run.diagnose import pasted
+from orchestrator.core.run.diagnose import pasted, remedy
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.wording import count
 
@@ -62,7 +62,7 @@ def _hint(run: Run) -> str:
         return EMBEDDED_REMEDIES[causes[-1]]
     if run.rejected is not None and run.rejected.hint:
         return run.rejected.hint
-    remedies = [fact.remedy for fact in run.diagnoses if fact.remedy]
+    remedies = [remedy(fact.cause) for fact in run.diagnoses]
     if remedies:
         return pasted(remedies[-1], run.run_id)
     if run.phase is Phase.NO_CAPACITY:

@@ -12,7 +12,7 @@ from tests.cli.test_reap import over
 
 RUN = "20261120-010203-l4-00aa"
 DETAIL = "norm.py:3: the reference raises"
-WHY = ev.Diagnosed(cause="spec_refused", detail=DETAIL, remedy="mend the file")
+WHY = ev.Diagnosed(cause="spec_refused", detail=DETAIL)
 
 
 def failed(outcome: str, detail: str) -> None:
@@ -43,7 +43,7 @@ def test_a_fetch_of_a_run_that_failed_before_its_first_case_is_no_success(
     said = bench("fetch", RUN, "--into", "out", code=code, width=200)
     assert "no case is measured; the run is " in said.out
     assert DETAIL in said.err
-    assert "mend the file" in said.err
+    assert "fix the file and line that the message names" in said.err
     assert bench("fetch", RUN, "--into", "out", "--json", code=code).document["cases"] == 0
 
 

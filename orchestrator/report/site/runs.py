@@ -16,6 +16,7 @@ from orchestrator.core.case_file import fault
 from orchestrator.core.errors import BenchError
 from orchestrator.core.material import Material
 from orchestrator.core.naming import attempt_of
+from orchestrator.core.run.diagnose import pasted, remedy
 from orchestrator.core.run.fold import OUTCOMES
 from orchestrator.core.wording import clock, count
 from orchestrator.report import html
@@ -141,7 +142,8 @@ def _state(digest: Digest) -> Iterator[Part]:
 def _how_it_went(digest: Digest, body: Mapping[str, Any]) -> Iterator[Section]:
     parts: list[Part] = []
     for one in _objects(body, "diagnoses"):
-        words = [str(one.get(key) or "") for key in ("cause", "detail", "remedy")]
+        cause = str(one.get("cause") or "")
+        words = [cause, str(one.get("detail") or ""), pasted(remedy(cause), digest.run_id)]
         parts.append(Text(": ".join(part for part in words if part), "warn"))
     spans = [_span(one) for one in _objects(body, "phases")]
     if spans:
