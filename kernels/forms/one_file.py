@@ -162,15 +162,15 @@ def cases_of(told: Mapping[str, Any], wrong: Wrong) -> tuple[tuple[CaseValues, .
     for case in cases:
         for name, value in case.items():
             if not isinstance(name, str) or not NAME.fullmatch(name):
-                raise wrong(f"{name!r} is no name for an axis", given)
+                raise wrong(f"{name!r} is not a valid name for an axis", given)
             if not isinstance(value, (str, int, float, bool)):
-                raise wrong(f"axis {name}: {value!r} must be a number, a string or a truth value", given)
+                raise wrong(f"axis {name}: {value!r} must be a number, a string, or true or false", given)
             if name == "dtype" and value not in DTYPES:
-                raise wrong(f"axis dtype: {value!r} is none of {', '.join(DTYPES)}", given)
+                raise wrong(f"axis dtype: {value!r} is not one of {', '.join(DTYPES)}", given)
     if len(cases) > MOST_CASES:
         raise wrong(f"{len(cases)} cases are more than {MOST_CASES}", given)
     if any(case in cases[:at] for at, case in enumerate(cases)):
-        raise wrong("a case is there twice", given)
+        raise wrong("a case is given twice", given)
     return tuple(cases), tuple(cases[0])
 
 

@@ -19,34 +19,34 @@ from orchestrator.core.errors import BenchError, ConfigError, LocalError
 from orchestrator.core.foreign import log_text
 
 COMMANDS = {
-    "init": "Set a project up, once, with the least rights.",
-    "doctor": "Look at all that a launch needs; costs nothing.",
-    "new": "Write a workload of your own that runs as it is.",
+    "init": "Set up a Google Cloud project: APIs, bucket, accounts, caps.",
+    "doctor": "Check everything that a launch needs; costs nothing.",
+    "new": "Write an example kernel that runs, to start your own from.",
     "launch": "Rent a machine, measure, delete the machine.",
-    "plan": "Show what a launch would do, and cost at most.",
-    "prices": "Show the prices that runs are held at.",
-    "fleet": "One question asked of many machines.",
-    "status": "Show runs, and the machines alive now.",
+    "plan": "Show what a launch would do and the most it can cost.",
+    "prices": "Show the prices that plans and holds are made with.",
+    "fleet": "Run one sweep on many machines.",
+    "status": "List runs, and the machines that exist now.",
     "logs": "Show a run's log.",
     "ssh": "Open a terminal on the machine of a live run.",
     "fetch": "Download what a run measured, and show it.",
     "report": "Write a run's report: HTML, Markdown, JSON and CSV.",
-    "compare": "Hold runs against the first, or against a baseline.",
-    "profile": "Say why kernels take their time: peaks, roof, stalls, hints.",
-    "history": "Follow a case over the runs in the bucket.",
-    "site": "Make pages of all runs in the bucket.",
+    "compare": "Compare runs with the first one, or with a baseline.",
+    "profile": "Show why kernels take their time: peaks, roofline, stalls.",
+    "history": "Show how one case changed over the runs in the bucket.",
+    "site": "Write web pages about all runs in the bucket.",
     "cases": "List the ids of the cases that a run measured.",
-    "stop": "End a run and delete its machine.",
+    "stop": "Stop a run and delete its machine.",
     "reap": "Find machines that no live run owns, and delete them.",
     "diagnose": "Say why a run failed and what to do about it.",
     "budget": "Show the caps, what is spent, and what is left.",
-    "baseline": "Named runs that others are compared with; one for each device.",
-    "image": "Prepared images, from which machines start sooner.",
-    "costs": "What was spent and what is held; `add` adds.",
-    "config": "The configurations that come with the tool, and every key.",
+    "baseline": "Name runs to compare others with, one for each device.",
+    "image": "Build prepared images, so that machines start sooner.",
+    "costs": "Show what was spent and held; add or remove other costs.",
+    "config": "Show the bundled configurations and every key.",
     "schema": "Print the JSON Schema of what a command prints with --json.",
-    "man": "Print the manual page, for man -l - to show.",
-    "cloud": "The embedded cloud: its VMs, bill and weather.",
+    "man": "Print the manual page; to read it: bench man | man -l -",
+    "cloud": "Control the embedded cloud: its VMs, bill and faults.",
 }
 """Each command and the first line of its help: what `bench --help` shows, with none of their modules loaded."""
 
@@ -101,7 +101,7 @@ class Boundary(LazyGroup):
 
 
 UNHEARD: Final = (
-    "make room there; what was done is done, and a run goes on without this command: `bench status` shows it"
+    "free some space there; what was done before is kept, and a run continues without this command: see `bench status`"
 )
 
 
@@ -187,5 +187,5 @@ def _untold(trouble: OSError) -> int:
     """The exit code of a command that did all that it was asked for, and could not tell of it."""
     if isinstance(trouble, BrokenPipeError):
         return READER_LEFT
-    complain(LocalError(f"what was to be printed cannot be written: {trouble.strerror}", hint=UNHEARD))
+    complain(LocalError(f"cannot write the output: {trouble.strerror}", hint=UNHEARD))
     return LocalError.exit_code

@@ -18,10 +18,10 @@ from orchestrator.core.naming import cases_prefix
 from orchestrator.core.run.status import iso
 from orchestrator.report.comparison import fingerprint
 
-app = typer.Typer(no_args_is_help=True, help="Named runs that others are compared with; one for each device.")
+app = typer.Typer(no_args_is_help=True, help="Name runs to compare others with, one for each device.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="For example: main.")]
-Device = Annotated[str, typer.Option("--device", help="Only the device whose name contains this.")]
+Device = Annotated[str, typer.Option("--device", help="Only devices whose name contains this.")]
 
 
 @app.command("set")
@@ -29,26 +29,26 @@ def set_(
     ctx: typer.Context,
     name: Name,
     run: RunName = "last",
-    back: Annotated[bool, typer.Option("--back", help="Even if a newer run is in its place.")] = False,
-    partial: Annotated[bool, typer.Option("--partial", help="Even if cases of the run are missing.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="Replace a newer run too.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Accept a run with missing cases.")] = False,
     json: Json = False,
 ) -> None:
     """Make a run the baseline of its device under a name.
 
-    Never takes the place of a newer run by itself: two pushes may finish in the wrong order.
+    Does not replace a newer run unless told to: two pushes may finish in the wrong order.
     """
     checked_name(name)
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
     if not wiring.bucket.list(cases_prefix(run_id)):
-        raise NotFound(f"run {run_id} has stored no case in this bucket", hint="`bench status` lists the runs")
+        raise NotFound(f"run {run_id} has no measured case in this bucket", hint="`bench status` lists the runs")
     found, _ = report_of(ctx, run_id)
     if not found.study.measurements:
-        raise ConfigError(f"run {run_id} measured nothing: it cannot be a baseline")
+        raise ConfigError(f"run {run_id} measured nothing, so it cannot be a baseline")
     if not found.manifest.get("complete", False) and not partial:
         raise ConfigError(
-            f"run {run_id} is not complete: comparisons with it would leave cases out",
-            hint=f"`bench launch --resume {run_id}` measures the rest; --partial takes it as it is",
+            f"run {run_id} is not complete: comparisons with it would leave out cases",
+            hint=f"`bench launch --resume {run_id}` measures the rest; --partial accepts the run as it is",
         )
     known = fingerprint(found)
     new = Baseline(
@@ -63,8 +63,8 @@ def set_(
     stored = wiring.baselines.update(name, lambda there: placed(there, new, back=back))
     if isinstance(stored, Older):
         raise ConfigError(
-            f"{name} on {new.device} is {stored.there.run_id} already, which is newer than {run_id}",
-            hint="--back goes back to the older one",
+            f"{name} on {new.device} is already {stored.there.run_id}, which is newer than {run_id}",
+            hint="--back sets the older run anyway",
         )
     answer(
         {"schema": 1, "name": name, **_document(new)}, f"{name} on {new.device} is {run_id}{_commit(new)}", json=json
@@ -107,10 +107,10 @@ def rm(
     ctx: typer.Context,
     name: Name,
     device: Device = "",
-    broken: Annotated[bool, typer.Option("--broken", help="Remove all of one that cannot be read.")] = False,
+    broken: Annotated[bool, typer.Option("--broken", help="Also remove a baseline that cannot be read.")] = False,
     json: Json = False,
 ) -> None:
-    """Forget a baseline. The run itself stays."""
+    """Remove a baseline. The run itself stays."""
     store = options(ctx).wiring().baselines
     if broken:
         store.clear(name)
@@ -118,9 +118,9 @@ def rm(
     else:
         gone = _chosen(dict(store.read(name)), name, device)
         store.update(name, lambda there: without(there, frozenset(gone)))
-    said = [f"{name} on {one.device} is no more; the run {one.run_id} stays" for one in gone.values()]
+    said = [f"removed {name} on {one.device}; its run {one.run_id} stays" for one in gone.values()]
     removed = {"schema": 1, "name": name, "removed": [_document(one) for one in gone.values()]}
-    answer(removed, *said, *([f"{name} is empty"] if broken else []), json=json)
+    answer(removed, *said, *([f"{name} is now empty"] if broken else []), json=json)
 
 
 def _chosen(there: dict[str, Baseline], name: str, device: str) -> dict[str, Baseline]:

@@ -52,10 +52,10 @@ def budget(
 def set_for_all(
     ctx: typer.Context, run: Cap = "", day: Cap = "", month: Cap = "", total: Cap = "", json: Json = False
 ) -> None:
-    """Set caps that bind everybody who uses this bucket; of these and one's own the lower counts."""
+    """Set caps for everybody who uses this bucket. Where you have a cap too, the lower one counts."""
     said = {"run": run, "day": day, "month": month, "total": total}
     if not any(said.values()):
-        raise ConfigError("which cap?", hint="for example: bench budget set --day 5 --month 20 --total 100")
+        raise ConfigError("no cap given", hint="for example: bench budget set --day 5 --month 20 --total 100")
     amounts = {key: None if text == "none" else dollars(text, zero=True) for key, text in said.items() if text}
     wiring = options(ctx).wiring()
     by, now = wiring.user, wiring.clock.now()
@@ -72,11 +72,15 @@ def set_for_all(
 
 @app.command("rebuild")
 def rebuild_ledger(ctx: typer.Context, json: Json = False) -> None:
-    """Make a ledger that is gone, or cannot be read, from the events of the runs."""
+    """Rebuild a missing or unreadable ledger from the events of the runs."""
     wiring = options(ctx).wiring()
     done = rebuild(wiring.world())
-    aside = [f"what could not be read is at gs://{wiring.bucket.name}/{done.kept_as}"] if done.kept_as else []
+    aside = [f"the unreadable ledger was moved to gs://{wiring.bucket.name}/{done.kept_as}"] if done.kept_as else []
     added = f"{count(len(done.added), 'hold')} added, {len(done.ledger.runs)} in the ledger"
-    lost = ["costs added by hand and caps of the bucket are in no event: add and set them again"] if done.added else []
+    lost = (
+        [("events do not record costs added by hand or caps of the bucket: add and set those again")]
+        if done.added
+        else []
+    )
     told = {"schema": 1, "added": list(done.added), "put_aside": done.kept_as}
     answer(told, *aside, added, *lost, json=json)

@@ -28,5 +28,5 @@ def cases(
         stored = (entry.name.removeprefix(prefix) for entry in wiring.bucket.list(prefix))
         found = sorted(case.removesuffix(".csv") for case in stored)
     if not found and not json:
-        raise NotFound(f"{name} has measured no case yet", hint=f"`bench status {name}` shows how far it is")
+        raise NotFound(f"run {name} has measured no case yet", hint=f"`bench status {name}` shows its progress")
     answer({"schema": 1, "run_id": name, "cases": found}, *found, json=json)

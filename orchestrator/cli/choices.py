@@ -17,13 +17,13 @@ Gpu = Annotated[
     typer.Option(
         "--gpu",
         "-g",
-        help="l4, t4, a100, h100 or cpu: takes the configuration of that name.",
+        help="GPU to rent: l4, t4, a100, h100; or cpu.",
         autocompletion=known_gpus,
     ),
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[FILE]", help="A workload of your own (.py, or its folder), or a YAML file; see configs/."),
+    typer.Argument(metavar="[FILE]", help="Your own kernel (.py or its folder), or a YAML configuration."),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -33,7 +33,7 @@ Overrides = Annotated[
 ]
 Hosts = Annotated[
     list[str] | None,
-    typer.Option("--host", metavar="USER@BOX[:PORT]", help="Measure on a machine of your own, over SSH; rent none."),
+    typer.Option("--host", metavar="USER@BOX[:PORT]", help="Measure on your own machine over SSH; nothing is rented."),
 ]
 
 
@@ -53,22 +53,25 @@ class Terms:
         bool, typer.Option("--baseline-only", help="Measure the baselines only, not the bundled kernel.")
     ] = False
     set_: Overrides = None
-    max_price: Annotated[str, typer.Option("--max-price", metavar="USD", help="Leave out what costs more an hour.")] = (
-        ""
-    )
+    max_price: Annotated[
+        str, typer.Option("--max-price", metavar="USD", help="Use no machine that costs more per hour.")
+    ] = ""
     on_demand_after: Annotated[
         int | None,
         typer.Option(
             "--on-demand-after",
             metavar="N",
             min=0,
-            help="On demand once N spot machines were taken back, or none is left.",
+            help="Use an on-demand machine after N preemptions, or if no spot machine is left.",
         ),
     ] = None
     fallback_gpu: Annotated[
         list[str] | None,
         typer.Option(
-            "--fallback-gpu", metavar="GPU", help="Another GPU if the first cannot be had.", autocompletion=known_gpus
+            "--fallback-gpu",
+            metavar="GPU",
+            help="Another GPU to use if the first is not available.",
+            autocompletion=known_gpus,
         ),
     ] = None
 

@@ -15,7 +15,7 @@ from orchestrator.core.wording import count
 from orchestrator.user_settings import load_settings
 from orchestrator.wiring import CloudAddress, CloudUnavailable, ask, forecast, living, stop_cloud
 
-app = typer.Typer(no_args_is_help=True, help="The embedded cloud: its VMs, bill and weather.")
+app = typer.Typer(no_args_is_help=True, help="Control the embedded cloud: its VMs, bill and faults.")
 
 
 def _home() -> Path:
@@ -44,19 +44,22 @@ def _running() -> CloudAddress | None:
 
 @app.command()
 def start(ctx: typer.Context, json: Json = False) -> None:
-    """Start it (any command that needs it does so by itself)."""
+    """Start the embedded cloud (commands that need it start it themselves)."""
     address = options(ctx).wiring().address
     if address is None:
-        raise ConfigError("a Google project is configured", hint="unset BENCH_PROJECT to use the embedded cloud")
+        raise ConfigError(
+            ("a Google project is configured, so the embedded cloud is not used"),
+            hint="unset BENCH_PROJECT to use the embedded cloud",
+        )
     # The token is for programs that may read its file, not for what collects output.
     told = {"schema": 1, **{key: value for key, value in asdict(address).items() if key != "token"}}
     where = f"compute {address.compute}, storage {address.storage}, bucket {address.bucket}"
-    answer(told, f"the embedded cloud runs: {where}", json=json)
+    answer(told, f"the embedded cloud is running: {where}", json=json)
 
 
 @app.command()
 def stop(json: Json = False) -> None:
-    """Delete every VM and stop it. What is in the bucket stays."""
+    """Delete every VM and stop the embedded cloud. The bucket stays."""
     try:
         stopped = stop_cloud(_home())
     except CloudUnavailable as exc:
@@ -67,27 +70,27 @@ def stop(json: Json = False) -> None:
 
 @app.command()
 def status(json: Json = False) -> None:
-    """The VMs that exist now."""
+    """List the VMs that exist now."""
     address = _running()
     found = _ask(address, "/control/status") if address else {"instances": []}
     if json:
         emit_json({"schema": 1, "running": address is not None, **found})
         return
     if address is None:
-        typer.echo("the embedded cloud is not running (no VM can be alive)")
+        typer.echo("the embedded cloud is not running, so no VM exists")
         return
     for vm in found["instances"]:
         where, what = f"{vm['zone']}/{vm['name']}", f"{vm['status']}  {vm['machine_type']}"
         typer.echo(f"{where}  {what}  {vm['age_s']:.0f} s  ${vm['usd_per_hour']}/h")
     device = found.get("device", {})
     alive = count(len(found["instances"]), "VM")
-    typer.echo(f"{alive} alive; {device.get('gpu') or device.get('cpu')} does their work")
+    typer.echo(f"{alive} alive, running on this machine's {device.get('gpu') or device.get('cpu')}")
     typer.echo("prices are simulated: nothing is paid")
 
 
 @app.command()
 def bill(ctx: typer.Context, json: Json = False) -> None:
-    """What its own meter says each VM cost."""
+    """Show what each VM cost by the cloud's own meter."""
     address = _running() or options(ctx).wiring().address
     assert address is not None
     found = _ask(address, "/control/bill")
@@ -107,7 +110,7 @@ def bill(ctx: typer.Context, json: Json = False) -> None:
 def weather(
     ctx: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="A YAML file of faults; without it, show them.")
+        Path | None, typer.Argument(metavar="[FILE]", help="A YAML file of faults to inject; without it, list them.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -115,7 +118,10 @@ def weather(
     body = None if file is None else forecast(file)
     address = options(ctx).wiring().address
     if address is None:
-        raise ConfigError("a Google project is configured", hint="weather is made in the embedded cloud only")
+        raise ConfigError(
+            "a Google project is configured, so no faults can be injected",
+            hint="unset BENCH_PROJECT: only the embedded cloud injects faults",
+        )
     found = _ask(address, "/control/weather", body)
     faults = found["faults"]
     answer({"schema": 1, **found}, *map(told, faults), count(len(faults), "fault"), json=json)
@@ -126,7 +132,7 @@ def told(fault: dict[str, Any]) -> str:
     given = {key: value for key, value in fault.items() if key not in ("fault", "id", "fired", "victims", "times")}
     said = ", ".join(f"{key} {_value(value)}" for key, value in given.items())
     fired, times = fault["fired"], fault.get("times")
-    often = f"fired {fired} of {count(times, 'time')}" if times else f"holds, met {count(fired, 'time')}"
+    often = f"fired {fired} of {count(times, 'time')}" if times else f"active, met {count(fired, 'time')}"
     # Many victims are alike: each is shown once, and the last few of them are enough.
     victims = list(dict.fromkeys(fault.get("victims", [])))
     upon = f", upon {'; '.join(victims[-3:])}" if victims else ""
@@ -145,12 +151,14 @@ def _value(value: Any) -> str:
 @app.command()
 def preempt(
     name: Annotated[str, typer.Argument(metavar="VM")],
-    notice_s: Annotated[float, typer.Option("--notice", min=0, max=30, help="Seconds of warning.")] = 30,
+    notice_s: Annotated[
+        float, typer.Option("--notice", min=0, max=30, help="Seconds of warning before the VM is taken.")
+    ] = 30,
     json: Json = False,
 ) -> None:
-    """Take a VM back, as Google does with spot machines."""
+    """Preempt a VM, as Google does with spot machines."""
     address = _running()
     if address is None:
-        raise NotFound("the embedded cloud is not running, so there is no VM to preempt")
+        raise NotFound("the embedded cloud is not running, so no VM can be preempted")
     found = _ask(address, "/control/preempt", {"name": name, "notice_s": notice_s})
-    answer({"schema": 1, **found}, f"{name} is being preempted", json=json)
+    answer({"schema": 1, **found}, f"preempting {name}", json=json)

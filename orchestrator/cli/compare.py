@@ -35,10 +35,10 @@ class Baseline:
     """What the runs are held against, unless it is the first of them."""
 
     against: Annotated[
-        str, typer.Option("--against", metavar="NAME", help="Hold every run against a baseline instead.")
+        str, typer.Option("--against", metavar="NAME", help="Compare every run with this baseline instead of A.")
     ] = ""
     missing_ok: Annotated[
-        bool, typer.Option("--missing-ok", help="Where there is no such baseline yet, say so and exit 0.")
+        bool, typer.Option("--missing-ok", help="If that baseline does not exist, say so and exit 0.")
     ] = False
 
 
@@ -47,17 +47,26 @@ class Judgement:
     """What is compared, and what counts as a change."""
 
     implementation: Annotated[
-        list[str] | None, typer.Option("--implementation", help="Only these; by default the kernel, or else all.")
+        list[str] | None,
+        typer.Option("--implementation", help="Compare only these; by default the kernel, or else all."),
     ] = None
     relative_to: Annotated[
-        str, typer.Option("--relative-to", help=f"Compare speed-ups over this one; by default {DEFAULT} if there.")
+        str,
+        typer.Option(
+            "--relative-to", help=f"Compare speed-ups over this implementation; by default {DEFAULT} if measured."
+        ),
     ] = ""
     absolute: Annotated[bool, typer.Option("--absolute", help="Compare times, not speed-ups within each run.")] = False
-    tolerance: Annotated[float, typer.Option(min=0, max=100, help="Per cent that are no regression.")] = 2.0
+    tolerance: Annotated[float, typer.Option(min=0, max=100, help="Changes up to this many per cent do not count.")] = (
+        2.0
+    )
     fail_on: Annotated[
-        str, typer.Option("--fail-on", help="regression (exit 12), inconclusive (those, and 14 for doubt), or never.")
+        str,
+        typer.Option(
+            "--fail-on", help="What fails: regression (exit 12), inconclusive (also 14 for no conclusion), or never."
+        ),
     ] = "regression"
-    across_devices: Annotated[bool, typer.Option("--across-devices", help="The devices are what differs.")] = False
+    across_devices: Annotated[bool, typer.Option("--across-devices", help="Compare runs of different devices.")] = False
 
     def compared(self, before: Report, after: Report) -> Comparison:
         return compared(
@@ -75,9 +84,9 @@ class Judgement:
 class Pages:
     """What is written."""
 
-    html: Annotated[Path | None, typer.Option("--html", help="Write one HTML file that needs nothing else.")] = None
+    html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained HTML file.")] = None
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write Markdown for a pull request; - is standard output.")
+        Path | None, typer.Option("--markdown", help="Write Markdown for a pull request; - writes to standard output.")
     ] = None
 
     @property
@@ -90,21 +99,24 @@ def compare(
     ctx: typer.Context,
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="A B [...]", help="Runs or folders; each is held against A.", autocompletion=known_runs),
+        typer.Argument(
+            metavar="A B [...]", help="Runs or folders; each is compared with A.", autocompletion=known_runs
+        ),
     ],
     baseline: Baseline,
     judgement: Judgement,
     pages: Pages,
     json: Json = False,
 ) -> None:
-    """Hold runs against the first, or against a baseline. Exit 12 when something became slower.
+    """Compare runs with the first one, or with a baseline. Exits with 12 when something became slower.
 
-    Slower is slower by more than noise, tolerance and what runs of the same code differ by. Speed-ups over a baseline
-    of the same run are compared; --absolute compares times. A machine that was busy or held back decides nothing: 14.
+    A change counts if it exceeds the noise, the tolerance, and the usual difference between runs of the same code.
+    Speed-ups over a baseline of the same run are compared; --absolute compares times. Runs on a busy or throttled
+    machine give no conclusion: exit 14.
     """
     if not baseline.against and len(runs) < 2:
         raise ConfigError(
-            "compare needs two runs at least", hint="`bench compare A B`, or `bench compare A --against main`"
+            "compare needs at least two runs", hint="`bench compare A B`, or `bench compare A --against main`"
         )
     _check(judgement, twice=json and pages.to_stdout)
     pairs, missing = _pairs(ctx, runs, baseline)
@@ -125,11 +137,11 @@ def compare(
 def _check(judgement: Judgement, *, twice: bool) -> None:
     """Refuses what contradicts itself."""
     if judgement.absolute and judgement.relative_to:
-        raise ConfigError("give either --absolute or --relative-to")
+        raise ConfigError("--absolute and --relative-to exclude each other: give only one")
     if judgement.fail_on not in FAIL_ON:
         raise ConfigError(f"--fail-on {judgement.fail_on}: expected one of {', '.join(FAIL_ON)}")
     if twice:
-        raise ConfigError("--json and --markdown - would both take standard output", hint="give --markdown a file")
+        raise ConfigError("--json and --markdown - both write to standard output", hint="give --markdown a file name")
 
 
 def _called(report: Report, named: str) -> Report:
@@ -155,7 +167,7 @@ def _pairs(
             continue
         words = f"there is no baseline called {name} for {report.study.device or 'an unknown device'}"
         if not baseline.missing_ok:
-            raise NotFound(words, hint=f"`bench baseline set {name} RUN` makes one; --missing-ok goes on without")
+            raise NotFound(words, hint=f"`bench baseline set {name} RUN` creates it; --missing-ok continues without it")
         missing.append(words)
     return pairs, missing
 
@@ -188,29 +200,30 @@ def _judge(found: Sequence[Comparison], fail_on: str) -> None:
     gone = [one for comparison in found for one in comparison.lost]
     if gone and fail_on != "never":
         first = gone[0]
-        raise Regression(f"{len(gone)} not timed any more; {first.implementation} on {first.case_id}: {first.reason}")
+        raise Regression(f"{len(gone)} no longer timed; {first.implementation} on {first.case_id}: {first.reason}")
     for one in found:
         if one.refused:
             empty = next((run.study.run_id for run in (one.before, one.after) if not run.study.cases), None)
             raise NotComparable(
                 f"{one.before.study.run_id} and {one.after.study.run_id}: {one.comparable.reasons[0]}",
-                hint="--across-devices compares devices; different regimes never compare"
+                hint="--across-devices allows different devices; different regimes cannot be compared"
                 if empty is None
-                else f"`bench report {quote(empty)}` shows what is in it",
+                else f"`bench report {quote(empty)}` shows what the run contains",
             )
     if found and not any(one.changes or one.lost for one in found):
         raise NotComparable(
-            "the runs have no case, regime and implementation in common", hint="`bench report` shows what is in each"
+            "the runs share no case measured in the same regime with the same implementation",
+            hint="`bench report RUN` shows what each contains",
         )
     unfit = [one for comparison in found for one in comparison.changes if one.doubt not in ("", SAME_CODE)]
     if unfit and fail_on != "never":
         raise Undecided(
-            f"{count(len(unfit), 'comparison decides', 'comparisons decide')} nothing: {unfit[0].doubt}",
-            hint="measure again while the machine has nothing else to do; --fail-on never goes on",
+            f"{count(len(unfit), 'comparison is', 'comparisons are')} not usable: {unfit[0].doubt}",
+            hint="measure again while the machine is idle; --fail-on never ignores this",
         )
     doubtful = [one for comparison in found for one in comparison.of(Verdict.INCONCLUSIVE)]
     if doubtful and fail_on == "inconclusive":
         raise Undecided(
             f"{count(len(doubtful), 'comparison')} came to no conclusion",
-            hint="more repeats (measure.repeats) make intervals narrower; a busy host makes them wider",
+            hint="more repeats (measure.repeats) narrow the intervals; a busy host widens them",
         )

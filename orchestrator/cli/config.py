@@ -16,7 +16,7 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import configs, configured
 
-app = typer.Typer(no_args_is_help=True, help="The configurations that come with the tool, and every key.")
+app = typer.Typer(no_args_is_help=True, help="Show the bundled configurations and every key.")
 
 
 def names() -> list[str]:
@@ -35,13 +35,13 @@ def list_(json: Json = False) -> None:
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="l4, cpu, …", autocompletion=known_configs)],
     whole: Annotated[
-        bool, typer.Option("--whole", help="Every key with its value, and the user's settings in it.")
+        bool, typer.Option("--whole", help="List every key with its value, including the user's settings.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show one, as YAML to begin with: bench config show l4 > mine.yaml; bench launch mine.yaml."""
+    """Show one as YAML to start from: bench config show l4 > mine.yaml; bench launch mine.yaml."""
     if name not in names():
-        raise ConfigError(f"there is no configuration {name}", hint=f"there are {', '.join(names())}")
+        raise ConfigError(f"configuration not found: {name}", hint=f"bundled configurations: {', '.join(names())}")
     text = (configs() / f"{name}.yaml").read_text(encoding="utf-8")
     if whole or json:
         loaded, _ = configured(LaunchOptions(name, None, ()))

@@ -18,9 +18,9 @@ from orchestrator.core.ledger.budget import add_cost, take_back
 from orchestrator.runs.reconcile import reconcile
 
 PAGE = 30
-"""Entries that a person is shown unless told otherwise."""
+"Entries that a person is shown unless told otherwise."
 
-app = typer.Typer(invoke_without_command=True, help="What was spent and what is held; `add` adds.")
+app = typer.Typer(invoke_without_command=True, help="Show what was spent and held; add or remove other costs.")
 
 
 @app.callback()
@@ -28,7 +28,7 @@ def costs(
     ctx: typer.Context,
     last: Annotated[
         int | None,
-        typer.Option("--last", min=1, help="Show so many entries, the newest: 30 for people, all with --json."),
+        typer.Option("--last", min=1, help="Show the newest N entries; by default 30, and all with --json."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -55,7 +55,7 @@ def add(
     usd: Annotated[str, typer.Argument(metavar="USD", help="The amount, e.g. 1.50.")],
     category: Annotated[str, typer.Option(help="What kind of cost, e.g. ai, storage.")] = "other",
     note: Annotated[str, typer.Option(help="What it was for.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, however large it is.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation of a large amount.")] = False,
     json: Json = False,
 ) -> None:
     """Record a cost that is not a machine. It counts against the same caps."""
@@ -73,18 +73,20 @@ def add(
 @app.command("rm")
 def remove(
     ctx: typer.Context,
-    cost: Annotated[str, typer.Argument(metavar="ID", help="As `bench costs --json` names it, e.g. cost-1a2b3c4d.")],
+    cost: Annotated[
+        str, typer.Argument(metavar="ID", help="The cost's id from `bench costs --json`, e.g. cost-1a2b3c4d.")
+    ],
     note: Annotated[str, typer.Option(help="Why.")] = "",
     json: Json = False,
 ) -> None:
-    """Take a cost back that was added by hand. Both entries stay to be seen; neither counts."""
+    """Take back a cost that was added by hand. Both entries stay visible; neither counts."""
     wiring = options(ctx).wiring()
     accounts, now, entry = wiring.accounts(), wiring.clock.now(), f"cost-{secrets.token_hex(4)}"
     after = accounts.change(lambda ledger: take_back(ledger, cost, note, now, entry))
     if after is None:
         raise ConfigError(
-            f"there is no cost {cost} to take back; those of past months are archived",
-            hint="`bench costs --json` lists them with their ids",
+            f"cost not found: {cost}; costs of past months are archived and stay",
+            hint="`bench costs --json` lists all costs with their ids",
         )
     usd = after.costs[cost].usd
     told = {"schema": 1, "id": entry, "takes_back": cost, "usd": str(usd), "note": note}
@@ -94,4 +96,4 @@ def remove(
 def agreed_to(question: str, flag: str) -> None:
     """Raises `ConfigError` unless a person at a terminal says yes."""
     if not (sys.stdin.isatty() and typer.confirm(question)):
-        raise ConfigError(f"{question} Not without being told so", hint=f"{flag} says yes")
+        raise ConfigError(f"{question} Not done: it needs a yes", hint=f"{flag} answers yes")

@@ -22,7 +22,7 @@ def diagnose(
 ) -> None:
     """Say why a run failed and what to do about it.
 
-    An ending that has no name is said to have none, and the lines that matter are shown.
+    If the cause is not known, it says so and shows the log lines that may explain it.
     """
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
@@ -55,8 +55,8 @@ def lines_of(run_id: str, state: str, found: Diagnosis) -> list[str]:
     if not found.cause:
         said = [f"run {run_id} ({state}): {found.detail or 'nothing is wrong with it'}"]
     else:
-        named = "no rule knows this ending" if found.cause == "unknown" else found.cause.replace("_", " ")
+        named = "the cause is not known" if found.cause == "unknown" else found.cause.replace("_", " ")
         said = [f"run {run_id} ({state}): {named}", f"  {found.detail}", f"  remedy: {found.remedy}"]
     if found.lines:
-        said += ["the lines that matter:", *(f"  | {line}" for line in found.lines)]
+        said += ["log lines that may explain it:", *(f"  | {line}" for line in found.lines)]
     return said

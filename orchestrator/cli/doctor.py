@@ -30,15 +30,15 @@ def doctor(
     choice: Choice,
     set_: Overrides = None,
     host: Annotated[
-        str, typer.Option("--host", metavar="USER@BOX[:PORT]", help="Look at a machine of your own instead.")
+        str, typer.Option("--host", metavar="USER@BOX[:PORT]", help="Check your own machine instead, over SSH.")
     ] = "",
-    fix: Annotated[bool, typer.Option("--fix", help="Do what is safe and free, after asking.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Fix what is safe and free to fix, after asking.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: do not ask.")] = False,
     json: Json = False,
 ) -> None:
-    """Look at all that a launch needs; costs nothing.
+    """Check everything that a launch needs; costs nothing.
 
-    Only looks, and costs nothing. With a GPU or a configuration, looks at what that run would need.
+    Changes nothing without --fix. With a GPU or a configuration, checks what that run would need.
     """
     if host:
         _host(ctx, host, LaunchOptions(choice.gpu, choice.config, tuple(set_ or ()), hosts=(host,)), json=json)
@@ -97,13 +97,13 @@ def _examine(tasks: Sequence[Task], *, quiet: bool) -> tuple[Result, ...]:
     err = Console(stderr=True)
     if quiet or not err.is_terminal:
         return examine(tasks)
-    with err.status(f"looking: 0 of {len(tasks)}") as status:
+    with err.status(f"checking: 0 of {len(tasks)}") as status:
         seen = 0
 
         def report(result: Result) -> None:
             nonlocal seen
             seen += 1
-            status.update(f"looking: {seen} of {len(tasks)}, {result.check.title}")
+            status.update(f"checking: {seen} of {len(tasks)}, {result.check.title}")
 
         return examine(tasks, report)
 
@@ -113,7 +113,7 @@ def _agreed(steps: Sequence[Step], *, yes: bool, json: bool) -> bool:
         return True
     if json:
         return False
-    typer.echo("this would be done, and costs nothing:")
+    typer.echo("these fixes cost nothing:")
     for step in steps:
         typer.echo(f"  {describe(step)}")
     return confirmed()

@@ -60,7 +60,7 @@ def remedies(results: Sequence[Result]) -> list[Text]:
     for result in sorted(results, key=lambda one: one.verdict.level is not Level.FAIL):
         if result.verdict.remedy:
             told.setdefault(result.verdict.remedy, []).append(result)
-    lines = [Text(), Text("what mends it", "bold")] if told else []
+    lines = [Text(), Text("how to fix it", "bold")] if told else []
     for remedy, wrong in told.items():
         _, style = MARKS[max((one.verdict.level for one in wrong), key=[*MARKS].index)]
         lines.append(Text(", ".join(one.check.title for one in wrong), style))
@@ -71,7 +71,7 @@ def remedies(results: Sequence[Result]) -> list[Text]:
 def total(results: Sequence[Result], seconds: float) -> Text:
     """How many of which, in how long."""
     count = counted(results)
-    words = ((Level.OK, "ok"), (Level.WARN, "to know"), (Level.FAIL, "to mend"), (Level.SKIPPED, "not looked at"))
+    words = ((Level.OK, "ok"), (Level.WARN, "warn"), (Level.FAIL, "fail"), (Level.SKIPPED, "skipped"))
     parts = ", ".join(f"{count[level]} {word}" for level, word in words)
     return Text(f"\n{parts}; {seconds:.1f} s, nothing spent", "bold" if count[Level.FAIL] else "")
 

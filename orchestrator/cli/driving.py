@@ -60,7 +60,7 @@ def _interrupted(it: Driving, engine: Engine | None) -> Run:
 
 def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
     """After one Ctrl-C, while a machine is asked for: nobody else would ask again. Another one stops the run."""
-    it.watch.say("waiting for the machine that is asked for; Ctrl-C again stops the run")
+    it.watch.say("waiting for the machine that was requested; Ctrl-C again stops the run")
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return engine.follow(watch=it.watch.show, trouble=it.watch.trouble, until=lambda run: run.goes_on_alone)
@@ -73,5 +73,5 @@ def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
 
 def _stopped(it: Driving) -> Run:
     engine = Engine(it.world, it.run_id)
-    engine.request_stop(it.user, "interrupted before there was a machine")
+    engine.request_stop(it.user, "interrupted before a machine existed")
     return engine.follow(watch=it.watch.show, trouble=it.watch.trouble)

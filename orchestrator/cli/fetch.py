@@ -24,13 +24,13 @@ from orchestrator.wiring import fetch_run
 def fetch(
     ctx: typer.Context,
     run: RunName = "last",
-    into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the run.")] = LOCAL,
+    into: Annotated[Path, typer.Option("--into", help="The folder in which the run's folder is made.")] = LOCAL,
     json: Json = False,
 ) -> None:
     """Download what a run measured, and show it.
 
-    Checks every file, assembles the CSVs, and compares. What is here and right is not fetched again. A run that failed
-    before its first case ends the command with the code of its failure.
+    Checks every file, assembles the CSVs, and compares. Files that are here and correct are not downloaded again. For a
+    run that failed before its first case, the exit code is that of the failure.
     """
 
     wiring = options(ctx).wiring()
@@ -45,7 +45,7 @@ def fetch(
     except ProviderError as exc:
         if not any(is_host(vm.zone) for vm in state.vms):
             raise
-        typer.echo(f"{exc}; this is what is in the bucket so far", err=True)
+        typer.echo(f"{exc}; showing what is in the bucket so far", err=True)
     fetched = fetch_run(wiring.bucket, state, into)
     report = read_report(fetched.folder)
     if fetched.cases:

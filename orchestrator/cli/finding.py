@@ -40,8 +40,8 @@ def find_run(wiring: Wiring, text: str) -> str:
         return max(ids)
     matches = [run_id for run_id in ids if text in run_id]
     if not matches:
-        raise NotFound(f"no run is called {text}", hint="`bench status` lists the runs in this bucket")
+        raise NotFound(f"run not found: {text}", hint="`bench status` lists the runs in this bucket")
     if len(matches) > 1:
         listed = f"{count(len(matches), 'run')}: {', '.join(sorted(matches)[-5:])}"
-        raise ConfigError(f"{text} could be any of {listed}", hint="a longer part of its id names one")
+        raise ConfigError(f"{text} is ambiguous: it matches {listed}", hint="give a longer part of the id")
     return matches[0]

@@ -45,15 +45,17 @@ from orchestrator.fleets.planning import FleetPlan
 from orchestrator.schedulers import check_cluster
 from orchestrator.store.fleets import listed
 
-app = typer.Typer(no_args_is_help=True, help="One question asked of many machines.")
+app = typer.Typer(no_args_is_help=True, help="Run one sweep on many machines.")
 
 app.command("check-batch")(check_batch)
 app.command("sql")(sql)
 
 POLL_S = 10.0
 Cap = Annotated[str, typer.Option("--cap", metavar="USD", help="The most that the fleet may hold and spend.")]
-Wall = Annotated[int, typer.Option("--wall-minutes", help="After so long no machine of it exists.", min=0)]
-Detach = Annotated[bool, typer.Option("--detach", help="Return once the scheduler has it.")]
+Wall = Annotated[
+    int, typer.Option("--wall-minutes", help="Minutes after which every machine of the fleet is gone.", min=0)
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Return once the scheduler has accepted the fleet.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +65,25 @@ class SweepOptions:
     sweep: Annotated[Path | None, typer.Argument(metavar="[SWEEP]", help="A sweep in YAML.")] = None
     gpu: Annotated[
         list[str] | None,
-        typer.Option("--gpu", metavar="A,B", help="GPUs, where there is no sweep file.", autocompletion=known_gpus),
+        typer.Option("--gpu", metavar="A,B", help="GPUs, if there is no sweep file.", autocompletion=known_gpus),
     ] = None
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=A,B", help="A setting and its values.", autocompletion=known_keys),
+        typer.Option("--set", metavar="KEY=A,B", help="A setting and the values to try.", autocompletion=known_keys),
     ] = None
-    config: Annotated[str, typer.Option("--config", help="The configuration that every child begins from.")] = ""
+    config: Annotated[str, typer.Option("--config", help="The configuration that every child starts from.")] = ""
     engine: Annotated[str, typer.Option("--engine", help="cloud, slurm, batch or hosts.")] = ""
     cap: Cap = ""
-    parallel: Annotated[int, typer.Option("--parallel", help="Machines at the same time.", min=0)] = 0
-    repeats: Annotated[int, typer.Option("--repeats", help="Of every configuration.", min=0)] = 0
+    parallel: Annotated[int, typer.Option("--parallel", help="How many machines may run at the same time.", min=0)] = 0
+    repeats: Annotated[int, typer.Option("--repeats", help="How often each configuration is measured.", min=0)] = 0
     cases_per_child: Annotated[
-        int, typer.Option("--cases-per-child", help="Divide a configuration's cases; 0: one child.", min=0)
+        int,
+        typer.Option(
+            "--cases-per-child", help="Split a configuration's cases into children of N; 0: one child.", min=0
+        ),
     ] = 0
     wall_minutes: Wall = 0
-    host: Annotated[list[str] | None, typer.Option("--host", help="A machine of your own, for the engine hosts.")] = (
-        None
-    )
+    host: Annotated[list[str] | None, typer.Option("--host", help="A machine of your own, for --engine hosts.")] = None
 
     @property
     def fields(self) -> dict[str, object]:
@@ -105,9 +108,7 @@ class SweepOptions:
                 raise ConfigError("which machines?", hint="--gpu l4,t4 --set measure.cache=cold,warm, or a sweep file")
             return of_flags(self.gpu, self.set_ or (), self.fields)
         if self.gpu or self.set_:
-            raise ConfigError(
-                "a sweep file has its own axes: no --gpu and no --set beside it", hint=f"write them in {file}"
-            )
+            raise ConfigError("give either a sweep file or --gpu and --set, not both", hint=f"write the axes in {file}")
         try:
             with file.open("rb") as opened:
                 text = handwritten.text(opened)
@@ -120,7 +121,7 @@ class SweepOptions:
 @app.command("plan")
 @grouped
 def plan(ctx: typer.Context, sweep: SweepOptions, json: Json = False) -> None:
-    """Show children, machines, worst case, expected dollars and hours. Nothing is spent."""
+    """Show what a fleet would do and cost, at worst and as expected. Spends nothing."""
     wiring = options(ctx).wiring()
     _show_plan(planned(wiring, sweep.asked()), json=json)
 
@@ -140,15 +141,15 @@ def _show_plan(found: FleetPlan, *, json: bool) -> None:
 @app.command("launch")
 @grouped
 def launch(ctx: typer.Context, sweep: SweepOptions, detach: Detach = False, json: Json = False) -> None:
-    """Launch a sweep. Ctrl-C detaches; nothing that is stored is measured again."""
+    """Launch a sweep. Ctrl-C detaches; cases that are stored are not measured again."""
     wiring = options(ctx).wiring()
     asked = sweep.asked()
     wiring.say = _voice(json=json)
     found = planned(wiring, asked)
     if detach and asked.engine not in ("slurm", "batch"):
         raise ConfigError(
-            f"the children of engine {asked.engine} are started by this command: no --detach",
-            hint="Ctrl-C loses nothing: `bench fleet resume FLEET` goes on",
+            f"--detach is not possible with engine {asked.engine}: this command starts its children",
+            hint="Ctrl-C loses nothing: `bench fleet resume FLEET` continues",
         )
     check_cluster(wiring, asked)
     desk = begin_fleet(wiring, found)
@@ -161,11 +162,13 @@ def launch(ctx: typer.Context, sweep: SweepOptions, detach: Detach = False, json
 def status(
     ctx: typer.Context,
     fleet: FleetName = "last",
-    look: Annotated[bool, typer.Option("--look", help="Only look: ask no scheduler, bring nothing home.")] = False,
+    look: Annotated[
+        bool, typer.Option("--look", help="Only show: do not ask the scheduler, download nothing.")
+    ] = False,
     accept: Accept = "",
     json: Json = False,
 ) -> None:
-    """Show how far a fleet is; what its machines stored is brought home, what is missing is started."""
+    """Show a fleet's progress. Also downloads new results and starts what is missing."""
     desk = _desk(ctx, fleet, json=json, accept=accept)
     seen = desk.follower().step() if desk.scheduled and not look else desk.runs().look()
     _show(desk, seen, json=json)
@@ -173,7 +176,7 @@ def status(
 
 @app.command("watch")
 def watch(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> None:
-    """Follow a fleet to its end. Ctrl-C only stops watching."""
+    """Follow a fleet until it ends. Ctrl-C only stops watching."""
     desk = _desk(ctx, fleet, json=json)
     if desk.scheduled:
         _drive(desk, json=json)
@@ -197,7 +200,7 @@ def ls(ctx: typer.Context, json: Json = False) -> None:
 
 @app.command("stop")
 def stop(ctx: typer.Context, fleet: FleetName = "last", accept: Accept = "", json: Json = False) -> None:
-    """End a fleet's machines. What is stored stays."""
+    """Stop a fleet's machines. What is stored stays."""
     desk = _desk(ctx, fleet, json=json, accept=accept)
     if desk.scheduled:
         seen = desk.follower().stop(desk.wiring.user)
@@ -216,7 +219,7 @@ def resume(
     accept: Accept = "",
     json: Json = False,
 ) -> None:
-    """Go on with what is not stored, after a pause, a stop or a lost client."""
+    """Measure what is missing, after a pause, a stop or a lost client."""
     desk = _desk(ctx, fleet, json=json, accept=accept).believed()
     if cap:
         desk = desk.under(_dollars(cap))
@@ -231,16 +234,16 @@ def resume(
 def retry(
     ctx: typer.Context,
     fleet: FleetName = "last",
-    failed: Annotated[bool, typer.Option("--failed", help="Also those that were given up.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Also retry those that were given up.")] = False,
     json: Json = False,
 ) -> None:
-    """Try children again that failed or were lost; with --failed, those that were given up too."""
+    """Retry children that failed or were lost; with --failed, given-up ones too."""
     desk = _desk(ctx, fleet, json=json).believed()
     seen = desk.runs().look()
     again = [line for line in seen.state.lines.values() if line.state == "given_up" and failed]
     fresh = [replace(line, state="waiting", attempt=line.attempt + 1, reason="", failed_on=()) for line in again]
     desk.store.write_over(fresh)
-    desk.wiring.say(f"{count(len(fresh), 'child is', 'children are')} taken back in")
+    desk.wiring.say(f"{count(len(fresh), 'child', 'children')} will be tried again in")
     resume(ctx, desk.record.fleet, json=json)
 
 
@@ -248,11 +251,11 @@ def retry(
 def fetch(
     ctx: typer.Context,
     fleet: FleetName = "last",
-    into: Annotated[Path, typer.Option("--into", help="The folder that gets a folder for the fleet.")] = LOCAL,
-    runs: Annotated[bool, typer.Option("--runs", help="Also the folder of each child's run.")] = False,
+    into: Annotated[Path, typer.Option("--into", help="The folder in which the fleet's folder is made.")] = LOCAL,
+    runs: Annotated[bool, typer.Option("--runs", help="Also download each child's run folder.")] = False,
     json: Json = False,
 ) -> None:
-    """Bring all rows of a fleet in one file, checked; with --runs every child's run too."""
+    """Download all rows of a fleet as one file; with --runs each child's run too."""
     desk = _desk(ctx, fleet, json=json)
     found = fetch_fleet(desk, into, None if runs else ())
     rows, files = count(found.rows, "row"), count(found.downloaded, "file")
@@ -267,7 +270,7 @@ def report(
     into: Annotated[Path, typer.Option("--into", help="Where `fetch` puts fleets.")] = LOCAL,
     json: Json = False,
 ) -> None:
-    """Write one report of all GPUs: times, dollars an answer, speed a dollar."""
+    """Write one report of all GPUs: times, cost per answer, speed per dollar."""
     desk = _desk(ctx, fleet, json=json)
     written, told = report_fleet(desk, into)
     answer({**told, "files": [str(path) for path in written]}, *(f"wrote {path}" for path in written), json=json)
@@ -275,14 +278,14 @@ def report(
 
 @app.command("costs")
 def costs(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> None:
-    """What a fleet has cost, by GPU, and what is held for it."""
+    """Show what a fleet has cost, by GPU, and what is held for it."""
     found = costs_document(_desk(ctx, fleet, json=json))
     rows = [
         f"{row['gpu']}  {count(row['children'], 'child', 'children')}  {row['hours']} h of machines  ${row['usd']}"
         for row in found["gpus"]
     ]
     about = ["prices of the embedded cloud are simulated: no dollar was spent"] if found["prices_simulated"] else []
-    answer(found, *rows, f"in all ${found['cost_usd']}; held ${found['held_usd']}", *about, json=json)
+    answer(found, *rows, f"total ${found['cost_usd']}; held ${found['held_usd']}", *about, json=json)
 
 
 def _dollars(text: str) -> Decimal:
@@ -291,7 +294,7 @@ def _dollars(text: str) -> Decimal:
     except ValueError:
         found = Decimal(-1)
     if found < 0:
-        raise ConfigError(f"--cap {text}: expected dollars", hint="such as --cap 80")
+        raise ConfigError(f"--cap {text}: not an amount in dollars", hint="such as --cap 80")
     return found
 
 
@@ -339,10 +342,10 @@ def _followed(desk: Desk, look: Callable[[], Seen], *, json: bool) -> None:
             desk.wiring.clock.sleep(POLL_S if desk.record.mode != "embedded" else 2.0)
             seen = look()
     except KeyboardInterrupt:
-        desk.wiring.say(f"detached; `bench fleet watch {desk.record.fleet}` follows it again")
+        desk.wiring.say(f"detached; `bench fleet watch {desk.record.fleet}` shows it again")
         return
     if not seen.over:
-        typer.echo(f"nobody reads on: `bench fleet watch {desk.record.fleet}` follows it again", err=True)
+        typer.echo(f"output closed; `bench fleet watch {desk.record.fleet}` shows it again", err=True)
         return
     _end(desk, seen, json=json)
 
@@ -353,7 +356,7 @@ def _end(desk: Desk, seen: Seen, *, json: bool) -> None:
     if not seen.state.over:
         raise RunFailed(
             f"{len(seen.state.open)} of {count(len(seen.state.children), 'child', 'children')} not measured",
-            hint=f"`bench fleet resume {fleet}` goes on",
+            hint=f"`bench fleet resume {fleet}` continues",
         )
     if counts["given_up"]:
         raise RunFailed(

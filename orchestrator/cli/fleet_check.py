@@ -22,19 +22,21 @@ from orchestrator.store.fleets import FleetRecord
 from orchestrator.wiring import Wiring
 
 HOLD_USD = Decimal("0.05")
-"""Two e2-micro with their disks for a quarter of an hour cost about a tenth of it."""
+"Two e2-micro with their disks for a quarter of an hour cost about a tenth of it."
 LASTS = timedelta(minutes=15)
 
 
 def check_batch(
     ctx: typer.Context,
     region: Annotated[
-        str, typer.Option("--region", help="Where to look; by default the first with CPU machines.")
+        str, typer.Option("--region", help="Region to check in; by default the first with CPU machines.")
     ] = "",
     json: Json = False,
 ) -> None:
-    """Look at four behaviours of Google Cloud Batch in this project, for cents: until they were seen, no fleet is
-    launched there."""
+    """Check four behaviours of Google Cloud Batch in this project, for a few cents.
+
+    No fleet is launched on Batch before this check has passed.
+    """
     wiring = options(ctx).wiring()
     overrides = (f"regions=[{region}]",) if region else ()
     config, _ = wiring.configured(LaunchOptions("cpu", None, overrides))
@@ -49,8 +51,11 @@ def check_batch(
         _show(verdict)
     if not verdict.passed:
         raise RunFailed(
-            f"Google Cloud Batch does not bound dollars in project {verdict.project}",
-            hint="--engine cloud rents a machine for each child, each with its own end",
+            (
+                f"Google Cloud Batch does not end machines on time in project {verdict.project}: a fleet there "
+                "could exceed its cap"
+            ),
+            hint="use --engine cloud, which gives each machine its own end",
         )
 
 
@@ -79,4 +84,4 @@ def _show(verdict: Verdict) -> None:
         typer.echo(f"{mark:>3}  {question}")
         if answer is not None:
             typer.echo(f"     {escape(answer.seen)}")
-    typer.echo(f"{verdict.project}: {'fleets may run on Batch' if verdict.passed else 'no fleet is launched on Batch'}")
+    typer.echo(f"{verdict.project}: {'fleets may run on Batch' if verdict.passed else 'fleets may not run on Batch'}")

@@ -56,10 +56,10 @@ def find_fleet(wiring: Wiring, text: str) -> str:
         raise NotFound("there are no fleets in this bucket", hint="`bench fleet launch --gpu l4,t4` makes one")
     found = names[-1:] if text == "last" else [name for name in names if text in name]
     if not found:
-        raise NotFound(f"no fleet is called {text}", hint="`bench fleet ls` lists the fleets in this bucket")
+        raise NotFound(f"fleet not found: {text}", hint="`bench fleet ls` lists the fleets in this bucket")
     if len(found) > 1:
         several = f"{count(len(found), 'fleet')}: {', '.join(found[-5:])}"
-        raise ConfigError(f"{text} could be any of {several}", hint="a longer part of its id names one")
+        raise ConfigError(f"{text} is ambiguous: it matches {several}", hint="give a longer part of its id")
     return found[0]
 
 
@@ -150,8 +150,11 @@ class Desk:
             known = self.record.payloads.get(workload, made.sha256)
             if made.sha256 != known:
                 raise ConfigError(
-                    f"{self.record.fleet} runs payload {known[:12]}, and this installation has {made.sha256[:12]}",
-                    hint="use the version and the files that launched it, or launch a new fleet",
+                    (
+                        f"{self.record.fleet} runs payload {known[:12]}, but this installation has payload "
+                        f"{made.sha256[:12]}"
+                    ),
+                    hint="use the version and files that launched it, or launch a new fleet",
                 )
             name = payload_object(made.sha256)
             return PayloadRef(wiring.bucket.name, name, made.sha256, made.startup_script, made.data)

@@ -111,7 +111,9 @@ def report_fleet(desk: Desk, into: Path) -> tuple[tuple[Path, ...], dict[str, An
         if state.line(child).state in MEASURED:
             asked.setdefault(f"{child.cell.question}/{child.chunk}", {}).setdefault(child.cell.gpu, []).append(child)
     if not asked:
-        raise NotFound(f"{desk.record.fleet} has measured nothing yet", hint="`bench fleet status` says how far it is")
+        raise NotFound(
+            (f"fleet {desk.record.fleet} has measured nothing yet"), hint="`bench fleet status` shows its progress"
+        )
     folder = fetch_fleet(desk, into, [children[0] for by_gpu in asked.values() for children in by_gpu.values()]).folder
     lines = [f"# {desk.record.fleet}", ""]
     sections: list[Section] = []

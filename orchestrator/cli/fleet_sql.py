@@ -25,7 +25,7 @@ from orchestrator.fleets.rows import TEXTS
 from orchestrator.wiring import answered_in_sql, sql_ready
 
 MOST_ROWS: Final = 1000
-"""Of a table on a terminal."""
+"How many rows of a table a terminal shows."
 NUMBERS: Final = ("INT", "DOUBLE", "FLOAT", "DECIMAL")
 
 
@@ -36,7 +36,7 @@ def sql(
     into: Annotated[Path, typer.Option("--into", help="Where `fetch` puts fleets.")] = LOCAL,
     json: Json = False,
 ) -> None:
-    """Ask the raw rows of a fleet in SQL, by DuckDB. What is here already is not fetched again."""
+    """Query a fleet's raw rows in SQL (with DuckDB). Files that are here already are not downloaded again."""
     sql_ready()
     wiring = options(ctx).wiring()
     wiring.say = lambda text: typer.echo(text, err=True)
@@ -45,7 +45,7 @@ def sql(
     for name, why in found.left_out.items():
         wiring.say(f"{words(name)}: {words(why)}")
     if not found.tables:
-        raise NotFound(f"{found.fleet} has measured nothing yet", hint="`bench fleet status` says how far it is")
+        raise NotFound(f"fleet {found.fleet} has measured nothing yet", hint="`bench fleet status` shows its progress")
     tables = {"rows": found.tables, "children": (found.folder / "children.csv",)}
     with answered_in_sql(tables, TEXTS, query) as answer:
         if json:
@@ -62,7 +62,7 @@ def sql(
 def _show(columns: Iterable[tuple[str, str]], rows: Iterator[tuple[Any, ...]]) -> None:
     screen().print(table(columns, islice(rows, MOST_ROWS)))
     if next(rows, None) is not None:
-        typer.echo(f"these are the first {MOST_ROWS} rows: a pipe has them all, as has --json", err=True)
+        typer.echo(f"only the first {MOST_ROWS} rows are shown; a pipe or --json gets all", err=True)
 
 
 def table(columns: Iterable[tuple[str, str]], rows: Iterable[tuple[Any, ...]]) -> Columns:

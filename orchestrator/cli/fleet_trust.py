@@ -20,7 +20,7 @@ from orchestrator.wiring import Wiring
 SHORTEST: Final = 12
 """So many digits of a digest are enough to name a fleet's documents."""
 Accept = Annotated[
-    str, typer.Option("--accept", metavar="SHA256", help="Drive this fleet, which was not launched from here.")
+    str, typer.Option("--accept", metavar="SHA256", help="Accept this fleet, which was launched from another computer.")
 ]
 
 
@@ -40,8 +40,8 @@ def accept(wiring: Wiring, store: FleetStore, digest: str) -> None:
         return
     if len(digest) < SHORTEST or not store.digest.startswith(digest):
         raise ConfigError(
-            f"--accept {words(digest, 80)}: {store.fleet} is {store.digest[:SHORTEST]} in the bucket",
-            hint=f"`bench fleet status --look {store.fleet}` shows it; at least {SHORTEST} digits",
+            f"--accept {words(digest, 80)} does not match: {store.fleet} is {store.digest[:SHORTEST]} in the bucket",
+            hint=f"`bench fleet status --look {store.fleet}` shows it; give at least {SHORTEST} digits",
         )
     remember(wiring, store)
 
@@ -50,10 +50,11 @@ def check(wiring: Wiring, store: FleetStore, sweep: Sweep, children: tuple[Child
     """Raises `ConfigError` for a fleet that is not believed."""
     if not believed(wiring, store):
         raise ConfigError(
-            f"{store.fleet} was not launched from here, and what it asks for was found in the bucket: "
-            f"{asked_of(sweep, children)}",
-            hint=f"if that is wanted: `bench fleet resume {store.fleet} --accept {store.digest[:SHORTEST]}`; "
-            f"`bench fleet status --look {store.fleet}` only looks",
+            f"{store.fleet} was not launched from this computer; the bucket says it wants {asked_of(sweep, children)}",
+            hint=(
+                f"to accept it: `bench fleet resume {store.fleet} --accept {store.digest[:SHORTEST]}`; to only "
+                f"look: `bench fleet status --look {store.fleet}`"
+            ),
         )
 
 

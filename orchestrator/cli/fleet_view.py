@@ -32,8 +32,8 @@ def plan_lines(plan: FleetPlan) -> list[str]:
         f"worst case {usd(plan.hold_usd)}, {how}"
         + (f", under the fleet's cap of {usd(sweep.cap_usd)}" if sweep.cap_usd is not None else ""),
         (
-            f"expected {usd(plan.expected_usd)} and {clock(plan.expected_s)}, at {sweep.child_minutes} min a child; "
-            f"over after {clock(sweep.wall_minutes * 60)} at the latest"
+            f"expected {usd(plan.expected_usd)} and {clock(plan.expected_s)}, at {sweep.child_minutes} min a "
+            f"child; ends after {clock(sweep.wall_minutes * 60)} at the latest"
         ),
         *plan.notices,
     ]
@@ -73,9 +73,9 @@ def seen_lines(record: FleetRecord, seen: Seen) -> list[str]:
     elif control.paused and not state.over:
         lines.append(f"paused: {words(control.paused, 300)}")
         if control.paused.startswith(f"{cap_of(record.sweep)} "):
-            lines.append(f"`bench fleet resume {record.fleet} --cap USD` goes on under another")
+            lines.append(f"`bench fleet resume {record.fleet} --cap USD` continues with another cap")
         else:
-            lines.append(f"`bench fleet resume {record.fleet}` goes on all the same")
+            lines.append(f"`bench fleet resume {record.fleet}` continues anyway")
     for job in seen.jobs:
         if job.running or job.pending:
             why = f"  ({words(job.reason, 80)})" if job.reason else ""
@@ -107,7 +107,7 @@ def odd_table(state: FleetState) -> Columns | None:
             Text(line.reason),
         )  # fmt: skip
     if len(odd) > MOST_ROWS:
-        table.add_row("", "", "", "", "", f"and {len(odd) - MOST_ROWS} more: --json has all", style="dim")
+        table.add_row("", "", "", "", "", f"and {len(odd) - MOST_ROWS} more: --json shows all", style="dim")
     return table
 
 

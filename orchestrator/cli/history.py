@@ -40,15 +40,20 @@ class Question:
         str, typer.Option("--case", help="A case id; `bench cases` lists them.", autocompletion=known_cases)
     ]
     implementation: Annotated[
-        str, typer.Option("--implementation", help="Whose time; by default bench, or the kernel of your own workload.")
+        str, typer.Option("--implementation", help="Whose time to show; by default bench, or your own kernel.")
     ] = ""
     relative_to: Annotated[
-        str, typer.Option("--relative-to", help=f"Follow the speed-up over this one; by default {DEFAULT} if there.")
+        str,
+        typer.Option(
+            "--relative-to", help=f"Show speed-ups over this implementation; by default {DEFAULT} if measured."
+        ),
     ] = ""
-    absolute: Annotated[bool, typer.Option("--absolute", help="Follow the time, which has the machine in it.")] = False
-    device: Annotated[str, typer.Option(help="Only runs whose device's name contains this.")] = ""
+    absolute: Annotated[
+        bool, typer.Option("--absolute", help="Show times, which depend on the machine, not speed-ups.")
+    ] = False
+    device: Annotated[str, typer.Option(help="Only runs on a device whose name contains this.")] = ""
     regime: Annotated[
-        str, typer.Option("--regime", help="burst, sustained-warm, …; by default the first that the newest run has.")
+        str, typer.Option("--regime", help="burst, sustained-warm, …; by default the newest run's first.")
     ] = ""
 
 
@@ -56,9 +61,10 @@ class Question:
 class Span:
     """Which of the runs are shown."""
 
-    last: Annotated[int, typer.Option("--last", min=1, help="Show so many runs, the newest.")] = 30
+    last: Annotated[int, typer.Option("--last", min=1, help="Show the newest N runs.")] = 30
     before: Annotated[
-        str, typer.Option("--before", metavar="RUN", help="Show those older than this run.", autocompletion=known_runs)
+        str,
+        typer.Option("--before", metavar="RUN", help="Show only runs older than this one.", autocompletion=known_runs),
     ] = ""
 
 
@@ -67,17 +73,19 @@ def history(
     ctx: typer.Context,
     asked: Question,
     *,
-    tolerance: Annotated[float, typer.Option(min=0, max=100, help="Per cent that are no change.")] = 2.0,
+    tolerance: Annotated[
+        float, typer.Option(min=0, max=100, help="Changes up to this many per cent do not count.")
+    ] = 2.0,
     span: Span,
     json: Json = False,
 ) -> None:
-    """Follow a case over the runs in the bucket. A run that is faster or slower than the level begins a new one.
+    """Show how one case changed over the runs in the bucket.
 
-    Another payload, kernel or library is named where it comes. Only runs on the device of the newest run are followed,
-    unless --device names another.
+    A run that is faster or slower than those before it starts a new level. New payloads, kernels and libraries are
+    named at the run where they first appear. Only runs on the newest run's device are shown, unless --device names one.
     """
     if asked.absolute and asked.relative_to:
-        raise ConfigError("give either --absolute or --relative-to")
+        raise ConfigError("--absolute and --relative-to exclude each other: give only one")
     wanted = Wanted(asked, asked.implementation, asked.relative_to or (None if not asked.absolute else ""))
     points, left_out, older = _points(options(ctx).wiring(), wanted, span)
     if not points:
@@ -85,7 +93,7 @@ def history(
         regime = f" in {asked.regime}" if asked.regime else ""
         raise NotFound(
             f"no run in this bucket{where} measured {asked.implementation or 'a kernel'} on {asked.case}{regime}",
-            hint="`--implementation NAME` asks about another; `bench fetch RUN` shows a run's, `bench cases RUN` cases",
+            hint="`bench cases RUN` lists a run's cases; --implementation NAME asks for another implementation",
         )
     found = followed(points, relative=bool(wanted.relative_to), tolerance=tolerance / 100)
     shown = history_document(asked.case, wanted.setting, wanted.implementation, wanted.relative_to or "", found)
@@ -209,7 +217,8 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
         console.print(table)
     if left_out:
         console.print(
-            f"left out: {count(left_out, 'run')} on other devices or in other regimes; --device, --regime", style="dim"
+            (f"left out: {count(left_out, 'run')} on other devices or in other regimes; see --device and --regime"),
+            style="dim",
         )
     if older:
-        console.print(f"older ones: --before {shown['points'][0]['run_id']}", style="dim")
+        console.print(f"for older runs: --before {shown['points'][0]['run_id']}", style="dim")

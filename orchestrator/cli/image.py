@@ -36,13 +36,13 @@ from orchestrator.runs.launch import LaunchContext, RunOrder
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, files_of, new_run_id, payload_of, write_atomically
 
-app = typer.Typer(no_args_is_help=True, help="Prepared images, from which machines start sooner.")
+app = typer.Typer(no_args_is_help=True, help="Build prepared images, so that machines start sooner.")
 
 Gpu = Annotated[
     str,
     typer.Option("--gpu", help=f"For machines with this GPU: {', '.join(GPU_NAMES)}.", autocompletion=known_gpus),
 ]
-Name = Annotated[str, typer.Argument(metavar="IMAGE", help="As `bench image list` names it, or a unique part of that.")]
+Name = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name from `bench image list`, or a unique part.")]
 
 
 @app.command("build")
@@ -50,26 +50,26 @@ def build(
     ctx: typer.Context,
     gpu: Gpu = "",
     config: ConfigFile = None,
-    days: Annotated[int, typer.Option(min=1, max=30, help="After so many days `bench reap` deletes it.")] = 14,
+    days: Annotated[int, typer.Option(min=1, max=30, help="Days until `bench reap` may delete it.")] = 14,
     container: Annotated[
         Path | None,
-        typer.Option("--container", metavar="DIR", help="Write a Dockerfile of the same into a folder instead."),
+        typer.Option("--container", metavar="DIR", help="Write a Dockerfile of the same into this folder instead."),
     ] = None,
     set_: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Make an image for a GPU on a small spot machine without one.
+    """Build an image for a GPU, on a small spot machine without a GPU.
 
-    An ordinary run: held, with a deadline, and gone when it is over. The disk is sealed while the machine lives; the
-    first launch on it validates it. Of a workload, what it needs is installed too.
+    This is an ordinary run: within the caps, with a deadline, and its machine is deleted at the end. The first launch
+    that uses the image validates it. If a workload is given, what it requires is installed too.
     """
     if not gpu:
-        raise ConfigError("for which GPU is the image?", hint="--gpu l4")
+        raise ConfigError("no GPU given: for which GPU is the image?", hint="--gpu l4")
     wiring = options(ctx).wiring()
     wanted, _ = wiring.configured(LaunchOptions(gpu, config, tuple(set_ or ())))
     if container is not None:
         if json:
-            raise ConfigError("--container writes files, and has no JSON", hint="leave --json out")
+            raise ConfigError("--container writes files and prints no JSON", hint="leave out --json")
         _write_recipe(wanted, container)
         return
     small, _ = wiring.configured(LaunchOptions("cpu", None, _on_a_small_machine(wanted, set_ or [])))
@@ -89,7 +89,7 @@ def build(
     answer(
         {"schema": 1, **_document(record)},
         f"{record.name}: {_size(record)}",
-        f"it costs ${record.usd:.2f} until {record.expires_at:%Y-%m-%d}, when `bench reap --yes` deletes it",
+        f"it costs ${record.usd:.2f} until {record.expires_at:%Y-%m-%d}; then `bench reap --yes` deletes it",
         f"`bench launch --gpu {record.gpu}` boots from it",
         json=json,
     )
@@ -108,7 +108,7 @@ def _write_recipe(wanted: Config, folder: Path) -> None:
     for name in files:
         typer.echo(f"wrote {folder / name}")
     typer.echo(f"docker buildx build --push --tag NAME:TAG {folder}")
-    typer.echo("then, with the digest that it prints: --set machine.container=NAME@sha256:…")
+    typer.echo("then use the digest that it prints: --set machine.container=NAME@sha256:…")
 
 
 def _on_a_small_machine(wanted: Any, own: list[str]) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def _on_a_small_machine(wanted: Any, own: list[str]) -> tuple[str, ...]:
 
 @app.command("list")
 def list_(ctx: typer.Context, json: Json = False) -> None:
-    """List images: what each costs and saves, and whether launches boot from it."""
+    """List images: what each costs and saves, and whether launches use it."""
     wiring = options(ctx).wiring()
     world = wiring.world()
     shelf = shelf_of(world)
@@ -164,7 +164,7 @@ def _lines_of(row: dict[str, Any], one: ImageRecord, now: Any) -> tuple[str, str
     """Two lines an image: names are long, and a table of them has no room for what matters."""
     state = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
     saved = row["minutes_saved"]
-    saves = "what it saves is not measured yet" if saved is None else f"saves {saved:.1f} min a launch"
+    saves = "what it saves is not measured yet" if saved is None else "time saved not measured yet"
     return (
         f"{one.name}  {state}",
         f"    {_size(one)}, {ago(one.created_at, now)} old, until {one.expires_at:%Y-%m-%d}; {saves}",
@@ -177,10 +177,10 @@ def _size(one: ImageRecord) -> str:
 
 @app.command("validate")
 def validate(ctx: typer.Context, image: Name, json: Json = False) -> None:
-    """Say whether a launch would boot from an image, and why not.
+    """Show whether a launch would use an image, and if not, why.
 
-    What validates an image is a run on it that measured a case; this looks at what the last one said, at the cloud and
-    at the base image of today. Costs nothing.
+    An image becomes valid when a run on it has measured a case. This checks the last such run, the image in the cloud
+    and today's base image. Costs nothing.
     """
     wiring = options(ctx).wiring()
     shelf = shelf_of(wiring.world())
@@ -188,15 +188,15 @@ def validate(ctx: typer.Context, image: Name, json: Json = False) -> None:
     state, why = _state(wiring, record, shelf.cloud().image(record.name))
     said = [f"{record.name}: {state}{f': {why}' if why else ''}"]
     if state == "unproven":
-        said.append(f"the next `bench launch --gpu {record.gpu}` runs on it and validates it")
+        said.append(f"the next `bench launch --gpu {record.gpu}` uses and validates it")
     elif state != "valid":
-        said.append(f"launches take the base image; `bench image build --gpu {record.gpu}` makes a new one")
+        said.append(f"launches use the base image; `bench image build --gpu {record.gpu}` makes a new one")
     answer({"schema": 1, **_document(record), "state": state, "why": why}, *said, json=json)
 
 
 @app.command("rm")
 def rm(ctx: typer.Context, image: Name, json: Json = False) -> None:
-    """Delete an image. What its storage would have cost from now on is given back."""
+    """Delete an image. The money held for its future storage is given back."""
     wiring = options(ctx).wiring()
     record = remove(wiring.world(), _found(wiring, image).name, _lines(wiring))
     assert record.gone_at is not None, "remove records it"
@@ -214,8 +214,8 @@ def _found(wiring: Wiring, text: str) -> ImageRecord:
     if len(exact or matches) != 1:
         hint = "`bench image list` lists them"
         if not matches:
-            raise NotFound(f"there is no image {text} in this bucket", hint=hint)
-        raise ConfigError(f"{text} could be any of {', '.join(one.name for one in matches)}", hint=hint)
+            raise NotFound(f"image not found in this bucket: {text}", hint=hint)
+        raise ConfigError(f"{text} is ambiguous: it matches {', '.join(one.name for one in matches)}", hint=hint)
     return (exact or matches)[0]
 
 

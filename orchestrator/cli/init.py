@@ -39,11 +39,14 @@ class Place:
     """What is set up, where, and for whom."""
 
     project: Annotated[str, typer.Option(help="Google Cloud project to set up.")] = ""
-    bucket: Annotated[str, typer.Option(help="Bucket to make; PROJECT-bench unless given.")] = ""
-    location: Annotated[str, typer.Option(help="Where the bucket lies.")] = ""
-    service_account: Annotated[str, typer.Option(help="Name of the machines' account; bench-vm unless given.")] = ""
+    bucket: Annotated[str, typer.Option(help="Bucket to create; by default PROJECT-bench.")] = ""
+    location: Annotated[str, typer.Option(help="Location of the bucket.")] = ""
+    service_account: Annotated[
+        str, typer.Option(help="Name of the machines' service account; by default bench-vm.")
+    ] = ""
     launcher: Annotated[
-        str, typer.Option(help="Who may launch, e.g. user:ada@example.com; without it, nobody is granted anything.")
+        str,
+        typer.Option(help="Who may launch, e.g. user:ada@example.com; without it no permission to launch is granted."),
     ] = ""
 
     def asked(self) -> Place:
@@ -55,9 +58,9 @@ class Place:
             project=project,
             bucket=self.bucket or answered("bucket", a_bucket, default=f"{project}-bench"),
             location=self.location
-            or answered("where the bucket lies", asked.a_location, default=asked.DEFAULT_LOCATION),
+            or answered("location of the bucket", asked.a_location, default=asked.DEFAULT_LOCATION),
             launcher=self.launcher
-            or answered("who may launch (user:…; empty: only owners)", asked.a_launcher, default=""),
+            or answered("who may launch (user:…; empty: only project owners)", asked.a_launcher, default=""),
         )
 
 
@@ -65,10 +68,10 @@ class Place:
 class CapOptions:
     """What may be spent."""
 
-    per_run: Annotated[str, typer.Option(metavar="USD", help="Cap for each run.")] = ""
-    per_day: Annotated[str, typer.Option(metavar="USD", help="Cap for each day.")] = ""
-    per_month: Annotated[str, typer.Option(metavar="USD", help="Cap for each month.")] = ""
-    total: Annotated[str, typer.Option(metavar="USD", help="Cap for all time.")] = ""
+    per_run: Annotated[str, typer.Option(metavar="USD", help="Cap for each run, in dollars.")] = ""
+    per_day: Annotated[str, typer.Option(metavar="USD", help="Cap for each day, in dollars.")] = ""
+    per_month: Annotated[str, typer.Option(metavar="USD", help="Cap for each month, in dollars.")] = ""
+    total: Annotated[str, typer.Option(metavar="USD", help="Cap for all time, in dollars.")] = ""
 
     def amounts(self, *, asks: bool) -> dict[str, str]:
         """The caps by their keys; those that were not given are asked for, or as they usually are."""
@@ -94,7 +97,7 @@ class Consent:
     """What need not be asked."""
 
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
-    replace: Annotated[bool, typer.Option("--replace", help="With --yes: settings may be replaced.")] = False
+    replace: Annotated[bool, typer.Option("--replace", help="With --yes: replace existing settings.")] = False
 
 
 @grouped
@@ -104,15 +107,15 @@ def init(
     caps: CapOptions,
     *,
     print_: Annotated[
-        Form | None, typer.Option("--print", help="Print commands or Terraform instead of doing anything.")
+        Form | None, typer.Option("--print", help="Print gcloud commands or Terraform, and change nothing.")
     ] = None,
     embedded: Annotated[bool, typer.Option("--embedded", help="Practise on the embedded cloud.")] = False,
     consent: Consent,
     json: Json = False,
 ) -> None:
-    """Set a project up, once, with the least rights.
+    """Set up a Google Cloud project: APIs, bucket, accounts, caps.
 
-    Shows what it will do, asks, and does what is missing; a second time there is nothing to do.
+    Shows what is missing, asks, and does it, with the least permissions. It can be run again safely.
     """
     opts = options(ctx)
     place = replace(place, project=place.project or opts.project, bucket=place.bucket or opts.bucket)
@@ -183,7 +186,7 @@ def _carry_out(wanted: Wanted, setup: Setup, consent: Consent, *, json: bool) ->
             setup.take(step)
         except BenchError as exc:
             left = steps[len(done) :]
-            hint = f"{exc.hint}. {len(done)} of {count(len(steps), 'step')} done; the rest: `bench init` again"
+            hint = f"{exc.hint}. {len(done)} of {count(len(steps), 'step')} done; `bench init` again does the rest"
             if json:
                 emit_json(_document(wanted, [*done, *(_step(step, False) for step in left)]))
             raise type(exc)(str(exc), hint=hint) from exc
@@ -193,7 +196,7 @@ def _carry_out(wanted: Wanted, setup: Setup, consent: Consent, *, json: bool) ->
     if json:
         emit_json(_document(wanted, done))
     elif steps:
-        typer.echo("`bench doctor` looks at all of it; `bench plan --gpu l4` shows what a run would cost")
+        typer.echo("`bench doctor` checks all of it; `bench plan --gpu l4` shows what a run would cost")
 
 
 def _document(wanted: Wanted, steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -208,11 +211,11 @@ def _show(wanted: Wanted, steps: Sequence[Step]) -> None:
     if not steps:
         typer.echo(f"{wanted.project} and gs://{wanted.bucket} are set up: nothing to do")
         return
-    typer.echo(f"in {wanted.project}, this would be done ({count(len(steps), 'step')}; nothing of it costs anything):")
+    typer.echo(f"in {wanted.project}, {count(len(steps), 'step')} would be done (none of them costs anything):")
     for number, step in enumerate(steps, 1):
         typer.echo(f"  {number:2}  {describe(step)}")
     if not wanted.launcher:
-        typer.echo("      nobody is granted the right to launch; --launcher user:YOU does that")
+        typer.echo("      nobody is granted permission to launch; --launcher user:YOU does that")
 
 
 def _agreed(steps: Sequence[Step], consent: Consent, *, json: bool) -> bool:
@@ -220,7 +223,7 @@ def _agreed(steps: Sequence[Step], consent: Consent, *, json: bool) -> bool:
     if consent.yes and over and not consent.replace:
         raise ConfigError(
             f"settings.yaml says otherwise: {', '.join(over)}",
-            hint="--replace overwrites them; without --yes you are asked",
+            hint="--replace overwrites these settings; without --yes you are asked",
         )
     if consent.yes:
         return True

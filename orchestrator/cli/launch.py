@@ -40,9 +40,11 @@ class Machine:
 
     keep: Annotated[
         bool,
-        typer.Option("--keep", help="The machine stays for the next launch, at most run.idle_minutes without a run."),
+        typer.Option(
+            "--keep", help="Keep the machine for the next launch, for at most run.idle_minutes without a run."
+        ),
     ] = False
-    cold: Annotated[bool, typer.Option("--cold", help="A machine of its own, also where one is kept.")] = False
+    cold: Annotated[bool, typer.Option("--cold", help="Request a new machine even if one is kept.")] = False
     host: Hosts = None
 
 
@@ -55,12 +57,12 @@ class Resumption:
         typer.Option(
             "--resume",
             metavar="RUN",
-            help="Go on with a run that lost its client, or was cut short.",
+            help="Continue a run whose client is gone, or that was cut short.",
             autocompletion=known_runs,
         ),
     ] = ""
     accept_payload: Annotated[
-        str, typer.Option(metavar="SHA256", help="With --resume: take this payload from the bucket.")
+        str, typer.Option(metavar="SHA256", help="With --resume: use this payload from the bucket.")
     ] = ""
 
 
@@ -69,7 +71,7 @@ def launch(
     ctx: typer.Context,
     choice: Choice,
     *,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the machine is there.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the machine is running.")] = False,
     terms: Terms,
     machine: Machine,
     again: Resumption,
@@ -77,7 +79,7 @@ def launch(
 ) -> None:
     """Rent a machine, measure, delete the machine.
 
-    Follows the run live; Ctrl-C detaches and the run goes on. A machine that an earlier launch kept is taken over.
+    Follows the run live; Ctrl-C detaches and the run continues. Uses a machine that an earlier launch kept, if any.
     """
     if again.resume:
         _resume(ctx, again, _limits(choice, terms, machine), detach=detach, json=json)
@@ -110,8 +112,8 @@ def _limits(choice: Choice, terms: Terms, machine: Machine) -> LaunchOptions:
     limits = LaunchOptions("", choice.config, terms.overrides)
     if machine.cold or launch_options(choice, terms, machine.host, keep=machine.keep) != limits:
         raise ConfigError(
-            "--resume goes on with the plan of the run: it takes no other choice of what to measure",
-            hint="a configuration and --set may say what it may cost: budget, run.max_minutes, alerts",
+            "--resume continues the run's own plan, so options that change what is measured are not allowed",
+            hint="allowed are a configuration and --set keys that limit cost: budget, run.max_minutes, alerts",
         )
     return limits
 
@@ -128,7 +130,7 @@ def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: Watch,
     settle_owner(world, run.taken.owner, wait=not order.plan.config.run.keep or lost)
     if not lost or (run.finished is not None and run.finished.outcome == "failed"):
         return run
-    watch.say(f"{run.taken.vm} is gone: the run goes on, on a machine of its own")
+    watch.say(f"{run.taken.vm} is gone: the run continues on a machine of its own")
 
     def begun() -> Engine:
         return resume(

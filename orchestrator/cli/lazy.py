@@ -77,12 +77,12 @@ def _refuse_repeated(order: list[Any]) -> None:
         if option.param_type_name != "option" or many or times < 2:
             continue
         name = max(option.opts, key=len)
-        several = "one command for each, or `bench fleet --help` for one sweep over several"
+        several = "use one command for each, or one sweep over several: `bench fleet --help`"
         hint = several if name == "--gpu" else f"give {name} once"
-        raise ConfigError(f"{name} was given {times} times and takes one value", hint=hint)
+        raise ConfigError(f"{name} was given {times} times, but takes one value", hint=hint)
 
 
-UNSET = "a variable of the shell that is not set is; leave it out, or give it a value"
+UNSET = "a shell variable may be unset; leave the option out, or give it a value"
 FREE = ("note",)
 """Options that take prose, which may be none."""
 

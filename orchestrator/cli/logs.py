@@ -18,10 +18,15 @@ from orchestrator.runs.log_tail import LogTail
 def logs(
     ctx: typer.Context,
     run: RunName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run is over.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Show a run's log. Of a rented machine it needs no SSH; of a host it comes the way that the run went there."""
+    """Show a run's log.
+
+    Needs no SSH for a rented machine; a host of your own is reached as the launch reached it.
+    """
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
     engine = Engine(wiring.world(), run_id)

@@ -16,7 +16,7 @@ from orchestrator.core.errors import exit_codes
 
 
 def man(ctx: typer.Context, json: Json = False) -> None:
-    """Print the manual page, for man -l - to show."""
+    """Print the manual page; to read it: bench man | man -l -"""
     text = page(ctx.find_root().command)
     if json:
         emit_json({"schema": 1, "format": "roff", "text": text})

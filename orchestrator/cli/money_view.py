@@ -90,7 +90,7 @@ def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: i
         sums.append(f"{window} ", "dim").append(usd(seen.spent), "bold").append(f" + {usd(seen.held)} held   ", "dim")
     if not ledger.runs and not ledger.costs:
         return Group(Text("nothing was spent yet", "dim"), sums)
-    more = [Text(f"… and {older} older (--last)", "dim")] if older else []
+    more = [Text(f"… and {older} older entries; --last N shows more", "dim")] if older else []
     return Group(table, *more, Text(), sums)
 
 
@@ -148,7 +148,7 @@ def caps_document(ledger: Ledger) -> dict[str, Any] | None:
 
 def caps_line(ledger: Ledger) -> str:
     if ledger.caps is None:
-        return "this bucket has no caps of its own: `bench budget set --day 5.00` binds everybody who uses it"
+        return "this bucket has no caps of its own; `bench budget set --day 5.00` sets one for everybody who uses it"
     shared = ledger.caps.caps()
     amounts = [f"{window} ${cap}" for window in WINDOWS if (cap := shared.of(window)) is not None]
     return f"caps of this bucket: {', '.join(amounts) or 'none'} (set by {ledger.caps.by}, {iso(ledger.caps.at)})"

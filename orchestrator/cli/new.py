@@ -14,23 +14,25 @@ from orchestrator.core.template import written
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called: rmsnorm makes rmsnorm.py.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the workload: rmsnorm makes rmsnorm.py.")],
     json: Json = False,
 ) -> None:
-    """Write a workload of your own that runs as it is.
+    """Write an example kernel that runs, to start your own from.
 
     One file with no import of ours: axes, inputs, a reference, a baseline and kernels, of which Triton's needs a GPU.
     """
     stem = name.removesuffix(".py")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", stem):
-        raise ConfigError(f"{name!r} is no name for a Python file", hint="letters, digits and _, a letter first")
+        raise ConfigError(
+            f"not a valid name for a Python file: {name!r}", hint="use letters, digits and _, beginning with a letter"
+        )
     path = Path(f"{stem}.py")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(written(stem))
     except FileExistsError as exc:
-        raise ConfigError(f"{path} is there already", hint="choose another name, or move it away") from exc
+        raise ConfigError(f"{path} exists already", hint="choose another name, or move it away") from exc
     except OSError as exc:
-        raise LocalError(f"cannot write {path}: {exc.strerror}", hint="check the rights of this folder") from exc
+        raise LocalError(f"cannot write {path}: {exc.strerror}", hint="check your permissions on this folder") from exc
     said = f"wrote {path}; next: bench launch {path}    or: bench launch {path} --gpu l4"
     answer({"schema": 1, "path": str(path)}, said, json=json)

@@ -67,10 +67,8 @@ def _hint(run: Run) -> str:
         return pasted(remedies[-1], run.run_id)
     if run.phase is Phase.NO_CAPACITY:
         return "allow more zones or regions in the configuration, or try again later"
-    kept = (
-        f"`bench fetch {run.run_id}` brings back {count(run.cases_done, 'case that was', 'cases that were')} measured"
-    )
-    return kept if run.cases_done else f"`bench logs {run.run_id}` shows what the machine said"
+    kept = f"`bench fetch {run.run_id}` downloads the {count(run.cases_done, 'measured case')}"
+    return kept if run.cases_done else f"`bench logs {run.run_id}` shows the machine's log"
 
 
 def raise_for(run: Run) -> None:

@@ -14,9 +14,9 @@ from orchestrator.core.plan.document import plan_document
 
 @grouped
 def plan(ctx: typer.Context, choice: Choice, terms: Terms, host: Hosts = None, json: Json = False) -> None:
-    """Show what a launch would do, and cost at most.
+    """Show what a launch would do and the most it can cost.
 
-    Offers ranked, prices, ceiling, quota, grid. Nothing is asked for or spent.
+    Zones in the order in which they would be tried, prices, quotas, cases. Nothing is requested or spent.
     """
     chosen = launch_options(choice, terms, host)
     wiring = options(ctx).wiring()

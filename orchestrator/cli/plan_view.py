@@ -47,7 +47,7 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
         first, notes = notes[:1], notes[1:]
     else:
         first = []
-    title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is asked for or spent", "dim"))
+    title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is requested or spent", "dim"))
     return Group(*first, title, facts, Text(), offers, *rest, *notes)
 
 

@@ -31,7 +31,7 @@ def prices(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show the prices that runs are held at.
+    """Show the prices that plans and holds are made with.
 
     Dollars per hour of each GPU's default machine with a boot disk of 60 GB and an address.
     """

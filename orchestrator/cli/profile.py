@@ -43,16 +43,16 @@ def profile(
         typer.Option("--case", help="A case's id, or a unique part of one.", autocompletion=known_cases),
     ] = None,
     implementation: Annotated[
-        list[str] | None, typer.Option("--implementation", "-i", help="Only these; by default all of the run's.")
+        list[str] | None, typer.Option("--implementation", "-i", help="Profile only these; by default all of the run.")
     ] = None,
     set_: Annotated[str, typer.Option("--set", help="roofline, full (every counter), or trace.")] = SETS[0],
     json: Json = False,
 ) -> None:
-    """Say why kernels take their time: peaks, roof, stalls, hints.
+    """Show why kernels take their time: peaks, roofline, stalls.
 
-    Without --case shows what the run has profiled (`profile:` in its configuration). With it, a run of its own profiles
-    that case on the same kind of machine, within the same caps. Profiled calls are never measurements. A report of
-    Nsight Compute (FILE.ncu-rep) in the place of RUN is shown too, where NVIDIA's package ncu-report is installed.
+    Without --case, shows what the run has profiled (`profile:` in its configuration). With --case, a new run profiles
+    that case on the same kind of machine, within the same caps. Profiled calls never count as measurements. RUN may be
+    a report of Nsight Compute (FILE.ncu-rep) if NVIDIA's package ncu-report is installed.
     """
     if set_ not in SETS:
         raise ConfigError(f"--set {set_}: expected {', '.join(SETS)}")
@@ -80,7 +80,7 @@ def _write(found: Profiles, path: Path, *, json: bool) -> None:
 def _of_file(report: Path, *, json: bool) -> None:
     """A report of Nsight Compute that lies here."""
     if not report.is_file():
-        raise NotFound(f"there is no file {report}", hint="`bench profile RUN` names a run instead")
+        raise NotFound(f"file not found: {report}", hint="to profile a run, give its id: `bench profile RUN`")
     name = report.name.partition(".ncu-rep")[0]
     metrics, rules = ncu_pages(report)
     files = {f"{name}.metrics.csv": metrics, f"{name}.rules.csv": rules}
@@ -129,8 +129,8 @@ def _payload(wiring: Wiring, run_id: str, plan: LaunchPlan) -> Payload:
     own, run = plan.config.workload, Engine(wiring.world(), run_id).look()
     if own is not None and (run.payload is None or run.payload.sha256 != payload.sha256):
         raise ConfigError(
-            f"what is at {own.path} is not what {run_id} ran: nothing is sent",
-            hint="`bench launch FILE --set 'profile.cases=[CASE]'` measures and profiles a workload as it is now",
+            f"{own.path} has changed since {run_id} ran it, so it is not profiled",
+            hint="to profile the file as it is now: `bench launch FILE --set 'profile.cases=[CASE]'`",
         )
     return payload
 
@@ -139,7 +139,7 @@ def _case_of(plan: LaunchPlan, text: str) -> str:
     found = [one for one in plan.cases if one == text] or [one for one in plan.cases if text in one]
     if len(found) == 1 or not plan.cases:
         return found[0] if found else text
-    what = f"could be any of {count(len(found), 'case')}" if found else "is no case of this run"
+    what = f"matches {count(len(found), 'case')}" if found else "matches no case of this run"
     raise ConfigError(f"--case {text} {what}", hint=f"its cases: {_listed(found or plan.cases)}")
 
 
@@ -154,8 +154,11 @@ def _read(run_id: str, folder: Path) -> Profiles:
         summary = document((folder / "profile" / "summary.json").read_bytes())
     except (OSError, ValueError) as exc:
         raise NotFound(
-            f"run {run_id} has profiled nothing",
-            hint=f"`bench profile {run_id} --case CASE` does, or `profile: {{cases: [CASE]}}` in the configuration",
+            f"run {run_id} has no profile",
+            hint=(
+                f"`bench profile {run_id} --case CASE` makes one; so does `profile: {{cases: [CASE]}}` in the "
+                "configuration"
+            ),
         ) from exc
     texts, tables = {}, {}
     for path in sorted((folder / "profile").iterdir()):

@@ -32,7 +32,7 @@ def report_of(ctx: typer.Context, named: str) -> tuple[Report, Path]:
         if _is_there(path):
             return read_report(path), path if path.is_dir() else path.parent
     if "/" in named:
-        raise NotFound(f"there is no folder {named}", hint="`bench fetch RUN --into FOLDER` makes one of a run")
+        raise NotFound(f"folder not found: {named}", hint="`bench fetch RUN --into FOLDER` makes such a folder")
 
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, named)
@@ -46,7 +46,7 @@ def _is_there(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or exc
-        raise LocalError(f"cannot look at {words(str(path), 200)}: {why}") from exc
+        raise LocalError(f"cannot open {words(str(path), 200)}: {why}") from exc
 
 
 def read_report(path: Path) -> Report:

@@ -26,19 +26,21 @@ from orchestrator.wiring import Timer, install_timer_files
 
 def reap(
     ctx: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete what is found; without it, only list.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Delete what was found; without this, only list it.")
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done; write and delete nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be done; write and delete nothing.")
     ] = False,
     install_timer: Annotated[
-        bool, typer.Option("--install-timer", help="Have it run every 15 minutes for this user.")
+        bool, typer.Option("--install-timer", help="Run this every 15 minutes for this user (systemd or cron).")
     ] = False,
     json: Json = False,
 ) -> None:
     """Find machines that no live run owns, and delete them.
 
-    Goes by their labels and the bucket alone, so any machine with access can do it. Lists unless told --yes. Every
-    machine is tried; the exit code is 6 when one could not be deleted, 16 when an object could not be read.
+    Only lists them without --yes. Needs only the machines' labels and the bucket, so it works from any computer with
+    access. Tries every machine; exits with 6 when one could not be deleted, 16 when an object could not be read.
     """
     if install_timer:
         _install(ctx, dry_run=dry_run, json=json)
@@ -54,7 +56,7 @@ def reap(
         _list(findings, images)
     done = delete(world, findings) if deletes else Reaped((), ())
     gone, failed = reap_images(world, images) if deletes else ((), ())
-    still = tuple(Failure("an image is still there", error) for error in (*failed, *unasked))
+    still = tuple(Failure("an image may still be there", error) for error in (*failed, *unasked))
     kept = _give_back(world, images) if deletes and not unasked else ()
     done = Reaped(done.gone, (*done.failed, *still, *kept, *(_settle_fleets(world) if deletes else ())))
     if json:
@@ -64,8 +66,8 @@ def reap(
         typer.echo(f"{count(len(findings), 'VM')} alive, {len(done.gone)} deleted{too}")
     else:
         hint = "; `bench reap --yes` deletes them" if orphans or due else ""
-        too = f", {count(due, 'image that is', 'images that are')} due" if due else ""
-        typer.echo(f"{count(len(findings), 'VM')} alive, {orphans} that no live run owns{too}{hint}")
+        too = f", {count(due, 'image')} due" if due else ""
+        typer.echo(f"{count(len(findings), 'VM')} alive, {orphans} owned by no live run{too}{hint}")
     for failure in done.failed:
         note(f"{failure.what}: {failure.error}")
     first = done.failed[0].error if done.failed else None
@@ -109,7 +111,7 @@ def _give_back(world: World, images: tuple[ImageFinding, ...]) -> tuple[Failure,
     try:
         give_back_unmade(world, images)
     except BenchError as error:
-        return (Failure("money set aside for images is not given back", error),)
+        return (Failure("the money set aside for images was not given back", error),)
     return ()
 
 
@@ -118,12 +120,12 @@ def _settle_fleets(world: World) -> tuple[Failure, ...]:
     try:
         reconcile(world, fleets_alone=True)
     except BenchError as error:
-        return (Failure("holds of fleets that are over are not settled", error),)
+        return (Failure("the holds of finished fleets were not settled", error),)
     return ()
 
 
 def not_all(count: int, first: BenchError) -> ProviderError:
-    return ProviderError(f"{count} could not be done, all else was; first: {first}", hint=first.hint)
+    return ProviderError(f"{count} could not be done, everything else was; the first: {first}", hint=first.hint)
 
 
 def _install(ctx: typer.Context, *, dry_run: bool, json: bool) -> None:
@@ -140,10 +142,10 @@ def _install(ctx: typer.Context, *, dry_run: bool, json: bool) -> None:
         return
     if done.active:
         typer.echo(
-            "bench reap --yes runs every 15 minutes; `systemctl --user disable --now bench-reap.timer` ends that"
+            "bench reap --yes now runs every 15 minutes; to stop that: systemctl --user disable --now bench-reap.timer"
         )
     elif done.files:
-        typer.echo("start it with: systemctl --user enable --now bench-reap.timer")
+        typer.echo("to start it: systemctl --user enable --now bench-reap.timer")
     else:
-        typer.echo("there is no systemd for this user here; add this line with `crontab -e`:", err=True)
+        typer.echo("systemd is not available for this user; run `crontab -e` and add this line:", err=True)
         typer.echo(done.cron)

@@ -111,7 +111,7 @@ def _machines(run: Run) -> Text:
     if vm is None and run.closed is not None:
         return text.append("no machine was made" if not run.vms else "no machine is left", "dim")
     if vm is None:
-        return text.append("asking for a machine …" if not run.vms else "trying the next zone …", "dim")
+        return text.append("requesting a machine …" if not run.vms else "trying the next zone …", "dim")
     kind = "a machine of yours" if vm.provisioning == OWN else f"{vm.machine_type} {vm.provisioning.lower()}"
     price = f"  {usd(vm.usd_per_hour)}/h" if vm.usd_per_hour or vm.provisioning != OWN else ""
     return text.append(f"{vm.zone}  {kind}{price}", "dim")

@@ -28,13 +28,11 @@ class Insertion:
     """A table in a Markdown file, and between which marks."""
 
     into: Annotated[
-        Path | None, typer.Option("--into", help="A Markdown file whose part between the two marks is replaced.")
+        Path | None, typer.Option("--into", help="A Markdown file; the part between its two marks is replaced.")
     ] = None
-    mark: Annotated[
-        str, typer.Option("--mark", help="The name that the marks carry, where a file has several pairs.")
-    ] = ""
+    mark: Annotated[str, typer.Option("--mark", help="Name of the marks, if the file has several pairs.")] = ""
     table: Annotated[
-        str, typer.Option("--table", help="What goes between the marks: cases, or a row for each of the baselines.")
+        str, typer.Option("--table", help="What to write between the marks: cases, or one row for each baseline.")
     ] = "cases"
 
 
@@ -42,14 +40,16 @@ class Insertion:
 class Drawing:
     """What is drawn and shown."""
 
-    figures: Annotated[Path | None, typer.Option("--figures", help="A folder for the figures as files.")] = None
-    formats: Annotated[str, typer.Option("--format", help="Of the figures: svg, png, pdf, or several.")] = "svg"
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Also write the figures as files into this folder.")
+    ] = None
+    formats: Annotated[str, typer.Option("--format", help="Format of the figures: svg, png, pdf, or several.")] = "svg"
     regime: Annotated[
         list[str] | None,
-        typer.Option("--regime", help="Whose table Markdown gets: burst, graph-warm, all; one, or baselines in all."),
+        typer.Option("--regime", help="Which regime Markdown shows: burst, graph-warm, all; in baselines one or all."),
     ] = None
     all_baselines: Annotated[
-        bool, typer.Option("--all-baselines", help="Draw PyTorch's plain one too, which is far slower, in speed-ups.")
+        bool, typer.Option("--all-baselines", help="Also draw PyTorch's plain implementation, which is far slower.")
     ] = False
 
 
@@ -105,7 +105,7 @@ def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:
     except NoMarks as exc:
         raise LocalError(f"{path}: {exc}", hint=f"put {begin} and {end} where the table should be") from exc
     except (OSError, ValueError) as exc:
-        raise LocalError(f"cannot read {path}: {handwritten.why(exc)}", hint="--into names a Markdown file") from exc
+        raise LocalError(f"cannot read {path}: {handwritten.why(exc)}", hint="--into takes a Markdown file") from exc
     write_atomically(path, changed.encode())
 
 

@@ -31,7 +31,7 @@ def results_view(fetched: Fetched, report: Report) -> RenderableType:
     head = Text.assemble((fetched.run_id, "bold"), "  ")
     if not study.cases:
         state = fetched.state.replace("_", " ")
-        return Group(head.append(f"no case is measured; the run is {state}"), where)
+        return Group(head.append(f"no case was measured; the run is {state}"), where)
     head.append(f"{count(study.measurements, 'measurement')} on ").append(study.device or "an unknown device", "bold")
     head.append(f": {report.cases}")
     parts: list[RenderableType] = [head, *(Text(words, "yellow") for words in report.warnings())]

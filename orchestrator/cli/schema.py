@@ -33,5 +33,5 @@ def schema(
         answer({"title": "every command", "commands": list(SHAPES)}, *SHAPES, json=json)
         return
     if name not in SHAPES:
-        raise ConfigError(f"no schema is called {name!r}", hint="`bench schema` lists them")
+        raise ConfigError(f"schema not found: {name!r}", hint="`bench schema` lists them")
     emit_json(schema_of(name))

@@ -23,24 +23,25 @@ PREFIX = re.compile(r"site(?:[/-][a-z0-9][a-z0-9._-]{0,60}){0,4}")
 
 def site(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Option("--out", help="The folder that gets the pages.")] = Path("site"),
+    out: Annotated[Path, typer.Option("--out", help="The folder for the pages.")] = Path("site"),
     publish: Annotated[
-        str, typer.Option("--publish", metavar="PREFIX", help="Store the pages in the bucket too, under site or site/…")
+        str,
+        typer.Option("--publish", metavar="PREFIX", help="Also store the pages in the bucket, under site or site/…"),
     ] = "",
     serve: Annotated[
-        bool, typer.Option("--serve", help="Serve them to this machine and keep them up to date.")
+        bool, typer.Option("--serve", help="Serve them on this machine and keep them up to date.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to serve; 0 is any that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 takes any free one.")] = 0,
     json: Json = False,
 ) -> None:
-    """Make pages of all runs in the bucket.
+    """Write web pages about all runs in the bucket.
 
-    Every run's report, each case over time, devices side by side, costs. The pages need no server and ask nobody for
-    anything: open index.html. What is there already is not made again.
+    Every run's report, each case over time, devices side by side, costs. The pages need no server and load nothing
+    from the network: open index.html. Pages that are up to date are not written again.
     """
     if publish and PREFIX.fullmatch(publish) is None:
         raise ConfigError(
-            f"--publish {publish}: pages go under site, or under a name that begins with site/ or site-",
+            f"--publish {publish}: the name must be site, or begin with site/ or site-",
             hint="--publish site",
         )
     wiring = options(ctx).wiring()
@@ -52,7 +53,7 @@ def site(
     said = [_said(built)]
     if published is not None:
         where = f"gs://{wiring.bucket.name}/{publish}/index.html"
-        said.append(f"stored {count(published, 'page')} that were new or other: {where}")
+        said.append(f"stored {count(published, 'new or changed page')}: {where}")
     index = str(out / "index.html")
     answer({**built.document(), "published": published, "index": index}, *said, f"open {index}", json=json)
 
@@ -69,7 +70,7 @@ def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) ->
     source = source_of(wiring)
     built = build(source, out)
     with site_files.serve(out, port) as server:
-        serving = f"serving {server.url} to this machine; pages reload as runs go on; Ctrl-C stops"
+        serving = f"serving {server.url} on this machine; pages reload as runs progress; Ctrl-C stops"
         answer({**built.document(), "url": server.url}, _said(built), serving, json=json)
         try:
             while True:
@@ -78,12 +79,12 @@ def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) ->
                 if publish and built.written:
                     site_files.publish(wiring.bucket, out, [*built.pages, STATE], publish)
         except KeyboardInterrupt:
-            typer.echo("stopped serving; the pages stay", err=True)
+            typer.echo("stopped serving; the pages remain", err=True)
 
 
 def _again(source: Source, out: Path, before: Built) -> Built:
     try:
         return build(source, out)
     except BenchError as exc:
-        typer.echo(f"not brought up to date: {exc}", err=True)
+        typer.echo(f"not updated: {exc}", err=True)
         return before

@@ -130,7 +130,7 @@ def _before(folder: Path, bucket: str) -> State:
     except FileNotFoundError:
         if folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(
-                f"{folder} holds files and is no site of ours", hint="--out names a folder that is new or empty"
+                f"{folder} contains files that are not a site of bench", hint="choose a new or empty folder with --out"
             ) from None
         return State()
     except OSError as exc:
@@ -141,7 +141,8 @@ def _before(folder: Path, bucket: str) -> State:
         return State()
     if found.bucket not in ("", bucket):
         raise ConfigError(
-            f"{folder} is the site of another bucket, {found.bucket}", hint="--out names another folder for this one"
+            f"{folder} is the site of another bucket, {found.bucket}",
+            hint="choose another folder for this one with --out",
         )
     return found if found.code == _code() and _whole(folder, found) else State()
 

@@ -20,13 +20,15 @@ from orchestrator.wiring import Wiring, attach, installed
 def ssh(
     ctx: typer.Context,
     run: RunName,
-    command: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Run this there instead.")] = None,
-    show: Annotated[bool, typer.Option("--print", help="Print the command, and do not run it.")] = False,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Run this command there instead of a shell.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--print", help="Print the command instead of running it.")] = False,
     json: Json = False,
 ) -> None:
     """Open a terminal on the machine of a live run.
 
-    A host of your own: as you reach it always. A rented machine: through gcloud and Identity-Aware Proxy.
+    Reaches a host of your own with ssh, and a rented machine through gcloud and Identity-Aware Proxy.
     """
 
     wiring = options(ctx).wiring()
@@ -40,7 +42,10 @@ def ssh(
         where = "https://cloud.google.com/sdk/docs/install" if words[0] == "gcloud" else "your system's packages"
         raise LocalError(
             f"{words[0]} is not installed here, so the command above was not run",
-            hint=f"install it ({where}), or run that where it is; `bench logs -f {run_id}` needs neither",
+            hint=(
+                f"install it ({where}), or run the command where it is installed; `bench logs -f {run_id}` needs "
+                "neither"
+            ),
         )
     raise typer.Exit(attach(words))
 
@@ -53,23 +58,26 @@ def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str
         place = (vm.name, vm.zone)
     if place is None or run.closed is not None:
         raise ConfigError(
-            f"run {run.run_id} has no machine now ({run.phase.value})", hint=f"`bench logs {run.run_id}` has its log"
+            f"run {run.run_id} has no machine now ({run.phase.value})", hint=f"`bench logs {run.run_id}` shows its log"
         )
     name, zone = place
     if is_host(zone):
         record = wiring.hosts.record(zone)
         if record is None:
-            raise NotFound(f"the bucket no longer knows which host {zone} is", hint="ssh to it as you always do")
+            raise NotFound(
+                f"the bucket does not say any more which host {zone} is",
+                hint="connect to the host with ssh, as you usually do",
+            )
         target = parse_target(record.target)
         if target.machine:
             raise ConfigError(
-                f"run {run.run_id} is on {target.machine} itself (`--host local`): there is nothing to log in to",
-                hint=f"`bench logs -f {run.run_id}` follows it there",
+                f"run {run.run_id} is on {target.machine} itself (`--host local`), so there is nothing to log in to",
+                hint=f"`bench logs -f {run.run_id}` follows the run there",
             )
         return to_host(target, command)
     if wiring.mode.simulated:
         raise ConfigError(
-            "a machine of the embedded cloud is processes on this computer: there is nothing to log in to",
-            hint=f"`bench logs -f {run.run_id}` follows it; `bench cloud status` lists what runs",
+            "a machine of the embedded cloud is only processes on this computer, so there is nothing to log in to",
+            hint=f"`bench logs -f {run.run_id}` follows the run; `bench cloud status` lists the machines",
         )
     return through_iap(name, zone, wiring.settings.project, command)

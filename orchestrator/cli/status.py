@@ -43,10 +43,10 @@ def status(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many runs to list, newest first.")] = 20,
     json: Json = False,
 ) -> None:
-    """Show runs, and the machines alive now.
+    """List runs, and the machines that exist now.
 
-    Open runs are looked after: settled and closed when they are over. The machines are those that the cloud itself
-    lists, whatever the runs believe.
+    Runs that are over are also settled and closed. The machines are those that the cloud itself lists, not those that
+    the runs know of.
     """
     wiring = options(ctx).wiring()
     if run:
@@ -120,11 +120,11 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
         return
     console = screen()
     if not lines:
-        console.print("no runs yet; `bench launch --gpu l4` makes one")
+        console.print("there are no runs yet; start one with `bench launch --gpu l4`")
     else:
         console.print(runs_table(lines[::-1][:limit], wiring.clock.now()))
         if len(lines) > limit:
-            console.print(f"… and {len(lines) - limit} older runs (--limit)", style="dim")
+            console.print(f"… and {len(lines) - limit} older runs; --limit N shows more", style="dim")
         if wiring.mode.simulated:
             console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
     for finding in findings:
@@ -133,9 +133,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
         if advice is not None and finding.run is not None and finding.run.kept is not None:
             console.print(f"        {advice.text}", markup=False, soft_wrap=True, style="dim")
     if unasked:
-        console.print(
-            f"the cloud could not be asked ({unasked}); by the runs' own account:", style="yellow", markup=False
-        )
+        console.print(f"the cloud did not answer ({unasked}); as far as the runs know:", style="yellow", markup=False)
         console.print(alive_line(lines))
     else:
         console.print(summary(findings), markup=False)
@@ -172,7 +170,7 @@ def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError
                 else:
                     note(f"{entry.run_id}: {exc}")
                     if line is None or not is_host(line.vm):  # a host may well be switched off
-                        first = first or ProviderError(f"not every run could be looked after: {exc}", hint=exc.hint)
+                        first = first or ProviderError(f"some runs could not be settled: {exc}", hint=exc.hint)
                 lines += [line] if line is not None else []
                 continue
             line = status_line(state, wiring.clock.now())
@@ -180,7 +178,7 @@ def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError
     try:
         _reconcile(wiring)
     except DocumentUnreadable as exc:
-        left_out["ledger"] = f"{exc}; no run's cost can be settled" + (f" ({exc.hint})" if exc.hint else "")
+        left_out["ledger"] = f"{exc}; the cost of runs cannot be settled" + (f" ({exc.hint})" if exc.hint else "")
     return lines, left_out, first
 
 

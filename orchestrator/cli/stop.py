@@ -18,7 +18,7 @@ def unsettled(state: Run, exc: DocumentUnreadable) -> DocumentUnreadable:
     """What has become of a run whose end cannot be written into the ledger."""
     may_exist = any(vm.open for vm in state.vms)
     machine = "its machine may still exist" if may_exist else "its machine is gone"
-    return DocumentUnreadable(f"run {state.run_id}: {machine}, and its cost is not settled: {exc}", hint=exc.hint)
+    return DocumentUnreadable(f"run {state.run_id}: {machine}, but its cost was not settled: {exc}", hint=exc.hint)
 
 
 def stop(
@@ -26,10 +26,10 @@ def stop(
     run: RunName,
     json: Json = False,
 ) -> None:
-    """End a run and delete its machine.
+    """Stop a run and delete its machine.
 
-    What it measured is kept, and its hold is settled. With a ledger that cannot be read the machine is deleted all the
-    same, and the exit code is 16.
+    What it measured is kept, and its hold is settled. If the ledger cannot be read, the machine is deleted anyway, and
+    the exit code is 16.
     """
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
@@ -39,10 +39,10 @@ def stop(
     if not already:
         engine.request_stop(wiring.user, f"stopped by {wiring.user}")
         try:
-            state = engine.follow(trouble=lambda exc, pause: note(f"{exc} (again in {pause:.0f} s)"))
+            state = engine.follow(trouble=lambda exc, pause: note(f"{exc} (retry in {pause:.0f} s)"))
         except DocumentUnreadable as exc:  # the ledger's: the machine is deleted before its cost is settled
             raise unsettled(engine.look(), exc) from exc
-    now, was = wiring.clock.now(), "was over already" if already else "is stopped"
+    now, was = wiring.clock.now(), "was already over" if already else "is stopped"
     cases = f"{state.cases_done} of {count(state.cases_total, 'case')}"
     said = f"run {run_id} {was}: {state.phase.value}, ${state.cost(now):.4f}, {cases}"
     answer(document(state, now), said, json=json)

@@ -23,5 +23,7 @@ def raise_unread(left_out: Mapping[str, str], first: BenchError | None = None) -
     if first is not None:
         raise first
     if left_out:
-        objects = count(len(left_out), "object was", "objects were")
-        raise DocumentUnreadable(f"{objects} left out, and all else was done", hint="the notes above name each")
+        objects = count(len(left_out), "object")
+        raise DocumentUnreadable(
+            (f"{objects} could not be read; everything else was done"), hint="the notes above name each"
+        )

@@ -43,10 +43,10 @@ class Watch:
     def show(self, run: Run) -> None: ...
 
     def detached(self, run: Run) -> None:  # noqa: ARG002 - a picture shows it once more
-        self.say("detached; the run goes on")
+        self.say("detached; the run continues")
 
     def trouble(self, error: Unavailable, pause_s: float) -> None:
-        self.say(f"{error}; trying again in {pause_s:.0f} s (the run itself goes on)")
+        self.say(f"{error}; retry in {pause_s:.0f} s (the run itself continues)")
 
 
 class PlainWatch(Watch):
@@ -128,6 +128,6 @@ def hint(run: Run) -> str:
     if run.closed is not None:
         return ""
     if run.goes_on_alone:
-        return "Ctrl-C detaches; the run goes on"
+        return "Ctrl-C detaches; the run continues"
     asked = any(vm.generation == run.generation for vm in run.vms)
-    return f"Ctrl-C {'waits for the machine, and detaches' if asked else 'stops the run: there is no machine yet'}"
+    return f"Ctrl-C {'waits for the machine, then detaches' if asked else 'stops the run: no machine exists yet'}"

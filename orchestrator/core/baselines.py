@@ -57,7 +57,10 @@ def checked_name(name: str) -> str:
     """The name of a baseline. Raises `ConfigError`."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(
-            f"{name!r} is no name for a baseline: small letters, digits, dots, hyphens and underscores, at most 63",
+            (
+                f"not a valid name for a baseline: {name!r}; use small letters, digits, dots, hyphens and "
+                "underscores, at most 63"
+            ),
             hint="for example: main, release-1.2",
         )
     return name
@@ -111,9 +114,9 @@ def parse(name: str, data: bytes) -> dict[str, Baseline]:
             for key, one in devices.items()
         }
     except Newer as exc:
-        raise BaselinesUnreadable(f"the baseline {name}: {exc}", hint="use that version of bench") from exc
+        raise BaselinesUnreadable(f"the baseline {name}: {exc}", hint="use the version of bench that wrote it") from exc
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise BaselinesUnreadable(
             f"the baseline {name} cannot be read: {words(repr(exc), 200)}",
-            hint=f"`bench baseline rm {name} --broken` puts an empty one in its place",
+            hint=f"`bench baseline rm {name} --broken` empties it",
         ) from exc

@@ -40,13 +40,13 @@ def of_cases(cases: Sequence[Mapping[Any, Any]]) -> str:
     for case in cases:
         for name, value in case.items():
             if not isinstance(name, str) or not NAME.fullmatch(name):
-                return f"{name!r} is no name for an axis"
+                return f"{name!r} is not a valid name for an axis"
             if not isinstance(value, (str, int, float, bool)):
-                return f"axis {name}: {value!r} must be a number, a string or a truth value"
+                return f"axis {name}: {value!r} must be a number, a string, or true or false"
             if name == "dtype" and value not in DTYPES:
-                return f"axis dtype: {value!r} is none of {', '.join(DTYPES)}"
+                return f"axis dtype: {value!r} is not one of {', '.join(DTYPES)}"
     told = [tuple(sorted(case.items())) for case in cases]
-    return "a case is there twice" if len(set(told)) < len(told) else ""
+    return "a case is given twice" if len(set(told)) < len(told) else ""
 
 
 def of_names(found: Found, tree: ast.Module, axes: Sequence[str] | None, value: Value) -> Iterator[tuple[int, str]]:
@@ -116,4 +116,10 @@ def _beyond(tree: ast.Module, axes: Sequence[str]) -> Iterator[tuple[int, str]]:
         needed += [one for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
         for one in needed:
             if one.arg not in there:
-                yield node.lineno, f"{node.name} wants {one.arg}, and is given {', '.join(there) or 'nothing'}"
+                yield (
+                    node.lineno,
+                    (
+                        f"{node.name} has an argument {one.arg}, which nothing provides; "
+                        f"provided: {', '.join(there) or 'nothing'}"
+                    ),
+                )

@@ -300,7 +300,7 @@ class RunFleet:
             run = engine.look()
         if run.goes_on_alone:
             return run
-        engine.request_stop(user, "interrupted before there was a machine")
+        engine.request_stop(user, "interrupted before a machine existed")
         return engine.follow()
 
     def _parted(self, world: World, run: Run, plan: LaunchPlan) -> Run | None:

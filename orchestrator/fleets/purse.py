@@ -97,8 +97,8 @@ def _settled(ledger: Ledger, shares: Mapping[str, Decimal], now: datetime) -> Le
 
 def _too_dear(answer: Refused) -> BudgetExceeded:
     return BudgetExceeded(
-        f"this fleet can cost up to ${answer.needs}; the cap of ${answer.cap} for {answer.window} has "
-        f"${answer.spent} spent and ${answer.held} held, so ${answer.short_by} is missing",
+        f"this fleet can cost up to ${answer.needs}, which is ${answer.short_by} more than the cap of ${answer.cap} "
+        f"for {answer.window} leaves (${answer.spent} spent, ${answer.held} held by other runs)",
         hint=answer.remedy,
     )
 

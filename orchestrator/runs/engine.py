@@ -113,7 +113,7 @@ class Engine:
         """The run as its log tells it now."""
         run = replay(self.log.read())
         if run is None:
-            raise NotFound(f"there is no run {self.run_id}", hint="`bench status` lists the runs in this bucket")
+            raise NotFound(f"run not found: {self.run_id}", hint="`bench status` lists the runs in this bucket")
         return run
 
     def step(self) -> tuple[Run, float]:
@@ -230,7 +230,11 @@ class Engine:
             self.world.cloud().delete(vm.zone, vm.name, request_id(self.run_id, vm.zone, vm.attempt, "delete"))
         except PermissionDenied as exc:
             raise StillThere(
-                f"{vm.zone}/{vm.name} is still there: {exc}; it is tried again, and its deadline ends it", hint=exc.hint
+                (
+                    f"{vm.zone}/{vm.name} was not deleted: {exc}; bench tries again, and its deadline deletes it "
+                    "in any case"
+                ),
+                hint=exc.hint,
             ) from exc
 
     def request_stop(self, by: str, reason: str) -> None:
@@ -257,10 +261,10 @@ class Engine:
         worst = ceiling(offer.usd_per_hour, self._request(run, offer, attempt).max_run_s, 1)
         answer = self.world.accounts.change(lambda ledger: arm(ledger, key, attempt, self._by, now, patience, worst))
         if isinstance(answer, NotArmed) and answer.kind in ("no_hold", "too_dear"):
-            held = "nothing is held" if answer.kind == "no_hold" else f"less than ${worst} is held"
+            held = "the ledger holds no money" if answer.kind == "no_hold" else f"the ledger holds less than ${worst}"
             raise BudgetExceeded(
-                f"{held} for {key}, so no machine may be asked for",
-                hint="somebody changed ledger/ledger.json; `bench stop RUN` ends the run",
+                f"{held} for {key}, so no machine is requested",
+                hint=f"somebody changed ledger/ledger.json; `bench stop {self.run_id}` ends the run",
             )
         return answer if isinstance(answer, NotArmed) else None
 

@@ -20,7 +20,7 @@ from orchestrator.core.mode import Mode
 from orchestrator.runs.engine import World
 from orchestrator.store.fleets import Control, FleetStore
 
-NOBODY: Final = "its client died before it asked for a machine"
+NOBODY: Final = "its client died before it requested a machine"
 
 
 GIVEN_UP: Final = timedelta(days=1)
@@ -34,7 +34,7 @@ def looked_after(world: World, fleet: str, entry: Entry, margin: timedelta, *, e
     if ends_at is None or (world.clock.now() < ends_at + margin and not eager):
         return ""
     if world.fleets is None:
-        return "its scheduler cannot be asked from here"
+        return "its scheduler cannot be reached from this computer"
     try:
         world.fleets(fleet)
     except BenchError as exc:
@@ -75,11 +75,11 @@ def unused(world: World, fleet: str, generation: int, entry: Entry, margin: time
         last = timedelta(seconds=entry.ttl_s + DEADLINE_SLACK_S)
         if now < entry.held_at + patience + last or _alive(world, fleet):
             return None
-        return entry.hold_usd, "its record is gone: all of it counts as spent"
+        return entry.hold_usd, "its record is gone: the whole hold counts as spent"
     control = store.control()
     if generation not in control.void and _voided(control, generation) != control:
         control = store.decide(lambda one: _voided(one, generation))
-    return (ZERO, "nothing was ever asked for") if generation in control.void else None
+    return (ZERO, "no machine was ever requested") if generation in control.void else None
 
 
 def _voided(control: Control, generation: int) -> Control:

@@ -94,12 +94,12 @@ def build(
         if run.prepared is None or run.vm is None or not run.vm.open:
             detail = run.closed.detail if run.closed is not None else "its machine is gone"
             raise RunFailed(
-                f"no image was made: {run.phase.value}, {detail}", hint=f"`bench diagnose {run_id}` says more"
+                f"no image was made: {run.phase.value}, {detail}", hint=f"`bench diagnose {run_id}` says why"
             )
         sealing = True
         record = _sealed(world, run, run.prepared, wish, name, order.where, say)
     except (Exception, KeyboardInterrupt):
-        say(f"{name} is not made: its machine is deleted")
+        say(f"deleting the machine of image {name}, which was not finished")
         if not sealing or _unmade(world, name):
             _take_back(world, name)
         _end(world, run_id, order.where.user)
@@ -123,9 +123,11 @@ def _afford(world: World, wish: ImageWish, pretend: bool, name: str) -> None:
     answer = world.accounts.change(change)
     if isinstance(answer, Refused):
         raise BudgetExceeded(
-            f"an image can cost up to ${most} in {count(wish.days, 'day')}; ${answer.short_by} is missing under the "
-            f"cap of ${answer.cap} for {answer.window}",
-            hint="--days keeps it for a shorter time",
+            (
+                f"an image can cost up to ${most} in {count(wish.days, 'day')}, which is ${answer.short_by} more "
+                f"than the cap of ${answer.cap} for {answer.window} leaves"
+            ),
+            hint="a smaller --days costs less",
         )
 
 
@@ -154,10 +156,10 @@ def _sealed(
 ) -> ImageRecord:
     """The image, once it is READY, its record and its cost. Deletes what failed."""
     shelf, vm, began = shelf_of(world), run.vm, world.clock.now()
-    assert vm is not None, "its machine waits to be sealed"
+    assert vm is not None, "waiting for the run's last word before its disk is copied"
     expires = began + timedelta(days=wish.days)
     left_s = (vm.deadline_at - began).total_seconds() - MARGIN_S if vm.deadline_at is not None else 600.0
-    say(f"{vm.name} is ready; sealing its disk as {name}")
+    say(f"{vm.name} is ready; copying its disk into image {name}")
     own = labels(run.run_id, vm.attempt, where.user, where.bucket)
     marks = own | {EXPIRES_LABEL: expires_label(expires), GPU_LABEL: wish.gpu}
     image = shelf.cloud().seal(_request(name, wish, run.run_id, vm, marks, left_s))
@@ -245,7 +247,10 @@ def _end(world: World, run_id: str, by: str) -> None:
 def shelf_of(world: World) -> Shelf:
     """Raises `ConfigError` where there can be no images."""
     if world.shelf is None:
-        raise ConfigError("machines of your own have no images", hint="name a project, or use the embedded cloud")
+        raise ConfigError(
+            "machines of your own cannot have prepared images",
+            hint="configure a Google project, or use the embedded cloud",
+        )
     return world.shelf
 
 
@@ -257,10 +262,13 @@ def remove(world: World, name: str, lines: Sequence[StatusLine]) -> ImageRecord:
     shelf = shelf_of(world)
     pinned = [line.run_id for line in lines if line.image == name and not line.over]
     if pinned:
-        raise ConfigError(f"{pinned[0]} boots from {name}", hint=f"`bench stop {pinned[0]}` ends it; or wait")
+        raise ConfigError(
+            f"{name} is in use: {pinned[0]} boots from it",
+            hint=f"wait until that run is over, or end it: `bench stop {pinned[0]}`",
+        )
     records, _ = shelf.records.every()
     if name not in {one.name for one in records}:
-        raise NotFound(f"there is no image {name} in this bucket", hint="`bench image list` lists them")
+        raise NotFound(f"image not found in this bucket: {name}", hint="`bench image list` lists them")
     cloud = shelf.cloud()
     cloud.deprecate(name)
     cloud.delete(name)
@@ -305,7 +313,7 @@ def _verdict(world: World, image: CloudImage, known: set[str]) -> str:
     if image.name in known:
         return ""
     if image.status == "FAILED":
-        return "it has failed"
+        return "the cloud could not make it"
     run_id = image.labels.get(RUN_LABEL, "")
     run = replay(world.log(run_id).read()) if is_run_id(run_id) else None
     return "the run that made it is over and recorded no image" if run is None or run.over else ""

@@ -146,8 +146,9 @@ def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, gen
     answer = world.accounts.change(change)
     if isinstance(answer, Refused):
         why = (
-            f"this run can cost up to ${answer.needs}; the cap of ${answer.cap} for {answer.window} has "
-            f"${answer.spent} spent and ${answer.held} held, so ${answer.short_by} is missing"
+            f"this run can cost up to ${answer.needs}, which is ${answer.short_by} more than the cap of "
+            f"${answer.cap} for {answer.window} leaves (${answer.spent} spent, ${answer.held} held by other "
+            "runs)"
         )
         if not generation:  # a resumption that is refused leaves the run as it was
             events.append(ev.RunClosed(outcome="refused", detail=why))

@@ -78,16 +78,20 @@ def load_config(
         gpu = options.gpu.lower()
         if not gpu:
             raise ConfigError(
-                "what should be measured?", hint=f"--gpu {'|'.join(GPU_NAMES)}, or the path of a YAML file"
+                "no GPU and no configuration given: what should be measured?",
+                hint=(
+                    f"`bench launch --gpu {'|'.join(GPU_NAMES)}`, or give the path of a YAML file or of your own "
+                    "kernel (.py)"
+                ),
             )
         path = configs / f"{gpu}.yaml"
         if gpu not in GPU_NAMES or not path.is_file():
-            raise ConfigError(unknown(gpu), hint="--gpu names one of them")
+            raise ConfigError(unknown(gpu), hint="choose one of them with --gpu")
     try:
         with path.open("rb") as file:
             text = handwritten.text(file)
     except (OSError, ValueError) as exc:
-        hint = "`bench config show l4` prints one to begin with; or use --gpu"
+        hint = "`bench config show l4` prints a configuration to begin with; or use --gpu"
         raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint=hint) from exc
     grids = _grids((configs / "grids.yaml").read_text(encoding="utf-8"))
     overrides = (*_from_settings(text, defaults, own=options.path is not None), *options.every_override)
@@ -110,8 +114,8 @@ def is_workload(path: Path) -> bool:
     try:
         folder = path.is_dir()
     except (OSError, ValueError) as exc:
-        hint = "check the path, and the rights of the folders above it"
-        raise ConfigError(f"cannot look at {words(str(path), 200)}: {handwritten.why(exc)}", hint=hint) from exc
+        hint = "check the path, and your permissions on the folders above it"
+        raise ConfigError(f"cannot open {words(str(path), 200)}: {handwritten.why(exc)}", hint=hint) from exc
     if folder or path.suffix == ".py" or path.name in TASK_FILES:
         return True
     if path.suffix not in (".yaml", ".yml"):
@@ -235,7 +239,7 @@ def prepared_image(world: World, config: Config, base: str) -> tuple[str, tuple[
     wanted = environments_for(config.environment.torch, () if config.workload is None else config.workload.needs)
     usable, others = choose([one for one in records if one.gone_at is None], seen, config.gpu, base, wanted, now)
     if usable is None:
-        return "", (*said, f"the base image is used: {others[0].record.name}: {others[0].why}")
+        return "", (*said, f"no prepared image is used, because of {others[0].record.name}: {others[0].why}")
     days = (now - usable.record.created_at).days
-    valid = f"this launch validates it: {usable.validates}" if usable.validates else "valid"
+    valid = (f"this launch validates it: {usable.validates}") if usable.validates else "valid"
     return usable.url, (*said, f"prepared image {usable.record.name}, {count(days, 'day')} old, {valid}")

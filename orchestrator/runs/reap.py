@@ -128,7 +128,7 @@ def reap(world: World, findings: Sequence[Finding]) -> Reaped:
         try:
             world.cloud().delete(instance.zone, instance.name, request_id(instance))
         except BenchError as error:
-            failed.append(Failure(f"{instance.zone}/{instance.name} is still there", error))
+            failed.append(Failure(f"{instance.zone}/{instance.name} was not deleted yet", error))
         else:
             gone.append(finding)
     for run_id in dict.fromkeys(finding.run_id for finding in gone):
@@ -139,7 +139,7 @@ def reap(world: World, findings: Sequence[Finding]) -> Reaped:
             elif run is not None and run.settled is not None:
                 _add_cost(world, run_id)
         except BenchError as error:
-            failed.append(Failure(f"the end of run {run_id} is not recorded", error))
+            failed.append(Failure(f"the end of run {run_id} could not be recorded", error))
     return Reaped(tuple(gone), tuple(failed))
 
 
@@ -151,7 +151,7 @@ def _add_cost(world: World, run_id: str) -> None:
         if engine.perform(Settle(run.due(world.clock.now())), run):
             return
         world.clock.sleep(PAUSE_S)
-    raise Unavailable("its machine is still there", hint="`bench reap --yes` again, in a minute")
+    raise Unavailable("its machine was not deleted yet", hint="run `bench reap --yes` again in a minute")
 
 
 def request_id(instance: Instance) -> str:

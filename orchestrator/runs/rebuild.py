@@ -94,7 +94,7 @@ def _put_aside(world: World) -> str:
         Ledger.parse(blob.data)
     except LedgerUnreadable as exc:
         if is_newer(blob.data):
-            raise LedgerUnreadable(str(exc), hint="a newer version of bench wrote it: use that one") from exc
+            raise LedgerUnreadable(str(exc), hint="a newer version of bench wrote it: use that version") from exc
         place = f"ledger/unreadable-{blob.generation}.json"
         world.bucket.create(place, blob.data)
         world.bucket.replace(LEDGER, Ledger().dump(), generation=blob.generation)

@@ -68,8 +68,10 @@ def _of_fleet(world: World, key: str, *, eager: bool) -> Found:
     if entry.settled_usd is not None:
         return Found(key, True, f"its fleet is over: ${entry.settled_usd} of ${entry.hold_usd}")
     if why and forgotten(world, fleet, entry, MARGIN):
-        return _settled(world, key, entry, entry.hold_usd, "its scheduler says nothing: all of it counts as spent")
-    return Found(key, False, why or f"a fleet: `bench fleet status {fleet}` looks after it")
+        return _settled(
+            world, key, entry, entry.hold_usd, ("its scheduler gives no answer: the whole hold counts as spent")
+        )
+    return Found(key, False, why or f"a fleet: `bench fleet status {fleet}` settles it")
 
 
 def _one(world: World, key: str) -> Found:
@@ -95,9 +97,9 @@ def _one(world: World, key: str) -> Found:
 def _without_events(world: World, key: str, run_id: str) -> Found:
     entry = world.ledger.read().runs[key]
     if _waiting(world, entry) or _alive(world, run_id):
-        return Found(key, False, "its run has no events, and a machine may still be running under it")
+        return Found(key, False, "its run has no events, and a machine of it may still be running")
     cost = entry.hold_usd if entry.attempt else ZERO
-    why = "its events are gone: all of it counts as spent" if entry.attempt else "nothing was ever asked for"
+    why = "its events are gone: the whole hold counts as spent" if entry.attempt else "no machine was ever requested"
     return _settled(world, key, entry, cost, why)
 
 
@@ -105,7 +107,7 @@ def _left_behind(world: World, key: str, run_id: str, entry: Entry) -> Found:
     """A hold beside the one that its run goes by: of a resumption whose client died before it said so, or of a run
     that was settled in its events and, the client having died, not in the ledger."""
     if _waiting(world, entry) or _alive(world, run_id):
-        return Found(key, False, "its client may still be at it")
+        return Found(key, False, "its client may still be working on it")
     run = replay(world.log(run_id).read())
     generation = int(key.partition("+")[2] or 0)
     vms = run.vms if run is not None else ()

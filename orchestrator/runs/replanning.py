@@ -36,7 +36,7 @@ def replanned(
     under = hold_key(run_id, run.generation) if run is not None and run.closed is None else ""
     made = plan_on_cloud(world, config, stored.config_name, site, under=under)
     if made.ttl_s < stored.ttl_s - 59:
-        say(f"{run_id} had {stored.ttl_s // 60} min; here and now it gets {made.ttl_s // 60} min")
+        say(f"{run_id} had {stored.ttl_s // 60} min; under your present caps and prices it gets {made.ttl_s // 60} min")
     # The hold is judged with all that the run has cost before, so under the whole of today's caps.
     whole = made.config.model_copy(update={"budget": today.budget})
     return same_image(replace(made, config=whole), stored)

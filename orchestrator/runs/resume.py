@@ -33,11 +33,16 @@ def stored_plan(bucket: Bucket, run_id: str) -> LaunchPlan:
     (`core.plan.resumption`). Raises `NotFound`, `ConfigError`."""
     blob = bucket.read(plan_object(run_id))
     if blob is None:
-        raise NotFound(f"{run_id} has no plan in the bucket", hint="its client died before it planned: launch again")
+        raise NotFound(
+            f"{run_id} has no plan in the bucket, so it cannot be resumed",
+            hint="launch it again: its client died before it made a plan",
+        )
     try:
         return plan_from(document(blob.data))
     except Newer as exc:
-        raise ConfigError(f"the plan of {run_id}: {exc}", hint="resume with that version, or launch again") from exc
+        raise ConfigError(
+            f"the plan of {run_id}: {exc}", hint="use the version of bench that launched it, or launch it again"
+        ) from exc
     except ValueError as exc:
         raise ConfigError(f"the plan of {run_id} is no JSON", hint="launch again") from exc
 
@@ -60,12 +65,15 @@ def resume(
     log = world.log(run_id)
     run = replay(log.read())
     if run is None:
-        raise NotFound(f"there is no run {run_id}", hint="`bench status` lists the runs in this bucket")
+        raise NotFound(f"run not found: {run_id}", hint="`bench status` lists the runs in this bucket")
     if run.plan is not None and run.plan.mode != where.mode:
-        raise ConfigError(f"{run_id} was launched in mode {run.plan.mode}; this is {where.mode}")
+        raise ConfigError(f"{run_id} was launched in mode {run.plan.mode}, and this client is in mode {where.mode}")
     _check(run)
     if run.payload is None and plan.config.workload is not None:  # its path is the bucket's word, not the user's
-        raise ConfigError(f"{run_id} never stored its workload, {plan.config.workload.path}", hint="launch it again")
+        raise ConfigError(
+            (f"{run_id} cannot be resumed: its workload {plan.config.workload.path} was never stored"),
+            hint="launch it again",
+        )
     payload = payload_of_run(world, run, fresh, accept)
     generation = run.generation
     if run.closed is not None or _half_ended(world, run):
@@ -76,7 +84,7 @@ def resume(
         take_hold(world, plan, run_id, log, generation)  # once more: what the ledger holds counts, not what events say
     if run.payload is None:
         store_payload(world, payload, log)
-    say(f"{run_id} goes on: {run.cases_done} of {count(run.cases_total, 'case')} done")
+    say(f"resuming {run_id}: {run.cases_done} of {count(run.cases_total, 'case')} done")
     return engine_for(world, RunOrder(run_id, plan, payload, where), log)
 
 
@@ -92,11 +100,17 @@ def _check(run: Run) -> None:
     if run.closed is None:
         return
     if run.phase in (Phase.SUCCEEDED, Phase.INCORRECT):
-        raise ConfigError(f"{run.run_id} has measured everything", hint=f"`bench fetch {run.run_id}` brings it back")
+        raise ConfigError(
+            (f"nothing to resume: {run.run_id} has measured all its cases"),
+            hint=f"`bench fetch {run.run_id}` downloads them",
+        )
     if run.phase is Phase.REFUSED:
-        raise ConfigError(f"{run.run_id} was refused before it began", hint="launch again")
+        raise ConfigError(f"{run.run_id} was refused before it began, so it cannot be resumed", hint="launch again")
     if not run.over:
-        raise ConfigError(f"{run.run_id} still has a machine", hint=f"`bench status {run.run_id}` looks after it")
+        raise ConfigError(
+            f"{run.run_id} still has a machine, so it cannot be resumed yet",
+            hint=f"`bench status {run.run_id}` shows it and settles the run once the machine is gone",
+        )
 
 
 def payload_of_run(world: World, run: Run, fresh: Callable[[], Payload], accept: str = "") -> Payload:
@@ -108,16 +122,18 @@ def payload_of_run(world: World, run: Run, fresh: Callable[[], Payload], accept:
     theirs = run.payload.sha256
     if len(accept) < SHORTEST_SHA or not theirs.startswith(accept):
         raise ConfigError(
-            f"{run.run_id} runs payload {theirs[:12]}, and this installation has {own.sha256[:12]}",
-            hint="use the version that launched it; or, if you know whose that payload is, "
-            f"`bench launch --resume {run.run_id} --accept-payload {theirs[:12]}`",
+            f"{run.run_id} runs payload {theirs[:12]}, but this installation has payload {own.sha256[:12]}",
+            hint=(
+                "use the version of bench that launched it; or, if you trust that payload: `bench launch --resume "
+                f"{run.run_id} --accept-payload {theirs[:12]}`"
+            ),
         )
     name = payload_object(theirs)
     blob = world.bucket.read(name)
     if blob is None:
         raise NotFound(f"the payload of {run.run_id} is not in the bucket: {name}", hint="launch again")
     if hashlib.sha256(blob.data).hexdigest() != theirs:
-        raise ConfigError(f"{name} is not what its name says", hint="delete it, and launch again")
+        raise ConfigError(f"{name} does not have the checksum that its name gives", hint="delete it, and launch again")
     with tarfile.open(fileobj=io.BytesIO(blob.data), mode="r:gz") as archive:
         script = archive.extractfile(SCRIPT)
         if script is None:

@@ -51,14 +51,14 @@ def take_over(
         vm = owned(slot, owner)
         why_not = unfit(slot, owner, _wanted(plan, owner), world.clock.now()) or _absent(world, slot)
         if why_not or vm is None:
-            say(f"{slot.vm} was kept, and will not do: {why_not}")
+            say(f"kept machine {slot.vm} is not used: {why_not}")
             continue
         claimed = _claimed(world, name, claimant, _spec(world, plan, vm, slot, claimant))
         if claimed is None:
-            say(f"{slot.vm} was kept, and somebody else was first")
+            say(f"kept machine {slot.vm} is not used: another launch took it first")
             continue
         log.append(ev.MachineTaken(vm=vm.name, zone=vm.zone, owner=slot.owner, deadline_at=vm.deadline_at))
-        say(f"{vm.name} was kept by {slot.owner}, which pays for it: no cold start")
+        say(f"using kept machine {vm.name} of {slot.owner}, which pays for it: no cold start")
         _hold_nothing(world, plan, claimant.run_id, log)
         return True
     return False
@@ -101,7 +101,7 @@ def _wanted(plan: LaunchPlan, owner: Run | None) -> Wanted:
 def _absent(world: World, slot: Slot) -> str:
     """Nothing is claimed of a machine that only its slot remembers."""
     instance = world.cloud().instance(slot.zone, slot.vm)
-    return "" if instance is not None and instance.status == "RUNNING" else "it does not run any more"
+    return "" if instance is not None and instance.status == "RUNNING" else "it is not running any more"
 
 
 def _spec(world: World, plan: LaunchPlan, vm: Vm, slot: Slot, who: Claimant) -> dict[str, Any]:

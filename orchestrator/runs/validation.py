@@ -53,7 +53,7 @@ def validated(record: ImageRecord, run: Run, told: Mapping[str, Any], now: datet
     cause = next((one.cause for one in run.diagnoses if one.cause in OF_THE_IMAGE), "")
     installed = next((heal.detail for heal in run.heals if heal.what == "torch"), "")
     if cause and not run.measured:
-        return record.model_copy(update={"broken": f"{run.run_id} ended on it with {cause}", "validated_at": None})
+        return record.model_copy(update={"broken": f"{run.run_id} failed on it: {cause}", "validated_at": None})
     if installed:
         return record.model_copy(update={"broken": f"{run.run_id} had to install torch on it", "validated_at": None})
     if not run.measured or (record.validated_at is not None and record.validated_at >= now):

@@ -253,7 +253,7 @@ def test_what_is_left_out_is_named_and_the_exit_code_is_16(shop: tuple[Bench, Wi
         for command in (["status"], ["reap", "--yes"]):
             ran = bench(*command, code=16)
             assert f"note: {name} cannot be read" in ran.err
-            assert "error: 1 object was left out, and all else was done" in ran.err
+            assert "error: 1 object could not be read; everything else was done" in ran.err
         assert bench("status", "--json", code=16).document["left_out"].keys() == {name}
     finally:
         forget(wiring, name)

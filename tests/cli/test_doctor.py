@@ -218,8 +218,8 @@ def test_the_page_fits_on_a_screen_and_leads_from_a_fault_to_a_command(clinic: B
     clinic.control("/control/weather", {"faults": [{"fault": "billing_off"}, {"fault": "bucket_missing"}]})
     out = clinic("doctor", "--gpu", "l4", *ACCOUNT, code=6, width=110).out
     assert len(out.splitlines()) <= 50
-    assert out.index("no billing account pays") < out.index("what mends it") < out.index("gcloud billing projects link")
-    assert "2 to mend" in out
+    assert out.index("no billing account pays") < out.index("how to fix it") < out.index("gcloud billing projects link")
+    assert "2 fail" in out
 
 
 def test_fix_does_what_is_safe_after_asking_and_looks_again(clinic: Bench) -> None:
@@ -232,7 +232,7 @@ def test_fix_does_what_is_safe_after_asking_and_looks_again(clinic: Bench) -> No
     mended = clinic("doctor", "--gpu", "l4", *ACCOUNT, "--fix", "--yes")
     assert "done: make the bucket" in mended.out
     assert "done: enable iam.googleapis.com" in mended.out
-    assert "0 to mend" in mended.out
+    assert "0 fail" in mended.out
 
 
 def test_a_script_that_does_not_agree_gets_nothing_mended(clinic: Bench) -> None:

@@ -65,7 +65,7 @@ def test_each_configuration_that_comes_with_the_tool_is_shown_and_can_be_launche
         assert load(text, source=name, grids=grids).gpu
     whole = yaml.safe_load(bench("config", "show", "l4", "--whole").out)
     assert whole["run"]["attempts"] == 3
-    assert "there are " in bench("config", "show", "prices", code=2).err
+    assert "bundled configurations: " in bench("config", "show", "prices", code=2).err
 
 
 def test_every_key_that_is_listed_is_one_that_set_takes(bench: Bench) -> None:

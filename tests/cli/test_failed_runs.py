@@ -27,12 +27,12 @@ def test_status_says_the_reason_of_a_failure_once(bench: Bench, detail: str) -> 
 
 def test_a_part_of_an_id_that_is_several_runs_says_what_to_do(bench: Bench) -> None:
     fill(bench)
-    assert "a longer part of its id names one" in bench("status", "20", code=2).err
+    assert "give a longer part of the id" in bench("status", "20", code=2).err
 
 
 @pytest.mark.parametrize("command", [["plan", "--gpu", "l4", "--set", "gpu=b200"], ["fleet", "plan", "--gpu", "b200"]])
 def test_a_gpu_that_is_not_rented_is_told_as_that_wherever_it_is_named(bench: Bench, command: list[str]) -> None:
-    assert "B200 is not rented" in bench(*command, code=2).err
+    assert "B200 cannot be rented" in bench(*command, code=2).err
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("failed", 5), ("preempted", 8), ("stopped", 9), ("no_capacity", 4)])
@@ -41,7 +41,7 @@ def test_a_fetch_of_a_run_that_failed_before_its_first_case_is_no_success(
 ) -> None:
     failed(outcome, f"spec_refused: {DETAIL}")
     said = bench("fetch", RUN, "--into", "out", code=code, width=200)
-    assert "no case is measured; the run is " in said.out
+    assert "no case was measured; the run is " in said.out
     assert DETAIL in said.err
     assert "fix the file and line that the message names" in said.err
     assert bench("fetch", RUN, "--into", "out", "--json", code=code).document["cases"] == 0

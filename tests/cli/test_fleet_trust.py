@@ -53,7 +53,7 @@ def test_no_setting_of_a_fleet_that_was_found_in_the_bucket_is_followed(
     evil = {"alerts.command": f"touch {proof}", "machine.service_account": "owner@p.iam.gserviceaccount.com"}
     planted(wire(), sweep(settings=evil))
     refused = bench("fleet", command, code=2).err
-    assert "was not launched from here" in refused
+    assert "was not launched from this computer" in refused
     assert "machine.service_account=owner@" in refused.replace("\n", ""), "who decides about it is told what it asks"
     assert not proof.exists()
     assert bench.alive() == []
@@ -68,7 +68,7 @@ def test_no_command_is_run_in_a_folder_that_a_fleet_in_the_bucket_names(bench: B
     (code / "cluster.py").write_text(f"open({str(proof)!r}, 'w')\n")
     planted(wire(), sweep(engine="slurm", slurm={"folder": str(folder)}))
     for command in ("status", "watch", "stop", "resume", "retry"):
-        assert "was not launched from here" in bench("fleet", command, code=2).err
+        assert "was not launched from this computer" in bench("fleet", command, code=2).err
     assert bench("fleet", "status", "--look", "--json").document["fleet"] == FLEET
     assert not proof.exists()
 
@@ -84,14 +84,14 @@ def test_a_fleet_is_believed_where_it_was_launched_until_somebody_rewrites_it(
     stranger = Wiring(wire().settings)
     stranger.__dict__["bucket"] = wiring.bucket
     stranger.__dict__["clock"] = wiring.clock
-    with pytest.raises(ConfigError, match="not launched from here"):
+    with pytest.raises(ConfigError, match="not launched from this computer"):
         Desk.of(stranger, fleet).believed()
     monkeypatch.setenv("BENCH_HOME", str(bench.home))
     for name in (spec_object(fleet), plan_object(fleet)):
         blob = wiring.bucket.read(name)
         assert blob is not None
         wiring.bucket.replace(name, blob.data + b" ", generation=None)
-        with pytest.raises(ConfigError, match="not launched from here"):
+        with pytest.raises(ConfigError, match="not launched from this computer"):
             Desk.of(wire(), fleet).believed()
         wiring.bucket.replace(name, blob.data, generation=None)
     Desk.of(wire(), fleet).believed()
@@ -106,7 +106,7 @@ def test_no_price_in_a_record_that_somebody_rewrote_is_what_a_fleet_is_settled_a
     cheap = desk.record.model_copy(update={"usd_per_hour": {"l4": Decimal("0.000001")}, "hold_usd": Decimal(0)})
     wiring.bucket.replace(spec_object(fleet), cheap.model_dump_json(by_alias=True).encode(), generation=None)
     for command in ("status", "watch", "stop", "resume"):
-        assert "was not launched from here" in bench("fleet", command, fleet, code=2).err
+        assert "was not launched from this computer" in bench("fleet", command, fleet, code=2).err
     world = wiring.world()
     for hours, settled in ((5, None), (30, hold)):
         later = replace(world, clock=SimulatedClock(desk.record.created_at + timedelta(hours=hours)))

@@ -22,5 +22,5 @@ def test_output_that_cannot_be_written_is_told_without_a_traceback(command: list
             stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment,
         )  # fmt: skip
     assert ran.returncode == 11, ran.stderr
-    assert ran.stderr.splitlines()[0] == ("error: what was to be printed cannot be written: No space left on device")
+    assert ran.stderr.splitlines()[0] == ("error: cannot write the output: No space left on device")
     assert len(ran.stderr.splitlines()) == 2

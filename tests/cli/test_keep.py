@@ -25,7 +25,7 @@ def test_a_kept_machine_is_advised_on_taken_over_and_paid_for_once(bench: Bench,
     assert bench("fetch", first["run_id"], "--into", "early", "--json").document["complete"] is True
 
     second = bench("launch", "--gpu", "l4", *SMALL, *paced())
-    assert "was kept by" in second.out
+    assert "using kept machine" in second.out
     assert f"on a kept machine that {first['run_id']} pays for" in second.out
     run = bench("status", "last", "--json").document
     assert run["run_id"] != first["run_id"]

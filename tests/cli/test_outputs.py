@@ -112,7 +112,7 @@ def settled(text: str, home: Path) -> str:
         (r"cost-[0-9a-f]{8}", "cost-1a2b3c4d"),
         (r"\b\d written", "8 written"),  # the index tells the minute
         (r"127\.0\.0\.1:\d+", "127.0.0.1:1"),
-        (r"; .* does their work", "; PROCESSOR does their work"),
+        (r"running on this machine's .*", "running on this machine's PROCESSOR"),
         (r" +$", ""),
     ):
         text = re.sub(pattern, instead, text, flags=re.MULTILINE)

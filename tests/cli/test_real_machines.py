@@ -103,7 +103,7 @@ def test_a_launch_measures_fetches_and_leaves_nothing(bench: Bench) -> None:
     assert bench("status", run["run_id"][-4:], "--json").document["state"] == "succeeded"
     assert "finish: succeeded" in bench("logs", "last").out
     assert bench("logs", "last", "--json").document["source"] == "bucket"
-    assert "was over already" in bench("stop", "last").out
+    assert "was already over" in bench("stop", "last").out
     assert bench("stop", "last", "--json").document["state"] == "succeeded"
     assert run["run_id"] in bench("costs").out
     assert "alerts at 50, 80, 100 %" in bench("budget").out
@@ -215,7 +215,7 @@ def test_a_run_that_was_cut_short_is_resumed_by_another_process_and_measures_not
     fetched = bench("fetch", cut["run_id"], "--into", "out", "--json").document
     assert fetched["complete"] is True
     again = bench("launch", "--resume", cut["run_id"], code=2)
-    assert "has measured everything" in again.err
+    assert "has measured all its cases" in again.err
     assert "no other choice" in bench("launch", "--resume", "last", "--gpu", "l4", code=2).err
 
 
@@ -292,7 +292,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(bench: Bench, paced: Paced) -> None
         if "phase environment" in line:
             client.send_signal(signal.SIGINT)
     client.stdout.close()
-    assert (client.wait(), "detached; the run goes on" in "".join(said)) == (0, True), "".join(said)
+    assert (client.wait(), "detached; the run continues" in "".join(said)) == (0, True), "".join(said)
     assert "VMs alive now: 1" in bench("status").out
     bench("stop", "last")
 

@@ -32,7 +32,7 @@ def nothing_was_asked_for(bench: Bench) -> bool:
         (["launch", "--gpu", "l4", "--set", "measure.repeats=many"], "measure.repeats"),
         (["launch", "--gpu", "l4", "--set", "colour=blue"], "colour"),
         (["launch", "--gpu", "l4", "--set", "nonsense"], "expected key.path=value"),
-        (["costs", "add", "much"], "is not an amount in dollars"),
+        (["costs", "add", "much"], "not an amount in dollars: much"),
         (["costs", "add", "-3"], ""),
         (["costs", "add", "0"], "more than 0"),
     ],
@@ -63,7 +63,7 @@ def test_every_mistake_in_a_file_is_named_at_once(bench: Bench) -> None:
 @pytest.mark.usefixtures("cloud")
 def test_a_cap_that_is_too_small_is_refused_with_exit_3_before_anything_is_asked_for(bench: Bench, window: str) -> None:
     ran = bench("launch", "--gpu", "l4", "--set", f"budget.per_{window}_usd=0.0001", code=3)
-    assert "needs $" in ran.err
+    assert "needs at least $" in ran.err
     assert f"budget.per_{window}_usd" in ran.err
     assert nothing_was_asked_for(bench)
     assert bench("status", "--json").document["runs"] == []
@@ -145,8 +145,8 @@ def test_a_bucket_that_is_gone_is_named(bench: Bench) -> None:
 @pytest.mark.parametrize("command", [["status"], ["logs"], ["stop"], ["fetch"]])
 @pytest.mark.usefixtures("cloud")
 def test_a_run_that_does_not_exist_is_exit_10(bench: Bench, command: list[str]) -> None:
-    assert bench(*command, "20200101-000000-l4-ffff", code=10).err.startswith("error: there is no run")
-    assert "no run is called zebra" in bench(*command, "zebra", code=10).err
+    assert bench(*command, "20200101-000000-l4-ffff", code=10).err.startswith("error: run not found: ")
+    assert "run not found: zebra" in bench(*command, "zebra", code=10).err
     assert "there are no runs yet" in bench(*command, "last", code=10).err
 
 
@@ -160,8 +160,8 @@ def test_the_clouds_own_commands_say_what_is_so(bench: Bench) -> None:
     assert "not running" in bench("cloud", "status").out
     assert bench("cloud", "status", "--json").document == {"schema": 1, "running": False, "instances": []}
     assert "not running" in bench("cloud", "stop").out
-    assert "no VM to preempt" in bench("cloud", "preempt", "some-vm", code=10).err
-    assert "the embedded cloud runs" in bench("cloud", "start").out
+    assert "no VM can be preempted" in bench("cloud", "preempt", "some-vm", code=10).err
+    assert "the embedded cloud is running" in bench("cloud", "start").out
     assert bench("cloud", "start", "--json").document["bucket"]
     assert "0 VMs alive" in bench("cloud", "status").out
     assert "0 VMs, $0" in bench("cloud", "bill").out

@@ -164,7 +164,7 @@ def test_fetched_results(snapshot: SnapshotAssertion) -> None:
 
 def test_a_fetch_of_nothing_shows_no_empty_table() -> None:
     out = shown(results_view(fetched(cases=0), reported(csv_text([]))))
-    assert out.splitlines()[0] == f"{RUN}  no case is measured; the run is preempted"
+    assert out.splitlines()[0] == f"{RUN}  no case was measured; the run is preempted"
     assert "median" not in out
 
 
@@ -229,7 +229,7 @@ def test_plain_lines_say_each_thing_once() -> None:
     ):
         assert words in before
     watch.trouble(Unavailable("storage does not answer"), 3)
-    assert "trying again in 3 s" in out.getvalue()
+    assert "retry in 3 s" in out.getvalue()
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 200])

@@ -187,12 +187,12 @@ def test_what_must_not_be_compared_is_refused_with_the_reason(bench: Bench, runs
     assert (
         "no regime is in both" in bench("compare", runs["before"], runs["sustained"], "--across-devices", code=13).err
     )
-    assert "two runs at least" in bench("compare", runs["before"], code=2).err
+    assert "at least two runs" in bench("compare", runs["before"], code=2).err
     both = ("--absolute", "--relative-to", "sdpa:default")
-    assert "either" in bench("compare", runs["before"], runs["same"], *both, code=2).err
+    assert "give only one" in bench("compare", runs["before"], runs["same"], *both, code=2).err
     nothing = bench("compare", runs["before"], runs["same"], "--implementation", "sdpa:flash", code=13)
     assert "nothing" not in nothing.out
-    assert "in common" in nothing.err
+    assert "the runs share no case" in nothing.err
 
 
 def test_runs_that_measured_nothing_are_called_as_they_were_named(
@@ -202,7 +202,7 @@ def test_runs_that_measured_nothing_are_called_as_they_were_named(
     first, second = (str(folder(tmp_path / name, head)) for name in ("empty", "also empty"))
     refused = bench("compare", first, second, code=13)
     assert f"{first} and {second}: the first run measured nothing" in refused.err
-    assert f"`bench report {first}` shows what is in it" in refused.err
+    assert f"`bench report {first}` shows what the run contains" in refused.err
     refused = bench("compare", runs["before"], second, "--json", code=13)
     assert f"l4-7f3a and {second}: the second run measured nothing" in refused.err
     assert f"`bench report '{second}'` shows" in refused.err
@@ -268,7 +268,7 @@ def test_a_kernel_that_is_not_timed_any_more_is_a_regression_and_cases_without_a
         tmp_path / "b", csv_text([*kept, wrong, *(row for row in rivals if row["implementation"] != "bench")])
     )
     ran = bench("compare", str(before), str(after), "--html", "c.html", "--markdown", "c.md", code=12)
-    assert "1 not timed any more; bench on b2-h8-kv8-q128" in ran.err
+    assert "1 no longer timed; bench on b2-h8-kv8-q128" in ran.err
     said = "1 timing lost: bench (1): wrong: largest error 0.5."
     assert said in " ".join(ran.out.split())
     assert said in Path("c.html").read_text()
@@ -279,7 +279,7 @@ def test_a_kernel_that_is_not_timed_any_more_is_a_regression_and_cases_without_a
     graph = folder(tmp_path / "d", csv_text([row | {"regime": "graph"} for row in rivals] + kept))
     assert "1 case timed in other regimes" in bench("compare", str(before), str(graph)).out
     nothing = folder(tmp_path / "e", csv_text([wrong]))
-    assert "1 not timed any more" in bench("compare", str(before), str(nothing), code=12).err
+    assert "1 no longer timed" in bench("compare", str(before), str(nothing), code=12).err
 
 
 # --- baselines ------------------------------------------------------------------------------------------------------
@@ -340,15 +340,15 @@ def test_what_cannot_be_a_baseline_is_refused_with_the_way_out(bench: Bench, sto
     older, newer = stored(RUNS[0], 1.0), stored(RUNS[1], 1.0)
     partial = stored(RUNS[2], 1.0, complete=False)
     bench("baseline", "set", "main", newer)
-    assert f"is {newer} already, which is newer than {older}" in bench("baseline", "set", "main", older, code=2).err
+    assert f"is already {newer}, which is newer than {older}" in bench("baseline", "set", "main", older, code=2).err
     assert f"main on NVIDIA L4 is {older}" in bench("baseline", "set", "main", older, "--back").out
     assert "is not complete" in bench("baseline", "set", "main", partial, code=2).err
     bench("baseline", "set", "main", partial, "--partial", "--json")
-    assert "no name for a baseline" in bench("baseline", "set", "Main!", older, code=2).err
-    assert "has stored no case in this bucket" in bench("baseline", "set", "main", RUNS[5], code=10).err
+    assert "not a valid name for a baseline" in bench("baseline", "set", "Main!", older, code=2).err
+    assert "has no measured case in this bucket" in bench("baseline", "set", "main", RUNS[5], code=10).err
     wire().bucket.replace("baselines/main.json", b"{", generation=None)
     assert "--broken" in bench("baseline", "show", "main", code=16).err
-    assert "main is empty" in bench("baseline", "rm", "main", "--broken").out
+    assert "main is now empty" in bench("baseline", "rm", "main", "--broken").out
 
 
 def test_what_a_comparison_fails_on_is_chosen(bench: Bench, runs: dict[str, str], tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_a_history_follows_a_case_over_the_runs_of_a_bucket(bench: Bench) -> Non
     newest = bench("history", "--case", case, "--last", "2", "--json").document
     assert ([point["git_commit"] for point in newest["points"]], newest["older"]) == (["c2", "c5"], True)
     page = bench("history", "--case", case, "--last", "2").out
-    assert f"older ones: --before {RUNS[2]}" in page
+    assert f"for older runs: --before {RUNS[2]}" in page
     rest = bench("history", "--case", case, "--last", "2", "--before", RUNS[2], "--json").document
     assert ([point["git_commit"] for point in rest["points"]], rest["older"]) == (["c0", "c1"], False)
     assert f"before {RUNS[0]}" in bench("history", "--case", case, "--before", RUNS[0], code=10).err

@@ -68,7 +68,7 @@ def test_a_document_that_lacks_a_key_or_has_another_type_is_told_from_one_that_i
     with pytest.raises(ValueError, match="schema"):
         holds("cases", {"schema": 2, "run_id": "a", "cases": []})
     assert bench("schema", "status", "--json").document["title"] == "bench status --json"
-    assert "no schema is called" in bench("schema", "nosuch", code=2).err
+    assert "schema not found: 'nosuch'" in bench("schema", "nosuch", code=2).err
     assert "costs add" in bench("schema").out.splitlines()
 
 

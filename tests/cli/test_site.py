@@ -37,7 +37,7 @@ def test_a_folder_gets_the_pages_and_the_bucket_too_where_that_is_asked(bench: B
     assert bucket.read(index_object(names(0))) == before
     said = bench("site", "--out", str(tmp_path / "s"), "--publish", "site/all").out
     assert "2 runs, 0 read" in said
-    assert "stored 0 pages" in said
+    assert "stored 0 new or changed pages" in said
 
 
 @pytest.mark.parametrize("prefix", ["runs", "ledger", "index/x", "site/../runs", "/site", "site//x", "sites"])
@@ -48,7 +48,7 @@ def test_pages_are_stored_nowhere_but_under_site(bench: Bench, prefix: str) -> N
 def test_a_folder_of_somebody_elses_is_refused(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
-    assert "no site of ours" in bench("site", "--out", str(tmp_path / "mine"), code=2).err
+    assert "contains files that are not a site of bench" in bench("site", "--out", str(tmp_path / "mine"), code=2).err
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 

@@ -79,5 +79,5 @@ def test_a_device_is_known_by_what_it_calls_itself(device: str, key: str) -> Non
 @pytest.mark.parametrize("name", ["", "Main", "a/b", "../x", "-x", "a" * 64, "a b"])
 def test_a_name_that_would_make_a_strange_object_is_refused(name: str) -> None:
     assert checked_name("release-1.2_x") == "release-1.2_x"
-    with pytest.raises(ConfigError, match="no name for a baseline"):
+    with pytest.raises(ConfigError, match="not a valid name for a baseline"):
         checked_name(name)

@@ -409,7 +409,7 @@ def test_alerts_say_what_happened_in_dollars() -> None:
     assert said == [
         "80 % of the budget for 2026-11 is spent. $8 of $10 is spent, and $1 more is held for runs that are not over.",
         "100 % of the budget for everything is spent. $10 of $10 is spent, and $0 more is held for runs that are not over.",
-        "the budget for 2026-11-21 may be passed by runs that are not over. $3 is spent and $10 is held: more than $10. A cost came to light, or the cap was lowered, after the money had been held. Nothing more fits until it is within the cap again.",
+        "the budget for 2026-11-21 may be exceeded by runs that are not over. $3 is spent and $10 is held: together more than $10. A cost was recorded, or the cap was lowered, after the money was held. No new run is allowed until the sum is below the cap again.",
         "run r cost more than was held for it. It cost $1.2; $1 was held. Compare configs/prices.yaml with the bill.",
     ]
 

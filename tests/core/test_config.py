@@ -304,7 +304,7 @@ MACHINE_KEYS = (
 COMPLAINTS = f"""\
 --set machine.provisionin=spot: machine.provisionin: unknown key; did you mean 'provisioning'? valid: {MACHINE_KEYS}
 my.yaml:3: machine.typ: unknown key; did you mean 'type'? valid: {MACHINE_KEYS}
-my.yaml:4: machine.type: n1-standard-4 carries NVIDIA T4; l4 comes with: g2-standard-4, g2-standard-8, g2-standard-12, g2-standard-16, g2-standard-32
+my.yaml:4: machine.type: n1-standard-4 carries NVIDIA T4; machine types for l4: g2-standard-4, g2-standard-8, g2-standard-12, g2-standard-16, g2-standard-32
 my.yaml:5: machine.disk_gb: 20 GB is smaller than the image of common-cu129-ubuntu-2404-nvidia-580; use at least 50
 my.yaml:6: machine.provisioning: 'preemptible' is not a choice; valid: spot, standard
 my.yaml:7: zones[0]: l4 is not offered in 'us-central1-q'; did you mean 'us-central1-c'? valid: us-central1-a, us-central1-b, us-central1-c
@@ -326,7 +326,7 @@ my.yaml:21: correctness.grid.shapes[1].seq_k: required
 my.yaml:21: correctness.grid.shapes[1].seq_q: required
 my.yaml:21: correctness.grid.shapes[1].sq: unknown key; did you mean 'seq_q'? valid: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, pass
 my.yaml:22: alerts.command: expected text, got 3
-my.yaml:22: alerts.webhook: 'hooks.example.com' does not look right; expected ^https?://
+my.yaml:22: alerts.webhook: 'hooks.example.com' is not valid; expected ^https?://
 my.yaml:23: environment.allow_install: expected true or false, got 'perhaps'
 my.yaml:23: environment.min_free_gb: expected a number, got 'much'
 my.yaml:23: environment.torch: expected text, got nothing
@@ -357,7 +357,7 @@ def test_every_problem_is_listed_with_its_file_line_key_and_remedy() -> None:
         ),
         (
             "gpu: l4\nmeasure: {dtypes: [float16, float16]}",
-            "my.yaml:2: measure.dtypes: entry 2 is there already: float16",
+            "my.yaml:2: measure.dtypes: entry 2 is a duplicate: float16",
         ),
         (
             "gpu: t4\nmeasure: {dtypes: [float16, bfloat16]}",
@@ -369,13 +369,13 @@ def test_every_problem_is_listed_with_its_file_line_key_and_remedy() -> None:
         ),
         (
             "gpu: l4\nmachine: {type: z9-mega}",
-            "my.yaml:2: machine.type: z9-mega is not known to carry NVIDIA L4; l4 comes with: g2-standard-4, g2-standard-8, g2-standard-12, g2-standard-16, g2-standard-32",
+            "my.yaml:2: machine.type: z9-mega is not known to carry NVIDIA L4; machine types for l4: g2-standard-4, g2-standard-8, g2-standard-12, g2-standard-16, g2-standard-32",
         ),
         (
             "gpu: h100\nmachine:\n  provisioning: standard",
             "my.yaml:3: machine.provisioning: a3-highgpu-1g is not sold on demand; use spot",
         ),
-        ("gpu: a100\nzones: [us-east1-b]\nregions: [us-east1]", "my.yaml:3: regions: give either zones or regions"),
+        ("gpu: a100\nzones: [us-east1-b]\nregions: [us-east1]", "my.yaml:3: regions: zones and regions are both given: give only one of them"),
         (
             "gpu: h100\nzones:\n  - us-central1-a\n  - asia-east9-a",
             "my.yaml:4: zones[1]: h100 is not offered in 'asia-east9-a'; did you mean 'us-east4-a'? valid: us-central1, us-east4, europe-west4",

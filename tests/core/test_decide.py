@@ -222,16 +222,16 @@ def reason(command: do.Command) -> str:
 def test_a_machine_is_deleted_when_it_should_not_be_there() -> None:
     assert reason(alive(running().add(15, ev.StopRequested(by="ada", reason="enough")), 20)) == "enough"
     assert "stopped without deleting itself" in reason(alive(running(), 20, "TERMINATED"))
-    assert "outlived its deadline" in reason(alive(running(), 1804 + POLICY.deadline_slack_s + 1))
+    assert "it is past its deadline" in reason(alive(running(), 1804 + POLICY.deadline_slack_s + 1))
     assert "did not delete itself" in reason(alive(running().vm(30, ev.Finished(outcome="succeeded")), 120))
     silent = Log().add(0, planned()).add(2, requested()).add(5, created(4))
-    assert "said nothing" in reason(alive(silent, 4 + POLICY.boot_limit_s + 1))
+    assert "it sent nothing for 600 s" in reason(alive(silent, 4 + POLICY.boot_limit_s + 1))
 
 
 def test_a_machine_without_a_known_start_has_a_deadline_all_the_same() -> None:
     log = Log().add(0, planned()).add(2, requested())
     (command,) = next_of(log, do.Observation(instance("PROVISIONING", started=None)), now=1e5)
-    assert "outlived" in reason(command)
+    assert "past its deadline" in reason(command)
 
 
 # --- gone -------------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_how_a_run_ended() -> None:
     assert ending(both) == (Phase.INCORRECT, "bench was wrong on 1 case (flash too), first c: off by 0.5")
     assert ending(running().vm(20, measured("a")), "preempted") == (
         Phase.PREEMPTED,
-        f"the cloud took {VM} back; 1 of 2 cases measured",
+        f"{VM} was preempted; 1 of 2 cases measured",
     )
     assert ending(running().vm(20, ev.Preempted()))[0] is Phase.PREEMPTED
     assert ending(running().vm(20, ev.Finished(outcome="preempted")))[0] is Phase.PREEMPTED
@@ -300,7 +300,7 @@ def test_how_a_run_ended() -> None:
         "no_compiler: no g++",
     )
     assert ending(running(), "deadline") == (Phase.EXPIRED, f"{VM} reached its deadline of 1800 s")
-    assert ending(running(), "lost") == (Phase.FAILED, f"{VM} is gone without a last word (lost)")
+    assert ending(running(), "lost") == (Phase.FAILED, f"{VM} disappeared without a message (lost)")
     assert ending(Log().add(0, planned()).add(2, requested()), "unanswered")[0] is Phase.FAILED
 
 

@@ -114,9 +114,9 @@ def test_a_shape_that_is_not_a_problem_is_refused(wrong: object, complaint: str)
 
 def test_a_problem_given_twice_is_refused() -> None:
     shape = {"batch": 1, "heads": 1, "seq": 4, "head_dim": 4}
-    with pytest.raises(ValidationError, match="entry 2 is there already"):
+    with pytest.raises(ValidationError, match="entry 2 is a duplicate"):
         Grid.model_validate({"shapes": [shape, shape | {"kv_heads": 1}]})
-    with pytest.raises(ValidationError, match="entry 3 is there already: float16"):
+    with pytest.raises(ValidationError, match="entry 3 is a duplicate: float16"):
         Grid.model_validate({"shapes": [shape], "dtypes": ["float16", "float32", "float16"]})
     with pytest.raises(ValidationError, match="unknown dtype 'float8'"):
         Grid.model_validate({"shapes": [shape], "dtypes": ["float8"]})

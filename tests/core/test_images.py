@@ -149,7 +149,7 @@ def test_a_run_that_ends_on_an_image_for_a_cause_of_the_image_keeps_later_launch
     assert failed is not None
     assert wrong is not None
     assert healed is not None
-    assert validated(record(), failed, {}, at(30)).broken == f"{RUN} ended on it with no_cuda"
+    assert validated(record(), failed, {}, at(30)).broken == f"{RUN} failed on it: no_cuda"
     assert validated(record(), wrong, {}, at(30)) == record()
     assert "had to install torch" in validated(record(), healed, {}, at(30)).broken
 

@@ -115,9 +115,9 @@ def test_a_budget_too_small_for_the_time_asked_shortens_the_run_on_the_cheapest_
     assert plan.ttl_s == 1090
     assert plan.ceiling_usd <= D("0.10") < ceiling(plan.usd_per_hour, plan.ttl_s + 1, 1)
     assert plan.notices == (
-        "the budget pays for 1 of 3 machines",
+        "the budget pays for 1 of 3 attempts",
         "the budget shortens the run from 30 min to 18 min 10 s",
-        "left out, too dear for 18 min 10 s within the budget: us-central1",
+        "left out, too expensive to pay 18 min 10 s within the budget: us-central1",
     )
 
 
@@ -126,8 +126,8 @@ def test_zones_too_dear_for_the_budget_are_left_out_when_others_allow_the_whole_
     assert {offer.region for offer in plan.offers} == {"us-east4"}
     assert plan.ttl_s == 1800
     assert plan.notices == (
-        "the budget pays for 1 of 3 machines",
-        "left out, too dear for 30 min within the budget: us-central1",
+        "the budget pays for 1 of 3 attempts",
+        "left out, too expensive to pay 30 min within the budget: us-central1",
     )
 
 
@@ -136,7 +136,7 @@ def test_a_run_is_refused_when_the_money_left_does_not_pay_boot_and_one_case() -
     answer = refused(asked(TWO), caps=Caps(day=D("3.01"), month=D(100)), ledger=ledger)
     assert answer.kind == "budget"
     assert answer.message == (
-        "l4 needs $0.024099 for the shortest useful run, 4 min; $0.01 is left today (cap $3.01, $1 spent, $2 held)"
+        "l4 needs at least $0.024099 (the shortest useful run takes 4 min), but only $0.01 is left today (cap $3.01, $1 spent, $2 held)"
     )
     assert answer.hint == "raise budget.per_day_usd, or wait until tomorrow (UTC)"
     assert answer.detail == {
@@ -160,7 +160,7 @@ def test_a_refusal_names_the_key_to_raise() -> None:
 
 def test_a_time_too_short_for_one_case_is_refused_before_anything_is_paid() -> None:
     answer = refused(asked("gpu: l4\nrun: {max_minutes: 3}"))
-    assert answer.message == "run.max_minutes of 3 is too short: boot and one case need 4 min"
+    assert answer.message == "run.max_minutes of 3 is too short: booting and one case take 4 min"
     assert answer.hint == "set run.max_minutes to 4 or more"
     assert accepted(asked("gpu: l4\nrun: {max_minutes: 3}"), mode=Mode.EMBEDDED).ttl_s == 180
 
@@ -171,7 +171,7 @@ def test_a_time_too_short_for_one_case_is_refused_before_anything_is_paid() -> N
 def test_zones_without_a_price_are_left_out_and_named_when_they_were_asked_for() -> None:
     plan = accepted(asked("gpu: l4\nzones: [us-east4-a, europe-west2-a]"))
     assert [offer.zone for offer in plan.offers] == ["us-east4-a"]
-    assert plan.notices == ("left out for want of a price: europe-west2-a",)
+    assert plan.notices == ("left out, no price known: europe-west2-a",)
 
 
 def test_without_any_price_nothing_is_started() -> None:
@@ -187,12 +187,12 @@ def test_without_any_price_nothing_is_started() -> None:
 
 def test_old_prices_and_prices_from_memory_are_said_to_be_so() -> None:
     late = NOON + timedelta(days=365)
-    more = "20% is held on top of them; `bench prices --refresh` asks Google for today's"
+    more = "20% more is held than they say; `bench prices --refresh` gets today's from Google"
     assert accepted(asked(TWO), now=late).notices == (
         f"prices are of 2026-06-03, 393 days old, and spot prices move every month: {more}",
     )
     (notice,) = accepted(asked("gpu: a100")).notices
-    assert notice == f"some prices are not from a record: {SHEET.sources['recalled']}"
+    assert notice == f"some prices come from no published table: {SHEET.sources['recalled']}"
 
 
 @pytest.mark.parametrize("per_run", [None, "0.90", "0.10"])
@@ -274,8 +274,8 @@ def test_a_project_without_gpus_is_told_so_before_anything_is_held() -> None:
     assert answer.kind == "quota"
     assert answer.message == "quota GPUS_ALL_REGIONS in all regions together is 0, 0 in use; this run needs 1"
     assert answer.hint == (
-        "ask for a higher GPUS_ALL_REGIONS at https://console.cloud.google.com/iam-admin/quotas?metric=GPUS_ALL_REGIONS, "
-        "or name other regions; `bench doctor` shows where there is room"
+        "request a higher GPUS_ALL_REGIONS at https://console.cloud.google.com/iam-admin/quotas?metric=GPUS_ALL_REGIONS, "
+        "or use other regions; `bench doctor` shows which have room"
     )
     assert answer.detail == {"metric": "GPUS_ALL_REGIONS", "region": "", "limit": "0", "usage": "0", "needs": "1"}
 
@@ -307,7 +307,9 @@ def test_a_granted_quota_that_is_in_use_does_not_fall_back() -> None:
     }
     plan = accepted(asked(TWO), quotas=quotas)
     assert {offer.region for offer in plan.offers} == {"us-central1"}
-    assert plan.notices == ("left out: quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-east4 is 1, 1 in use; this run needs 1",)
+    assert plan.notices == (
+        "left out for lack of quota: quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-east4 is 1, 1 in use; this run needs 1",
+    )
 
 
 def test_on_demand_draws_on_the_standard_quota() -> None:
@@ -404,7 +406,7 @@ def test_no_phase_may_outlast_the_deadline_and_measuring_gets_what_a_longer_one_
 def test_a_price_that_nobody_offers_is_refused_with_the_cheapest_there_is() -> None:
     answer = refused(asked(TWO + "placement: {max_usd_per_hour: 0.01}"))
     assert answer.kind == "offers"
-    assert "cost more than $0.01/h (the cheapest: $" in answer.message
+    assert "cost more than $0.01/h (the cheapest costs $" in answer.message
     assert "--max-price" in answer.hint
 
 
@@ -430,7 +432,7 @@ def test_a_gpu_that_cannot_be_planned_is_left_out_and_its_substitute_leads() -> 
     led = with_fallbacks(no, [one])
     assert isinstance(led, LaunchPlan)
     assert led.offers == one.offers
-    assert f"not to be had: {no.message}" in led.notices
+    assert f"not available: {no.message}" in led.notices
     assert with_fallbacks(no, [no]) == no
 
 

@@ -61,17 +61,17 @@ def test_a_bucket_whose_name_a_label_cannot_hold_still_knows_its_machines() -> N
 @pytest.mark.parametrize(
     ("machine", "log", "seconds", "why"),
     [
-        (ours(), None, 60, f"there is no run {RUN} in this bucket"),
-        (replace(ours(), labels={}), None, 60, "it names no run"),
+        (ours(), None, 60, f"run {RUN} is not in this bucket"),
+        (replace(ours(), labels={}), None, 60, "its labels name no run"),
         (ours("TERMINATED"), running(), 60, "it stopped without being deleted"),
-        (ours(), running(), 4000, "it outlived its deadline by 37 min"),
+        (ours(), running(), 4000, "it is 37 min past its deadline"),
         (ours(), running().add(20, ev.RunClosed(outcome="failed")), 60, "its run is over"),
-        (ours(zone="asia-east1-a"), running(), 60, "its run never asked for it"),
+        (ours(zone="asia-east1-a"), running(), 60, "its run never requested it"),
         (ours(), running().add(30, gone(30, "preempted")), 60, "its run gave it up"),
         (ours(), running().add(30, ev.StopRequested(by="bob", reason="enough")), 60, "its run was stopped: enough"),
         (ours(), running().vm(30, ev.Finished(outcome="failed")), 100, "it finished but did not delete itself"),
-        (ours(), Log().add(0, planned()).add(2, requested()).add(5, created(4)), 700, "it said nothing for 12 min"),
-        (ours(), running().add(30, requested(attempt=2)), 60, "its run has gone on to another machine"),
+        (ours(), Log().add(0, planned()).add(2, requested()).add(5, created(4)), 700, "it sent nothing for 12 min"),
+        (ours(), running().add(30, requested(attempt=2)), 60, "its run has moved to another machine"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -84,7 +84,7 @@ def test_a_machine_that_no_live_run_owns_is_an_orphan(
 
 
 def test_a_machine_that_is_going_is_left_to_go() -> None:
-    assert verdict(ours("STOPPING"), None, 60) == Keep("it is going")
+    assert verdict(ours("STOPPING"), None, 60) == Keep("it is being deleted")
 
 
 def test_a_machine_that_has_just_finished_may_delete_itself() -> None:

@@ -81,7 +81,7 @@ def test_a_request_that_came_to_nothing_is_no_machine_and_is_closed_as_stopped_b
     assert decided(log) == (do.Create(B, 2),)
     outcome, detail = closing(decided(log, now=1000, offers=None))
     assert outcome is Phase.STOPPED
-    assert "nobody asked for another machine" in detail
+    assert "no client requested another machine" in detail
 
 
 def test_a_refusal_that_no_zone_mends_ends_a_run_with_how_its_last_machine_ended() -> None:

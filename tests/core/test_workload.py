@@ -80,17 +80,17 @@ REFUSED = {
     "apt": (GOOD + 'apt = ["a b"]\n', "mine.py:7: apt: 'a b' is no name of a package"),
     "build": (GOOD + "build = 7\n", "mine.py:7: build must be a line for /bin/sh, not 7"),
     "limit": (GOOD + "build_limit_s = 0\n", "mine.py:7: build_limit_s must be a number of seconds"),
-    "a wrong key": (GOOD.replace("axes =", "axis ="), "mine.py:2: inputs wants rows, and is given device, generator"),
+    "a wrong key": (GOOD.replace("axes =", "axis ="), "mine.py:2: inputs has an argument rows, which nothing provides; provided: device, generator"),
     "an axis of another name": (
         GOOD.replace("inputs(rows", "inputs(cols"),
-        "mine.py:2: inputs wants cols, and is given rows, dtype, device, generator",
+        "mine.py:2: inputs has an argument cols, which nothing provides; provided: rows, dtype, device, generator",
     ),
-    "flops of a device": (GOOD + "def flops(rows, device): ...\n", "mine.py:7: flops wants device, and is given rows, dtype"),
-    "a list for a value": (GOOD.replace("3]", "[3]]"), "mine.py:1: axis rows: [3] must be a number, a string or a truth value"),
-    "a type": (GOOD.replace("float32", "float33"), "mine.py:1: axis dtype: 'float33' is none of float64, float32"),
-    "a case twice": (GOOD.replace("1 << 4", "3"), "mine.py:1: a case is there twice"),
+    "flops of a device": (GOOD + "def flops(rows, device): ...\n", "mine.py:7: flops has an argument device, which nothing provides; provided: rows, dtype"),
+    "a list for a value": (GOOD.replace("3]", "[3]]"), "mine.py:1: axis rows: [3] must be a number, a string, or true or false"),
+    "a type": (GOOD.replace("float32", "float33"), "mine.py:1: axis dtype: 'float33' is not one of float64, float32"),
+    "a case twice": (GOOD.replace("1 << 4", "3"), "mine.py:1: a case is given twice"),
     "other axes": (GOOD + "cases = [{'rows': 1}, {'cols': 2}]\n", "mine.py:7: every case must have the same axes"),
-    "no name": (GOOD.replace('"rows": [', '"2 rows": ['), "mine.py:1: '2 rows' is no name for an axis"),
+    "no name": (GOOD.replace('"rows": [', '"2 rows": ['), "mine.py:1: '2 rows' is not a valid name for an axis"),
     "tolerance": (GOOD + 'tolerance = "tight"\n', "mine.py:7: tolerance must be a number >= 0, or"),
     "tolerances": (GOOD + "tolerance = {'rel': 1}\n", "mine.py:7: tolerance must be a number >= 0, or"),
     "no function": (GOOD.replace("def reference(x): ...", "reference = 3"), "mine.py:3: reference must be a function, not int"),
@@ -194,10 +194,10 @@ def test_an_axis_that_the_file_does_not_have_is_refused_before_anything_is_asked
     assert there.cases == ("rows16-float32",), "and a plan counts no more"
     with pytest.raises(ConfigError, match=r"workload.axes.rows: mine has no case with 12345; .*valid: 16, 3$"):
         chosen("rows=[16, 12345]")
-    with pytest.raises(ConfigError, match=r"workload.axes.rows: no value, which leaves no case; valid: 16, 3$"):
+    with pytest.raises(ConfigError, match=r"workload.axes.rows: no value, so no case is left; valid: 16, 3$"):
         chosen("rows=[]")
     file.write_text(GOOD.replace("[1 << 4, 3]", "[*range(1)]"))
-    with pytest.raises(ConfigError, match=r"workload.axes.rows: no value, which leaves no case$"):
+    with pytest.raises(ConfigError, match=r"workload.axes.rows: no value, so no case is left$"):
         chosen("rows=[]")
     file.write_text(
         GOOD.replace(

@@ -42,7 +42,7 @@ def test_a_host_that_does_not_answer_is_one_failure_and_no_more(bench: Bench, ho
     client.configure(f"Host box\n  HostName 127.0.0.1\n  Port {deaf_port()}\n")
     ran = bench("doctor", "--host", "box", code=6)
     assert "nothing listens" in ran.out
-    assert "1 to mend, 5 not looked at" in ran.out
+    assert "1 fail, 5 skipped" in ran.out
 
 
 def test_a_host_that_is_no_host_is_refused(bench: Bench) -> None:

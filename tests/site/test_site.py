@@ -162,7 +162,7 @@ def test_several_processes_make_the_same_pages_as_one(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.html").write_text("years of work")
-    with pytest.raises(ConfigError, match="no site of ours"):
+    with pytest.raises(ConfigError, match="contains files that are not a site of bench"):
         build(source(MemoryBucket()), tmp_path)
     build(source(MemoryBucket()), tmp_path / "site")
     with pytest.raises(ConfigError, match="another bucket"):

@@ -135,7 +135,7 @@ def test_a_machine_whose_run_was_deleted_from_the_bucket_is_found_and_reaped(hom
         stage.delete_objects("runs/")
         world = stage.world()
         (finding,) = survey(world)
-        assert finding.verdict.reason == f"there is no run {RUN} in this bucket"
+        assert finding.verdict.reason == f"run {RUN} is not in this bucket"
         assert reap(world, (finding,)).gone == (finding,)
         assert stage.cloud.instances() == []
 

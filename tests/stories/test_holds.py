@@ -72,7 +72,7 @@ def test_a_hold_without_events_under_which_nothing_was_asked_for_is_given_back(h
         assert not found.settled
         stage.timeline.advance(1000)
         (found,) = reconcile(world)
-        assert (found.settled, found.what) == (True, "nothing was ever asked for")
+        assert (found.settled, found.what) == (True, "no machine was ever requested")
         assert stage.ledger().runs[RUN].spent == 0
         assert reconcile(world) == ()
 
@@ -105,7 +105,7 @@ def test_a_hold_whose_events_are_gone_is_kept_while_its_machine_may_run_and_coun
         stage.timeline.advance(1800)
         (found,) = reconcile(stage.world())
         assert found.settled
-        assert "all of it counts as spent" in found.what
+        assert "the whole hold counts as spent" in found.what
         entry_now = stage.ledger().runs[RUN]
         assert entry_now.spent == entry_now.hold_usd >= stage.billed()
 
@@ -147,6 +147,6 @@ def test_without_a_hold_no_machine_is_asked_for(home: Path) -> None:
         engine = stage.begin(stage.world())
         stage.world().ledger.update(lambda ledger: add_cost(ledger, "ai", Decimal(1), "", stage.timeline.now(), "c"))
         stage.world().ledger.update(lambda ledger: ledger.model_copy(update={"runs": {}}))
-        with pytest.raises(BudgetExceeded, match="nothing is held"):
+        with pytest.raises(BudgetExceeded, match="the ledger holds no money"):
             engine.follow()
         assert stage.bill() == []

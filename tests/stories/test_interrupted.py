@@ -61,7 +61,7 @@ def assert_nobody_is_waited_for(stage: Stage, said: list[str]) -> None:
     """By the cloud, the ledger and what the user was told; then another client brings it to its end."""
     held = [entry for entry in stage.ledger().runs.values() if entry.settled_usd is None]
     assert len(stage.cloud.instances()) == len(held)
-    assert ("detached; the run goes on" in said) == bool(held)
+    assert ("detached; the run continues" in said) == bool(held)
     ended = stage.look_after()
     assert ended.closed is not None
     assert stage.cloud.instances() == []

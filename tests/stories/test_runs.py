@@ -147,7 +147,7 @@ def test_a_machine_that_vanishes_without_a_trace_ends_the_run(home: Path) -> Non
         weather(stage, {"fault": "lost", "at": {"phase": "correctness"}})
         run = stage.launch()
         assert run.phase is Phase.FAILED
-        assert "without a last word" in run.closed.detail if run.closed else False
+        assert "without a message" in run.closed.detail if run.closed else False
         assert_over(stage, run)
 
 
@@ -180,7 +180,7 @@ def test_a_machine_that_may_not_be_deleted_is_tried_again_and_said_until_it_is_g
         assert run.over
         assert stage.cloud.instances() == []
         assert len(said) >= 20  # far past the ten minutes for which a service that is away is waited for
-        assert all("is still there" in text and "tried again" in text for text in said)
+        assert all("was not deleted" in text and "tries again" in text for text in said)
         assert same_to_the_cent(run.cost(stage.timeline.now()), stage.billed())
 
 

@@ -104,7 +104,7 @@ def test_a_reaper_whose_clock_is_wrong_still_deletes_what_has_been_silent_too_lo
         stage.timeline.advance(660)
         world = wrong(stage, off)
         assert [one.verdict.reason for one in reap(world, survey(world)).gone] == [
-            "it said nothing for 11 min after it started"
+            "it sent nothing for 11 min after it started"
         ]
         assert stage.cloud.instances() == []
         assert stage.ledger().runs[RUN].held == 0

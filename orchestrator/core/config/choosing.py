@@ -20,7 +20,7 @@ def chosen(own: Workload) -> Workload:
     """
     for axis, values in own.axes.items():
         if not values:
-            raise _wrong(f".{axis}", "no value, which leaves no case", _values(own, axis))
+            raise _wrong(f".{axis}", "no value, so no case is left", _values(own, axis))
         if not own.grid:
             continue
         if axis not in own.grid[0]:

@@ -62,7 +62,7 @@ def _words(kind: str, message: str, value: Any, context: dict[str, Any], model: 
     if kind == "too_short":
         return "must not be empty"
     if kind == "string_pattern_mismatch":
-        return f"'{value}' does not look right; expected {context['pattern']}"
+        return f"'{value}' is not valid; expected {context['pattern']}"
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {_shown(value)}"
     return message.removeprefix("Value error, ")

@@ -18,7 +18,7 @@ def once(entries: tuple[T, ...]) -> tuple[T, ...]:
     """The entries as they are. Raises `ValueError` for one given twice: it would be measured twice under one name."""
     for index, entry in enumerate(entries):
         if entry in entries[:index]:
-            raise ValueError(f"entry {index + 1} is there already: {entry}")
+            raise ValueError(f"entry {index + 1} is a duplicate: {entry}")
     return entries
 
 

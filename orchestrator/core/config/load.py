@@ -113,7 +113,7 @@ def _apply(override: str, data: dict[str, Any], problems: _Problems) -> None:
 
 _GRID_DEFAULTS: Final = {"measure": ("standard", "cpu"), "correctness": ("correctness-classic", "correctness-cpu")}
 _PLACEHOLDER: Final = Grid.model_validate({"shapes": [PLACEHOLDER]})
-"""Stands where a grid could not be read, so that the rest of the document is still checked."""
+"Stands where a grid could not be read, so that the rest of the document is still checked."
 
 
 def _fill_in_grids(data: dict[str, Any], grids: Mapping[str, Any], problems: _Problems) -> None:
@@ -211,21 +211,27 @@ def _impossible_machine(config: Config, gpu: Gpu) -> Iterator[tuple[yamltext.Pat
     if machine.type and machine.type not in names:
         other = carrier_of(machine.type)
         why = f"carries {other.title}" if other else f"is not known to carry {gpu.title}"
-        yield ("machine", "type"), f"{machine.type} {why}; {gpu.name} comes with: {', '.join(names)}"
+        yield ("machine", "type"), f"{machine.type} {why}; machine types for {gpu.name}: {', '.join(names)}"
     if not machine.image_family and machine.disk_gb < gpu.min_disk_gb:
         yield (
             ("machine", "disk_gb"),
             f"{machine.disk_gb} GB is smaller than the image of {gpu.image_family}; use at least {gpu.min_disk_gb}",
         )
     if machine.container and config.run.keep:
-        yield ("machine", "container"), "what the next run finds on a kept machine is no container; use run.keep=false"
+        yield (
+            ("machine", "container"),
+            (
+                "a container runs only its own run: run.keep=true is not possible with machine.container; set "
+                "run.keep=false"
+            ),
+        )
     if machine.provisioning == "standard" and gpu.quota_standard is None:
         yield ("machine", "provisioning"), f"{gpu.default_machine} is not sold on demand; use spot"
 
 
 def _impossible_places(config: Config, gpu: Gpu) -> Iterator[tuple[yamltext.Path, str]]:
     if config.zones and config.regions:
-        yield ("regions",), "give either zones or regions"
+        yield ("regions",), "zones and regions are both given: give only one of them"
     for index, zone in enumerate(config.zones):
         if zone not in gpu.zones:
             near = [name for name in gpu.zones if region_of(name) == region_of(zone)] or gpu.regions

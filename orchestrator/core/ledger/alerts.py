@@ -51,7 +51,7 @@ class Alert:
             return f"run {self.key} cost more than was held for it"
         what = f"the budget for {self.key if self.window != 'total' else 'everything'}"
         if self.kind == "overcommit":
-            return f"{what} may be passed by runs that are not over"
+            return f"{what} may be exceeded by runs that are not over"
         return f"{self.threshold} % of {what} is spent"
 
     @property
@@ -60,8 +60,9 @@ class Alert:
             return f"It cost ${self.spent}; ${self.cap} was held. Compare configs/prices.yaml with the bill."
         if self.kind == "overcommit":
             return (
-                f"${self.spent} is spent and ${self.held} is held: more than ${self.cap}. A cost came to light, or the "
-                "cap was lowered, after the money had been held. Nothing more fits until it is within the cap again."
+                f"${self.spent} is spent and ${self.held} is held: together more than ${self.cap}. A cost was "
+                "recorded, or the cap was lowered, after the money was held. No new run is allowed until the "
+                "sum is below the cap again."
             )
         return f"${self.spent} of ${self.cap} is spent, and ${self.held} more is held for runs that are not over."
 

@@ -80,7 +80,9 @@ class Refused:
     @property
     def remedy(self) -> str:
         if self.set_by:
-            return f"{self.set_by} set it for this bucket: `bench budget set --{self.window} USD` changes it"
+            return (
+                f"{self.set_by} set this cap for the whole bucket; raise it with `bench budget set --{self.window} USD`"
+            )
         key = "total_usd" if self.window == "total" else f"per_{self.window}_usd"
         return f"raise budget.{key}, shorten run.max_minutes, or wait"
 

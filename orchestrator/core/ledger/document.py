@@ -147,8 +147,10 @@ class Ledger(_Document):
             where = ".".join(str(part) for part in first["loc"]) or "document"
             raise LedgerUnreadable(
                 f"the ledger cannot be read: {where}: {first['msg']}",
-                hint="a newer version of bench may have written it; otherwise `bench budget rebuild` puts it aside and "
-                "makes one from the events of the runs",
+                hint=(
+                    "a newer version of bench may have written it: use that version; otherwise `bench budget "
+                    "rebuild` puts it aside and makes a new one from the events of the runs"
+                ),
             ) from error
 
     def dump(self) -> bytes:

@@ -200,8 +200,8 @@ def unknown(name: str) -> str:
         return f"unknown GPU '{name}'; {suggest(name, GPU_NAMES)}"
     machine, title = known
     return (
-        f"{title} is not rented: Google has it by eight in {machine}, a run measures on one, and the Compute API has no"
-        f" quota of it to plan by; --host measures on a machine of your own that has one; valid: {', '.join(GPU_NAMES)}"
+        f"{title} cannot be rented here: Google sells it only eight at a time ({machine}), and a run uses one. "
+        f"To measure on one of your own, use --host; GPUs to rent: {', '.join(GPU_NAMES)}"
     )
 
 

@@ -18,7 +18,7 @@ def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) ->
     said = []
     if config.workload is not None:
         own, known = config.workload, len(config.workload.cases)
-        cases = count(known, "case") if known else "as many cases as it says when it is run"
+        cases = count(known, "case") if known else "as many cases as it defines when it runs"
         if own.axes:
             only = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in own.axes.items())
             cases = f"{known} of {count(len(own.grid), 'case')}, {only}" if own.grid else f"its cases of {only}"
@@ -42,7 +42,7 @@ def about_age(prices: PriceSheet, margin: Decimal, now: datetime) -> list[str]:
         return []
     days = count(prices.age_days(now.date()), "day")
     age = f"prices are of {prices.as_of}, {days} old, and spot prices move every month"
-    return [f"{age}: {margin:.0%} is held on top of them; `bench prices --refresh` asks Google for today's"]
+    return [f"{age}: {margin:.0%} more is held than they say; `bench prices --refresh` gets today's from Google"]
 
 
 def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) -> list[str]:
@@ -57,5 +57,5 @@ def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) ->
         )
         if quote is not None and quote.source not in prices.trusted:
             sources.add(quote.source)
-    said += [f"some prices are not from a record: {prices.sources[name]}" for name in sorted(sources)]
+    said += [f"some prices come from no published table: {prices.sources[name]}" for name in sorted(sources)]
     return said

@@ -30,7 +30,7 @@ def allowed_offers(
     notices: list[str] = []
     offers, unpriced = _offers(config, prices)
     if unpriced and (config.zones or config.regions):
-        notices.append(f"left out for want of a price: {', '.join(unpriced)}")
+        notices.append(f"left out, no price known: {', '.join(unpriced)}")
     if not offers:
         return PlanRefused(
             "offers",
@@ -46,7 +46,7 @@ def allowed_offers(
         offers, short = quota_rules.allowed(config.gpu_spec, offers, quotas)
         if not offers:
             return _quota_refused(short)
-        notices += [f"left out: {shortage.text}" for shortage in short]
+        notices += [f"left out for lack of quota: {shortage.text}" for shortage in short]
     return offers, notices
 
 
@@ -91,7 +91,7 @@ def _cheap_enough(config: Config, offers: tuple[Offer, ...]) -> tuple[tuple[Offe
         return offers, []
     cheapest = min(offer.usd_per_hour for offer in offers)
     return kept, [
-        f"{len(offers) - len(kept)} of {len(offers)} offers cost more than ${most}/h (the cheapest: ${cheapest})"
+        f"{len(offers) - len(kept)} of {len(offers)} offers cost more than ${most}/h (the cheapest costs ${cheapest})"
     ]
 
 
@@ -108,8 +108,10 @@ def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
     return PlanRefused(
         "quota",
         worst.text + others,
-        f"ask for a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or name other regions;"
-        " `bench doctor` shows where there is room",
+        (
+            f"request a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or use other "
+            "regions; `bench doctor` shows which have room"
+        ),
         {
             "metric": worst.metric,
             "region": worst.region,

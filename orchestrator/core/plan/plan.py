@@ -168,7 +168,7 @@ def with_fallbacks(
         headroom=min((one.headroom for one in made), key=lambda left: min(left.values(), default=Decimal(0))),
         notices=(
             *lead.notices,
-            *(f"not to be had: {one.message}" for one in refused),
+            *(f"not available: {one.message}" for one in refused),
             *(f"{one.config.gpu}: {notice}" for one in rest for notice in one.notices if notice not in lead.notices),
         ),
     )
@@ -236,7 +236,7 @@ def fit_budget(
     if wanted < shortest:
         return PlanRefused(
             "budget",
-            f"run.max_minutes of {config.run.max_minutes} is too short: boot and one case need {_minutes(shortest)}",
+            f"run.max_minutes of {config.run.max_minutes} is too short: booting and one case take {_minutes(shortest)}",
             f"set run.max_minutes to {-(-shortest // 60)} or more",
         )
     left = headroom(ledger, caps, now, pretend=mode.simulated)
@@ -255,12 +255,12 @@ def fit_budget(
     kept = tuple(offer for offer in offers if ttl[offer] >= longest)
     said = []
     if attempts < config.run.attempts:
-        said.append(f"the budget pays for {attempts} of {count(config.run.attempts, 'machine')}")
+        said.append(f"the budget pays for {attempts} of {count(config.run.attempts, 'attempt')}")
     if longest < wanted:
         said.append(f"the budget shortens the run from {_minutes(wanted)} to {_minutes(longest)}")
     if len(kept) < len(offers):
         dear = sorted({_place(offer) for offer in offers} - {_place(offer) for offer in kept})
-        said.append(f"left out, too dear for {_minutes(longest)} within the budget: {', '.join(dear)}")
+        said.append(f"left out, too expensive to pay {_minutes(longest)} within the budget: {', '.join(dear)}")
     return kept, longest, attempts, said
 
 
@@ -277,8 +277,11 @@ def _budget_refused(config: Config, refused: Refused, seconds: int) -> PlanRefus
     key = "total_usd" if refused.window == "total" else f"per_{refused.window}_usd"
     return PlanRefused(
         "budget",
-        f"{config.gpu} needs ${refused.needs} for the shortest useful run, {_minutes(seconds)}; "
-        f"${left} is left {_WINDOW_WORDS[refused.window]} (cap ${refused.cap}, ${refused.spent} spent{held})",
+        (
+            f"{config.gpu} needs at least ${refused.needs} (the shortest useful run takes {_minutes(seconds)}), "
+            f"but only ${left} is left {_WINDOW_WORDS[refused.window]} (cap ${refused.cap}, ${refused.spent} "
+            f"spent{held})"
+        ),
         refused.remedy
         if refused.set_by
         else f"raise budget.{key}" + (", or wait until tomorrow (UTC)" if refused.window == "day" else ""),

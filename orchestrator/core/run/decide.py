@@ -151,10 +151,10 @@ def _next_machine(run: Run, now: datetime, policy: Policy, offers: Sequence[Offe
             return (Wait(policy.poll_s),)
         if run.vm is None:
             return _give_up(
-                run, now, Phase.STOPPED, "the client that launched it went away before it asked for a machine"
+                run, now, Phase.STOPPED, "the client that launched it stopped before it requested a machine"
             )
-        remedy = f"`bench launch --resume {run.run_id}` does"
-        return _give_up(run, now, Phase.STOPPED, f"nobody asked for another machine: {remedy}")
+        remedy = f"`bench launch --resume {run.run_id}` goes on"
+        return _give_up(run, now, Phase.STOPPED, f"no client requested another machine: {remedy}")
     candidates = open_offers(run, offers)
     if not candidates:
         return _give_up(run, now, Phase.NO_CAPACITY, _tried(run))
@@ -173,7 +173,7 @@ def _give_up(run: Run, now: datetime, outcome: Phase, why: str) -> tuple[Command
 def settled_by_another(run: Run, now: datetime) -> tuple[Command, ...]:
     """What a client does that would ask for a machine under a hold that is settled: somebody began to end the run, and
     may have died before he closed it."""
-    why = f"somebody else settled it before a machine was asked for: `bench launch --resume {run.run_id}` goes on"
+    why = f"another client settled it before a machine was requested: `bench launch --resume {run.run_id}` goes on"
     return _give_up(run, now, Phase.STOPPED, why)
 
 
@@ -246,20 +246,20 @@ def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy) 
     if run.stop is not None:
         return (Delete(vm, run.stop.reason),)
     if instance.status in ("TERMINATED", "STOPPED", "SUSPENDED"):
-        return (Delete(vm, "it stopped without deleting itself, and its disk is billed on"),)
+        return (Delete(vm, "it stopped without deleting itself, and its disk is still billed"),)
     deadline = vm.deadline_at or vm.requested_at + timedelta(seconds=vm.max_run_s + policy.insert_limit_s)
     if now > deadline + timedelta(seconds=policy.deadline_slack_s):
-        return (Delete(vm, "it outlived its deadline"),)
+        return (Delete(vm, "it is past its deadline"),)
     if run.hold_usd is not None and run.due(now) > run.hold_usd:
         return (Delete(vm, f"its run has cost more than the ${run.hold_usd} held for it"),)
     if run.finished_at is not None and now > run.finished_at + timedelta(seconds=policy.exit_grace_s):
         return (Delete(vm, "it finished but did not delete itself"),)
     idle_until = run.current.idle_until
     if idle_until is not None and now > idle_until + timedelta(seconds=policy.exit_grace_s):
-        return (Delete(vm, "it was kept, nothing came, and it did not delete itself"),)
+        return (Delete(vm, "it was kept, no launch used it, and it did not delete itself"),)
     silent = run.last_word_at is None and vm.started_at is not None
     if silent and vm.started_at and now > vm.started_at + timedelta(seconds=policy.boot_limit_s):
-        return (Delete(vm, f"it said nothing for {policy.boot_limit_s:.0f} s after it started"),)
+        return (Delete(vm, f"it sent nothing for {policy.boot_limit_s:.0f} s after it started"),)
     return (Wait(policy.poll_s),)
 
 
@@ -292,9 +292,9 @@ def as_guest(
         if run.stop is not None:
             return (Delete(vm, run.stop.reason),)
         if observation.instance.status in ("TERMINATED", "STOPPED", "SUSPENDED"):
-            return (Delete(vm, "it stopped without deleting itself, and its disk is billed on"),)
+            return (Delete(vm, "it stopped without deleting itself, and its disk is still billed"),)
         if taken.deadline_at is not None and now > taken.deadline_at + timedelta(seconds=policy.deadline_slack_s):
-            return (Delete(vm, "it outlived its deadline"),)
+            return (Delete(vm, "it is past its deadline"),)
         if told.booted_at is None and now > taken_at + timedelta(seconds=policy.take_limit_s):
             return (Delete(vm, f"it was kept, and did not begin this run within {policy.take_limit_s:.0f} s"),)
         return (Wait(policy.poll_s),)
@@ -316,7 +316,7 @@ def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
     if run.preempted or vm.how == "preempted" or (finished is not None and finished.outcome == "preempted"):
         return (
             Phase.PREEMPTED,
-            f"the cloud took {vm.name} back; {run.cases_done} of {count(run.cases_total, 'case')} measured",
+            f"{vm.name} was preempted; {run.cases_done} of {count(run.cases_total, 'case')} measured",
         )
     if run.stop is not None:
         return Phase.STOPPED, run.stop.reason
@@ -326,8 +326,8 @@ def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
     if vm.how == "deadline":
         return Phase.EXPIRED, said or f"{vm.name} reached its deadline of {vm.max_run_s} s"
     if vm.how in ("never_made", "unanswered"):
-        return Phase.FAILED, f"{vm.name} was asked for but never made"
-    return Phase.FAILED, said or f"{vm.name} is gone without a last word ({vm.how})"
+        return Phase.FAILED, f"{vm.name} was requested but never created"
+    return Phase.FAILED, said or f"{vm.name} disappeared without a message ({vm.how})"
 
 
 def _wrong(run: Run) -> str:

@@ -43,12 +43,12 @@ def judge(instance: Instance, run: Run | None, bucket: str, now: datetime, polic
         return by_itself
     if run is None:
         named = instance.labels.get(RUN_LABEL)
-        return Orphan(f"there is no run {named} in this bucket" if named else "it names no run")
+        return Orphan(f"run {named} is not in this bucket" if named else "its labels name no run")
     if run.closed is not None:
         return Orphan(f"its run is over ({run.phase.value})")
     vm = owner(instance, run)
     if vm is None:
-        return Orphan("its run never asked for it")
+        return Orphan("its run never requested it")
     if not vm.open:
         return Orphan("its run gave it up")
     return _of_a_live_run(instance, run, vm, now, policy)
@@ -78,11 +78,11 @@ def _by_itself(instance: Instance, bucket: str, now: datetime, policy: Policy) -
     if home and not is_label_of(home, bucket):
         return Keep(f"it belongs to the bucket {home}")
     if instance.status == "STOPPING":
-        return Keep("it is going")
+        return Keep("it is being deleted")
     if instance.status in STOPPED:
-        return Orphan("it stopped without being deleted, and its disk is billed on")
+        return Orphan("it stopped without being deleted, and its disk is still billed")
     if instance.deadline_at is not None and now > instance.deadline_at + timedelta(seconds=policy.deadline_slack_s):
-        return Orphan(f"it outlived its deadline by {_minutes(now - instance.deadline_at)}")
+        return Orphan(f"it is {_minutes(now - instance.deadline_at)} past its deadline")
     return None
 
 
@@ -91,16 +91,16 @@ def _of_a_live_run(instance: Instance, run: Run, vm: Vm, now: datetime, policy: 
         return Orphan(f"its run was stopped: {run.stop.reason}")
     latest = vm is run.vm
     if not latest:
-        return Orphan("its run has gone on to another machine")
+        return Orphan("its run has moved to another machine")
     told = run.said(vm.attempt)
     if told.finished_at is not None and now > told.finished_at + timedelta(seconds=policy.exit_grace_s):
         return Orphan("it finished but did not delete itself")
     if told.idle_until is not None and now > told.idle_until + timedelta(seconds=policy.exit_grace_s):
-        return Orphan("it was kept, nothing came, and it did not delete itself")
+        return Orphan("it was kept, no launch used it, and it did not delete itself")
     started = instance.started_at
     word = told.last_word_at
     if started is not None and now > started + timedelta(seconds=policy.boot_limit_s) and word is None:
-        return Orphan(f"it said nothing for {_minutes(now - started)} after it started")
+        return Orphan(f"it sent nothing for {_minutes(now - started)} after it started")
     return Keep(f"run {run.run_id} is {run.phase.value}", flags(instance, run, now))
 
 
