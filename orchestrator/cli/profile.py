@@ -129,7 +129,7 @@ def _payload(wiring: Wiring, run_id: str, plan: LaunchPlan) -> Payload:
     own, run = plan.config.workload, Engine(wiring.world(), run_id).look()
     if own is not None and (run.payload is None or run.payload.sha256 != payload.sha256):
         raise ConfigError(
-            f"{own.path} has changed since {run_id} ran it, so it is not profiled",
+            f"{own.path} is not the file that {run_id} ran, so nothing is sent",
             hint="to profile the file as it is now: `bench launch FILE --set 'profile.cases=[CASE]'`",
         )
     return payload

@@ -20,7 +20,7 @@ from orchestrator.cli.cloud import told
         ),
         (
             {"fault": "billing_off", "id": 3, "fired": 19, "victims": ["insert"] * 19},
-            "3  billing_off: holds, met 19 times, upon insert",
+            "3  billing_off: active, met 19 times, upon insert",
         ),
         (
             {"fault": "quota", "id": 4, "fired": 5, "times": 5, "victims": list("abcde"), "global": True},
