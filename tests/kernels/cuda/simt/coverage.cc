@@ -1,6 +1,9 @@
 // Which rows and keys the blocks of a launch take, for the problems on standard input: one line each of
 // all_heads row_tiles section seq_q seq_k causal causal_offset splits tiles_per_split blocks.
 // Prints "ok" for a problem whose every visible pair of row and key is taken exactly once, else what is wrong.
+#include <cstdio>
+#include <vector>
+
 #include "fa2.cuh"
 
 typedef Config<Half, 64, 64, 64, 4, 1, true, true, true> Causal;
