@@ -60,9 +60,9 @@ def _interrupted(it: Driving, engine: Engine | None) -> Run:
 
 def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
     """After one Ctrl-C, while a machine is asked for: nobody else would ask again. Another one stops the run."""
-    it.watch.say("waiting for the machine that was requested; Ctrl-C again stops the run")
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # before it is offered: who is quick is heard too
+        it.watch.say("waiting for the machine that was requested; Ctrl-C again stops the run")
         return engine.follow(watch=it.watch.show, trouble=it.watch.trouble, until=lambda run: run.goes_on_alone)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -118,7 +118,10 @@ class RunFleet:
             try:
                 wait(futures)
             except KeyboardInterrupt:
-                self._interrupted()
+                try:
+                    self._interrupted()
+                except KeyboardInterrupt:  # the second, while the first was being answered
+                    self.abandoned.set()
             else:
                 return
 

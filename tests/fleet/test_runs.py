@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -24,6 +26,7 @@ from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.store.events import EventLog
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from tests.stories.stage import PAYLOAD, Script, ScriptedVm, Stage, Steps, good_vm, staged, weather
+from tests.support.patience import await_truth
 
 FLEET = "fleet-20261122-040506-7f3a"
 
@@ -246,3 +249,32 @@ def test_a_client_that_is_abandoned_leaves_no_money_held_for_what_waits_for_a_ma
         sweeping.asked = lambda: None
         sweeping.client().resume()
         assert sweeping.client().follow().state.counts == {"stored": 1}
+
+
+def test_a_second_ctrl_c_counts_from_the_moment_in_which_it_is_offered(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    try:
+        with staged(tmp_path, good_vm(cases=1)) as stage:
+            weather(stage, {"fault": "stockout", "times": 2})
+            sweeping = Sweeping(stage, (1,))
+            offered: list[str] = []
+
+            def say(text: str) -> None:
+                offered.append(text)
+                if "Ctrl-C again" in text:
+                    signal.raise_signal(signal.SIGINT)
+
+            def first() -> None:
+                if not offered:
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    await_truth(lambda: offered)
+
+            sweeping.asked = first
+            client = replace(sweeping.client(), say=say)
+            client.follow()
+            assert client.abandoned.is_set()
+            assert stage.bill() == []
+            (entry,) = stage.ledger().runs.values()
+            assert entry.settled_usd == 0
+    finally:
+        signal.signal(signal.SIGINT, before)

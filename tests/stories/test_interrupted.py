@@ -125,3 +125,21 @@ def test_after_ctrl_c_a_cloud_that_cannot_be_reached_is_waited_for(home: Path, f
         assert run.phase.value == "booting"
         assert stage.fired() == [12]
         assert_nobody_is_waited_for(stage, said)
+
+
+class Prompt(Telling):
+    """Somebody who presses Ctrl-C in the moment in which it is offered."""
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        if "Ctrl-C again" in text:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_ctrl_c_counts_from_the_moment_in_which_it_is_offered(home: Path) -> None:
+    with staged(home, good_vm(cases=1)) as stage:
+        weather(stage, {"fault": "reset", "service": "compute", "method": "POST", "path": "/instances(\\?|$)"})
+        world, watch = interrupted(stage, 4), Prompt()
+        run = driven(Driving(world, RUN, lambda: stage.begin(world), watch, "ada"))
+        assert run.phase.value == "stopped"
+        assert_nobody_is_waited_for(stage, watch.said)
