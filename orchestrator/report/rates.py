@@ -78,7 +78,7 @@ def size_axis(axes: Sequence[Mapping[str, str]]) -> str:
 
 
 def _following(axes: Sequence[Mapping[str, str]], axis: str) -> frozenset[str]:
-    """The other axes that are as long as the size at two sizes or more, as keys are in self-attention."""
+    """The other axes that are as long as the size at two sizes or more, as in square problems."""
     same: dict[str, set[str]] = {}
     for one in axes:
         for name, value in one.items():
