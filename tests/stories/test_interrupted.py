@@ -16,7 +16,7 @@ from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.resume import resume
 from orchestrator.store.events import EventLog
 from tests.stories.stage import PAYLOAD, RUN, MortalLog, Stage, good_vm, same_to_the_cent, staged, weather
-from tests.stories.test_recovery import where
+from tests.stories.test_recovery import careful_vm, where
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_ctrl_c_at_any_event_before_the_machine_boots_leaves_no_money_held_for_n
 
 @pytest.mark.parametrize("after", range(6, 9))
 def test_ctrl_c_between_two_machines_waits_for_the_second(home: Path, after: int) -> None:
-    with staged(home, good_vm(cases=3)) as stage:
+    with staged(home, careful_vm()) as stage:
         weather(stage, {"fault": "preempt", "at": {"case": 2}, "notice_s": 0})
         run, said = launched(stage, after, "run.attempts=2")
         assert [vm.attempt for vm in run.vms] == [1, 2]
@@ -90,7 +90,7 @@ def test_ctrl_c_between_two_machines_waits_for_the_second(home: Path, after: int
 
 @pytest.mark.parametrize("after", range(2, 5))
 def test_ctrl_c_as_a_run_is_resumed_counts_the_machines_of_its_new_generation_only(home: Path, after: int) -> None:
-    with staged(home, good_vm(cases=3)) as stage:
+    with staged(home, careful_vm()) as stage:
         weather(stage, {"fault": "preempt", "at": {"case": 2}, "notice_s": 0})
         assert stage.launch().phase.value == "preempted"
         world, watch = interrupted(stage, after), Telling()
