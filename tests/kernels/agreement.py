@@ -1,18 +1,29 @@
 """What the harness and clocks that share no code with it say of the same calls, on a calm host and on a slowed one.
 
-python3 -m tests.kernels.agreement [--quick]
+python3 -m tests.kernels.agreement [--seconds 300] [--table FILE] [--from K] [--names bench,sdpa:cudnn]
+
+A slowed host has a thread that takes the interpreter at random, a process for every core that never rests, and calls that sleep
+for up to 0.4 ms at random. Ours and theirs are taken by turns, since a chip at its power limit slows down as it works.
 """
 # ruff: noqa: T201  (a table for people)
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
+import os
 import statistics
-from contextlib import nullcontext
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from kernels.harness.timers import Timed
 from kernels.harness.watching import Missed
 from kernels.harness.workload import BuildFailed, Unavailable
 from tests.kernels.instruments import (
@@ -26,113 +37,160 @@ from tests.kernels.instruments import (
     by_nvbench,
     by_own_graph,
     case,
+    crowd,
     loader,
     middle,
     ours,
+    sleepy,
     subject,
     watched,
 )  # fmt: skip
 
 CELLS = (
-    case(512, "float16"), case(1024, "bfloat16"), case(2048, "float16"), case(4096, "bfloat16"),
-    case(4096, "float16", 128, causal=True),
+    case(1024, "bfloat16"), case(4096, "bfloat16"), case(2048, "float16", 128), case(512, "float16"),
+    case(4096, "float16", 128, causal=True), case(2048, "bfloat16", causal=True), case(8192, "bfloat16", 128),
+    case(1024, "float16", 128, causal=True), case(2048, "float16"), case(8192, "float16", causal=True),
+    case(256, "bfloat16"), case(16384, "bfloat16", 128, causal=True),
 )  # fmt: skip
-NAMES = ("bench", "sdpa:cudnn", "sdpa:flash", "sdpa:math")
+ROUNDS = 3
 
 
-Line = tuple[str, float, float, str]
-"""Regime and clock, our microseconds, theirs, a remark."""
+class Line(NamedTuple):
+    """What two clocks say of one implementation on one case, in microseconds."""
+
+    host: str
+    case: str
+    name: str
+    clocks: str
+    ours_us: float
+    theirs_us: float
+    remark: str
 
 
-def compared(one: Subject, spin_s: float, calm: bool) -> list[Line]:
-    """What is said of one subject. Beside a loader only what does not follow the host is compared."""
+@contextmanager
+def slowed_host() -> Iterator[None]:
+    """A thread that takes the interpreter at random, and a busy process for every core."""
+    with crowd(os.cpu_count() or 1), loader(0.01):
+        yield
+
+
+def by_turns(one: Subject, regime: str, theirs: float, spin_s: float) -> tuple[list[Timed], float]:
+    """Rounds of ours and of events, one after the other: our samples, and the median of their medians."""
+    taken: list[Timed] = []
+    told: list[float] = []
+    for _ in range(ROUNDS):
+        taken += ours(one, regime, 5)
+        if regime == "burst":
+            told.append(by_events(one.calls, spin_s, 5))
+        elif regime == "graph":
+            told.append(by_own_graph(one.calls, spin_s, samples=5))
+        else:
+            told.append(by_loop(one.calls, theirs))
+    return taken, statistics.median(told)
+
+
+def compared(host: str, one: Subject) -> list[Line]:
+    """What is said of one subject; of the steady state beside a loader CUPTI's record of the same launches alone."""
+    calm = host == "calm"
     lines: list[Line] = []
+
+    def line(clocks: str, told: float, theirs: float, remark: str) -> None:
+        lines.append(Line(host, one.case.id, one.name, clocks, told, theirs, remark))
+
+    graph_us = math.nan
     with one.scope():
-        burst = ours(one, "burst", 25 if calm else 15)
-        told = middle(burst)
-        host = statistics.median(sample.host_us or 0 for sample in burst)
-        remark = (
-            f"{sum(bool(sample.hidden) for sample in burst)}/{len(burst)} hidden, host {host:.0f}, {burst[0].cover}"
-        )
-        lines.append(("burst/events", told, by_events(one.calls, spin_s, 25 if calm else 15), remark))
-        try:
-            graph = middle(ours(one, "graph", 15))
-            lines.append(("graph/events", graph, by_own_graph(one.calls, GRAPH_SPIN_S if calm else spin_s), ""))
-            if calm:
-                steady = ours(one, "sustained", 5)
-                share = sum(bool(sample.hidden) for sample in steady) / len(steady)
-                lines.append(("sust./events", middle(steady), by_loop(one.calls, graph), f"{share:.0%} hidden"))
-        except Unavailable as exc:
-            lines.append(("graph", math.nan, math.nan, str(exc)[:60]))
-    if calm:
-        lines += [by_the_same_launches(one, regime) for regime in ("burst", "graph", "sustained")]
+        for regime in ("burst", "graph", "sustained"):
+            if regime == "sustained" and not calm:
+                continue
+            spin = {"burst": CALM_SPIN_S if calm else LOADED_SPIN_S, "graph": GRAPH_SPIN_S}.get(regime, 0.0)
+            try:
+                taken, theirs = by_turns(one, regime, graph_us, spin if calm or regime == "burst" else LOADED_SPIN_S)
+            except Unavailable as exc:
+                line(f"{regime}/events", math.nan, math.nan, str(exc)[:60])
+                continue
+            graph_us = middle(taken) if regime == "graph" else graph_us
+            hidden = sum(bool(sample.hidden) for sample in taken)
+            waited = statistics.median(sample.host_us or 0 for sample in taken)
+            line(f"{regime}/events", middle(taken), theirs, f"{hidden}/{len(taken)} hidden, host {waited:.0f}")
+    for regime in ("burst", "graph", "sustained"):
+        found = watched(one, regime)
+        if isinstance(found, Missed):
+            line(f"{regime}/cupti", math.nan, math.nan, found.why[:60])
+            continue
+        theirs = found.cupti_us if math.isnan(found.covered_us) else found.covered_us
+        line(f"{regime}/cupti", found.watched_us, theirs, f"worst sample {found.worst_ratio - 1:+.1%}")
     return lines
 
 
-def by_the_same_launches(one: Subject, regime: str) -> Line:
-    """Ours and CUPTI's times of the launches that our timer times."""
-    found = watched(one, regime)
-    if isinstance(found, Missed):
-        return f"{regime[:5]}/cupti", math.nan, math.nan, found.why[:60]
-    theirs = found.cupti_us if math.isnan(found.covered_us) else found.covered_us
-    remark = f"kernels {found.cupti_us:.2f}, worst sample {found.worst_ratio - 1:+.1%}"
-    return f"{regime[:5]}/cupti", found.watched_us, theirs, remark
+def all_lines(until: float, first: int, names: list[str]) -> Iterator[Line]:
+    """Cell by cell, on a calm and on a slowed host, until the time is up."""
+    for cell in CELLS[first:]:
+        for name in names:
+            for host in ("calm", "slowed"):
+                if time.monotonic() > until:
+                    return
+                try:
+                    one = subject(cell, name, 60)
+                    with nullcontext() if host == "calm" else slowed_host():
+                        yield from compared(host, one if host == "calm" else sleepy(one))
+                except (Unavailable, BuildFailed, RuntimeError) as exc:
+                    print(f"{host} {cell.id} {name}: {type(exc).__name__} {str(exc)[:150]}", flush=True)
 
 
-def show(
-    condition: str, one: Subject, lines: list[Line], tally: dict[tuple[str, str], list[tuple[float, float]]]
-) -> None:
-    """One line each; the tally leaves out what followed the host."""
-    for against, told, theirs, remark in lines:
-        if remark != "0% hidden":
-            tally.setdefault((condition, against), []).append((told, theirs))
-        print(
-            f"{condition:6} {one.case.id[10:]:38} {one.name:10} {against:13} {told:9.2f} {theirs:9.2f} "
-            f"{told / theirs - 1:+7.1%} {remark}",
-            flush=True,
+def by_nvbenchs_clock() -> Iterator[Line]:
+    """Five cells by NVBench, where it is installed."""
+    subjects = [subject(cell, "bench", 60) for cell in CELLS[:5]]
+    try:
+        times = by_nvbench([one.calls for one in subjects])
+    except Exception as exc:  # an experimental package, which may not be there
+        print(f"nvbench: {type(exc).__name__}: {str(exc)[:120]}", flush=True)
+        return
+    for one, theirs in zip(subjects, times, strict=True):
+        with one.scope():
+            yield Line("calm", one.case.id, one.name, "burst/nvbench", middle(ours(one, "burst")), theirs, "")
+
+
+def summary(lines: list[Line]) -> Iterator[str]:
+    """A sentence for each host and pair of clocks. What followed the host says so itself and is not counted."""
+    yield "host and clocks: above 10 us within 2 % / 5 %; below 10 us within 0.5 us; worst; not compared"
+    for host, clocks in dict.fromkeys((one.host, one.clocks) for one in lines):
+        own = [one for one in lines if (one.host, one.clocks) == (host, clocks)]
+        known = [one for one in own if one.ours_us == one.ours_us and not one.remark.startswith("0/")]
+        large = [abs(one.ours_us / one.theirs_us - 1) for one in known if one.theirs_us >= 10]
+        small = [abs(one.ours_us - one.theirs_us) for one in known if one.theirs_us < 10]
+        two, five, half = (sum(x <= y for x in xs) for xs, y in ((large, 0.02), (large, 0.05), (small, 0.5)))
+        yield (
+            f"{host:6} {clocks:16} {two}/{len(large)} {five}/{len(large)}; {half}/{len(small)}; "
+            f"worst {max(large, default=0):.1%}, {max(small, default=0):.2f} us; {len(own) - len(known)}"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="two cells")
+    parser.add_argument("--seconds", type=float, default=600.0, help="begin no further case after so long")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="the first of the cells, from 0 on")
+    parser.add_argument("--names", default="bench,sdpa:cudnn", help="implementations, comma-separated")
+    parser.add_argument("--table", type=Path, help="write the lines to this CSV file too")
     asked = parser.parse_args()
+    began = time.monotonic()
     print(torch.cuda.get_device_name(DEV), "torch", torch.__version__, flush=True)
-    tally: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    bursts: list[tuple[Subject, float]] = []
-    cells = CELLS[:2] if asked.quick else CELLS
+    lines: list[Line] = []
     with torch.inference_mode():
-        for condition, load, spin_s in (("calm", nullcontext, CALM_SPIN_S), ("loaded", loader, LOADED_SPIN_S)):
-            calm = condition == "calm"
-            for cell in cells if calm else cells[1:3]:
-                for name in NAMES if calm else NAMES[:2]:
-                    try:
-                        one = subject(cell, name)
-                        with load():
-                            lines = compared(one, spin_s, calm)
-                    except (Unavailable, BuildFailed, RuntimeError) as exc:
-                        print(f"{condition:6} {cell.id} {name}: {type(exc).__name__} {str(exc)[:150]}", flush=True)
-                        continue
-                    show(condition, one, lines, tally)
-                    if calm and name == "bench":
-                        bursts.append((one, lines[0][1]))
-        try:
-            times = by_nvbench([one.calls for one, _ in bursts])
-        except Exception as exc:  # an experimental package, which may not be there
-            print(f"nvbench: {type(exc).__name__}: {str(exc)[:120]}", flush=True)
-            times = []
-        for (one, told), theirs in zip(bursts, times, strict=False):
-            show("calm", one, [("burst/nvbench", told, theirs, "")], tally)
-    print("\ncondition and clock: of cells above 10 us within 2 % / 5 %; below 10 us within 0.5 us; worst")
-    for (condition, against), pairs in tally.items():
-        known = [(a, b) for a, b in pairs if a == a and b == b]
-        large = [abs(a / b - 1) for a, b in known if b >= 10]
-        small = [abs(a - b) for a, b in known if b < 10]
-        two, five, half = (sum(x <= y for x in xs) for xs, y in ((large, 0.02), (large, 0.05), (small, 0.5)))
-        print(
-            f"{condition:6} {against:13} {two}/{len(large)} {five}/{len(large)}; {half}/{len(small)}; "
-            f"worst {max(large, default=0):.1%}, {max(small, default=0):.2f} us"
-        )
+        for source in (all_lines(began + asked.seconds, asked.first, asked.names.split(",")), by_nvbenchs_clock()):
+            for one in source:
+                lines.append(one)
+                ratio = one.ours_us / one.theirs_us - 1
+                print(
+                    f"{one.host:6} {one.case:44} {one.name:10} {one.clocks:16} {one.ours_us:9.2f} "
+                    f"{one.theirs_us:9.2f} {ratio:+7.2%} {one.remark}",
+                    flush=True,
+                )
+    if asked.table:
+        with asked.table.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(Line._fields)
+            writer.writerows(lines)
+    print(*summary(lines), sep="\n", file=sys.stdout, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -194,13 +198,15 @@ def middle(taken: Sequence[Timed]) -> float:
 
 
 @contextmanager
-def loader() -> Iterator[None]:
-    """A thread that takes the interpreter as often as it can get it."""
-    ended = threading.Event()
+def loader(most_rest_s: float = 0.0) -> Iterator[None]:
+    """A thread that takes the interpreter as often as it can get it, or rests at random for up to so long in between."""
+    ended, dice = threading.Event(), random.Random(11)
 
     def load() -> None:
         while not ended.is_set():
             sum(range(5000))
+            if most_rest_s and dice.random() < 0.02:
+                time.sleep(dice.random() * most_rest_s)
 
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
@@ -209,6 +215,42 @@ def loader() -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def crowd(processes: int) -> Iterator[None]:
+    """Processes that never rest, one of them nicer than the rest."""
+    busy = [sys.executable, "-c", "while True: sum(range(5000))"]
+    started = [
+        subprocess.Popen(busy, preexec_fn=(lambda: os.nice(10)) if number == 0 else None)  # noqa: PLW1509
+        for number in range(processes)
+    ]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def sleepy(one: Subject, most_s: float = 0.0004, share: float = 0.5, seed: int = 7) -> Subject:
+    """The same, of which each call sleeps for a random time with this probability, before or after it enqueues."""
+    dice = random.Random(seed)
+
+    def slowed(call: Call) -> Call:
+        def slow() -> object:
+            nap = dice.random() * most_s if dice.random() < share else 0.0
+            before = dice.random() < 0.5
+            if nap and before:
+                time.sleep(nap)
+            answer = call()
+            if nap and not before:
+                time.sleep(nap)
+            return answer
+
+        return slow
+
+    return replace(one, calls=tuple(slowed(call) for call in one.calls))
 
 
 def case(seq: int, dtype: str, head_dim: int = 64, causal: bool = False) -> Case:
