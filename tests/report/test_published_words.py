@@ -16,7 +16,7 @@ from orchestrator.analysis.verdicts import Mean, Noise, NoiseSource, Verdict, me
 
 ROOT = Path(__file__).resolve().parents[2]
 F200, B200, CLOCK = "h200-20261123-forward", "h200-20261123-backward", "h200-20261123-second-clock"
-F100, B100 = "h100-20261123-forward", "h100-20261123-backward"
+F100, B100, AGAIN = "h100-20261123-forward", "h100-20261123-backward", "h100-20261124-forward"
 
 TRAINING, FEW, DECODING, SMALLEST = "b4-h16-", "b2-h8-", r"b\d+-h64-kv8-q1-", "b4-h16-kv16-q256-k256-d64-"
 BACKWARD = r"b[24]-h16-.*-backward$"
@@ -165,11 +165,40 @@ def of_clocks() -> Iterator[str]:
     )
 
 
+def of_the_repeat() -> Iterator[str]:
+    """The grid of one H100 on another: the same ratios, case by case."""
+    said = []
+    for regime in ("graph", "burst"):
+        first, again = (by_case(folder, CUDNN, regime) for folder in (F100, AGAIN))
+        both = [again[case_id] / first[case_id] - 1 for case_id in first.keys() & again.keys()]
+        within = [sum(abs(apart) <= share for apart in both) for share in (0.02, 0.05)]
+        assert within[1] == len(both)
+        said.append((within[0], len(both)))
+    yield f"over cuDNN is within 2 % in {said[0][0]} of {said[0][1]} cases in graphs and {said[1][0]} in burst"
+    whole = ratios(AGAIN, CUDNN, "", "burst")
+    yield (
+        f"In burst, where each case has an interval here, `bench` is {whole.mean} times as fast as cuDNN ({whole.span})"
+    )
+    own = [clocks((AGAIN,), regime) for regime in ("", "burst", "graph")]
+    yield (
+        f"within 2 % in {own[0].within(0.02)} of {len(own[0].pairs)} comparisons: burst in {own[1].within(0.02)} "
+        f"({own[1].within(0.01)} within 1 %, worst {own[1].worst}), graph in {own[2].within(0.02)} "
+        f"(worst {own[2].worst}); below 10 µs within {own[0].short}"
+    )
+
+
+def by_case(folder: str, baseline: str, regime: str) -> dict[str, float]:
+    """How many times as fast, by the case's id."""
+    found = rows(folder, "verdicts.csv")
+    own = [row for row in found if (row["baseline"], row["regime"]) == (baseline, regime) and row["subject"] == "bench"]
+    return {row["case_id"]: float(row["ratio"]) for row in own if row["ratio"]}
+
+
 def flowing(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("told", [of_forward, of_backward, of_clocks])
+@pytest.mark.parametrize("told", [of_forward, of_backward, of_clocks, of_the_repeat])
 def test_what_is_said_of_published_folders_is_what_their_files_say(told: Callable[[], Iterator[str]]) -> None:
     text = flowing((ROOT / "results" / "README.md").read_text())
     assert [words for words in told() if words not in text] == []
@@ -180,7 +209,7 @@ def test_no_other_figure_with_a_decimal_point_stands_in_the_sentences() -> None:
     text = (ROOT / "results" / "README.md").read_text().partition("## What was wrong here")[0]
     text = re.sub(r"<!-- bench:begin (\S+) -->.*?<!-- bench:end \1 -->", "", text, flags=re.DOTALL)
     text = flowing("\n".join(line for line in text.splitlines() if not line.startswith("|")))
-    for words in (*of_forward(), *of_backward(), *of_clocks()):
+    for words in (*of_forward(), *of_backward(), *of_clocks(), *of_the_repeat()):
         text = text.replace(words, "")
     assert re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", text) == []
 
