@@ -93,6 +93,7 @@ CELLS: Mapping[str, Callable[[Sample], str]] = {
     "host_us": lambda sample: "" if sample.host_us is None else f"{sample.host_us:.1f}",
     "cover": lambda sample: sample.cover,
     "hidden": lambda sample: "" if sample.hidden is None else boolean(sample.hidden),
+    "cover_us": lambda sample: "" if sample.cover_us is None else f"{sample.cover_us:.1f}",
 }
 """The cells of one measurement that are its own, and how each is written."""
 

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -49,14 +49,16 @@ NEVER_HIDDEN = "its launch cannot be hidden: the device comes to its first event
 @dataclass(frozen=True, slots=True)
 class Timed:
     """One measurement: microseconds per call. `host_us` is how long the host took to enqueue it all; `cover` is what
-    kept the device busy meanwhile (`gate`, `spin`, or nothing). `hidden` says whether the device provably never waited
-    for the host; None where no device runs beside the host. `tries`: how often it was enqueued until it was."""
+    kept the device busy meanwhile (`gate`, `spin`, or nothing), and `cover_us` how long: a gate from its launch until
+    the host opened it, a spin as it was asked for. `hidden` says whether the device provably never waited for the host;
+    None where no device runs beside the host. `tries`: how often it was enqueued until it was."""
 
     latency_us: float
     host_us: float | None = None
     cover: str = ""
     hidden: bool | None = None
     tries: int = 1
+    cover_us: float | None = None
 
 
 class Timer(Protocol):
@@ -174,7 +176,7 @@ class CudaTimer:
         for tries in range(1, TRIES + 1):
             taken = self.behind_gate(work) if self.cover == GATE else self.behind_spin(work)
             if taken.hidden:
-                return Timed(taken.latency_us / (calls or len(work)), taken.host_us, taken.cover, True, tries)
+                return replace(taken, latency_us=taken.latency_us / (calls or len(work)), tries=tries)
             if self.cover == SPIN:
                 if self.spin_us >= MOST_SPIN_US:
                     break
@@ -204,8 +206,10 @@ class CudaTimer:
                 pass
         finally:
             self.stream.release(ticket)
+        held = self.stream.now_us() - began
         self.end.synchronize()
-        return Timed(self.stream.elapsed_us(self.start, self.end), host, GATE, not self.stream.expired(ticket))
+        hidden = not self.stream.expired(ticket)
+        return Timed(self.stream.elapsed_us(self.start, self.end), host, GATE, hidden, cover_us=held)
 
     def behind_spin(self, work: Sequence[Callable[[], object]]) -> Timed:
         """One try. Hidden if, with all enqueued, the device had not yet come to the first event."""
@@ -213,7 +217,8 @@ class CudaTimer:
         host = self.enqueue(work)
         hidden = not self.start.query()
         self.end.synchronize()
-        return Timed(self.stream.elapsed_us(self.start, self.end), host, SPIN, hidden)
+        elapsed = self.stream.elapsed_us(self.start, self.end)
+        return Timed(elapsed, host, SPIN, hidden, cover_us=self.spin_us)
 
     def enqueue(self, work: Sequence[Callable[[], object]]) -> float:
         """Both events with the work between them; the host's microseconds."""

@@ -37,7 +37,8 @@ from kernels.harness.workload import Unavailable
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One measurement: microseconds per call, in which block and at which place in it (from 1), what the device's
-    sensors said right after, and the host before the block. `host_us`, `cover` and `hidden` are those of `Timed`."""
+    sensors said right after, and the host before the block. `host_us`, `cover`, `hidden` and `cover_us` are
+    those of `Timed`."""
 
     implementation: str
     block: int
@@ -51,6 +52,7 @@ class Sample:
     host_us: float | None = None
     cover: str = ""
     hidden: bool | None = None
+    cover_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ class Course:
                 host_us=timed.host_us,
                 cover=timed.cover,
                 hidden=timed.hidden,
+                cover_us=timed.cover_us,
             )
             rest_s = timer.rest_s(timed.latency_us)
             if rest_s:

@@ -479,9 +479,10 @@ def test_what_is_not_known_is_empty_and_never_zero() -> None:
     newest = ("regime", "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us")
     assert [row[c] for c in newest] == ["burst", "cold", "17", "24", "steady", "repeats", "0.05"]
     assert row["peak_memory_bytes"] == ""
-    assert [row[c] for c in ("host_us", "cover", "hidden")] == ["", "", ""]
-    covered = rows.of_sample(replace(sample(Reading()), host_us=41.26, cover="gate", hidden=True))
-    assert [covered[c] for c in ("host_us", "cover", "hidden")] == ["41.3", "gate", "true"]
+    hiding = ("host_us", "cover", "hidden", "cover_us")
+    assert [row[c] for c in hiding] == ["", "", "", ""]
+    covered = rows.of_sample(replace(sample(Reading()), host_us=41.26, cover="gate", hidden=True, cover_us=100.04))
+    assert [covered[c] for c in hiding] == ["41.3", "gate", "true", "100.0"]
     assert row["latency_us"] == "12.346"
     known = rows.of_sample(sample(Reading(0.0, 10251, 71.5, 40, "none")))
     known_row = rows.measured(ORIGIN, CASE, setting(peak_memory_bytes=0), known)

@@ -197,6 +197,7 @@ def test_a_case_in_both_regimes_is_one_file_with_every_column_that_a_gpu_can_fil
         assert all(row["peak_memory_bytes"] for row in table)
         assert all(row["hidden"] == "true" and row["cover"] == "gate" for row in table if row["regime"] != "sustained")
         assert all(float(row["host_us"]) > 0 for row in table)
+        assert all(bool(row["cover_us"]) == bool(row["cover"]) for row in table)
         controls = {row["implementation"] for row in table if row["implementation"].endswith(":aa")}
         assert len(controls - {"bench:aa"}) <= 1
         assert all(row["sm_clock_mhz"] for row in table)
