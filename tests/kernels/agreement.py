@@ -2,8 +2,9 @@
 
 python3 -m tests.kernels.agreement [--seconds 300] [--table FILE] [--from K] [--names bench,sdpa:cudnn]
 
-A slowed host has a thread that takes the interpreter at random, a process for every core that never rests, and calls that sleep
-for up to 0.4 ms at random. Ours and theirs are taken by turns, since a chip at its power limit slows down as it works.
+A slowed host has a thread that takes the interpreter at random, a process for every core that never rests, and calls
+that sleep for up to 0.4 ms at random. Ours and theirs are taken by turns, since a chip at its power limit slows down as
+it works.
 """
 # ruff: noqa: T201  (a table for people)
 
