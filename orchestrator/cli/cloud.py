@@ -48,7 +48,7 @@ def start(ctx: typer.Context, json: Json = False) -> None:
     address = options(ctx).wiring().address
     if address is None:
         raise ConfigError(
-            ("a Google project is configured, so the embedded cloud is not used"),
+            "a Google project is configured, so the embedded cloud is not used",
             hint="unset BENCH_PROJECT to use the embedded cloud",
         )
     # The token is for programs that may read its file, not for what collects output.

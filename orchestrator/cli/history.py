@@ -217,7 +217,7 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
         console.print(table)
     if left_out:
         console.print(
-            (f"left out: {count(left_out, 'run')} on other devices or in other regimes; see --device and --regime"),
+            f"left out: {count(left_out, 'run')} on other devices or in other regimes; see --device and --regime",
             style="dim",
         )
     if older:

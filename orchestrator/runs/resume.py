@@ -71,7 +71,7 @@ def resume(
     _check(run)
     if run.payload is None and plan.config.workload is not None:  # its path is the bucket's word, not the user's
         raise ConfigError(
-            (f"{run_id} cannot be resumed: its workload {plan.config.workload.path} was never stored"),
+            f"{run_id} cannot be resumed: its workload {plan.config.workload.path} was never stored",
             hint="launch it again",
         )
     payload = payload_of_run(world, run, fresh, accept)
@@ -101,7 +101,7 @@ def _check(run: Run) -> None:
         return
     if run.phase in (Phase.SUCCEEDED, Phase.INCORRECT):
         raise ConfigError(
-            (f"nothing to resume: {run.run_id} has measured all its cases"),
+            f"nothing to resume: {run.run_id} has measured all its cases",
             hint=f"`bench fetch {run.run_id}` downloads them",
         )
     if run.phase is Phase.REFUSED:

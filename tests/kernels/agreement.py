@@ -15,7 +15,6 @@ import csv
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -75,8 +74,9 @@ def slowed_host() -> Iterator[None]:
         yield
 
 
-def by_turns(one: Subject, regime: str, theirs: float, spin_s: float) -> tuple[list[Timed], float]:
-    """Rounds of ours and of events, one after the other: our samples, and the median of their medians."""
+def by_turns(one: Subject, regime: str, spin_s: float, each_us: float) -> tuple[list[Timed], float]:
+    """Rounds of ours and of events behind a spin (in a loop of calls of about `each_us`, for sustained), one after the
+    other: our samples, and the median of their medians."""
     taken: list[Timed] = []
     told: list[float] = []
     for _ in range(ROUNDS):
@@ -86,12 +86,12 @@ def by_turns(one: Subject, regime: str, theirs: float, spin_s: float) -> tuple[l
         elif regime == "graph":
             told.append(by_own_graph(one.calls, spin_s, samples=5))
         else:
-            told.append(by_loop(one.calls, theirs))
+            told.append(by_loop(one.calls, each_us))
     return taken, statistics.median(told)
 
 
 def compared(host: str, one: Subject) -> list[Line]:
-    """What is said of one subject; of the steady state beside a loader CUPTI's record of the same launches alone."""
+    """What is said of one subject. On a slowed host sustained is compared with CUPTI alone: a loop follows the host."""
     calm = host == "calm"
     lines: list[Line] = []
 
@@ -103,9 +103,9 @@ def compared(host: str, one: Subject) -> list[Line]:
         for regime in ("burst", "graph", "sustained"):
             if regime == "sustained" and not calm:
                 continue
-            spin = {"burst": CALM_SPIN_S if calm else LOADED_SPIN_S, "graph": GRAPH_SPIN_S}.get(regime, 0.0)
+            calm_spin_s = GRAPH_SPIN_S if regime == "graph" else CALM_SPIN_S
             try:
-                taken, theirs = by_turns(one, regime, graph_us, spin if calm or regime == "burst" else LOADED_SPIN_S)
+                taken, theirs = by_turns(one, regime, calm_spin_s if calm else LOADED_SPIN_S, graph_us)
             except Unavailable as exc:
                 line(f"{regime}/events", math.nan, math.nan, str(exc)[:60])
                 continue
@@ -138,7 +138,7 @@ def all_lines(until: float, first: int, names: list[str]) -> Iterator[Line]:
                     print(f"{host} {cell.id} {name}: {type(exc).__name__} {str(exc)[:150]}", flush=True)
 
 
-def by_nvbenchs_clock() -> Iterator[Line]:
+def nvbench_lines() -> Iterator[Line]:
     """Five cells by NVBench, where it is installed."""
     subjects = [subject(cell, "bench", 60) for cell in CELLS[:5]]
     try:
@@ -177,7 +177,7 @@ def main() -> None:
     print(torch.cuda.get_device_name(DEV), "torch", torch.__version__, flush=True)
     lines: list[Line] = []
     with torch.inference_mode():
-        for source in (all_lines(began + asked.seconds, asked.first, asked.names.split(",")), by_nvbenchs_clock()):
+        for source in (all_lines(began + asked.seconds, asked.first, asked.names.split(",")), nvbench_lines()):
             for one in source:
                 lines.append(one)
                 ratio = one.ours_us / one.theirs_us - 1
@@ -191,7 +191,7 @@ def main() -> None:
             writer = csv.writer(file)
             writer.writerow(Line._fields)
             writer.writerows(lines)
-    print(*summary(lines), sep="\n", file=sys.stdout, flush=True)
+    print(*summary(lines), sep="\n")
 
 
 if __name__ == "__main__":

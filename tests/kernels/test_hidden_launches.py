@@ -8,7 +8,6 @@ import re
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,6 +22,8 @@ from kernels.attention.interface import BuildFailed, Plan, Unavailable
 from kernels.harness import gate
 from kernels.harness.timers import GATE, LEAST_HOLD_US, SPIN, CudaTimer, Timed, empty_pair_us, host_us
 from kernels.harness.turns import Contender
+from kernels.harness.watching import is_cover
+from tests.kernels.instruments import loader
 from tests.kernels.simulated_stream import EVENT_US, RealHost, SimulatedHost, SimulatedStream, call, phases
 
 SAMPLES = 60
@@ -185,27 +186,24 @@ def test_the_cost_of_an_empty_pair_is_that_of_the_events_alone(gated: bool) -> N
     assert empty_pair_us(stream) == pytest.approx(EVENT_US)
 
 
+@pytest.mark.parametrize(("gated", "off_us"), [(True, 15.0), (False, 1e-2)])
+@pytest.mark.parametrize("host", [10.0, 90.0, 400.0])
+def test_a_sample_says_how_long_the_device_was_kept_waiting_as_its_own_record_does(
+    gated: bool, off_us: float, host: float
+) -> None:
+    """A gate is in its record from its start on the device, a few microseconds after its launch."""
+    stream = SimulatedStream(SimulatedHost(), gated=gated)
+    plan = call(stream, host, 30.0)
+    own = timer(stream, plan)
+    for _ in range(20):
+        taken = own([plan])
+        cover = [one for one in stream.record if is_cover(one.name)][-1]
+        assert taken.cover_us == pytest.approx(cover.length / 1000, abs=off_us)
+
+
 def test_every_sample_tells_how_long_the_host_took() -> None:
     stream = SimulatedStream(SimulatedHost(lambda: 3.0))
     assert all(75.0 < (one.host_us or 0) < 90.0 for one in samples(stream, call(stream, 25.0, 10.0)))
-
-
-@contextmanager
-def loader() -> Iterator[None]:
-    """A thread that takes the interpreter as often as it can get it."""
-    ended = threading.Event()
-
-    def load() -> None:
-        while not ended.is_set():
-            sum(range(2000))
-
-    thread = threading.Thread(target=load)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @contextmanager

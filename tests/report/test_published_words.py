@@ -29,6 +29,12 @@ def rows(folder: str, file: str) -> tuple[dict[str, str], ...]:
         return tuple(csv.DictReader(lines))
 
 
+def against(folder: str, baseline: str, regime: str) -> list[dict[str, str]]:
+    """The verdicts on bench against one baseline in one regime, a row for each case."""
+    found = rows(folder, "verdicts.csv")
+    return [row for row in found if (row["baseline"], row["regime"]) == (baseline, regime)]
+
+
 @dataclass(frozen=True)
 class Ratios:
     """How many times as fast as a baseline, over some cases of one regime."""
@@ -50,11 +56,7 @@ class Ratios:
 
 def ratios(folder: str, baseline: str, cases: str, regime: str = "graph") -> Ratios:
     """Of the cases whose ids begin with what matches."""
-    found = [
-        row
-        for row in rows(folder, "verdicts.csv")
-        if (row["baseline"], row["regime"]) == (baseline, regime) and re.match(cases, row["case_id"])
-    ]
+    found = [row for row in against(folder, baseline, regime) if re.match(cases, row["case_id"])]
     assert found, (folder, baseline, cases, regime)
     limits = [
         Interval(*(float(row[limit] or "nan") for limit in ("ratio_low", "ratio", "ratio_high"))) for row in found
@@ -66,9 +68,7 @@ def ratios(folder: str, baseline: str, cases: str, regime: str = "graph") -> Rat
 
 def lost(folder: str) -> list[str]:
     """The cases that are lost to flash-attn-4 in graphs."""
-    wanted = FA4, "graph", "slower"
-    found = rows(folder, "verdicts.csv")
-    return [row["case_id"] for row in found if (row["baseline"], row["regime"], row["verdict"]) == wanted]
+    return [row["case_id"] for row in against(folder, FA4, "graph") if row["verdict"] == "slower"]
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,7 @@ def of_the_repeat() -> Iterator[str]:
 
 def by_case(folder: str, baseline: str, regime: str) -> dict[str, float]:
     """How many times as fast, by the case's id."""
-    found = rows(folder, "verdicts.csv")
-    own = [row for row in found if (row["baseline"], row["regime"]) == (baseline, regime) and row["subject"] == "bench"]
-    return {row["case_id"]: float(row["ratio"]) for row in own if row["ratio"]}
+    return {row["case_id"]: float(row["ratio"]) for row in against(folder, baseline, regime) if row["ratio"]}
 
 
 def flowing(text: str) -> str:
@@ -235,7 +233,7 @@ CLOCKS_OF_OTHERS = {
 }
 
 
-def beside_a_host() -> Iterator[str]:
+def calm_and_slowed() -> Iterator[str]:
     """The rows about a calm and a slowed host: what is not hidden at all is not compared with a loop."""
     with (ROOT / "results" / "timers-h100-20261124.csv").open() as lines:
         found = [row for row in csv.DictReader(lines) if row["ours_us"] and not row["remark"].startswith("0/")]
@@ -253,7 +251,7 @@ def beside_a_host() -> Iterator[str]:
 
 def test_the_table_of_a_slowed_host_is_that_of_its_file() -> None:
     text = (ROOT / "docs" / "measured.md").read_text()
-    made = list(beside_a_host())
+    made = list(calm_and_slowed())
     assert len(made) == 11
     assert [row for row in made if row not in text] == []
 

@@ -19,7 +19,7 @@ def dollars(text: str, *, zero: bool = False) -> Decimal:
     amount = Decimal(found[1]) if found else None
     if amount is None or (not amount and not zero):
         raise ConfigError(
-            (f"not an amount in dollars: {text}; use digits, with at most six decimals")
+            f"not an amount in dollars: {text}; use digits, with at most six decimals"
             + ("" if zero else ", and more than 0"),
             hint="for example: 1.50; to take back a recorded cost: `bench costs rm ID`",
         )
