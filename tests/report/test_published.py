@@ -117,17 +117,21 @@ def test_a_published_run_on_a_gpu_proves_its_samples_and_says_where_it_is_from(f
 
 
 PUBLISHED = {
-    "README.md", "build.json", "correctness.csv", "cupti.csv", "environment.json", "measurements.csv.gz", "report.md",
-    "spec.json", "verdicts.csv",
+    "build.json", "correctness.csv", "cupti.csv", "environment.json", "measurements.csv.gz", "report.md", "spec.json",
+    "verdicts.csv",
 }  # fmt: skip
 
 
 def test_nothing_is_published_beside_what_results_readme_names() -> None:
     """A whole report is two megabytes that the measurements make again."""
-    tracked = subprocess.run(
+    listed = subprocess.run(
         ["git", "ls-files", "results"], cwd=RESULTS.parent, check=True, capture_output=True, text=True
     )
-    assert {Path(name).name for name in tracked.stdout.split()} == PUBLISHED
+    tracked = [Path(name).relative_to("results") for name in listed.stdout.splitlines()]
+    text = (RESULTS / "README.md").read_text()
+    assert {path.name for path in tracked if path.parent.parts} == PUBLISHED
+    assert {path.parent.parts[0] for path in tracked if path.parent.parts} == {folder.name for folder in FOLDERS}
+    assert all(f"`{path}`" in text for path in tracked if not path.parent.parts and path.name != "README.md")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
