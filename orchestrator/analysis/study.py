@@ -36,12 +36,11 @@ from orchestrator.analysis.verdicts import (
     mean_of,
     paired,
 )
-from orchestrator.core.bundled.names import DEFAULT, IMPLEMENTATIONS
+from orchestrator.core.bundled.names import DEFAULT, IMPLEMENTATIONS, KERNEL
 from orchestrator.core.bundled.passes import with_pass
 from orchestrator.core.results import CONTROL, case_order, is_control
 from orchestrator.core.wording import count
 
-KERNEL = "bench"
 OWN_KERNEL = "kernel_"
 ORDER = IMPLEMENTATIONS
 """How implementations stand beside each other; the rows of a file come in random order."""

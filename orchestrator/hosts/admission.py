@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.core.config.model import KERNEL, Config
+from orchestrator.core.bundled.names import is_kernel
+from orchestrator.core.config.model import Config
 from orchestrator.core.errors import HostUnfit, NoCapacity
 from orchestrator.core.hosts import HostRecord, Lack, Needs, Target, fingerprint, lacks, lacks_packages, why_validate
 from orchestrator.hosts.cloud import HostCloud
@@ -14,7 +15,7 @@ from orchestrator.hosts.cloud import HostCloud
 def needs_of(config: Config) -> Needs:
     """What a run of `config` needs of a host."""
     cuda = config.gpu != "cpu"
-    compiler = not cuda and KERNEL in config.measure.implementations
+    compiler = not cuda and any(map(is_kernel, config.measure.implementations))
     return Needs(cuda=cuda, compiler=compiler, min_free_gb=config.environment.min_free_gb)
 
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from orchestrator.core.bounds import Amount
-from orchestrator.core.bundled.names import DEFAULT, IMPLEMENTATIONS, Implementation
+from orchestrator.core.bundled.names import CHOICES, DEFAULT, IMPLEMENTATIONS, is_implementation, is_kernel
 from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, once
 from orchestrator.core.containers import pinned, release
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.market.catalog import Gpu, lookup, unknown
+from orchestrator.core.market.catalog import Gpu, lookup, suggest, unknown
 from orchestrator.core.market.offers import region_of
 from orchestrator.core.results import CONTROL
 
@@ -31,8 +31,6 @@ DEFAULT_DTYPES: Final = ("float32",)
 """For a grid that names none."""
 BOTH: Final = "both"
 """A regime that is several: burst, and the steady state beside it."""
-KERNEL: Final = "bench"
-"""The implementation that is ours; every other one is a baseline."""
 
 Phase = Literal["preflight", "environment", "build", "correctness", "measure", "finish"]
 Dtypes = Annotated[tuple[Literal["float16", "bfloat16", "float32"], ...], AfterValidator(once)]
@@ -109,6 +107,12 @@ class Alerts(_Section):
     """Whether the command and the webhook hear of the end of a run too, and the terminal's bell rings."""
 
 
+def _implementation(name: str) -> str:
+    if not is_implementation(name):
+        raise ValueError(f"'{name}' is not a choice; {suggest(name, CHOICES)}")
+    return name
+
+
 class Measure(_Section):
     grid: Grid
     embedded_grid: Grid | None = None
@@ -118,7 +122,7 @@ class Measure(_Section):
     embedded_dtypes: Dtypes = ()
     """Empty: those of the grid that is measured there."""
     implementations: Annotated[
-        tuple[Implementation, ...],
+        tuple[Annotated[str, AfterValidator(_implementation)], ...],
         Field(min_length=1),
         AfterValidator(once),
     ] = IMPLEMENTATIONS
@@ -262,7 +266,7 @@ class Config(_Section):
 
 def baseline_only(config: Config) -> Config:
     """The same run without the bundled kernel: only what PyTorch brings."""
-    kept = tuple(name for name in config.measure.implementations if name != KERNEL) or (DEFAULT,)
+    kept = tuple(name for name in config.measure.implementations if not is_kernel(name)) or (DEFAULT,)
     return config.model_copy(update={"measure": config.measure.model_copy(update={"implementations": kept})})
 
 
