@@ -21,7 +21,7 @@ from orchestrator.core.results import ResultsUnreadable
 from orchestrator.report.document import document, summary_csv, verdicts_csv
 from orchestrator.report.html import page
 from orchestrator.report.markdown import markdown
-from orchestrator.report.report import Report
+from orchestrator.report.report import REPEAT, Report
 from orchestrator.runs.engine import Engine
 from orchestrator.wiring import csv_lines, fetch_run, open_folder, write_atomically
 
@@ -88,7 +88,8 @@ def chosen(report: Report, named: Sequence[str]) -> tuple[Setting, ...]:
 def write_files(
     report: Report, folder: Path, settings: Sequence[Setting] = (), *, everything: bool = False
 ) -> tuple[Path, ...]:
-    """report.html, report.md, report.json, summary.csv and verdicts.csv in `folder`. Raises `LocalError`."""
+    """report.html, report.md, report.json, summary.csv and verdicts.csv in `folder`; where no fetch has made it, also
+    repeat.yaml, as far as that is known. Raises `LocalError`."""
 
     texts = {
         "report.html": page(report, everything=everything),
@@ -97,6 +98,8 @@ def write_files(
         "summary.csv": summary_csv(report),
         "verdicts.csv": verdicts_csv(report),
     }
+    if again := report.again():
+        texts[REPEAT] = json.dumps(again, indent=1, sort_keys=True) + "\n"  # JSON is YAML
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
     return tuple(folder / name for name in texts)

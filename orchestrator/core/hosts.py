@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from orchestrator.core.bounds import Moment
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
 from orchestrator.core.foreign import document, words
-from orchestrator.core.market.catalog import CATALOG
+from orchestrator.core.market.catalog import nearest
 from orchestrator.core.naming import RUN_ID, attempt_of
 
 ZONE_PREFIX: Final = "host-"
@@ -294,16 +294,5 @@ def gpu_for(probe: Mapping[str, Any]) -> str:
     """The configuration that suits a host when nobody named one: that of the most capable GPU in the catalog that can
     do no more than the host's first; `cpu` without one. It decides what is measured; what is measured says who it is.
     """
-    if not probe["gpus"]:
-        return "cpu"
-    has = _capability(str(probe["gpus"][0]["compute_capability"]))
-    cards = sorted(
-        (gpu for gpu in CATALOG if gpu.accelerator is not None), key=lambda gpu: _capability(gpu.compute_capability)
-    )
-    able = [gpu for gpu in cards if _capability(gpu.compute_capability) <= has]
-    return (able or cards[:1])[-1].name
-
-
-def _capability(text: str) -> tuple[int, ...]:
-    """`8.9` as (8, 9): 10.0 is more than 9.0. What is no number is the least."""
-    return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+\.\d+", text) else (0,)
+    cards = probe["gpus"]
+    return nearest(str(cards[0]["compute_capability"]) if cards else "").name

@@ -58,6 +58,8 @@ def _head(report: Report) -> Iterable[Part]:
     facts = [*report.run_facts(), study.regime, count(study.measurements, "measurement"), report.cases]
     yield Text(" · ".join(fact for fact in facts if fact), "soft")
     if command := report.command():
+        if report.own_machine:
+            yield Text("On the machine that was measured, or one like it:", "soft")
         yield Code(command)
     yield from (Text(words, "warn") for words in report.warnings())
 

@@ -21,6 +21,8 @@ from orchestrator.analysis.watched_launches import Watched
 from orchestrator.analysis.watched_launches import sentence as watched_sentence
 from orchestrator.core.bundled import names
 from orchestrator.core.bundled.names import DEFAULT
+from orchestrator.core.config.again import again
+from orchestrator.core.mode import Mode
 from orchestrator.core.wording import count
 from orchestrator.report.minutes import Minutes
 from orchestrator.report.text import digits, energy, estimate, of_cases, percent
@@ -106,9 +108,21 @@ class Report:
         made = (f"commit {commit}{dirty}" if commit else "", f"payload {payload}" if payload else "")
         return tuple(part for part in (self.study.run_id, began, where, *made) if part)
 
+    def again(self) -> dict[str, Any]:
+        """The configuration that measures the same again, of a folder that no fetch has made; empty where the spec does
+        not say it all. A fetched run brings its own."""
+        return {} if self.manifest else again(self.spec, str(self.environment.get("compute_capability") or ""))
+
     def command(self) -> str:
         """What measures the same again; empty where the run's grid is not known."""
-        return f"bench launch {REPEAT}" if self.manifest.get("repeat") else ""
+        if not self.manifest.get("repeat") and not self.again():
+            return ""
+        return f"bench launch {REPEAT}{' --host local' if self.own_machine else ''}"
+
+    @property
+    def own_machine(self) -> bool:
+        """Whether it was measured on a machine of the user's own: a folder without a manifest was, on the spot."""
+        return not self.manifest or self.manifest.get("mode") == Mode.HOST
 
     @property
     def simulated(self) -> bool:

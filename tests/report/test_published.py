@@ -49,6 +49,7 @@ def test_a_published_run_is_reported_as_its_measurements_say(folder: Path) -> No
     report = as_read(folder)
     assert (folder / "report.md").read_text() == markdown(report)
     assert (folder / "verdicts.csv").read_text() == verdicts_csv(report)
+    assert json.loads((folder / "repeat.yaml").read_text()) == report.again() != {}
     readme = (RESULTS / "README.md").read_text()
     assert between_marks(readme, by_baseline(report), folder.name) == readme
     first = (RESULTS.parent / "README.md").read_text()
@@ -117,8 +118,8 @@ def test_a_published_run_on_a_gpu_proves_its_samples_and_says_where_it_is_from(f
 
 
 PUBLISHED = {
-    "build.json", "correctness.csv", "cupti.csv", "environment.json", "measurements.csv.gz", "report.md", "spec.json",
-    "verdicts.csv",
+    "build.json", "correctness.csv", "cupti.csv", "environment.json", "measurements.csv.gz", "repeat.yaml",
+    "report.md", "spec.json", "verdicts.csv",
 }  # fmt: skip
 
 

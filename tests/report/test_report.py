@@ -12,13 +12,16 @@ import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.cli.reading import write_files
 from orchestrator.core.bundled.names import AXES
+from orchestrator.core.config.load import load
 from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.report import comparing
 from orchestrator.report.comparison import Comparison, compared
@@ -429,6 +432,24 @@ def test_the_head_names_the_device_its_software_and_limits_and_the_command_that_
     ):
         assert words in head
     assert "bench launch" not in page(reported(FULL))
+    own = page(reported(FULL, repeat=True, mode="host")).partition("</header>")[0]
+    assert "On the machine that was measured, or one like it:" in own
+    assert "bench launch repeat.yaml --host local<" in own
+
+
+def test_a_folder_that_no_fetch_has_made_brings_what_measures_it_again(tmp_path: Path) -> None:
+    """As far as its spec says it; a fetched folder has what its run was planned by."""
+    shape = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 16, "seq_k": 16, "head_dim": 16, "causal": False}
+    grid = {"shapes": [shape], "dtypes": ["float32"]}
+    spec = {"implementations": ["bench", "fa4", "bench:aa"], "measure": grid, "correctness": grid, "repeats": 7}
+    bare = replace(reported(FULL), manifest={}, spec=spec, environment={"compute_capability": "9.0"})
+    assert bare.command() == "bench launch repeat.yaml --host local"
+    assert bare.command() in page(bare)
+    assert "repeat.yaml" in {path.name for path in write_files(bare, tmp_path)}
+    config = load((tmp_path / "repeat.yaml").read_text(), source="repeat.yaml")
+    assert (config.gpu, config.measure.repeats, config.measure.implementations) == ("h100", 7, ("bench", "fa4"))
+    for other in (replace(bare, spec={}), reported(FULL), replace(bare, manifest={"mode": "gce", "repeat": True})):
+        assert "repeat.yaml" not in {path.name for path in write_files(other, tmp_path / "other")}
 
 
 def test_the_axis_of_a_speed_up_shows_one_one_and_a_half_two_and_three_and_math_only_where_it_is_asked_for() -> None:

@@ -6,6 +6,7 @@ Zones are where Google lists the machine types; one that has lost them says so a
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -176,6 +177,23 @@ def lookup(name: str) -> Gpu | None:
     """The GPU called `name` (`l4`, `L4`, `nvidia-l4`), or None."""
     wanted = name.strip().lower()
     return next((gpu for gpu in CATALOG if wanted in (gpu.name, gpu.accelerator)), None)
+
+
+def nearest(capability: str) -> Gpu:
+    """The most capable GPU that can do no more than one of this compute capability (`9.0`), or the least capable; for
+    the empty text, the entry without a GPU."""
+    if not capability:
+        return next(gpu for gpu in CATALOG if gpu.accelerator is None)
+    cards = sorted(
+        (gpu for gpu in CATALOG if gpu.accelerator is not None), key=lambda gpu: _number(gpu.compute_capability)
+    )
+    able = [gpu for gpu in cards if _number(gpu.compute_capability) <= _number(capability)]
+    return (able or cards[:1])[-1]
+
+
+def _number(capability: str) -> tuple[int, ...]:
+    """`8.9` as (8, 9): 10.0 is more than 9.0. What is no number is the least."""
+    return tuple(int(part) for part in capability.split(".")) if re.fullmatch(r"\d+\.\d+", capability) else (0,)
 
 
 def carrier_of(machine_type: str) -> Gpu | None:
