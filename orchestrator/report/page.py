@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
@@ -30,6 +30,8 @@ class Word:
 
 
 Cell = str | Word
+MOST_PRINTED: Final = 24
+"""Rows of a table on paper, where a file has them all: six such tables and their figures are twelve pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,12 @@ class Table:
     stack: bool = False
     sortable: bool = False
     """Whether a click on a head puts the rows in order; then no two heads are alike."""
+    file: str = ""
+    """The file of the report that has the same rows: paper names it in the place of a long table."""
+
+    @property
+    def screen_only(self) -> bool:
+        return bool(self.file) and len(self.rows) > MOST_PRINTED
 
     def style(self, column: int) -> str:
         kinds = (("long", self.long), ("wrap", self.wrap), ("left", self.left))

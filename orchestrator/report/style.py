@@ -21,7 +21,7 @@ pre{{background:var(--band);padding:.4rem .7rem;margin:.6rem 0;font-size:.85rem}
 details{{margin:1rem 0}}summary{{cursor:pointer;font-weight:600}}
 figure{{margin:.6rem 0}}figcaption{{font-size:.9rem;max-width:52rem}}
 svg{{display:block;min-width:40rem;max-width:62rem;width:100%;height:auto}}
-.wide+.wide{{margin-top:1.1rem}}.slim{{display:none}}
+.wide+.wide{{margin-top:1.1rem}}.slim,.paper{{display:none}}
 @media screen and (max-width:40rem){{.broad{{display:none}}.slim{{display:block}}.slim svg{{min-width:0}}}}
 .wide{{overflow-x:auto;background:linear-gradient(90deg,var(--paper) 2rem,transparent) 0 0/3rem 100% no-repeat local,
 linear-gradient(270deg,var(--paper) 2rem,transparent) 100% 0/3rem 100% no-repeat local,
@@ -42,8 +42,9 @@ border-bottom:1.5px solid var(--soft)}}table.stack td{{display:flex;justify-cont
 text-align:right;border:0;padding:.1rem 0;white-space:normal}}table.stack td:first-child{{font-weight:600}}
 table.stack td:not(:first-child):not(:empty)::before{{content:attr(data-head);color:var(--soft);text-align:left;
 flex:none;max-width:45%}}}}
-@media print{{body{{max-width:none;padding:0;font-size:9.5pt;line-height:1.35}}nav,details{{display:none}}
-figure,tr,.setting,pre,.keep{{break-inside:avoid}}h1,h2,h3,p.soft{{break-after:avoid}}h2{{margin:1.1rem 0 .3rem}}
+@media print{{body{{max-width:none;padding:0;font-size:9.5pt;line-height:1.35}}nav,details,.screen{{display:none}}
+.paper{{display:block}}figure,tr,.setting,pre,.keep{{break-inside:avoid}}
+h1,h2,h3,p.soft{{break-after:avoid}}h2{{margin:1.1rem 0 .3rem}}
 figcaption,.soft{{font-size:8.5pt}}.lead{{font-size:10pt}}
 thead{{display:table-header-group}}.wide{{overflow:visible;background:none}}svg{{min-width:0;max-height:165mm}}
 table{{font-size:7pt}}th,td{{padding:.08rem .2rem;white-space:normal}}}}

@@ -88,7 +88,7 @@ def verdicts(part: Study, names: Mapping[str, str]) -> Table:
         noise = max((one.noise.floor for one in case.contrasts if one.noise is not None), default=float("nan"))
         rows.append([names[case.case_id], *(_verdict(found.get(name)) for name in compared), percent(noise)])
     heads = ["case", *(f"over {backend(name)}" for name in compared), "noise"]
-    return Table("Verdicts", heads, rows, wrap=range(1, len(heads) - 1), stack=True)
+    return Table("Verdicts", heads, rows, wrap=range(1, len(heads) - 1), stack=True, file="verdicts.csv")
 
 
 def _verdict(one: Contrast | None) -> Cell:
@@ -112,7 +112,7 @@ def kernels(part: Study, names: Mapping[str, str]) -> Table:
     heads = ["case", f"kernel of {part.subject}", *(f"{backend(name)}, µs" for name in shown), "TFLOP/s"]
     if all(row[-1] == UNKNOWN for row in rows):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
-    return Table("Kernels and times", heads, rows, left=(1,), wrap=(1,), stack=True)
+    return Table("Kernels and times", heads, rows, left=(1,), wrap=(1,), stack=True, file="summary.csv")
 
 
 def times(part: Study, names: Mapping[str, str]) -> Table:
@@ -166,7 +166,7 @@ def second_clock(study: Study, told: Sequence[Told], names: Mapping[str, str]) -
             busy = UNKNOWN if math.isnan(one.busy_us) else digits(one.busy_us, 4)
             rows.append([names[one.case_id], one.implementation, digits(one.cupti_us, 4), busy, *cells])
     heads = ("case", "implementation", "CUPTI, µs", "without rest, µs", *(f"{one.name}, µs" for one in settings))
-    return Table("A second clock", heads, rows, left=(1,))
+    return Table("A second clock", heads, rows, left=(1,), file="cupti.csv")
 
 
 def watched_launches(told: Sequence[Watched], names: Mapping[str, str]) -> Table:
@@ -191,7 +191,7 @@ def watched_launches(told: Sequence[Watched], names: Mapping[str, str]) -> Table
         "behind the cover, µs",
         "unwatched, µs",
     )
-    return Table("The same launches by CUPTI", heads, rows, left=(1, 2))
+    return Table("The same launches by CUPTI", heads, rows, left=(1, 2), file="cupti.csv")
 
 
 def not_timed(study: Study) -> list[Part]:

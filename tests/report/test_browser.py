@@ -9,11 +9,12 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.reading import read_report
 from orchestrator.report import comparing, html
 from orchestrator.report.comparison import compared
 from tests.report.written import both, csv_text, records, reported
@@ -138,11 +139,18 @@ def test_no_word_of_a_figure_is_cut_off(page: Page, tmp_path: Path) -> None:
         assert page.run(beyond) == 0
 
 
+@functools.cache
+def published_page() -> str:
+    """84 cases, in three regimes: the largest run there is."""
+    return html.page(read_report(RESULTS / "h200-20261123-forward"))
+
+
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no poppler is installed")
-def test_twelve_cases_in_three_regimes_are_at_most_twelve_pages_and_no_heading_is_alone(
-    page: Page, tmp_path: Path
+@pytest.mark.parametrize("made", [large_page, published_page], ids=["12 cases", "84 cases"])
+def test_a_run_in_three_regimes_is_at_most_twelve_pages_and_no_heading_is_alone(
+    page: Page, tmp_path: Path, made: Callable[[], str]
 ) -> None:
-    text = large_page()
+    text = made()
     opened(page, text, tmp_path, 1280)
     printed(page, tmp_path / "report.pdf")
     done = subprocess.run(["pdftotext", "-layout", "report.pdf", "-"], cwd=tmp_path, capture_output=True, text=True)
@@ -154,6 +162,9 @@ def test_twelve_cases_in_three_regimes_are_at_most_twelve_pages_and_no_heading_i
         lines = [line.strip() for line in one.splitlines() if line.strip()]
         assert lines[-1] not in titles, one
         assert len(lines) > 4
+    left_out = re.findall(r'<p class="soft paper">(.*?)</p>', text)
+    assert left_out == [words for words in left_out if words in " ".join(done.stdout.split())]
+    assert bool(left_out) == (made is published_page)
 
 
 def test_a_page_that_does_ask_and_complain_would_be_found_out(page: Page, tmp_path: Path) -> None:
