@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -164,7 +165,8 @@ class Machine:
 
     def __exit__(self, *exc: object) -> None:
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself since
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self.console.close()
 
