@@ -122,9 +122,10 @@ def test_the_table_is_gclouds_own() -> None:
 # --- other programs -------------------------------------------------------------------------------------------------
 
 
+@cache
 def spans() -> list[tuple[str, str]]:
     """What the product's messages put between backticks, or are as a whole, and begins with a program's name."""
-    said = list(messages())
+    said = list(messages(*(f"{program}{after}" for program in PROGRAMS for after in (" ", '"'))))
     whole = [(where, text) for where, text in said if text.split(" ")[0] not in WORDS]
     found = [*whole, *((where, one) for where, text in said for one in SPAN.findall(text))]
     kept = [(where, one.replace(HOLE, "hole")) for where, one in found if one.split(" ")[0] in PROGRAMS and " " in one]
