@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -28,6 +25,7 @@ from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rota
 from kernels.harness.judging import Judged, Outcome, Session, say
 from kernels.harness.own import OwnCase, OwnWorkload
 from kernels.harness.processes import Answered, Lost, Worker
+from kernels.harness.scratch import Scratch
 from kernels.harness.spec import Spec, original
 from kernels.harness.starting import READING_LIMIT_S, starter
 from kernels.harness.timers import Timed
@@ -77,7 +75,7 @@ class Arena:
     """Whether answers may be copied on the device; None until it was tried."""
     last_seed: tuple[str, int] = ("", 0)
     """A case, and the seed of what all of its implementations are checked on at its end."""
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bench-", dir=processes.roomy())))
+    scratch: Scratch = field(default_factory=Scratch)
 
     def hand(self, name: str) -> Hand:
         """The implementation's, kept from case to case as long as it lives."""
@@ -90,7 +88,7 @@ class Arena:
         for hand in self.hands.values():
             hand.end()
         self.judge.end()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.scratch.close()
 
     def verdict(self, hand: Hand, case: OwnCase, seed: int, answer: Mapping[str, Any]) -> Check:
         """What the judge says to an answer. Raises `Lost` and `Answered` of the judge's own."""
@@ -135,7 +133,7 @@ class Arena:
         Raises `Unavailable` where it cannot run, `Lost` and `Answered` where it went wrong."""
         hand = self.hand(name)
         told = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
-        answer = hand.ask("check", seed=check_seed, folder=str(self.folder), at=0, lend=self.can_lend(hand))
+        answer = hand.ask("check", seed=check_seed, folder=str(self.scratch.path), at=0, lend=self.can_lend(hand))
         check = self.verdict(hand, case, check_seed, answer)
         role = "baseline_" if original(name) in self.baselines else "kernel_"
         call = Call(role + original(name), Place(hand, 0), scope=self.scope(hand, case))
@@ -239,7 +237,7 @@ class Arena:
         if self.last_seed[0] != case.id:
             self.last_seed = case.id, secrets.randbits(62)
         hand, seed = self.hand(name), self.last_seed[1]
-        answer = hand.ask("check", seed=seed, folder=str(self.folder), at=0, lend=self.can_lend(hand))
+        answer = hand.ask("check", seed=seed, folder=str(self.scratch.path), at=0, lend=self.can_lend(hand))
         found = self.verdict(hand, case, seed, answer)
         if not found.passed:
             return replace(found, reason=f"right before timing, wrong after: {found.reason}")
@@ -275,7 +273,7 @@ class Arena:
                 if wanted and turn is not None and hand.name not in self.wrong:
                     turn.checked += 1
                     found = self.verdict(
-                        hand, case, seed, hand.ask("answered", folder=str(self.folder), lend=self.can_lend(hand))
+                        hand, case, seed, hand.ask("answered", folder=str(self.scratch.path), lend=self.can_lend(hand))
                     )
                     if not found.passed:
                         self.wrong[hand.name] = replace(found, reason=f"in a timed call on new inputs: {found.reason}")

@@ -6,7 +6,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -27,8 +26,6 @@ SPAWN = multiprocessing.get_context("forkserver")
 """One process imports torch, and every worker is a fork of it: hundreds of them start in less time than one import."""
 LONGEST_REPLY = 8 << 20
 LONGEST_FOLDER = 50
-SHARED = Path("/dev/shm")
-ROOM_BYTES = 8 << 30
 
 
 def prepare(workload: Path) -> None:
@@ -153,16 +150,6 @@ def descendants(root: int | None) -> list[int]:
         found += below
         front += below
     return found
-
-
-def roomy() -> str:
-    """A folder in memory for answers on their way to the judge, or on disk where there is little of it."""
-    try:
-        if shutil.disk_usage(SHARED).free >= ROOM_BYTES and os.access(SHARED, os.W_OK):
-            return str(SHARED)
-    except OSError:
-        pass
-    return tempfile.gettempdir()
 
 
 def free_bytes(device: torch.device) -> int:

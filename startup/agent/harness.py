@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from startup.agent import scratch
 from startup.agent.child import Child
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import timed_out
@@ -82,6 +83,7 @@ class Harness:
         finally:
             code = child.close(grace_s)
             self.group_file.unlink()
+            scratch.remove_abandoned(scratch.places(self.host.env))
         self.host.stop.check()
         if message is None:
             raise timed_out(f"the harness's step {step} took longer than the phase may")

@@ -47,7 +47,9 @@ def environ(cloud: Cloud, home: Path) -> dict[str, str]:
     (vm / "log.txt").write_text("the log\n")
     python = fast_python(home / "bin")
     path = f"{python.parent}:/usr/bin:/bin"
-    return {"PATH": path, "BENCH_VM_DIR": str(vm), "GCE_METADATA_HOST": cloud.host}
+    temporary = home / "temporary"
+    temporary.mkdir(exist_ok=True)
+    return {"PATH": path, "BENCH_VM_DIR": str(vm), "GCE_METADATA_HOST": cloud.host, "TMPDIR": str(temporary)}
 
 
 class WindUp(Clock):
@@ -314,6 +316,16 @@ def test_a_step_that_hangs_is_ended_at_its_phases_limit(tmp_path: Path, how: lis
         assert ended(cloud)["outcome"] == "timed_out"
         assert run.seconds < PATIENCE_S
         await_truth(lambda: not living(int(child.read_text())), "the end of what the harness started")
+
+
+def test_what_a_killed_harness_kept_in_memory_is_removed(tmp_path: Path) -> None:
+    """It would stay there on a machine that is not deleted."""
+    left = tmp_path / "temporary" / "bench-answers-1a2b"
+    left.mkdir(parents=True)
+    (left / "0.bin").write_bytes(b"an answer")
+    with cloud_for({"measure": [{"signal": signal.SIGKILL}]}) as cloud:
+        assert Conducted(cloud, tmp_path).code == 128 + signal.SIGKILL
+    assert list(left.parent.iterdir()) == []
 
 
 def test_what_a_step_leaves_running_ends_with_it(tmp_path: Path) -> None:

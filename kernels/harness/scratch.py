@@ -1,0 +1,60 @@
+"""The folder in which answers lie on their way to the judge: in memory where there is room, and gone with its owner.
+
+Its owner holds a lock on it. A harness that is killed cannot remove its folder, and on a machine of the user's own that
+would keep gigabytes of memory: so whoever finds a folder that nobody holds removes it, the next harness as well as the
+agent (`startup/agent/scratch.py`, which says the same in its own package).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+MEMORY: Final = Path("/dev/shm")
+ROOM_BYTES: Final = 8 << 30
+PREFIX: Final = "bench-answers-"
+
+
+class Scratch:
+    """A new folder, held until it is closed or this process has ended."""
+
+    def __init__(self) -> None:
+        place = roomy()
+        remove_abandoned(place)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+            self.held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self.held, fcntl.LOCK_EX)
+            if self.path.exists():  # else somebody found it before it was held
+                return
+            os.close(self.held)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.held)
+
+
+def roomy() -> Path:
+    """A folder in memory, or on disk where there is little of it."""
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(MEMORY).free >= ROOM_BYTES and os.access(MEMORY, os.W_OK):
+            return MEMORY
+    return Path(tempfile.gettempdir())
+
+
+def remove_abandoned(place: Path) -> None:
+    """Removes this user's folders in `place` that nobody holds any more."""
+    for path in place.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # held, another user's, or gone by now
+            found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(found).st_uid == os.getuid():
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(found)

@@ -1,0 +1,75 @@
+"""Answers on their way to the judge lie in memory: what a killed harness leaves there is removed, by whoever is next."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import kernels.harness.scratch as of_harness
+import startup.agent.scratch as of_agent
+from tests.kernels.harness_process import HarnessProcess
+from tests.kernels.test_cheats import OWN, own
+from tests.support.patience import await_truth
+
+
+def removers(place: Path) -> list[object]:
+    return [lambda: of_harness.remove_abandoned(place), lambda: of_agent.remove_abandoned((place,))]
+
+
+@pytest.mark.parametrize("who", [0, 1], ids=["the next harness", "the agent"])
+def test_a_folder_goes_once_its_owner_is_killed_and_not_before(tmp_path: Path, who: int) -> None:
+    """Whatever else lies there stays."""
+    remove = removers(tmp_path)[who]
+    assert callable(remove)
+    (tmp_path / "bench-other").mkdir()
+    (tmp_path / "bench-answers-link").symlink_to(tmp_path / "bench-other")
+    (tmp_path / "bench-answers-file").write_text("")
+    holder = (
+        "import sys, pathlib, kernels.harness.scratch as s; s.MEMORY = pathlib.Path(sys.argv[1]); s.ROOM_BYTES = 0; "
+        "one = s.Scratch(); (one.path / '1.bin').write_bytes(b'x'); print(one.path, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip())
+        assert folder.parent == tmp_path
+        remove()
+        assert (folder / "1.bin").exists()
+        owner.kill()
+        owner.wait()
+        remove()
+        assert not folder.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "bench-answers-file",
+        "bench-answers-link",
+        "bench-other",
+    ]
+
+
+def test_both_look_for_the_same_names_in_the_same_places() -> None:
+    assert of_agent.PREFIX == of_harness.PREFIX
+    assert of_agent.places({}) == (of_harness.MEMORY, Path("/tmp"))
+    assert of_agent.places({"TMPDIR": tempfile.gettempdir()})[1] == Path(tempfile.gettempdir())
+
+
+def test_a_harness_that_is_killed_as_it_hangs_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    before = folders()
+    asked = own(OWN / "faults.py", implementations=["hangs"], answer_limit_s=600)
+    (tmp_path / "first").mkdir()
+    with HarnessProcess("measure", asked, tmp_path / "first") as harness:
+        harness.until("case_started")
+        await_truth(lambda: folders() - before, "its folder", 0.2)
+        left = folders() - before
+        harness.process.kill()
+        harness.process.wait(600)
+    of_harness.Scratch().close()
+    assert not left & folders()
+
+
+def folders() -> set[Path]:
+    return set(of_harness.roomy().glob(f"{of_harness.PREFIX}*"))
