@@ -18,7 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support import bare_python, compiler_cache
+from tests.support import bare_python, compiler_cache, quick_folder
 from tests.support.connects import on_connect
 from tests.support.counted import is_counted
 from tests.support.patience import PATIENCE_S
@@ -76,7 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
     above = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *above]))
     socket.setdefaulttimeout(PATIENCE_S)
-    for made in (bare_python.install(), compiler_cache.install()):
+    # A session of several workers; who runs one test wants to look at what it wrote.
+    in_memory = quick_folder.install() if getattr(config.option, "dist", "no") != "no" else None
+    if in_memory is not None and not config.option.basetemp:
+        config.option.basetemp = in_memory / "t"
+    for made in (bare_python.install(), compiler_cache.install(), in_memory):
         if made is not None:
             config.add_cleanup(functools.partial(shutil.rmtree, made, ignore_errors=True))
 
