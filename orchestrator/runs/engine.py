@@ -33,6 +33,7 @@ from orchestrator.ports import (
 from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.looking import looked_for
 from orchestrator.runs.metering import cost_by_the_cloud
+from orchestrator.runs.requesting import requested
 from orchestrator.runs.run_log import diagnosis_of, keep_serial
 from orchestrator.runs.validation import lacks_image, note_validation, on_base_image
 from orchestrator.store.events import EventLog
@@ -297,12 +298,12 @@ class Engine:
         return next(offer for offer in self.launch.offers if offer.pool == pool)
 
     def _insert(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer) -> None:
-        answer = self.world.cloud().insert(request)
+        answer = requested(self.world.cloud(), request)
         if isinstance(answer, Refusal) and lacks_image(answer, request):
             self.log.append(
                 ev.ImageReplaced(image=request.image, instead=request.base_image, generation=run.generation)
             )
-            answer = self.world.cloud().insert(on_base_image(request))
+            answer = requested(self.world.cloud(), on_base_image(request))
         if isinstance(answer, Accepted):
             self._created(attempt, request.max_run_s, request.request_id, answer.instance)
         else:
