@@ -242,6 +242,15 @@ class Engine:
         """Asks whoever drives the run to end it. A later resumption is not stopped by it."""
         self.log.append(ev.StopRequested(by=by, reason=reason, generation=self.look().generation))
 
+    def end_unbegun(self, why: str) -> bool:
+        """Settles and closes a run that has asked for no machine yet. False where it is over already, or has one."""
+        run = self.look()
+        if run.closed is not None or run.guest_of is not None or any(vm.open for vm in run.vms):
+            return False
+        ended = all(self.perform(one, run) for one in do.given_up(run, self.world.clock.now(), why))
+        self.write_index(self.look())
+        return ended
+
     def _diagnose(self, outcome: Phase) -> None:
         """No run that went wrong is closed before somebody has said why."""
         events = self.log.read()

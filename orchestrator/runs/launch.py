@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from orchestrator.core.errors import BudgetExceeded
+from orchestrator.core.errors import BenchError, BudgetExceeded
 from orchestrator.core.hosts import HOST_KEY, is_host
 from orchestrator.core.ledger.budget import HoldTerms, Ledger, Refused, authorize, binding, hold
 from orchestrator.core.market.offers import Offer
@@ -87,18 +88,43 @@ def begin(
             on_demand_after=plan.config.placement.on_demand_after,
         )
     )
-    document = json.dumps(plan_document(plan), indent=1).encode()
-    world.bucket.replace(plan_object(run_id), document, generation=None)
-    if not cold and not plan.config.machine.container and _taken_over(world, order, log, say):
-        return Engine(world, run_id, log=log)
-    if refused is not None:
-        log.append(ev.RunClosed(outcome="refused", detail=str(refused)))
-        raise refused
-    take_hold(world, plan, run_id, log)
     engine = engine_for(world, order, log)
-    engine.write_index(engine.look())  # money is held from here on: `bench status` lists the run whatever happens next
-    _store(world, order.payload, log, say)
+    with ended_unless_it_begins(engine):
+        document = json.dumps(plan_document(plan), indent=1).encode()
+        world.bucket.replace(plan_object(run_id), document, generation=None)
+        if not cold and not plan.config.machine.container and _taken_over(world, order, log, say):
+            return Engine(world, run_id, log=log)
+        try:
+            if refused is not None:
+                raise refused
+            take_hold(world, plan, run_id, log)
+        except BudgetExceeded as refusal:
+            log.append(ev.RunClosed(outcome="refused", detail=str(refusal)))
+            raise
+        engine.write_index(engine.look())  # money is held from here on: `bench status` lists the run whatever happens
+        _store(world, order.payload, log, say)
     return engine
+
+
+@contextmanager
+def ended_unless_it_begins(engine: Engine) -> Iterator[None]:
+    """What fails before a machine is requested ends the run, and its hold is given back at once. The error says which
+    of the two could be done, and keeps its class."""
+    try:
+        yield
+    except Exception as exc:
+        run = engine.run_id
+        try:
+            if not engine.end_unbegun(f"it could not begin: {exc}"):
+                raise
+            fate = f"run {run} is ended and holds no money"
+        except BenchError as trouble:
+            if trouble is exc:
+                raise
+            fate = f"run {run} could not be ended either, so it may still hold money: `bench status` gives that back"
+        if not isinstance(exc, BenchError):
+            raise
+        raise type(exc)(f"{exc}; {fate}", hint=exc.hint) from exc
 
 
 def _taken_over(world: World, order: RunOrder, log: EventLog, say: Callable[[str], None]) -> bool:
@@ -131,9 +157,19 @@ def engine_for(world: World, order: RunOrder, log: EventLog) -> Engine:
 
 
 def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, generation: int = 0) -> None:
-    """Holds the ceiling, or closes the run as refused and raises `BudgetExceeded`. Taken twice it is one hold."""
-    now, key = world.clock.now(), hold_key(run_id, generation)
-    pretend = plan.mode.simulated
+    """Holds the ceiling. Taken twice it is one hold. Raises `BudgetExceeded`; then nothing has happened."""
+    key = hold_key(run_id, generation)
+    _refuse(world.accounts.change(_holding(world, plan, key)))
+    events.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd, generation=generation))
+
+
+def check_hold(world: World, plan: LaunchPlan, run_id: str, generation: int) -> None:
+    """Raises `BudgetExceeded` where the ceiling could not be held now. Nothing is."""
+    _refuse(_holding(world, plan, hold_key(run_id, generation))(world.ledger.read()))
+
+
+def _holding(world: World, plan: LaunchPlan, key: str) -> Callable[[Ledger], Ledger | Refused]:
+    now, pretend = world.clock.now(), plan.mode.simulated
 
     def change(ledger: Ledger) -> Ledger | Refused:
         verdict = authorize(ledger, world.caps, plan.ceiling_usd, now, run_id=key, pretend=pretend)
@@ -143,17 +179,19 @@ def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, gen
         terms = HoldTerms(plan.label, caps=under, pretend=pretend)
         return hold(ledger, key, plan.ceiling_usd, plan.ttl_s, now, terms)
 
-    answer = world.accounts.change(change)
+    return change
+
+
+def _refuse(answer: Ledger | Refused) -> None:
     if isinstance(answer, Refused):
-        why = (
-            f"this run can cost up to ${answer.needs}, which is ${answer.short_by} more than the cap of "
-            f"${answer.cap} for {answer.window} leaves (${answer.spent} spent, ${answer.held} held by other "
-            "runs)"
+        raise BudgetExceeded(
+            (
+                f"this run can cost up to ${answer.needs}, which is ${answer.short_by} more than the cap of "
+                f"${answer.cap} for {answer.window} leaves (${answer.spent} spent, ${answer.held} held by other "
+                "runs)"
+            ),
+            hint=answer.remedy,
         )
-        if not generation:  # a resumption that is refused leaves the run as it was
-            events.append(ev.RunClosed(outcome="refused", detail=why))
-        raise BudgetExceeded(why, hint=answer.remedy)
-    events.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd, generation=generation))
 
 
 def instance_request(order: RunOrder, offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:

@@ -22,7 +22,15 @@ from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.core.wording import count
 from orchestrator.ports import Bucket
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, engine_for, store_payload, take_hold
+from orchestrator.runs.launch import (
+    LaunchContext,
+    Payload,
+    RunOrder,
+    ended_unless_it_begins,
+    engine_for,
+    store_payload,
+    take_hold,
+)
 
 SCRIPT = "startup/startup.sh"
 SHORTEST_SHA = 12
@@ -82,10 +90,12 @@ def resume(
         log.append(ev.RunResumed(generation=generation, attempts=plan.attempts, by=where.user))
     elif run.taken is None:
         take_hold(world, plan, run_id, log, generation)  # once more: what the ledger holds counts, not what events say
+    engine = engine_for(world, RunOrder(run_id, plan, payload, where), log)
     if run.payload is None:
-        store_payload(world, payload, log)
+        with ended_unless_it_begins(engine):
+            store_payload(world, payload, log)
     say(f"resuming {run_id}: {run.cases_done} of {count(run.cases_total, 'case')} done")
-    return engine_for(world, RunOrder(run_id, plan, payload, where), log)
+    return engine
 
 
 def _half_ended(world: World, run: Run) -> bool:

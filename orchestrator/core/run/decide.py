@@ -170,6 +170,11 @@ def _give_up(run: Run, now: datetime, outcome: Phase, why: str) -> tuple[Command
     return (Settle(run.due(now)), Close(outcome, why))
 
 
+def given_up(run: Run, now: datetime, why: str) -> tuple[Command, ...]:
+    """What ends a run whose client cannot go on before it has requested a machine."""
+    return _give_up(run, now, Phase.STOPPED, why)
+
+
 def settled_by_another(run: Run, now: datetime) -> tuple[Command, ...]:
     """What a client does that would ask for a machine under a hold that is settled: somebody began to end the run, and
     may have died before he closed it."""
