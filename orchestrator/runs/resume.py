@@ -26,6 +26,7 @@ from orchestrator.runs.launch import (
     LaunchContext,
     Payload,
     RunOrder,
+    check_hold,
     ended_unless_it_begins,
     engine_for,
     store_payload,
@@ -84,15 +85,19 @@ def resume(
         )
     payload = payload_of_run(world, run, fresh, accept)
     generation = run.generation
-    if run.closed is not None or _half_ended(world, run):
+    again = run.closed is not None or _half_ended(world, run)
+    if again:
         generation += 1
-        take_hold(world, plan, run_id, log, generation)
+        check_hold(world, plan, run_id, generation)  # a resumption that is refused leaves the run as it was
         log.append(ev.RunResumed(generation=generation, attempts=plan.attempts, by=where.user))
-    elif run.taken is None:
+    elif run.guest_of is None:
         take_hold(world, plan, run_id, log, generation)  # once more: what the ledger holds counts, not what events say
     engine = engine_for(world, RunOrder(run_id, plan, payload, where), log)
-    if run.payload is None:
-        with ended_unless_it_begins(engine):
+    with ended_unless_it_begins(engine):
+        if again:
+            engine.write_index(engine.look())  # by now `bench status` lists it as open, and looks after it
+            take_hold(world, plan, run_id, log, generation)
+        if run.payload is None:
             store_payload(world, payload, log)
     say(f"resuming {run_id}: {run.cases_done} of {count(run.cases_total, 'case')} done")
     return engine
@@ -100,7 +105,7 @@ def resume(
 
 def _half_ended(world: World, run: Run) -> bool:
     """Whether somebody settled the run and died before he closed it: nothing can be held for it in this generation."""
-    if run.taken is not None or any(vm.open for vm in run.vms):
+    if run.guest_of is not None or any(vm.open for vm in run.vms):
         return False
     entry = world.ledger.read().runs.get(hold_key(run.run_id, run.generation))
     return entry is not None and entry.settled_usd is not None

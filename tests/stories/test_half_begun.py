@@ -10,16 +10,34 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli.driving import Driving, driven
 from orchestrator.cli.outcome import error_of
-from orchestrator.core.errors import LocalError, PermissionDenied, Unavailable
-from orchestrator.core.run.fold import Phase
+from orchestrator.core.errors import BudgetExceeded, LocalError, PermissionDenied, Unavailable
+from orchestrator.core.ledger.budget import Caps, Ledger
+from orchestrator.core.naming import run_of
+from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.status import decode
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import Payload
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.runs.resume import resume
+from tests.stories.keeping import kept_vm
 from tests.stories.stage import PAYLOAD, RUN, Killed, Stage, good_vm, same_to_the_cent, staged, weather
+from tests.stories.test_interrupted import Telling, own_ctrl_c
+from tests.stories.test_kept_machines import NEXT, keep
 from tests.stories.test_recovery import careful_vm, where
+
+__all__ = ["own_ctrl_c"]
+AGAIN = f"{RUN}+1"
+
+
+def cut_short(stage: Stage) -> Run:
+    """A run that lost its machine after a case and is over."""
+    weather(stage, {"fault": "preempt", "at": {"case": 2}, "notice_s": 0})
+    run = stage.launch()
+    assert run.phase is Phase.PREEMPTED
+    weather(stage)
+    return run
 
 
 def resumed(stage: Stage, world: World, payload: Payload = PAYLOAD) -> Engine:
@@ -30,11 +48,12 @@ def held(stage: Stage) -> list[str]:
     return [key for key, entry in stage.ledger().runs.items() if entry.settled_usd is None]
 
 
-def assert_paid_as_billed(stage: Stage) -> None:
+def assert_paid_as_billed(stage: Stage, run_id: str = RUN) -> None:
     assert held(stage) == []
     assert stage.cloud.instances() == []
-    spent = sum((entry.spent for entry in stage.ledger().runs.values()), Decimal(0))
-    assert same_to_the_cent(spent, stage.billed())
+    entries = stage.ledger().runs.items()
+    spent = sum((entry.spent for key, entry in entries if run_of(key) == run_id), Decimal(0))
+    assert same_to_the_cent(spent, stage.billed(run_id))
 
 
 def listed(stage: Stage) -> str:
@@ -43,6 +62,137 @@ def listed(stage: Stage) -> str:
     line = decode(one.run_id, one.status)
     assert line is not None
     return line.phase
+
+
+# --- a resumption ----------------------------------------------------------------------------------------------------
+
+
+def dies_at_the_ledger(stage: Stage, death: type[BaseException], *, stored: bool) -> World:
+    """A client that ends as it changes the ledger: before that is stored, or right after it."""
+    world = stage.world()
+    accounts = world.accounts
+
+    class Mortal:
+        caps = accounts.caps
+        ledger = accounts.ledger
+
+        def change(self, change: Callable[[Ledger], Any]) -> Any:
+            if stored:
+                accounts.change(change)
+            raise death
+
+    return replace(world, accounts=Mortal())  # type: ignore[arg-type]
+
+
+DEATHS: dict[str, Callable[[Stage], World]] = {
+    "at its first event": lambda stage: stage.world(dies_after=1),
+    "before the hold is stored": lambda stage: dies_at_the_ledger(stage, Killed, stored=False),
+    "after the hold is stored": lambda stage: dies_at_the_ledger(stage, Killed, stored=True),
+    "at its second event": lambda stage: stage.world(dies_after=2),
+}
+
+
+@pytest.mark.parametrize("death", DEATHS.values(), ids=DEATHS)
+def test_a_resumption_whose_client_is_killed_is_an_open_run_at_once_and_is_ended_like_any_other(
+    home: Path, death: Callable[[Stage], World]
+) -> None:
+    with staged(home, careful_vm()) as stage:
+        cut_short(stage)
+        with pytest.raises(Killed):
+            resumed(stage, death(stage))
+        run = Engine(stage.world(), RUN).look()
+        assert (run.phase, run.generation) == (Phase.PROVISIONING, 1)
+        assert held(stage) in ([], [AGAIN])
+        stage.timeline.advance(200)
+        reconcile(stage.world())
+        assert_paid_as_billed(stage)
+        ended = stage.look_after()
+        assert (ended.phase, ended.cases_done) == (Phase.STOPPED, 1)
+        assert_paid_as_billed(stage)
+
+
+@pytest.mark.parametrize("death", DEATHS.values(), ids=DEATHS)
+def test_a_resumption_whose_client_was_killed_goes_on_at_once_under_one_hold(
+    home: Path, death: Callable[[Stage], World]
+) -> None:
+    with staged(home, careful_vm()) as stage:
+        cut_short(stage)
+        with pytest.raises(Killed):
+            resumed(stage, death(stage))
+        engine = resumed(stage, stage.world())
+        assert held(stage) == [AGAIN]
+        assert engine.follow().phase is Phase.SUCCEEDED
+        assert set(stage.ledger().runs) == {RUN, AGAIN}
+        assert_paid_as_billed(stage)
+
+
+def test_a_resumption_whose_client_was_killed_is_stopped_at_once(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        cut_short(stage)
+        with pytest.raises(Killed):
+            resumed(stage, stage.world(dies_after=2))
+        assert (held(stage), listed(stage)) == ([AGAIN], "provisioning")
+        engine = Engine(stage.world(), RUN)
+        engine.request_stop("ada", "enough")
+        began = stage.timeline.now()
+        assert engine.follow().phase is Phase.STOPPED
+        assert (stage.timeline.now() - began).total_seconds() < 5
+        assert_paid_as_billed(stage)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["before its hold is stored", "after its hold is stored"])
+def test_ctrl_c_as_a_resumption_takes_its_hold_leaves_no_money_held(home: Path, stored: bool) -> None:
+    with staged(home, careful_vm()) as stage:
+        cut_short(stage)
+        world, looker = dies_at_the_ledger(stage, KeyboardInterrupt, stored=stored), stage.world()
+        run = driven(Driving(looker, RUN, lambda: resumed(stage, world), Telling(), "ada"))
+        assert (run.phase, run.generation) == (Phase.STOPPED, 1)
+        assert_paid_as_billed(stage)
+
+
+def test_ctrl_c_right_after_a_resumption_is_recorded_leaves_no_money_held(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        cut_short(stage)
+        world = stage.world(dies_after=1)
+        log = world.log(RUN)
+        log.death = KeyboardInterrupt  # type: ignore[attr-defined]
+        begins = replace(world, log=lambda _: log)
+        run = driven(Driving(stage.world(), RUN, lambda: resumed(stage, begins), Telling(), "ada"))
+        assert (run.phase, run.generation) == (Phase.STOPPED, 1)
+        assert_paid_as_billed(stage)
+
+
+def test_a_refused_resumption_of_a_run_that_is_under_way_leaves_it_under_way(home: Path) -> None:
+    with staged(home, careful_vm()) as stage:
+        engine, _ = stage.with_a_machine()
+        with pytest.raises(BudgetExceeded):
+            resumed(stage, stage.world(Caps(run=Decimal("0.01"))))
+        assert engine.look().closed is None
+        assert engine.follow().phase is Phase.SUCCEEDED
+        assert_paid_as_billed(stage)
+
+
+def test_a_guest_that_is_resumed_twice_is_held_for_before_it_asks_for_a_machine_of_its_own(home: Path) -> None:
+    """It once was on a kept machine; the client that resumed it first was killed before it held anything."""
+    with staged(home, kept_vm(cases=4, seconds_each=40)) as stage:
+        weather(stage, {"fault": "preempt", "notice_s": 30, "at": {"seconds": 300}})
+        keep(stage)
+        guest = stage.begin(stage.world(), stage.plan(), NEXT).follow()
+        assert (guest.phase, guest.taken is not None) == (Phase.PREEMPTED, True)
+
+        def again(world: World) -> Engine:
+            return resume(world, stage.plan(), run_id=NEXT, where=where(stage), fresh=lambda: PAYLOAD)
+
+        with pytest.raises(Killed):
+            again(stage.world(dies_after=1))
+        engine = again(stage.world())
+        assert f"{NEXT}+1" in held(stage)
+        engine.follow(until=lambda run: run.booted_at is not None)
+        engine.request_stop("ada", "enough")
+        assert engine.follow().phase is Phase.STOPPED
+        stage.look_after()
+        assert stage.ledger().runs[f"{NEXT}+1"].spent > 0
+        assert_paid_as_billed(stage, NEXT)
 
 
 # --- a beginning that fails after its hold was taken -----------------------------------------------------------------
