@@ -7,10 +7,12 @@ nothing. Whether the machine is still to be had is decided by compare-and-swap o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.core import naming
+from orchestrator.core.errors import BenchError
 from orchestrator.core.ledger.budget import HoldTerms, hold
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
@@ -21,7 +23,7 @@ from orchestrator.core.run.status import iso
 from orchestrator.ports import Blob
 from orchestrator.runs.engine import Engine, World
 from orchestrator.store.events import EventLog
-from orchestrator.store.slots import SlotUnreadable, claim_slot
+from orchestrator.store.slots import SlotUnreadable, claim_slot, release_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,17 @@ def take_over(
         if why_not or vm is None:
             say(f"kept machine {slot.vm} is not used: {why_not}")
             continue
-        claimed = _claimed(world, name, claimant, _spec(world, plan, vm, slot, claimant))
-        if claimed is None:
-            say(f"kept machine {slot.vm} is not used: another launch took it first")
-            continue
-        log.append(ev.MachineTaken(vm=vm.name, zone=vm.zone, owner=slot.owner, deadline_at=vm.deadline_at))
+        taken = ev.MachineTaken(vm=vm.name, zone=vm.zone, owner=slot.owner, deadline_at=vm.deadline_at)
+        try:
+            claimed = _claimed(world, name, claimant, _spec(world, plan, vm, slot, claimant))
+            if claimed is None:
+                say(f"kept machine {slot.vm} is not used: another launch took it first")
+                continue
+            log.append(taken)
+        except (Exception, KeyboardInterrupt):
+            with suppress(BenchError):
+                _let_go(world, name, claimant.run_id, taken, log)
+            raise
         say(f"using kept machine {vm.name} of {slot.owner}, which pays for it: no cold start")
         _hold_nothing(world, plan, claimant.run_id, log)
         return True
@@ -70,6 +78,15 @@ def _claimed(world: World, name: str, who: Claimant, spec: Mapping[str, Any]) ->
     except SlotUnreadable:
         return None
     return answer if isinstance(answer, Slot) else None
+
+
+def _let_go(world: World, name: str, run_id: str, taken: ev.MachineTaken, log: EventLog) -> None:
+    """For a client that is interrupted between its claim and its word on it: the machine waits for the next launch. If
+    it has taken the claim up, the run is measured there, and its log says so."""
+    run = replay(log.read())
+    told = run is not None and run.guest_of is not None and naming.is_client(run.taken_by)
+    if not told and not release_slot(world.bucket, world.clock, name, run_id):
+        log.append(taken)
 
 
 def waiting(world: World) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from orchestrator.core.errors import BenchError
-from orchestrator.core.run.slots import Slot, claim
+from orchestrator.core.run.slots import Slot, claim, is_claimed_by, release
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.swap import Document, swap
 
@@ -44,3 +44,10 @@ def claim_slot(
         return claim(slot, run_id, by, spec, payload) or TAKEN
 
     return swap(bucket, clock, slot_document(name), change)
+
+
+def release_slot(bucket: Bucket, clock: Clock, name: str, run_id: str) -> bool:
+    """Takes the run's claim back. False where the machine is at work for that run already. Raises `SlotUnreadable`,
+    `Unavailable`."""
+    slot = swap(bucket, clock, slot_document(name), lambda slot: release(slot, run_id))
+    return not is_claimed_by(slot, run_id)

@@ -12,7 +12,7 @@ import json
 import re
 import tarfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,7 @@ class Keeper:
         until = iso(self.clock.now() + timedelta(seconds=idle_limit_s))
         self.events.start()
         try:
-            generation = self.swap(kept.generation, "idle", until, limit)
-            if generation is None:
+            if self.swap(kept.generation, "idle", until, limit) is None:
                 self.log.say("the slot is somebody else's: this VM is not kept")
                 return None
             self.events.append(
@@ -113,6 +112,7 @@ class Keeper:
                 if claim is not None:
                     return claim
             # Whoever claimed it at the very end is served; unless the VM must go.
+            generation = (self.kept or kept).generation
             if not self.stop.reason and self.swap(generation, "closed", until, self.brief()) is None:
                 return self.claimed(self.brief())
         except StorageError as error:
@@ -129,6 +129,8 @@ class Keeper:
             until, wish = str(slot["idle_until"]), slot["claim"]
         except (ValueError, TypeError, KeyError, RecursionError):
             return None  # somebody's who is no client
+        if slot.get("state") == "idle" and self.kept is not None:
+            self.remember(replace(self.kept, generation=there[1]))  # whoever claimed it has taken that back
         if slot.get("state") != "claimed" or slot.get("schema", 1) != 1:
             return None
         generation = self.swap(there[1], "running", until, patience, wish)

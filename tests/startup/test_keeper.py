@@ -88,6 +88,35 @@ def test_a_kept_vm_that_nobody_claims_shuts_its_slot_and_goes_at_its_limit(tmp_p
         assert_gone(cloud, machine)
 
 
+def claimed_and_given_back(cloud: Cloud) -> None:
+    """What a client does that is interrupted as it claims the slot: then nobody has claimed it."""
+    claim(cloud, "20261121-050607-l4-0003")
+    with cloud.lock:
+        cloud.objects[SLOT] = json.dumps({**slot(cloud), "state": "idle", "claim": None}).encode()
+        cloud.generations[SLOT] += 1
+
+
+def test_a_claim_that_is_taken_back_keeps_the_vm_waiting_for_no_longer_than_its_limit(tmp_path: Path) -> None:
+    with kept_cloud(0.5) as cloud:
+        as_soon_as_idle(cloud, lambda: claimed_and_given_back(cloud))
+        with Machine(cloud, tmp_path) as machine:
+            assert machine.wait() == 0
+            assert slot(cloud)["state"] == "closed"
+            assert kinds(cloud, NEXT) == []
+            assert_gone(cloud, machine)
+
+
+def test_a_claim_that_is_taken_back_leaves_the_vm_to_the_next_one(tmp_path: Path) -> None:
+    with kept_cloud() as cloud:
+        as_soon_as_idle(cloud, lambda: claimed_and_given_back(cloud))
+        with Machine(cloud, tmp_path) as machine:
+            await_truth(lambda: waits(cloud))
+            claim(cloud)
+            assert machine.wait() == 0
+            assert kinds(cloud, NEXT)[-1] == "finished"
+            assert_gone(cloud, machine)
+
+
 def test_a_kept_vm_serves_a_claim_in_the_same_place_and_then_goes(tmp_path: Path) -> None:
     with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
         await_truth(lambda: waits(cloud))

@@ -70,6 +70,18 @@ def claim(slot: Slot, run_id: str, by: str, spec: Mapping[str, Any], payload: Ma
     return slot.model_copy(update={"state": "claimed", "claim": wish})
 
 
+def is_claimed_by(slot: Slot, run_id: str) -> bool:
+    return slot.claim is not None and slot.claim.run_id == run_id
+
+
+def release(slot: Slot, run_id: str) -> Slot:
+    """The slot without the run's claim, so that another launch may have the machine; as it is where the claim is
+    somebody else's, or the machine has taken it up."""
+    if slot.state != "claimed" or not is_claimed_by(slot, run_id):
+        return slot
+    return slot.model_copy(update={"state": "idle", "claim": None})
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a launch needs of a machine."""
