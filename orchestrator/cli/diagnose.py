@@ -30,13 +30,12 @@ def diagnose(
     state, events = engine.look(), engine.log.read()
     attempt = state.vm.attempt if state.vm is not None else 0
     log = log_of(wiring.bucket, run_id, attempt) + live_serial(wiring.cloud, state.vm)
-    found = table.diagnose(facts=table.last_attempt(events), log=log)
+    ended = state.closed.detail if state.closed is not None else ""
+    found = table.diagnose(facts=table.last_attempt(events), log=log, ended=ended)
     nothing = found.cause == "unknown" and (state.closed is None or state.phase in table.EXPLAINS_ITSELF)
     if state.phase is Phase.SUCCEEDED or nothing:
         unexplained = nothing and state.phase is not Phase.SUCCEEDED
-        found = table.Diagnosis(
-            "", state.closed.detail if state.closed else "", "", table.matters(log) if unexplained else ()
-        )
+        found = table.Diagnosis("", ended, "", table.matters(log) if unexplained else ())
     found = replace(found, remedy=table.pasted(found.remedy, run_id))
     told = {
         "schema": 1,

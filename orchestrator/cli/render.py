@@ -212,7 +212,9 @@ def beside_the_end(run: Run) -> list[str]:
     if run.closed is None:
         last = run.current.diagnosis
         return [said for said in diagnoses(run) if last is None or said != _diagnosis(last)]
-    vague = "kernel_wrong" if run.phase is Phase.INCORRECT and run.wrong else ""  # the end says which one, and where
+    vague = {Phase.NO_CAPACITY: "stockout"}.get(run.phase, "")
+    if run.phase is Phase.INCORRECT and run.wrong:
+        vague = "kernel_wrong"  # the end says which one, and where
     facts = [
         fact for fact in run.diagnoses if fact.cause != vague and (fact.detail or fact.cause) not in run.closed.detail
     ]

@@ -216,7 +216,7 @@ class Engine:
             case do.Settle(cost_usd=cost):
                 return self._settle(run, cost)
             case do.Close(outcome=outcome, detail=detail):
-                self._diagnose(outcome)
+                self._diagnose(outcome, detail)
                 stored = sum(entry.name.endswith(".csv") for entry in self.world.bucket.list(cases_prefix(self.run_id)))
                 self.log.append(
                     ev.RunClosed(outcome=outcome.value, detail=detail, generation=run.generation, cases_stored=stored)
@@ -251,14 +251,14 @@ class Engine:
         self.write_index(self.look())
         return ended
 
-    def _diagnose(self, outcome: Phase) -> None:
+    def _diagnose(self, outcome: Phase, detail: str) -> None:
         """No run that went wrong is closed before somebody has said why."""
         events = self.log.read()
         if not wants_diagnosis(outcome, events):
             return
         run = replay(events)
         attempt = run.vm.attempt if run is not None and run.vm is not None else 0
-        found = diagnosis_of(self.world.bucket, self.run_id, attempt, events)
+        found = diagnosis_of(self.world.bucket, self.run_id, attempt, events, detail)
         self.log.append(ev.Diagnosed(cause=found.cause, detail=found.detail[:400], remedy=found.remedy))
 
     # --- machines ---------------------------------------------------------------------------------------------------

@@ -40,9 +40,9 @@ def log_of(bucket: Bucket, run_id: str, attempt: int) -> str:
     return log_text("\n".join(blobs[name].data.decode("utf-8", "replace") for name in names if name in blobs))
 
 
-def diagnosis_of(bucket: Bucket, run_id: str, attempt: int, events: Sequence[Event]) -> Diagnosis:
-    """Why the run ended so, from everything that is left of it."""
-    return diagnose(facts=last_attempt(events), log=log_of(bucket, run_id, attempt))
+def diagnosis_of(bucket: Bucket, run_id: str, attempt: int, events: Sequence[Event], ended: str) -> Diagnosis:
+    """Why the run `ended` so, from everything that is left of it."""
+    return diagnose(facts=last_attempt(events), log=log_of(bucket, run_id, attempt), ended=ended)
 
 
 def live_serial(cloud: Callable[[], Cloud], vm: Vm | None) -> str:

@@ -198,8 +198,9 @@ def remedy(cause: str) -> str:
     return REMEDIES.get(cause, REMEDIES["unknown"])
 
 
-def diagnose(*, facts: Iterable[Fact] = (), log: str = "") -> Diagnosis:
-    """The cause of an ending, from whatever is at hand: the run's facts and the end of its log.
+def diagnose(*, facts: Iterable[Fact] = (), log: str = "", ended: str = "") -> Diagnosis:
+    """The cause of an ending, from whatever is at hand: the run's facts, the end of its log, and how the run is said to
+    have `ended`. Where no more is known than that, it is not said in other words.
 
     What to do is this client's own word: whoever writes to the bucket gives no commands to a person. For the cause,
     the machine's own diagnosis comes first, then the provider's refusal, then the log, then other facts, then how the
@@ -209,7 +210,7 @@ def diagnose(*, facts: Iterable[Fact] = (), log: str = "") -> Diagnosis:
     for fact in reversed(known):
         if isinstance(fact, Diagnosed) and fact.cause != "unknown":
             return Diagnosis(fact.cause, fact.detail, remedy(fact.cause))
-    return _refused(known) or _logged(log) or _told(known) or _unknown(known, log)
+    return _refused(known) or _logged(log) or _told(known, ended) or _unknown(known, log)
 
 
 def last_attempt(events: Sequence[Event]) -> tuple[Fact, ...]:
@@ -261,7 +262,7 @@ def _logged(log: str) -> Diagnosis | None:
     return None
 
 
-def _told(facts: Sequence[Fact]) -> Diagnosis | None:
+def _told(facts: Sequence[Fact], ended: str) -> Diagnosis | None:
     if wrong := [fact for fact in facts if isinstance(fact, CaseChecked) and not fact.passed]:
         first, more = wrong[0], len(wrong) - 1
         detail = f"{first.implementation} on {first.case_id}: {first.reason or 'differs from the reference'}"
@@ -270,19 +271,19 @@ def _told(facts: Sequence[Fact]) -> Diagnosis | None:
         if isinstance(fact, (Finished, VmExiting)) and fact.outcome in _OUTCOMES:
             cause = _OUTCOMES[fact.outcome]
             return Diagnosis(cause, getattr(fact, "detail", ""), remedy(cause))
-    return _vanished(facts)
+    return _vanished(facts, ended)
 
 
-def _vanished(facts: Sequence[Fact]) -> Diagnosis | None:
+def _vanished(facts: Sequence[Fact], ended: str) -> Diagnosis | None:
     """What the end of a machine says when the machine itself said nothing of it."""
     gone = next((fact for fact in reversed(facts) if isinstance(fact, InstanceGone)), None)
     if gone is None:
         return None
     if cause := _GONE.get(gone.how):
-        return Diagnosis(cause, f"{gone.vm}: {gone.how.replace('_', ' ')}", remedy(cause))
+        return Diagnosis(cause, ended or f"{gone.vm}: {gone.how.replace('_', ' ')}", remedy(cause))
     made = any(isinstance(fact, InstanceCreated) for fact in facts)
     if made and not any(isinstance(fact, OF_MACHINES) for fact in facts):
-        return Diagnosis("no_boot", f"{gone.vm} never said a word", remedy("no_boot"))
+        return Diagnosis("no_boot", ended or f"{gone.vm} never said a word", remedy("no_boot"))
     return None
 
 
