@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from orchestrator.core.foreign import words
 from orchestrator.core.market.machines import Refusal
 
 ZONE: Final = "zone"
@@ -147,7 +148,7 @@ _REGION = re.compile(r"in region ([a-z]+-[a-z]+\d+)")
 
 def refusal(fault: Fault) -> Refusal:
     """What `fault` means for where to ask next. An unknown code blocks the zone, or all if the request was wrong."""
-    code, message = fault.code or fault.reason or "UNKNOWN", fault.message
+    code, message = words(fault.code or fault.reason or "UNKNOWN"), words(fault.message)
     if fault.code in QUOTA_CODES or fault.reason in QUOTA_CODES:
         scope, hint = quota(fault)
         return Refusal(code, message, scope, hint)
@@ -173,8 +174,8 @@ def known(fault: Fault) -> bool:
 def quota(fault: Fault) -> tuple[str, str]:
     """The scope of a quota, and what to ask Google for."""
     named = _METRIC.search(fault.message)
-    metric = (fault.quota_metric.rsplit("/", 1)[-1] or (named[1] if named else "")).upper().replace("-", "_")
-    region = fault.dimensions.get("region") or (found[1] if (found := _REGION.search(fault.message)) else "")
+    metric = words(fault.quota_metric.rsplit("/", 1)[-1] or (named[1] if named else "")).upper().replace("-", "_")
+    region = words(fault.dimensions.get("region", "")) or (found[1] if (found := _REGION.search(fault.message)) else "")
     everywhere = metric == EVERYWHERE or not region
     limit = _LIMIT.search(fault.message)
     hint = (

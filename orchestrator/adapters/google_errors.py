@@ -16,6 +16,7 @@ import urllib3.exceptions
 
 from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
 from orchestrator.core.errors import BenchError
+from orchestrator.core.foreign import words
 
 BROKEN_CONNECTION: Final = (
     requests.ConnectionError,
@@ -83,4 +84,4 @@ def brief(exc: BaseException) -> str:
         return f"{urlsplit(exc.request.url or '').netloc} does not answer{f': {cause[1]}' if cause else ''}"
     line = (str(getattr(exc, "message", exc)).strip().splitlines() or [""])[0]
     line = re.sub(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: ", "", line)
-    return line[:300] or type(exc).__name__
+    return words(line[:300]) or type(exc).__name__

@@ -8,6 +8,7 @@ import typer
 
 from orchestrator.cli.finding import RunName, find_run
 from orchestrator.cli.options import Json, answer, options
+from orchestrator.core.foreign import sentence
 from orchestrator.core.run import diagnose as table
 from orchestrator.core.run.diagnose import Diagnosis
 from orchestrator.core.run.fold import Phase
@@ -52,10 +53,10 @@ def diagnose(
 def lines_of(run_id: str, state: str, found: Diagnosis) -> list[str]:
     """What a person reads."""
     if not found.cause:
-        said = [f"run {run_id} ({state}): {found.detail or 'nothing is wrong with it'}"]
+        said = [f"run {run_id} ({state}): {sentence(found.detail) or 'nothing is wrong with it'}"]
     else:
         named = "the cause is not known" if found.cause == "unknown" else found.cause.replace("_", " ")
-        said = [f"run {run_id} ({state}): {named}", f"  {found.detail}", f"  remedy: {found.remedy}"]
+        said = [f"run {run_id} ({state}): {named}", f"  reason: {sentence(found.detail)}", f"  remedy: {found.remedy}"]
     if found.lines:
         said += ["log lines that may explain it:", *(f"  | {line}" for line in found.lines)]
     return said

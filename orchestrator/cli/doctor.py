@@ -15,6 +15,7 @@ from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.core.doctor.verdicts import Result, exit_code, fixes
 from orchestrator.core.errors import BenchError
+from orchestrator.core.foreign import log_text
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.setup.steps import Step, describe
 from orchestrator.doctor.on_host import host_tasks
@@ -134,6 +135,6 @@ def _mend(wiring: Wiring, steps: Sequence[Step], say: Callable[[str], None]) -> 
         try:
             setup.take(step)
         except BenchError as exc:
-            say(f"not done: {exc}")
+            say(log_text(f"not done: {exc}"))
         else:
             say(f"done: {describe(step)}")

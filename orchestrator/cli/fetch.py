@@ -14,7 +14,7 @@ from orchestrator.cli.outcome import error_of
 from orchestrator.cli.reading import read_report, write_files
 from orchestrator.cli.results_view import results_view
 from orchestrator.cli.screen import screen
-from orchestrator.cli.unread import raise_unread
+from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import ProviderError
 from orchestrator.core.hosts import is_host
 from orchestrator.runs.engine import Engine
@@ -45,7 +45,7 @@ def fetch(
     except ProviderError as exc:
         if not any(is_host(vm.zone) for vm in state.vms):
             raise
-        typer.echo(f"{exc}; showing what is in the bucket so far", err=True)
+        note(f"{exc}; showing what is in the bucket so far")
     fetched = fetch_run(wiring.bucket, state, into)
     report = read_report(fetched.folder)
     if fetched.cases:

@@ -16,6 +16,7 @@ from orchestrator.core.errors import (
     RunPreempted,
     RunStopped,
 )
+from orchestrator.core.foreign import sentence
 from orchestrator.core.run.diagnose import pasted, remedy
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.wording import count
@@ -35,11 +36,11 @@ def error_of(run: Run) -> BenchError | None:
     """The error that the outcome of a run stands for that is closed, or whose machine is kept; None for success, and
     for one that goes on."""
     if run.kept is not None and run.kept.outcome == "incorrect":
-        return KernelIncorrect(f"run {run.run_id} incorrect: {run.kept.detail}", hint=_hint(run))
+        return KernelIncorrect(f"run {run.run_id} incorrect: {sentence(run.kept.detail)}", hint=_hint(run))
     if run.closed is None or run.phase is Phase.SUCCEEDED:
         return None
     kind = ProviderError if run.rejected is not None else ERRORS[run.phase]
-    detail = f": {run.closed.detail}" if run.closed.detail else ""
+    detail = f": {sentence(run.closed.detail)}" if run.closed.detail else ""
     return kind(f"run {run.run_id} {run.phase.value.replace('_', ' ')}{detail}", hint=_hint(run))
 
 

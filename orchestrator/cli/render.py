@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.screen import Columns
-from orchestrator.core.foreign import words
+from orchestrator.core.foreign import sentence, words
 from orchestrator.core.hosts import PROVISIONING as OWN
 from orchestrator.core.results import is_control
 from orchestrator.core.run import events as ev
+from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
 from orchestrator.core.run.paid_time import cold_start_parts, paid_time, span, told
 from orchestrator.core.run.status import StatusLine
@@ -203,7 +204,9 @@ def diagnoses(run: Run) -> list[str]:
 
 
 def _diagnosis(fact: ev.Diagnosed) -> str:
-    return f"{fact.cause}: {fact.detail.splitlines()[0] if fact.detail else ''}"
+    """A cause that is none of ours is told as such: it may be made to look like a hint."""
+    first = sentence(fact.detail.partition("\n")[0])
+    return f"{'' if fact.cause in REMEDIES else 'diagnosed as '}{fact.cause}: {first}"
 
 
 def beside_the_end(run: Run) -> list[str]:

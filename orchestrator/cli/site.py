@@ -11,6 +11,7 @@ import typer
 
 from orchestrator.cli.options import Json, answer, options
 from orchestrator.cli.site_build import STATE, Built, Source, build, source_of
+from orchestrator.cli.unread import note
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.wording import count
 from orchestrator.wiring import Wiring, site_files
@@ -86,5 +87,5 @@ def _again(source: Source, out: Path, before: Built) -> Built:
     try:
         return build(source, out)
     except BenchError as exc:
-        typer.echo(f"not updated: {exc}", err=True)
+        note(f"not updated: {exc}")
         return before

@@ -24,6 +24,7 @@ from orchestrator.core.errors import (
     ProviderError,
     Unavailable,
 )
+from orchestrator.core.foreign import sentence
 from orchestrator.core.hosts import is_host
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.keeping import ColdStart, advise, cold_starts
@@ -61,7 +62,7 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
     try:
         state = engine.catch_up()
     except Unavailable as exc:  # what the bucket knows can be told without the machine
-        typer.echo(f"note: {exc}", err=True)
+        note(str(exc))
     cold = _cold(wiring, state)
     advice = advise(state, cold, wiring.clock.now())
     if json:
@@ -80,7 +81,8 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
     if advice is not None and state.kept is not None:  # for no other does anybody choose
         console.print(advice.text, markup=False, soft_wrap=True)
     if state.closed is not None and not any(state.closed.detail in said for said in ("", *diagnoses(state))):
-        console.print(state.closed.detail, markup=False)
+        ended = f"{state.phase.value.replace('_', ' ')}: {sentence(state.closed.detail)}"
+        console.print(ended, markup=False)
 
 
 def _cold(wiring: Wiring, run: Run) -> ColdStart | None:

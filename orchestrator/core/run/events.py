@@ -108,6 +108,7 @@ class InstanceRejected(Fact):
     """The cloud refused for a reason that no other zone would mend."""
 
     kind = "instance_rejected"
+    advice = "hint"
     attempt: Count
     zone: str
     code: str
@@ -279,6 +280,7 @@ class Preempted(Fact):
 
 class Diagnosed(Fact):
     kind = "diagnosed"
+    advice = "remedy"
     cause: str
     detail: str = ""
     remedy: str = ""
@@ -379,7 +381,7 @@ def decode(data: bytes) -> Event | None:
         fact: Fact
         try:
             of_schema(found)
-            fact = FACTS[kind].model_validate(body)
+            fact = FACTS[kind].read(body)
         except (KeyError, ValueError):  # a ValidationError is one, and so is `Newer`
             fact = Unrecognised(name=kind, data=body)
         return Event(

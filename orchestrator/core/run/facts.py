@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.core.bounds import Count, Name
+from orchestrator.core.foreign import plain
 
 
 class Fact(BaseModel):
@@ -14,6 +16,19 @@ class Fact(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     kind: ClassVar[str]
+    advice: ClassVar[str] = ""
+    """The key under which it tells a person what to do. Only the client that wrote it believes that; whoever reads it
+    in the bucket gets it empty."""
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Self:
+        """The fact as anybody may have written it. Raises `ValidationError`."""
+        return cls.model_validate({key: value for key, value in body.items() if key != cls.advice})
+
+    @property
+    def harmless(self) -> Self:
+        """The same with every text in it as it is stored and read: what the cloud said may be in it."""
+        return self.model_validate(plain(self.model_dump(mode="json")))
 
 
 class ImageReplaced(Fact):

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, TypeAdapter
 from orchestrator.core.bounds import Count, Moment, Usd
 from orchestrator.core.foreign import NAME, SCHEMA, name, words
 from orchestrator.core.run import paid_time
+from orchestrator.core.run.diagnose import remedy
 from orchestrator.core.run.facts import Fact
 from orchestrator.core.run.fold import OUTCOMES, Run
 from orchestrator.core.run.state import Vm
@@ -218,7 +219,7 @@ def document(run: Run, now: datetime) -> dict[str, object]:
         "gates": _dumped(run.gates),
         "wrong": _dumped(run.wrong),
         "cases": _dumped(run.measured),
-        "diagnoses": _dumped(run.diagnoses),
+        "diagnoses": [{**fact.model_dump(), "remedy": remedy(fact.cause)} for fact in run.diagnoses],
         "exhausted": _dumped(run.exhausted),
     }
 
