@@ -15,7 +15,7 @@ from orchestrator.cli.screen import screen
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.amounts import dollars, is_large
 from orchestrator.core.ledger.budget import add_cost, take_back
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import is_due, reconcile
 
 PAGE = 30
 "Entries that a person is shown unless told otherwise."
@@ -36,7 +36,7 @@ def costs(
         return
     wiring = options(ctx).wiring()
     ledger = wiring.ledger.read()
-    if any(entry.settled_usd is None for entry in ledger.runs.values()):
+    if is_due(ledger):
         reconcile(wiring.world())
         ledger = wiring.ledger.read()
     practice = wiring.mode.simulated

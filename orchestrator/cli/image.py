@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from orchestrator.cli.completing import known_gpus
 from orchestrator.cli.finding import named
 from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.render import ago
-from orchestrator.cli.unread import raise_unread
+from orchestrator.cli.unread import note, raise_unread
 from orchestrator.cli.watch import watching
 from orchestrator.core.config.model import Config
 from orchestrator.core.containers import recipe
@@ -30,6 +29,7 @@ from orchestrator.core.images import (
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.run.keeping import cold_starts
 from orchestrator.core.run.status import StatusLine, decode, iso
+from orchestrator.runs.builds import look_after_builds
 from orchestrator.runs.images import build as build_image
 from orchestrator.runs.images import build_plan, remove, shelf_of, wish_of
 from orchestrator.runs.launch import LaunchContext, RunOrder
@@ -84,8 +84,7 @@ def build(
         plan = build_plan(wiring.plan(small, f"image-{gpu.lower()}"), wish)
         where = LaunchContext(wiring.mode, wiring.bucket.name, wiring.user, wiring.endpoints, require_cuda=False)
         order = RunOrder(new_run_id(wiring.clock.now(), plan.label), plan, payload_of(wanted), where)
-        entropy = secrets.token_hex(2)
-        record = build_image(world, order, wish, entropy=entropy, say=watch.say, watch=watch.show)
+        record = build_image(world, order, wish, say=watch.say, watch=watch.show)
     answer(
         {"schema": 1, **_document(record)},
         f"{record.name}: {_size(record)}",
@@ -132,6 +131,8 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     wiring = options(ctx).wiring()
     world = wiring.world()
     shelf = shelf_of(world)
+    for build in look_after_builds(world):
+        note(f"{build.name}: {build.what}{f' (run {build.run_id})' if build.run_id else ''}")
     records, odd = shelf.records.every()
     seen = {one.name: one for one in shelf.cloud().images()} if records else {}
     lines = _lines(wiring)

@@ -16,8 +16,9 @@ from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
 from orchestrator.core.wording import count
+from orchestrator.runs.builds import look_after_builds
 from orchestrator.runs.engine import World
-from orchestrator.runs.images import ImageFinding, give_back_unmade, reap_images, survey_images
+from orchestrator.runs.images import ImageFinding, reap_images, survey_images
 from orchestrator.runs.reap import Failure, Finding, Reaped, survey
 from orchestrator.runs.reap import reap as delete
 from orchestrator.runs.reconcile import reconcile
@@ -57,7 +58,7 @@ def reap(
     done = delete(world, findings) if deletes else Reaped((), ())
     gone, failed = reap_images(world, images) if deletes else ((), ())
     still = tuple(Failure("an image may still be there", error) for error in (*failed, *unasked))
-    kept = _give_back(world, images) if deletes and not unasked else ()
+    kept = _give_back(world) if deletes and not unasked else ()
     done = Reaped(done.gone, (*done.failed, *still, *kept, *(_settle_fleets(world) if deletes else ())))
     if json:
         emit_json(_document(wiring.mode, findings, images, done, gone))
@@ -106,10 +107,10 @@ def _images(world: World) -> tuple[tuple[ImageFinding, ...], tuple[BenchError, .
         return (), (error,)
 
 
-def _give_back(world: World, images: tuple[ImageFinding, ...]) -> tuple[Failure, ...]:
+def _give_back(world: World) -> tuple[Failure, ...]:
     """Money set aside for images that were never made; a ledger that cannot be read keeps nothing else undone."""
     try:
-        give_back_unmade(world, images)
+        look_after_builds(world)
     except BenchError as error:
         return (Failure("the money set aside for images was not given back", error),)
     return ()

@@ -31,7 +31,7 @@ from orchestrator.core.run.keeping import ColdStart, advise, cold_starts
 from orchestrator.core.run.status import StatusLine, decode, document, status_line
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.reap import Finding, survey
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import is_due, reconcile
 from orchestrator.wiring import Wiring
 
 
@@ -186,5 +186,5 @@ def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError
 
 def _reconcile(wiring: Wiring) -> None:
     """Holds of clients that died: given back, or counted as spent, as far as that is known by now."""
-    if any(entry.settled_usd is None for entry in wiring.ledger.read().runs.values()):
+    if is_due(wiring.ledger.read()):
         reconcile(wiring.world())

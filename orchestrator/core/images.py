@@ -199,9 +199,13 @@ def environments_for(torch: str, requirements: Sequence[str]) -> tuple[str, ...]
     return tuple(dict.fromkeys((environment_of(torch, requirements), environment_of(torch))))
 
 
-def image_name(gpu: str, now: datetime, entropy: str) -> str:
-    """`bench-image-l4-20261122-040506-7f3a`: newest last."""
-    return f"{family_of(gpu)}-{now:%Y%m%d-%H%M%S}-{entropy[:4].lower()}"
+def image_name(gpu: str, run_id: str) -> str:
+    """`bench-image-l4-20261122-040506-7f3a`: newest last, and known as that of the run that makes it."""
+    return f"{family_of(gpu)}-{run_id[:15]}-{run_id.rpartition('-')[2]}"
+
+
+def is_image_of(run_id: str, name: str) -> bool:
+    return name.endswith(image_name("", run_id).removeprefix(IMAGE_NAME))
 
 
 def family_of(gpu: str) -> str:

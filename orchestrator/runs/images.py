@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from decimal import Decimal
+from datetime import timedelta
 from typing import Final
 from uuid import NAMESPACE_URL, uuid5
 
@@ -25,8 +23,8 @@ from orchestrator.core.images import (
     image_name,
     storage_usd,
 )
-from orchestrator.core.ledger.budget import Ledger, Refused, add_cost, authorize, counted, take_back
-from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of, is_run_id, labels, run_prefix
+from orchestrator.core.ledger.budget import Ledger, Refused, add_cost, authorize
+from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of, is_run_id, labels
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
@@ -34,14 +32,11 @@ from orchestrator.core.run.state import Vm
 from orchestrator.core.run.status import StatusLine
 from orchestrator.core.wording import count
 from orchestrator.ports import ImageRequest
+from orchestrator.runs.builds import CATEGORY, give_back, made, most_of, replace_cost
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from orchestrator.store.images import Shelf
 
-CATEGORY: Final = "image"
-MOST: Final = "-most"
-"""What the id of an amount that is set aside for an image ends in."""
-UNMADE_AFTER: Final = timedelta(hours=6)
 MARGIN_S: Final = 90.0
 """Between the end of a seal and the deadline of the machine whose disk it copies."""
 
@@ -76,7 +71,6 @@ def build(
     order: RunOrder,
     wish: ImageWish,
     *,
-    entropy: str,
     say: Callable[[str], None] = lambda _: None,
     watch: Callable[[Run], None] | None = None,
 ) -> ImageRecord:
@@ -85,10 +79,9 @@ def build(
     not make it; whatever happened, the machine is gone, and what was not made costs nothing."""
     shelf_of(world)  # refuses before anything is asked for
     run_id = order.run_id
-    name = image_name(wish.gpu, world.clock.now(), entropy)
-    _afford(world, wish, order.plan.mode == "embedded", name)
-    sealing = False
+    name = image_name(wish.gpu, run_id)
     try:
+        _afford(world, wish, order.plan.mode == "embedded", name)
         engine = begin(world, order, say=say, cold=True)
         run = engine.follow(watch=watch, until=lambda run: run.prepared is not None)
         if run.prepared is None or run.vm is None or not run.vm.open:
@@ -96,16 +89,38 @@ def build(
             raise RunFailed(
                 f"no image was made: {run.phase.value}, {detail}", hint=f"`bench diagnose {run_id}` says why"
             )
-        sealing = True
+        engine.log.append(ev.SealRequested(image=name))
         record = _sealed(world, run, run.prepared, wish, name, order.where, say)
     except (Exception, KeyboardInterrupt):
-        say(f"deleting the machine of image {name}, which was not finished")
-        if not sealing or _unmade(world, name):
-            _take_back(world, name)
-        _end(world, run_id, order.where.user)
+        _undo(world, run_id, name, order.where.user, say)
         raise
-    _dismiss(world, run_id, name)
+    made(world, record)
+    Engine(world, run_id).follow()
     return record
+
+
+def _undo(world: World, run_id: str, name: str, by: str, say: Callable[[str], None]) -> None:
+    """Ends a build that was interrupted or failed. That it is to end is recorded first: if this is interrupted too,
+    whoever looks next goes on with it (`look_after_builds`)."""
+    record = _recorded(world, name)
+    if record is not None:
+        made(world, record)
+        return
+    run = replay(world.log(run_id).read())
+    if run is None:
+        give_back(world, name)
+        return
+    say(f"deleting the machine of image {name}, which was not finished")
+    engine = Engine(world, run_id)
+    if run.closed is None:
+        engine.request_stop(by, "no image was made")
+    if run.sealing is None or _unmade(world, name):
+        give_back(world, name)
+    engine.follow()
+
+
+def _recorded(world: World, name: str) -> ImageRecord | None:
+    return next((one for one in shelf_of(world).records.every()[0] if one.name == name), None)
 
 
 def _afford(world: World, wish: ImageWish, pretend: bool, name: str) -> None:
@@ -118,7 +133,7 @@ def _afford(world: World, wish: ImageWish, pretend: bool, name: str) -> None:
         if isinstance(verdict, Refused):
             return verdict
         note = f"storage of {name}, at most, until it is made"
-        return add_cost(ledger, CATEGORY, most, note, now, _most(name), pretend=pretend)
+        return add_cost(ledger, CATEGORY, most, note, now, most_of(name), pretend=pretend)
 
     answer = world.accounts.change(change)
     if isinstance(answer, Refused):
@@ -154,7 +169,7 @@ def _sealed(
     where: LaunchContext,
     say: Callable[[str], None],
 ) -> ImageRecord:
-    """The image, once it is READY, its record and its cost. Deletes what failed."""
+    """The image, once it is READY and recorded."""
     shelf, vm, began = shelf_of(world), run.vm, world.clock.now()
     assert vm is not None, "waiting for the run's last word before its disk is copied"
     expires = began + timedelta(days=wish.days)
@@ -185,63 +200,17 @@ def _sealed(
         usd=usd,
     )
     shelf.records.create(record)
-    note = f"storage of {name} until {expires:%Y-%m-%d}"
-    _replace_cost(world, _most(name), cost_of(name), usd, note, now)
     return record
-
-
-def _most(name: str) -> str:
-    return f"{cost_of(name)}{MOST}"
-
-
-def _replace_cost(world: World, old: str, new: str, usd: Decimal, note: str, now: datetime) -> None:
-    def change(ledger: Ledger) -> Ledger:
-        known = ledger.costs.get(old)
-        undone = take_back(ledger, old, note, now, f"{old}-back")
-        base = undone if undone is not None else ledger
-        return add_cost(base, CATEGORY, usd, note, now, new, pretend=known is not None and known.pretend)
-
-    world.accounts.change(change)
-
-
-def _take_back(world: World, name: str) -> None:
-    now = world.clock.now()
-
-    def change(ledger: Ledger) -> Ledger:
-        return take_back(ledger, _most(name), f"{name} was not made", now, f"{_most(name)}-back") or ledger
-
-    world.accounts.change(change)
 
 
 def _unmade(world: World, name: str) -> bool:
     """Whether nothing is left of an image that was asked for and is not recorded. `bench reap` tries again where this
     cannot; until then what it costs at most stays set aside."""
-    shelf = shelf_of(world)
     try:
-        if name in {one.name for one in shelf.records.every()[0]}:
-            return False
-        shelf.cloud().delete(name)
+        shelf_of(world).cloud().delete(name)
     except BenchError:
         return False
     return True
-
-
-def _dismiss(world: World, run_id: str, name: str) -> None:
-    """The machine has done its part: it hears so, and its run is followed to its end."""
-    word = json.dumps({"schema": 1, "image": name}).encode()
-    world.bucket.create(f"{run_prefix(run_id)}sealed.json", word)
-    Engine(world, run_id).follow()
-
-
-def _end(world: World, run_id: str, by: str) -> None:
-    """The machine, if there is one, has nothing more to do: no image comes of it, and its run has not succeeded."""
-    run = replay(world.log(run_id).read())
-    if run is None:
-        return
-    engine = Engine(world, run_id)
-    if run.closed is None:
-        engine.request_stop(by, "no image was made")
-    engine.follow()
 
 
 def shelf_of(world: World) -> Shelf:
@@ -282,7 +251,7 @@ def _gone(world: World, shelf: Shelf, name: str) -> ImageRecord:
         name, lambda record: record if record.gone_at is not None else record.model_copy(update={"gone_at": now})
     )
     usd = storage_usd(record.archive_bytes, ((record.gone_at or now) - record.created_at).total_seconds())
-    _replace_cost(world, cost_of(name), f"{cost_of(name)}-kept", usd, f"storage of {name}, now gone", now)
+    replace_cost(world, cost_of(name), f"{cost_of(name)}-kept", usd, f"storage of {name}, now gone", now)
     return record
 
 
@@ -317,21 +286,6 @@ def _verdict(world: World, image: CloudImage, known: set[str]) -> str:
     run_id = image.labels.get(RUN_LABEL, "")
     run = replay(world.log(run_id).read()) if is_run_id(run_id) else None
     return "the run that made it is over and recorded no image" if run is None or run.over else ""
-
-
-def give_back_unmade(world: World, there: Sequence[ImageFinding]) -> int:
-    """How many amounts that were set aside for images were given back, as no image came of them: the client that built
-    died. Only after hours, when no machine of such a build can be left."""
-    now, names = world.clock.now(), {one.image.name for one in there}
-    left = [
-        key.removeprefix(cost_of("")).removesuffix(MOST)
-        for key, cost in counted(world.ledger.read()).items()
-        if cost.category == CATEGORY and key.endswith(MOST) and now - cost.at > UNMADE_AFTER
-    ]
-    unmade = [name for name in left if name not in names]
-    for name in unmade:
-        _take_back(world, name)
-    return len(unmade)
 
 
 def reap_images(world: World, findings: Sequence[ImageFinding]) -> tuple[tuple[str, ...], tuple[BenchError, ...]]:

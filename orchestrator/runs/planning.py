@@ -28,7 +28,7 @@ from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fa
 from orchestrator.core.run.status import decode
 from orchestrator.core.wording import count
 from orchestrator.runs.engine import World
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import is_due, reconcile
 from orchestrator.runs.takeover import waiting
 
 
@@ -169,10 +169,9 @@ def plan_with_open_holds_settled(world: World, make: Callable[[], LaunchPlan | P
     """What `make` plans. Before money is refused, holds of clients that died are looked after. Raises what stands in
     the way, with exit codes 2, 3, 4 or 6."""
     answer = make()
-    if isinstance(answer, PlanRefused) and answer.kind == "budget":
-        unsettled = any(entry.settled_usd is None for entry in world.ledger.read().runs.values())
-        if unsettled and any(outcome.settled for outcome in reconcile(world, eager=True)):
-            answer = make()
+    refused = isinstance(answer, PlanRefused) and answer.kind == "budget"
+    if refused and is_due(world.ledger.read()) and any(found.settled for found in reconcile(world, eager=True)):
+        answer = make()
     return plan_or_raise(answer)
 
 

@@ -4,6 +4,7 @@ A client may die between any two of its steps. Whoever looks next (`bench status
 money left) takes each hold that is not settled: its run is driven on as far as it goes, which settles it when its
 machine is gone. A hold whose run has left no events is given back only if its ledger entry shows that no machine was
 ever asked for; else its whole amount counts as spent, once its last deadline is over and the cloud has no such machine.
+What is set aside for an image that is not made yet is looked after like a hold (`builds`).
 Of a fleet it is `fleet_holds` that knows; its scheduler is asked once the fleet's end is past, or when money is needed.
 """
 
@@ -22,6 +23,7 @@ from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, settle
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.naming import RUN_LABEL, hold_key, run_of
 from orchestrator.core.run.fold import replay
+from orchestrator.runs.builds import look_after_builds, most_of, outstanding
 from orchestrator.runs.engine import Engine, World, is_done
 from orchestrator.runs.fleet_holds import forgotten, looked_after, unused
 
@@ -52,7 +54,14 @@ def reconcile(
         else:
             continue
         say(found[-1])
+    if not fleets_alone:
+        found += [Found(most_of(one.name), one.over, one.what) for one in look_after_builds(world)]
     return tuple(found)
+
+
+def is_due(ledger: Ledger) -> bool:
+    """Whether there is anything to look after."""
+    return any(entry.settled_usd is None for entry in ledger.runs.values()) or bool(outstanding(ledger))
 
 
 def _of_fleet(world: World, key: str, *, eager: bool) -> Found:

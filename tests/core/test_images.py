@@ -205,7 +205,7 @@ def test_expiry_is_a_label_that_anybody_can_read_and_no_other_text_is_one() -> N
 
 
 def test_names_sort_by_time_and_are_known_as_prepared() -> None:
-    one, two = image_name("l4", at(0), "AB12"), image_name("l4", at(60), "0000")
+    one, two = image_name("l4", "20261121-040506-cpu-ab12"), image_name("l4", "20261121-040606-cpu-0000")
     assert one < two
     assert one == "bench-image-l4-20261121-040506-ab12"
     assert is_prepared(f"projects/p/global/images/{one}")

@@ -72,6 +72,7 @@ def some_facts() -> list[ev.Fact]:
         ev.Lent(to="20261121-060708-l4-0002"),
         ev.ImageReplaced(image="projects/p/global/images/gone", instead="projects/p/global/images/there"),
         ev.ImagePrepared(torch="2.13.0"),
+        ev.SealRequested(image="bench-image-l4-20261121-040506-ab12"),
         ev.VmExiting(outcome="failed", exit_code=1),
         ev.Unrecognised(name="from_the_future", data={"a": 1}),
     ]

@@ -36,6 +36,8 @@ class Policy:
     """A machine that was kept and claimed, and has not begun the run after so long, never will."""
     host_patience_s: float = 60.0
     """A machine of the user's own that was not to be reached for so long is taken for dead by a fleet."""
+    seal_limit_s: float = 90.0
+    """A machine whose disk is ready for so long, and that no client came to, was left by the client that builds."""
     insert_limit_s: float = 180.0
     """A request without a machine and without an answer for so long never made one."""
 
@@ -122,7 +124,7 @@ def decide(
         if observation.instance is None:
             again = any(offer.pool == (vm.zone, vm.machine_type, vm.provisioning) for offer in offers or ())
             return _vanished(run, vm, observation.operations, now, policy, again=again)
-        return _alive(run, vm, observation.instance, now, policy)
+        return _alive(run, vm, observation.instance, now, policy, alone=offers is None)
     if run.closed is not None:
         return _after_the_end(run, now)
     if run.goes_on:
@@ -243,7 +245,14 @@ def _not_before(at: datetime, started: datetime | None) -> datetime:
     return at if started is None else max(at, started)
 
 
-def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy) -> tuple[Command, ...]:
+def is_left_unsealed(run: Run, now: datetime, policy: Policy) -> bool:
+    """Whether a machine waits for a client that copies its disk, and none came: it is of no use to anybody."""
+    ready = run.last_word_at if run.prepared is not None and run.sealing is None else None
+    return ready is not None and now > ready + timedelta(seconds=policy.seal_limit_s)
+
+
+def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy, *, alone: bool) -> tuple[Command, ...]:
+    """`alone`: of a client that only looks after the run."""
     if vm.started_at is None and instance.started_at is not None:
         return (RecordCreated(vm, instance),)
     if run.closed is not None:
@@ -262,6 +271,8 @@ def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy) 
     idle_until = run.current.idle_until
     if idle_until is not None and now > idle_until + timedelta(seconds=policy.exit_grace_s):
         return (Delete(vm, "it was kept, no launch used it, and it did not delete itself"),)
+    if alone and is_left_unsealed(run, now, policy):
+        return (Delete(vm, "its disk is ready, and no client came to copy it"),)
     silent = run.last_word_at is None and vm.started_at is not None
     if silent and vm.started_at and now > vm.started_at + timedelta(seconds=policy.boot_limit_s):
         return (Delete(vm, f"it sent nothing for {policy.boot_limit_s:.0f} s after it started"),)
@@ -332,6 +343,8 @@ def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
         return Phase.EXPIRED, said or f"{vm.name} reached its deadline of {vm.max_run_s} s"
     if vm.how in ("never_made", "unanswered"):
         return Phase.FAILED, f"{vm.name} was requested but never created"
+    if run.prepared is not None and run.sealing is None and vm.how == "deleted":
+        return Phase.STOPPED, "no client came to copy its disk, so no image was made"
     return Phase.FAILED, said or f"{vm.name} disappeared without a message ({vm.how})"
 
 

@@ -18,6 +18,7 @@ from orchestrator.core.naming import EventName
 from orchestrator.core.run.facts import Fact as Fact
 from orchestrator.core.run.facts import ImagePrepared as ImagePrepared
 from orchestrator.core.run.facts import ImageReplaced as ImageReplaced
+from orchestrator.core.run.facts import SealRequested as SealRequested
 
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]
 Writer = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=80)]
@@ -333,7 +334,7 @@ FACTS: dict[str, type[Fact]] = {
         ImageReplaced, StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed,
         VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed, EnvironmentRecorded, KernelBuilt, CaseChecked,
         CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseMeasured, ImagePrepared, Preempted, Diagnosed,
-        Finished, Kept, Lent, VmExiting,
+        Finished, Kept, Lent, VmExiting, SealRequested,
     )
 }  # fmt: skip
 

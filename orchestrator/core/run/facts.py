@@ -40,6 +40,13 @@ class ImageReplaced(Fact):
     generation: Count = 0
 
 
+class SealRequested(Fact):
+    """Appended by the client that makes an image, before the image is asked for: somebody came to copy the disk."""
+
+    kind = "seal_requested"
+    image: Name
+
+
 class ImagePrepared(Fact):
     """The machine's disk is as an image should be, and nothing writes to it: it can be sealed."""
 

@@ -91,6 +91,8 @@ def evolve(run: Run, event: ev.Event) -> Run:
             return replace(run, vms=_gone(run.vms, fact))
         case ev.ImageReplaced() as fact:
             return replace(run, replaced=fact)
+        case ev.SealRequested() as fact:
+            return replace(run, sealing=fact)
         case ev.StopRequested() as fact:
             return replace(run, stop=_latest(run, run.stop, fact))
         case ev.MachineTaken() as fact:
@@ -122,7 +124,7 @@ def _taken(run: Run, fact: ev.MachineTaken, event: ev.Event) -> Run:
 CLIENTS: Final = (
     ev.RunPlanned, ev.BudgetHeld, ev.PayloadStored, ev.RunResumed, ev.InstanceRequested, ev.ZoneExhausted,
     ev.InstanceRejected, ev.InstanceCreated, ev.ImageReplaced, ev.InstanceGone, ev.StopRequested, ev.Settled,
-    ev.RunClosed,
+    ev.RunClosed, ev.SealRequested,
 )  # fmt: skip
 """What only clients say: of money, of requests to the cloud, of a run's end."""
 

@@ -10,7 +10,7 @@ from typing import Final
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.pricing import accrued
 from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of
-from orchestrator.core.run.decide import Policy
+from orchestrator.core.run.decide import Policy, is_left_unsealed
 from orchestrator.core.run.fold import Run, Vm
 
 STOPPED: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
@@ -97,6 +97,8 @@ def _of_a_live_run(instance: Instance, run: Run, vm: Vm, now: datetime, policy: 
         return Orphan("it finished but did not delete itself")
     if told.idle_until is not None and now > told.idle_until + timedelta(seconds=policy.exit_grace_s):
         return Orphan("it was kept, no launch used it, and it did not delete itself")
+    if is_left_unsealed(run, now, policy):
+        return Orphan("its disk is ready for an image, and no client came to copy it")
     started = instance.started_at
     word = told.last_word_at
     if started is not None and now > started + timedelta(seconds=policy.boot_limit_s) and word is None:

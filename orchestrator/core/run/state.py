@@ -183,6 +183,8 @@ class Run:
     replaced: ev.ImageReplaced | None = None
     prepared: ev.ImagePrepared | None = None
     """Of a run that makes an image: its disk waits to be sealed."""
+    sealing: ev.SealRequested | None = None
+    """A client came to seal it."""
     stop: ev.StopRequested | None = None
     settled: ev.Settled | None = None
     closed: ev.RunClosed | None = None

@@ -1,0 +1,141 @@
+"""Builds of images whose client may be gone: the amount that was set aside for an image tells of each.
+
+It is noted before anything else of a build, and replaced by the image's cost as the last thing. So whoever finds one
+can tell from the run that builds the image what is left to do: end the run, give the amount back, or finish.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from orchestrator.core.errors import BenchError
+from orchestrator.core.images import ImageRecord, cost_of, is_image_of
+from orchestrator.core.ledger.budget import Ledger, add_cost, counted, take_back
+from orchestrator.core.naming import run_prefix
+from orchestrator.core.run.fold import Run
+from orchestrator.runs.engine import Engine, World
+from orchestrator.store.images import Shelf
+
+CATEGORY: Final = "image"
+MOST: Final = "-most"
+"""What the id of an amount that is set aside for an image ends in."""
+BEGINS_WITHIN: Final = timedelta(minutes=13)
+"""Between the amount and the first event of its run; clocks of two clients may be apart."""
+ASKS_WITHIN: Final = timedelta(minutes=3)
+"""Between `seal_requested` and the image in the cloud."""
+RECORDS_WITHIN: Final = timedelta(minutes=30)
+"""Between `seal_requested` and the record of the image: the cloud is given 25 minutes to make it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One image that was not made yet, and what became of it. `run_id` is empty where there is no run of it."""
+
+    name: str
+    run_id: str
+    over: bool
+    what: str
+
+
+def most_of(name: str) -> str:
+    return f"{cost_of(name)}{MOST}"
+
+
+def outstanding(ledger: Ledger) -> dict[str, datetime]:
+    """The images for which an amount is set aside, and since when."""
+    return {
+        key.removeprefix(cost_of("")).removesuffix(MOST): cost.at
+        for key, cost in counted(ledger).items()
+        if cost.category == CATEGORY and key.endswith(MOST)
+    }
+
+
+def give_back(world: World, name: str) -> None:
+    now = world.clock.now()
+
+    def change(ledger: Ledger) -> Ledger:
+        return take_back(ledger, most_of(name), f"{name} was not made", now, f"{most_of(name)}-back") or ledger
+
+    world.accounts.change(change)
+
+
+def replace_cost(world: World, old: str, new: str, usd: Decimal, note: str, now: datetime) -> None:
+    def change(ledger: Ledger) -> Ledger:
+        known = ledger.costs.get(old)
+        undone = take_back(ledger, old, note, now, f"{old}-back")
+        base = undone if undone is not None else ledger
+        return add_cost(base, CATEGORY, usd, note, now, new, pretend=known is not None and known.pretend)
+
+    world.accounts.change(change)
+
+
+def made(world: World, record: ImageRecord) -> None:
+    """What is left to do of an image that is recorded: its machine hears so and ends, and its cost takes the place of
+    the amount. Done twice it is done once."""
+    word = json.dumps({"schema": 1, "image": record.name}).encode()
+    world.bucket.create(f"{run_prefix(record.run)}sealed.json", word)
+    note = f"storage of {record.name} until {record.expires_at:%Y-%m-%d}"
+    replace_cost(world, most_of(record.name), cost_of(record.name), record.usd, note, world.clock.now())
+
+
+def look_after_builds(world: World, say: Callable[[Build], None] = lambda _: None) -> tuple[Build, ...]:
+    """Looks after every image that was not made yet. Costs one request when there is none. One that cannot be looked
+    after hides no other."""
+    due = outstanding(world.ledger.read())
+    if not due or world.shelf is None:
+        return ()
+    records = {one.name: one for one in world.shelf.records.every()[0]}
+    builds = []
+    for name, since in due.items():
+        run_id = _run_of(world, name)
+        try:
+            build = _one(world, world.shelf, Build(name, run_id, False, ""), records.get(name), since)
+        except BenchError as exc:
+            build = Build(name, run_id, False, f"it could not be looked after: {exc}")
+        builds.append(build)
+        say(build)
+    return tuple(builds)
+
+
+def _one(world: World, shelf: Shelf, build: Build, record: ImageRecord | None, since: datetime) -> Build:
+    name, run_id = build.name, build.run_id
+    if record is not None:
+        made(world, record)
+        return Build(name, record.run, True, "it is made")
+    if not run_id:
+        if world.clock.now() - since < BEGINS_WITHIN:
+            return Build(name, "", False, "its client may be about to begin")
+        give_back(world, name)
+        return Build(name, "", True, "its client was interrupted before it began")
+    engine = Engine(world, run_id)
+    run = engine.catch_up()
+    there = shelf.cloud().image(name) is not None
+    if run.closed is None and _is_left(run, world.clock.now(), there=there):
+        engine.request_stop("bench", "no client recorded its image")
+        run = engine.catch_up()
+    if not run.over:
+        return Build(name, run_id, False, run.phase.value)
+    if there:
+        return Build(name, run_id, False, "what is left of it is deleted by `bench reap --yes`")
+    give_back(world, name)
+    return Build(name, run_id, True, "no image came of it")
+
+
+def _is_left(run: Run, now: datetime, *, there: bool) -> bool:
+    """Whether the client that set out to copy the disk must be gone. Its word on that was its last."""
+    return run.sealing is not None and now - run.updated_at > (RECORDS_WITHIN if there else ASKS_WITHIN)
+
+
+def _run_of(world: World, name: str) -> str:
+    """The run that builds an image, by the image's name; empty where it has not begun."""
+    stamp = re.search(r"-(\d{8}-\d{6})-[0-9a-f]{4}$", name)
+    if stamp is None:
+        return ""
+    begun = {one.name.split("/")[1] for one in world.bucket.list(f"{run_prefix(stamp[1])[:-1]}-")}
+    return next((run_id for run_id in sorted(begun) if is_image_of(run_id, name)), "")
