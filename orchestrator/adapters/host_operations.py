@@ -71,7 +71,10 @@ def _object(target: Target, text: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise HostUnfit(f"{target} answers what no part of bench says", hint=f"{target.entry}look at it there")
+        raise HostUnfit(
+            f"{target} gave an answer that bench does not know",
+            hint=f"`bench doctor --host {target}` checks that machine",
+        )
     return answer
 
 

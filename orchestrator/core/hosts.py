@@ -1,4 +1,4 @@
-"""Machines that the user owns: how one is named, what a run needs of it, and when it must be validated again."""
+"""Machines that the user owns: how one is named, what a run needs there, and when it must be validated again."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from orchestrator.core.market.catalog import nearest
 from orchestrator.core.naming import RUN_ID, attempt_of
 
 ZONE_PREFIX: Final = "host-"
-"""No zone of a cloud begins so."""
+"""No zone of a cloud begins with this."""
 RECORD_PREFIX: Final = "hosts/"
 HOST_KEY: Final = "bench-host"
-"""In a request's metadata: which machine, by which interpreter. It is for the client and does not reach the machine."""
+"""The key in a request's metadata for the machine and its interpreter. It is for the client and is not sent there."""
 MACHINE_TYPE: Final = "host"
 PROVISIONING: Final = "OWN"
 VALID_FOR: Final = timedelta(hours=48)
@@ -41,8 +41,8 @@ _TARGET = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a host is, as it was typed: `[user@]name[:port]`; the name may be an alias of ~/.ssh/config. With
-    `machine`, the machine of that name, by commands that are run on it itself: `local:machine`."""
+    """A host as the user typed it: `[user@]name[:port]`; the name may be an alias of ~/.ssh/config. With `machine` it
+    is `local:machine`: the commands run on that machine itself, without SSH."""
 
     user: str
     name: str
@@ -62,7 +62,7 @@ class Target:
 
     @property
     def entry(self) -> str:
-        """How a hint begins that sends somebody there."""
+        """The beginning of a hint that tells the user to log in there."""
         return "" if self.machine else f"`ssh {self.name}`; "
 
     def __str__(self) -> str:
@@ -73,13 +73,13 @@ class Target:
 
     @property
     def zone(self) -> str:
-        """The host as a place: readable, a label's characters only, and not that of any other target."""
+        """The host's name as a zone: readable, only the characters that a label may have, unique to this target."""
         readable = re.sub(r"[^a-z0-9]+", "-", (self.machine or self.name).lower()).strip("-")[:24] or "machine"
         return f"{ZONE_PREFIX}{readable}-{hashlib.sha256(str(self).encode()).hexdigest()[:6]}"
 
 
 def parse_target(text: str, machine: str = "") -> Target:
-    """The target in `text`; a bare `local` is `machine`, where that is given. Raises `ConfigError`."""
+    """The target in `text`; `local` alone means `machine`, if that is given. Raises `ConfigError`."""
     if (there := _LOCAL.fullmatch(text.strip())) is not None and (there["machine"] or machine):
         return Target("", LOCAL, None, there["machine"] or machine)
     found = _TARGET.fullmatch(text.strip())
@@ -89,13 +89,13 @@ def parse_target(text: str, machine: str = "") -> Target:
         if not name.startswith("-") and not user.startswith("-") and (port is None or 0 < port < 65536):
             return Target(user, name, port)
     raise ConfigError(
-        f"'{text}' names no host",
+        f"'{text}' is not a host",
         hint="--host takes user@box, user@box:port, an alias of ~/.ssh/config, or local for this machine",
     )
 
 
 def is_host(zone: str) -> bool:
-    """Whether a zone is a machine that somebody owns."""
+    """Whether a zone is a host and not a zone of a cloud."""
     return zone.startswith(ZONE_PREFIX)
 
 
@@ -107,7 +107,7 @@ def record_object(zone: str) -> str:
 
 
 class RecordUnreadable(DocumentUnreadable):
-    """What the bucket keeps of a host is not what this version can read."""
+    """This version cannot read what the bucket has about a host."""
 
 
 class _Document(BaseModel):
@@ -126,16 +126,16 @@ class HostRun(_Document):
     """When it ended; then everything that it stored is in the bucket."""
     how: str = ""
     removed: bool = False
-    """Whether nothing of it is on the host any more."""
+    """Whether all its files are deleted on the host."""
 
 
 class HostRecord(_Document):
-    """What the bucket keeps of a host. Losing it costs a validation, and the sight of what is on the host now."""
+    """What the bucket has about a host. Without it the host is validated again, and the runs on it are not listed."""
 
     schema_: Annotated[int, Field(alias="schema")] = 1
     target: str
     python: Annotated[str, Field(pattern=PYTHON)] = ""
-    """It is run on the host: so nothing but an interpreter's path is taken from the bucket."""
+    """The client runs this on the host, so only the path of an interpreter is accepted from the bucket."""
     fingerprint: dict[str, str] = Field(default_factory=dict)
     validated_at: Moment | None = None
     torch: str = ""
@@ -148,26 +148,26 @@ class HostRecord(_Document):
         try:
             record = cls.model_validate(document(data))
             if parse_target(record.target).zone != zone:
-                raise ValueError("it tells of another host")
+                raise ValueError("it describes another host")
             if strange := [vm for vm, run in record.runs.items() if attempt_of(run.run_id, vm) is None]:
-                raise ValueError(f"{strange[0]} is no machine of its run")
+                raise ValueError(f"{strange[0]} is not a machine of its run")
         except (ValueError, ConfigError) as error:
             said = error.errors()[0] if isinstance(error, ValidationError) else None
             why = f"{'.'.join(map(str, said['loc']))}: {said['msg']}" if said is not None else str(error)
             raise RecordUnreadable(
                 f"{record_object(zone)} cannot be read: {words(why, 200)}",
-                hint="a newer version of bench may have written it; a record that is removed costs one validation, "
-                "and the sight of what is on that host now",
+                hint=f"if a newer version of bench wrote it, use that version; otherwise delete {record_object(zone)} "
+                "in the bucket: the host is then validated again, and runs that are on it now are not listed",
             ) from error
         return record
 
     def open_runs(self) -> dict[str, HostRun]:
-        """The runs that may still be there, or something of them."""
+        """The runs that may still be on the host, or may have files there."""
         return {vm: run for vm, run in self.runs.items() if not run.removed}
 
 
 def with_run(record: HostRecord, vm: str, run: HostRun, now: datetime) -> HostRecord:
-    """The record with one more run, or with what has become of one; without those that ended long ago."""
+    """The record with `run` added or replaced, and without runs that ended long ago."""
     kept = {
         name: old
         for name, old in record.runs.items()
@@ -177,7 +177,7 @@ def with_run(record: HostRecord, vm: str, run: HostRun, now: datetime) -> HostRe
 
 
 def fingerprint(probe: Mapping[str, Any]) -> dict[str, str]:
-    """What must stay as it is for a validation to stay valid. A GPU's serial number is in it as a hash only."""
+    """The facts that must not change while a validation is valid. It has a GPU's serial number only as a hash."""
     gpus = probe.get("gpus", ())
     return {
         "gpu": " ".join(str(gpu["uuid_sha256"])[:16] for gpu in gpus),
@@ -189,7 +189,7 @@ def fingerprint(probe: Mapping[str, Any]) -> dict[str, str]:
 
 
 def why_validate(record: HostRecord | None, now_is: Mapping[str, str], now: datetime) -> str:
-    """Why a host must be validated from scratch, for a person; empty when what is known of it still holds."""
+    """Why a host must be validated again, in words for the user; empty if its last validation is still valid."""
     if record is None or record.validated_at is None:
         return "it was never validated"
     changed = [key for key, value in now_is.items() if record.fingerprint.get(key) != value]
@@ -224,9 +224,13 @@ class Needs:
 
 
 def lacks(probe: Mapping[str, Any], needs: Needs, name: str) -> Lack | None:
-    """The first thing that the host `name` lacks, of what a look can tell; None when it will do."""
+    """The first thing that the host `name` lacks, as far as a probe can tell; None if it has everything."""
     if probe["platform"] != "linux":
-        return Lack("no_linux", f"{name} runs {probe['platform']}", "bench measures on Linux only")
+        return Lack(
+            "no_linux",
+            f"{name} runs {probe['platform']}",
+            "bench measures on Linux only: name a Linux machine with --host",
+        )
     version = str(probe["python"])
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
         return python_too_old(name, version)
@@ -238,13 +242,14 @@ def lacks(probe: Mapping[str, Any], needs: Needs, name: str) -> Lack | None:
         return Lack(
             "disk_full",
             f"{name} has {probe['free_gb']:.1f} GB free for {probe['cache']}, and a run needs {needs.min_free_gb:g} GB",
-            f"free some there (`df -h`, `du -sh {probe['cache']}`), or lower environment.min_free_gb",
+            f"free some space on {name} (`df -h`, `du -sh {probe['cache']}`), or lower the limit: "
+            "--set environment.min_free_gb=1",
         )
     if needs.cuda and not probe["gpus"]:
         return Lack(
             "no_cuda",
             f"{name} has no NVIDIA GPU that answers: {probe['no_gpu']}",
-            f"on {name}: nvidia-smi must list it; `--gpu cpu` measures the processor instead",
+            f"on {name}: nvidia-smi must list a GPU; --gpu cpu measures the processor instead",
         )
     if needs.compiler and not probe["compiler"]:
         return Lack(
@@ -260,19 +265,19 @@ def python_too_old(name: str, version: str) -> Lack:
     return Lack(
         "python_too_old",
         f"{name} has python {version}, and a run needs {least} or newer",
-        "--set host.python=/path/to/a/newer/python3 names another one there",
+        f"if {name} has a newer one, name it: --set host.python=/path/to/python3",
     )
 
 
 def lacks_packages(found: Mapping[str, Any], needs: Needs, name: str, python: str, torch: str) -> Lack | None:
-    """The same, of what only a validation can tell. Nothing is installed on a machine that is somebody's own."""
+    """As `lacks`, for what only a validation can tell. Nothing is installed on a machine that the user owns."""
     others = [str(one) for one in found.get("pythons", ())][:3]
     wanted = f"torch=={torch}" if torch else "torch"
     install = (
-        f"another python there has torch: --set {quote(f'host.python={others[0]}')}"
+        f"another python on {name} has torch, so name it: --set {quote(f'host.python={others[0]}')}"
         if others
         else f"on {name}: python3 -m venv ~/bench-venv && ~/bench-venv/bin/pip install {wanted} numpy; "
-        "then --set host.python=~/bench-venv/bin/python3"
+        "then launch with --set host.python=~/bench-venv/bin/python3"
     )
     if not found["torch"]:
         return Lack("torch_missing", f"{python} on {name} cannot import torch ({found['error']})", install)
@@ -291,8 +296,9 @@ def lacks_packages(found: Mapping[str, Any], needs: Needs, name: str, python: st
 
 
 def gpu_for(probe: Mapping[str, Any]) -> str:
-    """The configuration that suits a host when nobody named one: that of the most capable GPU in the catalog that can
-    do no more than the host's first; `cpu` without one. It decides what is measured; what is measured says who it is.
+    """The configuration for a host when nobody named one: that of the most capable GPU in the catalog whose compute
+    capability is not above that of the host's first GPU; `cpu` if the host has none. It decides only what is measured:
+    the rows name the device that was found there.
     """
     cards = probe["gpus"]
     return nearest(str(cards[0]["compute_capability"]) if cards else "").name

@@ -1,1 +1,1 @@
-"""The doctor: runs checks side by side and gathers their verdicts."""
+"""Runs the checks of `bench doctor` at the same time and collects their verdicts."""

@@ -1,4 +1,4 @@
-"""The checks of a machine that the user owns: plain commands first, then what a launch there asks, by its rules."""
+"""The checks of a machine that the user owns: plain commands first, then the same checks as before a launch there."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def host_tasks(
     asked: LaunchOptions,
     configured: Callable[[LaunchOptions], tuple[Config, str]],
 ) -> tuple[Task, ...]:
-    """What to look at on `host` for the run that was asked for; without a GPU or a configuration, for the one that
-    suits the host. `configured` loads a configuration."""
+    """The checks of `host` for the run in `asked`. If that has neither a GPU nor a configuration, they are for the
+    configuration that suits the host. `configured` loads a configuration."""
     plan = _Plan(host, shell, asked, configured)
     plain = tuple(
         Task(check, partial(_guarded, partial(_look, host, shell, made))) for check, made in on_host.HOST_CHECKS
@@ -41,7 +41,7 @@ def host_tasks(
 
 
 class _Plan:
-    """What a launch asks of the host; the second question needs the answer to the first."""
+    """What a launch checks on the host. `packaged` needs what `ready` found."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Makes many checks at once, each when what it needs is known, none longer than its limit."""
+"""Runs many checks at the same time: each as soon as the checks that it needs are done, and none beyond its limit."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from orchestrator.core.errors import BenchError
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A check, and what gathers its facts and judges them."""
+    """A check, and the function that collects its facts and judges them."""
 
     check: Check
     make: Callable[[], Verdict]
 
 
 def examine(tasks: Sequence[Task], report: Callable[[Result], None] = lambda _result: None) -> tuple[Result, ...]:
-    """Every result, in the order of `tasks`; each is reported as soon as it is there.
+    """The results in the order of `tasks`; `report` gets each one as soon as it is there.
 
-    A check that takes too long is left to itself: its thread ends with the program.
+    A check that takes too long is abandoned: its thread ends with the program.
     """
     done: dict[str, Result] = {}
     running: dict[str, tuple[Task, float]] = {}

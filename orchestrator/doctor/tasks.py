@@ -1,4 +1,4 @@
-"""Which checks a command line asks for, each with the thin edge that gathers its facts."""
+"""Which checks a command line asks for, each with the function that collects its facts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orchestrator.runs.planning import LaunchOptions
 
 
 class Session(Protocol):
-    """Asks a cloud, and changes nothing there."""
+    """Reads from a cloud, and changes nothing there."""
 
     def prove(self) -> Identity: ...
     def api(self) -> Api: ...
@@ -34,7 +34,7 @@ class Session(Protocol):
 
 
 class Computer(Protocol):
-    """This machine, as far as the checks ask about it (`adapters.this_machine`)."""
+    """What the checks ask about this machine (`adapters.this_machine`)."""
 
     def requirements(self) -> Sequence[str]: ...
     def installed(self, needed: Sequence[str]) -> Mapping[str, str]: ...
@@ -61,7 +61,7 @@ class Surroundings:
 
 
 class CloudExamination:
-    """What the checks of a cloud share: a session, what is looked at, and who is asking."""
+    """What the checks of a cloud share: a session, what is checked, and the login."""
 
     def __init__(
         self, session: Session, base: Callable[[], Subject], config: Config | None = None, gpus: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class CloudExamination:
         self._base = base
 
     def subject(self) -> Subject:
-        """What is looked at."""
+        """What is checked."""
         subject = replace(self._base(), who=self.who)
         if self.config is None:
             return subject
@@ -107,8 +107,8 @@ class CloudExamination:
         return check(self.session.nobody(), self.subject())
 
     def tasks(self) -> tuple[Task, ...]:
-        """The checks of the project; the embedded cloud is a project like any other. Which there are depends on no more
-        than is known without asking anybody."""
+        """The checks of the project; the embedded cloud is checked like any other project. The list needs no request to
+        the cloud."""
         images = (self.config.image_source,) if self.config else ()
         listed = checks.cloud_checks(Subject("", "", gpus=self.gpus or CATALOG, images=images))
         looks = {checks.CLOCK: self.look_as_nobody}

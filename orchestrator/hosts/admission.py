@@ -1,4 +1,4 @@
-"""Whether a machine of the user's own will do for a run: looked at each time, tried out when that is due."""
+"""Whether a host has what a run needs: it is probed before each run, and validated when that is due."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 from orchestrator.core.bundled.names import is_kernel
 from orchestrator.core.config.model import Config
-from orchestrator.core.errors import HostUnfit, NoCapacity
+from orchestrator.core.errors import HostUnfit
 from orchestrator.core.hosts import HostRecord, Lack, Needs, Target, fingerprint, lacks, lacks_packages, why_validate
+from orchestrator.hosts.answers import busy
 from orchestrator.hosts.cloud import HostCloud
 
 
 def needs_of(config: Config) -> Needs:
-    """What a run of `config` needs of a host."""
+    """What a run of `config` needs on a host."""
     cuda = config.gpu != "cpu"
     compiler = not cuda and any(map(is_kernel, config.measure.implementations))
     return Needs(cuda=cuda, compiler=compiler, min_free_gb=config.environment.min_free_gb)
@@ -26,20 +27,17 @@ def admit(
     config: Config,
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Lets a host take part, or raises why not: `HostUnfit` for what it lacks, `NoCapacity` while it measures for
-    another run. Validates it from scratch when that is due, and has the bucket remember."""
+    """Checks that a host can measure `config`. Validates it if that is due, and stores the result in the bucket. Raises
+    `HostUnfit` for what the host lacks, `NoCapacity` while it measures for another run."""
     needs, name, python = needs_of(config), target.called, config.host.python
     refuse(lacks(probe, needs, name))
     if probe["busy"]:
-        raise NoCapacity(
-            f"{target} measures for {probe['busy']}; two runs at once would disturb each other",
-            hint="`bench status` shows that run, and `bench stop` ends it; or wait",
-        )
+        raise busy(target, probe["busy"])
     now_is, now = fingerprint(probe), hosts.clock.now()
     record = hosts.record(target.zone)
     due = why_validate(record, now_is, now)
     if not due and record is not None and needs.cuda and "+cpu" in record.torch:
-        due = "a GPU was not asked of it before"
+        due = "its GPU was not validated before"
     if due:
         say(f"validating {target}: {due}")
         found = hosts.validate(target, python)

@@ -1,4 +1,4 @@
-"""What a host answers, judged: text made harmless, numbers of a size that time has, trouble as an error."""
+"""Checks what a host answers: control characters are removed, numbers must be plausible, trouble becomes an error."""
 
 from __future__ import annotations
 
@@ -10,36 +10,54 @@ from orchestrator.core.errors import BenchError, HostUnfit, NoCapacity, Unavaila
 from orchestrator.core.foreign import log_text, plain
 from orchestrator.core.hosts import Target
 
+LOOK: Final = "`bench doctor --host HOST` checks that machine"
+"""The hint for trouble with a host, if it is not known which host it is."""
 MOST: Final = 1e11
 """Above any time in seconds, and any size of a log."""
 
 
 def trouble(answer: Mapping[str, Any], target: Target) -> BenchError | None:
-    """What stood in the way of an operation, as an error; None when nothing did."""
-    kind, path, why = answer.get("trouble"), answer.get("path") or "", answer.get("message") or "it does not say why"
+    """The error that a host reported for an operation; None if it reported none."""
+    kind, path, why = answer.get("trouble"), answer.get("path") or "", answer.get("message") or "it gave no reason"
     at = f" ({path})" if path else ""
     if not kind:
         return None
     if kind == "measuring":
-        return NoCapacity(
-            f"{target} measures for {why}; two runs at once would disturb each other",
-            hint="`bench status` shows that run, and `bench stop` ends it; or wait",
-        )
+        return busy(target, why)
     if kind == "disk_full":
-        hint = f"free some space there: `df -h {path or '~'}`; the cache folder may be deleted when no run is on it"
+        hint = (
+            f"free some space on {target.called}: `df -h {path or '~'}` shows how much there is; the cache folder may "
+            "be deleted while no run is there"
+        )
         return HostUnfit(f"the disk of {target} is full: {why}{at}", hint=hint)
     if kind == "not_writable":
-        hint = f"on {target.called}: `ls -ld {path or '~/.cache'}`; set XDG_CACHE_HOME there to a folder that is yours"
-        return HostUnfit(f"{target} lets nothing be written: {why}{at}", hint=hint)
+        hint = (
+            f"on {target.called}: `ls -ld {path or '~/.cache'}` shows its owner; set XDG_CACHE_HOME there to a folder "
+            "that you may write to"
+        )
+        return HostUnfit(f"bench may not write on {target}: {why}{at}", hint=hint)
     if kind == "checksum":
-        return Unavailable(f"{target}: {why}{at}", hint="it is sent again")
-    return HostUnfit(f"{target}: {why}{at}", hint=f"{target.entry}look at it there")
+        return Unavailable(f"{target}: {why}{at}", hint="bench sends it again by itself")
+    return HostUnfit(f"{target}: {why}{at}", hint=look_at(target))
+
+
+def busy(target: Target, other: str) -> NoCapacity:
+    """The error for a host that measures `other` at the moment."""
+    return NoCapacity(
+        f"{target} is busy with {other}; two runs at once would disturb each other",
+        hint="wait until that run is over, or end it: `bench status` lists it, `bench stop RUN` ends it",
+    )
+
+
+def look_at(target: Target) -> str:
+    """The hint for trouble with a host."""
+    return LOOK.replace("HOST", str(target))
 
 
 def said(answer: object) -> dict[str, Any]:
-    """What a host answers, its text made harmless: of a log all lines, of all else one. Raises `HostUnfit`."""
+    """A host's answer without control characters: a log whole, one line of any other text. Raises `HostUnfit`."""
     if not isinstance(answer, Mapping):
-        raise HostUnfit("a host answers what no part of bench says", hint="`ssh` there and look at it")
+        raise HostUnfit("a host gave an answer that bench does not know", hint=LOOK)
     return {key: log_text(value) if key == "text" else plain(value) for key, value in answer.items()}
 
 
@@ -55,13 +73,13 @@ LOOKS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
     },
     "packages": {**dict.fromkeys(("torch", "cuda", "error", "compiles"), WORDS), "usable": (bool,), "pythons": (list,)},
 }
-"""What a look at a host must say, and of which kind: a launch and the doctor build their verdicts on it."""
+"""The keys that a probe and a validation of a host must have, with their types: a launch and the doctor read them."""
 CARD: Final = ("name", "uuid_sha256", "driver", "compute_capability")
 
 
 def looked(answer: object, look: str) -> dict[str, Any]:
-    """The answer of a look of `LOOKS`, made harmless as in `said`, with every key that is needed. Raises `HostUnfit`
-    where it lacks one, or has one of another kind: what answers there is not what was sent."""
+    """The answer to an operation of `LOOKS`, cleaned as in `said`, with every key that it must have. Raises `HostUnfit`
+    if a key is missing or has another type: then the programme there is not the one that was sent."""
     found = said(answer)
     odd = [key for key, kinds in LOOKS[look].items() if not isinstance(found.get(key), kinds)]
     if not odd and look == "probe":
@@ -72,18 +90,16 @@ def looked(answer: object, look: str) -> dict[str, Any]:
         odd += [] if all(isinstance(name, str) for name in found["missing"]) else ["missing"]
         odd += [] if 0 <= found["free_gb"] <= MOST else ["free_gb"]
     if odd:
-        raise HostUnfit(
-            f"a host answers what no part of bench says of itself: {', '.join(odd)}", hint="`ssh` there and look at it"
-        )
+        raise HostUnfit(f"a host gave an answer about itself that bench does not know: {', '.join(odd)}", hint=LOOK)
     return found
 
 
 def seconds(answer: Mapping[str, Any], key: str) -> float:
-    """A number that a host gives, of a size that time has. Raises `HostUnfit`."""
+    """A time in seconds, or the size of a log, from a host's answer. Raises `HostUnfit` if it is not plausible."""
     try:
         value = float(answer[key])
     except (KeyError, TypeError, ValueError, OverflowError):
         value = -1.0
     if not 0 <= value <= MOST:
-        raise HostUnfit(f"a host answers what no part of bench says: {key}", hint="`ssh` there and look at it")
+        raise HostUnfit(f"a host gave an answer that bench does not know: {key}", hint=LOOK)
     return value

@@ -1,8 +1,8 @@
-"""Machines of the user's own behind the `Cloud` port: a run on one is asked for, looked at and ended like any other.
+"""Machines that the user owns behind the `Cloud` port: a run there is started, observed and ended like any other.
 
-A host has no credentials for the bucket and need not reach it. What a run stores waits in a spool on the host; whoever
-looks at the run brings it home first, under the names that it has, so that a copy repeated changes nothing. A run is
-gone for this port only once everything of it is in the bucket and nothing of it is on the host any more.
+A host has no credentials for the bucket and need not reach it. What a run stores waits in a spool on the host. A client
+that looks at the run first copies the spool to the bucket, under the same names, so that copying twice changes nothing.
+For this port a run is gone only when all that it stored is in the bucket and none of its files is left on the host.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from orchestrator.core.market.machines import (
 )
 from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.core.naming import RUN_LABEL, cases_prefix
-from orchestrator.hosts.answers import looked, said, seconds, trouble
+from orchestrator.hosts.answers import busy, look_at, looked, said, seconds, trouble
 from orchestrator.hosts.homecoming import Home, bring_home
 from orchestrator.ports import Bucket, Clock, RemoteShell
 from orchestrator.store.hosts import update_host
 
 REFUSED: Final = "refused"
 ABSENT: Final = "absent"
-"""How a run ended that its host never began, and one that it knows nothing of."""
+"""How a run ended that its host never started, and one that the host does not know."""
 STOP_S: Final = 75.0
 """A steward ends its run within less (`startup/host/steward.py`)."""
 LATE: Final = timedelta(minutes=5)
-"""A host that is silent for so long after the deadline it enforces itself is taken to have ended the run."""
+"""A host enforces the deadline itself. If it is unreachable for so long after it, the run is taken to have ended."""
 DEAF_S: Final = 0.8
-"""A host that was just not to be reached is not tried again for so long: one command looks several times."""
+"""How long a host that was just unreachable is not tried again: one command looks at it several times."""
 
 
 @dataclass
 class HostCloud:
-    """The `Cloud` of machines that are somebody's own. Zones are those of `core.hosts.Target`."""
+    """The `Cloud` of machines that the user owns. Zones are those of `core.hosts.Target`."""
 
     bucket: Bucket
     clock: Clock
@@ -66,7 +66,7 @@ class HostCloud:
     _deaf: dict[str, tuple[datetime, Unavailable]] = field(default_factory=dict)
     _home: Home = field(default_factory=dict)
     odd: dict[str, str] = field(default_factory=dict)
-    """By object or host: what could not be read, or was refused, in words for a person. Nothing stops for it."""
+    """By object or host: what could not be read or was refused, in words for the user. It stops nothing."""
 
     # --- the Cloud port ---
 
@@ -98,14 +98,14 @@ class HostCloud:
     def _start(
         self, target: Target, python: str, request: InstanceRequest, run: HostRun, payload: Mapping[str, str]
     ) -> Accepted | Refusal:
-        """Raises `HostUnfit` where something of the run may have begun: trouble, or an answer that says nothing."""
+        """Raises `HostUnfit` if the run may have started all the same: for trouble, or an answer that is unreadable."""
         answer = self._ask(target, "start", {"run": self._told(request, run, payload)}, python=python)
         if answer.get("trouble") == "busy":
             never = {"ended_at": run.created_at, "how": REFUSED, "removed": True}
             self._record(target, python, request.name, run.model_copy(update=never))
             other = answer.get("message") or "another run"
-            message = f"{target} measures for {other}; two runs at once would disturb each other"
-            return Refusal(code="HOST_BUSY", message=message, scope="zone", hint=f"`bench status` shows {target}")
+            full = busy(target, str(other))
+            return Refusal(code="HOST_BUSY", message=str(full), scope="zone", hint=full.hint)
         if (error := trouble(answer, target)) is not None:
             raise error
         instance = self._instance(request.zone, request.name, run, answer)
@@ -123,13 +123,16 @@ class HostCloud:
         until = self.clock.now() + timedelta(seconds=STOP_S)
         while answer.get("exists") and answer.get("status") != "gone":
             if self.clock.now() > until:
-                raise Unavailable(f"{name} on {target} does not end", hint=f"{target.entry}it ends by its deadline")
+                raise Unavailable(
+                    f"{name} on {target} did not end within {STOP_S:g} s",
+                    hint="`bench reap` ends it; at the latest it ends by itself at its deadline",
+                )
             self.clock.sleep(0.5)
             answer = self._state(target, "state", name)
         self._settle(record, name, run, answer)
 
     def instance(self, zone: str, name: str) -> Instance | None:
-        """The run's machine, after what it has stored so far was brought home; None once nothing of it is there."""
+        """The run's machine, after copying what it has stored so far to the bucket; None once it is gone."""
         record = self.record(zone)
         run = record.runs.get(name) if record is not None else None
         if record is None or run is None or run.removed:
@@ -142,7 +145,7 @@ class HostCloud:
             answer = self._state(target, "state", name)
         except Unavailable:
             if self.clock.now() > run.deadline_at + LATE:
-                return None  # it ended by itself; what it stored is brought home when it is seen again
+                return None  # it ended by itself; what it stored is copied when the host is reachable again
             raise
         if answer.get("exists") and answer.get("status") != "gone":
             self._bring_home(target, run, answer)
@@ -151,7 +154,7 @@ class HostCloud:
         return None
 
     def instances(self) -> tuple[Instance, ...]:
-        """Every run that may be on a host. One that cannot be asked is listed as the bucket knows it."""
+        """Every run that may be on a host. If a host cannot be asked, its runs are listed as the bucket knows them."""
         found = []
         for zone, name, run in self._open_runs():
             try:
@@ -193,20 +196,20 @@ class HostCloud:
     # --- what only hosts have ---
 
     def record(self, zone: str) -> HostRecord | None:
-        """What the bucket keeps of a host; None for one that it does not know. Raises `RecordUnreadable`."""
+        """What the bucket has about a host; None if it has nothing. Raises `RecordUnreadable`."""
         blob = self.bucket.read(record_object(zone))
         return HostRecord.parse(zone, blob.data) if blob is not None else None
 
     def probe(self, target: Target, python: str = "") -> Mapping[str, Any]:
-        """What the host is and has, now. Raises what `RemoteShell` raises."""
+        """What the host reports about itself now. Raises what `RemoteShell` raises."""
         return looked(self._checked(target, "probe", {}, python=python), "probe")
 
     def validate(self, target: Target, python: str = "") -> Mapping[str, Any]:
-        """What only trying can tell: torch is imported, a program is built, the cache folder is written to."""
+        """Tries what a run needs: imports torch, builds a program, writes to the cache folder."""
         return looked(self._checked(target, "validate", {}, python=python, timeout_s=300), "packages")
 
     def remember(self, target: Target, change: Callable[[HostRecord], HostRecord]) -> None:
-        """Changes what the bucket keeps of a host, by compare-and-swap."""
+        """Changes what the bucket has about a host, by compare-and-swap."""
         update_host(self.bucket, self.clock, target, change)
 
     def bring_home(self, run_id: str) -> None:
@@ -266,27 +269,30 @@ class HostCloud:
         return answer
 
     def _state(self, target: Target, operation: str, name: str) -> Mapping[str, Any]:
-        """What the host says of a run. Nothing but its clear word that it knows of none means that there is none, and
-        that it is over counts only with a list of what it stored. Raises `HostUnfit` for trouble and for nonsense."""
+        """What the host says about a run. Only the answer `exists: false` means that there is no such run, and a run is
+        over only if the answer lists what it stored. Raises `HostUnfit` for trouble and for any other answer."""
         answer = self._checked(target, operation, {"vm": name})
         there = answer.get("exists")
         whole = operation == "forget" or (
             isinstance(answer.get("files"), list) and answer.get("status", "running") in ("running", "gone")
         )
         if not isinstance(there, bool) or (there and not whole):
-            raise HostUnfit(f"{target} does not say what became of {name}", hint=f"{target.entry}look at it there")
+            raise HostUnfit(f"{target} does not say whether {name} is still there", hint=look_at(target))
         if odd := answer.get("odd"):
-            self.odd[name] = f"{odd}, on {target}; what {name} stored comes home all the same"
+            self.odd[name] = f"{odd}, on {target}; what {name} stored is copied to the bucket all the same"
         return answer
 
     def _ship(self, target: Target, python: str, name: str, payload: Mapping[str, str]) -> None:
-        """Has the payload on the host. It is sent once, whole, and counts only when its sha256 is right."""
+        """Sends the payload to the host unless it is there. The host accepts it only if its sha256 is right."""
         about: dict[str, Any] = {"vm": name, "sha256": payload["sha256"], "size": 0}
         if self._checked(target, "prepare", about, python=python)["present"]:
             return
         blob = self.bucket.read(payload["object"])
         if blob is None:
-            raise NotFound(f"there is no {payload['object']} in the bucket", hint="launch again")
+            raise NotFound(
+                f"there is no {payload['object']} in the bucket",
+                hint=f"a new launch uploads it again: `bench launch --host {target}` with the options of this run",
+            )
         about["size"] = len(blob.data)
         place = self._checked(target, "prepare", about, python=python)
         if not place["present"]:
@@ -294,23 +300,23 @@ class HostCloud:
             self._checked(target, "accept", {**about, "incoming": place["incoming"]}, python=python)
 
     def _bring_home_earlier(self, zone: str, run_id: str, but: str) -> None:
-        """What earlier attempts of a run have left on its host, which may have come back after it was given up: what is
-        in the bucket is not measured again."""
+        """Copies to the bucket what earlier attempts of a run have left on its host. The host may be reachable again
+        after it was given up, and what is in the bucket is not measured again."""
         record = self.record(zone)
         for name, earlier in (record.open_runs() if record is not None else {}).items():
             if earlier.run_id == run_id and name != but:
                 self.instance(zone, name)
 
     def _end_what_may_have_begun(self, request: InstanceRequest) -> None:
-        """After trouble with the start of a run. Where the host does not say that nothing of it is there, the bucket
-        goes on knowing of it, and `bench reap` lists it."""
+        """Ends a run whose start failed. Unless the host confirms that nothing is left there, the bucket keeps its
+        entry, and `bench reap` lists it."""
         try:
             self.delete(request.zone, request.name, request.request_id)
         except BenchError as exc:
             self.odd[request.name] = f"{request.name} may still be on its host: {exc}"
 
     def _told(self, request: InstanceRequest, run: HostRun, payload: Mapping[str, str]) -> dict[str, Any]:
-        """What the host is told of a run: what a VM finds in its metadata, and what the bucket has of it already."""
+        """What the host is told about a run: what a VM finds in its metadata, and the cases that the bucket has."""
         metadata = {key: value for key, value in request.metadata.items() if key not in (HOST_KEY, "bench-endpoints")}
         return {
             "vm": request.name,
@@ -334,7 +340,7 @@ class HostCloud:
 
     def _instance(self, zone: str, name: str, run: HostRun, answer: Mapping[str, Any]) -> Instance:
         started = self._at(answer, "started_at") or run.created_at
-        # Its own word on its deadline, if its record of it is whole, but never much later than what it was told.
+        # The deadline that the host reports, if it has one, but never much later than what it was told.
         told = seconds(answer, "deadline_s")
         deadline = min(started + timedelta(seconds=told), run.deadline_at + LATE) if told else run.deadline_at
         return Instance(
@@ -342,7 +348,7 @@ class HostCloud:
         )
 
     def _at(self, answer: Mapping[str, Any], key: str) -> datetime | None:
-        """A moment of the host's, on our clock: theirs may be off, but how long ago it was is not."""
+        """A time that the host reports, on our clock: the host's clock may be wrong, but its time differences count."""
         if answer.get(key) is None:
             return None
         return self.clock.now() - timedelta(seconds=max(seconds(answer, "now") - seconds(answer, key), 0.0))
@@ -354,8 +360,8 @@ class HostCloud:
         )
 
     def _ended(self, run: HostRun) -> tuple[Operation, ...]:
-        """What a cloud's log would say of it: that it began, and when it ended, where it was not lost. Nothing of one
-        that the host knows nothing of."""
+        """What a cloud's log would say about it: that it began and, unless it was lost, when it ended. Empty for a run
+        that the host does not know."""
         if run.ended_at is None or run.how == ABSENT:
             return ()
         ended = max(run.ended_at, run.deadline_at) if run.how == "deadline" else run.ended_at
@@ -364,26 +370,28 @@ class HostCloud:
         return (end,) if run.how == REFUSED else (began,) if run.how == "lost" else (began, end)
 
     def _bring_home(self, target: Target, run: HostRun, answer: Mapping[str, Any]) -> None:
-        """Copies what is new in the spool, as far as it is the run's own."""
+        """Copies what is new in the spool, if the run may store it."""
         refused = bring_home(self.bucket, self._shell(target), run.run_id, answer, self._home)
         if refused:
             more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-            self.odd[str(target)] = f"{target} offers what is not its to store: {refused[0]}{more}"
+            self.odd[str(target)] = (
+                f"{target} has files in its spool that its run may not store; they were not copied: {refused[0]}{more}"
+            )
 
     def _settle(self, record: HostRecord, name: str, run: HostRun, answer: Mapping[str, Any]) -> None:
-        """The run is over on the host: everything home, then a note of its end, then nothing of it there any more."""
+        """For a run that is over on its host: copies its files, records its end, then deletes its files there."""
         target = parse_target(record.target)
         if answer.get("exists"):
             self._bring_home(target, run, answer)
         ended = self._at(answer, "ended_at") or self.clock.now()
         how = str(answer.get("ended_by") or "lost") if answer["exists"] else ABSENT
         over = run.model_copy(update={"ended_at": max(ended, run.created_at), "how": how})
-        # Before it is removed there the bucket has all that is to be said of it: a client may die in between.
+        # The bucket has everything about the run before it is removed there: a client may die in between.
         self._record(target, record.python, name, over)
         self._remove(target, record, name, over)
 
     def _remove(self, target: Target, record: HostRecord, name: str, run: HostRun) -> None:
-        """Removes what is left of a run that is over. A host that is out of reach is asked again another time."""
+        """Removes what is left of a run that is over. If the host is unreachable, a later command tries again."""
         try:
             if self._state(target, "forget", name)["exists"]:
                 return

@@ -1,4 +1,4 @@
-"""Bringing home what waits in a host's spool: into the bucket, with the client's rights, and only what is due."""
+"""Copies what waits in a host's spool to the bucket, with the client's rights: only what the run may store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from orchestrator.ports import Bucket, RemoteShell
 CONTENT_TYPES: Final = {".csv": "text/csv", ".json": "application/json", ".txt": "text/plain"}
 
 Home = dict[str, tuple[int, int]]
-"""What of each object is in the bucket already, by our own doing: size and time of change on the host."""
+"""The objects that this client has copied to the bucket: each one's size and time of change on the host."""
 
 
 def bring_home(bucket: Bucket, shell: RemoteShell, run_id: str, answer: Mapping[str, Any], home: Home) -> list[str]:
-    """Copies what is new in the spool of a run: cases before the events that tell of them. Gives in words what of it
-    was refused, and why."""
+    """Copies what is new in the spool of a run: cases before the events that mention them. Returns what was refused,
+    each with the reason, in words for the user."""
     files = answer.get("files")
     found = sort(run_id, files if isinstance(files, list) else ())
     refused = list(found.refused)

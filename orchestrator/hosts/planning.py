@@ -1,4 +1,4 @@
-"""Plans for the machine that `--host` names: it is looked at and, when that is due, validated first."""
+"""Plans for the machine that `--host` names: it is probed first and, if that is due, validated."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from orchestrator.runs.planning import LaunchOptions, plan_with_open_holds_settl
 
 
 def target_of(texts: Sequence[str], machine: str) -> Target:
-    """The host that was named; `local` is `machine`. Raises `ConfigError` for several: a run is on one machine."""
+    """The host in `texts`; `local` is `machine`. Raises `ConfigError` for several: a run is on one machine."""
     targets = tuple(parse_target(text, machine) for text in texts)
     if len(targets) > 1:
         named = " ".join(f"--host {one}" for one in texts)
         raise ConfigError(
             f"a run is measured on one machine, and {len(targets)} are named",
             hint=f"`bench fleet launch --engine hosts {named} --gpu GPU --cases-per-child 12` divides the cases "
-            "between them",
+            "among them",
         )
     return targets[0]
 
 
 def with_gpu_of_host(options: LaunchOptions, hosts: HostCloud) -> LaunchOptions:
-    """The same options; where only hosts were named, with the GPU of the one that is there."""
+    """The same options. If they name only a host, the GPU that it has is added."""
     if not options.hosts or options.gpu or options.path is not None:
         return options
     target = target_of(options.hosts, hosts.machine)
@@ -48,13 +48,13 @@ def python_of(options: LaunchOptions) -> str:
 def plan_for_hosts(
     world: World, hosts: HostCloud, config: Config, name: str, *, say: Callable[[str], None]
 ) -> LaunchPlan:
-    """The plan for the host of `config`, which is looked at and, when that is due, validated. Nothing is left there but
-    the cache folder. Raises `ConfigError`, `HostUnfit`, `NoCapacity`, `Unavailable`, `PermissionDenied`,
+    """The plan for the host of `config`, which is probed and, if that is due, validated. Only the cache folder stays
+    there. Raises `ConfigError`, `HostUnfit`, `NoCapacity`, `Unavailable`, `PermissionDenied`,
     `BudgetExceeded`."""
     if config.machine.container:
         raise ConfigError(
-            "machine.container is for rented machines: a host's own containers are its owner's",
-            hint="leave it out, or run bench inside the container with --host local",
+            "machine.container is for rented machines only: bench starts no containers on a host",
+            hint="remove machine.container, or run bench inside the container with --host local",
         )
     target = target_of(config.host.targets, hosts.machine)
     probe = hosts.probe(target, config.host.python)

@@ -1,4 +1,4 @@
-"""Rented machines and the user's own, behind one port: a zone tells which."""
+"""Rented machines and hosts behind one port: the zone tells which it is."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from orchestrator.ports import Cloud, Market
 
 @dataclass
 class ZoneRouter:
-    """Rented machines and the user's own as one `Cloud`: a zone tells which. Google's client is made when needed."""
+    """Rented machines and hosts as one `Cloud`: the zone tells which it is. Google's client is made when needed."""
 
     rented: Callable[[], Cloud]
     hosts: HostCloud
     market: Callable[[], Market]
-    """What answers what a plan asks, without the client that makes machines."""
+    """Answers the questions of a plan, without the client that makes machines."""
 
     def _of(self, zone: str) -> Cloud:
         return self.hosts if is_host(zone) else self.rented()

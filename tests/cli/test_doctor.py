@@ -167,7 +167,7 @@ def test_spot_machines_come_out_of_the_other_quota_where_they_have_none_and_are_
     clinic: Bench,
 ) -> None:
     no_spot = {"fault": "quota_limit", "metric": "PREEMPTIBLE_NVIDIA_L4_GPUS"}
-    assert "out of the on-demand quota" in look(clinic, no_spot)["quota.l4"]["why"]
+    assert "use the on-demand quota" in look(clinic, no_spot)["quota.l4"]["why"]
     found = look(clinic, no_spot, {"fault": "quota_limit", "metric": "NVIDIA_L4_GPUS"})["quota.l4"]
     assert found["level"] == "fail"
     assert "--quota-id=PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region --dimensions=region=us-central1" in found["remedy"]
@@ -209,9 +209,9 @@ def test_the_exit_code_is_of_the_class_of_what_failed_first(clinic: Bench, fault
 def test_what_hangs_on_a_failed_check_is_skipped_and_says_so(clinic: Bench) -> None:
     found = look(clinic, {"fault": "project_missing"})
     assert found["apis"]["level"] == "skipped"
-    assert found["quota.l4"]["why"] == "because of: project", "what is at the bottom of it is named"
+    assert found["quota.l4"]["why"] == "not checked, because this failed: project", "it names the first that failed"
     out = clinic("doctor", "--gpu", "l4", *ACCOUNT, code=6).out
-    assert "because of: project (billing, APIs, permissions" in " ".join(out.split())
+    assert "not checked, because this failed: project (billing, APIs, permissions" in " ".join(out.split())
 
 
 def test_the_page_fits_on_a_screen_and_leads_from_a_fault_to_a_command(clinic: Bench) -> None:

@@ -87,7 +87,7 @@ def test_a_page_ends_with_the_code_of_the_first_failure_and_each_fix_once() -> N
     assert skipped(by_name, ("a", "b")) is None
     reason = skipped(by_name, ("a", "c"))
     assert reason is not None
-    assert reason.why == "because of: C"
+    assert reason.why == "not checked, because this failed: C"
     assert "10 s" in too_slow(listed[0].check).why
     assert "odd" in crashed("odd").why
 
@@ -380,7 +380,7 @@ def test_this_machines_python_and_libraries_are_new_enough_or_named() -> None:
     assert here.python((3, 10, 9)).level is Level.FAIL
     needed = ("typer>=0.20", "rich[all]>=13.9", "torch==2; extra == 'cpu'", "plain", ">=1")
     there = {"typer": "0.21rc1", "rich": "13.10", "plain": "odd"}
-    assert here.libraries(needed, there).why == "3 libraries, all there and new enough"
+    assert here.libraries(needed, there).why == "3 libraries, all installed and new enough"
     assert here.libraries(needed, there | {"rich": "13.8"}).remedy == "pip install --upgrade rich"
     assert here.libraries(needed, {"rich": "1"}).remedy == "pip install --upgrade typer plain rich"
     assert here.release("odd") == ()

@@ -66,5 +66,5 @@ def test_what_a_validation_says_is_judged_or_called_odd_whatever_it_is(key: str,
 
 @pytest.mark.parametrize("answer", [None, [], "yes", 3, {}])
 def test_what_is_no_look_at_all_is_called_odd(answer: object) -> None:
-    with pytest.raises(HostUnfit, match="answers what no part of bench says"):
+    with pytest.raises(HostUnfit, match="that bench does not know"):
         looked(answer, "probe")

@@ -246,7 +246,7 @@ def test_two_clients_cannot_measure_on_one_host_at_once(bench: Bench, host: Sshd
     go_on = held_at(root_of(paced), "case 1")["case 1"]
     first = launch(bench, paced, "--detach")
     refused = bench("launch", "--host", "box", *paced, code=4)
-    assert f"box measures for bench-{first['run_id']}-1" in refused.err
+    assert f"box is busy with bench-{first['run_id']}-1" in refused.err
     bench("stop", first["run_id"])
     go_on.touch()
     assert launch(bench, paced)["state"] == "succeeded"

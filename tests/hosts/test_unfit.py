@@ -118,7 +118,7 @@ def test_a_disk_that_fills_up_while_the_payload_is_sent_is_told_and_nothing_is_l
 def test_a_cache_folder_that_cannot_be_made_is_named(bench: Bench, host: Sshd, paced: tuple[str, ...]) -> None:
     (host.home / ".cache").write_text("a file in the way")
     said = refused(bench, paced)
-    assert "box lets nothing be written: Not a directory" in said
+    assert "bench may not write on box: Not a directory" in said
     assert "XDG_CACHE_HOME" in said
 
 
@@ -133,7 +133,7 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_not_replaced_by_a_processor(
 @pytest.mark.parametrize("text", ["", "@box", "box:", "box:0", "box:70000", "-oProxyCommand=x", "a b", "[::1"])
 def test_what_names_no_host_is_refused_before_anything_is_started(bench: Bench, text: str) -> None:
     said = bench("launch", "--host", text, "--gpu", "cpu", code=2).err
-    assert ("names no host" if text else "--host is empty") in said
+    assert ("is not a host" if text else "--host is empty") in said
 
 
 def test_a_host_that_changed_is_validated_again_and_what_was_built_on_it_is_thrown_away(

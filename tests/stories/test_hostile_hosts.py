@@ -86,7 +86,7 @@ def test_a_damaged_record_on_a_host_is_named_and_ends_no_run_that_goes_on() -> N
     assert found is not None
     assert found.deadline_at == NOW + timedelta(hours=1)
     assert cloud.bucket.read(good) is not None
-    assert cloud.odd == {VM: f"{said}, on me@box; what {VM} stored comes home all the same"}
+    assert cloud.odd == {VM: f"{said}, on me@box; what {VM} stored is copied to the bucket all the same"}
 
 
 FORGED = forged_names(RUN, OTHER, VM)
@@ -101,7 +101,7 @@ def test_a_host_stores_nothing_but_what_is_its_runs_own(name: str) -> None:
     assert cloud.instance(BOX.zone, VM) is not None
     assert {entry.name for entry in cloud.bucket.list("")} - before == {good, EVENT}
     (said,) = cloud.odd.values()
-    assert said.startswith("me@box offers what is not its to store: ")
+    assert said.startswith("me@box has files in its spool that its run may not store; they were not copied: ")
     assert "\n" not in said
     assert "\x1b" not in said
 

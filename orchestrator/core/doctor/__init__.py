@@ -1,1 +1,1 @@
-"""What can be known before a cent is spent: checks as data, each with its judgement and the command that mends it."""
+"""Checks that cost nothing: each is data, with a function that judges it and the command that repairs it."""

@@ -1,4 +1,4 @@
-"""The bucket: where it lies, how it is kept, and whether this account can use it."""
+"""The bucket: its location, its settings, and whether this account can use it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def bucket(api: Api, subject: Subject) -> Verdict:
     name = subject.bucket
     if not name:
         remedy = f"bench init --project {subject.project}"
-        return bad("no bucket is named: runs, results and the ledger would have no place", remedy)
+        return bad("no bucket is set; bench stores runs, results and the ledger in one", remedy)
     answer = api.ask(Request("storage", "GET", f"/storage/v1/b/{name}", {"projection": "noAcl"}))
     if answer.status == 404:
         step = MakeBucket(subject.project, name, subject.regions[0])
@@ -27,16 +27,16 @@ def bucket(api: Api, subject: Subject) -> Verdict:
     location = str(answer.document.get("location", ""))
     here = near(location, subject.every_zone)
     if not here:
-        far = f"gs://{name} lies in {location}, in none of the regions where machines are asked for"
+        far = f"gs://{name} is in {location}, which is none of the regions where machines are requested"
         if continent(location) not in {continent(region) for region in subject.regions}:
-            far += ", nor on their continent"
+            far += " and not on their continent"
         other = f"{name}-{subject.regions[0]}"
         command = f"bench init --project {subject.project} --bucket {other} --location {subject.regions[0]}"
-        return doubt(f"{far}: every case is sent there, and paid for", command)
+        return doubt(f"{far}; Google charges for the traffic of every case that is uploaded", command)
     mend = bucket_steps(subject.project, name, location.lower(), answer.document)
     if mend:
-        return doubt(f"gs://{name} in {location} is not kept as it should be: {describe(mend[0])}", "", *mend)
-    return fine(f"gs://{name} in {location}, uniform access, never public, old payloads deleted")
+        return doubt(f"gs://{name} in {location} needs other settings: {describe(mend[0])}", "", *mend)
+    return fine(f"gs://{name} in {location}, with uniform access, no public access, and old payloads deleted")
 
 
 def rights(api: Api, subject: Subject) -> Verdict:

@@ -1,4 +1,4 @@
-"""What the project may have: quotas of each GPU, the limit on all of them together, and the images."""
+"""What the project may request: the quotas of each GPU, the limit on all GPUs together, and the images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def all_gpus(api: Api, subject: Subject) -> Verdict:
         return refused(answer, subject.project, COMPUTE, subject.set_up)
     found = next((quota for quota in _quotas(answer.document, "") if quota.metric == ALL_REGIONS), None)
     if found is None:
-        return doubt(f"the project lists no {ALL_REGIONS}", QUOTA_PAGE)
+        return doubt(f"the project lists no quota {ALL_REGIONS}", QUOTA_PAGE)
     if found.limit - found.usage < 1:
         text = f"{ALL_REGIONS} is {found.limit:g}, {found.usage:g} in use: no GPU can be started anywhere"
         return bad(text, _ask_for(subject, ALL_REGIONS, ""))
@@ -50,7 +50,9 @@ def of_gpu(gpu: Gpu) -> Callable[[Api, Subject], Verdict]:
         if spot:
             more = f", on demand in {len(standard)}" if standard else ""
             lent = sum(room.lent for room in spot)
-            out_of = f"; in {lent} out of the on-demand quota, as none was granted for spot" if lent else ""
+            out_of = (
+                f"; in {lent} spot machines use the on-demand quota, because no spot quota was granted" if lent else ""
+            )
             return fine(f"spot in {len(spot)} of {count(len(rooms), 'region')} ({_some(spot)}){more}{out_of}")
         wish = _ask_for(subject, gpu.quota_preemptible, regions[0])
         if standard:
@@ -139,15 +141,15 @@ def of_image(project: str, family: str) -> Callable[[Api, Subject], Verdict]:
         successor = next((str(one["replacement"]) for one in deprecated if "replacement" in one), "").rpartition("/")[2]
         new = successor or closest(family, fresh) or ""
         what = (
-            f"is {str(deprecated[0].get('state', 'DEPRECATED')).lower()}" if deprecated else "is gone, or was renamed"
+            f"is {str(deprecated[0].get('state', 'DEPRECATED')).lower()}" if deprecated else "does not exist any more"
         )
         if new:
             return bad(
-                f"the family {family} {what}; nearest: {new}",
+                f"the image family {family} {what}; the nearest one is {new}",
                 f"bench plan --gpu {_gpu(subject, project, family)} --set machine.image_family={new}",
             )
         return bad(
-            f"the family {family} {what}", f"gcloud compute images list --project={project} --no-standard-images"
+            f"the image family {family} {what}", f"gcloud compute images list --project={project} --no-standard-images"
         )
 
     return image
@@ -162,7 +164,7 @@ def _current(answer: Answer, family: str) -> Verdict:
     name, status = str(answer.document.get("name", "")), answer.document.get("deprecated", {})
     ends = status.get("deprecated") or status.get("obsolete")
     if ends:
-        return doubt(f"{family} ({name}) is to be retired at {ends}", "gcloud compute images list --no-standard-images")
+        return doubt(f"{family} ({name}) will be retired at {ends}", "gcloud compute images list --no-standard-images")
     return fine(f"{family} is {name}")
 
 

@@ -14,7 +14,7 @@ CloudCheck = Callable[[Api, Subject], Verdict]
 
 CREDENTIALS: Final = Check("credentials", "credentials", "gce")
 CLOCK: Final = "clock"
-"""The one check that needs no credentials: a wrong clock is why they may not be taken."""
+"""The only check that needs no credentials: Google can refuse credentials because of a wrong clock."""
 _PROJECT: Final = ("credentials", "project")
 _CLOUD: Final[tuple[tuple[Check, CloudCheck], ...]] = (
     (Check(CLOCK, "clock", "gce"), project.clock),

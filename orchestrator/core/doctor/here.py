@@ -42,7 +42,7 @@ def libraries(requirements: Sequence[str], installed: Mapping[str, str]) -> Verd
         return bad(f"not installed: {', '.join(absent)}", again)
     if old:
         return bad(f"too old: {', '.join(old)}", again)
-    return fine(f"{len(wanted)} libraries, all there and new enough")
+    return fine(f"{len(wanted)} libraries, all installed and new enough")
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -61,8 +61,8 @@ def home(path: str, trouble: str, free_bytes: int) -> Verdict:
 
 
 def documents(troubles: Sequence[tuple[str, str]], read: int) -> Verdict:
-    """Every configuration, bundled ones by their GPU: (name, what is wrong with it). What the settings put in the place
-    of a bundled value is judged with it."""
+    """`troubles` has (name, what is wrong) of each configuration that cannot be read; a bundled one is named after its
+    GPU. Values that the user's settings replace in a bundled configuration are judged with it."""
     if troubles:
         name, what = troubles[0]
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
@@ -74,11 +74,11 @@ def documents(troubles: Sequence[tuple[str, str]], read: int) -> Verdict:
 def prices(as_of: date, today: date) -> Verdict:
     age = (today - as_of).days
     if age < 0:
-        return doubt(f"the price table is dated {as_of}, which is to come", "bench prices")
+        return doubt(f"the price table is dated {as_of}, which is in the future", "bench prices")
     if age > STALE_DAYS:
-        why = f"the price table is of {as_of}, {count(age, 'day')} old; spot prices move every month, so more is held"
+        why = f"the price table is from {as_of}, {count(age, 'day')} old; spot prices change monthly, so more is held"
         return doubt(why, "bench prices --refresh")
-    return fine(f"of {as_of}, {count(age, 'day')} old; run costs are held at these prices")
+    return fine(f"from {as_of}, {count(age, 'day')} old; bench computes the holds of runs with them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ def embedded(found: Embedded) -> Verdict:
             return doubt(found.detail, "bench cloud stop")
         case _:
             return doubt(
-                f"it left its address and does not answer{found.detail}", "bench cloud stop; bench cloud start"
+                f"it does not answer at the address that it wrote down{found.detail}",
+                "bench cloud stop; bench cloud start",
             )
 
 
@@ -113,7 +114,7 @@ def compiler(path: str, uses: bool) -> Verdict:
         return fine(path)
     if uses:
         return bad("no C++ compiler: runs in the embedded cloud cannot build the kernel", "sudo apt-get install g++")
-    return fine("none, and none is needed: machines in the cloud bring their own")
+    return fine("not installed and not needed: machines in the cloud have their own")
 
 
 def torch(version: str, uses: bool) -> Verdict:
@@ -122,6 +123,7 @@ def torch(version: str, uses: bool) -> Verdict:
         return fine(f"torch {version}")
     if uses:
         return doubt(
-            "no torch in this Python: runs in the embedded cloud have nothing to compare with", "pip install torch"
+            "this Python has no torch: runs in the embedded cloud cannot measure PyTorch to compare with it",
+            "pip install torch",
         )
-    return fine("none, and none is needed: machines in the cloud bring their own")
+    return fine("not installed and not needed: machines in the cloud have their own")

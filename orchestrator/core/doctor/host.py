@@ -1,6 +1,6 @@
-"""A machine that the user owns: what it has of what a run needs, asked by plain commands over a shell.
+"""A machine that the user owns: whether it has what a run needs. Plain commands over a shell find that out.
 
-Nothing that is asked changes the machine.
+None of the commands changes the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HostCheck = Callable[[Run, Target], Verdict]
 
 
 def reachable(run: Run, host: Target) -> Verdict:
-    """A shell answers, and has what the bootstrap is written in."""
+    """A shell answers, and has the tools that the bootstrap uses."""
     ran = run("for tool in bash curl tar setsid; do command -v $tool; done; true")
     if ran.code != 0:
         return bad(f"no shell answers: {ran.first or f'exit {ran.code}'}", on(host, "true").replace("ssh", "ssh -v", 1))
@@ -59,7 +59,9 @@ def gpu(run: Run, host: Target) -> Verdict:
         return fine(f"{found[0]}{many}")
     card = run("lspci 2>/dev/null | grep -i nvidia || true")
     if card.out.strip():
-        return bad(f"there is a card and no driver that answers: {ran.first}", on(host, "sudo ubuntu-drivers install"))
+        return bad(
+            f"there is an NVIDIA card, but no driver answers: {ran.first}", on(host, "sudo ubuntu-drivers install")
+        )
     return doubt("no NVIDIA GPU: only the CPU kernel can be measured there", on(host, "lspci | grep -i nvidia"))
 
 
@@ -71,25 +73,27 @@ def driver(run: Run, host: Target) -> Verdict:
     branch = (release(version) or (0,))[0]
     newer = on(host, "sudo ubuntu-drivers install")
     if branch < OLDEST_DRIVER:
-        return bad(f"driver {version} is older than any PyTorch that could be used ({OLDEST_DRIVER})", newer)
+        return bad(
+            f"driver {version} is too old for every PyTorch that bench installs; {OLDEST_DRIVER} is the oldest", newer
+        )
     if branch < NEWEST_DRIVER:
         return doubt(f"driver {version}: an older PyTorch will be used; the newest needs {NEWEST_DRIVER}", newer)
     return fine(f"driver {version}")
 
 
 def ready(probe: Mapping[str, Any], needs: Needs, name: str) -> Verdict:
-    """What every launch asks first, judged by the same rules: python, tools, room, GPU, compiler. `probe` is what
-    `startup/host/hand.py` says of itself there."""
+    """What every launch looks at first, judged by the same rules: python, tools, disk, GPU, compiler. `probe` is what
+    `startup/host/hand.py` reports about the host."""
     lack = lacks(probe, needs, name)
     if lack is not None:
         return bad(lack.what, lack.remedy)
     if probe["busy"]:
-        return doubt(f"it measures for {probe['busy']} now", "bench status")
+        return doubt(f"it is busy with {probe['busy']}", "bench status")
     return fine(f"python {probe['python']}, {probe['free_gb']:.0f} GB free at {probe['cache']}")
 
 
 def packaged(found: Mapping[str, Any], needs: Needs, name: str, python: str, torch: str) -> Verdict:
-    """What a validation asks, judged by the same rules: whether torch, numpy and the compiler work."""
+    """What a validation looks at, judged by the same rules: whether torch, numpy and the compiler work."""
     lack = lacks_packages(found, needs, name, python, torch)
     if lack is not None:
         return bad(lack.what, lack.remedy)

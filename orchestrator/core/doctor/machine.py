@@ -1,4 +1,4 @@
-"""What a machine will find: its account, what that may do, and a way to the internet."""
+"""What a machine needs: a service account, the rights of that account, and a way to the internet."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def account(api: Api, subject: Subject) -> Verdict:
         return bad(
             f"this account may not start machines as {email} (iam.serviceAccounts.actAs)", _by_hand(step), *known
         )
-    return fine(f"{email} is there, and machines can be started as it")
+    return fine(f"{email} exists, and machines can be started as it")
 
 
 def _by_hand(step: GrantOnAccount) -> str:
@@ -96,7 +96,7 @@ def machine_rights(api: Api, subject: Subject) -> Verdict:
     wide = [grant for grant in on_objects if _may_write(grant)]
     writes = scoped or bool(wide) or any(map(_may_write, held))
     if on_bucket.good and not writes:
-        why = f"{email} may not write to gs://{subject.bucket}: nothing that it measures would be kept"
+        why = f"{email} may not write to gs://{subject.bucket}, so no measurement could be stored"
         return bad(why, "", *machine_grants(subject.bucket, member))
     ends = any(grant.role in DELETING_ROLES or short(grant.role) == MACHINE_ROLE for grant in held)
     foreign = [grant.role for grant in held if grant.role.startswith(("projects/", "organizations/"))]
@@ -106,32 +106,34 @@ def machine_rights(api: Api, subject: Subject) -> Verdict:
             MakeRole(subject.project, MACHINE_ROLE, "bench: a machine deletes itself", names(MACHINE)),
             GrantOnProject(subject.project, role, member, OWN_MACHINES),
         )
-        return doubt(f"{email} cannot delete its machine: the deadline will, later and dearer", "", *steps)
+        return doubt(
+            f"{email} may not delete its own machine, so it runs and costs money until its deadline", "", *steps
+        )
     if wide or older:
         return _too_much(subject, member, wide, older)
     dark = [name for name, answer in (("bucket", on_bucket), ("project", on_project)) if not answer.good]
     if dark:
         return doubt(
-            f"the policy of the {' and the '.join(dark)} may not be read, so this cannot be told", subject.set_up
+            f"the policy of the {' and the '.join(dark)} may not be read, so this cannot be checked", subject.set_up
         )
     unknown = [role for role in foreign if short(role) != MACHINE_ROLE]
     if not unknown and not any(grant.role in REPORTING_ROLES for grant in held):
         why = f"{email} may not report to Batch: runs work, fleets on Batch do not"
         return doubt(why, "", GrantOnProject(subject.project, BATCH_REPORTER, member))
     if foreign and not ends:
-        return fine(f"it can write to the bucket, and has {', '.join(sorted(set(foreign)))}")
+        return fine(f"it can write to the bucket, and has the roles {', '.join(sorted(set(foreign)))}")
     return fine("it can write to the bucket and delete its own machine")
 
 
 def _too_much(subject: Subject, member: str, wide: Sequence[Grant], older: Sequence[Grant]) -> Verdict:
-    """What a machine may write that it need not, and the commands that take it away."""
+    """The right to write more than a machine needs, and the commands that remove it."""
     email, remove = subject.service_account, "gcloud storage buckets remove-iam-policy-binding"
     where = f"gs://{subject.bucket} --member={member} --role={(wide or older)[0].role}"
     if wide:
-        why = f"{email} may write the whole bucket, the ledger too: `bench init` grants runs/ and machines/ alone"
+        why = f"{email} may write everything in the bucket, also the ledger; it needs only runs/ and machines/"
         return doubt(why, f"{subject.set_up} && {remove} {where} --condition=None")
     before = older_own_objects(subject.bucket)
-    why = f"{email} may write events under a client's name: `bench init` takes that away now"
+    why = f"{email} may write events under a client's name; it does not need that right"
     condition = quote(f"expression={before.expression},title={before.title}")
     return doubt(why, f"{subject.set_up} && {remove} {where} --condition={condition}")
 
@@ -151,7 +153,7 @@ def _project_of(email: str, fallback: str) -> str:
 
 
 def network(api: Api, subject: Subject) -> Verdict:
-    """The network is there, and a machine in it reaches Google and a package index."""
+    """The network exists, and a machine in it reaches Google and a package index."""
     owner, name = _network(subject)
     answer = api.ask(Request("compute", "GET", f"/compute/v1/projects/{owner}/global/networks/{name}"))
     if answer.status == 404:
@@ -168,10 +170,10 @@ def network(api: Api, subject: Subject) -> Verdict:
     if len(bare) == len(subject.regions):
         make = f"gcloud compute networks subnets create {name}-{bare[0]} --network={name} --range=10.10.0.0/20"
         where = f"--region={bare[0]} --project={owner}"
-        return bad(f"{name} has no subnet in any region where machines are asked for", f"{make} {where}")
+        return bad(f"{name} has no subnet in any region where machines are requested", f"{make} {where}")
     if subject.external_ip:
         gap = f"; no subnet in {len(bare)} of {count(len(subject.regions), 'region')}" if bare else ""
-        return fine(f"{name} is there; machines get an address of their own{gap}")
+        return fine(f"{name} exists; machines get an external address{gap}")
     asked_for = {region: subnet for region, subnet in subnets.items() if region in subject.regions}
     return _without_address(api, subject, owner, name, asked_for)
 
@@ -189,7 +191,7 @@ def _without_address(
         subnet = subnets[cut_off[0]].get("name", "default")
         where = f"--region={cut_off[0]} --project={owner}"
         mend = f"gcloud compute networks subnets update {subnet} {where} --enable-private-ip-google-access"
-        why = f"without an address, a machine in {_list(cut_off)} reaches neither Cloud Storage nor Compute Engine"
+        why = f"without an external address, a machine in {_list(cut_off)} cannot reach Cloud Storage or Compute Engine"
         return bad(why, mend)
     closed = [region for region in subnets if region not in translated]
     if closed and subject.allow_install:
@@ -197,9 +199,9 @@ def _without_address(
         make = f"gcloud compute routers create bench-nat --network={name} {where}"
         every = "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
         nat = f"gcloud compute routers nats create nat --router=bench-nat {where} {every}"
-        why = f"no Cloud NAT in {_list(closed)}: nothing can be installed there; the image must bring PyTorch"
+        why = f"no Cloud NAT in {_list(closed)}: nothing can be installed there, so the image must contain PyTorch"
         return doubt(why, f"{make} && {nat}")
-    return fine(f"{name} is there; machines without an address reach what they need")
+    return fine(f"{name} exists; machines without an external address reach what they need")
 
 
 def _list(regions: list[str]) -> str:

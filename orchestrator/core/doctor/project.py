@@ -1,4 +1,4 @@
-"""The project: who asks, whether it is there and paid for, which APIs are on, and what may be done in it."""
+"""The project: the login, whether the project exists and has billing, its enabled APIs, and the login's permissions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from orchestrator.core.setup.steps import EnableApis
 
 SKEW_WARN_S = 5.0
 SKEW_FAIL_S = 60.0
-"""Tokens are refused from about five minutes on; budgets of the day suffer earlier."""
+"""Google refuses tokens from about five minutes on; the budget of a day is wrong with less."""
 
 
 def credentials(found: Identity | None, trouble: str) -> Verdict:
-    """`found` is None where there are none, or none that Google takes; `trouble` then says why."""
+    """`found` is None if there are no credentials or Google refuses them; `trouble` then says why."""
     if found is None:
         return bad(trouble, LOGIN)
     return fine(f"{found.kind}{f' of {found.member}' if found.member else ''}")
@@ -33,7 +33,7 @@ def project(api: Api, subject: Subject) -> Verdict:
         state = answer.document.get("state", "ACTIVE")
         if state != "ACTIVE":
             return bad(f"{name} is being deleted", f"gcloud projects undelete {name}")
-        return fine(f"{name} is there")
+        return fine(f"{name} exists")
     if answer.status not in (403, 404):
         return refused(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
     # It may be there all the same, and only not be shown to this account by that API.
@@ -41,7 +41,7 @@ def project(api: Api, subject: Subject) -> Verdict:
     if second.good:
         return refused(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
     if answer.api_off or second.api_off:
-        return doubt(f"{name} cannot be looked at while its APIs are off", "", EnableApis(name, APIS))
+        return doubt(f"{name} cannot be checked while its APIs are off", "", EnableApis(name, APIS))
     return bad(f"{name} does not exist, or this account may not see it: {answer.message}", "gcloud projects list")
 
 
@@ -66,7 +66,7 @@ def apis(api: Api, subject: Subject) -> Verdict:
     step = EnableApis(subject.project, off)
     if set(off) & set(RUN_APIS):
         return bad(f"not enabled: {', '.join(off)}", "", step)
-    affected = "fleets on Batch do not" if set(off) <= set(FLEET_APIS) else "this page and `bench init` do not"
+    affected = "fleets on Batch do not" if set(off) <= set(FLEET_APIS) else "`bench doctor` and `bench init` do not"
     return doubt(f"not enabled: {', '.join(off)}; launches work, {affected}", "", step)
 
 
@@ -93,7 +93,7 @@ def roles(api: Api, subject: Subject) -> Verdict:
     blind = [name for name in names(LOOKER) if name not in held]
     if blind:
         price = "; zones are ranked without Google's capacity advice" if set(blind) & set(ADVICE) else ""
-        return doubt(f"enough to launch; missing to look: {', '.join(blind)}{price}", subject.set_up)
+        return doubt(f"enough to launch; missing to look things up: {', '.join(blind)}{price}", subject.set_up)
     alone = [name for name in names(BATCH) if name not in held]
     if alone:
         return doubt(f"enough to launch; missing for fleets on Batch: {', '.join(alone)}", subject.set_up)
@@ -101,11 +101,11 @@ def roles(api: Api, subject: Subject) -> Verdict:
 
 
 def clock(api: Api, subject: Subject) -> Verdict:
-    """Any answer has the server's time, one that refuses too."""
+    """Compares this machine's clock with the server's. Every answer has the server's time, also a refusal."""
     answer = api.ask(Request("compute", "GET", f"/compute/v1/projects/{subject.project}", {"fields": "name"}))
     skew = answer.skew_s
     if skew is None:
-        return doubt(f"no server said what time it is: {answer.message}")
+        return doubt(f"no server told the time, so this clock cannot be checked: {answer.message}")
     if abs(skew) <= SKEW_WARN_S:
         return fine("agrees with Google's" if not subject.embedded else "agrees with the server's")
     where = f"this machine's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead'}"

@@ -1,6 +1,6 @@
-"""What a rehearsal found of our assumptions about Google, and what `bench doctor` says of it.
+"""What a rehearsal found about our assumptions about Google, and what `bench doctor` says about it.
 
-`make live` writes one object, `rehearsal-<time>.json`, at the top of the bucket, where no machine of ours may write.
+`make live` writes one object, `rehearsal-<time>.json`, at the top of the bucket, where none of our machines may write.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ASSUMPTIONS: Final[Mapping[str, str]] = {
     "deadline": "the server deletes a machine at maxRunDuration, within 30 s",
     "deadline-begins": "maxRunDuration counts from when the machine starts to run",
     "request-id": "the same request twice makes one machine",
-    "done-with-error": "an operation that is DONE may carry an error",
-    "self-delete": "a machine may delete itself, and no other",
-    "prefixes": "a machine writes below runs/ and reaches no ledger",
+    "done-with-error": "an operation that is DONE may contain an error",
+    "self-delete": "a machine may delete itself, but no other machine",
+    "prefixes": "a machine may write below runs/, but not to the ledger",
     "date": "Cloud Storage's Date is right to a second or two",
-    "generation": "of several writers with one precondition one succeeds",
-    "preemption": "a machine that is taken back leaves an operation that says so",
-    "billing": "machines are billed by the second, a minute at least",
-    "spot-quota": "spot machines use the ordinary quota where none was granted for spot",
+    "generation": "if several writers send the same precondition, one succeeds",
+    "preemption": "a preempted machine leaves an operation that says so",
+    "billing": "machines are billed by the second, for at least a minute",
+    "spot-quota": "spot machines use the ordinary quota if no spot quota was granted",
     "image": "the image families of the catalog exist",
     "driver": "the driver answers at the first boot",
     "api-settles": "an API that was just enabled is refused for some minutes",
@@ -40,7 +40,7 @@ STATES: Final = ("verified", "refuted", "not seen")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was seen of one assumption. `state` is one of `STATES`; `detail` has the figures."""
+    """What a rehearsal saw of one assumption. `state` is one of `STATES`; `detail` has the figures."""
 
     name: str
     state: str
@@ -70,7 +70,7 @@ def document(rehearsal: Rehearsal) -> dict[str, Any]:
 
 
 def read(found: Mapping[str, Any]) -> Rehearsal | None:
-    """The rehearsal of a document, or None for one that is none: anybody with the bucket may have written it."""
+    """The rehearsal in a document, or None if it has none: anybody who may write to the bucket may have written it."""
     try:
         at = datetime.fromisoformat(found["at"])
         findings = tuple(
@@ -92,7 +92,7 @@ def command(project: str) -> str:
 def rehearsal(api: Api, subject: Subject) -> Verdict:
     """The newest verdict in the bucket."""
     if subject.embedded:
-        return fine("the embedded cloud is not Google: there is nothing to verify here")
+        return fine("not needed: the embedded cloud is not Google")
     base = f"/storage/v1/b/{subject.bucket}/o"
     listed = everything(api, Request("storage", "GET", base, {"prefix": PREFIX, "fields": "items(name),nextPageToken"}))
     grant = (
@@ -114,15 +114,15 @@ def rehearsal(api: Api, subject: Subject) -> Verdict:
 
 
 def _never(subject: Subject) -> Verdict:
-    return doubt("what we assume of Google was never verified in this project", command(subject.project))
+    return doubt("bench's assumptions about Google were never verified in this project", command(subject.project))
 
 
 def judged(found: Rehearsal) -> Verdict:
-    """What a rehearsal comes to."""
+    """The verdict on a rehearsal."""
     on, wrong, unseen = f"{found.at:%Y-%m-%d}", found.of("refuted"), found.of("not seen")
     if wrong:
         said = "; ".join(f"{ASSUMPTIONS[one.name]}: {one.detail}" for one in wrong)
-        return bad(f"on {on} it was not so that {said}", command(found.project))
+        return bad(f"on {on} an assumption about Google was wrong: {said}", command(found.project))
     left = f"; not seen: {_listed(unseen)}" if unseen else ""
     return fine(f"verified on {on}: {len(found.of('verified'))} of {len(ASSUMPTIONS)} assumptions{left}")
 

@@ -1,4 +1,4 @@
-"""Who and what is looked at: a project, its bucket, and the machines that would be asked for there."""
+"""What is checked: a project, its bucket, and the machines that would be requested there."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from orchestrator.core.market.catalog import CATALOG, Gpu
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`gpus` are those of interest: the one that was asked for, with its fallbacks, or the whole catalog."""
+    """`gpus` are the GPUs to check: the one that was asked for and its fallbacks, or the whole catalog."""
 
     project: str
     bucket: str
     embedded: bool = False
     gpus: tuple[Gpu, ...] = CATALOG
     chosen: bool = False
-    """Whether somebody asked for these GPUs; if not, one that cannot be had is no failure."""
+    """Whether somebody asked for these GPUs. If not, a GPU without quota is only a warning."""
     zones: tuple[str, ...] = ()
     """Empty: every zone of every one of `gpus`."""
     images: tuple[tuple[str, str], ...] = ()
@@ -26,7 +26,7 @@ class Subject:
     allow_install: bool = True
     service_account: str | None = None
     who: str = ""
-    """The account in use as an IAM member; empty where it is not known."""
+    """The account in use as an IAM member; empty if it is not known."""
 
     @property
     def every_zone(self) -> tuple[str, ...]:
@@ -46,5 +46,5 @@ class Subject:
 
     @property
     def set_up(self) -> str:
-        """The command that an owner of the project runs to put everything right."""
+        """The command with which an owner of the project sets up everything."""
         return f"bench init --project {self.project} --bucket {self.bucket} --launcher {self.member}"

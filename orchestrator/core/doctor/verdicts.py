@@ -1,4 +1,4 @@
-"""What a check finds, in which order checks depend on each other, and what a page of them comes to."""
+"""What a check finds, how checks depend on each other, and the exit code and the repairs of a page of checks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def fine(why: str) -> Verdict:
 
 
 def doubt(why: str, remedy: str = "", *steps: Step) -> Verdict:
-    """Not a reason to stop, and something to know before it costs money."""
+    """A warning: a launch works, but the user should know this before it costs money."""
     return Verdict(Level.WARN, why, remedy or _command(steps), steps)
 
 
 def bad(why: str, remedy: str = "", *steps: Step) -> Verdict:
-    """A launch would fail, or worse."""
+    """A failure: a launch would fail, or do damage."""
     return Verdict(Level.FAIL, why, remedy or _command(steps), steps)
 
 
@@ -49,7 +49,7 @@ def _command(steps: tuple[Step, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing to look at. `needs` are checks without which there is nothing to see."""
+    """One thing to check. `needs` are the checks that must not fail before this one can be made."""
 
     name: str
     title: str
@@ -68,13 +68,13 @@ class Result:
 
 
 def skipped(results: Mapping[str, Result], needs: Iterable[str]) -> Verdict | None:
-    """Why a check is not made: the first of its `needs` that found no firm ground; None when it can be made."""
+    """Why a check is not made: the first of its `needs` that failed or was skipped; None if it can be made."""
     for name in needs:
         found = results[name].verdict
-        if found.level is Level.SKIPPED:  # what is at the bottom of it is of more use
+        if found.level is Level.SKIPPED:  # it names the check that failed first
             return found
         if found.level is Level.FAIL:
-            return Verdict(Level.SKIPPED, f"because of: {results[name].check.title}")
+            return Verdict(Level.SKIPPED, f"not checked, because this failed: {results[name].check.title}")
     return None
 
 
@@ -83,8 +83,8 @@ def too_slow(check: Check) -> Verdict:
 
 
 def crashed(what: str) -> Verdict:
-    """A check that met something it does not know; the others go on."""
-    return doubt(f"could not be looked at: {what}")
+    """For a check that raised an error that it does not know; the other checks go on."""
+    return doubt(f"could not be checked: {what}")
 
 
 def exit_code(results: Iterable[Result]) -> int:
@@ -106,18 +106,18 @@ LOGIN: Final = "gcloud auth application-default login"
 
 
 def refused(answer: Answer, project: str, api: str, grant: str) -> Verdict:
-    """What an answer that is no answer means. `grant` is the command that gives the right to look."""
+    """The verdict on an answer that is an error. `grant` is the command that gives the right to look."""
     if answer.status == 0:
         return bad(f"{api} does not answer: {answer.message}", f"curl -sSI https://{api}/")
     if answer.status == 401:
         return bad(f"the credentials were not accepted: {answer.message}", LOGIN)
     if answer.api_off and answer.consumer not in ("", project) and not answer.consumer.isdecimal():
-        why = f"cannot be looked at: {api} is not enabled in {answer.consumer}, which the credentials are billed to"
+        why = f"cannot be checked: {api} is not enabled in {answer.consumer}, to which the credentials are billed"
         return doubt(why, f"gcloud auth application-default set-quota-project {project}")
     if answer.api_off:
-        return doubt(f"cannot be looked at: {api} is not enabled", "", EnableApis(project, (api,)))
+        return doubt(f"cannot be checked: {api} is not enabled", "", EnableApis(project, (api,)))
     if answer.status == 403:
-        return doubt(f"may not be looked at: {answer.message}", grant)
+        return doubt(f"this account has no permission to check it: {answer.message}", grant)
     if answer.status == 429 or answer.status >= 500:
-        return doubt(f"{api} has trouble of its own: {answer.message}", "bench doctor")
-    return bad(f"{api} refuses: {answer.message}", grant)
+        return doubt(f"{api} failed, which is usually temporary: {answer.message}", "bench doctor")
+    return bad(f"{api} refused the request: {answer.message}", grant)
